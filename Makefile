@@ -1,0 +1,76 @@
+# Each target makes its own virtual environment first, so it is the only command you need.
+#
+#   make test EXTRAS=test,torch,jax   also installs torch and JAX; without them their tests skip and say so
+#   make test ARGS="-k import_order"  hands ARGS to pytest
+#   make run PYTHON=python3.12        builds .venv with another Python
+
+PYTHON ?= python3
+EXTRAS ?= test
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STUDIES := configs/studies/llama3-8b-dgx-h100.yaml configs/studies/ultrascale-llama-8b-128.yaml
+
+comma := ,
+# $(call installed,test,dev) is the stamp of that set of extras: .venv/.installed-test+dev
+installed = $(VENV)/.installed-$(subst $(comma),+,$(strip $(1)))
+CORE := $(call installed,core)
+CHOSEN := $(call installed,$(EXTRAS))
+LINTERS := $(if $(filter dev,$(subst $(comma), ,$(EXTRAS))),$(CHOSEN),$(CHOSEN)+dev)
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help run test bench lint format clean
+
+help: ## list what can be made
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+run: $(CORE) ## tune two example studies, with no accelerator and no cluster
+	@set -e; for study in $(STUDIES); do \
+		echo "==> meshtune run $$study"; \
+		$(BIN)/meshtune run "$$study"; \
+	done
+
+test: $(CHOSEN) ## run the tests
+	@$(BIN)/python -m pytest $(ARGS)
+
+bench: $(CHOSEN) ## run every benchmark, one after the other
+	@set -e; for bench in $(sort $(wildcard benchmarks/bench_*.py)); do \
+		echo "==> $$bench"; \
+		$(BIN)/python "$$bench"; \
+	done
+
+lint: $(LINTERS) ## check style, format and types
+	@echo "==> ruff check"; $(BIN)/ruff check
+	@echo "==> ruff format --check"; $(BIN)/ruff format --check
+	@echo "==> mypy"; $(BIN)/mypy
+
+format: $(LINTERS) ## put the code into the house format
+	@$(BIN)/ruff check --fix --exit-zero --quiet
+	@$(BIN)/ruff format
+
+clean: ## remove .venv, caches and build products; studies' databases stay
+	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@find . -path ./.git -prune -o -type d -name __pycache__ -exec rm -rf {} +
+
+# The stamp is touched last: an environment that was interrupted half-way is made again from the start.
+$(VENV)/.created:
+	@command -v $(PYTHON) >/dev/null || { \
+		echo "make: '$(PYTHON)' was not found; install Python 3.11 or later, or name one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "make: Meshtune needs Python 3.11 or later, and '$(PYTHON)' is $$($(PYTHON) --version 2>&1);" \
+			"install a newer one, or name one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	@echo "==> making $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv --clear $(VENV) || { \
+		echo "make: '$(PYTHON) -m venv' failed; on Debian and Ubuntu install the package python3-venv first" >&2; exit 1; }
+	@touch $@
+
+# One stamp per set of extras, so that a later target adds only what is missing.
+# The constraints hold for everybody: a newcomer gets the versions that were tested.
+$(VENV)/.installed-%: $(VENV)/.created pyproject.toml constraints.txt
+	@echo "==> installing meshtune ($(subst +,$(comma) ,$*)) into $(VENV); the first time takes a few minutes"
+	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.$(if $(filter-out core,$*),[$(subst +,$(comma),$*)])'
+	@touch $(CORE) $@

@@ -1,0 +1,68 @@
+"""TrainingJob: what one optimizer step trains on, whatever the machines and the layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from costmodels.model_spec import ModelSpec
+from costmodels.parallel import RECOMPUTE_MODES, ZERO_STAGES
+from hardware.errors import ConfigError, did_you_mean
+
+PRECISIONS = ("bf16", "fp16", "fp8", "fp32")
+OPTIMIZERS = ("adam", "sgd")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingJob:
+    """One optimizer step: model, batch, numerics, and the defaults of the further dimensions.
+
+    Attributes:
+        model: What is trained.
+        sequence_length: Tokens per sequence.
+        global_batch_size: Sequences per optimizer step.
+        precision: Type of the matrix products; weights and activations are 2 bytes wide (4 for fp32).
+        optimizer: adam keeps two fp32 moments and an fp32 copy of the weights, sgd one moment and the copy.
+        recompute: What the backward pass computes again, where the study does not search it.
+        zero_stage: Sharding of the training states, where the study does not search it.
+        sequence_parallel: Whether norms and residuals are split over tp; None is what the runtime does by default.
+    """
+
+    model: ModelSpec
+    sequence_length: int
+    global_batch_size: int
+    precision: str = "bf16"
+    optimizer: str = "adam"
+    recompute: str = "none"
+    zero_stage: int = 1
+    sequence_parallel: bool | None = None
+
+    def __post_init__(self) -> None:
+        """Refuses sizes and names that no runtime knows."""
+        for key in ("sequence_length", "global_batch_size"):
+            if getattr(self, key) < 1:
+                raise ConfigError("must be at least 1", key=key, value=getattr(self, key))
+        for key, known in (("precision", PRECISIONS), ("optimizer", OPTIMIZERS), ("recompute", RECOMPUTE_MODES)):
+            value = getattr(self, key)
+            if value not in known:
+                raise ConfigError("is not known", key=key, value=value, nearest=did_you_mean(value, known))
+        if self.zero_stage not in ZERO_STAGES:
+            raise ConfigError("must be 0, 1, 2 or 3", key="zero_stage", value=self.zero_stage)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens that one optimizer step trains on."""
+        return self.sequence_length * self.global_batch_size
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one weight or activation element."""
+        return 4 if self.precision == "fp32" else 2
+
+    @property
+    def optimizer_state_bytes(self) -> int:
+        """Bytes of optimizer state per parameter, fp32 master weights included where weights are narrower.
+
+        Source: ZeRO (Rajbhandari et al. 2020), section 3.1: K = 12 for mixed-precision Adam.
+        """
+        moments = {"adam": 8, "sgd": 4}[self.optimizer]
+        return moments + (0 if self.precision == "fp32" else 4)

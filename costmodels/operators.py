@@ -1,0 +1,322 @@
+"""f_i: the operators of one layer under a configuration, with their shapes.
+
+Source of the idea: FlexParallel equation 1, f_i. Shapes depend on few of the degrees (tp, cp, up, ep, mbs, recompute,
+sequence_parallel), so a grid of tens of thousands of candidates has some hundreds of unique shapes: `unique_shapes`
+finds them, everything here is computed once per unique row, and callers gather by its index.
+
+Letters used below: u unique shape rows; T tokens of one micro-batch on one rank, `mbs*s/(cp*up)`; h hidden size.
+Each rank's share of heads, ffn and vocabulary is divided by tp (Megatron-LM, Shoeybi et al. 2019, section 3), tokens by
+cp and up, and with sequence parallelism norms and residuals work on T/tp tokens (Korthikanti et al. 2022, section 4.2.2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodels.job import TrainingJob
+from costmodels.parallel import RECOMPUTE_MODES, ConfigGrid, IntArray
+
+FloatArray = NDArray[np.float64]
+
+SHAPE_DIMENSIONS = ("tp", "cp", "up", "ep", "mbs", "recompute", "sequence_parallel")
+
+
+class OpKind(StrEnum):
+    """Kinds of operators; a kernel model and a surrogate exist per kind."""
+
+    MATMUL = "matmul"
+    GROUPED_MATMUL = "grouped_matmul"
+    ATTENTION = "flash_attention"
+    NORM = "norm"
+    ELEMENTWISE = "elementwise"
+
+
+class Block(StrEnum):
+    """Parts of the model that are laid on stages as wholes."""
+
+    ATTENTION = "attention"
+    DENSE_MLP = "dense_mlp"
+    MOE_MLP = "moe_mlp"
+    EMBEDDING = "embedding"
+    HEAD = "head"
+
+
+class Phase(StrEnum):
+    """When an operator runs."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Operator:
+    """One operator of a block, for every unique shape row.
+
+    Attributes:
+        name: Block and role, for example `attention.qkv`.
+        kind: Which kernel model applies.
+        block: The block it belongs to.
+        phase: Forward or backward.
+        shape: Columns [u, d]: (m, k, n) of a matmul, (groups, m, k, n) of a grouped one, (batch, heads, query
+            length, key length, head size) of attention, (rows, columns) of a norm, (elements,) else.
+        flop: Floating-point operations [u].
+        moved_bytes: Bytes read and written [u].
+    """
+
+    name: str
+    kind: OpKind
+    block: Block
+    phase: Phase
+    shape: FloatArray
+    flop: FloatArray
+    moved_bytes: FloatArray
+
+
+def unique_shapes(grid: ConfigGrid) -> tuple[ConfigGrid, IntArray]:
+    """The rows of `grid` [n] that differ in shape [u], and for each configuration the row that holds its shapes [n]."""
+    columns = grid.matrix(SHAPE_DIMENSIONS)
+    code = np.zeros(len(grid), dtype=np.int64)
+    for column in columns.T:
+        _, ranked = np.unique(column, return_inverse=True)
+        code = code * (int(ranked.max(initial=0)) + 1) + ranked
+    _, first, index = np.unique(code, return_index=True, return_inverse=True)
+    return grid.take(first), index.astype(np.int64)
+
+
+def local_tokens(job: TrainingJob, grid: ConfigGrid) -> FloatArray:
+    """T: tokens of one micro-batch on one rank [n]."""
+    return grid.mbs * job.sequence_length / (grid.cp * grid.up)
+
+
+def residual_tokens(job: TrainingJob, grid: ConfigGrid) -> FloatArray:
+    """Tokens of one micro-batch that one rank's norms and residuals hold [n]: T, or T/tp with sequence parallelism."""
+    return local_tokens(job, grid) / np.where(grid.sequence_parallel, grid.tp, 1)
+
+
+def local_kv_size(job: TrainingJob, grid: ConfigGrid) -> FloatArray:
+    """Key (or value) elements per token on one rank before Ulysses [n]; key heads are copied where tp exceeds them."""
+    model = job.model
+    if model.kv_lora_rank:
+        return model.num_heads * model.v_head_dim / grid.tp
+    return np.maximum(model.num_kv_heads / grid.tp, 1.0) * model.head_dim
+
+
+def step_operators(job: TrainingJob, shapes: ConfigGrid) -> tuple[Operator, ...]:
+    """Every operator of one attention block, MLP, embedding and head, for each row of `shapes` [u]."""
+    builder = _Builder(job, shapes)
+    operators = [*builder.attention(), *builder.dense_mlp(), *builder.embedding(), *builder.head()]
+    if job.model.is_moe:
+        operators += builder.moe_mlp()
+    return tuple(operators)
+
+
+def is_recomputed(operator: Operator, shapes: ConfigGrid) -> NDArray[np.bool_]:
+    """Whether the backward pass runs this forward operator again [u].
+
+    Full recomputation repeats every layer's forward pass; selective recomputation repeats the attention core
+    (Korthikanti et al. 2022, section 5).
+    """
+    in_layer = operator.block in (Block.ATTENTION, Block.DENSE_MLP, Block.MOE_MLP)
+    full = (shapes.recompute == RECOMPUTE_MODES.index("full")) & in_layer
+    core = (shapes.recompute == RECOMPUTE_MODES.index("selective")) & (operator.kind == OpKind.ATTENTION)
+    return np.asarray((full | core) & (operator.phase == Phase.FORWARD))
+
+
+class _Builder:
+    """Writes down the operators; one method per block."""
+
+    def __init__(self, job: TrainingJob, shapes: ConfigGrid) -> None:
+        self.model = job.model
+        self.element_bytes = job.element_bytes
+        self.sequence_length = job.sequence_length
+        self.shapes = shapes
+        self.tokens = local_tokens(job, shapes)
+        self.residual = residual_tokens(job, shapes)
+        self.kv_size = local_kv_size(job, shapes)
+
+    def attention(self) -> list[Operator]:
+        model, block, tp = self.model, Block.ATTENTION, self.shapes.tp
+        heads = model.num_heads / tp
+        operators = self._norm("attention.norm", block)
+        if model.kv_lora_rank:  # multi-head latent attention: DeepSeek-V2 (2024), section 2.1
+            qk_size = model.qk_nope_head_dim + model.qk_rope_head_dim
+            value_size = model.v_head_dim
+            if model.q_lora_rank:
+                operators += self._matmul("attention.q_down", block, self.residual, model.hidden_size, model.q_lora_rank)
+            operators += self._matmul(
+                "attention.q_up", block, self.tokens, model.q_lora_rank or model.hidden_size, heads * qk_size
+            )
+            operators += self._matmul(
+                "attention.kv_down", block, self.residual, model.hidden_size, model.kv_lora_rank + model.qk_rope_head_dim
+            )
+            operators += self._matmul(
+                "attention.kv_up",
+                block,
+                self.tokens,
+                model.kv_lora_rank,
+                heads * (model.qk_nope_head_dim + value_size),
+            )
+            qk_elements = 2 * heads * qk_size
+        else:
+            qk_size = value_size = model.head_dim
+            qk_elements = heads * qk_size + self.kv_size
+            operators += self._matmul(
+                "attention.qkv", block, self.tokens, model.hidden_size, heads * qk_size + 2 * self.kv_size
+            )
+        if not model.learned_positions:
+            operators += self._elementwise("attention.rotary", block, self.tokens * qk_elements, 2, 2)
+        operators += self._core(block, heads, qk_size, value_size)
+        operators += self._matmul("attention.proj", block, self.tokens, heads * value_size, model.hidden_size)
+        operators += self._elementwise("attention.residual", block, self.residual * model.hidden_size, 3, 3)
+        return operators
+
+    def dense_mlp(self) -> list[Operator]:
+        block = Block.DENSE_MLP
+        operators = self._norm("dense_mlp.norm", block)
+        operators += self._mlp("dense_mlp", block, self.model.ffn_size)
+        operators += self._elementwise("dense_mlp.residual", block, self.residual * self.model.hidden_size, 3, 3)
+        return operators
+
+    def moe_mlp(self) -> list[Operator]:
+        model, block = self.model, Block.MOE_MLP
+        hidden, routed = model.hidden_size, self.tokens * model.top_k
+        groups = model.num_experts / self.shapes.ep
+        ffn = model.expert_ffn_size / self.shapes.tp
+        operators = self._norm("moe_mlp.norm", block)
+        operators += self._matmul("moe_mlp.router", block, self.residual, hidden, model.num_experts)
+        operators += self._elementwise("moe_mlp.permute", block, 2 * routed * hidden, 2, 2)
+        operators += self._matmul("moe_mlp.up", block, routed, hidden, ffn * (1 + model.gated_ffn), groups)
+        operators += self._activation("moe_mlp.activation", block, routed * ffn)
+        operators += self._matmul("moe_mlp.down", block, routed, ffn, hidden, groups)
+        if model.shared_expert_ffn_size:
+            operators += self._mlp("moe_mlp.shared", block, model.shared_expert_ffn_size)
+        operators += self._elementwise("moe_mlp.residual", block, self.residual * hidden, 3, 3)
+        return operators
+
+    def embedding(self) -> list[Operator]:
+        return self._elementwise("embedding.lookup", Block.EMBEDDING, self.tokens * self.model.hidden_size, 2, 3)
+
+    def head(self) -> list[Operator]:
+        model, block = self.model, Block.HEAD
+        vocabulary = model.vocab_size / self.shapes.tp
+        operators = self._norm("head.norm", block)
+        operators += self._matmul("head.logits", block, self.tokens, model.hidden_size, vocabulary)
+        # cross entropy in fp32: cast, maximum, exponential and sum forward; softmax minus target backward (assumed)
+        operators += self._elementwise("head.cross_entropy", block, self.tokens * vocabulary, 8, 5)
+        return operators
+
+    def _mlp(self, name: str, block: Block, ffn_size: int) -> list[Operator]:
+        ffn = ffn_size / self.shapes.tp
+        return [
+            *self._matmul(f"{name}.up", block, self.tokens, self.model.hidden_size, ffn * (1 + self.model.gated_ffn)),
+            *self._activation(f"{name}.activation", block, self.tokens * ffn),
+            *self._matmul(f"{name}.down", block, self.tokens, ffn, self.model.hidden_size),
+        ]
+
+    def _activation(self, name: str, block: Block, elements: FloatArray) -> list[Operator]:
+        gated = int(self.model.gated_ffn)
+        return self._elementwise(name, block, elements, 2 + gated, 3 + 2 * gated)
+
+    def _matmul(
+        self,
+        name: str,
+        block: Block,
+        m: FloatArray,
+        k: FloatArray | float,
+        n: FloatArray | float,
+        groups: FloatArray | None = None,
+    ) -> list[Operator]:
+        """The product [m, k] @ [k, n] and the two of its backward pass; m is the sum over `groups` weights."""
+        kind = OpKind.MATMUL if groups is None else OpKind.GROUPED_MATMUL
+        weights = np.ones_like(m) if groups is None else groups
+        products = (
+            (name, Phase.FORWARD, (m, k, n)),
+            (f"{name}.data_gradient", Phase.BACKWARD, (m, n, k)),
+            (f"{name}.weight_gradient", Phase.BACKWARD, (k, m, n)),
+        )
+        operand_elements = m * k + weights * k * n + m * n
+        operators = []
+        for role, phase, sizes in products:
+            columns = np.broadcast_arrays(*sizes) if groups is None else np.broadcast_arrays(groups, *sizes)
+            operators.append(
+                Operator(
+                    name=role,
+                    kind=kind,
+                    block=block,
+                    phase=phase,
+                    shape=np.stack(columns, axis=1).astype(np.float64),
+                    flop=2.0 * m * k * n,
+                    moved_bytes=self.element_bytes * operand_elements,
+                )
+            )
+        return operators
+
+    def _core(self, block: Block, heads: FloatArray, qk_size: int, value_size: int) -> list[Operator]:
+        """Flash attention under a causal mask, its work shared evenly by the cp ranks.
+
+        Forward: two products of 2*s*s*size, halved by the mask. Backward: five products for two (Dao 2023,
+        FlashAttention-2, section 4.1).
+        """
+        shapes, length = self.shapes, self.sequence_length
+        local_heads = heads / shapes.up
+        queries = length / shapes.cp
+        flop = 2 * shapes.mbs * local_heads * queries * length * (qk_size + value_size) / 2
+        elements = shapes.mbs * queries * (
+            local_heads * (qk_size + value_size) + self.kv_size / shapes.up * (qk_size + value_size) / value_size
+        )
+        columns = (shapes.mbs, local_heads, queries, np.full(len(shapes), length), np.full(len(shapes), qk_size))
+        shape = np.stack(columns, axis=1).astype(np.float64)
+        return [
+            Operator(
+                name=f"attention.core{suffix}",
+                kind=OpKind.ATTENTION,
+                block=block,
+                phase=phase,
+                shape=shape,
+                flop=work * flop,
+                moved_bytes=moved * self.element_bytes * elements,
+            )
+            for suffix, phase, work, moved in (("", Phase.FORWARD, 1.0, 1.0), (".gradient", Phase.BACKWARD, 2.5, 2.5))
+        ]
+
+    def _norm(self, name: str, block: Block) -> list[Operator]:
+        hidden = self.model.hidden_size
+        count = self.model.norms_per_layer / 2 if block in (Block.ATTENTION, Block.DENSE_MLP, Block.MOE_MLP) else 1
+        rows = self.residual * count
+        shape = np.stack([rows, np.full_like(rows, hidden)], axis=1)
+        return [
+            Operator(
+                name=f"{name}{suffix}",
+                kind=OpKind.NORM,
+                block=block,
+                phase=phase,
+                shape=shape,
+                flop=np.zeros_like(rows),
+                moved_bytes=passes * self.element_bytes * rows * hidden,
+            )
+            for suffix, phase, passes in (("", Phase.FORWARD, 2.0), (".gradient", Phase.BACKWARD, 3.0))
+        ]
+
+    def _elementwise(
+        self, name: str, block: Block, elements: FloatArray, forward_passes: int, backward_passes: int
+    ) -> list[Operator]:
+        """A memory-bound operator; a pass reads or writes every element once."""
+        return [
+            Operator(
+                name=f"{name}{suffix}",
+                kind=OpKind.ELEMENTWISE,
+                block=block,
+                phase=phase,
+                shape=elements[:, None],
+                flop=np.zeros_like(elements),
+                moved_bytes=passes * self.element_bytes * elements,
+            )
+            for suffix, phase, passes in (
+                ("", Phase.FORWARD, forward_passes),
+                (".gradient", Phase.BACKWARD, backward_passes),
+            )
+        ]

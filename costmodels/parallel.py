@@ -1,0 +1,207 @@
+"""One parallelism configuration, and many of them as arrays.
+
+The eight degrees are always in the order of DEGREES. A study may open further dimensions; the identity of a
+configuration is all of them together, since two candidates may differ in their ZeRO stage alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hardware.errors import ConfigError, did_you_mean
+
+DEGREES = ("pp", "tp", "dp", "cp", "up", "vpp", "ep", "mbs")
+RECOMPUTE_MODES = ("none", "selective", "full")
+ZERO_STAGES = (0, 1, 2, 3)
+FURTHER_DIMENSIONS = ("recompute", "zero_stage", "sequence_parallel")
+
+IntArray = NDArray[np.int64]
+Value = int | str | bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParallelConfig:
+    """One configuration: the eight degrees, and the further dimensions that a study may open.
+
+    Attributes:
+        pp: Pipeline stages.
+        tp: Tensor parallel degree.
+        dp: Data parallel degree; `pp*tp*dp*cp*up` is the number of devices.
+        cp: Context parallel degree (ring attention).
+        up: Ulysses degree (all-to-all over the heads).
+        vpp: Model chunks per pipeline stage (interleaved schedule); 1 is plain 1F1B.
+        ep: Expert parallel degree, carved out of the data parallel ranks.
+        mbs: Micro-batch size in sequences per data parallel rank.
+        recompute: What the backward pass computes again: none, selective (the attention core) or full.
+        zero_stage: 0 replicated, 1 optimizer states sharded, 2 gradients too, 3 weights too.
+        sequence_parallel: Whether norms and residuals are split along the sequence over tp.
+    """
+
+    pp: int = 1
+    tp: int = 1
+    dp: int = 1
+    cp: int = 1
+    up: int = 1
+    vpp: int = 1
+    ep: int = 1
+    mbs: int = 1
+    recompute: str = "none"
+    zero_stage: int = 1
+    sequence_parallel: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuses values that no study could mean."""
+        for name in DEGREES:
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise ConfigError("must be a whole number of at least 1", key=name, value=value)
+        if self.recompute not in RECOMPUTE_MODES:
+            raise ConfigError(
+                "is not a recompute mode",
+                key="recompute",
+                value=self.recompute,
+                nearest=did_you_mean(self.recompute, RECOMPUTE_MODES),
+            )
+        if type(self.zero_stage) is not int or self.zero_stage not in ZERO_STAGES:
+            raise ConfigError("must be 0, 1, 2 or 3", key="zero_stage", value=self.zero_stage)
+        if type(self.sequence_parallel) is not bool:
+            raise ConfigError("must be true or false", key="sequence_parallel", value=self.sequence_parallel)
+
+    @property
+    def num_devices(self) -> int:
+        """Devices that the configuration occupies."""
+        return self.pp * self.tp * self.dp * self.cp * self.up
+
+    def values(self, dimensions: Iterable[str] = DEGREES) -> dict[str, Value]:
+        """The named dimensions and their values, in the order of `dimensions`."""
+        return {name: getattr(self, name) for name in dimensions}
+
+    def __str__(self) -> str:
+        """The form that `--config` takes, degrees of 1 included."""
+        return ",".join(f"{name}={getattr(self, name)}" for name in DEGREES)
+
+
+def parse_config(text: str, defaults: Mapping[str, Value], *, option: str = "--config") -> ParallelConfig:
+    """The configuration that `pp=4,tp=2,zero_stage=1` means; what it leaves out is 1, or comes from `defaults`.
+
+    Raises:
+        ConfigError: an entry is not `name=value`, names no dimension, or its value is out of range; it names `option`.
+    """
+    values: dict[str, Value] = dict(defaults)
+    seen: set[str] = set()
+    for entry in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value = (part.strip() for part in entry.partition("="))
+        if not equals:
+            raise ConfigError("must read name=value", key=option, value=entry, nearest="for example pp=4,tp=2")
+        if name not in DEGREES + FURTHER_DIMENSIONS:
+            raise ConfigError(
+                "is no dimension of a configuration",
+                key=option,
+                value=name,
+                nearest=did_you_mean(name, DEGREES + FURTHER_DIMENSIONS),
+            )
+        if name in seen:
+            raise ConfigError("is given twice", key=f"{option} {name}", value=value)
+        seen.add(name)
+        values[name] = _parse_value(name, value, option)
+    try:
+        return ParallelConfig(**values)  # type: ignore[arg-type] # the values' types are checked by ParallelConfig
+    except ConfigError as error:
+        raise error.under(option) from None
+
+
+def _parse_value(name: str, text: str, option: str) -> Value:
+    if name == "recompute":
+        return text
+    if name == "sequence_parallel":
+        words = {"true": True, "1": True, "false": False, "0": False}
+        if text.lower() not in words:
+            raise ConfigError("must be true or false", key=f"{option} {name}", value=text)
+        return words[text.lower()]
+    if not text.isascii() or not text.removeprefix("-").isdigit() or len(text) > 9:
+        raise ConfigError("must be a whole number", key=f"{option} {name}", value=text)
+    return int(text)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ConfigGrid:
+    """n configurations as arrays of shape [n], one per dimension.
+
+    `recompute` holds indices into RECOMPUTE_MODES. `opened` names the further dimensions that a study searches.
+    """
+
+    pp: IntArray
+    tp: IntArray
+    dp: IntArray
+    cp: IntArray
+    up: IntArray
+    vpp: IntArray
+    ep: IntArray
+    mbs: IntArray
+    recompute: IntArray
+    zero_stage: IntArray
+    sequence_parallel: NDArray[np.bool_]
+    opened: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.pp)
+
+    @property
+    def dimensions(self) -> tuple[str, ...]:
+        """The names that identify a candidate: the eight degrees and the opened dimensions."""
+        return DEGREES + self.opened
+
+    def take(self, index: NDArray[np.int64] | NDArray[np.bool_]) -> ConfigGrid:
+        """The configurations at `index` (positions, or a mask of shape [n])."""
+        arrays = {f.name: getattr(self, f.name)[index] for f in fields(self) if f.name != "opened"}
+        return ConfigGrid(**arrays, opened=self.opened)
+
+    def config(self, position: int) -> ParallelConfig:
+        """The configuration at one position."""
+        degrees = {name: int(getattr(self, name)[position]) for name in DEGREES}
+        return ParallelConfig(
+            **degrees,
+            recompute=RECOMPUTE_MODES[self.recompute[position]],
+            zero_stage=int(self.zero_stage[position]),
+            sequence_parallel=bool(self.sequence_parallel[position]),
+        )
+
+    def values(self, position: int) -> dict[str, Value]:
+        """The candidate at one position by the dimensions that identify it."""
+        return self.config(position).values(self.dimensions)
+
+    def matrix(self, dimensions: Sequence[str]) -> IntArray:
+        """The named dimensions as integer columns [n, len(dimensions)]."""
+        return np.stack([getattr(self, name).astype(np.int64) for name in dimensions], axis=1)
+
+    def positions(self) -> dict[tuple[Value, ...], int]:
+        """Where each candidate stands, by the values of `dimensions`."""
+        columns = [
+            [RECOMPUTE_MODES[code] for code in self.recompute] if name == "recompute" else getattr(self, name).tolist()
+            for name in self.dimensions
+        ]
+        return {key: position for position, key in enumerate(zip(*columns, strict=True))}
+
+    @classmethod
+    def from_configs(cls, configs: Sequence[ParallelConfig], opened: tuple[str, ...] = ()) -> ConfigGrid:
+        """The grid of the given configurations, in their order."""
+        degrees = {name: np.array([getattr(c, name) for c in configs], dtype=np.int64) for name in DEGREES}
+        return cls(
+            **degrees,
+            recompute=np.array([RECOMPUTE_MODES.index(c.recompute) for c in configs], dtype=np.int64),
+            zero_stage=np.array([c.zero_stage for c in configs], dtype=np.int64),
+            sequence_parallel=np.array([c.sequence_parallel for c in configs], dtype=np.bool_),
+            opened=opened,
+        )
+
+
+def concatenate(grids: Sequence[ConfigGrid]) -> ConfigGrid:
+    """The configurations of several grids one after the other; all open the same dimensions."""
+    assert len({grid.opened for grid in grids}) == 1, "grids that open different dimensions are different spaces"
+    names = [f.name for f in fields(ConfigGrid) if f.name != "opened"]
+    arrays = {name: np.concatenate([getattr(grid, name) for grid in grids]) for name in names}
+    return ConfigGrid(**arrays, opened=grids[0].opened)

@@ -1,0 +1,96 @@
+"""Pipeline schedules: which layers a stage holds, how long the pipeline takes, how many micro-batches are in flight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from costmodels.model_spec import ModelSpec
+from costmodels.operators import FloatArray
+from costmodels.parallel import IntArray
+from costmodels.runtime import RuntimeProfile
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StageLayers:
+    """What each of `pp` stages holds.
+
+    Attributes:
+        dense: Layers with a dense MLP [pp].
+        moe: Layers with experts [pp].
+    """
+
+    dense: IntArray
+    moe: IntArray
+
+
+def assign_layers(model: ModelSpec, runtime: RuntimeProfile, pp: int, vpp: int) -> StageLayers:
+    """The layers of each stage.
+
+    "even": the layer count, padded with no-op layers to the runtime's multiple, is cut into pp*vpp equal chunks, and
+    chunk c stands on stage c % pp (Narayanan et al. 2021, section 2.2). "balanced": contiguous blocks of about equal
+    compute (nanotron models/base.py: a block moves on to the next stage once the cumulative cost passes its share).
+    A count that can't be cut evenly, as an expert's configuration may have, is spread as evenly as possible.
+    """
+    num_layers = model.num_layers
+    padded = -(-num_layers // runtime.layer_padding) * runtime.layer_padding
+    layers = np.arange(num_layers)
+    if runtime.layer_split == "balanced":
+        stage_of_layer = _balanced_stages(model, pp)
+    elif padded % (pp * vpp) == 0:
+        stage_of_layer = (layers // (padded // (pp * vpp))) % pp
+    else:
+        stage_of_layer = (layers * pp * vpp // num_layers) % pp
+    is_moe = np.array([model.is_moe_layer(layer) for layer in range(num_layers)], dtype=bool)
+    return StageLayers(
+        dense=np.bincount(stage_of_layer[~is_moe], minlength=pp),
+        moe=np.bincount(stage_of_layer[is_moe], minlength=pp),
+    )
+
+
+def _balanced_stages(model: ModelSpec, pp: int) -> IntArray:
+    """Stage of each layer [num_layers] when blocks are cut at equal shares of the compute, the head's included."""
+    costs = np.array(
+        [
+            model.moe_layer_active_parameters if model.is_moe_layer(layer) else model.dense_layer_parameters
+            for layer in range(model.num_layers)
+        ]
+        + [model.hidden_size * model.vocab_size],
+        dtype=np.float64,
+    )
+    cumulative = np.cumsum(costs)
+    thresholds = cumulative[-1] * (np.arange(1, pp + 1) / pp)
+    stages = np.zeros(model.num_layers, dtype=np.int64)
+    stage = 0
+    for layer in range(model.num_layers):
+        if cumulative[layer] > thresholds[stage] and stage < pp - 1:
+            stage += 1
+        stages[layer] = stage
+    return stages
+
+
+def bubble_s(stage_s: FloatArray, vpp: int) -> FloatArray:
+    """Time that the slowest stage waits in one step [k], from each stage's time per micro-batch [k, pp].
+
+    With 1F1B the step lasts m times the slowest stage plus one micro-batch through all others; interleaving with vpp
+    chunks divides that by vpp. Source: Narayanan et al. 2021, sections 2.2.1 and 2.2.2, (p-1)/m and (p-1)/(m*v) for
+    equal stages.
+    """
+    return np.asarray((stage_s.sum(axis=1) - stage_s.max(axis=1)) / vpp)
+
+
+def micro_batches_in_flight(pp: int, vpp: int, num_micro_batches: IntArray) -> FloatArray:
+    """Micro-batches whose activations each stage holds at its peak [k, pp], in units of a whole stage's layers.
+
+    1F1B: stage i (from 0) holds min(m, pp - i). Interleaved: 2(pp - i - 1) + (vpp - 1) pp + 1 chunks of a vpp-th of the
+    stage. Sources: Narayanan et al. 2021, section 2.2; megatron-core pipeline_parallel/schedules.py,
+    get_pp_rank_microbatches (warm-up count); stage 0 then gives Korthikanti et al. 2022, section 4.2.3:
+    L(1 + (p-1)/(p m)).
+    """
+    stage = np.arange(pp)
+    m = num_micro_batches[:, None]
+    if vpp == 1:
+        return np.minimum(m, pp - stage).astype(np.float64)
+    chunks = 2 * (pp - stage - 1) + (vpp - 1) * pp + 1
+    return np.minimum(m * vpp, chunks) / vpp

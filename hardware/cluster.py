@@ -1,0 +1,405 @@
+"""Clusters: hosts of devices, unlike groups allowed, and which links a group of ranks crosses.
+
+Letters in shapes: n ranks, g groups of ranks that are asked about.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from hardware.config_file import StrictModel, checked, read_mapping
+from hardware.device import CATALOG, Device, LinkEntry, SourcedNumber, find_device, spelling_key
+from hardware.errors import ConfigError, did_you_mean
+from hardware.link import Link, combined
+
+MAX_DEVICES = 1_000_000
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostGroup:
+    """Equal hosts.
+
+    Attributes:
+        name: What reports call it.
+        device: The device that every slot of every host holds.
+        hosts: Number of hosts.
+        devices_per_host: Devices of each host that the job may use.
+        intra_links: Parallel links of one device to the others of its host.
+        nic_links: Parallel links of one device to other hosts: its own share of the host's network.
+    """
+
+    name: str
+    device: Device
+    hosts: int
+    devices_per_host: int
+    intra_links: tuple[Link, ...]
+    nic_links: tuple[Link, ...]
+
+    def __post_init__(self) -> None:
+        assert self.hosts >= 1, f"a group has hosts, but got {self.hosts}"
+        assert self.devices_per_host >= 1, f"a host has devices, but got {self.devices_per_host}"
+        assert self.intra_links, "the devices of a host are linked"
+        assert self.nic_links, "a device reaches other hosts"
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of all hosts."""
+        return self.hosts * self.devices_per_host
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupLinks:
+    """What equal groups of ranks communicate over; each array is [g], one entry per (stride, size).
+
+    All groups of one entry run at the same time and a synchronous job waits for the slowest, so every field is the
+    worst over them. Where unlike hosts or unaligned groups make different groups worst in different fields, the
+    entry as a whole is worse than any one of them.
+
+    Attributes:
+        size: Ranks in a group.
+        hosts: Hosts that a group spans, at most.
+        members_per_host: Smallest number of members that a group has on one of its hosts.
+        max_members_per_host: Largest such number.
+        intra_bandwidth_bytes_per_s: What a member exchanges with those on its host [bytes/s]; inf if it has none.
+        intra_pair_bandwidth_bytes_per_s: What it exchanges with just one of them; less on a full mesh.
+        intra_latency_s: One hop within a host [s]; 0 if there is none.
+        inter_bandwidth_bytes_per_s: What a member exchanges with other hosts [bytes/s]; inf if no host is crossed.
+        inter_latency_s: One hop between hosts [s]; 0 if there is none.
+    """
+
+    size: IntArray
+    hosts: IntArray
+    members_per_host: IntArray
+    max_members_per_host: IntArray
+    intra_bandwidth_bytes_per_s: FloatArray
+    intra_pair_bandwidth_bytes_per_s: FloatArray
+    intra_latency_s: FloatArray
+    inter_bandwidth_bytes_per_s: FloatArray
+    inter_latency_s: FloatArray
+
+    def take(self, index: NDArray[Any]) -> GroupLinks:
+        """The entries that `index` (integers or a mask) selects, in its order."""
+        return GroupLinks(**{field.name: getattr(self, field.name)[index] for field in fields(self)})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cluster:
+    """Groups of equal hosts. Ranks count the devices in this order: group by group, host by host, slot by slot.
+
+    Attributes:
+        name: What reports call it.
+        groups: The groups of equal hosts.
+        inter_group_links: Parallel links of one device to hosts of another group, on top of the NICs of both; none
+            means that the NICs alone decide.
+    """
+
+    name: str
+    groups: tuple[HostGroup, ...]
+    inter_group_links: tuple[Link, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert self.groups, "a cluster has hosts"
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of all hosts."""
+        return sum(group.num_devices for group in self.groups)
+
+    @property
+    def num_hosts(self) -> int:
+        """Hosts of all groups."""
+        return sum(group.hosts for group in self.groups)
+
+    @property
+    def devices_per_host(self) -> int:
+        """Devices of the smallest host."""
+        return min(group.devices_per_host for group in self.groups)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of the smallest device [bytes]."""
+        return min(group.device.memory_bytes for group in self.groups)
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The unlike devices, each once, in rank order."""
+        return tuple(dict.fromkeys(group.device for group in self.groups))
+
+    def rank_host(self) -> IntArray:
+        """The host of every rank, [n], ascending."""
+        devices_per_host = np.repeat(
+            [group.devices_per_host for group in self.groups], [group.hosts for group in self.groups]
+        )
+        return np.repeat(np.arange(self.num_hosts), devices_per_host)
+
+    def rank_device_index(self) -> IntArray:
+        """The index in `devices` of every rank's device, [n]."""
+        index = [self.devices.index(group.device) for group in self.groups]
+        return np.repeat(index, [group.num_devices for group in self.groups])
+
+    def group_links(self, stride: IntArray, size: IntArray) -> GroupLinks:
+        """What the groups {base + i * stride, i < size} that tile all ranks communicate over.
+
+        With Megatron-Core's rank order (tp fastest, then cp, dp, pp) the stride of a dimension is the product of
+        the faster degrees. Each pair is computed from the ranks themselves, once, so degrees need not be powers of
+        two nor groups aligned with hosts.
+
+        Args:
+            stride: Distance of neighbouring members in ranks, [g].
+            size: Ranks in a group, [g].
+        """
+        stride, size = np.asarray(stride, dtype=np.int64), np.asarray(size, dtype=np.int64)
+        assert stride.shape == size.shape, "stride and size belong together, entry by entry"
+        assert stride.ndim == 1, f"stride and size are [g], but got {stride.ndim} dimensions"
+        assert np.all(stride >= 1), "stride >= 1"
+        assert np.all(size >= 1), "size >= 1"
+        assert np.all(self.num_devices % (stride * size) == 0), f"stride * size divides {self.num_devices} ranks"
+        pairs, inverse = np.unique(stride * (self.num_devices + 1) + size, return_inverse=True)
+        fabric = _Fabric(self)
+        rows = [fabric.worst_links(*divmod(int(pair), self.num_devices + 1)) for pair in pairs]
+        columns = zip(*rows, strict=True) if rows else ((),) * len(fields(GroupLinks))
+        names = [field.name for field in fields(GroupLinks)]
+        return GroupLinks(
+            **{name: np.array(column, dtype=_dtype(name)) for name, column in zip(names, columns, strict=True)}
+        ).take(inverse)
+
+
+def _dtype(field: str) -> type[np.generic]:
+    return np.float64 if field.endswith("_s") else np.int64
+
+
+class _Fabric:
+    """The links of a cluster as arrays, for many questions about groups of its ranks."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        groups = cluster.groups
+        self.rank_host = cluster.rank_host()
+        self.host_group = np.repeat(np.arange(len(groups)), [group.hosts for group in groups])
+        # [host group, members on a host]; no link joins fewer than two members
+        shape = (len(groups), max(2, *(group.devices_per_host for group in groups)) + 1)
+        self.intra_bandwidth = np.full(shape, np.inf)
+        self.intra_latency = np.zeros(shape)
+        for row, group in enumerate(groups):
+            for members in range(2, group.devices_per_host + 1):
+                link = combined(group.intra_links, members=members)
+                self.intra_bandwidth[row, members] = link.bandwidth_bytes_per_s
+                self.intra_latency[row, members] = link.latency_s
+        nics = [combined(group.nic_links) for group in groups]
+        self.nic_bandwidth = np.array([nic.bandwidth_bytes_per_s for nic in nics])
+        self.nic_latency = np.array([nic.latency_s for nic in nics])
+        self.between_groups = combined(cluster.inter_group_links) if cluster.inter_group_links else None
+
+    def worst_links(self, stride: int, size: int) -> tuple[float, ...]:
+        """The fields of `GroupLinks`, in order, for one (stride, size)."""
+        if size == 1:
+            return (1, 1, 1, 1, np.inf, np.inf, 0.0, np.inf, 0.0)
+        # one row per group of ranks; hosts ascend within it, so members on one host stand side by side: a run
+        hosts = self.rank_host.reshape(-1, size, stride).swapaxes(1, 2).reshape(-1, size)
+        starts_run = np.ones(hosts.shape, dtype=bool)
+        starts_run[:, 1:] = hosts[:, 1:] != hosts[:, :-1]
+        first = np.flatnonzero(starts_run)
+        members = np.diff(first, append=hosts.size)
+        kind = self.host_group[hosts.ravel()[first]]
+        hosts_spanned = starts_run.sum(axis=1)
+        local = members >= 2
+        crossing = hosts_spanned[first // size] >= 2
+        inter_bandwidth = self.nic_bandwidth[kind[crossing]].min(initial=np.inf)
+        inter_latency = self.nic_latency[kind[crossing]].max(initial=0.0)
+        spans_kinds = np.any(self.host_group[hosts[:, 0]] != self.host_group[hosts[:, -1]])
+        if self.between_groups is not None and spans_kinds:
+            inter_bandwidth = min(inter_bandwidth, self.between_groups.bandwidth_bytes_per_s)
+            inter_latency = max(inter_latency, self.between_groups.latency_s)
+        return (
+            size,
+            int(hosts_spanned.max()),
+            int(members.min()),
+            int(members.max()),
+            float(self.intra_bandwidth[kind[local], members[local]].min(initial=np.inf)),
+            float(self.intra_bandwidth[kind[local], 2].min(initial=np.inf)),
+            float(self.intra_latency[kind[local], members[local]].max(initial=0.0)),
+            float(inter_bandwidth),
+            float(inter_latency),
+        )
+
+
+class _LinkForm(StrictModel):
+    kind: str
+    bandwidth_gb_per_s: float = Field(gt=0, le=1e6)
+    latency_us: float = Field(ge=0, le=1e6)
+    exclusive_group: str | None = None
+    mesh_peers: int | None = Field(default=None, ge=1)
+
+    def link(self) -> Link:
+        return Link(
+            kind=self.kind,
+            bandwidth_bytes_per_s=self.bandwidth_gb_per_s * 1e9,
+            latency_s=self.latency_us * 1e-6,
+            exclusive_group=self.exclusive_group,
+            mesh_peers=self.mesh_peers,
+        )
+
+
+class _GroupForm(StrictModel):
+    name: str | None = None
+    device: str | None = None
+    hosts: int = Field(default=1, ge=1, le=MAX_DEVICES)
+    devices_per_host: int | None = Field(default=None, ge=1, le=MAX_DEVICES)
+    intra_links: list[_LinkForm] | None = Field(default=None, min_length=1)
+    nic_links: list[_LinkForm] | None = Field(default=None, min_length=1)
+
+
+class _GroupsForm(StrictModel):
+    name: str = "mixed"
+    groups: list[_GroupForm] = Field(min_length=1)
+    inter_group_links: list[_LinkForm] = Field(default_factory=list)
+
+
+class _FileForm(StrictModel):
+    file: str
+
+
+class _CatalogEntry(StrictModel):
+    device: str
+    description: str
+    devices_per_host: SourcedNumber | None = None
+    intra_links: list[LinkEntry] | None = None
+    nic_links: list[LinkEntry] | None = None
+
+
+class _Catalog(StrictModel):
+    sources: dict[str, str]
+    clusters: dict[str, _CatalogEntry]
+
+
+def cluster_names() -> tuple[str, ...]:
+    """The catalog's names."""
+    return tuple(_catalog().clusters)
+
+
+def find_cluster(name: str, hosts: int = 1) -> Cluster:
+    """The catalog's cluster of this name with so many hosts.
+
+    Raises:
+        ConfigError: no cluster has this name, or there are no hosts.
+    """
+    return cluster_from_mapping({"name": name, "hosts": hosts}, Path())
+
+
+def cluster_from_mapping(mapping: Mapping[str, Any], base_dir: Path, file: str | None = None) -> Cluster:
+    """The cluster that a configuration describes.
+
+    It names a cluster of the catalog (`{name: dgx-h100, hosts: 8}`), a device (`{device: H100-SXM-80, hosts: 8}`),
+    unlike groups of both (`{groups: [...], inter_group_links: [...]}`), or a file that holds one of these
+    (`{file: cluster.yaml}`). `devices_per_host`, `intra_links` and `nic_links` replace what the catalog says; beside
+    `device`, `name` is only a label.
+
+    Args:
+        mapping: The configuration.
+        base_dir: What a relative `file` is relative to.
+        file: Where the mapping stands, for messages.
+
+    Raises:
+        ConfigError: a key or value can't work.
+    """
+    try:
+        if "file" in mapping:
+            path = base_dir / checked(_FileForm, mapping).file
+            inner = read_mapping(path)
+            if "file" in inner:
+                raise ConfigError("a cluster file can't name another file", key="file", value=inner["file"]).in_file(
+                    str(path)
+                )
+            return cluster_from_mapping(inner, path.parent, str(path))
+        if "groups" in mapping:
+            return _mixed_cluster(checked(_GroupsForm, mapping))
+        group = _host_group(checked(_GroupForm, mapping))
+        _check_total((group,), key="hosts")
+        return Cluster(name=group.name, groups=(group,))
+    except ConfigError as error:
+        raise (error.in_file(file) if file else error) from None
+
+
+def _mixed_cluster(form: _GroupsForm) -> Cluster:
+    groups = []
+    for index, group in enumerate(form.groups):
+        try:
+            groups.append(_host_group(group))
+        except ConfigError as error:
+            raise error.under(f"groups.{index}") from None
+    _check_total(tuple(groups), key="groups")
+    links = tuple(link.link() for link in form.inter_group_links)
+    return Cluster(name=form.name, groups=tuple(groups), inter_group_links=links)
+
+
+def _host_group(form: _GroupForm) -> HostGroup:
+    if form.device is not None:
+        device = find_device(form.device)
+        group = HostGroup(
+            name=form.name or device.name,
+            device=device,
+            hosts=form.hosts,
+            devices_per_host=form.devices_per_host or device.devices_per_host,
+            intra_links=(device.scale_up,),
+            nic_links=(device.scale_out,),
+        )
+    elif form.name is not None:
+        group = _catalog_group(form.name, form.hosts, form.devices_per_host)
+    else:
+        raise ConfigError("needs `name`, `device`, `groups` or `file`", nearest=did_you_mean("", cluster_names()))
+    intra_links = tuple(link.link() for link in form.intra_links or ()) or group.intra_links
+    nic_links = tuple(link.link() for link in form.nic_links or ()) or group.nic_links
+    return HostGroup(
+        name=group.name,
+        device=group.device,
+        hosts=group.hosts,
+        devices_per_host=group.devices_per_host,
+        intra_links=intra_links,
+        nic_links=nic_links,
+    )
+
+
+def _catalog_group(name: str, hosts: int, devices_per_host: int | None) -> HostGroup:
+    known = {spelling_key(known): known for known in cluster_names()}.get(spelling_key(name))
+    if known is None:
+        raise ConfigError("is not a known cluster", key="name", value=name, nearest=did_you_mean(name, cluster_names()))
+    entry = _catalog().clusters[known]
+    device = find_device(entry.device)
+    in_host = int(entry.devices_per_host.value) if entry.devices_per_host else device.devices_per_host
+    if devices_per_host is not None and devices_per_host > in_host:
+        raise ConfigError(
+            f"a {known} host has {in_host} devices",
+            key="devices_per_host",
+            value=devices_per_host,
+            nearest=f"use at most {in_host}, or describe the host with `device: {device.name}`",
+        )
+    return HostGroup(
+        name=known,
+        device=device,
+        hosts=hosts,
+        devices_per_host=devices_per_host or in_host,
+        intra_links=tuple(link.link() for link in entry.intra_links or ()) or (device.scale_up,),
+        nic_links=tuple(link.link() for link in entry.nic_links or ()) or (device.scale_out,),
+    )
+
+
+def _check_total(groups: tuple[HostGroup, ...], key: str) -> None:
+    total = sum(group.num_devices for group in groups)
+    if total > MAX_DEVICES:
+        raise ConfigError(f"makes {total} devices; at most {MAX_DEVICES} are supported", key=key)
+
+
+@functools.cache
+def _catalog() -> _Catalog:
+    path = CATALOG / "clusters.yaml"
+    return checked(_Catalog, read_mapping(path), file=str(path))

@@ -1,0 +1,205 @@
+"""Reads YAML and JSON files strictly, and turns their mappings into checked, frozen objects.
+
+PyYAML by itself reads `1e-6` as text, `no` as False, `012` as ten, `12:30` as 750, keeps the last of two equal keys
+without a word, and lets a few lines of aliases grow to gigabytes. `read_mapping` closes these holes: the scalars are
+those of YAML 1.2's core schema, equal keys are an error, aliases and anything deeper or larger than a configuration
+file could be are refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from hardware.errors import ConfigError, did_you_mean
+
+MAX_FILE_BYTES = 4_000_000
+MAX_DEPTH = 32
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+class StrictModel(BaseModel):
+    """Base of every checked mapping: exact types, unknown keys are errors, frozen after reading."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, arbitrary_types_allowed=True)
+
+
+class _CoreLoader(yaml.SafeLoader):
+    """SafeLoader with YAML 1.2 core scalars, unique keys, no aliases and bounded depth."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
+
+    depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.events.AliasEvent):
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call] # the stubs leave it open
+            raise ConfigError("aliases (*name) are not allowed", key=f"line {mark.line + 1}")
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise ConfigError(f"nested deeper than {MAX_DEPTH} levels")
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self.depth -= 1
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        seen: set[object] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str):
+                raise ConfigError(
+                    "a key must be text", key=f"line {key_node.start_mark.line + 1}", value=key
+                )
+            if key in seen:
+                raise ConfigError(
+                    f"appears twice in one mapping (second time on line {key_node.start_mark.line + 1}); keep one",
+                    key=key,
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep=deep)
+
+
+def _scalar(loader: Any, node: Any) -> str:
+    return str(loader.construct_scalar(node))
+
+
+_INT = re.compile(r"[-+]?[0-9]+$")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$")
+_CoreLoader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"(true|True|TRUE|false|False|FALSE)$"), None)
+_CoreLoader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"(~|null|Null|NULL|)$"), None)
+_CoreLoader.add_implicit_resolver("tag:yaml.org,2002:int", _INT, None)
+_CoreLoader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, None)
+_CoreLoader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(_scalar(loader, node)))
+_CoreLoader.add_constructor(
+    "tag:yaml.org,2002:float",
+    lambda loader, node: float(re.sub(r"\.(inf|nan)$", r"\1", _scalar(loader, node).lower())),
+)
+
+
+def read_text(path: Path) -> str:
+    """The text of a configuration file, or a ConfigError that says why it can't be read."""
+    try:
+        if path.is_dir():
+            raise ConfigError("is a directory, not a file", file=str(path))
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise ConfigError(f"is larger than {MAX_FILE_BYTES // 1_000_000} MB", file=str(path))
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        siblings = sorted(p.name for p in path.parent.glob(f"*{path.suffix}")) if path.parent.is_dir() else []
+        raise ConfigError(
+            "no such file",
+            file=str(path),
+            nearest=did_you_mean(path.name, siblings) if siblings else "check the path",
+        ) from None
+    except UnicodeDecodeError:
+        raise ConfigError("is not UTF-8 text", file=str(path)) from None
+    except OSError as error:
+        raise ConfigError(f"cannot be read ({error.strerror})", file=str(path)) from None
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """The mapping that a YAML (or, with the ending .json, JSON) file holds.
+
+    Raises:
+        ConfigError: the file is missing, too large, not a mapping, malformed, or repeats a key.
+    """
+    text = read_text(path)
+    try:
+        loaded = _parse_json(text) if path.suffix == ".json" else parse_yaml(text)
+    except ConfigError as error:
+        raise error.in_file(str(path)) from None
+    if not isinstance(loaded, dict):
+        raise ConfigError(
+            "must hold a mapping (`key: value` lines) at its top level", file=str(path), value=loaded
+        )
+    return loaded
+
+
+def parse_yaml(text: str) -> Any:
+    """The value that strict YAML text holds (also used for `--set key=value`)."""
+    loader = _CoreLoader(text)
+    try:
+        return loader.get_single_data()
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else None
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise ConfigError(f"is not valid YAML ({problem})", key=where) from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"is not valid YAML ({error})") from None
+    finally:
+        loader.dispose()
+
+
+def _parse_json(text: str) -> Any:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        mapping = dict(pairs)
+        if len(mapping) < len(pairs):
+            names = [name for name, _ in pairs]
+            raise ConfigError(
+                "appears twice in one mapping; keep one", key=next(n for n in names if names.count(n) > 1)
+            )
+        return mapping
+
+    try:
+        return json.loads(text, object_pairs_hook=unique)
+    except json.JSONDecodeError as error:
+        raise ConfigError(
+            f"is not valid JSON ({error.msg})", key=f"line {error.lineno}, column {error.colno}"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"is not valid JSON ({error})") from None
+
+
+def checked(model: type[ModelT], mapping: Mapping[str, Any], *, file: str | None = None) -> ModelT:
+    """`mapping` as an object of `model`; the first mistake in it as one ConfigError."""
+    try:
+        return model.model_validate(dict(mapping))
+    except ValidationError as error:
+        raise _as_config_error(model, error, file) from None
+
+
+def _as_config_error(model: type[BaseModel], error: ValidationError, file: str | None) -> ConfigError:
+    # An unknown key is the likeliest cause of a "missing" one, so it is told first.
+    first = min(error.errors(), key=lambda entry: entry["type"] != "extra_forbidden")
+    location = [str(part) for part in first["loc"]]
+    key = ".".join(location)
+    if first["type"] == "extra_forbidden":
+        owner = _model_at(model, location[:-1])
+        nearest = did_you_mean(location[-1], owner.model_fields) if owner else None
+        return ConfigError("unknown key", key=key, value=first["input"], nearest=nearest, file=file)
+    if first["type"] == "missing":
+        return ConfigError("is required and missing", key=key, file=file)
+    rule = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    return ConfigError(rule[0].lower() + rule[1:], key=key, value=first["input"], file=file)
+
+
+def _model_at(model: type[BaseModel], location: list[str]) -> type[BaseModel] | None:
+    """The model class that checks the mapping at `location`, as far as the annotations tell."""
+    current: type[BaseModel] = model
+    for part in location:
+        field = current.model_fields.get(part)
+        if field is None:
+            continue  # the tag of a union, or an index of a list
+        inner = _models_in(field.annotation)
+        if len(inner) > 1:
+            tag = location[location.index(part) + 1] if part != location[-1] else ""
+            inner = [m for m in inner if tag in str(m.model_fields.get("backend"))] or inner
+        if not inner:
+            return None
+        current = inner[0]
+    return current
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in getattr(annotation, "__args__", ()) for model in _models_in(part)]

@@ -1,0 +1,236 @@
+"""Devices by name: peaks, memory and links, each number with its source."""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from hardware.config_file import StrictModel, checked, read_mapping
+from hardware.errors import ConfigError, did_you_mean
+from hardware.link import Link
+
+CATALOG = Path(__file__).parent / "catalog"
+PRECISIONS = ("bf16", "fp16", "fp8", "fp32")
+MAX_MIXED_DEVICES = 1_000_000
+GIB = 2**30
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Device:
+    """One accelerator as a training process sees it.
+
+    Attributes:
+        name: The catalog's spelling.
+        bf16_flop_per_s: Dense peak of bf16 matrix products [FLOP/s]; None where the device has none, as below.
+        fp16_flop_per_s: Dense peak with fp16 inputs and fp32 sums.
+        fp8_flop_per_s: Dense peak with fp8 inputs.
+        fp32_flop_per_s: Peak in IEEE single precision, without TF32.
+        memory_bytes: Device memory that one process can see [bytes].
+        memory_bandwidth_bytes_per_s: Peak of its device memory [bytes/s].
+        scale_up: Link to the other devices of its host.
+        scale_out: Its share of the host's network.
+        host_link: Link to the host's memory; None where no figure is known.
+        devices_per_host: The usual number in one host; for GB200 and GB300 the NVLink domain.
+        sources: (field, source and confidence) of every number above.
+    """
+
+    name: str
+    bf16_flop_per_s: float | None
+    fp16_flop_per_s: float | None
+    fp8_flop_per_s: float | None
+    fp32_flop_per_s: float | None
+    memory_bytes: int
+    memory_bandwidth_bytes_per_s: float
+    scale_up: Link
+    scale_out: Link
+    host_link: Link | None
+    devices_per_host: int
+    sources: tuple[tuple[str, str], ...]
+
+    def peak_flop_per_s(self, precision: str) -> float:
+        """Dense peak of matrix products in `precision` [FLOP/s].
+
+        bf16 and fp16 stand in for each other where a device has only one: on a V100 a job that says bf16 runs in
+        fp16, on a TPU the other way round, and that is what its users run.
+
+        Raises:
+            ConfigError: the precision is unknown, or this device has no such unit.
+        """
+        peaks = {
+            "bf16": self.bf16_flop_per_s or self.fp16_flop_per_s,
+            "fp16": self.fp16_flop_per_s or self.bf16_flop_per_s,
+            "fp8": self.fp8_flop_per_s,
+            "fp32": self.fp32_flop_per_s,
+        }
+        if precision not in peaks:
+            raise ConfigError(
+                "is not a known precision",
+                key="precision",
+                value=precision,
+                nearest=did_you_mean(precision, PRECISIONS),
+            )
+        peak = peaks[precision]
+        if peak is None:
+            known = ", ".join(name for name, value in peaks.items() if value is not None)
+            raise ConfigError(
+                f"has no known peak on {self.name}", key="precision", value=precision, nearest=f"use one of: {known}"
+            )
+        return peak
+
+
+class SourcedNumber(StrictModel):
+    """A number of a catalog, where it comes from (a key of the catalog's `sources`), and how sure it is."""
+
+    value: float = Field(gt=0, allow_inf_nan=False)
+    source: str
+    confidence: Literal["high", "medium", "low", "assumed"]
+
+
+class LinkEntry(StrictModel):
+    """A link in a catalog: bandwidth per device and direction."""
+
+    kind: str
+    bandwidth_gb_per_s: SourcedNumber
+    latency_us: SourcedNumber
+    mesh_peers: SourcedNumber | None = None
+
+    def link(self) -> Link:
+        """The link in SI units."""
+        return Link(
+            kind=self.kind,
+            bandwidth_bytes_per_s=self.bandwidth_gb_per_s.value * 1e9,
+            latency_s=self.latency_us.value * 1e-6,
+            mesh_peers=int(self.mesh_peers.value) if self.mesh_peers else None,
+        )
+
+
+class _DeviceEntry(StrictModel):
+    aliases: list[str] = Field(default_factory=list)
+    note: str | None = None
+    bf16_tflops: SourcedNumber | None = None
+    fp16_tflops: SourcedNumber | None = None
+    fp8_tflops: SourcedNumber | None = None
+    fp32_tflops: SourcedNumber | None = None
+    memory_gib: SourcedNumber
+    memory_bandwidth_gb_per_s: SourcedNumber
+    devices_per_host: SourcedNumber
+    scale_up: LinkEntry
+    scale_out: LinkEntry
+    host_link: LinkEntry | None = None
+
+    def device(self, name: str, source_texts: dict[str, str]) -> Device:
+        return Device(
+            name=name,
+            bf16_flop_per_s=_flop_per_s(self.bf16_tflops),
+            fp16_flop_per_s=_flop_per_s(self.fp16_tflops),
+            fp8_flop_per_s=_flop_per_s(self.fp8_tflops),
+            fp32_flop_per_s=_flop_per_s(self.fp32_tflops),
+            memory_bytes=int(self.memory_gib.value * GIB),
+            memory_bandwidth_bytes_per_s=self.memory_bandwidth_gb_per_s.value * 1e9,
+            scale_up=self.scale_up.link(),
+            scale_out=self.scale_out.link(),
+            host_link=self.host_link.link() if self.host_link else None,
+            devices_per_host=int(self.devices_per_host.value),
+            sources=tuple(
+                (field, f"{source_texts[number.source]} ({number.confidence})") for field, number in _numbers(self)
+            ),
+        )
+
+
+class _Catalog(StrictModel):
+    sources: dict[str, str]
+    devices: dict[str, _DeviceEntry]
+
+
+def find_device(name: str) -> Device:
+    """The device of this name or alias; case, spaces, dashes, underscores and a remark in parentheses don't matter.
+
+    A remark counts only where the catalog knows it: "Ascend-910B (900 A2 PoDc)" is a device of its own.
+
+    Raises:
+        ConfigError: no device has this name.
+    """
+    by_key = _devices_by_key()
+    without_remark = re.sub(r"\s*\(.*\)\s*$", "", name, flags=re.DOTALL)
+    device = by_key.get(spelling_key(name)) or by_key.get(spelling_key(without_remark))
+    if device is None:
+        spellings = [*device_names(), *(alias for entry in _catalog().devices.values() for alias in entry.aliases)]
+        raise ConfigError(
+            "is not a known device", key="device", value=name, nearest=did_you_mean(without_remark, spellings)
+        )
+    return device
+
+
+def find_devices(text: str) -> tuple[tuple[int, Device], ...]:
+    """The (count, device) pairs that a measured file's `device` column names.
+
+    "mixed:8xV100-SXM-16+12xT4-16" is two pairs. A plain name is one pair with the count 0: it names the kind of
+    device and leaves the number open.
+
+    Raises:
+        ConfigError: a part is not `COUNTxNAME`, or no device has this name.
+    """
+    kind, _, parts = text.partition(":")
+    if kind.strip().lower() != "mixed":
+        return ((0, find_device(text)),)
+    pairs = []
+    for part in parts.split("+"):
+        match = re.fullmatch(r"\s*(\d{1,7})\s*x\s*(\S.*)", part)
+        if match is None or not 1 <= int(match[1]) <= MAX_MIXED_DEVICES:
+            raise ConfigError(
+                "must be `mixed:` and then COUNTxNAME, joined by +",
+                key="device",
+                value=text,
+                nearest="for example mixed:8xV100-SXM-16+12xT4-16",
+            )
+        pairs.append((int(match[1]), find_device(match[2])))
+    return tuple(pairs)
+
+
+def device_names() -> tuple[str, ...]:
+    """The catalog's names, without aliases, in its order."""
+    return tuple(_catalog().devices)
+
+
+@functools.cache
+def _catalog() -> _Catalog:
+    path = CATALOG / "devices.yaml"
+    return checked(_Catalog, read_mapping(path), file=str(path))
+
+
+@functools.cache
+def _devices_by_key() -> dict[str, Device]:
+    catalog = _catalog()
+    by_key: dict[str, Device] = {}
+    for name, entry in catalog.devices.items():
+        device = entry.device(name, catalog.sources)
+        for spelling in {spelling_key(name), *map(spelling_key, entry.aliases)}:
+            assert spelling not in by_key, f"{name} and {by_key[spelling].name} share the spelling {spelling}"
+            by_key[spelling] = device
+    return by_key
+
+
+def spelling_key(name: str) -> str:
+    """`name` without what spellings of one name differ in: case, spaces, dashes and underscores."""
+    return re.sub(r"[\s_-]", "", name).lower()
+
+
+def _flop_per_s(tflops: SourcedNumber | None) -> float | None:
+    return None if tflops is None else tflops.value * 1e12
+
+
+def _numbers(entry: StrictModel, prefix: str = "") -> list[tuple[str, SourcedNumber]]:
+    """Every number of a catalog entry, with the dotted name of its field."""
+    found: list[tuple[str, SourcedNumber]] = []
+    for field in type(entry).model_fields:
+        value = getattr(entry, field)
+        if isinstance(value, SourcedNumber):
+            found.append((f"{prefix}{field}", value))
+        elif isinstance(value, LinkEntry):
+            found += _numbers(value, prefix=f"{prefix}{field}.")
+    return found

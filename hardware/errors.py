@@ -1,0 +1,64 @@
+"""The one exception for a user's mistake, complete without the source open."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ConfigError(Exception):
+    """A value that a user gave and that cannot work.
+
+    The message names the file, the key, the value seen, the rule it breaks and the nearest valid choice, as far
+    as each is known. The command line prints it without a traceback and ends with status 2.
+    """
+
+    def __init__(
+        self,
+        rule: str,
+        *,
+        key: str | None = None,
+        value: object = None,
+        nearest: str | None = None,
+        file: str | None = None,
+    ) -> None:
+        super().__init__(rule)
+        self.rule = rule
+        self.key = key
+        self.value = value
+        self.nearest = nearest
+        self.file = file
+
+    def in_file(self, file: str) -> ConfigError:
+        """The same mistake, with the file it stands in where none was named yet."""
+        return ConfigError(
+            self.rule, key=self.key, value=self.value, nearest=self.nearest, file=self.file or file
+        )
+
+    def under(self, prefix: str) -> ConfigError:
+        """The same mistake, seen from the mapping that holds the value under `prefix`."""
+        key = prefix if self.key is None else f"{prefix}.{self.key}"
+        return ConfigError(self.rule, key=key, value=self.value, nearest=self.nearest, file=self.file)
+
+    def __str__(self) -> str:
+        parts = [self.file] if self.file else []
+        if self.key is not None:
+            parts.append(self.key if self.value is None else f"{self.key} = {shown(self.value)}")
+        parts.append(self.rule)
+        sentence = ": ".join(parts)
+        return f"{sentence}; {self.nearest}" if self.nearest else sentence
+
+
+def shown(value: object, limit: int = 120) -> str:
+    """`value` as an error message prints it: quoted if it is text, and never longer than `limit` characters."""
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def did_you_mean(name: object, choices: Iterable[str]) -> str:
+    """The nearest valid choice in words: the closest name, then all of them if they are few."""
+    known = sorted(choices)
+    close = difflib.get_close_matches(str(name).lower(), [choice.lower() for choice in known], n=1, cutoff=0.5)
+    nearest = next((choice for choice in known if close and choice.lower() == close[0]), None)
+    listed = f"valid: {', '.join(known)}" if len(known) <= 40 else f"{len(known)} names are valid"
+    return f"did you mean {nearest!r}? ({listed})" if nearest else listed

@@ -1,0 +1,297 @@
+import pickle
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hardware.cluster import Cluster, GroupLinks, HostGroup, cluster_from_mapping, cluster_names, find_cluster
+from hardware.device import find_device
+from hardware.errors import ConfigError
+from hardware.link import Link, combined
+
+FIELDS = (
+    "size",
+    "hosts",
+    "members_per_host",
+    "max_members_per_host",
+    "intra_bandwidth_bytes_per_s",
+    "intra_pair_bandwidth_bytes_per_s",
+    "intra_latency_s",
+    "inter_bandwidth_bytes_per_s",
+    "inter_latency_s",
+)
+
+
+def brute_force(cluster: Cluster, stride: int, size: int) -> list[float]:
+    """The fields of GroupLinks, each the worst over all groups, from plain loops over ranks."""
+    place = [
+        (group, (index, host))
+        for index, group in enumerate(cluster.groups)
+        for host in range(group.hosts)
+        for _ in range(group.devices_per_host)
+    ]
+    hosts, counts, intra, pair, intra_latency, inter, inter_latency = [], [], [], [], [], [], []
+    for base in range(cluster.num_devices):
+        if base // stride % size:
+            continue  # not the first member of its group
+        members = [place[base + i * stride] for i in range(size)]
+        on_host = {host: [kind for kind, where in members if where == host] for _, host in members}
+        hosts.append(len(on_host))
+        counts += [len(kinds) for kinds in on_host.values()]
+        for kinds in on_host.values():
+            if len(kinds) > 1:
+                link = combined(kinds[0].intra_links, members=len(kinds))
+                intra.append(link.bandwidth_bytes_per_s)
+                intra_latency.append(link.latency_s)
+                pair.append(combined(kinds[0].intra_links, members=2).bandwidth_bytes_per_s)
+        if len(on_host) > 1:
+            links = [combined(kinds[0].nic_links) for kinds in on_host.values()]
+            if len({index for index, _ in on_host}) > 1 and cluster.inter_group_links:
+                links.append(combined(cluster.inter_group_links))
+            inter += [link.bandwidth_bytes_per_s for link in links]
+            inter_latency += [link.latency_s for link in links]
+    infinite = float("inf")
+    return [
+        size,
+        max(hosts),
+        min(counts),
+        max(counts),
+        min(intra, default=infinite),
+        min(pair, default=infinite),
+        max(intra_latency, default=0.0),
+        min(inter, default=infinite),
+        max(inter_latency, default=0.0),
+    ]
+
+
+def divisor_pairs(count):
+    """All (stride, size) whose product divides `count`."""
+    divisors = [d for d in range(1, count + 1) if count % d == 0]
+    return [(stride, size) for stride in divisors for size in divisors if count % (stride * size) == 0]
+
+
+def ask(cluster, pairs) -> GroupLinks:
+    """The links of many (stride, size) pairs."""
+    stride, size = np.array(pairs).T
+    return cluster.group_links(stride, size)
+
+
+links = st.builds(
+    Link,
+    kind=st.just("test"),
+    bandwidth_bytes_per_s=st.sampled_from([1e9, 2e9, 5e9, 1e11]),
+    latency_s=st.sampled_from([1e-6, 2e-6, 5e-6]),
+    exclusive_group=st.sampled_from([None, "a"]),
+    mesh_peers=st.sampled_from([None, 3]),
+)
+host_groups = st.builds(
+    HostGroup,
+    name=st.just("test"),
+    device=st.sampled_from([find_device("V100"), find_device("T4")]),
+    hosts=st.integers(1, 4),
+    devices_per_host=st.integers(1, 6),
+    intra_links=st.lists(links, min_size=1, max_size=2).map(tuple),
+    nic_links=st.lists(links, min_size=1, max_size=2).map(tuple),
+)
+clusters = st.builds(
+    Cluster,
+    name=st.just("test"),
+    groups=st.lists(host_groups, min_size=1, max_size=3).map(tuple),
+    inter_group_links=st.lists(links, max_size=1).map(tuple),
+)
+
+
+@given(clusters)
+@settings(max_examples=60, deadline=None)
+def test_group_links_agree_with_brute_force(cluster):
+    """For every stride and size, on like and unlike hosts, aligned or not, the fields are those of plain loops."""
+    pairs = divisor_pairs(cluster.num_devices)
+
+    found = ask(cluster, pairs)
+
+    for row, (stride, size) in enumerate(pairs):
+        assert [getattr(found, field)[row] for field in FIELDS] == brute_force(cluster, stride, size), (stride, size)
+
+
+@given(clusters)
+@settings(deadline=None)
+def test_a_cluster_hashes_pickles_and_counts(cluster):
+    """A cluster is a value: equal after pickling, hashable, its arrays as long as its devices are many."""
+    copy = pickle.loads(pickle.dumps(cluster))  # noqa: S301 our own bytes
+
+    assert copy == cluster
+    assert hash(copy) == hash(cluster)
+    assert len(cluster.rank_host()) == len(cluster.rank_device_index()) == cluster.num_devices
+    assert cluster.rank_host().max() == cluster.num_hosts - 1
+    assert cluster.memory_bytes == min(device.memory_bytes for device in cluster.devices)
+
+
+def test_sixteen_ranks_on_hosts_of_eight():
+    """Tensor parallelism of 16 spans two hosts of eight, with eight members on each."""
+    found = ask(find_cluster("dgx-h100", 4), [(1, 16)])
+
+    assert (found.hosts[0], found.members_per_host[0]) == (2, 8)
+    assert found.intra_bandwidth_bytes_per_s[0] == 450e9
+    assert found.inter_bandwidth_bytes_per_s[0] == 50e9
+
+
+def test_groups_of_six_on_hosts_of_eight():
+    """Groups of six straddle hosts of eight; the worst has two members on one of them."""
+    found = ask(find_cluster("dgx-h100", 3), [(1, 6)])
+
+    assert (found.hosts[0], found.members_per_host[0], found.max_members_per_host[0]) == (2, 2, 6)
+
+
+def test_degrees_that_are_no_powers_of_two():
+    """6,144 ranks split 6 x 8 x 128: data parallelism of stride 48 has every member on a host of its own."""
+    found = ask(find_cluster("ascend-910b", 768), [(1, 6), (6, 8), (48, 128)])
+
+    assert found.hosts.tolist() == [2, 6, 128]
+    assert found.members_per_host.tolist() == [2, 1, 1]
+
+
+def test_a_small_group_on_a_mesh_uses_few_wires():
+    """Two of eight fully meshed NPUs have one of seven wires."""
+    found = ask(find_cluster("ascend-910b"), [(1, 2), (1, 8)])
+
+    assert found.intra_bandwidth_bytes_per_s == pytest.approx([28e9, 196e9])
+    assert found.intra_pair_bandwidth_bytes_per_s == pytest.approx([28e9, 28e9])
+
+
+def test_a_group_of_one_uses_no_link():
+    """A degree of one crosses nothing."""
+    found = ask(find_cluster("dgx-a100", 2), [(1, 1)])
+
+    assert found.intra_bandwidth_bytes_per_s[0] == found.inter_bandwidth_bytes_per_s[0] == np.inf
+    assert found.intra_latency_s[0] == found.inter_latency_s[0] == 0
+
+
+def test_unlike_hosts_and_their_link():
+    """A group over two kinds of hosts is bound by the slower NIC and by the link between the kinds."""
+    mapping = {
+        "groups": [{"device": "V100-SXM-32", "hosts": 1}, {"device": "RTX3090", "hosts": 1, "name": "desk"}],
+        "inter_group_links": [{"kind": "ethernet", "bandwidth_gb_per_s": 0.5, "latency_us": 30}],
+    }
+    cluster = cluster_from_mapping(mapping, Path())
+
+    found = ask(cluster, [(1, 8), (8, 2)])
+
+    assert [group.name for group in cluster.groups] == ["V100-SXM-32", "desk"]
+    assert found.intra_bandwidth_bytes_per_s.tolist() == [32e9, np.inf]
+    assert found.inter_bandwidth_bytes_per_s.tolist() == [np.inf, 0.5e9]
+    assert found.inter_latency_s.tolist() == pytest.approx([0, 30e-6])
+
+
+def test_take_gathers_rows():
+    """`take` selects entries by index and by mask, in every field."""
+    found = ask(find_cluster("dgx-h100", 2), [(1, 2), (1, 8), (8, 2)])
+
+    assert found.take(np.array([2, 0])).size.tolist() == [2, 2]
+    assert found.take(found.hosts > 1).inter_bandwidth_bytes_per_s.tolist() == [50e9]
+
+
+def test_no_question_no_answer():
+    """Empty arrays give empty arrays."""
+    empty = np.array([], dtype=np.int64)
+
+    assert find_cluster("dgx-h100").group_links(empty, empty).hosts.tolist() == []
+
+
+def test_group_links_scale():
+    """All pairs of 8,192 ranks, 10,000 questions: within a second even on a busy machine (0.02 s on an idle one)."""
+    cluster = find_cluster("dgx-h100", 1024)
+    pairs = divisor_pairs(8192) * 100
+
+    start = time.perf_counter()
+    ask(cluster, pairs)
+
+    assert time.perf_counter() - start < 1.0
+
+
+def test_groups_tile_the_ranks():
+    """A stride and size whose product does not divide the ranks is our bug, not an answer."""
+    with pytest.raises(AssertionError, match="divides 8 ranks"):
+        ask(find_cluster("dgx-h100"), [(1, 3)])
+
+
+@pytest.mark.parametrize("name", cluster_names())
+def test_every_catalog_cluster_resolves(name):
+    """Every name of the catalog is a cluster, with as many devices as hosts times one host's devices."""
+    cluster = find_cluster(name, 3)
+
+    assert cluster.name == name
+    assert cluster.num_devices == 3 * cluster.devices_per_host
+
+
+def test_the_documented_clusters_exist():
+    """The names that studies and docs rely on are all there."""
+    documented = "ascend-910b dgx-a100 dgx-h100 dgx-h200 dgx-b200 gb200-nvl72 p5-h100 v100-pcie rtx4090d l20 tpu-v3"
+
+    assert set(documented.split()) <= set(cluster_names())
+    assert find_cluster("gb200-nvl72").num_devices == 72
+    assert find_cluster("p5-h100").groups[0].nic_links[0].bandwidth_bytes_per_s == 8 * 50e9 / 8
+
+
+def test_a_device_makes_a_cluster():
+    """Hosts of a device take its links from the catalog, unless the configuration gives others."""
+    mapping = {"device": "h100", "hosts": 2, "devices_per_host": 4}
+    nic = {"kind": "roce", "bandwidth_gb_per_s": 12.5, "latency_us": 6, "exclusive_group": "nic"}
+
+    plain = cluster_from_mapping(mapping, Path())
+    own_nic = cluster_from_mapping({**mapping, "nic_links": [nic, nic]}, Path())
+
+    assert plain.num_devices == 8
+    assert plain.groups[0].nic_links == (find_device("H100").scale_out,)
+    assert ask(own_nic, [(4, 2)]).inter_bandwidth_bytes_per_s[0] == 12.5e9
+
+
+def test_a_job_may_use_a_part_of_a_host():
+    """`devices_per_host` below the catalog's uses the first devices of every host."""
+    assert cluster_from_mapping({"name": "DGX H100", "devices_per_host": 4}, Path()).num_devices == 4
+
+
+def test_a_cluster_file_is_relative_to_the_study(tmp_path):
+    """`file` is found beside the study, and mistakes in it name the file."""
+    (tmp_path / "good.yaml").write_text("name: dgx-a100\nhosts: 2\n")
+    (tmp_path / "bad.yaml").write_text("name: dgx-a100\nhosts: -2\n")
+    (tmp_path / "loop.yaml").write_text("file: loop.yaml\n")
+
+    assert cluster_from_mapping({"file": "good.yaml"}, tmp_path) == find_cluster("dgx-a100", 2)
+    for name, message in (("bad.yaml", "hosts = -2"), ("loop.yaml", "can't name another file"), ("no.yaml", "no such")):
+        with pytest.raises(ConfigError, match=message) as caught:
+            cluster_from_mapping({"file": name}, tmp_path, file="study.yaml")
+        assert str(caught.value).startswith(str(tmp_path / name))
+
+
+LINK = {"kind": "ib", "bandwidth_gb_per_s": 25, "latency_us": 4}
+
+
+@pytest.mark.parametrize(
+    ("mapping", "message"),
+    [
+        ({"name": "dgx-h10", "hosts": 8}, "name = 'dgx-h10': is not a known cluster; did you mean 'dgx-h100'"),
+        ({"name": "dgx-h100", "hosts": 0}, "hosts = 0: must be greater than or equal to 1"),
+        ({"name": "dgx-h100", "hosts": True}, "hosts = True: must be a valid integer"),
+        ({"name": "dgx-h100", "devices_per_host": 9}, "devices_per_host = 9: a dgx-h100 host has 8 devices; use at"),
+        ({"name": "dgx-h100", "hosts": 500_000}, "hosts: makes 4000000 devices; at most 1000000"),
+        ({"device": "H10O"}, "device = 'H10O': is not a known device; did you mean"),
+        ({"device": "H100", "node": 3}, "node = 3: unknown key; "),
+        ({"device": "H100", "intra_links": []}, "intra_links"),
+        ({"device": "H100", "nic_links": [LINK | {"bandwidth_gb_per_s": -3}]}, "nic_links.0.bandwidth_gb_per_s = -3"),
+        ({"device": "H100", "nic_links": [LINK | {"latency_us": float("nan")}]}, "nic_links.0.latency_us"),
+        ({"groups": [{"device": "V100"}, {"device": "T5"}]}, "groups.1.device = 'T5'"),
+        ({"groups": []}, "groups"),
+        ({"groups": [{"device": "V100"}], "hosts": 2}, "hosts = 2: unknown key"),
+        ({"file": 3}, "file = 3"),
+        ({}, "needs `name`, `device`, `groups` or `file`"),
+    ],
+)
+def test_a_mistake_is_one_message(mapping, message, tmp_path):
+    """Each mistake is one ConfigError that names the file, the key, the value and the rule."""
+    with pytest.raises(ConfigError) as caught:
+        cluster_from_mapping(mapping, tmp_path, file="study.yaml")
+
+    assert str(caught.value).startswith(f"study.yaml: {message}")

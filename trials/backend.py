@@ -1,0 +1,189 @@
+"""The contract of a trial: what a backend measures, what comes back, and what each outcome means for the tuner.
+
+A backend is a frozen dataclass that says how one configuration is measured. The executor pickles it into a worker
+process and calls `measure` there, once per trial; whatever `measure` raises, and whatever kills its process, reaches
+the tuner as an Observation, never as an exception.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Literal
+
+from costmodels.operators import OpKind, Phase
+from costmodels.parallel import ParallelConfig
+
+Origin = Literal["measured", "synthetic"]
+"""Whether step times were measured on real devices, or invented by a simulated world."""
+
+MAX_LOG_TAIL = 8_000
+"""Characters of a log that an observation keeps; its end, where the reason stands."""
+
+
+class Status(StrEnum):
+    """How a trial ended, and what the tuner learns from it.
+
+    A failed trial never counts as a slow one: only OK carries a step time, and only OUT_OF_MEMORY and CRASHED say
+    anything against the candidate.
+    """
+
+    OK = "ok"
+    """Step times were measured; they enter the surrogate."""
+    OUT_OF_MEMORY = "out_of_memory"
+    """The configuration does not fit: the candidate is removed."""
+    TIMEOUT = "timeout"
+    """Cut off at the time limit. Censored: the candidate stays in the model as at least that slow, and is not tried
+    again under the same limit."""
+    CRASHED = "crashed"
+    """The program itself failed, with its own traceback or again and again: the candidate is removed."""
+    INCIDENT = "incident"
+    """The machine failed (a killed worker, a lost node), again after one retry. It says nothing about the candidate,
+    is counted apart, and the candidate may be tried again."""
+    PRUNED = "pruned"
+    """Stopped early because it could not win any more; its partial times are not a measurement."""
+    CANCELLED = "cancelled"
+    """Stopped because the study ended; it says nothing about the candidate."""
+
+    @property
+    def removes_candidate(self) -> bool:
+        """Whether the candidate must not be tried again in this study."""
+        return self in (Status.OUT_OF_MEMORY, Status.CRASHED)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OperatorSample:
+    """The measured time of one operator of the trial's configuration.
+
+    Attributes:
+        kind: Which kernel model applies.
+        phase: Forward or backward.
+        shape: Its sizes in the order of `costmodels.operators.Operator.shape`.
+        time_s: Time of one execution [s].
+        count: Executions in one step on one pipeline, over all its stages and micro-batches.
+        name: Role as in `costmodels.operators.Operator.name`; empty where a trace doesn't tell.
+    """
+
+    kind: OpKind
+    phase: Phase
+    shape: tuple[float, ...]
+    time_s: float
+    count: int
+    name: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """The sample as JSON types."""
+        return {
+            "kind": str(self.kind),
+            "phase": str(self.phase),
+            "shape": list(self.shape),
+            "time_s": self.time_s,
+            "count": self.count,
+            "name": self.name,
+        }
+
+    @classmethod
+    def from_json(cls, entry: Mapping[str, Any]) -> OperatorSample:
+        """The sample that `as_json` wrote."""
+        return cls(
+            kind=OpKind(entry["kind"]),
+            phase=Phase(entry["phase"]),
+            shape=tuple(float(size) for size in entry["shape"]),
+            time_s=float(entry["time_s"]),
+            count=int(entry["count"]),
+            name=entry["name"],
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Observation:
+    """What one trial found.
+
+    Attributes:
+        status: How it ended.
+        step_times_s: Wall clock of each measured step, warm-up excluded [s]; of an unfinished trial what there was.
+        peak_memory_bytes: Peak device memory of the fullest rank; None if unknown.
+        operator_samples: Operator times, if the backend measures them.
+        log_tail: The end of the trial's log or traceback, at most MAX_LOG_TAIL characters.
+        reason: One sentence on why it ended so, or what was unusual; empty if there is nothing to say.
+        origin: Where the times come from.
+    """
+
+    status: Status
+    step_times_s: tuple[float, ...] = ()
+    peak_memory_bytes: int | None = None
+    operator_samples: tuple[OperatorSample, ...] = ()
+    log_tail: str = ""
+    reason: str = ""
+    origin: Origin = "measured"
+
+    def __post_init__(self) -> None:
+        assert self.step_times_s or self.status is not Status.OK, "a trial that ended well has measured a step"
+        assert all(0 < seconds < math.inf for seconds in self.step_times_s), f"step times {self.step_times_s}"
+        assert len(self.log_tail) <= MAX_LOG_TAIL, "cut the log with `tail_of` first"
+
+    @property
+    def step_time_s(self) -> float | None:
+        """Median of the measured steps; None unless the trial ended well."""
+        return statistics.median(self.step_times_s) if self.status is Status.OK else None
+
+    def as_json(self) -> dict[str, Any]:
+        """The observation as JSON types; `from_json` gives an equal one back."""
+        return {
+            "status": str(self.status),
+            "step_times_s": list(self.step_times_s),
+            "peak_memory_bytes": self.peak_memory_bytes,
+            "operator_samples": [sample.as_json() for sample in self.operator_samples],
+            "log_tail": self.log_tail,
+            "reason": self.reason,
+            "origin": self.origin,
+        }
+
+    @classmethod
+    def from_json(cls, entry: Mapping[str, Any]) -> Observation:
+        """The observation that `as_json` wrote."""
+        return cls(
+            status=Status(entry["status"]),
+            step_times_s=tuple(float(seconds) for seconds in entry["step_times_s"]),
+            peak_memory_bytes=entry["peak_memory_bytes"],
+            operator_samples=tuple(OperatorSample.from_json(sample) for sample in entry["operator_samples"]),
+            log_tail=entry["log_tail"],
+            reason=entry["reason"],
+            origin=entry["origin"],
+        )
+
+
+def tail_of(log: str) -> str:
+    """The end of `log` that an observation may keep."""
+    return log if len(log) <= MAX_LOG_TAIL else f"...{log[3 - MAX_LOG_TAIL :]}"
+
+
+class AbstractBackend(ABC):
+    """Measures configurations.
+
+    Concrete backends are frozen dataclasses that pickle. For one trial the executor calls `measure` in a worker
+    process, possibly a second time in a fresh one if the first dies; several workers may measure at once.
+    """
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def origin(self) -> Origin:
+        """Where the step times of this backend come from."""
+
+    @abstractmethod
+    def measure(self, config: ParallelConfig, *, trial_number: int) -> Observation:
+        """Runs one trial and says how it ended.
+
+        It prints nothing: standard output belongs to the command's result. Failures that the backend understands come
+        back as an Observation with their status; anything it raises becomes `crashed` with the traceback.
+
+        Args:
+            config: A valid configuration of the study's job on its cluster.
+            trial_number: The study's number of this trial, for file names and logs.
+        """

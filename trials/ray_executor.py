@@ -1,0 +1,500 @@
+"""Runs trials on Ray: a pool of worker processes, a time limit, and failures that come back as data.
+
+Lifecycle: `with RayExecutor(...)` starts a local Ray or joins a cluster and asks for one actor per slot, without
+waiting for local ones; `submit` hands a trial to a free slot; `poll` returns what has ended, replaces what died, and
+cuts off what took too long; leaving the block kills the actors and shuts down what was started here.
+
+What `measure` raises is caught in the worker (`crashed`, with the traceback). What kills the worker is seen from here:
+the trial is retried once in a fresh one, and a second death is an `incident`.
+
+Ray is imported when an executor is entered, not before: the import takes a second that other commands need not pay,
+and whether sockets stay on this machine is decided by the environment at that moment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from costmodels.parallel import ParallelConfig
+from hardware.errors import ConfigError
+from trials.backend import AbstractBackend, Observation, Status, tail_of
+
+SLOT_WAIT_S = 30.0
+"""How long a cluster has to provide the slots asked for; a study then uses those that it has."""
+
+START_LIMIT_S = 120.0
+"""How long a worker may take to start before the trial on it counts as having lost its machine."""
+
+CONNECT_LIMIT_S = 10.0
+"""How long a cluster's address may take to answer."""
+
+CLOSE_LIMIT_S = 10.0
+"""How long the actors may take to die when the executor is closed."""
+
+MAX_DEATHS = 2
+"""A trial that loses its worker this often is given up: the first time may be bad luck."""
+
+OBJECT_STORE_BYTES = 100_000_000
+"""Trials exchange a few kilobytes; Ray would reserve 30% of the memory."""
+
+_LOCAL_ENVIRONMENT = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # the only switch that keeps every socket on 127.0.0.1
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a worker without GPUs of its own still sees those of the machine
+}
+_SUBMITTED_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set, under this very name, where `ray job submit` started us
+_HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+_HTTP2_SETTINGS = 4
+
+
+class _Slot:
+    """The actor: measures one trial after the other in a process of its own."""
+
+    def __init__(self, backend: AbstractBackend) -> None:
+        self.backend = backend
+
+    def ready(self) -> bool:
+        """Answers once the process runs and the backend has arrived."""
+        return True
+
+    def measure(self, config: ParallelConfig, trial_number: int) -> Observation:
+        """One trial; the boundary at which whatever it raises becomes an observation."""
+        try:
+            observation = self.backend.measure(config, trial_number=trial_number)
+            assert isinstance(observation, Observation), f"`measure` gives an Observation, not {observation!r}"
+            return observation
+        except (Exception, SystemExit):  # noqa: BLE001 # the trial boundary: a failure is a result
+            text = traceback.format_exc()
+            return Observation(
+                status=Status.CRASHED,
+                log_tail=tail_of(text),
+                reason=text.rstrip().rpartition("\n")[2][:500],
+                origin=self.backend.origin,
+            )
+
+
+@dataclass(slots=True)
+class _Trial:
+    """One submitted trial.
+
+    Attributes:
+        number: The study's number.
+        config: What is measured.
+        result: Ray's reference to the observation.
+        since_s: When the worker was first known to work on it; None while it starts.
+        deaths: How each worker died that had it.
+    """
+
+    number: int
+    config: ParallelConfig
+    result: Any = None
+    since_s: float | None = None
+    deaths: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Place:
+    """One slot: the actor that fills it, and the trial that it works on."""
+
+    actor: Any
+    ready: Any
+    created_s: float
+    is_ready: bool = False
+    trial: _Trial | None = None
+
+
+class RayExecutor:
+    """A pool of `parallel_trials` slots for the trials of one study.
+
+    Args:
+        backend: Measures; is copied into every worker.
+        parallel_trials: Slots asked for.
+        time_limit_s: Longest time that one trial may take; None sets no limit.
+        address: `auto`, `ray://host:port` or `host:port` of a cluster; `local` starts one here. None takes RAY_ADDRESS
+            from the environment, and starts one here if there is none.
+    """
+
+    def __init__(
+        self,
+        backend: AbstractBackend,
+        *,
+        parallel_trials: int,
+        time_limit_s: float | None = None,
+        address: str | None = None,
+    ) -> None:
+        if parallel_trials < 1:
+            raise ConfigError("must be at least 1", key="parallel_trials", value=parallel_trials)
+        if time_limit_s is not None and not time_limit_s > 0:
+            raise ConfigError("must be above 0", key="time_limit_s", value=time_limit_s)
+        self._backend = backend
+        self._parallel_trials = parallel_trials
+        self._time_limit_s = time_limit_s
+        self._address = address
+        self._ray: Any = None
+        self._owns_connection = False
+        self._slot_class: Any = None
+        self._stored_backend: Any = None
+        self._places: list[_Place] = []
+        self._ended: list[tuple[int, Observation]] = []
+        self._slots_note = ""
+
+    def __enter__(self) -> RayExecutor:
+        """Starts or joins Ray and asks for the slots.
+
+        Raises:
+            ConfigError: the cluster does not answer, or gives no slot.
+        """
+        try:
+            is_local = self._connect()
+            self._slot_class = self._ray.remote(_Slot)
+            self._stored_backend = self._ray.put(self._backend)
+            self._places = [self._new_place() for _ in range(self._parallel_trials)]
+            if not is_local:
+                self._keep_what_started()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes the executor, also when the block is left by Ctrl-C."""
+        self.close()
+
+    @property
+    def slots_note(self) -> str:
+        """Why there are fewer slots than were asked for; empty if there are not."""
+        return self._slots_note
+
+    @property
+    def num_slots(self) -> int:
+        """Trials that can run at once."""
+        return len(self._places)
+
+    @property
+    def num_free_slots(self) -> int:
+        """Trials that `submit` takes now."""
+        return sum(place.trial is None for place in self._places)
+
+    @property
+    def pending(self) -> tuple[int, ...]:
+        """Numbers of the trials that `poll` has not returned yet."""
+        running = [place.trial.number for place in self._places if place.trial is not None]
+        return tuple(running + [number for number, _ in self._ended])
+
+    def submit(self, trial_number: int, config: ParallelConfig) -> None:
+        """Starts a trial on a free slot and returns at once."""
+        place = next((place for place in self._places if place.trial is None), None)
+        assert place is not None, "submit needs a free slot: look at num_free_slots first"
+        self._start(place, _Trial(number=trial_number, config=config))
+
+    def poll(self, timeout_s: float) -> list[tuple[int, Observation]]:
+        """The trials that have ended, waiting up to `timeout_s` for the first; none if nothing is pending."""
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            self._wait(deadline_s)
+            for place in self._places:
+                if place.trial is not None:
+                    self._look_at(place, place.trial)
+            if self._ended or not self.pending or time.monotonic() >= deadline_s:
+                ended, self._ended = self._ended, []
+                return ended
+
+    def close(self) -> None:
+        """Kills the actors with the trials that still run, and shuts down what was started here; may be called twice."""
+        places, self._places = self._places, []
+        self._ended = []
+        if self._ray is None or not self._ray.is_initialized():
+            return
+        for place in places:
+            self._kill(place)
+        self._stored_backend = None
+        if self._owns_connection:
+            self._owns_connection = False
+            self._ray.shutdown()
+        elif places:
+            with contextlib.suppress(self._ray.exceptions.RayError):
+                self._ray.wait([p.ready for p in places], num_returns=len(places), timeout=CLOSE_LIMIT_S)
+
+    # Connecting
+
+    def _connect(self) -> bool:
+        """Starts Ray here or joins a cluster, unless the program has done so; whether it was started here."""
+        address = self._address or os.environ.get("RAY_ADDRESS") or "local"
+        if address != "local":
+            self._ray = _imported_ray()
+            if not self._ray.is_initialized():
+                self._join(address)
+            return False
+        with _environment(_LOCAL_ENVIRONMENT | {"PYTHONPATH": _python_path()}):
+            self._ray = _imported_ray()
+            if self._ray.is_initialized():
+                return False
+            self._owns_connection = True
+            self._ray.init(
+                address="local",
+                num_cpus=max(self._parallel_trials, os.cpu_count() or 1),
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                object_store_memory=OBJECT_STORE_BYTES,
+            )
+        return True
+
+    def _join(self, address: str) -> None:
+        """Joins the cluster at `address`.
+
+        Ray tries an unreachable address for minutes and cannot be interrupted, so the address is asked first.
+        """
+        where = (os.environ.get("RAY_ADDRESS") or "auto") if address == "auto" else address
+        if where != "auto":
+            _check_answers(where)
+        self._owns_connection = True
+        packages = Path(__file__).resolve().parents[1]
+        # a submitted job brings its own working directory and must not be given another environment
+        environment = (
+            None
+            if _SUBMITTED_JOB in os.environ
+            else {"py_modules": [str(packages / name) for name in ("hardware", "costmodels", "trials")]}
+        )
+        try:
+            self._ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env=environment)
+        except (OSError, RuntimeError, ValueError, ImportError) as error:
+            raise _no_cluster(address, _first_line(error)) from None
+
+    def _keep_what_started(self) -> None:
+        """Waits for the slots that the cluster gives, and lets go of the others.
+
+        Raises:
+            ConfigError: it gives none.
+        """
+        refs = [place.ready for place in self._places]
+        started, _ = self._ray.wait(refs, num_returns=len(refs), timeout=SLOT_WAIT_S)
+        kept, failure = [], ""
+        for place in self._places:
+            if place.ready in started:
+                try:
+                    self._ray.get(place.ready)
+                except self._ray.exceptions.RayError as error:
+                    failure = _first_line(error)
+                else:
+                    place.is_ready = True
+                    kept.append(place)
+            if not place.is_ready:
+                self._kill(place)
+        self._places = kept
+        if not kept:
+            raise ConfigError(
+                f"is more than the cluster gives: no slot of one CPU within {SLOT_WAIT_S:.0f} s"
+                + (f" ({failure})" if failure else ""),
+                key="parallel_trials",
+                value=self._parallel_trials,
+                nearest="wait until it has a free CPU, or set address: local",
+            )
+        if len(kept) < self._parallel_trials:
+            self._slots_note = (
+                f"{len(kept)} trials run at once instead of {self._parallel_trials}: "
+                f"the cluster gave no more slots within {SLOT_WAIT_S:.0f} s"
+            )
+
+    # Running
+
+    def _new_place(self) -> _Place:
+        actor = self._slot_class.options(num_cpus=1, max_restarts=0, max_task_retries=0).remote(self._stored_backend)
+        return _Place(actor=actor, ready=actor.ready.remote(), created_s=time.monotonic())
+
+    def _start(self, place: _Place, trial: _Trial) -> None:
+        trial.result = place.actor.measure.remote(trial.config, trial.number)
+        trial.since_s = time.monotonic() if place.is_ready else None
+        place.trial = trial
+
+    def _wait(self, deadline_s: float) -> None:
+        """Sleeps until a trial or a starting worker has something to tell, a limit is reached, or `deadline_s`."""
+        refs, alarms_s = [], [deadline_s]
+        for place in self._places:
+            if place.trial is None:
+                continue
+            refs.append(place.trial.result)
+            if not place.is_ready:
+                refs.append(place.ready)
+                alarms_s.append(place.created_s + START_LIMIT_S)
+            elif self._time_limit_s is not None and place.trial.since_s is not None:
+                alarms_s.append(place.trial.since_s + self._time_limit_s)
+        if refs and not self._ended:
+            self._ray.wait(refs, num_returns=1, timeout=max(0.0, min(alarms_s) - time.monotonic()))
+
+    def _has(self, ref: Any) -> bool:
+        return bool(self._ray.wait([ref], timeout=0)[0])
+
+    def _look_at(self, place: _Place, trial: _Trial) -> None:
+        """Takes the trial's result, or notices that its worker died or that its time is over."""
+        now_s = time.monotonic()
+        if self._has(trial.result):
+            self._take(place, trial)
+        elif not place.is_ready:
+            if self._has(place.ready):
+                place.is_ready = True
+                trial.since_s = now_s
+            elif now_s >= place.created_s + START_LIMIT_S:
+                self._bury(place, trial, f"did not start within {START_LIMIT_S:.0f} s", "")
+        elif (
+            self._time_limit_s is not None and trial.since_s is not None and now_s >= trial.since_s + self._time_limit_s
+        ):
+            self._replace(place)
+            self._end(
+                trial,
+                Observation(
+                    status=Status.TIMEOUT,
+                    reason=f"was cut off at the time limit of {self._time_limit_s:g} s",
+                    origin=self._backend.origin,
+                ),
+            )
+
+    def _take(self, place: _Place, trial: _Trial) -> None:
+        errors = self._ray.exceptions
+        try:
+            observation: Observation = self._ray.get(trial.result)
+        except errors.RayTaskError as error:  # raised outside `measure`: a backend or result that does not pickle
+            observation = Observation(
+                status=Status.CRASHED,
+                log_tail=tail_of(str(error)),
+                reason=str(error).rstrip().rpartition("\n")[2][:500],
+                origin=self._backend.origin,
+            )
+        except errors.RayError as error:
+            self._bury(place, trial, _cause_of_death(error), str(error))
+            return
+        place.is_ready = True
+        place.trial = None
+        self._end(trial, observation)
+
+    def _bury(self, place: _Place, trial: _Trial, cause: str, log: str) -> None:
+        """The worker died with the trial: once more in a fresh one, or an incident."""
+        self._replace(place)
+        trial.deaths.append(cause)
+        if len(trial.deaths) < MAX_DEATHS:
+            self._start(place, trial)
+            return
+        self._end(
+            trial,
+            Observation(
+                status=Status.INCIDENT,
+                log_tail=tail_of(log),
+                reason=f"its worker {cause}, and so did that of a second attempt"
+                if trial.deaths[0] == cause
+                else f"its worker {' and that of a second attempt '.join(trial.deaths)}",
+                origin=self._backend.origin,
+            ),
+        )
+
+    def _end(self, trial: _Trial, observation: Observation) -> None:
+        if trial.deaths and observation.status is not Status.INCIDENT:
+            retried = f"retried once, because its worker {trial.deaths[0]}"
+            reason = f"{observation.reason} ({retried})" if observation.reason else retried
+            observation = dataclasses.replace(observation, reason=reason)
+        self._ended.append((trial.number, observation))
+
+    def _replace(self, place: _Place) -> None:
+        """A fresh worker in the same slot."""
+        self._kill(place)
+        fresh = self._new_place()
+        place.actor, place.ready, place.created_s = fresh.actor, fresh.ready, fresh.created_s
+        place.is_ready, place.trial = False, None
+
+    def _kill(self, place: _Place) -> None:
+        with contextlib.suppress(self._ray.exceptions.RayError, ValueError):
+            self._ray.kill(place.actor, no_restart=True)
+
+
+def _imported_ray() -> Any:
+    ray = import_module("ray")
+    import_module("ray.exceptions")
+    return ray
+
+
+@contextlib.contextmanager
+def _environment(changes: Mapping[str, str]) -> Iterator[None]:
+    """Sets environment variables for the processes started inside the block, and puts the old ones back."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _python_path() -> str:
+    """Where local workers find modules that are not installed: a checkout, and what else this program can import."""
+    entries = [Path(__file__).parents[1], *map(Path, sys.path)]
+    prefixes = {Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)}
+    resolved = dict.fromkeys(entry.resolve() for entry in entries)
+    return os.pathsep.join(str(path) for path in resolved if not prefixes & {path, *path.parents})
+
+
+def _check_answers(address: str) -> None:
+    """Asks whether a gRPC server listens at `address`, which Ray's own ports all are.
+
+    Sends the HTTP/2 client preface and an empty SETTINGS frame and expects a SETTINGS frame back (RFC 9113, section
+    3.4). With Ray's TLS switched on only the connection is tried.
+
+    Raises:
+        ConfigError: the address is malformed, or nothing answers there.
+    """
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdigit() or not 0 < int(port) < 65_536:
+        raise ConfigError(
+            "is not the address of a Ray cluster",
+            key="address",
+            value=address,
+            nearest="give local, auto, ray://host:10001 or host:6379",
+        )
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_LIMIT_S) as connection:
+            if os.environ.get("RAY_USE_TLS", "0") in ("0", "", "false"):
+                connection.settimeout(CONNECT_LIMIT_S / 2)
+                connection.sendall(_HTTP2_PREFACE)
+                frame = connection.recv(9)
+                if len(frame) < 4 or frame[3] != _HTTP2_SETTINGS:
+                    raise _no_cluster(address, "what answers there is not Ray")
+    except OSError as error:
+        raise _no_cluster(address, str(error)) from None
+
+
+def _no_cluster(address: str, cause: str) -> ConfigError:
+    return ConfigError(
+        f"is no Ray cluster that can be reached ({cause})",
+        key="address",
+        value=address,
+        nearest="check `ray status` there, unset RAY_ADDRESS, or set address: local",
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+
+
+def _cause_of_death(error: BaseException) -> str:
+    """Ray's many lines on a dead actor in one: `died (SYSTEM_ERROR: Worker unexpectedly exits ...)`."""
+    text = " ".join(str(error).split())
+    exit_type = text.partition("Worker exit type: ")[2].partition(" ")[0]
+    detail = text.partition("Worker exit detail: ")[2] or text
+    sentence = detail.partition(". ")[0][:300]
+    return f"died ({exit_type}: {sentence})" if exit_type else f"died ({sentence})"

@@ -1,0 +1,178 @@
+"""A synthetic world to try the tuner in: our cost model, made wrong in ways that it doesn't know.
+
+Every operator's time is the roofline's times exp(g), where g is a random smooth function of the operator's log sizes,
+one per kind, phase and device; communication and the optimizer get such a factor over the log degrees, and so does the
+peak of memory. So neighbours in the space err alike, as real kernels and networks do, and a surrogate has something to
+learn. The world is a function of its seed; repeated trials of one configuration give the same observation.
+
+g is a sum of NUM_WAVES random Fourier features, nearly a draw from a Gaussian process with a squared-exponential kernel
+(Rahimi and Recht 2007, section 3). Letters: n configurations or shapes, d features.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from costmodels.job import TrainingJob
+from costmodels.kernels import roofline_s
+from costmodels.memory import estimate_memory
+from costmodels.operators import Block, FloatArray, Operator, is_recomputed, step_operators
+from costmodels.parallel import DEGREES, FURTHER_DIMENSIONS, ConfigGrid, ParallelConfig
+from costmodels.runtime import RuntimeProfile
+from costmodels.step_time import StepEstimate, estimate_step
+from hardware.cluster import Cluster
+from hardware.device import Device
+from hardware.errors import ConfigError
+from trials.backend import AbstractBackend, Observation, OperatorSample, Origin, Status
+from trials.replay import check_seconds_per_trial
+
+NUM_WAVES = 64
+LENGTH_SCALE = 4.0
+"""Distance in log2 units over which an error changes: a kernel that is slow at some size is slow at half that size too
+(assumed)."""
+
+MEMORY_ERROR = 0.05
+"""Standard deviation of the log error of the peak memory (assumed)."""
+
+EXACT_PARTS = ("compute", "bubble")
+"""Parts of the step whose error is that of the operators; every other part gets an error of its own."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SimulatedBackend(AbstractBackend):
+    """Answers a trial from the synthetic world of a seed.
+
+    Attributes:
+        job: What is trained.
+        cluster: Where.
+        runtime: What overlaps with what.
+        seed: Which world.
+        noise: Standard deviation of the log of a step's time from step to step.
+        operator_error: Standard deviation of the log error of operators and of each part of the communication.
+        num_steps: Steps that a trial measures.
+        seconds_per_trial: Wall time that each trial takes, to rehearse a sweep at its real pace; 0 answers at once.
+    """
+
+    job: TrainingJob
+    cluster: Cluster
+    runtime: RuntimeProfile
+    seed: int = 0
+    noise: float = 0.02
+    operator_error: float = 0.15
+    num_steps: int = 5
+    seconds_per_trial: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuses a world that makes no sense."""
+        check_seconds_per_trial(self.seconds_per_trial)
+        for key in ("noise", "operator_error"):
+            if not 0 <= getattr(self, key) <= 1:
+                raise ConfigError("must be from 0 to 1", key=key, value=getattr(self, key))
+        if self.num_steps < 1:
+            raise ConfigError("must be at least 1", key="num_steps", value=self.num_steps)
+        if self.seed < 0:
+            raise ConfigError("must be at least 0", key="seed", value=self.seed)
+
+    @property
+    def origin(self) -> Origin:
+        """Nothing here was measured."""
+        return "synthetic"
+
+    def measure(self, config: ParallelConfig, *, trial_number: int) -> Observation:  # noqa: ARG002 # the contract's
+        """The step times of `config` in this world, with noise; out of memory where it does not fit there."""
+        time.sleep(self.seconds_per_trial)
+        grid = ConfigGrid.from_configs([config])
+        needed = float(self.hidden_peak_memory_bytes(grid)[0])
+        capacity = float(estimate_memory(self.job, self.cluster, self.runtime, grid).capacity_bytes[0])
+        if needed > capacity:
+            return Observation(
+                status=Status.OUT_OF_MEMORY,
+                peak_memory_bytes=round(needed),
+                reason=f"needs {needed / 2**30:.1f} GiB of {capacity / 2**30:.1f} GiB",
+                origin="synthetic",
+            )
+        rng = np.random.default_rng([self.seed, _code(repr(config.values(DEGREES + FURTHER_DIMENSIONS)))])
+        steps = self.hidden_step(grid).step_time_s[0] * np.exp(self.noise * rng.standard_normal(self.num_steps))
+        return Observation(
+            status=Status.OK,
+            step_times_s=tuple(steps.tolist()),
+            peak_memory_bytes=round(needed),
+            operator_samples=self._operator_samples(grid, rng),
+            origin="synthetic",
+        )
+
+    def hidden_step(self, grid: ConfigGrid) -> StepEstimate:
+        """The world's own step times without noise [n]; for judging a tuner, which never sees them."""
+        believed = estimate_step(self.job, self.cluster, self.runtime, grid, kernel_time=self._kernel_s)
+        degrees = _log2(grid.matrix(DEGREES))
+        parts = {
+            part: seconds if part in EXACT_PARTS else seconds * np.exp(self._error(f"part {part}", degrees))
+            for part, seconds in believed.breakdown_s.items()
+        }
+        return StepEstimate(step_time_s=np.sum(list(parts.values()), axis=0), breakdown_s=parts)
+
+    def hidden_peak_memory_bytes(self, grid: ConfigGrid) -> FloatArray:
+        """The world's own peak memory [n]; for judging a tuner, which never sees it."""
+        believed = estimate_memory(self.job, self.cluster, self.runtime, grid).peak_bytes
+        error = _smooth(_log2(grid.matrix(DEGREES)), MEMORY_ERROR, (self.seed, _code("memory")))
+        return np.asarray(believed * np.exp(error))
+
+    def _kernel_s(self, operator: Operator, device: Device, job: TrainingJob, runtime: RuntimeProfile) -> FloatArray:
+        label = f"{operator.kind} {operator.phase} {device.name}"
+        return roofline_s(operator, device, job, runtime) * np.exp(self._error(label, _log2(operator.shape)))
+
+    def _error(self, label: str, features: FloatArray) -> FloatArray:
+        return _smooth(features, self.operator_error, (self.seed, _code(label)))
+
+    def _operator_samples(self, grid: ConfigGrid, rng: np.random.Generator) -> tuple[OperatorSample, ...]:
+        """What a profiler would show of one configuration, on the cluster's first kind of device."""
+        device = self.cluster.devices[0]
+        micro_batches = int(self.job.global_batch_size // (grid.dp[0] * grid.mbs[0]))
+        samples = []
+        for operator in step_operators(self.job, grid):
+            executions = self._blocks(operator.block) * micro_batches * (1 + int(is_recomputed(operator, grid)[0]))
+            # the mean of many executions: step noise averages out with their number
+            factor = np.exp(self.noise / np.sqrt(max(executions, 1)) * rng.standard_normal())
+            if executions:
+                samples.append(
+                    OperatorSample(
+                        kind=operator.kind,
+                        phase=operator.phase,
+                        shape=tuple(operator.shape[0].tolist()),
+                        time_s=float(self._kernel_s(operator, device, self.job, self.runtime)[0] * factor),
+                        count=executions,
+                        name=operator.name,
+                    )
+                )
+        return tuple(samples)
+
+    def _blocks(self, block: Block) -> int:
+        """How many blocks of this kind the model has."""
+        model = self.job.model
+        numbers = {
+            Block.ATTENTION: model.num_layers,
+            Block.DENSE_MLP: model.num_layers - model.num_moe_layers,
+            Block.MOE_MLP: model.num_moe_layers,
+        }
+        return numbers.get(block, 1)
+
+
+def _smooth(features: FloatArray, amplitude: float, seed: tuple[int, int]) -> FloatArray:
+    """A random smooth function of `features` [n, d] with mean 0 and standard deviation `amplitude` [n]."""
+    rng = np.random.default_rng(seed)
+    waves = rng.normal(0.0, 1 / LENGTH_SCALE, (features.shape[1], NUM_WAVES))
+    phases = rng.uniform(0.0, 2 * np.pi, NUM_WAVES)
+    return np.asarray(amplitude * np.sqrt(2 / NUM_WAVES) * np.cos(features @ waves + phases).sum(axis=1))
+
+
+def _log2(sizes: np.ndarray) -> FloatArray:
+    return np.log2(np.maximum(sizes.astype(np.float64), 1.0))
+
+
+def _code(label: str) -> int:
+    """A number that is the same in every process, which `hash` is not."""
+    return zlib.crc32(label.encode())

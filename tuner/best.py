@@ -1,0 +1,55 @@
+"""The answer of a study: its fastest measured configuration, or the fastest predicted one before any trial."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from costmodels.parallel import ParallelConfig
+from tuner.candidates import candidates_of, predicted
+from tuner.config import StudyConfig
+from tuner.record import best_record, expert_step_time_s, read_records
+from tuner.storage import load_study, open_storage
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Best:
+    """A configuration and how its step time is known.
+
+    Attributes:
+        config: The configuration.
+        step_time_s: Its step time.
+        source: "measured", "synthetic" or "predicted".
+        gain_over_expert: The expert's step time over this one, by the same source; None without an expert's.
+    """
+
+    config: ParallelConfig
+    step_time_s: float
+    source: str
+    gain_over_expert: float | None
+
+
+def best_configuration(config: StudyConfig) -> Best | None:
+    """The best that is known of a study; None if no configuration works."""
+    study = load_study(open_storage(config.storage), config.name)
+    records = read_records(study) if study is not None else []
+    best = best_record(records)
+    if best is not None and best.step_time_s is not None:
+        expert = config.expert.values(config.dimensions) if config.expert else None
+        expert_s = expert_step_time_s(records, expert)
+        return Best(
+            config=config.config_of(best.params),
+            step_time_s=best.step_time_s,
+            source=config.backend.origin,
+            gain_over_expert=expert_s / best.step_time_s if expert_s else None,
+        )
+    candidates = candidates_of(config)
+    if not len(candidates.space.grid):
+        return None
+    fastest = int(np.argmin(candidates.estimate.step_time_s))
+    step_time_s = float(candidates.estimate.step_time_s[fastest])
+    gain = predicted(config, config.expert)["step_time_s"] / step_time_s if config.expert else None
+    return Best(
+        config=candidates.space.grid.config(fastest), step_time_s=step_time_s, source="predicted", gain_over_expert=gain
+    )

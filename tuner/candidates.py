@@ -1,0 +1,71 @@
+"""The candidates of a study with all that is predicted of them before any trial."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from costmodels.features import configuration_features
+from costmodels.memory import MemoryEstimate, estimate_memory
+from costmodels.operators import FloatArray
+from costmodels.parallel import ConfigGrid, ParallelConfig
+from costmodels.step_time import StepEstimate, estimate_step, model_flops_utilisation
+from tuner.config import StudyConfig
+from tuner.space import Setting, Space
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Candidates:
+    """The space of a study and its predictions, row by row.
+
+    Attributes:
+        space: What may be tried, and what fell and why.
+        estimate: Predicted step times and breakdowns.
+        features: What the surrogate sees of each candidate [n, d].
+    """
+
+    space: Space
+    estimate: StepEstimate
+    features: FloatArray
+
+
+def candidates_of(config: StudyConfig) -> Candidates:
+    """Enumerates, prunes and predicts the candidates of a study."""
+    space, setting = config.space(), config.setting
+    estimate = estimate_step(setting.job, setting.cluster, setting.runtime, space.grid)
+    features = configuration_features(setting.job, setting.cluster, space.grid, estimate)
+    return Candidates(space=space, estimate=estimate, features=features)
+
+
+def tokens_per_s_per_device(setting: Setting, step_time_s: float) -> float:
+    """Throughput of one device at a step time."""
+    return setting.job.tokens_per_step / (step_time_s * setting.cluster.num_devices)
+
+
+def prediction_json(
+    setting: Setting, estimate: StepEstimate, memory: MemoryEstimate, position: int, headroom: float
+) -> dict[str, Any]:
+    """What `meshtune predict` prints of one configuration, and a trial keeps as its prediction."""
+    step_time_s = float(estimate.step_time_s[position])
+    mfu = model_flops_utilisation(setting.job, setting.cluster, np.array([step_time_s]))
+    return {
+        "step_time_s": step_time_s,
+        "breakdown_s": {part: float(seconds[position]) for part, seconds in estimate.breakdown_s.items()},
+        "peak_memory_bytes": int(memory.peak_bytes[position]),
+        "memory_bytes": {part: int(parts[position]) for part, parts in memory.parts_bytes.items()},
+        "memory_capacity_bytes": int(memory.capacity_bytes[position]),
+        "fits": bool(memory.fits(headroom)[position]),
+        "mfu": float(mfu[0]),
+        "tokens_per_s_per_device": tokens_per_s_per_device(setting, step_time_s),
+    }
+
+
+def predicted(config: StudyConfig, chosen: ParallelConfig) -> dict[str, Any]:
+    """The prediction of one configuration, whether it is in the study's space or not."""
+    setting = config.setting
+    grid = ConfigGrid.from_configs([chosen], config.options.opened)
+    estimate = estimate_step(setting.job, setting.cluster, setting.runtime, grid)
+    memory = estimate_memory(setting.job, setting.cluster, setting.runtime, grid)
+    return prediction_json(setting, estimate, memory, 0, config.options.memory_headroom)

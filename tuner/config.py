@@ -1,0 +1,410 @@
+"""Study file -> StudyConfig: every key checked, every name resolved, every mistake one message.
+
+The pydantic classes below are the study file's grammar; `load_study` turns what they hold into the frozen objects that
+the rest of Meshtune works with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from costmodels.job import TrainingJob
+from costmodels.measured import MeasuredGroup, one_group, read_measured
+from costmodels.model_catalog import load_model
+from costmodels.parallel import DEGREES, FURTHER_DIMENSIONS, RECOMPUTE_MODES, ParallelConfig, Value
+from costmodels.runtime import RuntimeProfile, find_runtime
+from hardware.cluster import Cluster, cluster_from_mapping
+from hardware.config_file import StrictModel, checked, parse_yaml, read_mapping
+from hardware.errors import ConfigError
+from trials.backend import AbstractBackend
+from trials.replay import ReplayBackend
+from trials.simulated import SimulatedBackend
+from tuner.space import Setting, Space, SpaceOptions, broken_rules, build_space, launchable, setting_for
+
+DEFAULT_STORAGE = "sqlite:///meshtune.db"
+
+PositiveInt = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+class _JobKeys(StrictModel):
+    sequence_length: PositiveInt
+    global_batch_size: PositiveInt
+    precision: Literal["bf16", "fp16", "fp8", "fp32"] = "bf16"
+    optimizer: Literal["adam", "sgd"] = "adam"
+    recompute: Literal["none", "selective", "full"] = "none"
+    zero_stage: Annotated[int, Field(ge=0, le=3)] = 1
+    sequence_parallel: bool | None = None
+
+
+class _SpaceKeys(StrictModel):
+    rules: str | None = None
+    without: list[str] = []
+    memory_headroom: Share = 0.08
+    pp: list[PositiveInt] | None = None
+    tp: list[PositiveInt] | None = None
+    dp: list[PositiveInt] | None = None
+    cp: list[PositiveInt] | None = None
+    up: list[PositiveInt] | None = None
+    vpp: list[PositiveInt] | None = None
+    ep: list[PositiveInt] | None = None
+    mbs: list[PositiveInt] | None = None
+    recompute: list[Literal["none", "selective", "full"]] | None = None
+    zero_stage: list[Annotated[int, Field(ge=0, le=3)]] | None = None
+    sequence_parallel: list[bool] | None = None
+
+
+class _SearchKeys(StrictModel):
+    draws: Annotated[int, Field(ge=10, le=10_000)] = 100
+    confidence: Annotated[float, Field(gt=0, le=1)] = 0.95
+    max_trials: PositiveInt = 40
+    max_seconds: Annotated[float, Field(gt=0)] | None = None
+    parallel_trials: Annotated[int, Field(ge=1, le=1024)] = 1
+    seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
+
+
+class _ReplayKeys(StrictModel):
+    backend: Literal["replay"]
+    measured: Annotated[list[str], Field(min_length=1)]
+    where: dict[str, str | int | float | bool] = {}
+    seconds_per_trial: Annotated[float, Field(ge=0)] = 0.0
+    time_limit_s: Annotated[float, Field(gt=0)] | None = None
+
+
+class _SimulatedKeys(StrictModel):
+    backend: Literal["simulated"]
+    fidelity: Literal["step_time"] = "step_time"
+    seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
+    noise: Annotated[float, Field(ge=0, le=1)] = 0.02
+    operator_error: Annotated[float, Field(ge=0, le=1)] = 0.15
+    num_steps: Annotated[int, Field(ge=1, le=1000)] = 5
+    seconds_per_trial: Annotated[float, Field(ge=0)] = 0.0
+    time_limit_s: Annotated[float, Field(gt=0)] | None = None
+
+
+class _StudyKeys(StrictModel):
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+    model: str | None = None
+    cluster: dict[str, Any]
+    job: _JobKeys | None = None
+    runtime: str = "megatron-core"
+    space: _SpaceKeys = _SpaceKeys()
+    search: _SearchKeys = _SearchKeys()
+    expert: dict[str, Any] | None = None
+    trial: Annotated[_ReplayKeys | _SimulatedKeys, Field(discriminator="backend")] = _SimulatedKeys(backend="simulated")
+    storage: str = DEFAULT_STORAGE
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SearchOptions:
+    """How the tuner searches: see the study file's `search:` keys."""
+
+    draws: int
+    confidence: float
+    max_trials: int
+    max_seconds: float | None
+    parallel_trials: int
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StudyConfig:
+    """A checked study: what is tuned, over what, how, and where its results stand.
+
+    Attributes:
+        name: The study's name in its storage.
+        file: The file it was read from.
+        setting: Job, cluster and runtime.
+        options: What the study says about its space.
+        search: Budget, confidence, parallel trials, seed.
+        expert: The configuration in use today, or None.
+        backend: How a trial is run.
+        time_limit_s: Limit of one trial, or None.
+        storage: Database URL.
+        meaning: What gives the study's trials their meaning; a resumed study must have the same.
+        measured: The measured rows that a replay serves, or None.
+    """
+
+    name: str
+    file: str
+    setting: Setting
+    options: SpaceOptions
+    search: SearchOptions
+    expert: ParallelConfig | None
+    backend: AbstractBackend
+    time_limit_s: float | None
+    storage: str
+    meaning: dict[str, Any]
+    measured: MeasuredGroup | None
+
+    @property
+    def config_defaults(self) -> dict[str, Value]:
+        """Values of the further dimensions where nobody names them."""
+        return _further_defaults(self.setting.job, self.setting.runtime)
+
+    @property
+    def dimensions(self) -> tuple[str, ...]:
+        """The names that identify a candidate: the eight degrees and the opened dimensions."""
+        return DEGREES + self.options.opened
+
+    def config_of(self, values: Mapping[str, Value]) -> ParallelConfig:
+        """The configuration that a candidate's dimensions name; the job fixes what they leave open."""
+        return ParallelConfig(**(self.config_defaults | dict(values)))  # type: ignore[arg-type] # checked by ParallelConfig
+
+    def space(self) -> Space:
+        """Enumerates, prunes and predicts the memory of the study's candidates."""
+        replayed = self.backend.candidates(self.options.opened) if isinstance(self.backend, ReplayBackend) else None
+        try:
+            return build_space(self.setting, self.options, expert=self.expert, measured=replayed)
+        except ConfigError as error:
+            raise error.in_file(self.file) from None
+
+
+def load_study(path: Path, *, overrides: Sequence[str] = (), storage: str | None = None) -> StudyConfig:
+    """The study that a YAML file describes.
+
+    Args:
+        path: The study file; paths inside it are relative to it.
+        overrides: `a.b=value` texts that replace keys of the file; the value is YAML.
+        storage: Database URL that wins over MESHTUNE_STORAGE, which wins over the file.
+
+    Raises:
+        ConfigError: anything in the file, or in a file that it names, cannot work.
+    """
+    mapping = read_mapping(path)
+    try:
+        for override in overrides:
+            _apply_override(mapping, override)
+        keys = checked(_StudyKeys, mapping)
+        return _resolved(keys, path, storage or os.environ.get("MESHTUNE_STORAGE") or keys.storage)
+    except ConfigError as error:
+        raise error.in_file(str(path)) from None
+
+
+def _resolved(keys: _StudyKeys, path: Path, storage: str) -> StudyConfig:
+    base_dir = path.parent
+    cluster = _under("cluster", lambda: cluster_from_mapping(keys.cluster, base_dir, None))
+    runtime = _under("runtime", lambda: find_runtime(keys.runtime))
+    group = _measured_group(keys, base_dir) if isinstance(keys.trial, _ReplayKeys) else None
+    job = _job(keys, base_dir, group)
+    options = _space_options(keys.space)
+    setting = setting_for(job, cluster, runtime, options)
+    if group is not None and group.devices != cluster.num_devices:
+        raise ConfigError(
+            f"the measured rows ran on {group.devices} devices, and the cluster has {cluster.num_devices}",
+            key="cluster",
+            value=keys.cluster,
+            nearest="change the cluster's hosts or trial.where",
+        )
+    _check_fixed_dimensions(setting, options, measured=group is not None)
+    backend: AbstractBackend
+    if isinstance(keys.trial, _ReplayKeys):
+        assert group is not None, "a replay has measured rows"
+        backend = ReplayBackend(group=group, seconds_per_trial=keys.trial.seconds_per_trial)
+    else:
+        backend = SimulatedBackend(
+            job=job,
+            cluster=cluster,
+            runtime=setting.runtime,
+            seed=keys.trial.seed,
+            noise=keys.trial.noise,
+            operator_error=keys.trial.operator_error,
+            num_steps=keys.trial.num_steps,
+            seconds_per_trial=keys.trial.seconds_per_trial,
+        )
+    _check_storage(storage)
+    return StudyConfig(
+        name=keys.name,
+        file=str(path),
+        setting=setting,
+        options=options,
+        search=SearchOptions(**keys.search.model_dump()),
+        expert=_expert(keys, setting, options),
+        backend=backend,
+        time_limit_s=keys.trial.time_limit_s,
+        storage=storage,
+        meaning=_meaning(keys, setting, group),
+        measured=group,
+    )
+
+
+def _under(prefix: str, resolve: Any) -> Any:
+    """What `resolve()` returns; a mistake inside is told under the key `prefix`."""
+    try:
+        return resolve()
+    except ConfigError as error:
+        raise (error if error.file else error.under(prefix)) from None
+
+
+def _job(keys: _StudyKeys, base_dir: Path, group: MeasuredGroup | None) -> TrainingJob:
+    if group is not None:
+        for key in ("model", "job"):
+            if getattr(keys, key) is not None:
+                raise ConfigError(
+                    "a replayed study takes its model and job from the measured rows",
+                    key=key,
+                    value=getattr(keys, key) if key == "model" else None,
+                    nearest=f"leave {key} out",
+                )
+        first = group.runs[0].config
+        return TrainingJob(
+            model=group.model,
+            sequence_length=group.sequence_length,
+            global_batch_size=group.global_batch_size,
+            precision=group.precision,
+            recompute=first.recompute,
+            zero_stage=first.zero_stage,
+            sequence_parallel=None,
+        )
+    for key in ("model", "job"):
+        if getattr(keys, key) is None:
+            raise ConfigError("is required and missing", key=key)
+    assert keys.model is not None, "checked above"
+    assert keys.job is not None, "checked above"
+    reference = keys.model
+    model = _under("model", lambda: load_model(reference, base_dir))
+    return TrainingJob(model=model, **keys.job.model_dump())
+
+
+def _measured_group(keys: _StudyKeys, base_dir: Path) -> MeasuredGroup:
+    assert isinstance(keys.trial, _ReplayKeys), "only a replay has measured rows"
+    trial = keys.trial
+    return _under("trial", lambda: one_group(read_measured(trial.measured, trial.where, base_dir)))  # type: ignore[no-any-return] # _under returns what the lambda does
+
+
+def _space_options(keys: _SpaceKeys) -> SpaceOptions:
+    allowed: list[tuple[str, tuple[int, ...]]] = []
+    opened: list[str] = []
+    for name in DEGREES + FURTHER_DIMENSIONS:
+        values = getattr(keys, name)
+        if values is None:
+            continue
+        if not values or len(set(values)) < len(values):
+            raise ConfigError("must list at least one value, each once", key=f"space.{name}", value=values)
+        if name in FURTHER_DIMENSIONS:
+            opened.append(name)
+        codes = [RECOMPUTE_MODES.index(value) if name == "recompute" else int(value) for value in values]
+        allowed.append((name, tuple(sorted(codes))))
+    return SpaceOptions(
+        rule_set=keys.rules,
+        without=tuple(keys.without),
+        allowed=tuple(allowed),
+        opened=tuple(opened),
+        memory_headroom=keys.memory_headroom,
+    )
+
+
+def _check_fixed_dimensions(setting: Setting, options: SpaceOptions, *, measured: bool) -> None:
+    """A value that the job fixes, or that the study opens, must be one that the runtime offers."""
+    job, runtime = setting.job, setting.runtime
+    if measured:
+        return
+    opened = dict(options.allowed)
+    modes = [RECOMPUTE_MODES[code] for code in opened.get("recompute", ())] or [job.recompute]
+    stages = list(opened.get("zero_stage", ())) or [job.zero_stage]
+    for key, values, offered in (
+        ("recompute", modes, runtime.recompute_modes),
+        ("zero_stage", stages, runtime.zero_stages),
+    ):
+        where = "space" if key in options.opened else "job"
+        for value in values:
+            if value not in offered:
+                raise ConfigError(
+                    f"is not offered by the runtime {runtime.name}",
+                    key=f"{where}.{key}",
+                    value=value,
+                    nearest=f"valid: {', '.join(map(str, offered))}",
+                )
+
+
+def _further_defaults(job: TrainingJob, runtime: RuntimeProfile) -> dict[str, Value]:
+    default_sp = runtime.sequence_parallel if job.sequence_parallel is None else job.sequence_parallel
+    return {"recompute": job.recompute, "zero_stage": job.zero_stage, "sequence_parallel": default_sp}
+
+
+def _expert(keys: _StudyKeys, setting: Setting, options: SpaceOptions) -> ParallelConfig | None:
+    if keys.expert is None:
+        return None
+    known = DEGREES + FURTHER_DIMENSIONS
+    for name, value in keys.expert.items():
+        if name not in known:
+            raise ConfigError("unknown key", key=f"expert.{name}", value=value, nearest=f"valid: {', '.join(known)}")
+    try:
+        config = ParallelConfig(**(_further_defaults(setting.job, setting.runtime) | keys.expert))  # type: ignore[arg-type] # ParallelConfig checks the types
+    except ConfigError as error:
+        raise error.under("expert") from None
+    if not launchable(setting, config):
+        reasons = broken_rules(setting, options, config)
+        raise ConfigError(
+            "cannot be launched: " + "; ".join(reasons.values()), key="expert", value=str(config), nearest=None
+        )
+    return config
+
+
+def _check_storage(url: str) -> None:
+    if not re.match(r"^(sqlite|postgresql|mysql)(\+\w+)?://", url):
+        raise ConfigError(
+            "is no database URL",
+            key="storage",
+            value=url,
+            nearest="for example sqlite:///meshtune.db or postgresql://user@host/name",
+        )
+
+
+def _apply_override(mapping: dict[str, Any], override: str) -> None:
+    """Replaces one key of the study: `search.seed=3`."""
+    path, equals, text = override.partition("=")
+    if not equals or not path:
+        raise ConfigError("must read key=value", key="--set", value=override, nearest="for example search.seed=3")
+    *parents, last = path.split(".")
+    target = mapping
+    for parent in parents:
+        inner = target.setdefault(parent, {})
+        if not isinstance(inner, dict):
+            raise ConfigError("holds no keys of its own", key=f"--set {path}", value=inner)
+        target = inner
+    target[last] = parse_yaml(text)
+
+
+def _meaning(keys: _StudyKeys, setting: Setting, group: MeasuredGroup | None) -> dict[str, Any]:
+    """The resolved values under the study file's keys that give a trial its meaning, as JSON."""
+    job = asdict(setting.job)
+    model = job.pop("model")
+    trial = keys.trial.model_dump()
+    for unrelated in ("time_limit_s", "seconds_per_trial", "measured"):
+        trial.pop(unrelated, None)
+    if group is not None:
+        rows = [[*run.config.values(DEGREES + FURTHER_DIMENSIONS).values(), run.step_time_s] for run in group.runs]
+        digest = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+        trial["rows"] = f"{len(rows)} rows, sha256 {digest[:16]}"
+    return {
+        "model": model,
+        "cluster": asdict(setting.cluster),
+        "job": job,
+        "runtime": asdict(setting.runtime),
+        "space": {"opened": list(_space_options(keys.space).opened)},
+        "trial": trial,
+    }
+
+
+def first_difference(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> tuple[str, Any, Any] | None:
+    """The first key, in dotted form, at which two meanings differ, with both values; None if they agree."""
+    for key in sorted({*before, *now}):
+        path = f"{prefix}{key}"
+        old, new = before.get(key), now.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            inner = first_difference(old, new, f"{path}.")
+            if inner is not None:
+                return inner
+        elif old != new:
+            return path, old, new
+    return None

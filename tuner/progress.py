@@ -1,0 +1,61 @@
+"""Shows a run's progress on stderr: a live bar on a terminal, one line per finished trial elsewhere."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+
+from tuner.config import StudyConfig
+from tuner.study import Progress
+
+
+class ProgressLine:
+    """Trials done, best so far, p_star, and the seconds left of a budget of time."""
+
+    def __init__(self, config: StudyConfig) -> None:
+        self._console = Console(stderr=True, highlight=False)
+        self._bar = Bar(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[state]}"),
+            TimeElapsedColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._bar.add_task(config.name, total=config.search.max_trials, state="starting Ray")
+        self._lines_shown = 0
+        if not self._console.is_terminal:
+            self._console.print(f"{config.name}: starting Ray", soft_wrap=True)
+
+    def __enter__(self) -> ProgressLine:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def show(self, progress: Progress) -> None:
+        """Draws where the run stands."""
+        if progress.note:
+            self._console.print(f"note: {progress.note}", soft_wrap=True)
+        state = self._state(progress)
+        self._bar.update(self._task, completed=progress.done, total=progress.budget, state=state)
+        if not self._console.is_terminal and progress.done > self._lines_shown:
+            self._lines_shown = progress.done
+            self._console.print(f"{progress.done}/{progress.budget} trials, {state}", soft_wrap=True)
+
+    def _state(self, progress: Progress) -> str:
+        best = progress.best
+        parts = [f"best {best.step_time_s:.4g} s" if best is not None else "no result yet"]
+        parts.append(f"p_star {progress.p_star:.2f}")
+        if progress.running:
+            parts.append(f"{progress.running} running")
+        if progress.seconds_left is not None:
+            parts.append(f"{progress.seconds_left:.0f} s left")
+        return ", ".join(parts)

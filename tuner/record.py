@@ -1,0 +1,98 @@
+"""What a study and its trials keep in the storage, and how it is read back.
+
+A trial's parameters are the dimensions of its candidate. Its attributes hold, as JSON:
+
+    prediction   what the cost model said before the trial (see candidates.prediction_json)
+    observation  what was measured (see trials.backend.Observation)
+    status       the observation's status, so that the Optuna dashboard can filter by it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from optuna import Study
+from optuna.trial import FrozenTrial, TrialState
+
+from costmodels.parallel import Value
+from trials.backend import Observation, Status
+from tuner.sampler import P_STAR, STATUS
+
+PREDICTION = "prediction"
+OBSERVATION = "observation"
+MEANING = "meaning"
+STOP_REASON = "stop_reason"
+ORIGIN = "origin"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialRecord:
+    """One trial as the storage holds it.
+
+    Attributes:
+        number: The trial's number in its study.
+        params: The candidate by its dimensions; empty if the trial never got one.
+        finished: Whether the trial has ended.
+        status: Status of its observation; None while it runs.
+        step_time_s: Median of the measured steps, where it completed.
+        predicted_s: Step time that the cost model predicted.
+        prediction: All that was predicted.
+        observation: All that was observed.
+        p_star: The study's p_star after this trial.
+        started_at: When it was asked for.
+        ended_at: When it was told.
+    """
+
+    number: int
+    params: dict[str, Value]
+    finished: bool
+    status: Status | None
+    step_time_s: float | None
+    predicted_s: float | None
+    prediction: dict[str, Any]
+    observation: Observation | None
+    p_star: float | None
+    started_at: datetime | None
+    ended_at: datetime | None
+
+
+def read_records(study: Study) -> list[TrialRecord]:
+    """All trials that got a candidate, in the order of their numbers."""
+    p_stars = study.user_attrs
+    trials = sorted(study.get_trials(deepcopy=False), key=lambda trial: trial.number)
+    return [_record(trial, p_stars.get(f"{P_STAR}:{trial.number}")) for trial in trials if trial.params]
+
+
+def _record(trial: FrozenTrial, p_star: float | None) -> TrialRecord:
+    prediction = trial.user_attrs.get(PREDICTION, {})
+    observation = trial.user_attrs.get(OBSERVATION)
+    finished = trial.state.is_finished()
+    status = Status(trial.user_attrs.get(STATUS, Status.OK if trial.state == TrialState.COMPLETE else Status.CRASHED))
+    return TrialRecord(
+        number=trial.number,
+        params=dict(trial.params),
+        finished=finished,
+        status=status if finished else None,
+        step_time_s=trial.values[0] if trial.state == TrialState.COMPLETE and trial.values else None,
+        predicted_s=prediction.get("step_time_s"),
+        prediction=prediction,
+        observation=Observation.from_json(observation) if observation else None,
+        p_star=p_star,
+        started_at=trial.datetime_start,
+        ended_at=trial.datetime_complete,
+    )
+
+
+def best_record(records: Sequence[TrialRecord]) -> TrialRecord | None:
+    """The completed trial with the smallest step time; the earliest of equals."""
+    completed = [record for record in records if record.step_time_s is not None]
+    return min(completed, key=lambda record: (record.step_time_s, record.number), default=None)
+
+
+def expert_step_time_s(records: Sequence[TrialRecord], expert: dict[str, Value] | None) -> float | None:
+    """The measured step time of the expert's configuration, if it ran."""
+    times = [record.step_time_s for record in records if record.params == expert and record.step_time_s is not None]
+    return min(times, default=None)

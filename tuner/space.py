@@ -1,0 +1,538 @@
+"""The candidate grid, and why each configuration that is not in it fell.
+
+A rule is one named, vectorised predicate with its own reason text. The grid is enumerated in stages (the five degrees
+that multiply to the number of devices, then mbs, vpp, ep, then the opened dimensions), and every rule is applied at the
+first stage where all that it needs is known, so that a space of tens of millions of raw combinations is never built.
+`removed` still counts raw combinations: what a rule drops early is weighted with the combinations it stands for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodels.job import TrainingJob
+from costmodels.memory import MemoryEstimate, estimate_memory
+from costmodels.parallel import (
+    DEGREES,
+    FURTHER_DIMENSIONS,
+    RECOMPUTE_MODES,
+    ConfigGrid,
+    IntArray,
+    ParallelConfig,
+    concatenate,
+)
+from costmodels.runtime import RuntimeProfile
+from hardware.cluster import Cluster
+from hardware.errors import ConfigError, did_you_mean
+
+Keep = NDArray[np.bool_]
+Columns = Mapping[str, IntArray]
+
+MAX_CANDIDATES = 5_000_000
+STAGES: tuple[tuple[str, ...], ...] = (
+    ("pp", "tp", "dp", "cp", "up"),
+    ("mbs",),
+    ("vpp",),
+    ("ep",),
+    ("recompute",),
+    ("zero_stage",),
+    ("sequence_parallel",),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """What the rules refer to: one job on one cluster under one runtime."""
+
+    job: TrainingJob
+    cluster: Cluster
+    runtime: RuntimeProfile
+
+    @property
+    def padded_layers(self) -> int:
+        """Layers with the no-op layers that the runtime adds."""
+        multiple = self.runtime.layer_padding
+        return -(-self.job.model.num_layers // multiple) * multiple
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rule:
+    """One condition that a configuration must meet.
+
+    Attributes:
+        name: How studies switch it off and reports count it.
+        needs: The dimensions it looks at.
+        keep: Which rows of the columns [n] meet it.
+        reason: Why it exists, with the numbers of the setting; told when a configuration breaks it.
+    """
+
+    name: str
+    needs: tuple[str, ...]
+    keep: Callable[[Setting, Columns], Keep]
+    reason: Callable[[Setting], str]
+
+
+def _replicas(c: Columns) -> IntArray:
+    return np.asarray(c["dp"] * c["cp"] * c["up"])
+
+
+def _vpp_batches(s: Setting, c: Columns) -> Keep:
+    micro_batches = s.job.global_batch_size // np.maximum(c["dp"] * c["mbs"], 1)
+    return np.asarray((c["vpp"] == 1) | (micro_batches % c["pp"] == 0))
+
+
+RULES: dict[str, Rule] = {
+    rule.name: rule
+    for rule in (
+        Rule(
+            name="devices",
+            needs=("pp", "tp", "dp", "cp", "up"),
+            keep=lambda s, c: c["pp"] * c["tp"] * c["dp"] * c["cp"] * c["up"] == s.cluster.num_devices,
+            reason=lambda s: f"pp*tp*dp*cp*up must be the {s.cluster.num_devices} devices of the cluster",
+        ),
+        Rule(
+            name="tp_within_host",
+            needs=("tp",),
+            keep=lambda s, c: c["tp"] <= s.cluster.devices_per_host,
+            reason=lambda s: f"tp must stay within a host of {s.cluster.devices_per_host} devices",
+        ),
+        Rule(
+            name="heads",
+            needs=("tp", "up"),
+            keep=lambda s, c: s.job.model.num_heads % (c["tp"] * c["up"]) == 0,
+            reason=lambda s: f"tp*up must divide the {s.job.model.num_heads} attention heads",
+        ),
+        Rule(
+            name="kv_heads",
+            needs=("tp",),
+            keep=lambda s, c: (s.job.model.num_kv_heads % c["tp"] == 0) | (c["tp"] % s.job.model.num_kv_heads == 0),
+            reason=lambda s: f"tp must divide the {s.job.model.num_kv_heads} key-value heads or be a multiple of them",
+        ),
+        Rule(
+            name="ffn",
+            needs=("tp",),
+            keep=lambda s, c: np.all([size % c["tp"] == 0 for size in _ffn_sizes(s)], axis=0),
+            reason=lambda s: f"tp must divide the MLP's inner sizes {_ffn_sizes(s)}",
+        ),
+        Rule(
+            name="sequence",
+            needs=("tp", "cp", "up"),
+            keep=lambda s, c: s.job.sequence_length % (c["tp"] * c["up"] * np.where(c["cp"] > 1, 2 * c["cp"], 1)) == 0,
+            reason=lambda s: (
+                f"tp*up*2cp (tp*up without cp) must divide the sequence of {s.job.sequence_length} tokens: "
+                "ring attention deals two chunks to each rank to balance the causal mask"
+            ),
+        ),
+        Rule(
+            name="pp_layers",
+            needs=("pp",),
+            keep=lambda s, c: c["pp"] <= s.job.model.num_layers,
+            reason=lambda s: f"pp must not exceed the {s.job.model.num_layers} layers",
+        ),
+        Rule(
+            name="global_batch",
+            needs=("dp", "mbs"),
+            keep=lambda s, c: s.job.global_batch_size % (c["dp"] * c["mbs"]) == 0,
+            reason=lambda s: f"dp*mbs must divide the global batch of {s.job.global_batch_size} sequences",
+        ),
+        Rule(
+            name="mbs_power_of_two",
+            needs=("mbs",),
+            keep=lambda _, c: c["mbs"] & (c["mbs"] - 1) == 0,
+            reason=lambda _: "mbs must be a power of two",
+        ),
+        Rule(
+            name="layers",
+            needs=("pp", "vpp"),
+            keep=lambda s, c: s.padded_layers % (c["pp"] * c["vpp"]) == 0,
+            reason=lambda s: f"pp*vpp must divide the {_layers_in_words(s)}",
+        ),
+        Rule(
+            name="no_vpp",
+            needs=("vpp",),
+            keep=lambda _, c: c["vpp"] == 1,
+            reason=lambda s: f"{s.runtime.name} has no interleaved schedule, so vpp must be 1",
+        ),
+        Rule(
+            name="vpp_three_stages",
+            needs=("pp", "vpp"),
+            keep=lambda _, c: (c["vpp"] == 1) | (c["pp"] > 2),
+            reason=lambda _: "vpp > 1 needs pp > 2",
+        ),
+        Rule(
+            name="vpp_two_stages",
+            needs=("pp", "vpp"),
+            keep=lambda _, c: (c["vpp"] == 1) | (c["pp"] > 1),
+            reason=lambda _: "vpp > 1 needs pp > 1",
+        ),
+        Rule(
+            name="vpp_micro_batches",
+            needs=("pp", "dp", "mbs", "vpp"),
+            keep=_vpp_batches,
+            reason=lambda _: "vpp > 1 needs the number of micro-batches, global batch / (dp*mbs), divisible by pp",
+        ),
+        Rule(
+            name="experts",
+            needs=("ep",),
+            keep=lambda s, c: max(s.job.model.num_experts, 1) % c["ep"] == 0,
+            reason=lambda s: f"ep must divide the {s.job.model.num_experts} experts (1 for a dense model)",
+        ),
+        Rule(
+            name="ep_within_dp",
+            needs=("dp", "ep"),
+            keep=lambda _, c: c["dp"] % c["ep"] == 0,
+            reason=lambda _: "ep must divide dp",
+        ),
+        Rule(
+            name="ep_within_dp_cp",
+            needs=("dp", "cp", "up", "ep"),
+            keep=lambda _, c: _replicas(c) % c["ep"] == 0,
+            reason=lambda _: "ep must divide dp*cp*up, the ranks that share a weight",
+        ),
+        Rule(
+            name="recompute_supported",
+            needs=("recompute",),
+            keep=lambda s, c: np.isin(c["recompute"], [RECOMPUTE_MODES.index(m) for m in s.runtime.recompute_modes]),
+            reason=lambda s: f"{s.runtime.name} offers recompute {', '.join(s.runtime.recompute_modes)}",
+        ),
+        Rule(
+            name="zero_supported",
+            needs=("zero_stage",),
+            keep=lambda s, c: np.isin(c["zero_stage"], s.runtime.zero_stages),
+            reason=lambda s: f"{s.runtime.name} offers ZeRO stages {', '.join(map(str, s.runtime.zero_stages))}",
+        ),
+        Rule(
+            name="zero_needs_replicas",
+            needs=("dp", "cp", "up", "zero_stage"),
+            keep=lambda _, c: (c["zero_stage"] == 0) | (_replicas(c) > 1),
+            reason=lambda _: "without replicas (dp*cp*up = 1) every ZeRO stage is stage 0",
+        ),
+        Rule(
+            name="sequence_parallel_needs_tp",
+            needs=("tp", "sequence_parallel"),
+            keep=lambda _, c: (c["sequence_parallel"] == 0) | (c["tp"] > 1),
+            reason=lambda _: "without tp there is nothing that sequence parallelism could split",
+        ),
+        Rule(
+            name="experts_need_sequence_parallel",
+            needs=("tp", "sequence_parallel"),
+            keep=lambda s, c: (c["sequence_parallel"] == 1) | (c["tp"] == 1) | (not s.job.model.is_moe),
+            reason=lambda _: "experts with tp > 1 need sequence parallelism (megatron-core transformer_config.py)",
+        ),
+    )
+}
+
+_EVERY_RUNTIME = ("devices", "heads", "pp_layers", "global_batch")
+_FURTHER = ("recompute_supported", "zero_supported", "zero_needs_replicas", "sequence_parallel_needs_tp")
+_MEGATRON = (
+    *_EVERY_RUNTIME,
+    "kv_heads",
+    "ffn",
+    "sequence",
+    "layers",
+    "vpp_two_stages",
+    "vpp_micro_batches",
+    "experts",
+    "ep_within_dp_cp",
+    *_FURTHER,
+    "experts_need_sequence_parallel",
+)
+RULE_SETS: dict[str, tuple[str, ...]] = {
+    # FlexParallel 4.1 and Table 2: reproduces ten of its twelve search-space sizes exactly
+    "flexparallel": (
+        "devices",
+        "tp_within_host",
+        "heads",
+        "pp_layers",
+        "global_batch",
+        "mbs_power_of_two",
+        "layers",
+        "vpp_three_stages",
+        "vpp_micro_batches",
+        "experts",
+        "ep_within_dp",
+        *_FURTHER,
+    ),
+    # megatron-core 0.16 transformer_config.py and schedules.py; Megatron-LM training/arguments.py
+    "megatron": _MEGATRON,
+    # MindSpeed runs Megatron-LM's checks
+    "mindspeed": _MEGATRON,
+    # nanotron parallel/context.py, config/parallelism_config.py: contiguous blocks, no interleaving
+    "nanotron": (*_EVERY_RUNTIME, "kv_heads", "ffn", "sequence", "no_vpp", "experts", "ep_within_dp", *_FURTHER),
+}
+LAYER_PADDING = {"flexparallel": 8}
+"""Rule sets that fill the layers with no-op layers up to a multiple, whatever the runtime's profile says."""
+
+_SINGLE_VALUE_RULES = ("zero_needs_replicas", "sequence_parallel_needs_tp")
+"""Rules that only remove duplicates from an opened dimension; a value fixed by the job is never refused by them."""
+
+
+def _ffn_sizes(s: Setting) -> list[int]:
+    model = s.job.model
+    sizes = {model.ffn_size if model.num_moe_layers < model.num_layers else 0}
+    sizes |= {model.expert_ffn_size, model.shared_expert_ffn_size}
+    return sorted(sizes - {0})
+
+
+def _layers_in_words(s: Setting) -> str:
+    layers = s.job.model.num_layers
+    if s.padded_layers == layers:
+        return f"{layers} layers"
+    return f"{s.padded_layers} layers ({layers}, filled with no-op layers to a multiple of {s.runtime.layer_padding})"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpaceOptions:
+    """What a study says about its space.
+
+    Attributes:
+        rule_set: Name in RULE_SETS; None takes the runtime's.
+        without: Rules switched off.
+        allowed: Values that a dimension may take, where the study tightens it.
+        opened: Further dimensions that the study searches.
+        memory_headroom: Share of each device's memory that must stay free.
+    """
+
+    rule_set: str | None = None
+    without: tuple[str, ...] = ()
+    allowed: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    opened: tuple[str, ...] = ()
+    memory_headroom: float = 0.08
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Space:
+    """The candidates of a study.
+
+    Attributes:
+        grid: Configurations that obey every rule and fit in memory, and the expert's.
+        memory: Their predicted memory.
+        num_before_memory: Configurations that obey every rule.
+        removed: Raw combinations that each rule dropped, and configurations that memory dropped.
+        warnings: What a user should know, such as rules that the expert's configuration breaks.
+    """
+
+    grid: ConfigGrid
+    memory: MemoryEstimate
+    num_before_memory: int
+    removed: dict[str, int]
+    warnings: tuple[str, ...]
+
+
+def setting_for(job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile, options: SpaceOptions) -> Setting:
+    """The setting in which rules and cost model see the job: a rule set may bring its own layer padding.
+
+    Raises:
+        ConfigError: the rule set or a switched-off rule does not exist.
+    """
+    name = options.rule_set or runtime.rule_set
+    if name not in RULE_SETS:
+        raise ConfigError("is no rule set", key="space.rules", value=name, nearest=did_you_mean(name, RULE_SETS))
+    for rule in options.without:
+        if rule not in RULE_SETS[name] or rule == "devices":
+            known = [known for known in RULE_SETS[name] if known != "devices"]
+            raise ConfigError(
+                f"is no rule of {name} that can be switched off",
+                key="space.without",
+                value=rule,
+                nearest=did_you_mean(rule, known),
+            )
+    if name in LAYER_PADDING:
+        runtime = replace(runtime, layer_padding=LAYER_PADDING[name], layer_split="even")
+    return Setting(job=job, cluster=cluster, runtime=runtime)
+
+
+def active_rules(setting: Setting, options: SpaceOptions) -> list[Rule]:
+    """The rules in force: those of the rule set less the switched-off ones, and one for each tightened dimension."""
+    name = options.rule_set or setting.runtime.rule_set
+    rules = [RULES[rule] for rule in RULE_SETS[name] if rule not in options.without]
+    rules = [rule for rule in rules if rule.name not in _SINGLE_VALUE_RULES or rule.needs[-1] in options.opened]
+    return rules + [_tightened(dimension, values) for dimension, values in options.allowed]
+
+
+def _tightened(dimension: str, values: tuple[int, ...]) -> Rule:
+    shown = [_shown_value(dimension, value) for value in values]
+    return Rule(
+        name=f"space.{dimension}",
+        needs=(dimension,),
+        keep=lambda _, c: np.isin(c[dimension], values),
+        reason=lambda _: f"the study allows {dimension} only {', '.join(shown)}",
+    )
+
+
+def _shown_value(dimension: str, value: int) -> str:
+    if dimension == "recompute":
+        return RECOMPUTE_MODES[value]
+    return str(bool(value)).lower() if dimension == "sequence_parallel" else str(value)
+
+
+def enumerate_space(setting: Setting, options: SpaceOptions) -> tuple[ConfigGrid, dict[str, int]]:
+    """All configurations that obey the rules in force, and the raw combinations that each rule dropped.
+
+    Rows come in the order of the degrees, pp slowest.
+
+    Raises:
+        ConfigError: more than MAX_CANDIDATES configurations would remain.
+    """
+    raw = _raw_values(setting, options)
+    rules = active_rules(setting, options)
+    removed = dict.fromkeys((rule.name for rule in rules), 0)
+    columns: dict[str, IntArray] = {}
+    num_rows = 1
+    for position, stage in enumerate(STAGES):
+        values = raw[stage[0]] if len(stage) == 1 else _factorisations(setting.cluster.num_devices, len(stage))
+        if num_rows * len(values) > 40 * MAX_CANDIDATES:
+            raise ConfigError(
+                f"leaves more than {MAX_CANDIDATES:,} configurations; tighten a degree",
+                key="space",
+                nearest="for example tp: [1, 2, 4, 8]",
+            )
+        columns = {name: np.repeat(column, len(values)) for name, column in columns.items()}
+        added = np.tile(values.reshape(len(values), -1), (num_rows, 1))
+        columns |= {name: added[:, i] for i, name in enumerate(stage)}
+        known = set(columns)
+        weight = int(np.prod([len(raw[later[0]]) for later in STAGES[position + 1 :]], dtype=np.int64))
+        keep = np.ones(num_rows * len(values), dtype=np.bool_)
+        for rule in rules:
+            if set(rule.needs) <= known and set(rule.needs) & set(stage):
+                broken = keep & ~rule.keep(setting, columns)
+                removed[rule.name] += int(broken.sum()) * weight
+                keep &= ~broken
+        columns = {name: column[keep] for name, column in columns.items()}
+        num_rows = int(keep.sum())
+    order = np.lexsort([columns[name] for name in reversed(DEGREES + FURTHER_DIMENSIONS)])
+    columns = {name: column[order] for name, column in columns.items()}
+    sequence_parallel = columns.pop("sequence_parallel").astype(np.bool_)
+    return ConfigGrid(**columns, sequence_parallel=sequence_parallel, opened=options.opened), {
+        name: count for name, count in removed.items() if count
+    }
+
+
+def _raw_values(setting: Setting, options: SpaceOptions) -> dict[str, IntArray]:
+    """The values of each dimension before any rule: divisors, and what the study opens."""
+    job, runtime = setting.job, setting.runtime
+    default_sp = runtime.sequence_parallel if job.sequence_parallel is None else job.sequence_parallel
+    further = {
+        "recompute": [RECOMPUTE_MODES.index(mode) for mode in runtime.recompute_modes],
+        "zero_stage": list(runtime.zero_stages),
+        "sequence_parallel": [0, 1],
+    }
+    fixed = {
+        "recompute": [RECOMPUTE_MODES.index(job.recompute)],
+        "zero_stage": [job.zero_stage],
+        "sequence_parallel": [int(default_sp)],
+    }
+    values = {
+        "mbs": divisors(job.global_batch_size),
+        "vpp": divisors(setting.padded_layers),
+        "ep": divisors(max(job.model.num_experts, 1)),
+        **{name: further[name] if name in options.opened else fixed[name] for name in FURTHER_DIMENSIONS},
+    }
+    return {name: np.array(entries, dtype=np.int64) for name, entries in values.items()}
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors of a positive number, ascending."""
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
+def _factorisations(number: int, parts: int) -> IntArray:
+    """All ordered ways [f, parts] to write `number` as a product of `parts` factors."""
+    rows: list[tuple[int, ...]] = [()]
+    rests = [number]
+    for _ in range(parts - 1):
+        extended = [(row, rest, d) for row, rest in zip(rows, rests, strict=True) for d in divisors(rest)]
+        rows = [(*row, d) for row, _, d in extended]
+        rests = [rest // d for _, rest, d in extended]
+    return np.array([(*row, rest) for row, rest in zip(rows, rests, strict=True)], dtype=np.int64)
+
+
+def broken_rules(setting: Setting, options: SpaceOptions, config: ParallelConfig) -> dict[str, str]:
+    """Every rule in force that `config` breaks, with its reason."""
+    grid = ConfigGrid.from_configs([config], options.opened)
+    columns = {name: grid.matrix([name])[:, 0] for name in DEGREES + FURTHER_DIMENSIONS}
+    return {
+        rule.name: rule.reason(setting)
+        for rule in active_rules(setting, options)
+        if not bool(np.all(rule.keep(setting, columns)))
+    }
+
+
+def why_not(setting: Setting, options: SpaceOptions, config: ParallelConfig) -> dict[str, str]:
+    """Everything that keeps `config` out of the space: the rules it breaks, and memory if it can be predicted."""
+    reasons = broken_rules(setting, options, config)
+    if launchable(setting, config):
+        grid = ConfigGrid.from_configs([config], options.opened)
+        memory = estimate_memory(setting.job, setting.cluster, setting.runtime, grid)
+        if not memory.fits(options.memory_headroom)[0]:
+            reasons["memory"] = (
+                f"needs {memory.peak_bytes[0] / 2**30:.1f} GiB of {memory.capacity_bytes[0] / 2**30:.1f} GiB, and "
+                f"{options.memory_headroom:.0%} must stay free"
+            )
+    return reasons
+
+
+def launchable(setting: Setting, config: ParallelConfig) -> bool:
+    """Whether the cost model can price the configuration: its sizes divide what they split."""
+    return all(RULES[name].keep(setting, _columns(config)).all() for name in ("devices", "global_batch")) and (
+        config.pp <= setting.job.model.num_layers
+        and max(setting.job.model.num_experts, 1) % config.ep == 0
+        and config.dp * config.cp * config.up % config.ep == 0
+    )
+
+
+def _columns(config: ParallelConfig) -> Columns:
+    return {name: np.array([getattr(config, name)], dtype=np.int64) for name in DEGREES}
+
+
+def build_space(
+    setting: Setting, options: SpaceOptions, *, expert: ParallelConfig | None, measured: ConfigGrid | None = None
+) -> Space:
+    """The candidates of a study: enumerated and pruned, or exactly the `measured` ones that a replay offers.
+
+    The expert's configuration is never pruned: it stays in the grid, and a warning names what it breaks.
+    """
+    warnings = []
+    if measured is not None:
+        grid, removed = measured, {}
+        memory = estimate_memory(setting.job, setting.cluster, setting.runtime, grid)
+        fitting = np.ones(len(grid), dtype=np.bool_)
+    else:
+        grid, removed = enumerate_space(setting, options)
+        memory = estimate_memory(setting.job, setting.cluster, setting.runtime, grid)
+        fitting = memory.fits(options.memory_headroom)
+    num_before_memory = len(grid)
+    dropped = int((~fitting).sum())
+    if dropped:
+        removed["memory"] = dropped
+        grid = grid.take(fitting)
+    if expert is not None and _position(grid, expert) is None:
+        if measured is not None:
+            raise ConfigError(
+                "is not among the measured rows, so it cannot be replayed", key="expert", value=str(expert)
+            )
+        reasons = why_not(setting, options, expert)
+        warnings.append(
+            f"the expert's configuration {expert} stays in the space although it breaks: "
+            + "; ".join(f"{name} ({reason})" for name, reason in reasons.items())
+        )
+        grid = concatenate([grid, ConfigGrid.from_configs([expert], grid.opened)])
+    if dropped or warnings:
+        memory = estimate_memory(setting.job, setting.cluster, setting.runtime, grid)
+    return Space(
+        grid=grid,
+        memory=memory,
+        num_before_memory=num_before_memory,
+        removed=removed,
+        warnings=tuple(warnings),
+    )
+
+
+def _position(grid: ConfigGrid, config: ParallelConfig) -> int | None:
+    """Where `config` stands in the grid, by the dimensions that identify a candidate."""
+    return grid.positions().get(tuple(config.values(grid.dimensions).values()))

@@ -1,0 +1,29 @@
+"""When a study stops, in words that a report can print."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class StopReason(StrEnum):
+    """Why the search ended; the value is the word in JSON, `sentence` the words for people."""
+
+    CONFIDENT = "confident"
+    TRIALS = "max_trials"
+    SECONDS = "max_seconds"
+    EXHAUSTED = "exhausted"
+    INTERRUPTED = "interrupted"
+
+    @property
+    def sentence(self) -> str:
+        """What happened and what it means."""
+        return _SENTENCES[self]
+
+
+_SENTENCES = {
+    StopReason.CONFIDENT: "nothing faster is likely to be left",
+    StopReason.TRIALS: "the budget of trials is spent",
+    StopReason.SECONDS: "the budget of time is spent",
+    StopReason.EXHAUSTED: "every candidate has been tried",
+    StopReason.INTERRUPTED: "interrupted; the same command continues",
+}
