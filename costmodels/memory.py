@@ -122,7 +122,7 @@ def estimate_memory(job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile,
             np.where(stages.dense > 0, layers.dense_working[row][:, None], 0.0),
             np.where(stages.moe > 0, layers.moe_working[row][:, None], 0.0),
         )
-        activations = (held * in_flight + working) * (1 + runtime.allocator_slack)
+        activations = (held * in_flight + working) * (1 + runtime.activation_slack)
         head = np.zeros((len(at), pp))
         head[:, -1] = logits[at] + job.element_bytes * residual[at] * job.model.hidden_size
         num_layers = np.maximum(stages.dense + stages.moe, 1)

@@ -48,7 +48,7 @@ class RuntimeProfile:
         launch_s: Host time to launch one operator of costmodels/operators.py, all its kernels together.
         collective_launch_s: Host time to issue one collective inside a layer.
         memory_overhead_bytes: Device memory outside the tally (context, communicators).
-        allocator_slack: Extra share of the activations that the allocator holds.
+        activation_slack: Share that the runtime and its allocator hold beyond the tally of activations.
     """
 
     name: str
@@ -72,7 +72,7 @@ class RuntimeProfile:
     launch_s: float
     collective_launch_s: float
     memory_overhead_bytes: int
-    allocator_slack: float
+    activation_slack: float
 
 
 class _Layers(StrictModel):
@@ -117,7 +117,7 @@ class _ProfileFile(StrictModel):
     launch_us: Annotated[float, Field(ge=0)]
     collective_launch_us: Annotated[float, Field(ge=0)]
     memory_overhead_gib: Annotated[float, Field(ge=0)]
-    allocator_slack: Share
+    activation_slack: Share
 
 
 def runtime_names() -> tuple[str, ...]:
@@ -164,5 +164,5 @@ def read_profile(path: Path) -> RuntimeProfile:
         launch_s=entry.launch_us * 1e-6,
         collective_launch_s=entry.collective_launch_us * 1e-6,
         memory_overhead_bytes=round(entry.memory_overhead_gib * 2**30),
-        allocator_slack=entry.allocator_slack,
+        activation_slack=entry.activation_slack,
     )

@@ -55,6 +55,11 @@ _LOCAL_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a worker without GPUs of its own still sees those of the machine
 }
+_QUIET_ENVIRONMENT = {
+    # Ray prints the raylet's error messages to standard output, which belongs to the command's result
+    "RAY_DEDUP_LOGS": "1",
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",
+}
 _SUBMITTED_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set, under this very name, where `ray job submit` started us
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 _HTTP2_SETTINGS = 4
@@ -215,7 +220,7 @@ class RayExecutor:
                 return ended
 
     def close(self) -> None:
-        """Kills the actors with the trials that still run, and shuts down what was started here; may be called twice."""
+        """Kills the actors with the trials that still run and shuts down what was started here; may be called twice."""
         places, self._places = self._places, []
         self._ended = []
         if self._ray is None or not self._ray.is_initialized():
@@ -421,8 +426,9 @@ class RayExecutor:
 
 
 def _imported_ray() -> Any:
-    ray = import_module("ray")
-    import_module("ray.exceptions")
+    with _environment(_QUIET_ENVIRONMENT):  # read once, at import
+        ray = import_module("ray")
+        import_module("ray.exceptions")
     return ray
 
 

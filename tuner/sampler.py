@@ -41,6 +41,11 @@ P_STAR = "p_star"
 """Study attribute: p_star after the last finished trial; `p_star:N` holds it after trial N."""
 
 
+MEMORY_ERROR_SHARED = 0.1
+MEMORY_ERROR_OWN = 0.15
+"""Standard deviations of log(peak / predicted peak): seen on the Ultra-Scale Playbook's llama-1B and llama-3B rows."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class History:
     """What a study knows of the candidates.
@@ -84,6 +89,7 @@ class ThompsonSampler(BaseSampler):
         candidates: The configurations [n].
         predicted_s: Their predicted step times [n], in seconds.
         features: What the surrogate sees of them [n, d]; see costmodels/features.py.
+        memory_share: Predicted peak memory over the devices' capacity [n]; draws leave out candidates that may not fit.
         draws: M, joint draws per decision.
         confidence: eta; `is_confident` holds once p_star exceeds it.
         seed: Fixes every decision.
@@ -98,6 +104,7 @@ class ThompsonSampler(BaseSampler):
         predicted_s: FloatArray,
         features: FloatArray,
         *,
+        memory_share: FloatArray | None = None,
         draws: int = 100,
         confidence: float = 0.95,
         seed: int = 0,
@@ -115,6 +122,7 @@ class ThompsonSampler(BaseSampler):
         self._candidates = candidates
         self._log_predicted = np.log(predicted_s)
         self._features = features
+        self._memory_share = memory_share
         self._draws = draws
         self._confidence = confidence
         self._seed = seed
@@ -268,12 +276,28 @@ class ThompsonSampler(BaseSampler):
             drawn = surrogate.draw(self._features, self._draws, rng)
             drawn += self._log_predicted.astype(np.float32)
             np.exp(drawn, out=drawn)
+            self._leave_out_misfits(drawn, history, rng)
             drawn[:, impossible] = np.inf
             fastest = np.argmin(drawn, axis=1).astype(np.int64)
             tried = np.isin(fastest, np.array(sorted(history.explored), dtype=np.int64))
             population = Population(fastest=fastest, p_star=float(tried.mean()), drawn_s=drawn)
             self._cached = (key, population)
         return self._cached[1]
+
+    def _leave_out_misfits(self, drawn: NDArray[np.float32], history: History, rng: np.random.Generator) -> None:
+        """Makes candidates infinitely slow in the draws in which their memory does not fit.
+
+        A draw of the memory is the prediction times one error that all candidates share and one of their own. What ran
+        fits.
+        """
+        if self._memory_share is None:
+            return
+        shared = MEMORY_ERROR_SHARED * rng.standard_normal((self._draws, 1))
+        own = MEMORY_ERROR_OWN * rng.standard_normal(drawn.shape, dtype=np.float32)
+        misfits = np.log(self._memory_share).astype(np.float32) + shared.astype(np.float32) + own > 0
+        misfits[:, sorted(history.explored)] = False
+        misfits[misfits.all(axis=1)] = False
+        drawn[misfits] = np.inf
 
     def is_confident(self, history: History) -> bool:
         """Whether p_star exceeds eta (FlexParallel 3.3)."""

@@ -33,6 +33,8 @@ Keep = NDArray[np.bool_]
 Columns = Mapping[str, IntArray]
 
 MAX_CANDIDATES = 5_000_000
+MAX_COMBINATIONS = 40_000_000
+"""Rows that enumeration holds at once, a few gigabytes at most."""
 STAGES: tuple[tuple[str, ...], ...] = (
     ("pp", "tp", "dp", "cp", "up"),
     ("mbs",),
@@ -97,8 +99,8 @@ RULES: dict[str, Rule] = {
         Rule(
             name="tp_within_host",
             needs=("tp",),
-            keep=lambda s, c: c["tp"] <= s.cluster.devices_per_host,
-            reason=lambda s: f"tp must stay within a host of {s.cluster.devices_per_host} devices",
+            keep=lambda s, c: s.cluster.devices_per_host % c["tp"] == 0,
+            reason=lambda s: f"tp must divide the {s.cluster.devices_per_host} devices of a host",
         ),
         Rule(
             name="heads",
@@ -128,6 +130,15 @@ RULES: dict[str, Rule] = {
             ),
         ),
         Rule(
+            name="sequence_chunks",
+            needs=("cp",),
+            keep=lambda s, c: (c["cp"] == 1) | (s.job.sequence_length % (2 * c["cp"]) == 0),
+            reason=lambda s: (
+                f"2*cp must divide the sequence of {s.job.sequence_length} tokens: ring attention deals two chunks to each "
+                "rank to balance the causal mask"
+            ),
+        ),
+        Rule(
             name="pp_layers",
             needs=("pp",),
             keep=lambda s, c: c["pp"] <= s.job.model.num_layers,
@@ -138,12 +149,6 @@ RULES: dict[str, Rule] = {
             needs=("dp", "mbs"),
             keep=lambda s, c: s.job.global_batch_size % (c["dp"] * c["mbs"]) == 0,
             reason=lambda s: f"dp*mbs must divide the global batch of {s.job.global_batch_size} sequences",
-        ),
-        Rule(
-            name="mbs_power_of_two",
-            needs=("mbs",),
-            keep=lambda _, c: c["mbs"] & (c["mbs"] - 1) == 0,
-            reason=lambda _: "mbs must be a power of two",
         ),
         Rule(
             name="layers",
@@ -242,14 +247,13 @@ _MEGATRON = (
     "experts_need_sequence_parallel",
 )
 RULE_SETS: dict[str, tuple[str, ...]] = {
-    # FlexParallel 4.1 and Table 2: reproduces ten of its twelve search-space sizes exactly
+    # FlexParallel 4.1: found by search over rules, it reproduces all twelve search-space sizes of Table 2 exactly
     "flexparallel": (
         "devices",
         "tp_within_host",
         "heads",
-        "pp_layers",
+        "sequence_chunks",
         "global_batch",
-        "mbs_power_of_two",
         "layers",
         "vpp_three_stages",
         "vpp_micro_batches",
@@ -376,7 +380,7 @@ def enumerate_space(setting: Setting, options: SpaceOptions) -> tuple[ConfigGrid
     Rows come in the order of the degrees, pp slowest.
 
     Raises:
-        ConfigError: more than MAX_CANDIDATES configurations would remain.
+        ConfigError: more than MAX_CANDIDATES configurations remain, or more than MAX_COMBINATIONS are to be looked at.
     """
     raw = _raw_values(setting, options)
     rules = active_rules(setting, options)
@@ -385,12 +389,7 @@ def enumerate_space(setting: Setting, options: SpaceOptions) -> tuple[ConfigGrid
     num_rows = 1
     for position, stage in enumerate(STAGES):
         values = raw[stage[0]] if len(stage) == 1 else _factorisations(setting.cluster.num_devices, len(stage))
-        if num_rows * len(values) > 40 * MAX_CANDIDATES:
-            raise ConfigError(
-                f"leaves more than {MAX_CANDIDATES:,} configurations; tighten a degree",
-                key="space",
-                nearest="for example tp: [1, 2, 4, 8]",
-            )
+        _check_size(num_rows * len(values), MAX_COMBINATIONS, "combinations to look at")
         columns = {name: np.repeat(column, len(values)) for name, column in columns.items()}
         added = np.tile(values.reshape(len(values), -1), (num_rows, 1))
         columns |= {name: added[:, i] for i, name in enumerate(stage)}
@@ -404,12 +403,20 @@ def enumerate_space(setting: Setting, options: SpaceOptions) -> tuple[ConfigGrid
                 keep &= ~broken
         columns = {name: column[keep] for name, column in columns.items()}
         num_rows = int(keep.sum())
+    _check_size(num_rows, MAX_CANDIDATES, "configurations")
     order = np.lexsort([columns[name] for name in reversed(DEGREES + FURTHER_DIMENSIONS)])
     columns = {name: column[order] for name, column in columns.items()}
     sequence_parallel = columns.pop("sequence_parallel").astype(np.bool_)
     return ConfigGrid(**columns, sequence_parallel=sequence_parallel, opened=options.opened), {
         name: count for name, count in removed.items() if count
     }
+
+
+def _check_size(number: int, limit: int, what: str) -> None:
+    if number > limit:
+        raise ConfigError(
+            f"has more than {limit:,} {what}; tighten a degree", key="space", nearest="for example tp: [1, 2, 4, 8]"
+        )
 
 
 def _raw_values(setting: Setting, options: SpaceOptions) -> dict[str, IntArray]:
@@ -480,7 +487,7 @@ def why_not(setting: Setting, options: SpaceOptions, config: ParallelConfig) -> 
 def launchable(setting: Setting, config: ParallelConfig) -> bool:
     """Whether the cost model can price the configuration: its sizes divide what they split."""
     return all(RULES[name].keep(setting, _columns(config)).all() for name in ("devices", "global_batch")) and (
-        config.pp <= setting.job.model.num_layers
+        config.pp <= setting.padded_layers
         and max(setting.job.model.num_experts, 1) % config.ep == 0
         and config.dp * config.cp * config.up % config.ep == 0
     )

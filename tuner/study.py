@@ -167,6 +167,7 @@ def make_sampler(config: StudyConfig, candidates: Candidates) -> ThompsonSampler
         candidates.space.grid,
         candidates.estimate.step_time_s,
         candidates.features,
+        memory_share=candidates.space.memory.peak_bytes / candidates.space.memory.capacity_bytes,
         draws=config.search.draws,
         confidence=config.search.confidence,
         seed=config.search.seed,

@@ -1,0 +1,49 @@
+"""What every backend must keep; a backend's test file subclasses `BackendContract` and gives two fixtures."""
+
+import math
+import pickle
+
+from trials.backend import MAX_LOG_TAIL, Observation, Status
+
+
+class BackendContract:
+    """Every backend passes these. Subclass and give the fixtures `backend` and `grid` (valid candidates)."""
+
+    def test_observes_every_valid_candidate(self, backend, grid):
+        """A valid candidate never raises: each gives an observation of the backend's own origin."""
+        for position in range(len(grid)):
+            observation = backend.measure(grid.config(position), trial_number=position)
+
+            assert isinstance(observation, Observation)
+            assert observation.origin == backend.origin
+            assert len(observation.log_tail) <= MAX_LOG_TAIL
+
+    def test_times_are_positive_where_a_trial_ends_well(self, backend, grid):
+        """A step time exists exactly where the status is ok, and is positive and finite."""
+        for position in range(len(grid)):
+            observation = backend.measure(grid.config(position), trial_number=0)
+
+            assert (observation.step_time_s is not None) == (observation.status is Status.OK)
+            assert all(0 < seconds < math.inf for seconds in observation.step_times_s)
+
+    def test_a_failure_has_a_reason(self, backend, grid):
+        """An observation without a step time says why in its reason."""
+        for position in range(len(grid)):
+            observation = backend.measure(grid.config(position), trial_number=0)
+
+            assert observation.status is Status.OK or observation.reason
+
+    def test_the_same_candidate_gives_the_same_observation(self, backend, grid):
+        """Neither the trial's number nor the process changes what a configuration gives."""
+        copy = pickle.loads(pickle.dumps(backend))  # noqa: S301 # our own bytes
+
+        for position in range(len(grid)):
+            config = grid.config(position)
+
+            assert backend.measure(config, trial_number=1) == copy.measure(config, trial_number=2)
+
+    def test_prints_nothing(self, backend, grid, capfd):
+        """Standard output stays free for the command's result."""
+        backend.measure(grid.config(0), trial_number=0)
+
+        assert capfd.readouterr().out == ""

@@ -1,0 +1,221 @@
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from hardware.errors import ConfigError
+from tests.trials.misbehaving_backend import MisbehavingBackend, config_that
+from trials.backend import Status
+from trials.ray_executor import RayExecutor
+
+ROOT = Path(__file__).resolve().parents[2]
+SLOTS = 2
+TIME_LIMIT_S = 2.0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("attempts")
+
+
+@pytest.fixture(scope="module")
+def executor(folder):
+    with RayExecutor(
+        MisbehavingBackend(folder=str(folder)), parallel_trials=SLOTS, time_limit_s=TIME_LIMIT_S, address="local"
+    ) as running:
+        yield running
+
+
+def observe(executor, deeds, limit_s=60.0):
+    """Runs trials that do `deeds` (by trial number) on all slots; their observations by number."""
+    waiting, ended = dict(deeds), {}
+    deadline_s = time.monotonic() + limit_s
+    while waiting or executor.pending:
+        assert time.monotonic() < deadline_s, f"still pending: {executor.pending}"
+        while waiting and executor.num_free_slots:
+            number = next(iter(waiting))
+            executor.submit(number, config_that(waiting.pop(number)))
+        ended |= dict(executor.poll(1.0))
+    return ended
+
+
+def processes_marked(mark):
+    """Processes whose environment holds `mark`."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (entry / "environ").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_more_trials_than_slots_all_end(executor):
+    """Eight trials on two slots each come back once, with their own result."""
+    ended = observe(executor, dict.fromkeys(range(8), "succeed"))
+
+    assert {number: o.step_time_s for number, o in ended.items()} == {number: 1.0 + number for number in range(8)}
+    assert executor.num_slots == executor.num_free_slots == SLOTS
+    assert executor.slots_note == ""
+
+
+def test_pending_trials_hold_their_slot(executor):
+    """A submitted trial is pending and takes a slot until `poll` has returned it."""
+    executor.submit(7, config_that("succeed"))
+
+    assert executor.pending == (7,)
+    assert executor.num_free_slots == SLOTS - 1
+    assert [number for number, _ in executor.poll(30.0)] == [7]
+    assert executor.pending == ()
+
+
+def test_polling_an_idle_executor_returns_at_once(executor):
+    """With nothing pending there is nothing to wait for."""
+    begin_s = time.monotonic()
+
+    assert executor.poll(30.0) == []
+    assert time.monotonic() - begin_s < 1.0
+
+
+@pytest.mark.parametrize(
+    ("deed", "reason"),
+    [
+        ("raise", "ValueError: the loss is not a number"),
+        ("exit", "SystemExit: wrong flag"),
+        ("give_a_lambda", "AssertionError: `measure` gives an Observation"),
+    ],
+)
+def test_what_a_trial_raises_is_a_crash(executor, deed, reason):
+    """An exception in a trial comes back as crashed, with its last line as reason and the traceback in the log."""
+    observation = observe(executor, {0: deed})[0]
+
+    assert observation.status is Status.CRASHED
+    assert observation.reason.startswith(reason)
+    assert observation.log_tail.startswith("Traceback (most recent call last):")
+    assert observation.origin == "synthetic"
+
+
+def test_a_worker_that_dies_once_is_replaced(executor):
+    """A trial whose worker is killed runs again in a fresh one and can end well; the reason tells of the retry."""
+    observation = observe(executor, {100: "die_once"})[100]
+
+    assert observation.status is Status.OK
+    assert observation.reason.startswith("retried once, because its worker died")
+
+
+def test_a_worker_that_dies_twice_is_an_incident(executor):
+    """A second death gives the trial up without blaming the candidate, and the slot works on."""
+    ended = observe(executor, {0: "die", 1: "succeed", 2: "succeed"})
+
+    assert ended[0].status is Status.INCIDENT
+    assert "second attempt" in ended[0].reason
+    assert ended[1].status is ended[2].status is Status.OK
+
+
+def test_a_trial_is_cut_off_at_its_limit(executor, folder):
+    """A hanging trial ends at the limit as timeout, with the processes it started, and its slot works on."""
+    begin_s = time.monotonic()
+    ended = observe(executor, {0: "hang_with_child", 1: "hang", 2: "succeed", 3: "succeed"})
+
+    assert ended[0].status is ended[1].status is Status.TIMEOUT
+    assert "2 s" in ended[0].reason
+    assert ended[2].status is ended[3].status is Status.OK
+    assert time.monotonic() - begin_s < 30.0
+    assert not Path(f"/proc/{(folder / 'child').read_text()}").exists()
+
+
+def test_nothing_is_left_and_stdout_is_clean(tmp_path):
+    """A program that is not installed, runs trials that print and die, and is interrupted, leaves no process behind
+    and nothing but its own text on standard output.
+    """
+    program = """
+import json, signal, sys
+from tests.trials.misbehaving_backend import MisbehavingBackend, config_that
+from trials.ray_executor import RayExecutor
+statuses = []
+try:
+    with RayExecutor(MisbehavingBackend(folder=sys.argv[1]), parallel_trials=2) as executor:
+        executor.submit(0, config_that("succeed"))
+        executor.submit(1, config_that("die"))
+        while executor.pending:
+            statuses += [str(observation.status) for _, observation in executor.poll(1.0)]
+        executor.submit(2, config_that("hang"))
+        signal.alarm(2)
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        executor.poll(60.0)
+except KeyboardInterrupt:
+    print(json.dumps(sorted(statuses)))
+"""
+    mark = f"MESHTUNE_TEST_MARK={os.getpid()}-{time.monotonic_ns()}"
+    name, _, value = mark.partition("=")
+    environment = {key: text for key, text in os.environ.items() if key != "RAY_ADDRESS"}
+    environment |= {name: value, "PYTHONPATH": str(ROOT)}
+
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=80, check=False,
+    )  # fmt: skip
+    deadline_s = time.monotonic() + 5.0
+    while processes_marked(mark) and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+
+    assert done.stderr.count("Traceback") == 0, done.stderr
+    assert json.loads(done.stdout) == ["incident", "ok"]
+    assert processes_marked(mark) == []
+
+
+@pytest.fixture
+def deaf_port():
+    """A port that takes connections and says nothing Ray would say."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer():
+            connection, _ = server.accept()
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        yield server.getsockname()[1]
+
+
+@pytest.fixture
+def closed_port():
+    """A port on which nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    return port
+
+
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+@pytest.mark.parametrize("port", ["deaf_port", "closed_port"])
+def test_an_unreachable_cluster_is_told_soon(port, scheme, request, tmp_path):
+    """An address where no Ray answers ends in one message that names it, not in minutes of waiting."""
+    address = f"{scheme}127.0.0.1:{request.getfixturevalue(port)}"
+    program = (
+        "import sys\nfrom hardware.errors import ConfigError\nfrom trials.ray_executor import RayExecutor\n"
+        "from tests.trials.misbehaving_backend import MisbehavingBackend\n"
+        "try:\n    RayExecutor(MisbehavingBackend(folder=''), parallel_trials=1).__enter__()\n"
+        "except ConfigError as error:\n    print(error)\n"
+    )
+    environment = os.environ | {"RAY_ADDRESS": address, "PYTHONPATH": str(ROOT)}
+
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=20, check=True,
+    )  # fmt: skip
+
+    assert done.stdout.startswith(f"address = '{address}': is no Ray cluster that can be reached")
+
+
+@pytest.mark.parametrize("field", [{"parallel_trials": 0}, {"parallel_trials": 1, "time_limit_s": 0.0}])
+def test_senseless_arguments_are_refused(field):
+    """No slots, and no time, are the user's mistakes."""
+    with pytest.raises(ConfigError, match=list(field)[-1]):
+        RayExecutor(MisbehavingBackend(folder=""), **field)

@@ -1,0 +1,28 @@
+"""The contract of an exporter: one configuration, written as a training framework takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from costmodels.parallel import ParallelConfig
+from tuner.space import Setting
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Export:
+    """One configuration for one framework.
+
+    Attributes:
+        target: The exporter's name.
+        text: What a user pastes.
+        notes: What the text cannot say, one sentence each, led by the dimension that it is about.
+    """
+
+    target: str
+    text: str
+    notes: tuple[str, ...] = ()
+
+
+Exporter = Callable[[Setting, ParallelConfig], Export]
+"""Writes a configuration of the setting's job; pure, and never fails on a configuration that could be tried."""

@@ -1,0 +1,38 @@
+"""The configuration as JSON, with the facts of the job and the cluster that it belongs to."""
+
+from __future__ import annotations
+
+import json
+
+from costmodels.parallel import DEGREES, FURTHER_DIMENSIONS, ParallelConfig
+from tuner.export.exporter import Export
+from tuner.space import Setting
+
+
+def export_json(setting: Setting, config: ParallelConfig) -> Export:
+    """One JSON object: `config` holds every dimension by name, so that `ParallelConfig(**config)` gives it back."""
+    job, cluster = setting.job, setting.cluster
+    content = {
+        "config": config.values(DEGREES + FURTHER_DIMENSIONS),
+        "num_micro_batches": job.global_batch_size // (config.dp * config.mbs),
+        "job": {
+            "model": job.model.name,
+            "num_parameters": job.model.num_parameters,
+            "num_layers": job.model.num_layers,
+            "padded_layers": setting.padded_layers,
+            "sequence_length": job.sequence_length,
+            "global_batch_size": job.global_batch_size,
+            "precision": job.precision,
+            "optimizer": job.optimizer,
+        },
+        "cluster": {
+            "name": cluster.name,
+            "devices": cluster.num_devices,
+            "groups": [
+                {"device": group.device.name, "hosts": group.hosts, "devices_per_host": group.devices_per_host}
+                for group in cluster.groups
+            ],
+        },
+        "runtime": setting.runtime.name,
+    }
+    return Export(target="json", text=json.dumps(content, indent=2) + "\n")

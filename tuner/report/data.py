@@ -1,0 +1,124 @@
+"""What the sections of a report look at, read once from the study and its storage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+import numpy as np
+
+from costmodels.parallel import ParallelConfig, Value
+from costmodels.step_time import model_flops_utilisation
+from trials.backend import Origin, Status
+from tuner.candidates import Candidates, candidates_of
+from tuner.config import StudyConfig
+from tuner.record import (
+    ORIGIN,
+    STOP_REASON,
+    TrialRecord,
+    best_record,
+    expert_step_time_s,
+    read_records,
+)
+from tuner.stopping import StopReason
+from tuner.study import is_running, stored_study
+
+HARMLESS = (Status.OK, Status.PRUNED, Status.CANCELLED)
+"""Ends of a trial that are no failure."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ReportData:
+    """One study at one moment.
+
+    Attributes:
+        config: The study.
+        candidates: Its space and predictions.
+        records: Its trials in the order of their numbers.
+        best: The fastest completed trial.
+        stop_reason: Why the search ended; None while it runs.
+        origin: Whether the step times were measured or invented by a simulated world.
+        expert_step_time_s: Measured step time of the expert's configuration, if it ran.
+    """
+
+    config: StudyConfig
+    candidates: Candidates
+    records: tuple[TrialRecord, ...]
+    best: TrialRecord | None
+    stop_reason: StopReason | None
+    origin: Origin
+    expert_step_time_s: float | None
+
+    @property
+    def dimensions(self) -> tuple[str, ...]:
+        """What identifies a candidate: the eight degrees and the opened dimensions."""
+        return self.candidates.space.grid.dimensions
+
+    @property
+    def finished(self) -> tuple[TrialRecord, ...]:
+        """The trials that have ended, in the order of their ends."""
+        ended = [record for record in self.records if record.finished]
+        return tuple(sorted(ended, key=lambda record: (record.ended_at or datetime.max, record.number)))
+
+    @property
+    def failed(self) -> tuple[TrialRecord, ...]:
+        """The trials that ended without a step time through a failure."""
+        return tuple(record for record in self.records if record.finished and record.status not in HARMLESS)
+
+    @property
+    def p_star_history(self) -> tuple[tuple[int, float], ...]:
+        """(position among the finished trials from 1, p_star after it)."""
+        numbered = enumerate(self.finished, start=1)
+        return tuple((position, record.p_star) for position, record in numbered if record.p_star is not None)
+
+    @property
+    def p_star(self) -> float | None:
+        """The last p_star."""
+        return self.p_star_history[-1][1] if self.p_star_history else None
+
+    @property
+    def best_config(self) -> ParallelConfig | None:
+        """The configuration of the fastest trial."""
+        return self.config.config_of(self.best.params) if self.best else None
+
+    @property
+    def expert_values(self) -> dict[str, Value] | None:
+        """The expert's configuration by the dimensions of a candidate."""
+        return self.config.expert.values(self.dimensions) if self.config.expert else None
+
+    def mfu(self, step_time_s: float) -> float:
+        """Model FLOPs utilisation at a step time."""
+        setting = self.config.setting
+        return float(model_flops_utilisation(setting.job, setting.cluster, np.array([step_time_s]))[0])
+
+    def best_predicted(self, count: int) -> list[int]:
+        """Positions of the candidates with the shortest predicted steps."""
+        order = np.argsort(self.candidates.estimate.step_time_s, kind="stable")
+        return [int(position) for position in order[:count]]
+
+
+Section = Callable[[ReportData], str]
+"""Writes one part of the report as HTML; pure."""
+
+
+def collect(config: StudyConfig) -> ReportData:
+    """Reads the study's trials and predicts its candidates.
+
+    Raises:
+        ConfigError: the storage holds no such study.
+    """
+    study = stored_study(config)
+    records = read_records(study)
+    stored_reason = study.user_attrs.get(STOP_REASON)
+    has_stopped = stored_reason in set(StopReason) and not is_running(study)
+    expert = config.expert.values(config.dimensions) if config.expert else None
+    return ReportData(
+        config=config,
+        candidates=candidates_of(config),
+        records=tuple(records),
+        best=best_record(records),
+        stop_reason=StopReason(stored_reason) if has_stopped else None,
+        origin=study.user_attrs.get(ORIGIN, config.backend.origin),
+        expert_step_time_s=expert_step_time_s(records, expert),
+    )

@@ -1,0 +1,155 @@
+"""Pictures: plotly figures with one template and one colour for each part of the step, wherever it is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import plotly.graph_objects as go
+from plotly.io import to_html
+from plotly.offline import get_plotlyjs
+
+from costmodels.memory import MEMORY_PARTS
+from costmodels.step_time import BREAKDOWN
+from tuner.report.markup import Html
+
+# Paul Tol's "muted" scheme, made for colour-blind readers (personal.sron.nl/~pault, figure 4)
+_TOL_MUTED = {
+    "cyan": "#88CCEE",
+    "rose": "#CC6677",
+    "purple": "#AA4499",
+    "wine": "#882255",
+    "sand": "#DDCC77",
+    "teal": "#44AA99",
+    "olive": "#999933",
+    "indigo": "#5A4FB5",
+    "grey": "#C9CDD2",
+    "green": "#117733",
+}
+_PART_COLOURS = {
+    "compute": "cyan",
+    "tp": "rose",
+    "cp": "purple",
+    "up": "wine",
+    "ep": "sand",
+    "dp": "teal",
+    "pp": "olive",
+    "host": "indigo",
+    "bubble": "grey",
+    "optimizer": "green",
+    "weights": "cyan",
+    "gradients": "teal",
+    "activations": "sand",
+    "logits": "rose",
+    "buffers": "purple",
+    "overhead": "grey",
+}
+assert set(BREAKDOWN) | set(MEMORY_PARTS) <= set(_PART_COLOURS), "every part has its colour"
+
+BEST = "#0072B2"
+MEASURED = "#56B4E9"
+FAILED = "#D55E00"
+EXPERT = "#E69F00"
+CONFIDENCE = "#8A8F98"
+_TEXT = "#7A808A"
+_GRID = "rgba(128, 134, 142, 0.22)"
+
+_TEMPLATE = go.layout.Template(
+    layout={
+        "font": {"family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", "size": 13, "color": _TEXT},
+        "paper_bgcolor": "rgba(0, 0, 0, 0)",
+        "plot_bgcolor": "rgba(0, 0, 0, 0)",
+        "margin": {"l": 8, "r": 8, "t": 8, "b": 8},
+        "hoverlabel": {"font": {"size": 13}},
+        "legend": {"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0, "traceorder": "normal"},
+        "xaxis": {"gridcolor": _GRID, "zeroline": False, "automargin": True, "ticks": "outside", "tickcolor": _GRID},
+        "yaxis": {"gridcolor": _GRID, "zeroline": False, "automargin": True},
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bar:
+    """One stacked bar.
+
+    Attributes:
+        label: What stands beside it.
+        parts: Its parts and their sizes.
+        measured: The measured total, if there is one.
+    """
+
+    label: str
+    parts: dict[str, float]
+    measured: float | None
+
+
+def plotly_script() -> str:
+    """The library that draws the figures, to be inlined once."""
+    return str(get_plotlyjs())
+
+
+def drawing(figure: go.Figure, identity: str, *, height: int) -> Html:
+    """The figure as an element; `identity` is unique on the page."""
+    figure.update_layout(template=_TEMPLATE, height=height, autosize=True)
+    return Html(
+        to_html(
+            figure,
+            config={"displaylogo": False, "displayModeBar": False, "responsive": True},
+            include_plotlyjs=False,
+            include_mathjax=False,
+            full_html=False,
+            default_width="100%",
+            default_height=f"{height}px",
+            div_id=f"figure-{identity}",
+        )
+    )
+
+
+def stacked_bars(bars: Sequence[Bar], *, axis: str, unit: str, limits: dict[str, float] | None = None) -> go.Figure:
+    """Horizontal bars of the same parts, the first at the top, with diamonds for measured totals.
+
+    Args:
+        bars: From top to bottom.
+        axis: Title of the axis.
+        unit: Of all numbers.
+        limits: Vertical lines by their name.
+    """
+    figure = go.Figure()
+    labels = [bar.label for bar in bars]
+    names = list(dict.fromkeys(name for bar in bars for name in bar.parts))
+    for name in names:
+        sizes = [bar.parts.get(name, 0.0) for bar in bars]
+        if any(sizes):
+            figure.add_bar(
+                y=labels,
+                x=sizes,
+                name=name,
+                orientation="h",
+                marker={"color": _TOL_MUTED[_PART_COLOURS[name]], "line": {"width": 0}},
+                hovertemplate=f"%{{y}}<br>{name}: %{{x:.4g}} {unit}<extra></extra>",
+            )
+    measured = [(bar.label, bar.measured) for bar in bars if bar.measured is not None]
+    if measured:
+        figure.add_scatter(
+            y=[label for label, _ in measured],
+            x=[size for _, size in measured],
+            mode="markers",
+            name="measured",
+            marker={"symbol": "diamond", "size": 12, "color": "#1B1E23", "line": {"width": 1.5, "color": "#FFFFFF"}},
+            hovertemplate=f"%{{y}}<br>measured: %{{x:.4g}} {unit}<extra></extra>",
+        )
+    for name, at in (limits or {}).items():
+        figure.add_vline(x=at, line={"color": FAILED, "width": 1.5, "dash": "dash"})
+        figure.add_annotation(
+            x=at, y=1, yref="paper", text=name, showarrow=False, xanchor="right", yanchor="bottom", font={"size": 11}
+        )
+    figure.update_layout(barmode="stack", bargap=0.35)
+    figure.update_xaxes(title=axis, rangemode="tozero")
+    figure.update_yaxes(autorange="reversed", showgrid=False)
+    return figure
+
+
+def axis_title(text: str, **more: Any) -> dict[str, Any]:
+    """An axis with a title."""
+    return {"title": {"text": text}, **more}
