@@ -32,9 +32,7 @@ FEATURES = (
 )
 
 
-def configuration_features(
-    job: TrainingJob, cluster: Cluster, grid: ConfigGrid, estimate: StepEstimate
-) -> FloatArray:
+def configuration_features(job: TrainingJob, cluster: Cluster, grid: ConfigGrid, estimate: StepEstimate) -> FloatArray:
     """Features of every configuration [n, len(FEATURES)]."""
     octaves = 3.0  # a factor of eight is a large change
     log = {name: np.log2(getattr(grid, name)) / octaves for name in ("pp", "tp", "cp", "up", "vpp", "ep", "mbs")}

@@ -1,4 +1,4 @@
-"""t_hat_i: the simulated time of one operator on one device (FlexParallel 3.1, the prior that its surrogate corrects)."""
+"""t_hat_i: the simulated time of one operator on one device; the prior that a surrogate corrects (FlexParallel 3.1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Peak device memory of a configuration: weights, gradients, optimizer states, activations, per stage; the worst decides.
+"""Peak device memory: weights, gradients, optimizer states and activations of every stage; the worst stage decides.
 
 Sources: ZeRO (Rajbhandari et al. 2020, section 3 and 5) for training states; Korthikanti et al. 2022, section 4, for
 activations: 34 s*b*h per layer without attention scores, tallied here operator by operator so that grouped-query
@@ -56,7 +56,7 @@ class LayerActivations:
 
 
 def layer_activations(job: TrainingJob, shapes: ConfigGrid) -> LayerActivations:
-    """Activation bytes of one layer and one micro-batch for every shape row [u] (Korthikanti et al. 2022, section 4.1)."""
+    """Activation bytes of one layer and micro-batch for every shape row [u] (Korthikanti et al. 2022, section 4.1)."""
     model, width = job.model, job.element_bytes
     tokens, residual = local_tokens(job, shapes), residual_tokens(job, shapes)
     tp = shapes.tp
@@ -110,12 +110,11 @@ def estimate_memory(job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile,
         row = shape_of[at]
         local = local_parameters(job, chosen, stages)
         replicas = (chosen.dp * chosen.cp * chosen.up).astype(np.float64)[:, None]
-        dense_shard, expert_shard = replicas, np.maximum(replicas / chosen.ep[:, None], 1.0)
-
-        def kept(from_stage: int, chosen=chosen, local=local, dense=dense_shard, expert=expert_shard) -> FloatArray:
-            sharded = (chosen.zero_stage >= from_stage)[:, None]
-            return np.asarray(np.where(sharded, local.dense / dense + local.expert / expert, local.dense + local.expert))
-
+        whole = local.dense + local.expert
+        shard = local.dense / replicas + local.expert / np.maximum(replicas / chosen.ep[:, None], 1.0)
+        weights, gradients, optimizer = (
+            np.where((chosen.zero_stage >= from_stage)[:, None], shard, whole) for from_stage in (3, 2, 1)
+        )
         in_flight = micro_batches_in_flight(pp, vpp, num_micro_batches[at])
         held = layers.dense[row][:, None] * stages.dense + layers.moe[row][:, None] * stages.moe
         working = np.maximum(
@@ -126,13 +125,11 @@ def estimate_memory(job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile,
         head = np.zeros((len(at), pp))
         head[:, -1] = logits[at] + job.element_bytes * residual[at] * job.model.hidden_size
         num_layers = np.maximum(stages.dense + stages.moe, 1)
-        gathered = np.where(
-            (chosen.zero_stage == 3)[:, None], 2 * job.element_bytes * (local.dense + local.expert) / num_layers, 0.0
-        )
+        gathered = np.where((chosen.zero_stage == 3)[:, None], 2 * job.element_bytes * whole / num_layers, 0.0)
         stage_parts = {
-            "weights": job.element_bytes * kept(3),
-            "gradients": runtime.gradient_bytes * kept(2),
-            "optimizer": job.optimizer_state_bytes * kept(1),
+            "weights": job.element_bytes * weights,
+            "gradients": runtime.gradient_bytes * gradients,
+            "optimizer": job.optimizer_state_bytes * optimizer,
             "activations": activations,
             "logits": head,
             "buffers": gathered + hand_over[at][:, None],

@@ -5,8 +5,8 @@ sequence_parallel), so a grid of tens of thousands of candidates has some hundre
 finds them, everything here is computed once per unique row, and callers gather by its index.
 
 Letters used below: u unique shape rows; T tokens of one micro-batch on one rank, `mbs*s/(cp*up)`; h hidden size.
-Each rank's share of heads, ffn and vocabulary is divided by tp (Megatron-LM, Shoeybi et al. 2019, section 3), tokens by
-cp and up, and with sequence parallelism norms and residuals work on T/tp tokens (Korthikanti et al. 2022, section 4.2.2).
+Heads, ffn and vocabulary are divided by tp (Megatron-LM, Shoeybi et al. 2019, section 3), tokens by cp and up, and with
+sequence parallelism norms and residuals work on T/tp tokens (Korthikanti et al. 2022, section 4.2.2).
 """
 
 from __future__ import annotations
@@ -146,12 +146,18 @@ class _Builder:
             qk_size = model.qk_nope_head_dim + model.qk_rope_head_dim
             value_size = model.v_head_dim
             if model.q_lora_rank:
-                operators += self._matmul("attention.q_down", block, self.residual, model.hidden_size, model.q_lora_rank)
+                operators += self._matmul(
+                    "attention.q_down", block, self.residual, model.hidden_size, model.q_lora_rank
+                )
             operators += self._matmul(
                 "attention.q_up", block, self.tokens, model.q_lora_rank or model.hidden_size, heads * qk_size
             )
             operators += self._matmul(
-                "attention.kv_down", block, self.residual, model.hidden_size, model.kv_lora_rank + model.qk_rope_head_dim
+                "attention.kv_down",
+                block,
+                self.residual,
+                model.hidden_size,
+                model.kv_lora_rank + model.qk_rope_head_dim,
             )
             operators += self._matmul(
                 "attention.kv_up",
@@ -265,8 +271,10 @@ class _Builder:
         local_heads = heads / shapes.up
         queries = length / shapes.cp
         flop = 2 * shapes.mbs * local_heads * queries * length * (qk_size + value_size) / 2
-        elements = shapes.mbs * queries * (
-            local_heads * (qk_size + value_size) + self.kv_size / shapes.up * (qk_size + value_size) / value_size
+        elements = (
+            shapes.mbs
+            * queries
+            * (local_heads * (qk_size + value_size) + self.kv_size / shapes.up * (qk_size + value_size) / value_size)
         )
         columns = (shapes.mbs, local_heads, queries, np.full(len(shapes), length), np.full(len(shapes), qk_size))
         shape = np.stack(columns, axis=1).astype(np.float64)

@@ -50,7 +50,7 @@ def place(cluster: Cluster, grid: ConfigGrid) -> Groups:
 
 
 def _expert_stride(grid: ConfigGrid) -> IntArray:
-    """Ranks between two neighbours of an expert group: experts are dealt over dp, or over cp and dp where ep needs it."""
+    """Ranks between two neighbours of an expert group: experts are dealt over dp, or over cp and dp if ep needs it."""
     inside_dp = grid.dp % grid.ep == 0
     return np.asarray(np.where(inside_dp, grid.tp * grid.up * grid.cp, grid.tp))
 

@@ -7,6 +7,7 @@ the bubble; data parallel reduction and the optimizer close the step.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +20,6 @@ from costmodels.operators import (
     FloatArray,
     Phase,
     is_recomputed,
-    local_tokens,
     residual_tokens,
     step_operators,
     unique_shapes,
@@ -28,15 +28,15 @@ from costmodels.parallel import ConfigGrid, IntArray
 from costmodels.placement import Groups, LocalParameters, local_parameters, pipelines, place, stage_devices
 from costmodels.runtime import RuntimeProfile
 from costmodels.schedules import StageLayers, assign_layers, bubble_s
-from hardware.cluster import Cluster
+from hardware.cluster import Cluster, GroupLinks
 from hardware.collectives import all_gather_s, all_reduce_s, reduce_scatter_s, send_recv_s
 from hardware.device import Device
 
 BREAKDOWN = ("compute", "tp", "cp", "up", "ep", "dp", "pp", "host", "bubble", "optimizer")
 
 OPTIMIZER_PASS_BYTES = 34
-"""Bytes that an Adam step moves per parameter it owns: gradient, master weight and two moments read (16), the last three
-written with the 16-bit weight (14), and the gradient read once more for its norm (4)."""
+"""Bytes that an Adam step moves per parameter it owns: gradient, master weight and two moments read (16), the last
+three written with the 16-bit weight (14), and the gradient read once more for its norm (4)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -144,9 +144,7 @@ def estimate_step(
     return StepEstimate(step_time_s=np.sum(list(breakdown.values()), axis=0), breakdown_s=breakdown)
 
 
-def model_flops_utilisation(
-    job: TrainingJob, cluster: Cluster, step_time_s: FloatArray
-) -> FloatArray:
+def model_flops_utilisation(job: TrainingJob, cluster: Cluster, step_time_s: FloatArray) -> FloatArray:
     """MFU [n]: model FLOPs of a step over what all devices could do in its time; recomputed work does not count."""
     flop = job.tokens_per_step * job.model.model_flops_per_token(job.sequence_length)
     peak = sum(
@@ -264,9 +262,10 @@ class _Reduction:
     def per_step_s(self, forward: FloatArray, backward: FloatArray, vpp: int) -> FloatArray:
         """Exposed reduction of the gradients and gathering of the weights once per step [k].
 
-        Gradients leave bucket by bucket beside the last micro-batch's backward pass, the last bucket after it (Li et al.
-        2020, PyTorch Distributed, section 3.2.3); a later stage ends its last backward pass earlier, by the backward
-        time of the stages before it. ZeRO 1 and 2 scatter the gradients and gather the weights (ZeRO, section 7.2).
+        Gradients leave bucket by bucket beside the last micro-batch's backward pass, the last bucket after it (Li et
+        al. 2020, PyTorch Distributed, section 3.2.3); a later stage ends its last backward pass earlier, by the
+        backward time of the stages before it. ZeRO 1 and 2 scatter the gradients and gather the weights (ZeRO,
+        section 7.2).
         """
         width = self.runtime.gradient_message_bytes
         whole = self._time(all_reduce_s, width)
@@ -293,20 +292,9 @@ class _Reduction:
     def _gather_s(self) -> FloatArray:
         return self._time(all_gather_s, self.job.element_bytes)
 
-    def _time(self, collective, width: int) -> FloatArray:  # type: ignore[no-untyped-def]
+    def _time(self, collective: Callable[[FloatArray, GroupLinks], FloatArray], width: int) -> FloatArray:
         scale = width / self.runtime.network_efficiency
         seconds = collective(self.local.dense.ravel() * scale, self.dense_links)
         if self.job.model.is_moe:
             seconds = seconds + collective(self.local.expert.ravel() * scale, self.expert_links)
         return np.asarray(seconds.reshape(self.shape))
-
-
-__all__ = [
-    "BREAKDOWN",
-    "BlockTimes",
-    "StepEstimate",
-    "block_times",
-    "estimate_step",
-    "local_tokens",
-    "model_flops_utilisation",
-]

@@ -11,6 +11,7 @@ random-Fourier-feature draw of the prior plus the exact update by the data. The 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +23,9 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
 FloatArray = NDArray[np.float64]
+
+Objective = Callable[[FloatArray], tuple[float, FloatArray]]
+"""Negative log marginal likelihood and its gradient, as scikit-learn hands them to an optimizer."""
 
 NUM_FOURIER_FEATURES = 512
 CHUNK = 8192
@@ -105,9 +109,7 @@ class StepSurrogate:
         variance = np.full(len(features), self.offset**2 + self.amplitude**2)
         if not len(self.log_ratio):
             return np.zeros(len(features)), np.sqrt(variance)
-        factor = cholesky(
-            self._covariance(self.features) + self.noise**2 * np.eye(len(self.log_ratio)), lower=True
-        )
+        factor = cholesky(self._covariance(self.features) + self.noise**2 * np.eye(len(self.log_ratio)), lower=True)
         cross = self._covariance(features)
         mean = cross @ cho_solve((factor, True), self.log_ratio)
         explained = np.einsum("ij,ji->i", cross, cho_solve((factor, True), cross.T))
@@ -149,9 +151,7 @@ def fit_step_surrogate(
     )
 
 
-def _most_likely(
-    features: FloatArray, log_ratio: FloatArray, prior: SurrogatePrior, median: FloatArray
-) -> FloatArray:
+def _most_likely(features: FloatArray, log_ratio: FloatArray, prior: SurrogatePrior, median: FloatArray) -> FloatArray:
     """Maximum a posteriori hyperparameters: log(amplitude^2), log(length scales) [d], log(noise^2)."""
     dim = features.shape[1]
     kernel = (
@@ -163,14 +163,14 @@ def _most_likely(
     # a variance is a squared scale, so its logarithm spreads twice as far
     spread = prior.spread * np.array([2.0, *[1.0] * dim, 2.0])
 
-    def optimise(objective, initial, bounds):  # type: ignore[no-untyped-def]
+    def optimise(objective: Objective, initial: FloatArray, bounds: FloatArray) -> tuple[FloatArray, float]:
         def penalised(theta: FloatArray) -> tuple[float, FloatArray]:
             value, gradient = objective(theta)
             standardised = (theta - median) / spread
             return value + 0.5 * float(standardised @ standardised), gradient + standardised / spread
 
         found = minimize(penalised, initial, jac=True, bounds=bounds, method="L-BFGS-B", options={"maxiter": 25})
-        return found.x, found.fun
+        return np.asarray(found.x), float(found.fun)
 
     regressor = GaussianProcessRegressor(kernel, alpha=1e-8, optimizer=optimise)
     with warnings.catch_warnings():

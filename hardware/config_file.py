@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from hardware.errors import ConfigError, did_you_mean
+from hardware.errors import ConfigError, did_you_mean, shown
 
 MAX_FILE_BYTES = 4_000_000
 MAX_DEPTH = 32
@@ -34,7 +34,7 @@ class StrictModel(BaseModel):
 class _CoreLoader(yaml.SafeLoader):
     """SafeLoader with YAML 1.2 core scalars, unique keys, no aliases and bounded depth."""
 
-    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}  # type: ignore[misc] # the stubs put it on the instance
 
     depth = 0
 
@@ -55,9 +55,7 @@ class _CoreLoader(yaml.SafeLoader):
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, str):
-                raise ConfigError(
-                    "a key must be text", key=f"line {key_node.start_mark.line + 1}", value=key
-                )
+                raise ConfigError("a key must be text", key=f"line {key_node.start_mark.line + 1}", value=key)
             if key in seen:
                 raise ConfigError(
                     f"appears twice in one mapping (second time on line {key_node.start_mark.line + 1}); keep one",
@@ -117,9 +115,8 @@ def read_mapping(path: Path) -> dict[str, Any]:
     except ConfigError as error:
         raise error.in_file(str(path)) from None
     if not isinstance(loaded, dict):
-        raise ConfigError(
-            "must hold a mapping (`key: value` lines) at its top level", file=str(path), value=loaded
-        )
+        seen = "is empty" if loaded is None else f"holds {shown(loaded)}"
+        raise ConfigError(f"must hold a mapping (`key: value` lines) at its top level, but {seen}", file=str(path))
     return loaded
 
 
@@ -164,22 +161,72 @@ def checked(model: type[ModelT], mapping: Mapping[str, Any], *, file: str | None
     try:
         return model.model_validate(dict(mapping))
     except ValidationError as error:
-        raise _as_config_error(model, error, file) from None
+        raise _as_config_error(model, mapping, error, file) from None
 
 
-def _as_config_error(model: type[BaseModel], error: ValidationError, file: str | None) -> ConfigError:
+_WANTED_TYPES = {
+    "string_type": "text",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+}
+"""pydantic's errors that are about a type, in the words of a configuration file."""
+
+
+def _as_config_error(
+    model: type[BaseModel], mapping: Mapping[str, Any], error: ValidationError, file: str | None
+) -> ConfigError:
     # An unknown key is the likeliest cause of a "missing" one, so it is told first.
-    first = min(error.errors(), key=lambda entry: entry["type"] != "extra_forbidden")
+    entries = error.errors()
+    first = min(entries, key=lambda entry: entry["type"] != "extra_forbidden")
     location = [str(part) for part in first["loc"]]
-    key = ".".join(location)
+    key = _key_at(mapping, first["loc"], is_missing=first["type"] == "missing")
     if first["type"] == "extra_forbidden":
         owner = _model_at(model, location[:-1])
         nearest = did_you_mean(location[-1], owner.model_fields) if owner else None
         return ConfigError("unknown key", key=key, value=first["input"], nearest=nearest, file=file)
     if first["type"] == "missing":
         return ConfigError("is required and missing", key=key, file=file)
-    rule = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-    return ConfigError(rule[0].lower() + rule[1:], key=key, value=first["input"], file=file)
+    if first["type"].startswith("union_tag"):
+        return _unknown_tag(first, key, file)
+    if first["type"] in _WANTED_TYPES:
+        # a value that may have several types has one entry for each
+        here = [entry["type"] for entry in entries if _key_at(mapping, entry["loc"]) == key]
+        wanted = dict.fromkeys(_WANTED_TYPES[kind] for kind in here if kind in _WANTED_TYPES)
+        rule = f"must be {' or '.join(wanted)}{', but is empty (null)' if first['input'] is None else ''}"
+        return ConfigError(rule, key=key, value=first["input"], file=file)
+    rule = re.sub(r"^(Input|List) should", "must", first["msg"].removeprefix("Value error, "))
+    return ConfigError(rule, key=key, value=first["input"], file=file)
+
+
+def _unknown_tag(entry: Any, key: str, file: str | None) -> ConfigError:
+    """The mistake in the key that says which of several grammars a mapping follows."""
+    tag = str(entry["ctx"]["discriminator"]).strip("'")
+    if entry["type"] == "union_tag_not_found":
+        return ConfigError("is required and missing", key=f"{key}.{tag}", file=file)
+    choices = re.findall(r"'([^']*)'", entry["ctx"]["expected_tags"])
+    value = entry["input"][tag]
+    return ConfigError("is not known", key=f"{key}.{tag}", value=value, nearest=did_you_mean(value, choices), file=file)
+
+
+def _key_at(mapping: Mapping[str, Any], location: tuple[int | str, ...], *, is_missing: bool = False) -> str:
+    """The dotted key that stands at pydantic's `location`, which also names members of unions that no file shows."""
+    parts: list[str] = []
+    value: Any = mapping
+    for position, part in enumerate(location):
+        in_mapping = isinstance(value, Mapping) and part in value
+        in_list = isinstance(value, list) and isinstance(part, int) and part < len(value)
+        if in_mapping or in_list:
+            value = value[part]
+        elif not (is_missing and position == len(location) - 1):
+            continue
+        parts.append(str(part))
+    return ".".join(parts)
 
 
 def _model_at(model: type[BaseModel], location: list[str]) -> type[BaseModel] | None:

@@ -31,9 +31,7 @@ class ConfigError(Exception):
 
     def in_file(self, file: str) -> ConfigError:
         """The same mistake, with the file it stands in where none was named yet."""
-        return ConfigError(
-            self.rule, key=self.key, value=self.value, nearest=self.nearest, file=self.file or file
-        )
+        return ConfigError(self.rule, key=self.key, value=self.value, nearest=self.nearest, file=self.file or file)
 
     def under(self, prefix: str) -> ConfigError:
         """The same mistake, seen from the mapping that holds the value under `prefix`."""

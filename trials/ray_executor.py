@@ -489,7 +489,8 @@ def _no_cluster(address: str, cause: str) -> ConfigError:
         f"is no Ray cluster that can be reached ({cause})",
         key="address",
         value=address,
-        nearest="check `ray status` there, unset RAY_ADDRESS, or set address: local",
+        nearest="check `ray status` there (a cluster that asks for tokens needs RAY_AUTH_MODE=token here too), "
+        "unset RAY_ADDRESS, or set address: local",
     )
 
 

@@ -67,11 +67,12 @@ class ReplayBackend(AbstractBackend):
         Raises:
             ConfigError: nobody ran this configuration.
         """
-        key = _key(config, self.dimensions)
-        runs = [run for run in self.group.runs if _key(run.config, self.dimensions) == key]
+        dimensions = self.dimensions
+        key = _key(config, dimensions)
+        runs = [run for run in self.group.runs if _key(run.config, dimensions) == key]
         if not runs:
             raise ConfigError(
-                f"is none of the {len(self.candidates(self.dimensions[len(DEGREES) :]))} measured configurations",
+                f"is none of the {len(self.candidates(dimensions[len(DEGREES) :]))} measured configurations",
                 key="config",
                 value=str(config),
                 nearest=f"nearest: {self._nearest(config)}",
@@ -82,10 +83,11 @@ class ReplayBackend(AbstractBackend):
 
     def _nearest(self, config: ParallelConfig) -> ParallelConfig:
         """The measured configuration that differs in the fewest dimensions."""
-        wanted = _key(config, self.dimensions)
+        dimensions = self.dimensions
+        wanted = _key(config, dimensions)
 
         def num_differences(run: MeasuredRun) -> int:
-            return sum(a != b for a, b in zip(wanted, _key(run.config, self.dimensions), strict=True))
+            return sum(a != b for a, b in zip(wanted, _key(run.config, dimensions), strict=True))
 
         return min(self.group.runs, key=num_differences).config
 

@@ -62,7 +62,7 @@ class SimulatedBackend(AbstractBackend):
     runtime: RuntimeProfile
     seed: int = 0
     noise: float = 0.02
-    operator_error: float = 0.15
+    operator_error: float = 0.3
     num_steps: int = 5
     seconds_per_trial: float = 0.0
 

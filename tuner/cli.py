@@ -199,7 +199,9 @@ def space(
     else:
         for values in configs:
             typer.echo(_in_words(values))
-        typer.echo(f"{payload['grid']:,} configurations obey every rule, {payload['feasible']:,} of them fit in memory.")
+        typer.echo(
+            f"{payload['grid']:,} configurations obey every rule, {payload['feasible']:,} of them fit in memory."
+        )
         for name, count in sorted(found.removed.items(), key=lambda entry: -entry[1]):
             typer.echo(f"  {name:<28} removed {count:>14,}")
     if not len(found.grid):
@@ -229,7 +231,9 @@ def predict(study: StudyFile, chosen: Config, overrides: Overrides = None, as_js
     if as_json:
         _print_json(payload)
         return
-    typer.echo(f"{payload['step_time_s']:.4g} s per step, {payload['tokens_per_s_per_device']:,.0f} tokens/s per device")
+    typer.echo(
+        f"{payload['step_time_s']:.4g} s per step, {payload['tokens_per_s_per_device']:,.0f} tokens/s per device"
+    )
     typer.echo(f"MFU {payload['mfu']:.1%} (predicted)")
     for part, seconds in payload["breakdown_s"].items():
         if seconds:

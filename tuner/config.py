@@ -15,14 +15,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from costmodels.job import TrainingJob
-from costmodels.measured import MeasuredGroup, one_group, read_measured
+from costmodels.measured import MeasuredGroup, read_measured_group
 from costmodels.model_catalog import load_model
 from costmodels.parallel import DEGREES, FURTHER_DIMENSIONS, RECOMPUTE_MODES, ParallelConfig, Value
 from costmodels.runtime import RuntimeProfile, find_runtime
-from hardware.cluster import Cluster, cluster_from_mapping
+from hardware.cluster import cluster_from_mapping
 from hardware.config_file import StrictModel, checked, parse_yaml, read_mapping
 from hardware.errors import ConfigError
 from trials.backend import AbstractBackend
@@ -48,7 +48,7 @@ class _JobKeys(StrictModel):
 
 class _SpaceKeys(StrictModel):
     rules: str | None = None
-    without: list[str] = []
+    without: list[str] = Field(default_factory=list)
     memory_headroom: Share = 0.08
     pp: list[PositiveInt] | None = None
     tp: list[PositiveInt] | None = None
@@ -75,7 +75,7 @@ class _SearchKeys(StrictModel):
 class _ReplayKeys(StrictModel):
     backend: Literal["replay"]
     measured: Annotated[list[str], Field(min_length=1)]
-    where: dict[str, str | int | float | bool] = {}
+    where: dict[str, str | int | float | bool] = Field(default_factory=dict)
     seconds_per_trial: Annotated[float, Field(ge=0)] = 0.0
     time_limit_s: Annotated[float, Field(gt=0)] | None = None
 
@@ -85,14 +85,20 @@ class _SimulatedKeys(StrictModel):
     fidelity: Literal["step_time"] = "step_time"
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
     noise: Annotated[float, Field(ge=0, le=1)] = 0.02
-    operator_error: Annotated[float, Field(ge=0, le=1)] = 0.15
+    operator_error: Annotated[float, Field(ge=0, le=1)] = 0.3
     num_steps: Annotated[int, Field(ge=1, le=1000)] = 5
     seconds_per_trial: Annotated[float, Field(ge=0)] = 0.0
     time_limit_s: Annotated[float, Field(gt=0)] | None = None
 
 
+def _checked_name(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", name):
+        raise ValueError("must be up to 128 letters, digits, dots, dashes and underscores, a letter or digit first")
+    return name
+
+
 class _StudyKeys(StrictModel):
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+    name: Annotated[str, AfterValidator(_checked_name)]
     model: str | None = None
     cluster: dict[str, Any]
     job: _JobKeys | None = None
@@ -196,6 +202,8 @@ def _resolved(keys: _StudyKeys, path: Path, storage: str) -> StudyConfig:
     runtime = _under("runtime", lambda: find_runtime(keys.runtime))
     group = _measured_group(keys, base_dir) if isinstance(keys.trial, _ReplayKeys) else None
     job = _job(keys, base_dir, group)
+    for device in cluster.devices:
+        _under("job", lambda device=device: device.peak_flop_per_s(job.precision))
     options = _space_options(keys.space)
     setting = setting_for(job, cluster, runtime, options)
     if group is not None and group.devices != cluster.num_devices:
@@ -270,15 +278,14 @@ def _job(keys: _StudyKeys, base_dir: Path, group: MeasuredGroup | None) -> Train
             raise ConfigError("is required and missing", key=key)
     assert keys.model is not None, "checked above"
     assert keys.job is not None, "checked above"
-    reference = keys.model
-    model = _under("model", lambda: load_model(reference, base_dir))
+    model = load_model(keys.model, base_dir)
     return TrainingJob(model=model, **keys.job.model_dump())
 
 
 def _measured_group(keys: _StudyKeys, base_dir: Path) -> MeasuredGroup:
     assert isinstance(keys.trial, _ReplayKeys), "only a replay has measured rows"
     trial = keys.trial
-    return _under("trial", lambda: one_group(read_measured(trial.measured, trial.where, base_dir)))  # type: ignore[no-any-return] # _under returns what the lambda does
+    return _under("trial", lambda: read_measured_group(trial.measured, trial.where, base_dir))  # type: ignore[no-any-return] # _under returns what the lambda does
 
 
 def _space_options(keys: _SpaceKeys) -> SpaceOptions:
@@ -338,10 +345,19 @@ def _expert(keys: _StudyKeys, setting: Setting, options: SpaceOptions) -> Parall
     for name, value in keys.expert.items():
         if name not in known:
             raise ConfigError("unknown key", key=f"expert.{name}", value=value, nearest=f"valid: {', '.join(known)}")
+    fixed = _further_defaults(setting.job, setting.runtime)
     try:
-        config = ParallelConfig(**(_further_defaults(setting.job, setting.runtime) | keys.expert))  # type: ignore[arg-type] # ParallelConfig checks the types
+        config = ParallelConfig(**(fixed | keys.expert))
     except ConfigError as error:
         raise error.under("expert") from None
+    for name, value in keys.expert.items():
+        if name in FURTHER_DIMENSIONS and name not in options.opened and value != fixed[name]:
+            raise ConfigError(
+                f"the study fixes {name} to {fixed[name]}",
+                key=f"expert.{name}",
+                value=value,
+                nearest=f"leave it out, change job.{name}, or search it with space.{name}",
+            )
     if not launchable(setting, config):
         reasons = broken_rules(setting, options, config)
         raise ConfigError(
@@ -372,7 +388,10 @@ def _apply_override(mapping: dict[str, Any], override: str) -> None:
         if not isinstance(inner, dict):
             raise ConfigError("holds no keys of its own", key=f"--set {path}", value=inner)
         target = inner
-    target[last] = parse_yaml(text)
+    try:
+        target[last] = parse_yaml(text)
+    except ConfigError as error:
+        raise ConfigError(error.rule, key=f"--set {path}", value=text, nearest=error.nearest) from None
 
 
 def _meaning(keys: _StudyKeys, setting: Setting, group: MeasuredGroup | None) -> dict[str, Any]:
@@ -396,7 +415,9 @@ def _meaning(keys: _StudyKeys, setting: Setting, group: MeasuredGroup | None) ->
     }
 
 
-def first_difference(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> tuple[str, Any, Any] | None:
+def first_difference(
+    before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = ""
+) -> tuple[str, Any, Any] | None:
     """The first key, in dotted form, at which two meanings differ, with both values; None if they agree."""
     for key in sorted({*before, *now}):
         path = f"{prefix}{key}"

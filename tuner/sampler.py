@@ -1,8 +1,8 @@
 """ThompsonSampler: chooses the next candidate of an Optuna study (FlexParallel 3.2 and 3.3).
 
 The sampler holds the candidates and their predicted step times. Whatever the study has measured corrects them through
-the step-level surrogate; M joint draws of all step times each name their fastest candidate, and the next trial is chosen
-uniformly over the draws whose candidate is unexplored. p_star, the share of draws whose candidate has been tried
+the step-level surrogate; M joint draws of all step times each name their fastest candidate, and the next trial is
+chosen uniformly over the draws whose candidate is unexplored. p_star, the share of draws whose candidate has been tried
 (equation 6), says when to stop.
 
 It works in the ask/tell loop of tuner/study.py and in anybody's own loop:
@@ -210,9 +210,7 @@ class ThompsonSampler(BaseSampler):
         """Decisions depend on the seed and their number alone; only foreign parameters are reseeded."""
         self._independent.reseed_rng()
 
-    def after_trial(
-        self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
-    ) -> None:
+    def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
         """Stores p_star on the study, and ends `study.optimize` if asked to."""
         others = [t for t in study.get_trials(deepcopy=False) if t.number != trial.number]
         history = self.history(others, finishing=(trial, state, values))

@@ -134,8 +134,8 @@ RULES: dict[str, Rule] = {
             needs=("cp",),
             keep=lambda s, c: (c["cp"] == 1) | (s.job.sequence_length % (2 * c["cp"]) == 0),
             reason=lambda s: (
-                f"2*cp must divide the sequence of {s.job.sequence_length} tokens: ring attention deals two chunks to each "
-                "rank to balance the causal mask"
+                f"2*cp must divide the sequence of {s.job.sequence_length} tokens: "
+                "ring attention deals two chunks to each rank to balance the causal mask"
             ),
         ),
         Rule(
@@ -506,7 +506,8 @@ def build_space(
     """
     warnings = []
     if measured is not None:
-        grid, removed = measured, {}
+        removed: dict[str, int] = {}
+        grid = measured
         memory = estimate_memory(setting.job, setting.cluster, setting.runtime, grid)
         fitting = np.ones(len(grid), dtype=np.bool_)
     else:

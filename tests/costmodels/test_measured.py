@@ -37,6 +37,7 @@ def write(tmp_path):
 
 
 def read(folder, **where):
+    """The runs of runs.csv."""
     return read_measured(["runs.csv"], where, folder)
 
 

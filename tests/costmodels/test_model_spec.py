@@ -260,7 +260,7 @@ def test_a_yaml_file_gives_the_model_it_describes(tmp_path):
     [
         (YAML + "num_expert: 4\n", "num_expert", "did you mean 'num_experts'?"),
         (YAML.replace("vocab_size: 128\n", ""), "vocab_size", "is required and missing"),
-        (YAML.replace("128", "128k"), "vocab_size", "valid integer"),
+        (YAML.replace("128", "128k"), "vocab_size", "whole number"),
         (
             YAML.replace("num_kv_heads: 2", "num_kv_heads: 3"),
             "num_kv_heads",

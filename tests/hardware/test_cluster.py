@@ -274,7 +274,7 @@ LINK = {"kind": "ib", "bandwidth_gb_per_s": 25, "latency_us": 4}
     [
         ({"name": "dgx-h10", "hosts": 8}, "name = 'dgx-h10': is not a known cluster; did you mean 'dgx-h100'"),
         ({"name": "dgx-h100", "hosts": 0}, "hosts = 0: must be greater than or equal to 1"),
-        ({"name": "dgx-h100", "hosts": True}, "hosts = True: must be a valid integer"),
+        ({"name": "dgx-h100", "hosts": True}, "hosts = True: must be a whole number"),
         ({"name": "dgx-h100", "devices_per_host": 9}, "devices_per_host = 9: a dgx-h100 host has 8 devices; use at"),
         ({"name": "dgx-h100", "hosts": 500_000}, "hosts: makes 4000000 devices; at most 1000000"),
         ({"device": "H10O"}, "device = 'H10O': is not a known device; did you mean"),

@@ -55,7 +55,7 @@ class MisbehavingBackend(AbstractBackend):
             case "hang":
                 time.sleep(600)
             case "hang_with_child":
-                child = subprocess.Popen(["sleep", "600"])
+                child = subprocess.Popen(["sleep", "600"])  # noqa: S607 # any sleep will do
                 (Path(self.folder) / "child").write_text(str(child.pid), encoding="ascii")
                 child.wait()
             case "give_a_lambda":

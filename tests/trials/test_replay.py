@@ -16,6 +16,7 @@ SHIPPED = ["ultrascale-llama-8b-128.csv", "ultrascale-llama-8b-128_failed.csv"]
 
 @pytest.fixture(scope="module")
 def shipped():
+    """The sweep that stands in configs/measured."""
     return ReplayBackend(group=read_measured_group(SHIPPED, {}, MEASURED))
 
 
@@ -36,10 +37,12 @@ def small_backend(folder, *rows, **fields):
 class TestReplayBackend(BackendContract):
     @pytest.fixture
     def backend(self, shipped):
+        """The shipped sweep."""
         return shipped
 
     @pytest.fixture
     def grid(self, shipped):
+        """All of its configurations."""
         return shipped.candidates(("zero_stage",))
 
 

@@ -20,6 +20,7 @@ MEASURED = Path(__file__).resolve().parents[2] / "configs" / "measured"
 
 @pytest.fixture(scope="module")
 def world():
+    """A world of one seed: the shipped sweep's job on its cluster."""
     group = read_measured_group(["ultrascale-llama-8b-128.csv"], {}, MEASURED)
     job = TrainingJob(model=group.model, sequence_length=4096, global_batch_size=256)
     cluster = find_cluster("p5-h100", hosts=16)
@@ -28,6 +29,7 @@ def world():
 
 @pytest.fixture(scope="module")
 def all_candidates():
+    """The 176 configurations of the shipped sweep."""
     files = ["ultrascale-llama-8b-128.csv", "ultrascale-llama-8b-128_failed.csv"]
     return ReplayBackend(group=read_measured_group(files, {}, MEASURED)).candidates(("zero_stage",))
 
@@ -41,10 +43,12 @@ def log_error(world, grid):
 class TestSimulatedBackend(BackendContract):
     @pytest.fixture
     def backend(self, world):
+        """That world."""
         return world
 
     @pytest.fixture
     def grid(self, all_candidates):
+        """Every fourth configuration."""
         return all_candidates.take(np.arange(0, len(all_candidates), 4))
 
 

@@ -83,9 +83,13 @@ def _pipeline(setting: Setting, config: ParallelConfig) -> _Part:
     chunks = config.pp * config.vpp
     if layers % chunks == 0:
         virtual = (f"--num-virtual-stages-per-pipeline-rank {config.vpp}",) if config.vpp > 1 else ()
-        notes = () if padded == layers or chunks == 1 else (
-            f"pp: the study pads {layers} layers to {padded} with no-op layers; Megatron-LM has none and cuts the "
-            f"{layers} layers into {chunks} equal parts instead",
+        notes = (
+            ()
+            if padded == layers or chunks == 1
+            else (
+                f"pp: the study pads {layers} layers to {padded} with no-op layers; Megatron-LM has none and cuts the "
+                f"{layers} layers into {chunks} equal parts instead",
+            )
         )
         return _Part(flags=(size, *virtual), notes=notes)
     stages = assign_layers(setting.job.model, setting.runtime, chunks, 1)

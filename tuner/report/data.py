@@ -10,7 +10,7 @@ import numpy as np
 
 from costmodels.parallel import ParallelConfig, Value
 from costmodels.step_time import model_flops_utilisation
-from trials.backend import Origin, Status
+from trials.backend import Origin
 from tuner.candidates import Candidates, candidates_of
 from tuner.config import StudyConfig
 from tuner.record import (
@@ -23,9 +23,6 @@ from tuner.record import (
 )
 from tuner.stopping import StopReason
 from tuner.study import is_running, stored_study
-
-HARMLESS = (Status.OK, Status.PRUNED, Status.CANCELLED)
-"""Ends of a trial that are no failure."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -63,8 +60,8 @@ class ReportData:
 
     @property
     def failed(self) -> tuple[TrialRecord, ...]:
-        """The trials that ended without a step time through a failure."""
-        return tuple(record for record in self.records if record.finished and record.status not in HARMLESS)
+        """The trials that ended without a step time."""
+        return tuple(record for record in self.records if record.finished and record.step_time_s is None)
 
     @property
     def p_star_history(self) -> tuple[tuple[int, float], ...]:
@@ -111,14 +108,14 @@ def collect(config: StudyConfig) -> ReportData:
     study = stored_study(config)
     records = read_records(study)
     stored_reason = study.user_attrs.get(STOP_REASON)
-    has_stopped = stored_reason in set(StopReason) and not is_running(study)
+    stop_reason = None if stored_reason is None or is_running(study) else StopReason(stored_reason)
     expert = config.expert.values(config.dimensions) if config.expert else None
     return ReportData(
         config=config,
         candidates=candidates_of(config),
         records=tuple(records),
         best=best_record(records),
-        stop_reason=StopReason(stored_reason) if has_stopped else None,
+        stop_reason=stop_reason,
         origin=study.user_attrs.get(ORIGIN, config.backend.origin),
         expert_step_time_s=expert_step_time_s(records, expert),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +11,7 @@ import plotly.graph_objects as go
 from plotly.io import to_html
 from plotly.offline import get_plotlyjs
 
-from costmodels.memory import MEMORY_PARTS
-from costmodels.step_time import BREAKDOWN
-from tuner.report.markup import Html
+from tuner.report.markup import Html, joined, tag
 
 # Paul Tol's "muted" scheme, made for colour-blind readers (personal.sron.nl/~pault, figure 4)
 _TOL_MUTED = {
@@ -45,7 +44,6 @@ _PART_COLOURS = {
     "buffers": "purple",
     "overhead": "grey",
 }
-assert set(BREAKDOWN) | set(MEMORY_PARTS) <= set(_PART_COLOURS), "every part has its colour"
 
 BEST = "#0072B2"
 MEASURED = "#56B4E9"
@@ -53,6 +51,9 @@ FAILED = "#D55E00"
 EXPERT = "#E69F00"
 CONFIDENCE = "#8A8F98"
 _TEXT = "#7A808A"
+WIDE_SPREAD = 6.0
+"""Ratio of the longest to the shortest step above which a time axis is logarithmic."""
+
 _GRID = "rgba(128, 134, 142, 0.22)"
 
 _TEMPLATE = go.layout.Template(
@@ -62,7 +63,7 @@ _TEMPLATE = go.layout.Template(
         "plot_bgcolor": "rgba(0, 0, 0, 0)",
         "margin": {"l": 8, "r": 8, "t": 8, "b": 8},
         "hoverlabel": {"font": {"size": 13}},
-        "legend": {"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0, "traceorder": "normal"},
+        "showlegend": False,
         "xaxis": {"gridcolor": _GRID, "zeroline": False, "automargin": True, "ticks": "outside", "tickcolor": _GRID},
         "yaxis": {"gridcolor": _GRID, "zeroline": False, "automargin": True},
     }
@@ -84,26 +85,69 @@ class Bar:
     measured: float | None
 
 
+def part_colour(part: str) -> str:
+    """The colour of one part of the step or of the memory; grey for a part that has none of its own."""
+    return _TOL_MUTED[_PART_COLOURS.get(part, "grey")]
+
+
+def time_axis(title: str, steps_s: Sequence[float]) -> dict[str, Any]:
+    """An axis that holds the step times [s] with a margin; logarithmic where an outlier would squeeze the rest."""
+    smallest, largest = min(steps_s, default=1.0), max(steps_s, default=1.0)
+    if largest <= WIDE_SPREAD * smallest:
+        margin = 0.08 * (largest - smallest) or 0.05 * largest
+        return {"title": title, "range": [smallest - margin, largest + margin]}
+    ends = [math.log10(smallest), math.log10(largest)]
+    margin = 0.08 * (ends[1] - ends[0])
+    return {
+        "title": title,
+        "type": "log",
+        "range": [ends[0] - margin, ends[1] + margin],
+        "dtick": "D2",
+        "tickformat": "~g",
+    }
+
+
 def plotly_script() -> str:
     """The library that draws the figures, to be inlined once."""
     return str(get_plotlyjs())
 
 
 def drawing(figure: go.Figure, identity: str, *, height: int) -> Html:
-    """The figure as an element; `identity` is unique on the page."""
+    """The figure under its legend; `identity` is unique on the page.
+
+    The legend is the page's own, since plotly's does not wrap where the page is narrow.
+    """
+    legend = tag("div", *(_legend_entry(trace) for trace in figure.data if trace.name), class_="legend")
     figure.update_layout(template=_TEMPLATE, height=height, autosize=True)
-    return Html(
-        to_html(
-            figure,
-            config={"displaylogo": False, "displayModeBar": False, "responsive": True},
-            include_plotlyjs=False,
-            include_mathjax=False,
-            full_html=False,
-            default_width="100%",
-            default_height=f"{height}px",
-            div_id=f"figure-{identity}",
-        )
+    drawn = to_html(
+        figure,
+        config={"displaylogo": False, "displayModeBar": False, "responsive": True},
+        include_plotlyjs=False,
+        include_mathjax=False,
+        full_html=False,
+        default_width="100%",
+        default_height=f"{height}px",
+        div_id=f"figure-{identity}",
     )
+    return joined(legend, Html(drawn))
+
+
+_GLYPHS = {"bar": "\N{BLACK SQUARE}", "x": "\N{HEAVY MULTIPLICATION X}", "diamond": "\N{BLACK DIAMOND}"}
+_BORDERS = {"dash": "dashed", "dot": "dotted"}
+
+
+def _legend_entry(trace: Any) -> Html:
+    """The name of a trace beside its mark."""
+    if trace.type == "scatter" and trace.mode == "lines":
+        border = _BORDERS.get(trace.line.dash, "solid")
+        mark = tag("i", class_="line", style=f"border-top: 3px {border} {trace.line.color}")
+    elif trace.type == "bar":
+        mark = tag("i", _GLYPHS["bar"], style=f"color: {trace.marker.color}")
+    elif trace.marker.symbol == "diamond":
+        mark = tag("i", _GLYPHS["diamond"])
+    else:
+        mark = tag("i", _GLYPHS.get(trace.marker.symbol, "\N{BLACK CIRCLE}"), style=f"color: {trace.marker.color}")
+    return tag("span", mark, trace.name)
 
 
 def stacked_bars(bars: Sequence[Bar], *, axis: str, unit: str, limits: dict[str, float] | None = None) -> go.Figure:
@@ -113,7 +157,7 @@ def stacked_bars(bars: Sequence[Bar], *, axis: str, unit: str, limits: dict[str,
         bars: From top to bottom.
         axis: Title of the axis.
         unit: Of all numbers.
-        limits: Vertical lines by their name.
+        limits: Vertical lines by their name in the legend.
     """
     figure = go.Figure()
     labels = [bar.label for bar in bars]
@@ -126,7 +170,7 @@ def stacked_bars(bars: Sequence[Bar], *, axis: str, unit: str, limits: dict[str,
                 x=sizes,
                 name=name,
                 orientation="h",
-                marker={"color": _TOL_MUTED[_PART_COLOURS[name]], "line": {"width": 0}},
+                marker={"color": part_colour(name), "line": {"width": 0}},
                 hovertemplate=f"%{{y}}<br>{name}: %{{x:.4g}} {unit}<extra></extra>",
             )
     measured = [(bar.label, bar.measured) for bar in bars if bar.measured is not None]
@@ -140,16 +184,10 @@ def stacked_bars(bars: Sequence[Bar], *, axis: str, unit: str, limits: dict[str,
             hovertemplate=f"%{{y}}<br>measured: %{{x:.4g}} {unit}<extra></extra>",
         )
     for name, at in (limits or {}).items():
-        figure.add_vline(x=at, line={"color": FAILED, "width": 1.5, "dash": "dash"})
-        figure.add_annotation(
-            x=at, y=1, yref="paper", text=name, showarrow=False, xanchor="right", yanchor="bottom", font={"size": 11}
-        )
+        line = {"color": FAILED, "width": 1.5, "dash": "dash"}
+        figure.add_vline(x=at, line=line)
+        figure.add_scatter(x=[None], y=[None], mode="lines", name=name, line=line)
     figure.update_layout(barmode="stack", bargap=0.35)
     figure.update_xaxes(title=axis, rangemode="tozero")
     figure.update_yaxes(autorange="reversed", showgrid=False)
     return figure
-
-
-def axis_title(text: str, **more: Any) -> dict[str, Any]:
-    """An axis with a title."""
-    return {"title": {"text": text}, **more}

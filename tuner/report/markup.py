@@ -29,7 +29,7 @@ def joined(*contents: Content) -> Html:
     return Html("".join(markup(content) for content in contents))
 
 
-def tag(name: str, *contents: Content, **attributes: str) -> Html:
+def tag(name: str, /, *contents: Content, **attributes: str) -> Html:
     """One element; `class_` gives the attribute class, and an underscore inside a name stands for a dash."""
     given = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(value, quote=True)}"' for key, value in attributes.items()

@@ -8,6 +8,7 @@ from costmodels.parallel import DEGREES, Value
 
 MISSING = "\N{EN DASH}"
 GIB = 2**30
+SEPARATOR = " \N{MIDDLE DOT} "
 
 
 def seconds(value: float | None) -> str:
@@ -44,4 +45,4 @@ def shown(value: Value) -> str:
 def in_short(values: Mapping[str, Value]) -> str:
     """A configuration by what distinguishes it: degrees of 1 are left out, `tp 8 · dp 16 · zero_stage 1`."""
     parts = [f"{name} {shown(value)}" for name, value in values.items() if name not in DEGREES or value != 1]
-    return " · ".join(parts) or "all degrees 1"
+    return SEPARATOR.join(parts) or "all degrees 1"

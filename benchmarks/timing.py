@@ -1,0 +1,52 @@
+"""What the benchmarks share: repeated timing, a table, and `--json`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+
+def median_s(work: Callable[[], object], repeats: int) -> float:
+    """Median wall time of `work` over `repeats` runs after one warm-up."""
+    work()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def peak_rss_bytes() -> int:
+    """Peak resident memory of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def arguments(description: str, **options: int) -> argparse.Namespace:
+    """`--json` and one integer option for each keyword, with its default."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    for name, default in options.items():
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"default {default}")
+    return parser.parse_args()
+
+
+def publish(rows: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
+    """Prints the rows as a table, or as JSON."""
+    if as_json:
+        print(json.dumps({"rows": list(rows)}, indent=2))
+        return
+    header = list(rows[0])
+    cells = [[_shown(row[name]) for name in header] for row in rows]
+    widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
+    for line in (header, *cells):
+        print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else str(value)

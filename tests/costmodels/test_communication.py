@@ -1,0 +1,182 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from costmodels.communication import block_communication
+from costmodels.operators import Block
+from costmodels.parallel import ParallelConfig
+from costmodels.placement import place
+from costmodels.runtime import find_runtime
+from hardware.cluster import find_cluster
+from hardware.collectives import all_gather_s, all_reduce_s, all_to_all_s, reduce_scatter_s, ring_exchange_s
+from tests.costmodels.random_settings import cases, grid_of, job_of
+
+MEGATRON = replace(find_runtime("megatron-core"), network_efficiency=1.0)
+NANOTRON = find_runtime("nanotron")
+HOST = find_cluster("dgx-h100")
+
+
+def communication(job, cluster, *configs, runtime=MEGATRON, core_s=0.0):
+    """What the configurations expose; `core_s` seconds of attention may hide the ring."""
+    grid = grid_of(*configs)
+    return block_communication(job, runtime, grid, place(cluster, grid), np.full(len(grid), core_s))
+
+
+@settings(max_examples=80, deadline=None)
+@given(cases())
+def test_a_degree_of_one_exposes_nothing(case):
+    """Exposed times are finite and never negative; a dimension of degree 1 has none and issues no collective."""
+    found = block_communication(
+        case.job, case.runtime, case.grid, place(case.cluster, case.grid), np.zeros(len(case.grid))
+    )
+
+    for degree, seconds in (
+        *((case.grid.tp, block_s) for block_s in found.tp.values()),
+        (case.grid.cp, found.cp),
+        (case.grid.up, found.up),
+        (case.grid.ep, found.ep),
+    ):
+        assert np.all(np.isfinite(seconds))
+        assert np.all(seconds >= 0)
+        assert np.all(seconds[degree == 1] == 0)
+    alone = (case.grid.tp == 1) & (case.grid.cp == 1) & (case.grid.up == 1) & (case.grid.ep == 1)
+    for count in found.collectives.values():
+        assert np.all(count[alone] == 0)
+
+
+@pytest.mark.parametrize("tp", [2, 8])
+def test_tensor_parallelism_has_four_all_reduces_per_layer(tp):
+    """Two per pass and layer, of the whole hidden state each (Shoeybi et al. 2019, section 3)."""
+    job = job_of("llama3-8b")
+    config = ParallelConfig(tp=tp, dp=8 // tp, mbs=2, sequence_parallel=False)
+    link = place(HOST, grid_of(config)).tp
+
+    found = communication(job, HOST, config)
+
+    layer_s = found.tp[Block.ATTENTION][0] + found.tp[Block.DENSE_MLP][0]
+    assert layer_s == pytest.approx(4 * all_reduce_s(2 * 2 * 4096 * 4096, link)[0])
+
+
+def test_sequence_parallelism_sends_the_same_bytes_in_two_halves():
+    """A reduce-scatter and an all-gather replace each all-reduce (Korthikanti et al. 2022, section 4.2.2)."""
+    job = job_of("llama3-8b")
+    config = ParallelConfig(tp=8, mbs=2)
+    link = place(HOST, grid_of(config)).tp
+    message = 2 * 2 * 4096 * 4096
+
+    found = communication(job, HOST, config)
+
+    half = all_gather_s(message, link)[0] + reduce_scatter_s(message, link)[0]
+    assert found.tp[Block.ATTENTION][0] == pytest.approx(2 * half)
+    assert found.collectives[Block.ATTENTION][0] == 4
+    assert half >= all_reduce_s(message, link)[0]
+
+
+def test_full_recomputation_repeats_the_forward_collectives():
+    """With full recomputation tp, up and ep have three passes, and the ring four exchanges instead of three."""
+    job = job_of("mixtral-8x7b")
+    configs = [
+        ParallelConfig(tp=2, cp=2, up=2, dp=8, ep=4, recompute=mode, sequence_parallel=True)
+        for mode in ("none", "full")
+    ]
+
+    found = communication(job, find_cluster("dgx-h100", hosts=8), *configs)
+
+    for seconds in (found.tp[Block.ATTENTION], found.tp[Block.MOE_MLP], found.up, found.ep):
+        assert seconds[1] == pytest.approx(1.5 * seconds[0])
+    assert found.cp[1] == pytest.approx(4 / 3 * found.cp[0])
+
+
+def test_ring_passes_keys_and_values_once_forward_and_twice_backward():
+    """Each exchange sends the local keys and values around (Liu et al. 2023); backward sends their gradients too."""
+    job = job_of("llama3-8b", sequence_length=32768)
+    config = ParallelConfig(cp=8)
+    all_keys_and_values = 2 * 2 * 32768 * 8 * 128
+
+    found = communication(job, HOST, config)
+
+    one = ring_exchange_s(all_keys_and_values, place(HOST, grid_of(config)).cp)[0]
+    assert found.cp[0] == pytest.approx(3 * one)
+
+
+def test_attention_hides_the_ring_where_the_runtime_overlaps_it():
+    """Enough attention hides every exchange; half as much as the exchanges hides a part; nanotron hides none."""
+    job = job_of("llama3-8b", sequence_length=32768)
+    config = ParallelConfig(cp=8)
+    bare = communication(job, HOST, config).cp[0]
+
+    assert communication(job, HOST, config, core_s=bare * 8 / 7).cp[0] == pytest.approx(0, abs=1e-12)
+    assert communication(job, HOST, config, core_s=bare / 2).cp[0] == pytest.approx(bare * (1 - 7 / 16))
+    hidden = [communication(job, HOST, config, runtime=NANOTRON, core_s=core_s).cp[0] for core_s in (0.0, 1.0)]
+    assert hidden[0] == hidden[1] > 0
+
+
+def test_ulysses_exchanges_queries_keys_values_and_the_output():
+    """Each pass moves q, k, v before attention and the output after it (Jacobs et al. 2023, section 3.2)."""
+    job = job_of("llama3-8b")
+    config = ParallelConfig(up=8)
+    per_rank = 2 * 4096 / 8 * (32 + 8 + 8 + 32) * 128
+
+    found = communication(job, HOST, config)
+
+    assert found.up[0] == pytest.approx(2 * all_to_all_s(per_rank, place(HOST, grid_of(config)).up)[0])
+
+
+def test_grouped_queries_shrink_ring_and_ulysses_alike():
+    """Fewer key heads are less traffic; the ring, which moves nothing else, gains their full share but for latency."""
+    fewer, all_heads = (job_of("llama3-8b", sequence_length=131072, num_kv_heads=heads) for heads in (8, 32))
+    config = ParallelConfig(cp=2, up=4)
+
+    few, many = communication(fewer, HOST, config), communication(all_heads, HOST, config)
+
+    assert few.up[0] < many.up[0]
+    assert many.cp[0] == pytest.approx(4 * few.cp[0], rel=0.02)
+
+
+def test_latent_attention_moves_heads_of_its_own_sizes():
+    """With MLA Ulysses moves queries and keys of 192, values and output of 128 per head (DeepSeek-V3)."""
+    job = job_of("deepseek-v3")
+    config = ParallelConfig(up=8)
+    per_rank = 2 * 4096 / 8 * 128 * (192 + 192 + 128 + 128)
+
+    found = communication(job, HOST, config)
+
+    assert found.up[0] == pytest.approx(2 * all_to_all_s(per_rank, place(HOST, grid_of(config)).up)[0])
+
+
+def test_experts_dispatch_and_combine_in_both_passes():
+    """Every token goes to its top_k experts and back, twice (Lepikhin et al. 2020, section 3.2)."""
+    job = job_of("mixtral-8x7b")
+    config = ParallelConfig(dp=8, ep=8, mbs=1)
+
+    found = communication(job, HOST, config)
+
+    routed = 2 * 4096 * 4096 * 2
+    assert found.ep[0] == pytest.approx(4 * all_to_all_s(routed, place(HOST, grid_of(config)).ep)[0])
+    assert found.collectives[Block.MOE_MLP][0] == 4
+
+
+def test_a_dense_model_has_no_expert_traffic():
+    """Without experts nothing is dispatched, and the MoE block has no collective."""
+    found = communication(job_of("llama3-8b"), HOST, ParallelConfig(tp=8))
+
+    assert found.ep[0] == 0
+    assert found.tp[Block.MOE_MLP][0] == 0
+
+
+def test_slower_links_cost_more():
+    """The same tensor parallel group takes longer where it crosses hosts, and where the network is less efficient."""
+    job = job_of("llama3-8b")
+    inside = communication(job, find_cluster("dgx-h100", hosts=2), ParallelConfig(tp=8, dp=2))
+    across = communication(job, find_cluster("dgx-h100", hosts=2), ParallelConfig(tp=16))
+    lossy = communication(
+        job,
+        find_cluster("dgx-h100", hosts=2),
+        ParallelConfig(tp=8, dp=2),
+        runtime=replace(MEGATRON, network_efficiency=0.5),
+    )
+
+    assert across.tp[Block.ATTENTION][0] > inside.tp[Block.ATTENTION][0]
+    assert inside.tp[Block.ATTENTION][0] < lossy.tp[Block.ATTENTION][0] <= 2 * inside.tp[Block.ATTENTION][0]

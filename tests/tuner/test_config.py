@@ -1,0 +1,265 @@
+from pathlib import Path
+
+import pytest
+
+from costmodels.parallel import ParallelConfig
+from hardware.errors import ConfigError
+from tests.tuner.broken_studies import CASES, CONFIG_JSON, GOOD, REPLAY, BrokenStudy, rows, study
+from trials.replay import ReplayBackend
+from trials.simulated import SimulatedBackend
+from tuner.config import DEFAULT_STORAGE, first_difference, load_study
+
+STUDIES = Path(__file__).resolve().parents[2] / "configs" / "studies"
+
+
+@pytest.fixture(autouse=True)
+def no_storage_variable(monkeypatch):
+    """No test sees the storage of whoever runs the tests."""
+    monkeypatch.delenv("MESHTUNE_STORAGE", raising=False)
+
+
+@pytest.fixture
+def good_study(tmp_path) -> Path:
+    """A study with the required keys only."""
+    path = tmp_path / "study.yaml"
+    path.write_text(study(), encoding="utf-8")
+    return path
+
+
+def write(folder: Path, text: str, name: str = "study.yaml") -> Path:
+    """Writes one file, with the folders that it needs; its path."""
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+# Good studies
+
+
+def test_what_a_study_leaves_out_has_its_documented_default(good_study):
+    """The table in configs/studies/README.md: every optional key has the default that it names."""
+    config = load_study(good_study)
+
+    assert config.name == "broken"
+    assert config.file == str(good_study)
+    assert config.storage == DEFAULT_STORAGE == "sqlite:///meshtune.db"
+    assert config.setting.runtime.name == "megatron-core"
+    job = config.setting.job
+    assert (job.precision, job.optimizer, job.recompute, job.zero_stage) == ("bf16", "adam", "none", 1)
+    assert job.sequence_parallel is None
+    options = config.options
+    assert (options.rule_set, options.without, options.allowed, options.opened) == (None, (), (), ())
+    assert options.memory_headroom == 0.08
+    search = config.search
+    assert (search.draws, search.confidence, search.max_trials, search.max_seconds) == (100, 0.95, 40, None)
+    assert (search.parallel_trials, search.seed) == (1, 0)
+    assert config.expert is None
+    assert config.time_limit_s is None
+    assert config.measured is None
+    assert isinstance(config.backend, SimulatedBackend)
+    assert (config.backend.seed, config.backend.noise, config.backend.operator_error) == (0, 0.02, 0.15)
+    assert (config.backend.num_steps, config.backend.seconds_per_trial) == (5, 0.0)
+    assert config.config_defaults == {"recompute": "none", "zero_stage": 1, "sequence_parallel": True}
+
+
+def test_the_table_of_keys_is_complete():
+    """configs/studies/README.md has a row for every key that a study may hold, and for none that it may not."""
+    from tuner.config import _JobKeys, _ReplayKeys, _SearchKeys, _SimulatedKeys, _SpaceKeys, _StudyKeys
+
+    text = (STUDIES / "README.md").read_text(encoding="utf-8")
+    documented = {line.split("`")[1] for line in text.splitlines() if line.startswith("| `") and ".yaml" not in line}
+    sections = {"job": _JobKeys, "space": _SpaceKeys, "search": _SearchKeys}
+    known = set(_StudyKeys.model_fields) - {"trial"} - set(sections)
+    for section, keys in sections.items():
+        known |= {f"{section}.{key}" for key in keys.model_fields}
+    known |= {f"trial.{key}" for keys in (_ReplayKeys, _SimulatedKeys) for key in keys.model_fields}
+
+    assert {key for key in documented if not key.startswith(("cluster.", "expert."))} == known
+
+
+@pytest.mark.parametrize("path", sorted(STUDIES.rglob("*.yaml")), ids=lambda path: path.relative_to(STUDIES).as_posix())
+def test_every_example_loads_and_has_candidates(path):
+    """Each study in configs/studies/ works, is named after its file, and ends in the default storage."""
+    config = load_study(path)
+    space = config.space()
+
+    assert config.name.endswith(path.stem)
+    assert len(space.grid) > 10
+    assert config.storage == DEFAULT_STORAGE
+
+
+def test_the_playbook_study_replays_the_whole_sweep():
+    """All 176 measured configurations are candidates, timed and failed, told apart by their ZeRO stage too."""
+    config = load_study(STUDIES / "ultrascale-llama-8b-128.yaml")
+
+    assert isinstance(config.backend, ReplayBackend)
+    assert config.measured is not None
+    assert config.setting.job.model == config.measured.model
+    assert (config.setting.job.sequence_length, config.setting.job.global_batch_size) == (4096, 256)
+    assert config.options.opened == ("zero_stage",)
+    space = config.space()
+    assert (len(space.grid), space.removed) == (176, {})
+
+
+def test_expert_takes_further_dimensions_from_the_job(tmp_path):
+    """What `expert:` leaves out is 1, or what the job says; an opened dimension may be named."""
+    text = study(
+        job="{sequence_length: 4096, global_batch_size: 16, recompute: full, sequence_parallel: false}",
+        space="{zero_stage: [0, 1]}",
+        expert="{tp: 4, dp: 2, zero_stage: 0}",
+    )
+
+    config = load_study(write(tmp_path, text))
+
+    assert config.expert == ParallelConfig(tp=4, dp=2, recompute="full", zero_stage=0, sequence_parallel=False)
+
+
+def test_opened_and_tightened_dimensions(tmp_path):
+    """A list under `space` holds the allowed values; one of recompute or sequence_parallel also opens the dimension."""
+    text = study(space="{tp: [4, 1], recompute: [full, none], sequence_parallel: [true]}")
+
+    options = load_study(write(tmp_path, text)).options
+
+    assert dict(options.allowed) == {"tp": (1, 4), "recompute": (0, 2), "sequence_parallel": (1,)}
+    assert options.opened == ("recompute", "sequence_parallel")
+
+
+# Paths, --set, storage
+
+
+def test_paths_are_relative_to_the_study(tmp_path, monkeypatch):
+    """A model, a cluster and measured rows are found beside the study, wherever the command runs."""
+    write(tmp_path, CONFIG_JSON, "a/models/seven.json")
+    write(tmp_path, "name: dgx-a100\nhosts: 2\n", "a/clusters/two.yaml")
+    write(tmp_path, rows({}), "a/rows.csv")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    fresh = write(tmp_path, study(model="../models/seven.json", cluster="{file: ../clusters/two.yaml}"), "a/b/s.yaml")
+    replay = write(tmp_path, study(REPLAY, trial="{backend: replay, measured: [../rows.csv]}"), "a/b/r.yaml")
+
+    config = load_study(fresh)
+
+    assert (config.setting.job.model.name, config.setting.cluster.num_devices) == ("seven", 16)
+    assert load_study(replay).measured.runs[0].place == "rows.csv:2"
+
+
+def test_storage_precedence(good_study, monkeypatch):
+    """--storage wins over MESHTUNE_STORAGE, which wins over --set and the file, which win over the default."""
+    in_file = {"overrides": ["storage=sqlite:///file.db"]}
+
+    assert load_study(good_study).storage == DEFAULT_STORAGE
+    assert load_study(good_study, **in_file).storage == "sqlite:///file.db"
+    monkeypatch.setenv("MESHTUNE_STORAGE", "sqlite:///variable.db")
+    assert load_study(good_study, **in_file).storage == "sqlite:///variable.db"
+    assert load_study(good_study, **in_file, storage="sqlite:///option.db").storage == "sqlite:///option.db"
+    monkeypatch.setenv("MESHTUNE_STORAGE", "")
+    assert load_study(good_study, **in_file).storage == "sqlite:///file.db"
+
+
+def test_a_broken_storage_variable_is_the_users_mistake(good_study, monkeypatch):
+    """MESHTUNE_STORAGE is checked like the file's key."""
+    monkeypatch.setenv("MESHTUNE_STORAGE", "nowhere")
+
+    with pytest.raises(ConfigError, match="storage = 'nowhere': is no database URL"):
+        load_study(good_study)
+
+
+def test_set_replaces_keys_of_the_file(good_study):
+    """`--set a.b=value` reads the value as YAML, makes missing sections, and the last one wins."""
+    config = load_study(
+        good_study,
+        overrides=[
+            "search.seed=3",
+            "search.seed=4",
+            "search.confidence=1e-1",
+            "space.tp=[1, 2]",
+            "cluster.hosts=2",
+            "model=gpt-13b",
+            "trial={backend: simulated, noise: 0}",
+            "expert.dp=16",
+        ],
+    )
+
+    assert (config.search.seed, config.search.confidence) == (4, 0.1)
+    assert config.options.allowed == (("tp", (1, 2)),)
+    assert config.setting.cluster.num_devices == 16
+    assert config.setting.job.model.name == "gpt-13b"
+    assert config.backend.noise == 0
+    assert config.expert == ParallelConfig(dp=16)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("search.seed", ("--set = 'search.seed'", "must read key=value")),
+        ("=3", ("--set = '=3'", "must read key=value")),
+        ("name.x=3", ("--set name.x = 'broken'", "holds no keys of its own")),
+        ("search.seed=[", ("--set search.seed = '['", "is not valid YAML")),
+        ("search.sed=3", ("search.sed = 3", "unknown key", "did you mean 'seed'?")),
+        ("search.seed=x", ("search.seed = 'x'", "must be a whole number")),
+        ("search=", ("search", "must be a mapping, but is empty (null)")),
+    ],
+)
+def test_a_broken_override_is_one_message(good_study, override, words):
+    """A mistake in --set is told like one in the file."""
+    with pytest.raises(ConfigError) as error:
+        load_study(good_study, overrides=[override])
+
+    for word in words:
+        assert word in str(error.value)
+
+
+# Broken studies
+
+
+def test_the_good_studies_that_are_broken_below_do_load(tmp_path):
+    """The texts that the cases change have no mistake of their own."""
+    assert load_study(write(tmp_path, study(GOOD))).name == "broken"
+    write(tmp_path, rows({}), "rows.csv")
+    assert len(load_study(write(tmp_path, study(REPLAY))).measured.runs) == 1
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_a_mistake_is_one_message(case: BrokenStudy, tmp_path):
+    """Every broken study raises ConfigError with file, key, value and rule on one line, and nothing of our source."""
+    path = case.write(tmp_path)
+
+    with pytest.raises(ConfigError) as error:
+        load_study(path)
+
+    message = str(error.value)
+    for word in case.words:
+        assert word in message
+    assert error.value.file is not None
+    assert len(message.splitlines()) == 1
+    assert len(message) < 900
+    for trace in ("Traceback", "pydantic", "Keys", ".py", "Error"):
+        assert trace not in message.replace("ConfigError", "")
+
+
+def test_each_mistake_is_another_one():
+    """The table has no two cases of one name, and enough of them."""
+    assert len({case.id for case in CASES}) == len(CASES) >= 40
+
+
+# What gives trials their meaning
+
+
+def test_a_changed_meaning_is_found_by_its_key(good_study):
+    """Search options do not change what a trial means; job, cluster, runtime and the simulated world do."""
+    meaning = load_study(good_study).meaning
+
+    same = ["search.seed=9", "search.max_trials=3", "trial={backend: simulated, seconds_per_trial: 0.0}", "name=other"]
+    assert first_difference(meaning, load_study(good_study, overrides=same).meaning) is None
+    for override, key in (
+        ("job.global_batch_size=32", "job.global_batch_size"),
+        ("trial={backend: simulated, seed: 1}", "trial.seed"),
+        ("runtime=nanotron", "runtime."),
+        ("cluster.hosts=2", "cluster."),
+        ("model=llama-7b", "model."),
+        ("space.zero_stage=[0, 1]", "space.opened"),
+    ):
+        difference = first_difference(meaning, load_study(good_study, overrides=[override]).meaning)
+        assert difference is not None
+        assert difference[0].startswith(key), override

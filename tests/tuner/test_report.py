@@ -1,0 +1,290 @@
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import optuna
+import pytest
+
+from costmodels.memory import MEMORY_PARTS
+from costmodels.step_time import BREAKDOWN
+from hardware.errors import ConfigError
+from trials.backend import Observation, Status
+from tuner.candidates import candidates_of, prediction_json
+from tuner.config import load_study
+from tuner.record import OBSERVATION, ORIGIN, PREDICTION, STOP_REASON
+from tuner.report import SECTIONS, collect, render_report, write_report
+from tuner.report.figures import part_colour, time_axis
+from tuner.sampler import STATUS
+from tuner.study import make_sampler, open_study
+
+EXPERT = "expert: {pp: 1, tp: 8, dp: 1, cp: 1, up: 1, vpp: 1, ep: 1, mbs: 1}\n"
+STUDY = """
+name: small
+model: llama-7b
+cluster: {name: dgx-a100, hosts: 1}
+job: {sequence_length: 4096, global_batch_size: 64}
+space: {recompute: [none, full]}
+trial: {backend: simulated}
+"""
+HOSTILE = "<script>alert('x')</script><img src=https://evil.example/x onerror=alert(1)>\"'&"
+IDENTITIES = ("summary", "progress", "accuracy", "time", "memory", "flags", "trials", "pruning", "warnings")
+SCRIPT_OR_STYLE = re.compile(r"<(script|style)\b[^>]*>.*?</\1>", re.DOTALL)
+
+
+def study_of(folder, *, text=STUDY + EXPERT):
+    """The study of a file in `folder`, stored beside it."""
+    file = folder / "study.yaml"
+    file.write_text(text)
+    return load_study(file, storage=f"sqlite:///{folder / 'study.db'}")
+
+
+def run(config, num_trials, failures=None, *, stop_reason="max_trials"):
+    """Trials as the ask/tell loop stores them, `failures` by their number in place of the backend's answer."""
+    candidates = candidates_of(config)
+    sampler = make_sampler(config, candidates)
+    study = open_study(config, sampler)
+    for number in range(num_trials):
+        trial = study.ask(fixed_distributions=sampler.search_space)
+        position = sampler.position_of(trial.params)
+        prediction = prediction_json(config.setting, candidates.estimate, candidates.space.memory, position, 0.08)
+        trial.set_user_attr(PREDICTION, prediction)
+        observation = (failures or {}).get(number) or config.backend.measure(
+            sampler.config_of(trial.params), trial_number=number
+        )
+        trial.set_user_attr(STATUS, observation.status.value)
+        trial.set_user_attr(OBSERVATION, observation.as_json())
+        if observation.step_time_s is None:
+            study.tell(trial, state=optuna.trial.TrialState.FAIL)
+        else:
+            study.tell(trial, observation.step_time_s)
+    study.set_user_attr(STOP_REASON, stop_reason)
+    return study
+
+
+def page_of(config, folder):
+    """The text of the written report."""
+    return write_report(config, folder / "report.html").read_text(encoding="utf-8")
+
+
+def visible(page):
+    """The page without scripts and styles, which hold no text of the study but the pictures' numbers."""
+    return SCRIPT_OR_STYLE.sub("", page)
+
+
+class Balance(HTMLParser):
+    """Collects elements that close in another order than they opened, and every element and attribute."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.wrong, self.elements, self.attributes = [], [], set(), set()
+
+    def handle_starttag(self, tag, attrs):
+        """Called by the parser."""
+        self.elements.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        """Called by the parser."""
+        if not self.open or self.open.pop() != tag:
+            self.wrong.append(tag)
+
+
+def structure_of(page):
+    """The page as a browser reads its elements."""
+    parser = Balance()
+    parser.feed(page)
+    parser.close()
+    return parser
+
+
+CRASH = Observation(status=Status.CRASHED, reason="exited with status 1", log_tail="Traceback", origin="synthetic")
+OUT_OF_MEMORY = Observation(status=Status.OUT_OF_MEMORY, peak_memory_bytes=90 * 2**30, origin="synthetic")
+CASES = {
+    "some failed": (STUDY + EXPERT, 6, {2: CRASH, 3: OUT_OF_MEMORY}),
+    "one trial": (STUDY + EXPERT, 1, {}),
+    "no trial": (STUDY + EXPERT, 0, {}),
+    "all failed": (STUDY + EXPERT, 3, dict.fromkeys(range(3), CRASH)),
+    "the expert failed": (STUDY + EXPERT, 3, {0: OUT_OF_MEMORY}),
+    "no expert": (STUDY, 3, {}),
+}
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda name: name.replace(" ", "_"))
+def page(request, tmp_path_factory):
+    """The report of each case."""
+    folder = tmp_path_factory.mktemp("case")
+    text, num_trials, failures = CASES[request.param]
+    config = study_of(folder, text=text)
+    run(config, num_trials, failures)
+    return page_of(config, folder)
+
+
+def test_every_section_stands_in_every_report(page):
+    """All sections are there in their order, whatever became of the trials."""
+    assert tuple(re.findall(r'<section id="([a-z]+)">', page)) == IDENTITIES
+    assert len(IDENTITIES) == len(SECTIONS)
+
+
+def test_the_page_is_well_formed(page):
+    """Every element closes where it should, so that no section swallows the next."""
+    parsed = structure_of(page)
+
+    assert parsed.wrong == []
+    assert parsed.open == []
+
+
+def test_the_page_needs_no_network(page):
+    """Nothing on the page is fetched: no source, no link, no import, and the policy forbids the rest."""
+    parsed = structure_of(page)
+
+    assert not parsed.attributes & {"src", "href", "srcset", "action"}
+    assert not parsed.elements & {"link", "img", "iframe", "base", "object", "embed"}
+    assert "http://" not in visible(page)
+    assert "https://" not in visible(page)
+    assert 'content="default-src &#x27;none&#x27;;' in page
+    styles = "".join(re.findall(r"<style>(.*?)</style>", page, re.DOTALL))
+    assert "url(" not in styles
+    assert "@import" not in styles
+
+
+def test_the_drawing_library_stands_there_once(page):
+    """plotly.js is inlined once, however many pictures there are."""
+    assert page.count("* plotly.js v") == 1
+
+
+def test_no_python_shows_through(page):
+    """A reader sees words and numbers with units, no raw dicts, None or nan."""
+    text = re.sub(r"<[^>]+>", " ", visible(page))
+
+    assert not re.search(r"\bNone\b(?!\.)|\bnan\b|\binf\b|\{'|Status\.", text)
+
+
+def test_the_summary_tells_the_best_trial(tmp_path):
+    """Step time, gain over the expert and the sizes of the space are those of the stored study."""
+    config = study_of(tmp_path)
+    run(config, 6)
+
+    data = collect(config)
+
+    text = visible(render_report(data))
+    assert data.best is not None
+    assert f"trial {data.best.number}" in text
+    assert f"{data.expert_step_time_s / data.best.step_time_s:.2f}×" in text  # noqa: RUF001 # the sign of a factor
+    for count in (data.candidates.space.num_before_memory, len(data.candidates.space.grid)):
+        assert f"<b>{count:,}</b>" in text
+    assert "the budget of trials is spent" in text
+    assert "before it was confident" in text
+
+
+def test_synthetic_times_are_announced(tmp_path):
+    """A study of a simulated world says so loudly, and a measured one does not."""
+    config = study_of(tmp_path)
+    study = run(config, 1)
+    synthetic = page_of(config, tmp_path)
+    study.set_user_attr(ORIGIN, "measured")
+
+    measured = page_of(config, tmp_path)
+
+    assert "<strong>SYNTHETIC</strong>" in synthetic
+    assert "SYNTHETIC" not in visible(measured)
+    assert "measured</p>" in measured
+
+
+def test_every_candidate_dropped_is_accounted_for(tmp_path):
+    """The table of rules names every rule that dropped something, with its reason and its count."""
+    config = study_of(tmp_path)
+    run(config, 1)
+
+    text = visible(page_of(config, tmp_path))
+
+    for rule, count in config.space().removed.items():
+        assert f"<code>{rule}</code>" in text
+        assert f">{count:,}</td>" in text
+    assert "must be the 8 devices of the cluster" in text or "must divide" in text
+
+
+def test_hostile_text_stays_text(tmp_path):
+    """Names, reasons and logs that look like HTML are shown as they are, and become no element."""
+    config = study_of(tmp_path)
+    job = replace(config.setting.job, model=replace(config.setting.job.model, name=HOSTILE))
+    setting = replace(config.setting, job=job)
+    config = replace(config, name=HOSTILE, file=HOSTILE, setting=setting)
+    run(config, 3, {1: Observation(status=Status.CRASHED, reason=HOSTILE, log_tail=HOSTILE, origin="synthetic")})
+
+    page = page_of(config, tmp_path)
+
+    assert "alert('x')" not in page
+    assert "<img" not in page
+    assert visible(page).count("&lt;script&gt;alert(&#x27;x&#x27;)&lt;/script&gt;") >= 5
+    parsed = structure_of(page)
+    assert parsed.wrong == []
+    assert "onerror" not in parsed.attributes
+
+
+def test_a_running_trial_is_shown_as_running(tmp_path):
+    """A trial in flight stands in the table and in the warnings, and does not count as failed."""
+    config = study_of(tmp_path)
+    study = run(config, 2)
+    sampler = make_sampler(config, candidates_of(config))
+    study.ask(fixed_distributions=sampler.search_space)
+
+    text = visible(page_of(config, tmp_path))
+
+    assert ">running</span>" in text
+    assert "1 trial had not ended" in text
+    assert "none failed" in text
+
+
+def test_the_flags_are_those_of_the_best(tmp_path):
+    """The report prints the Megatron-LM export of the fastest trial."""
+    config = study_of(tmp_path)
+    run(config, 4)
+
+    data = collect(config)
+
+    best = data.best_config
+    assert f"--tensor-model-parallel-size {best.tp}\n" in render_report(data)
+    assert f"# {best}\n" in render_report(data)
+
+
+def test_the_same_study_gives_the_same_page(tmp_path):
+    """A report holds no clock and no random names, so that two of the same study can be compared."""
+    config = study_of(tmp_path)
+    run(config, 3)
+
+    assert page_of(config, tmp_path) == page_of(config, tmp_path)
+
+
+def test_every_part_has_a_colour_of_its_own():
+    """No two parts of one picture share a colour."""
+    assert len({part_colour(part) for part in BREAKDOWN}) == len(BREAKDOWN)
+    assert len({part_colour(part) for part in MEMORY_PARTS}) == len(MEMORY_PARTS)
+
+
+def test_a_study_without_storage_is_the_users_mistake(tmp_path):
+    """A report of a study that never ran names the study and how to start it."""
+    with pytest.raises(ConfigError, match="meshtune run"):
+        write_report(study_of(tmp_path), tmp_path / "report.html")
+
+
+def test_a_folder_that_does_not_exist_is_the_users_mistake(tmp_path):
+    """An output path that cannot be written is told with its path."""
+    config = study_of(tmp_path)
+    run(config, 1)
+
+    with pytest.raises(ConfigError, match="missing"):
+        write_report(config, tmp_path / "missing" / "report.html")
+
+
+def test_an_outlier_makes_the_time_axis_logarithmic():
+    """Step times of one size get a linear axis that holds them all, and a far outlier turns it into decades."""
+    linear, logarithmic = time_axis("t", [1.0, 2.0, 3.0]), time_axis("t", [1.0, 100.0])
+
+    assert linear["range"][0] < 1.0
+    assert linear["range"][1] > 3.0
+    assert "type" not in linear
+    assert logarithmic["type"] == "log"
+    assert logarithmic["range"][0] < 0.0
+    assert logarithmic["range"][1] > 2.0

@@ -1,0 +1,20 @@
+"""The best configuration as flags to paste."""
+
+from __future__ import annotations
+
+from tuner.export import find_exporter
+from tuner.report.data import ReportData
+from tuner.report.markup import Html, section, tag
+
+TITLE = "Flags for Megatron-LM"
+
+
+def flags_section(data: ReportData) -> Html:
+    """The export of the best configuration, with what the flags cannot say."""
+    if data.best_config is None:
+        return section("flags", TITLE, tag("p", "They follow from the best trial, once there is one.", class_="empty"))
+    export = find_exporter("megatron")(data.config.setting, data.best_config)
+    button = tag("button", "Copy", type="button", class_="copy", data_copies="flags-text")
+    text = tag("pre", export.text, id="flags-text")
+    notes = tag("ul", *(tag("li", note) for note in export.notes)) if export.notes else None
+    return section("flags", TITLE, tag("div", button, text, class_="copyable"), notes)

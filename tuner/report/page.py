@@ -1,0 +1,86 @@
+"""The page: sections in their order, with the style and the scripts inlined."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hardware.errors import ConfigError
+from tuner.config import StudyConfig
+from tuner.report.accuracy import accuracy_section
+from tuner.report.breakdown import memory_section, time_section
+from tuner.report.caveats import warnings_section
+from tuner.report.data import ReportData, Section, collect
+from tuner.report.figures import plotly_script
+from tuner.report.flags import flags_section
+from tuner.report.markup import Html, joined, tag
+from tuner.report.progress import progress_section
+from tuner.report.pruning import pruning_section
+from tuner.report.style import COPY_SCRIPT, STYLE
+from tuner.report.summary import summary_section
+from tuner.report.trials import trials_section
+from tuner.report.words import plural
+
+SECTIONS: tuple[Section, ...] = (
+    summary_section,
+    progress_section,
+    accuracy_section,
+    time_section,
+    memory_section,
+    flags_section,
+    trials_section,
+    pruning_section,
+    warnings_section,
+)
+"""What the page holds, from top to bottom."""
+
+# the browser itself refuses to fetch anything for this page
+_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+
+
+def write_report(config: StudyConfig, out: Path) -> Path:
+    """Writes the report of a study and returns where it stands.
+
+    Raises:
+        ConfigError: the storage holds no such study, or `out` cannot be written.
+    """
+    page = render_report(collect(config))
+    try:
+        out.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot be written ({error.strerror})", key="--out", value=str(out)) from None
+    return out
+
+
+def render_report(data: ReportData) -> str:
+    """The whole page; the same data gives the same text."""
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", http_equiv="Content-Security-Policy", content=_POLICY),
+        tag("title", f"{data.config.name}: Meshtune"),
+        tag("style", STYLE),
+        tag("script", Html(plotly_script())),
+    )
+    sections = [Html(section(data)) for section in SECTIONS]
+    body = tag("body", _header(data), tag("main", *sections), _footer(data), tag("script", COPY_SCRIPT))
+    return joined(Html("<!DOCTYPE html>\n"), tag("html", head, body, lang="en"), "\n")
+
+
+def _header(data: ReportData) -> Html:
+    setting = data.config.setting
+    job, cluster = setting.job, setting.cluster
+    devices = ", ".join(
+        f"{group.num_devices:,} {group.device.name} in {plural(group.hosts, 'host')}" for group in cluster.groups
+    )
+    words = (
+        f"{job.model.name}, {job.sequence_length:,} tokens a sequence, {job.global_batch_size:,} sequences a step, "
+        f"{job.precision}, on {devices}, {setting.runtime.name}"
+    )
+    return tag("header", tag("h1", data.config.name), tag("p", words))
+
+
+def _footer(data: ReportData) -> Html:
+    ends = [record.ended_at for record in data.records if record.ended_at]
+    until = f"; last trial ended {max(ends):%Y-%m-%d %H:%M}" if ends else ""
+    return tag("footer", f"Written by Meshtune from {data.config.file}{until}.")

@@ -1,0 +1,95 @@
+"""How the search went: every trial, the best so far, and the growing confidence."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import plotly.graph_objects as go
+
+from tuner.report.data import ReportData
+from tuner.report.figures import BEST, CONFIDENCE, EXPERT, FAILED, MEASURED, drawing, time_axis
+from tuner.report.markup import Html, section, tag
+from tuner.report.words import in_short, seconds
+
+
+def progress_section(data: ReportData) -> Html:
+    """Step times in the order in which trials ended, with p_star on a second axis."""
+    finished = list(enumerate(data.finished, start=1))
+    if not finished:
+        return section("progress", "Progress", tag("p", "No trial has ended yet.", class_="empty"))
+    timed = [(at, record, record.step_time_s) for at, record in finished if record.step_time_s is not None]
+    failed = [(at, record) for at, record in finished if record.step_time_s is None]
+    heights = [step_s for _, _, step_s in timed] + ([data.expert_step_time_s] if data.expert_step_time_s else [])
+    longest_s = max(heights, default=1.0)
+    figure = go.Figure()
+    if timed:
+        figure.add_scatter(
+            x=[at for at, _, _ in timed],
+            y=[step_s for _, _, step_s in timed],
+            mode="markers",
+            name="trial",
+            marker={"size": 9, "color": MEASURED},
+            text=[f"trial {record.number}: {in_short(record.params)}" for _, record, _ in timed],
+            hovertemplate="%{text}<br>%{y:.4g} s<extra></extra>",
+        )
+        so_far = list(accumulate((step_s for _, _, step_s in timed), min))
+        last = finished[-1][0]
+        figure.add_scatter(
+            x=[*(at for at, _, _ in timed), last],
+            y=[*so_far, so_far[-1]],
+            mode="lines",
+            name="best so far",
+            line={"shape": "hv", "width": 2.5, "color": BEST},
+            hovertemplate="best so far: %{y:.4g} s<extra></extra>",
+        )
+    if failed:
+        figure.add_scatter(
+            x=[at for at, _ in failed],
+            y=[longest_s] * len(failed),  # a failed trial has no height of its own
+            mode="markers",
+            name="no step time",
+            marker={"symbol": "x", "size": 10, "color": FAILED},
+            text=[
+                f"trial {record.number}: {str(record.status).replace('_', ' ')}<br>{in_short(record.params)}"
+                for _, record in failed
+            ],
+            hovertemplate="%{text}<extra></extra>",
+        )
+    if data.expert_step_time_s is not None:
+        figure.add_scatter(
+            x=[0.5, len(finished) + 0.5],
+            y=[data.expert_step_time_s] * 2,
+            mode="lines",
+            name="expert",
+            line={"dash": "dash", "width": 2, "color": EXPERT},
+            hovertemplate=f"expert: {seconds(data.expert_step_time_s)}<extra></extra>",
+        )
+    figure.add_scatter(
+        x=[at for at, _ in data.p_star_history],
+        y=[p_star for _, p_star in data.p_star_history],
+        mode="lines",
+        name="p_star (right)",
+        yaxis="y2",
+        line={"dash": "dot", "width": 2, "color": CONFIDENCE},
+        hovertemplate="p_star: %{y:.2f}<extra></extra>",
+    )
+    figure.update_layout(
+        xaxis={
+            "title": "trials in the order of their ends",
+            "range": [0.5, len(finished) + 0.5],
+            "tickformat": "d",
+            "dtick": 1 if len(finished) <= 12 else None,
+        },
+        yaxis={**time_axis("step time [s]", heights), "showticklabels": bool(timed)},
+        yaxis2={
+            "title": "p_star",
+            "overlaying": "y",
+            "side": "right",
+            "range": [-0.02, 1.08],
+            "tickvals": [0, 0.25, 0.5, 0.75, 1],
+            "showgrid": False,
+            "zeroline": False,
+            "automargin": True,
+        },
+    )
+    return section("progress", "Progress", drawing(figure, "progress", height=400))

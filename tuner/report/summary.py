@@ -1,0 +1,120 @@
+"""The first section: what was found, and how sure it is."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from costmodels.parallel import DEGREES
+from trials.backend import Status
+from tuner.candidates import tokens_per_s_per_device
+from tuner.report.data import ReportData
+from tuner.report.markup import Content, Html, joined, section, tag
+from tuner.report.words import MISSING, percent, plural, seconds, shown
+
+
+def summary_section(data: ReportData) -> Html:
+    """The best configuration with its figures, why the search ended, and what it searched."""
+    return section(
+        "summary", "Result", _synthetic_banner(data), _headline(data), _figures(data), _stop(data), _funnel(data)
+    )
+
+
+def _synthetic_banner(data: ReportData) -> Html:
+    if data.origin != "synthetic":
+        return Html("")
+    return tag(
+        "p",
+        tag("strong", "SYNTHETIC"),
+        " These step times come from a simulated world. Nothing here was measured on real devices.",
+        class_="banner",
+    )
+
+
+def _headline(data: ReportData) -> Html:
+    if data.best_config is None:
+        return tag("p", "No trial has completed yet, so there is no best configuration.", class_="empty")
+    values = data.best_config.values(data.dimensions)
+    chips = [
+        tag("span", tag("b", name), shown(value), class_="chip quiet" if name in DEGREES and value == 1 else "chip")
+        for name, value in values.items()
+    ]
+    return tag("div", *chips, class_="chips")
+
+
+def _figures(data: ReportData) -> Html:
+    setting, best, records = data.config.setting, data.best, data.records
+    best_s = best.step_time_s if best else None
+    expert_s = data.expert_step_time_s
+    cards = [
+        _card("step time", seconds(best_s), f"trial {best.number}, {data.origin}" if best else ""),
+        _card(
+            "throughput",
+            f"{tokens_per_s_per_device(setting, best_s):,.0f}" if best_s else MISSING,
+            "tokens/s per device",
+        ),
+        _card("MFU", percent(data.mfu(best_s)) if best_s else MISSING, "of the devices' peak, model FLOPs only"),
+        _card(
+            "against the expert",
+            f"{expert_s / best_s:.2f}\N{MULTIPLICATION SIGN}" if expert_s and best_s else MISSING,
+            _expert_words(data),
+        ),
+        _card("trials", f"{len(records):,}", _trial_words(data)),
+        _card(
+            "p_star",
+            MISSING if data.p_star is None else f"{data.p_star:.2f}",
+            f"share of draws whose fastest candidate was tried; enough above {data.config.search.confidence:g}",
+        ),
+    ]
+    return tag("div", *cards, class_="cards")
+
+
+def _card(name: str, figure: str, note: str) -> Html:
+    return tag("div", tag("h3", name), tag("p", figure, class_="figure"), tag("p", note, class_="note"), class_="card")
+
+
+def _expert_words(data: ReportData) -> str:
+    if data.config.expert is None:
+        return "the study names no expert configuration"
+    if data.expert_step_time_s is None:
+        return "the expert's configuration has no measured step"
+    return f"as fast; the expert's step takes {seconds(data.expert_step_time_s)}"
+
+
+def _trial_words(data: ReportData) -> str:
+    kinds = Counter(record.status for record in data.failed)
+    failures = [f"{count} {_STATUS_WORDS[status]}" for status, count in kinds.items() if status]
+    running = sum(not record.finished for record in data.records)
+    return "; ".join(
+        [
+            f"{len(data.failed)} failed ({', '.join(failures)})" if failures else "none failed",
+            *([f"{running} running"] if running else []),
+            f"budget {data.config.search.max_trials:,}",
+        ]
+    )
+
+
+_STATUS_WORDS = {status: status.value.replace("_", " ") for status in Status}
+
+
+def _stop(data: ReportData) -> Html:
+    if data.stop_reason is None:
+        return tag("p", "The search has not ended.")
+    sentence = data.stop_reason.sentence
+    return tag("p", f"The search ended: {sentence}.")
+
+
+def _funnel(data: ReportData) -> Html:
+    """How many configurations were left after each step of the pruning."""
+    space = data.candidates.space
+    by_rules = sum(count for rule, count in space.removed.items() if rule != "memory")
+    tried = len({tuple(record.params.items()) for record in data.records})
+    steps: list[tuple[int, str]] = [
+        (space.num_before_memory + by_rules, "raw combinations"),
+        (space.num_before_memory, "obey the rules"),
+        (len(space.grid), "predicted to fit in memory"),
+        (tried, "tried"),
+    ]
+    if data.config.measured is not None:
+        steps = [(len(space.grid), plural(len(space.grid), "measured row").partition(" ")[2]), (tried, "tried")]
+    items: list[Content] = [tag("li", tag("b", f"{count:,}"), " ", words) for count, words in steps]
+    return joined(tag("ol", *items, class_="funnel"))
