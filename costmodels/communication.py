@@ -4,7 +4,7 @@ Sources: tensor parallelism has two all-reduces per layer and pass (Shoeybi et a
 reduce-scatter and an all-gather under sequence parallelism (Korthikanti et al. 2022, section 4.2.2); ring attention
 passes keys and values cp-1 times, and their gradients too on the way back (Liu et al. 2023, section 3); Ulysses
 exchanges q, k, v and the output all to all (Jacobs et al. 2023, section 3.2); experts dispatch and combine tokens all
-to all (Lepikhin et al. 2020, section 3.2).
+to all (GShard, Lepikhin et al. 2020).
 """
 
 from __future__ import annotations

@@ -102,7 +102,8 @@ def local_parameters(job: TrainingJob, grid: ConfigGrid, stages: StageLayers) ->
     moe_layer = attention + model.shared_expert_parameters / tp + model.router_parameters
     dense = dense_layer[:, None] * stages.dense + moe_layer[:, None] * stages.moe
     table = model.embedding_parameters / tp
-    dense[:, 0] += table
+    dense[:, 0] += table + model.position_parameters
+    dense[:, -1] += model.final_norm_parameters
     if not model.tied_embeddings or len(stages.dense) > 1:
         dense[:, -1] += table
     expert = (model.num_experts * model.expert_parameters / (tp * grid.ep))[:, None] * stages.moe

@@ -124,7 +124,12 @@ def estimate_step(
         device_s = np.sum(list(parts.values()), axis=0)
         parts["host"] = np.maximum(_stage_host_s(runtime, times[0], exposed, shape_of[at], at, stages) - device_s, 0.0)
         reduction = _Reduction(job, runtime, chosen, groups, at, local)
-        parts["dp"] = reduction.per_micro_batch_s(forward, backward)
+        # what a pass really takes, waits included, is the time beside which data parallel traffic can run
+        both = forward + backward
+        backward_share = np.divide(backward, both, out=np.zeros_like(both), where=both > 0)
+        pass_s = np.sum(list(parts.values()), axis=0)
+        forward_s, backward_s = pass_s * (1 - backward_share), pass_s * backward_share
+        parts["dp"] = reduction.per_micro_batch_s(forward_s, backward_s)
         stage_s = np.sum(list(parts.values()), axis=0)
         slowest = np.argmax(stage_s, axis=1)
         rows = np.arange(len(at))
@@ -135,7 +140,7 @@ def estimate_step(
         if pp > 1:
             overlapped = vpp > 1 and runtime.overlaps_p2p
             breakdown["pp"][at] = 2 * hop[at] * (pp - 1 if overlapped else (m + pp - 1) * vpp)
-        breakdown["dp"][at] += reduction.per_step_s(forward, backward, vpp)
+        breakdown["dp"][at] += reduction.per_step_s(forward_s, backward_s, vpp)
         bandwidth = np.array(
             [min(cluster.devices[kind].memory_bandwidth_bytes_per_s for kind in stage) for stage in kinds]
         )
@@ -272,13 +277,16 @@ class _Reduction:
         scattered = self._time(reduce_scatter_s, width)
         stage = self.grid.zero_stage[:, None]
         reduction = np.select([stage == 0, stage < 3], [whole, scattered], 0.0)
-        gather = np.where((stage == 1) | (stage == 2), self._gather_s(), 0.0)
+        gathered = self._gather_s()
+        gather = np.where((stage == 1) | (stage == 2), gathered, 0.0)
         head_start = (np.cumsum(backward, axis=1) - backward) / vpp
+        layers = max(self.job.model.num_layers // self.shape[1], 1)
         if self.runtime.overlaps_gradients:
-            layers = max(self.job.model.num_layers // self.shape[1], 1)
             reduction = np.maximum(reduction - backward, reduction / layers)
         if self.runtime.overlaps_weight_gather:
-            gather = np.maximum(gather - forward, 0.0)
+            # ZeRO 3 pays per micro-batch; of a step's first gather and last scatter one layer's stays exposed
+            first_layer = np.where(stage == 3, (gathered + scattered) / layers, 0.0)
+            gather = np.maximum(gather - forward, first_layer)
         return np.asarray(np.maximum(reduction - head_start, 0.0).max(axis=1) + gather.max(axis=1))
 
     def owned_parameters(self) -> FloatArray:

@@ -4,7 +4,7 @@ The step-level surrogate of the tuner. Letters: t trials, n candidates, d featur
 
 Hyperparameters are found by marginal likelihood (scikit-learn) with weak log-normal priors, so that two or three trials
 don't talk the process into certainty. Draws are functions, consistent over all candidates: they come by pathwise
-conditioning (Wilson et al. 2020, "Efficiently sampling functions from Gaussian process posteriors", equation 12): a
+conditioning (Wilson et al. 2020, "Efficiently sampling functions from Gaussian process posteriors"): a
 random-Fourier-feature draw of the prior plus the exact update by the data. The cost is linear in n.
 """
 
@@ -21,6 +21,7 @@ from scipy.optimize import minimize
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
+from threadpoolctl import threadpool_limits
 
 FloatArray = NDArray[np.float64]
 
@@ -173,7 +174,8 @@ def _most_likely(features: FloatArray, log_ratio: FloatArray, prior: SurrogatePr
         return np.asarray(found.x), float(found.fun)
 
     regressor = GaussianProcessRegressor(kernel, alpha=1e-8, optimizer=optimise)
-    with warnings.catch_warnings():
+    # the matrices are small: a second thread costs more in waiting than it brings
+    with threadpool_limits(limits=1), warnings.catch_warnings():
         # a hyperparameter at its bound is an answer here, not a failure
         warnings.simplefilter("ignore", ConvergenceWarning)
         regressor.fit(features, log_ratio)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from costmodels.parallel import ParallelConfig
-from tuner.candidates import candidates_of, predicted
+from tuner.candidates import candidates_of, predicted, ranking
 from tuner.config import StudyConfig
 from tuner.record import best_record, expert_step_time_s, read_records
-from tuner.storage import load_study, open_storage
+from tuner.storage import find_study
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +30,7 @@ class Best:
 
 def best_configuration(config: StudyConfig) -> Best | None:
     """The best that is known of a study; None if no configuration works."""
-    study = load_study(open_storage(config.storage), config.name)
+    study = find_study(config.storage, config.name)
     records = read_records(study) if study is not None else []
     best = best_record(records)
     if best is not None and best.step_time_s is not None:
@@ -47,7 +45,7 @@ def best_configuration(config: StudyConfig) -> Best | None:
     candidates = candidates_of(config)
     if not len(candidates.space.grid):
         return None
-    fastest = int(np.argmin(candidates.estimate.step_time_s))
+    fastest = int(ranking(config, candidates)[0])
     step_time_s = float(candidates.estimate.step_time_s[fastest])
     gain = predicted(config, config.expert)["step_time_s"] / step_time_s if config.expert else None
     return Best(

@@ -10,10 +10,10 @@ import numpy as np
 from costmodels.features import configuration_features
 from costmodels.memory import MemoryEstimate, estimate_memory
 from costmodels.operators import FloatArray
-from costmodels.parallel import ConfigGrid, ParallelConfig
+from costmodels.parallel import FURTHER_DIMENSIONS, ConfigGrid, IntArray, ParallelConfig
 from costmodels.step_time import StepEstimate, estimate_step, model_flops_utilisation
 from tuner.config import StudyConfig
-from tuner.space import Setting, Space
+from tuner.space import Setting, Space, why_not
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -37,6 +37,29 @@ def candidates_of(config: StudyConfig) -> Candidates:
     estimate = estimate_step(setting.job, setting.cluster, setting.runtime, space.grid)
     features = configuration_features(setting.job, setting.cluster, space.grid, estimate)
     return Candidates(space=space, estimate=estimate, features=features)
+
+
+def ranking(config: StudyConfig, candidates: Candidates) -> IntArray:
+    """Positions of the candidates [n], the shortest predicted step first; those that do not fit come last.
+
+    What does not fit is a candidate where somebody measured it, or as the expert's.
+    """
+    fits = candidates.space.memory.fits(config.options.memory_headroom)
+    return np.lexsort((candidates.estimate.step_time_s, ~fits))
+
+
+def reasons_against(config: StudyConfig, space: Space, chosen: ParallelConfig) -> dict[str, str]:
+    """Everything that keeps `chosen` out of the study's space, by the rule's name; empty if it is a candidate."""
+    if config.measured is not None:
+        if tuple(chosen.values(space.grid.dimensions).values()) in space.grid.positions():
+            return {}
+        return {"measured": f"is none of the {len(space.grid):,} measured configurations"}
+    fixed = config.config_defaults
+    return why_not(config.setting, config.options, chosen) | {
+        f"job.{name}": f"the study fixes {name} to {fixed[name]}; space.{name} would search it"
+        for name in FURTHER_DIMENSIONS
+        if name not in config.options.opened and getattr(chosen, name) != fixed[name]
+    }
 
 
 def tokens_per_s_per_device(setting: Setting, step_time_s: float) -> float:

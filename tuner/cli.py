@@ -7,8 +7,10 @@ Results go to stdout, as one JSON object with `--json`; progress, warnings and e
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -18,17 +20,30 @@ import typer
 from hardware.errors import ConfigError
 
 if TYPE_CHECKING:  # these load numpy, Optuna and Ray
+    from costmodels.parallel import ParallelConfig
     from tuner.config import StudyConfig
+    from tuner.space import Space
     from tuner.study import RunResult
 
 app = typer.Typer(
     name="meshtune",
-    help="Finds the fastest parallelism configuration for training a large language model on a cluster.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # loading rich would take as long as everything else that --help does
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _at_least(least: int, option: str) -> Callable[[str], int]:
+    """Reads an option that is a whole number; typer's own message would not show the value."""
+
+    def read(text: str) -> int:
+        if not (text.isascii() and text.removeprefix("-").isdigit() and len(text) < 20 and int(text) >= least):
+            raise ConfigError(f"must be a whole number of at least {least}", key=option, value=text)
+        return int(text)
+
+    return read
+
 
 StudyFile = Annotated[Path, typer.Argument(metavar="STUDY", help="Study file (YAML).")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
@@ -49,35 +64,97 @@ FOUND_NOTHING = 1
 USERS_MISTAKE = 2
 INTERRUPTED = 130
 
+NOTHING_WORKS = "No configuration works; `meshtune space` tells why."
+
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+"""What every misuse of the command line is; typer has had a copy of click's class and click's own."""
+
 
 def main() -> NoReturn:
     """Runs the command line and exits; a user's mistake ends in one message and status 2."""
     try:
-        app()
+        status = app(standalone_mode=False) or 0
     except ConfigError as error:
-        typer.echo(f"meshtune: {error}", err=True)
+        _complain(str(error))
         sys.exit(USERS_MISTAKE)
-    except KeyboardInterrupt:
-        typer.echo("meshtune: interrupted", err=True)
-        sys.exit(INTERRUPTED)
-    except BrokenPipeError:
-        sys.exit(0)
-    sys.exit(0)
+    except _UsageError as error:
+        _complain(_usage_message(error))
+        sys.exit(USERS_MISTAKE)
+    except (KeyboardInterrupt, typer.Abort):
+        status = INTERRUPTED
+    if status == INTERRUPTED:
+        _complain("interrupted")
+    sys.exit(status)
 
 
-@app.command()
+def _usage_message(error: Any) -> str:
+    """What typer found wrong, in the form of our own messages."""
+    told = error.format_message().rstrip(".")
+    command = error.ctx.command_path if error.ctx else "meshtune"
+    return f"{told}{'' if told.endswith('?') else ';'} `{command} --help` shows how"
+
+
+def _complain(message: str) -> None:
+    typer.echo(f"meshtune: {_printable(message)}", err=True)
+
+
+def _printable(text: str) -> str:
+    """`text` on one line, with what would steer a terminal written as Python escapes it."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
+
+
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            number = version("meshtune")
+        except PackageNotFoundError:  # a checkout that nobody installed
+            project = Path(__file__).parents[1] / "pyproject.toml"
+            found = (
+                re.search(r'^version = "(.*)"', project.read_text(encoding="utf-8"), re.M) if project.exists() else None
+            )
+            number = found[1] if found else "of an unknown version"
+        typer.echo(f"meshtune {number}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def meshtune(
+    context: typer.Context,
+    version: Annotated[  # noqa: ARG001 # its callback does the work
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Find the fastest parallelism configuration for training a large language model on a cluster.
+
+    Begin with `meshtune space STUDY`, then `meshtune run STUDY`.
+    """
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help(), err=True)
+        raise typer.Exit(USERS_MISTAKE)
+
+
+@app.command(short_help="Tune: try the most promising configurations.")
 def run(
     study: StudyFile,
-    trials: Annotated[int | None, typer.Option(min=1, help="Budget of trials; replaces search.max_trials.")] = None,
+    trials: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", parser=_at_least(1, "--trials"), help="Budget of trials; replaces search.max_trials."
+        ),
+    ] = None,
     storage: Storage = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Replaces search.seed.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(metavar="N", parser=_at_least(0, "--seed"), help="Replaces search.seed.")
+    ] = None,
     overrides: Overrides = None,
     ray_address: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Existing Ray cluster; wins over RAY_ADDRESS.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tune: try the most promising configurations in parallel, stop when confident, print the best.
+    """Tune: try the most promising configurations, stop when confident, print the best.
 
     The same command continues a study that was interrupted.
     """
@@ -136,10 +213,15 @@ def _print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any
     from tuner.export import find_exporter
     from tuner.record import expert_step_time_s
 
-    told = f"{payload['trials']} trials ({payload['failed']} failed) of {payload['candidates']} candidates"
-    typer.echo(f"Stopped: {result.stop_reason.sentence} (p_star {payload['p_star']:.2f}). {told}.")
+    if not payload["candidates"]:
+        typer.echo(NOTHING_WORKS)
+        return
+    typer.echo(
+        f"Stopped: {result.stop_reason.sentence}. Tried {payload['trials']:,} of {payload['candidates']:,} "
+        f"candidates, {payload['failed']:,} failed; {_p_star_in_words(payload['p_star'])}."
+    )
     if result.best is None or result.best.step_time_s is None:
-        typer.echo("No configuration completed a trial.")
+        typer.echo(f"No configuration completed a trial: {_failures_in_words(result)}.")
         return
     source = "SYNTHETIC: a simulated world, not a measurement" if payload["source"] == "synthetic" else "measured"
     best_s = result.best.step_time_s
@@ -151,94 +233,127 @@ def _print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any
             typer.echo(f"  {expert_s / best_s:.3f}x as fast as the expert's configuration ({expert_s:.4g} s)")
     if config.measured is not None:
         fastest_s = min(run.step_time_s for run in config.measured.runs if run.step_time_s is not None)
-        share = payload["trials"] / payload["candidates"]
-        typer.echo(
-            f"  {best_s / fastest_s - 1:.1%} slower than the fastest of all measured rows ({fastest_s:.4g} s), found with "
-            f"{share:.0%} of them tried"
-        )
+        behind = best_s / fastest_s - 1
+        among = f"all {len(config.measured.runs)} measured rows"
+        slower = f"  {behind:.1%} slower than the fastest of {among} ({fastest_s:.4g} s)"
+        typer.echo(slower if behind > 0 else f"  the fastest of {among}")
     typer.echo("Flags for Megatron-LM:")
     export = find_exporter("megatron")(config.setting, config.config_of(result.best.params))
-    typer.echo(export.text)
+    typer.echo(export.text.rstrip("\n"))
+    _warn(export.notes)
 
 
-@app.command()
+def _p_star_in_words(p_star: float) -> str:
+    return f"with probability {p_star:.2f} (p_star) nothing faster is left"
+
+
+def _failures_in_words(result: RunResult) -> str:
+    """How the trials failed, with the first one's reason."""
+    observations = [record.observation for record in result.records if record.observation is not None]
+    kinds = Counter(observation.status.value.replace("_", " ") for observation in observations)
+    told = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common()) or "none has ended"
+    reason = next((observation.reason for observation in observations if observation.reason), "")
+    return told + (f"; the first: {_printable(reason)}" if reason else "")
+
+
+@app.command(short_help="Count what can work, and tell why the rest cannot.")
 def space(
     study: StudyFile,
     list_configs: Annotated[bool, typer.Option("--list", help="Print every candidate.")] = False,
     why: Annotated[
-        str | None, typer.Option(metavar="pp=8,tp=3,...", help="Tell every rule that a configuration breaks.")
+        str | None, typer.Option(metavar="pp=8,tp=3,...", help="Tell everything that keeps a configuration out.")
     ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Count the configurations that can work, and tell why the others cannot."""
     from costmodels.parallel import parse_config
-    from tuner.space import why_not
+    from tuner.candidates import reasons_against
 
     config = _load(study, overrides)
-    if why is not None:
-        chosen = parse_config(why, config.config_defaults, option="--why")
-        reasons = why_not(config.setting, config.options, chosen)
-        if as_json:
-            _print_json({"config": chosen.values(config.dimensions), "reasons": reasons})
-        else:
-            typer.echo(f"{chosen}" + (" breaks:" if reasons else " breaks no rule and fits in memory."))
-            for name, reason in reasons.items():
-                typer.echo(f"  {name}: {reason}")
-        return
+    chosen = None if why is None else parse_config(why, config.config_defaults, option="--why")
     found = config.space()
-    _warn(found.warnings)
-    configs = [found.grid.values(position) for position in range(len(found.grid))] if list_configs else []
+    if chosen is None:
+        _warn(found.warnings)
     payload: dict[str, Any] = {
         "grid": found.num_before_memory,
         "feasible": len(found.grid),
         "removed": found.removed,
     }
+    configs = [found.grid.values(position) for position in range(len(found.grid))] if list_configs else []
+    reasons = reasons_against(config, found, chosen) if chosen is not None else {}
     if as_json:
-        _print_json(payload | ({"configs": configs} if list_configs else {}))
+        listed = {"configs": configs} if list_configs else {}
+        told = {"config": chosen.values(config.dimensions), "reasons": reasons} if chosen is not None else {}
+        _print_json(payload | listed | told)
     else:
         for values in configs:
             typer.echo(_in_words(values))
-        typer.echo(
-            f"{payload['grid']:,} configurations obey every rule, {payload['feasible']:,} of them fit in memory."
-        )
-        for name, count in sorted(found.removed.items(), key=lambda entry: -entry[1]):
-            typer.echo(f"  {name:<28} removed {count:>14,}")
-    if not len(found.grid):
+        if chosen is not None:
+            _print_reasons(config, chosen, reasons)
+        elif not list_configs:
+            _print_space(config, found)
+    if chosen is None and not len(found.grid):
         raise typer.Exit(FOUND_NOTHING)
 
 
-@app.command()
+def _print_reasons(config: StudyConfig, chosen: ParallelConfig, reasons: Mapping[str, str]) -> None:
+    named = _config_in_words(config, chosen)
+    if not reasons:
+        typer.echo(f"{named} is in the space.")
+        return
+    stays = chosen == config.expert
+    typer.echo(f"{named} " + ("is in the space as the expert's, although:" if stays else "is not in the space:"))
+    for name, reason in reasons.items():
+        typer.echo(f"  {name}: {reason}")
+
+
+def _print_space(config: StudyConfig, found: Space) -> None:
+    feasible = len(found.grid)
+    if config.measured is not None:
+        runs, skipped = config.measured.runs, config.measured.skipped
+        failed = sum(run.is_failed for run in runs)
+        typer.echo(
+            f"{len(runs):,} measured rows ({len(runs) - failed:,} ran, {failed:,} failed) "
+            f"hold {feasible:,} different configurations."
+        )
+        if skipped:
+            typer.echo(f"  {skipped:,} further rows match, but tell no whole configuration or no step time")
+        return
+    fitting = found.num_before_memory - found.removed.get("memory", 0)
+    experts = "; the expert's stays besides" if feasible > fitting else ""
+    typer.echo(
+        f"{found.num_before_memory:,} configurations obey every rule, {fitting:,} of them fit in memory{experts}."
+    )
+    by_rules = {name: count for name, count in found.removed.items() if name != "memory"}
+    if by_rules:
+        typer.echo("Combinations of the degrees that each rule removed:")
+    for name, count in sorted(by_rules.items(), key=lambda entry: -entry[1]):
+        typer.echo(f"  {name:<28} {count:>14,}")
+
+
+@app.command(short_help="Predict step time and memory of one configuration.")
 def predict(study: StudyFile, chosen: Config, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Predict step time and memory of one configuration, in the searched space or not."""
-    from costmodels.parallel import parse_config
     from tuner.candidates import predicted
-    from tuner.space import broken_rules, launchable
 
     config = _load(study, overrides)
-    wanted = parse_config(chosen, config.config_defaults)
-    broken = broken_rules(config.setting, config.options, wanted)
-    if not launchable(config.setting, wanted):
-        raise ConfigError(
-            "cannot be launched: " + "; ".join(broken.values()),
-            file=config.file,
-            key="--config",
-            value=str(wanted),
-            nearest="`meshtune space --list` prints configurations that can",
-        )
+    wanted, broken = _launchable(config, chosen)
     _warn(tuple(f"{name}: {reason}" for name, reason in broken.items()))
     payload = predicted(config, wanted)
     if as_json:
         _print_json(payload)
         return
+    typer.echo(f"Predicted for {_config_in_words(config, wanted)}")
     typer.echo(
-        f"{payload['step_time_s']:.4g} s per step, {payload['tokens_per_s_per_device']:,.0f} tokens/s per device"
+        f"{payload['step_time_s']:.4g} s per step, {payload['tokens_per_s_per_device']:,.0f} tokens/s per device, "
+        f"MFU {payload['mfu']:.1%}"
     )
-    typer.echo(f"MFU {payload['mfu']:.1%} (predicted)")
     for part, seconds in payload["breakdown_s"].items():
         if seconds:
             typer.echo(f"  {part:<12} {seconds:10.4f} s  {seconds / payload['step_time_s']:6.1%}")
-    fits = "fits" if payload["fits"] else "DOES NOT FIT"
+    spare = f"{config.options.memory_headroom:.0%} must stay free"
+    fits = f"fits ({spare})" if payload["fits"] else f"DOES NOT FIT ({spare})"
     capacity = payload["memory_capacity_bytes"]
     typer.echo(f"{payload['peak_memory_bytes'] / 2**30:.1f} GiB of {capacity / 2**30:.1f} GiB per device: {fits}")
     for part, size in payload["memory_bytes"].items():
@@ -246,49 +361,139 @@ def predict(study: StudyFile, chosen: Config, overrides: Overrides = None, as_js
             typer.echo(f"  {part:<12} {size / 2**30:10.2f} GiB")
 
 
-@app.command()
+def _launchable(config: StudyConfig, text: str) -> tuple[ParallelConfig, dict[str, str]]:
+    """The configuration that `--config` names, with the rules of the study that it breaks.
+
+    Raises:
+        ConfigError: it cannot be launched at all.
+    """
+    from costmodels.parallel import parse_config
+    from tuner.space import broken_rules, launchable
+
+    wanted = parse_config(text, config.config_defaults)
+    broken = broken_rules(config.setting, config.options, wanted)
+    if launchable(config.setting, wanted):
+        return wanted, broken
+    devices, rest = config.setting.cluster.num_devices, wanted.num_devices // wanted.dp
+    nearest = "`meshtune space --list` prints configurations that can"
+    if wanted.num_devices != devices and devices % rest == 0:
+        nearest = f"with dp={devices // rest} it would occupy the {devices} devices"
+    raise ConfigError(
+        "cannot be launched: " + ("; ".join(broken.values()) or "its degrees do not divide the job"),
+        file=config.file,
+        key="--config",
+        value=str(wanted),
+        nearest=nearest,
+    )
+
+
+@app.command(short_help="Print the configurations predicted to be fastest.")
 def rank(
     study: StudyFile,
-    top: Annotated[int, typer.Option(min=1, help="How many configurations to print.")] = 10,
+    top: Annotated[
+        int | None,
+        typer.Option(
+            metavar="K", parser=_at_least(1, "--top"), help="How many configurations to print; 10 without it."
+        ),
+    ] = None,
+    hosts: Annotated[
+        str | None, typer.Option(metavar="2,4,8,...", help="The best configuration for each number of hosts instead.")
+    ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Print the configurations that the cost model predicts to be fastest; no trial is run."""
-    import numpy as np
+    from tuner.candidates import candidates_of, ranking, tokens_per_s_per_device
 
-    from tuner.candidates import candidates_of, tokens_per_s_per_device
-
+    if hosts is not None and top is not None:
+        raise ConfigError("cannot be combined with --hosts, which prints one for each size", key="--top", value=top)
     config = _load(study, overrides)
+    if hosts is not None:
+        _rank_sizes(config, hosts, as_json)
+        return
     candidates = candidates_of(config)
     _warn(candidates.space.warnings)
-    step_time_s, grid = candidates.estimate.step_time_s, candidates.space.grid
-    rows = [
+    step_time_s, grid, memory = candidates.estimate.step_time_s, candidates.space.grid, candidates.space.memory
+    fits = memory.fits(config.options.memory_headroom)
+    rows: list[dict[str, Any]] = [
         {
             **grid.values(int(position)),
             "step_time_s": float(step_time_s[position]),
-            "peak_memory_bytes": int(candidates.space.memory.peak_bytes[position]),
+            "peak_memory_bytes": int(memory.peak_bytes[position]),
+            "fits": bool(fits[position]),
             "tokens_per_s_per_device": tokens_per_s_per_device(config.setting, float(step_time_s[position])),
         }
-        for position in np.argsort(step_time_s, kind="stable")[:top]
+        for position in ranking(config, candidates)[: top or 10]
     ]
     if as_json:
         _print_json({"configs": rows})
-    else:
+    elif rows:
         _print_table(
             ["rank", *grid.dimensions, "step [s]", "memory [GiB]", "tokens/s/device"],
             [
                 [
                     str(place),
-                    *(str(row[name]) for name in grid.dimensions),
+                    *(_value_in_words(row[name]) for name in grid.dimensions),
                     f"{row['step_time_s']:.4g}",
-                    f"{row['peak_memory_bytes'] / 2**30:.1f}",
+                    f"{row['peak_memory_bytes'] / 2**30:.1f}" + ("" if row["fits"] else "!"),
                     f"{row['tokens_per_s_per_device']:,.0f}",
                 ]
                 for place, row in enumerate(rows, start=1)
             ],
         )
+        if not all(row["fits"] for row in rows):
+            capacity = int(memory.capacity_bytes.min()) / 2**30
+            headroom = config.options.memory_headroom
+            typer.echo(
+                f"! does not fit: {capacity:.1f} GiB per device, of which {headroom:.0%} must stay free", err=True
+            )
     if not rows:
+        if not as_json:
+            typer.echo(NOTHING_WORKS, err=True)
         raise typer.Exit(FOUND_NOTHING)
+
+
+def _rank_sizes(config: StudyConfig, text: str, as_json: bool) -> None:
+    from tuner.sizes import best_by_size, parse_sizes
+
+    sizes = best_by_size(config, parse_sizes(config, text))
+    smallest = next((size for size in sorted(sizes, key=lambda size: size.hosts) if size.config is not None), None)
+    if as_json:
+        _print_json(
+            {
+                "sizes": [size.as_json(config.dimensions) for size in sizes],
+                "smallest_that_fits": smallest.hosts if smallest else None,
+            }
+        )
+    else:
+        header = ["hosts", "devices", *config.dimensions, "step [s]", "memory [GiB]", "tokens/s/device"]
+        _print_table(
+            header,
+            [
+                [
+                    str(size.hosts),
+                    f"{size.devices:,}",
+                    *(_value_in_words(value) for value in size.config.values(config.dimensions).values()),
+                    f"{size.step_time_s:.4g}",
+                    f"{size.peak_memory_bytes / 2**30:.1f}",
+                    f"{size.tokens_per_s_per_device:,.0f}",
+                ]
+                if size.config is not None
+                else [str(size.hosts), f"{size.devices:,}"] + ["-"] * (len(header) - 2)
+                for size in sizes
+            ],
+        )
+        for size in sizes:
+            if size.reason:
+                typer.echo(f"{_hosts_in_words(size.hosts)}: {size.reason}")
+        if smallest is not None:
+            typer.echo(f"Smallest that fits: {_hosts_in_words(smallest.hosts)} ({smallest.devices:,} devices)")
+    if smallest is None:
+        raise typer.Exit(FOUND_NOTHING)
+
+
+def _hosts_in_words(hosts: int) -> str:
+    return "1 host" if hosts == 1 else f"{hosts:,} hosts"
 
 
 @app.command()
@@ -296,6 +501,7 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
     """Tell how far a study is; it may be running."""
     from tuner.record import STOP_REASON, best_record, read_records
     from tuner.sampler import P_STAR
+    from tuner.stopping import StopReason
     from tuner.study import is_running, stored_study
 
     config = _load(study, overrides, storage)
@@ -315,22 +521,26 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
     if as_json:
         _print_json(payload)
         return
-    state = "running" if running else f"stopped ({payload['stop_reason']})"
-    typer.echo(f"{config.name}: {state}, {payload['trials']} trials, {payload['failed']} failed")
+    state = (
+        f"{payload['running']} trials running" if running else f"stopped: {StopReason(payload['stop_reason']).sentence}"
+    )
+    typer.echo(f"{config.name}: {payload['trials']} trials, {payload['failed']} failed; {state}")
     if best is not None:
-        typer.echo(f"Best {best.step_time_s:.4g} s with {_in_words(best.params)}; p_star {payload['p_star']:.2f}")
+        typer.echo(f"Best: {_in_words(best.params)}")
+        typer.echo(f"  {best.step_time_s:.4g} s per step; {_p_star_in_words(payload['p_star'])}")
 
 
-@app.command()
+@app.command(short_help="Print the best configuration that is known.")
 def best(study: StudyFile, storage: Storage = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Print the best configuration: measured if the study has run, else predicted."""
     from tuner.best import best_configuration
+    from tuner.candidates import tokens_per_s_per_device
 
     config = _load(study, overrides, storage)
     found = best_configuration(config)
     if found is None:
         _finish_empty(as_json, {"config": None, "step_time_s": None, "source": None, "gain_over_expert": None})
-    payload = {
+    payload: dict[str, Any] = {
         "config": found.config.values(config.dimensions),
         "step_time_s": found.step_time_s,
         "source": found.source,
@@ -339,9 +549,11 @@ def best(study: StudyFile, storage: Storage = None, overrides: Overrides = None,
     if as_json:
         _print_json(payload)
         return
-    typer.echo(f"{_in_words(payload['config'])}: {found.step_time_s:.4g} s per step ({found.source})")
+    tokens_per_s = tokens_per_s_per_device(config.setting, found.step_time_s)
+    typer.echo(f"Best: {_in_words(payload['config'])}")
+    typer.echo(f"  {found.step_time_s:.4g} s per step, {tokens_per_s:,.0f} tokens/s per device ({found.source})")
     if found.gain_over_expert is not None:
-        typer.echo(f"{found.gain_over_expert:.3f}x as fast as the expert's configuration")
+        typer.echo(f"  {found.gain_over_expert:.3f}x as fast as the expert's configuration")
 
 
 @app.command()
@@ -372,15 +584,16 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Print the best configuration as flags for a training framework."""
-    from costmodels.parallel import parse_config
-    from tuner.best import best_configuration
     from tuner.export import find_exporter
 
     exporter = find_exporter(to)
     config = _load(study, overrides, storage)
     if chosen is not None:
-        wanted = parse_config(chosen, config.config_defaults)
+        wanted, broken = _launchable(config, chosen)
+        _warn(tuple(f"{name}: {reason}" for name, reason in broken.items()))
     else:
+        from tuner.best import best_configuration
+
         found = best_configuration(config)
         if found is None:
             _finish_empty(as_json, {"target": to, "text": None, "notes": []})
@@ -395,7 +608,7 @@ def export(
         _print_json({"target": to, "text": exported.text, "notes": list(exported.notes)} | written)
         return
     if out is None:
-        typer.echo(exported.text)
+        typer.echo(exported.text.rstrip("\n"))
     else:
         typer.echo(f"wrote {out}", err=True)
     _warn(exported.notes)
@@ -403,7 +616,7 @@ def export(
 
 def _write(out: Path, text: str) -> None:
     try:
-        out.write_text(text + "\n", encoding="utf-8")
+        out.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot be written ({error.strerror})", key="--out", value=str(out)) from None
 
@@ -418,7 +631,7 @@ def _finish_empty(as_json: bool, payload: Mapping[str, Any]) -> NoReturn:
     if as_json:
         _print_json(payload)
     else:
-        typer.echo("No configuration works; `meshtune space` tells why.", err=True)
+        typer.echo(NOTHING_WORKS, err=True)
     raise typer.Exit(FOUND_NOTHING)
 
 
@@ -434,17 +647,29 @@ def _print_json(payload: Mapping[str, Any]) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """numpy's scalars as Python's."""
+    """A numpy scalar as Python's."""
     return value.item()
 
 
 def _in_words(values: Mapping[str, Any]) -> str:
-    return " ".join(f"{name}={value}" for name, value in values.items())
+    """A configuration as `--config` takes it."""
+    return ",".join(f"{name}={_value_in_words(value)}" for name, value in values.items())
+
+
+def _config_in_words(config: StudyConfig, chosen: ParallelConfig) -> str:
+    """As `--config` takes it, with the dimensions in which it differs from the job."""
+    fixed = config.config_defaults
+    changed = [name for name in fixed if name not in config.dimensions and getattr(chosen, name) != fixed[name]]
+    return _in_words(chosen.values((*config.dimensions, *changed)))
+
+
+def _value_in_words(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _warn(warnings: tuple[str, ...]) -> None:
     for warning in warnings:
-        typer.echo(f"note: {warning}", err=True)
+        typer.echo(f"note: {_printable(warning)}", err=True)
 
 
 def _print_table(header: list[str], rows: list[list[str]]) -> None:

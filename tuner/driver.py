@@ -1,4 +1,4 @@
-"""One driving process per study: two at once would run the same trials twice.
+"""One driving process per study: two at once would run the same trials twice; and when it may be interrupted.
 
 The claim stands on the study itself, so that it works on every storage. A claim of this host holds while its process
 lives; a claim of another host holds while it is renewed.
@@ -6,66 +6,106 @@ lives; a claim of another host holds while it is renewed.
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import socket
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
-from optuna import Study
+from optuna.storages import RDBStorage
 
 from hardware.errors import ConfigError
+from tuner.storage import read_attribute, replace_attribute
 
 DRIVER = "driver"
 RENEW_AFTER_S = 15.0
 STALE_AFTER_S = 90.0
+CLAIM_ATTEMPTS = 3
+"""A claim that changed under our hands is looked at again; somebody who is quicker each time is driving."""
 
 
-def claim(study: Study, *, now_s: float) -> dict[str, Any]:
-    """Makes this process the study's driver and returns the claim.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Claim:
+    """What makes this process the driver of one study.
+
+    Attributes:
+        storage: Where the study stands.
+        study_id: The study in it.
+        text: The claim as the database holds it.
+        renewed_s: When it was last written.
+    """
+
+    storage: RDBStorage
+    study_id: int
+    text: str
+    renewed_s: float
+
+    def renewed(self, *, now_s: float) -> Claim:
+        """The claim, written again if it has become old.
+
+        Raises:
+            ConfigError: another process has taken the study over, because this one gave no sign of life for too long.
+        """
+        if now_s - self.renewed_s < RENEW_AFTER_S:
+            return self
+        mine = _mine(now_s)
+        if not replace_attribute(self.storage, self.study_id, DRIVER, self.text, mine):
+            held, _ = read_attribute(self.storage, self.study_id, DRIVER)
+            raise _is_driven(self.storage.get_study_name_from_id(self.study_id), held or {})
+        return replace(self, text=json.dumps(mine), renewed_s=now_s)
+
+    def release(self) -> None:
+        """Gives the claim up, unless another process has taken it over."""
+        replace_attribute(self.storage, self.study_id, DRIVER, self.text, None)
+
+
+def claim(storage: RDBStorage, study_name: str, *, now_s: float) -> Claim:
+    """Makes this process the study's driver; of several that ask at once, one gets it.
 
     Raises:
         ConfigError: another process is driving the study.
     """
-    held = study.user_attrs.get(DRIVER)
-    if held and is_held(held, now_s=now_s):
-        raise ConfigError(
-            f"is being run by process {held['pid']} on {held['host']}",
-            key="name",
-            value=study.study_name,
-            nearest="wait for it or stop it; `meshtune status` shows how far it is",
-        )
-    mine = {**_identity(os.getpid()), "renewed_s": now_s}
-    study.set_user_attr(DRIVER, mine)
-    return mine
+    study_id = storage.get_study_id_from_name(study_name)
+    mine = _mine(now_s)
+    for _ in range(CLAIM_ATTEMPTS):
+        held, text = read_attribute(storage, study_id, DRIVER)
+        if held and is_held(held, now_s=now_s):
+            raise _is_driven(study_name, held)
+        if replace_attribute(storage, study_id, DRIVER, text, mine):
+            return Claim(storage=storage, study_id=study_id, text=json.dumps(mine), renewed_s=now_s)
+    raise _is_driven(study_name, held or {})
 
 
-def renew(study: Study, mine: dict[str, Any], *, now_s: float) -> dict[str, Any]:
-    """The claim, written again if it has become old."""
-    if now_s - mine["renewed_s"] < RENEW_AFTER_S:
-        return mine
-    mine = {**mine, "renewed_s": now_s}
-    study.set_user_attr(DRIVER, mine)
-    return mine
+def _mine(now_s: float) -> dict[str, Any]:
+    """The claim of this process; its start tells it apart from a later one that gets the same number."""
+    pid = os.getpid()
+    return {"host": socket.gethostname(), "pid": pid, "started": _started(pid), "renewed_s": now_s}
 
 
-def release(study: Study) -> None:
-    """Gives the claim up."""
-    study.set_user_attr(DRIVER, None)
+def _is_driven(study_name: str, held: dict[str, Any]) -> ConfigError:
+    process = f"process {held['pid']} on {held['host']}" if held else "another process"
+    return ConfigError(
+        f"is being run by {process}",
+        key="name",
+        value=study_name,
+        nearest="wait for it or stop it; `meshtune status` shows how far it is",
+    )
 
 
 def is_held(held: dict[str, Any], *, now_s: float | None = None) -> bool:
     """Whether the process that made the claim is still driving."""
     if held["host"] == socket.gethostname():
-        return held["pid"] != os.getpid() and _identity(held["pid"]) == {
-            key: held[key] for key in ("host", "pid", "started")
-        }
-    return (time.time() if now_s is None else now_s) - held["renewed_s"] < STALE_AFTER_S
-
-
-def _identity(pid: int) -> dict[str, Any]:
-    """A process, told apart from a later one that got the same number."""
-    return {"host": socket.gethostname(), "pid": pid, "started": _started(pid)}
+        started: str = held["started"]
+        return held["pid"] != os.getpid() and _started(held["pid"]) == started
+    renewed_s: float = held["renewed_s"]
+    return (time.time() if now_s is None else now_s) - renewed_s < STALE_AFTER_S
 
 
 def _started(pid: int) -> str:
@@ -83,3 +123,37 @@ def _started(pid: int) -> str:
             return ""
         return ""
     return "gone" if fields[0] in "ZX" else f"{boot}:{fields[19]}"
+
+
+@contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Lets SIGINT and SIGTERM wait until the block has ended, then hands them to the handlers that were there before.
+
+    For steps that leave something half done when they are interrupted. A second signal does not wait. Handlers that
+    the block installs do not outlive it: starting Ray replaces that of SIGTERM.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals reach the main thread alone
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    waiting: list[int] = []
+
+    def put_back() -> None:
+        for number, handler in before.items():
+            if handler is not None:  # None: not installed from Python, and Python cannot put it back
+                signal.signal(number, handler)
+
+    def hold(number: int, _frame: FrameType | None) -> None:
+        waiting.append(number)
+        if len(waiting) > 1:
+            put_back()
+            signal.raise_signal(number)
+
+    for number in before:
+        signal.signal(number, hold)
+    try:
+        yield
+    finally:
+        put_back()
+    if waiting:
+        signal.raise_signal(waiting[0])

@@ -5,6 +5,9 @@ A trial's parameters are the dimensions of its candidate. Its attributes hold, a
     prediction   what the cost model said before the trial (see candidates.prediction_json)
     observation  what was measured (see trials.backend.Observation)
     status       the observation's status, so that the Optuna dashboard can filter by it
+
+The study's attributes hold what its trials mean, who drives it, why it last stopped, the wall time that its drivers
+have spent on it, and p_star.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ PREDICTION = "prediction"
 OBSERVATION = "observation"
 MEANING = "meaning"
 STOP_REASON = "stop_reason"
+SPENT_S = "spent_s"
 ORIGIN = "origin"
 
 
@@ -60,10 +64,15 @@ class TrialRecord:
 
 
 def read_records(study: Study) -> list[TrialRecord]:
-    """All trials that got a candidate, in the order of their numbers."""
+    """All trials that got a candidate, in the order of their numbers.
+
+    The prediction is the last thing that a trial gets before it runs; without one its driver died asking.
+    """
     p_stars = study.user_attrs
     trials = sorted(study.get_trials(deepcopy=False), key=lambda trial: trial.number)
-    return [_record(trial, p_stars.get(f"{P_STAR}:{trial.number}")) for trial in trials if trial.params]
+    return [
+        _record(trial, p_stars.get(f"{P_STAR}:{trial.number}")) for trial in trials if PREDICTION in trial.user_attrs
+    ]
 
 
 def _record(trial: FrozenTrial, p_star: float | None) -> TrialRecord:

@@ -2,65 +2,162 @@
 
 from __future__ import annotations
 
+import json
 import re
-import sqlite3
-from contextlib import closing
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import optuna
+from optuna.exceptions import StorageInternalError
 from optuna.storages import RDBStorage
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy import column, event, insert, select, table, update
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
 from hardware.errors import ConfigError
 
 SQLITE_WAIT_S = 60
 """How long one process waits for another's write before it gives up."""
 
+CONNECT_LIMIT_S = 10
+"""How long a database server may take to answer."""
+
+CREATE_ATTEMPTS = 5
+CREATE_PAUSE_S = 0.5
+"""Processes that create the tables of a new database at the same time stumble over each other; the tables stay."""
+
+_ATTRIBUTES = table("study_user_attributes", column("study_id"), column("key"), column("value_json"))
+
 
 def shown_url(url: str) -> str:
     """The URL without its password, for messages and reports."""
-    return re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", url)
+    # greedy: a password may hold an unescaped @ or :, and rather too much is hidden than too little
+    hidden = re.sub(r"(://[^:/@]*):.*@", r"\1:***@", url)
+    return re.sub(r"([?&](?:password|passfile|sslpassword)=)[^&]*", r"\1***", hidden)
 
 
 def open_storage(url: str) -> RDBStorage:
     """The storage at `url`, created if it does not exist.
 
-    SQLite is set to write-ahead logging, where readers do not block the writer, and keeps its default of flushing every
-    commit to the disk, so that a finished trial survives the machine's death.
+    SQLite is set to write-ahead logging, where readers do not block the writer, and to flushing every commit to the
+    disk, so that a finished trial survives the machine's death. PostgreSQL is spoken to by psycopg2, unless the URL
+    names another driver: SQLAlchemy's own choice differs from version to version.
 
     Raises:
         ConfigError: the URL is malformed, its driver is not installed, or the database does not answer.
     """
-    try:
-        parsed = make_url(url)
+    with storage_errors(url):
+        parsed = _parsed(url)
         connect_args: dict[str, Any] = {}
         if parsed.get_backend_name() == "sqlite":
             connect_args = {"timeout": SQLITE_WAIT_S}
         elif parsed.get_backend_name() == "postgresql":
-            connect_args = {"connect_timeout": 10}
+            connect_args = {"connect_timeout": CONNECT_LIMIT_S}
+        storage = _created(parsed, connect_args)
         if parsed.get_backend_name() == "sqlite" and parsed.database not in (None, "", ":memory:"):
-            _use_write_ahead_log(str(parsed.database))
-        return RDBStorage(url, engine_kwargs={"connect_args": connect_args})
+            event.listen(storage.engine, "connect", _make_durable)
+            storage.engine.dispose()  # what is already connected was not made so
+            storage.engine.connect().close()
+        return storage
+
+
+def _parsed(url: str) -> URL:
+    before_last_at = url.partition("://")[2].rpartition("@")[0]
+    if "@" in before_last_at and not url.startswith("sqlite"):
+        # the end of the password would become part of the host, and of every message that names the host
+        raise ConfigError(
+            "holds more than one @", key="storage", value=shown_url(url), nearest="write an @ of the password as %40"
+        )
+    try:
+        parsed = make_url(url)
+    except ValueError:
+        raise _unusable("its port is no number", url) from None
+    return parsed.set(drivername="postgresql+psycopg2") if parsed.drivername == "postgresql" else parsed
+
+
+def _created(parsed: URL, connect_args: dict[str, Any]) -> RDBStorage:
+    # Optuna fills a template in the URL: braces in a password must not look like one
+    url = parsed.render_as_string(hide_password=False).replace("{", "{{").replace("}", "}}")
+    for attempt in range(CREATE_ATTEMPTS):
+        try:
+            return RDBStorage(url, engine_kwargs={"connect_args": connect_args})
+        except (DBAPIError, StorageInternalError, AssertionError) as error:
+            collided = isinstance(error, IntegrityError | AssertionError) or "exists" in str(error)
+            if attempt + 1 == CREATE_ATTEMPTS or not collided:
+                raise
+            time.sleep(CREATE_PAUSE_S)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _make_durable(connection: Any, _record: object) -> None:
+    with closing(connection.cursor()) as cursor:
+        cursor.execute("PRAGMA journal_mode=WAL")
+        cursor.execute("PRAGMA synchronous=FULL")
+
+
+@contextmanager
+def storage_errors(url: str) -> Iterator[None]:
+    """Turns what a database reports, at its opening or later, into one message without the password.
+
+    Raises:
+        ConfigError: the database cannot be used.
+    """
+    try:
+        yield
     except ImportError as error:
+        missing = getattr(error.__cause__ or error, "name", None)
         raise ConfigError(
-            f"needs a database driver that is not installed ({error.name})",
+            f"needs a database driver that is not installed ({missing})",
             key="storage",
             value=shown_url(url),
-            nearest="pip install psycopg2-binary for PostgreSQL",
+            nearest="pip install 'meshtune[postgresql]'" if url.startswith("postgresql") else None,
         ) from None
-    except (ArgumentError, SQLAlchemyError, sqlite3.Error) as error:
-        raise ConfigError(
-            f"cannot be opened ({str(error.__cause__ or error).strip().splitlines()[0]})",
-            key="storage",
-            value=shown_url(url),
-        ) from None
+    except (SQLAlchemyError, StorageInternalError) as error:
+        raise _unusable(_cause(error, url), url) from None
+    except RuntimeError as error:
+        if "table schema" not in str(error):  # the words of Optuna's only RuntimeError about a storage
+            raise
+        known = "storage upgrade" in str(error)
+        nearest = "copy the database, then run `optuna storage upgrade` on it" if known else "install a newer optuna"
+        raise _unusable("another version of Optuna made its tables", url, nearest) from None
 
 
-def _use_write_ahead_log(file: str) -> None:
-    """Sets the journal mode, which stays with the file."""
-    with closing(sqlite3.connect(file, timeout=SQLITE_WAIT_S)) as connection:
-        connection.execute("PRAGMA journal_mode=WAL")
+def _unusable(cause: str, url: str, nearest: str | None = None) -> ConfigError:
+    return ConfigError(f"cannot be used ({cause})", key="storage", value=shown_url(url), nearest=nearest)
+
+
+def _cause(error: BaseException, url: str) -> str:
+    """What the database itself said, in one line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    password = re.search(r"://[^:/@]*:(.*)@", url)
+    if password and password[1]:
+        text = text.replace(password[1], "***")
+    return text
+
+
+def find_study(url: str, name: str) -> optuna.Study | None:
+    """The study of that name, or None if there is none; looking for it never creates a database.
+
+    Raises:
+        ConfigError: as `open_storage`.
+    """
+    with storage_errors(url):
+        if not _may_hold_studies(_parsed(url)):
+            return None
+        return load_study(open_storage(url), name)
+
+
+def _may_hold_studies(url: URL) -> bool:
+    """Whether there is a database at `url`, as far as that can be told without opening it."""
+    file = url.database
+    if url.get_backend_name() != "sqlite" or str(file).startswith("file:"):
+        return True
+    return file not in (None, "", ":memory:") and Path(str(file)).is_file()
 
 
 def load_study(storage: RDBStorage, name: str) -> optuna.Study | None:
@@ -69,3 +166,31 @@ def load_study(storage: RDBStorage, name: str) -> optuna.Study | None:
         return optuna.load_study(study_name=name, storage=storage)
     except KeyError:
         return None
+
+
+def read_attribute(storage: RDBStorage, study_id: int, key: str) -> tuple[Any, str | None]:
+    """A study attribute, and the text that the database holds for it; None and None if there is none."""
+    wanted = (_ATTRIBUTES.c.study_id == study_id) & (_ATTRIBUTES.c.key == key)
+    with storage.engine.connect() as connection:
+        text = connection.execute(select(_ATTRIBUTES.c.value_json).where(wanted)).scalar_one_or_none()
+    return (None if text is None else json.loads(text)), text
+
+
+def replace_attribute(storage: RDBStorage, study_id: int, key: str, before: str | None, value: Any) -> bool:
+    """Sets a study attribute if the database still holds the text `before` for it; whether it did.
+
+    Reading and setting in two steps would let two processes both believe that they came first.
+    """
+    wanted = (_ATTRIBUTES.c.study_id == study_id) & (_ATTRIBUTES.c.key == key)
+    text = json.dumps(value)
+    try:
+        with storage.engine.begin() as connection:
+            if before is None:
+                connection.execute(insert(_ATTRIBUTES).values(study_id=study_id, key=key, value_json=text))
+                return True
+            changed = connection.execute(
+                update(_ATTRIBUTES).where(wanted & (_ATTRIBUTES.c.value_json == before)).values(value_json=text)
+            )
+            return bool(changed.rowcount)
+    except IntegrityError:  # another process was first to set it
+        return False

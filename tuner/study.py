@@ -11,23 +11,28 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import optuna
 from optuna import Study
-from optuna.trial import FrozenTrial, TrialState
+from optuna.storages import RDBStorage
+from optuna.trial import TrialState
 
+from costmodels.parallel import ParallelConfig
 from hardware.errors import ConfigError, shown
 from trials.backend import Observation, Status
 from trials.ray_executor import RayExecutor
 from tuner.candidates import Candidates, candidates_of, prediction_json
 from tuner.config import StudyConfig, first_difference
-from tuner.driver import DRIVER, claim, is_held, release, renew
+from tuner.driver import DRIVER, claim, interrupts_held, is_held
 from tuner.record import (
     MEANING,
     OBSERVATION,
     ORIGIN,
     PREDICTION,
+    SPENT_S,
     STOP_REASON,
     TrialRecord,
     best_record,
@@ -35,9 +40,34 @@ from tuner.record import (
 )
 from tuner.sampler import P_STAR, STATUS, History, ThompsonSampler
 from tuner.stopping import StopReason
-from tuner.storage import load_study, open_storage
+from tuner.storage import find_study, open_storage, storage_errors
 
 POLL_S = 1.0
+
+Asked = tuple[int, ParallelConfig]
+"""A trial that is to run: its number and its candidate."""
+
+
+class Executor(Protocol):
+    """What runs the trials, as the loop sees it; `trials.ray_executor.RayExecutor` is the one that users get."""
+
+    @property
+    def slots_note(self) -> str:
+        """Why fewer trials than asked for run at once; empty if there is nothing to say."""
+
+    @property
+    def num_free_slots(self) -> int:
+        """Trials that `submit` takes now."""
+
+    @property
+    def pending(self) -> tuple[int, ...]:
+        """Numbers of the trials that `poll` has not returned yet."""
+
+    def submit(self, trial_number: int, config: ParallelConfig, /) -> None:
+        """Starts a trial on a free slot and returns at once."""
+
+    def poll(self, timeout_s: float, /) -> list[tuple[int, Observation]]:
+        """The trials that have ended, waiting up to `timeout_s` for the first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,64 +119,110 @@ def run_study(
     *,
     on_progress: Callable[[Progress], None],
     ray_address: str | None = None,
+    executor: AbstractContextManager[Executor] | None = None,
     clock: Callable[[], float] = time.time,
 ) -> RunResult:
     """Runs the study until it stops, continuing what the storage already holds.
 
+    Args:
+        config: The study.
+        on_progress: Is told how far the run is, at least once per poll.
+        ray_address: Cluster to run the trials on; None takes RAY_ADDRESS, or starts Ray here.
+        executor: Runs the trials in place of Ray; entered only if there is something to run.
+        clock: Seconds since the epoch.
+
     Raises:
-        ConfigError: nothing fits, the stored study means something else, or another process is running it.
+        ConfigError: nothing fits, the stored study means something else, another process is running it, or the database
+            fails.
     """
     candidates = candidates_of(config)
     if not len(candidates.space.grid):
         return _nothing_to_try(candidates)
+    if executor is None:
+        executor = RayExecutor(
+            config.backend,
+            parallel_trials=config.search.parallel_trials,
+            time_limit_s=config.time_limit_s,
+            address=ray_address,
+        )
     sampler = make_sampler(config, candidates)
-    study = open_study(config, sampler)
-    held = claim(study, now_s=clock())
-    run = _Run(config=config, candidates=candidates, sampler=sampler, study=study)
-    started_s = clock()
+    with storage_errors(config.storage):
+        storage = open_storage(config.storage)
+        study = open_study(config, sampler, storage)
+        run = _Run(config=config, candidates=candidates, sampler=sampler, storage=storage, study=study)
+        stop_reason = _drive(run, executor, on_progress, clock)
+        records = read_records(study)
+        return RunResult(
+            records=records,
+            best=best_record(records),
+            stop_reason=stop_reason,
+            p_star=float(study.user_attrs.get(P_STAR, 0.0)),
+            num_candidates=len(candidates.space.grid),
+            warnings=candidates.space.warnings,
+        )
+
+
+def _drive(
+    run: _Run,
+    executor: AbstractContextManager[Executor],
+    on_progress: Callable[[Progress], None],
+    clock: Callable[[], float],
+) -> StopReason:
+    """Asks, submits, polls and records until there is a reason to stop.
+
+    What writes more than one thing is not interrupted half-way; only a kill can do that, and `_Run.adopt` mends it.
+    """
+    held = claim(run.storage, run.study.study_name, now_s=clock())
+    started_s = clock() - float(run.study.user_attrs.get(SPENT_S, 0.0))
     stop_reason = StopReason.INTERRUPTED
     try:
-        todo = run.adopt()
-        reason = run.reason_to_stop(0.0)
+        with interrupts_held():
+            todo = run.adopt()
+        reason = run.reason_to_stop(clock() - started_s)
         if reason is not None and not todo:
             stop_reason = reason
-        else:
-            with RayExecutor(
-                config.backend,
-                parallel_trials=config.search.parallel_trials,
-                time_limit_s=config.time_limit_s,
-                address=ray_address,
-            ) as executor:
-                on_progress(run.progress(clock() - started_s, note=executor.slots_note or ""))
-                while True:
-                    held = renew(study, held, now_s=clock())
-                    reason = run.reason_to_stop(clock() - started_s)
-                    while executor.num_free_slots and (todo or reason is None):
-                        trial = todo.pop(0) if todo else run.ask()
-                        if trial is None:
-                            break
-                        executor.submit(trial.number, sampler.config_of(trial.params))
-                        reason = run.reason_to_stop(clock() - started_s)
-                    if reason is not None and not executor.pending and not todo:
-                        stop_reason = reason
+            return stop_reason
+        # told now, because a driver that is killed cannot
+        run.study.set_user_attr(STOP_REASON, StopReason.INTERRUPTED.value)
+        with ExitStack() as stack:
+            running = _entered(executor, stack)
+            on_progress(run.progress(clock() - started_s, note=running.slots_note))
+            while True:
+                before, held = held, held.renewed(now_s=clock())
+                if held is not before:
+                    run.study.set_user_attr(SPENT_S, clock() - started_s)
+                reason = run.reason_to_stop(clock() - started_s)
+                while running.num_free_slots and (todo or reason is None):
+                    with interrupts_held():
+                        asked = todo.pop(0) if todo else run.ask()
+                    if asked is None:
                         break
-                    for number, observation in executor.poll(POLL_S):
+                    running.submit(*asked)
+                    reason = run.reason_to_stop(clock() - started_s)
+                if reason is not None and not running.pending and not todo:
+                    stop_reason = reason
+                    break
+                ended = running.poll(POLL_S)
+                with interrupts_held():
+                    for number, observation in ended:
                         run.record(number, observation)
-                    on_progress(run.progress(clock() - started_s))
+                on_progress(run.progress(clock() - started_s))
     except KeyboardInterrupt:
         stop_reason = StopReason.INTERRUPTED
     finally:
-        study.set_user_attr(STOP_REASON, stop_reason.value)
-        release(study)
-    records = read_records(study)
-    return RunResult(
-        records=records,
-        best=best_record(records),
-        stop_reason=stop_reason,
-        p_star=float(study.user_attrs.get(P_STAR, 0.0)),
-        num_candidates=len(candidates.space.grid),
-        warnings=candidates.space.warnings,
-    )
+        run.study.set_user_attr(STOP_REASON, stop_reason.value)
+        run.study.set_user_attr(SPENT_S, clock() - started_s)
+        held.release()
+    return stop_reason
+
+
+def _entered(executor: AbstractContextManager[Executor], stack: ExitStack) -> Executor:
+    """Starts the executor; Ray does not survive being interrupted while it starts."""
+    try:
+        with interrupts_held():
+            return stack.enter_context(executor)
+    except SystemExit:  # what Ray makes of SIGTERM while it starts
+        raise KeyboardInterrupt from None
 
 
 def _nothing_to_try(candidates: Candidates) -> RunResult:
@@ -175,22 +251,25 @@ def make_sampler(config: StudyConfig, candidates: Candidates) -> ThompsonSampler
     )
 
 
-def open_study(config: StudyConfig, sampler: ThompsonSampler) -> Study:
-    """The study in its storage, new or as it was left.
+def open_study(config: StudyConfig, sampler: ThompsonSampler, storage: RDBStorage | None = None) -> Study:
+    """The study in its storage (opened here if it is not given), new or as it was left.
 
     Raises:
         ConfigError: the stored study's trials mean something else than the study file now says.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    storage = open_storage(config.storage)
     study = optuna.create_study(
-        study_name=config.name, storage=storage, sampler=sampler, direction="minimize", load_if_exists=True
+        study_name=config.name,
+        storage=open_storage(config.storage) if storage is None else storage,
+        sampler=sampler,
+        direction="minimize",
+        load_if_exists=True,
     )
     meaning = json.loads(json.dumps(config.meaning))
     stored = study.user_attrs.get(MEANING)
     if stored is None and not study.get_trials(deepcopy=False):
-        study.set_user_attr(MEANING, meaning)
         study.set_user_attr(ORIGIN, config.backend.origin)
+        study.set_user_attr(MEANING, meaning)  # last: with it the study is complete
     else:
         _check_meaning(config, stored or {}, meaning)
     return study
@@ -205,7 +284,7 @@ def _check_meaning(config: StudyConfig, stored: dict[str, object], meaning: dict
             "same",
             file=config.file,
             key=key,
-            value=shown(now, 80),
+            value=now,
             nearest="give the study another name, or change the key back",
         )
 
@@ -217,7 +296,7 @@ def stored_study(config: StudyConfig) -> Study:
         ConfigError: there is none yet.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = load_study(open_storage(config.storage), config.name)
+    study = find_study(config.storage, config.name)
     if study is None:
         raise ConfigError(
             "has no trials in its storage yet",
@@ -232,7 +311,7 @@ def stored_study(config: StudyConfig) -> Study:
 def is_running(study: Study) -> bool:
     """Whether some process is driving the study."""
     held = study.user_attrs.get(DRIVER)
-    return bool(held) and is_held(held)
+    return held is not None and is_held(held)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -242,21 +321,32 @@ class _Run:
     config: StudyConfig
     candidates: Candidates
     sampler: ThompsonSampler
+    storage: RDBStorage
     study: Study
 
-    def adopt(self) -> list[FrozenTrial]:
+    def adopt(self) -> list[Asked]:
         """Settles what an earlier driver left running; returns the trials that must run again."""
         again = []
         for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            if self.sampler.position_of(trial.params) is None:
-                self._tell(trial.number, Observation(status=Status.CANCELLED, reason="its driver died before it began"))
-            elif OBSERVATION in trial.user_attrs:
+            position = self.sampler.position_of(trial.params)
+            if OBSERVATION in trial.user_attrs:
                 self._tell(trial.number, Observation.from_json(trial.user_attrs[OBSERVATION]))
+            elif position is None:
+                self.record(
+                    trial.number,
+                    Observation(
+                        status=Status.CANCELLED,
+                        reason="its driver died before the trial had a candidate of the study",
+                        origin=self.config.backend.origin,
+                    ),
+                )
             else:
-                again.append(trial)
+                if PREDICTION not in trial.user_attrs:
+                    self._predict(trial.number, position)
+                again.append((trial.number, self.candidates.space.grid.config(position)))
         return again
 
-    def ask(self) -> FrozenTrial | None:
+    def ask(self) -> Asked | None:
         """The next trial, or None where the draws name only candidates that are still being measured."""
         history = self._history()
         if history.pending and history.num_decisions and not self.sampler.has_unexplored_draw(history):
@@ -264,6 +354,11 @@ class _Run:
         trial = self.study.ask(fixed_distributions=self.sampler.search_space)
         position = self.sampler.position_of(trial.params)
         assert position is not None, "the sampler suggested a configuration that is no candidate"
+        self._predict(trial.number, position)
+        return trial.number, self.candidates.space.grid.config(position)
+
+    def _predict(self, number: int, position: int) -> None:
+        """Keeps what is predicted of the trial's candidate; from here on it counts as a trial for those who read."""
         prediction = prediction_json(
             self.config.setting,
             self.candidates.estimate,
@@ -271,15 +366,18 @@ class _Run:
             position,
             self.config.options.memory_headroom,
         )
-        trial.set_user_attr(PREDICTION, prediction)
-        return self.study.get_trials(deepcopy=False)[trial.number]
+        self._set_attribute(number, PREDICTION, prediction)
 
     def record(self, number: int, observation: Observation) -> None:
         """Keeps the observation, then ends the trial: a driver that dies in between has lost nothing."""
-        trial = self.study.get_trials(deepcopy=False)[number]
-        self.study._storage.set_trial_user_attr(trial._trial_id, STATUS, observation.status.value)
-        self.study._storage.set_trial_user_attr(trial._trial_id, OBSERVATION, observation.as_json())
+        self._set_attribute(number, STATUS, observation.status.value)
+        self._set_attribute(number, OBSERVATION, observation.as_json())
         self._tell(number, observation)
+
+    def _set_attribute(self, number: int, key: str, value: Any) -> None:
+        study_id = self.storage.get_study_id_from_name(self.study.study_name)
+        trial_id = self.storage.get_trial_id_from_study_id_trial_number(study_id, number)
+        self.storage.set_trial_user_attr(trial_id, key, value)
 
     def _tell(self, number: int, observation: Observation) -> None:
         if observation.step_time_s is not None:

@@ -58,7 +58,7 @@ def test_what_a_study_leaves_out_has_its_documented_default(good_study):
     assert config.time_limit_s is None
     assert config.measured is None
     assert isinstance(config.backend, SimulatedBackend)
-    assert (config.backend.seed, config.backend.noise, config.backend.operator_error) == (0, 0.02, 0.15)
+    assert (config.backend.seed, config.backend.noise, config.backend.operator_error) == (0, 0.02, 0.3)
     assert (config.backend.num_steps, config.backend.seconds_per_trial) == (5, 0.0)
     assert config.config_defaults == {"recompute": "none", "zero_stage": 1, "sequence_parallel": True}
 

@@ -1,0 +1,302 @@
+import itertools
+
+import numpy as np
+import optuna
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from optuna.trial import TrialState
+
+from costmodels.parallel import ConfigGrid, ParallelConfig
+from trials.backend import Status
+from tuner.sampler import P_STAR, STATUS, ThompsonSampler
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+def grid_of(num_devices=16, opened=("zero_stage",)):
+    """All (pp, tp, dp) of the devices with both ZeRO stages: 30 candidates on 16 devices."""
+    powers = [2**i for i in range(num_devices.bit_length())]
+    configs = [
+        ParallelConfig(pp=pp, tp=tp, dp=dp, zero_stage=zero)
+        for pp, tp, dp in itertools.product(powers, repeat=3)
+        if pp * tp * dp == num_devices
+        for zero in (0, 1)
+    ]
+    return ConfigGrid.from_configs(configs, opened)
+
+
+def features_of(grid):
+    """Logarithms of the degrees and the ZeRO stage."""
+    return np.stack([np.log2(grid.pp), np.log2(grid.tp), np.log2(grid.dp), grid.zero_stage], axis=1) / 3
+
+
+def world(grid, seed=0):
+    """Predicted step times, and true ones that differ by a smooth factor."""
+    rng = np.random.default_rng(seed)
+    predicted = 1.0 + 0.3 * np.log2(grid.tp) ** 1.5 + 0.1 * np.log2(grid.pp)
+    slope = rng.normal(0, 0.15, 3)
+    true = predicted * np.exp(features_of(grid)[:, :3] @ slope * 2)
+    return predicted, true
+
+
+@pytest.fixture
+def grid():
+    """The 30 candidates of 16 devices."""
+    return grid_of()
+
+
+def make(grid, **options):
+    """A sampler with the world's predictions."""
+    return ThompsonSampler(grid, world(grid)[0], features_of(grid), **options)
+
+
+def run(sampler, true, num_trials):
+    """An ask/tell loop; returns the study and the positions in the order of the trials."""
+    study = optuna.create_study(sampler=sampler)
+    order = []
+    for _ in range(num_trials):
+        trial = study.ask(fixed_distributions=sampler.search_space)
+        order.append(sampler.position_of(trial.params))
+        study.tell(trial, true[order[-1]])
+    return study, order
+
+
+def test_it_finds_the_best_in_a_plain_optimize_loop(grid):
+    """Whoever uses only the sampler tunes with study.optimize; it stops by itself, within 5% of the best."""
+    predicted, true = world(grid, seed=3)
+    sampler = ThompsonSampler(grid, predicted, features_of(grid), stop_when_confident=True)
+    study = optuna.create_study(sampler=sampler)
+
+    def objective(trial):
+        config = sampler.suggest(trial)
+        return float(true[sampler.position_of(config.values(grid.dimensions))])
+
+    study.optimize(objective, n_trials=len(grid))
+
+    assert study.best_value <= 1.05 * true.min()
+    assert len(study.trials) < len(grid) / 2
+    assert study.user_attrs[P_STAR] > 0.95
+
+
+def test_parameters_are_the_dimensions_under_their_own_names(grid):
+    """A trial's parameters are the eight degrees and the opened dimensions, as the dashboard shall plot them."""
+    sampler = make(grid)
+    study, _ = run(sampler, world(grid)[1], 3)
+
+    assert all(tuple(trial.params) == grid.dimensions for trial in study.trials)
+    assert all(sampler.config_of(trial.params) for trial in study.trials)
+
+
+def test_no_candidate_is_tried_twice_before_all_were(grid):
+    """Asked for as many trials as there are candidates, the sampler names each once."""
+    _, order = run(make(grid), world(grid)[1], len(grid))
+
+    assert sorted(order) == list(range(len(grid)))
+
+
+def test_an_exhausted_grid_measures_the_fastest_again(grid):
+    """In a loop that goes on after every candidate was tried, the best ones are repeated, and no error raised."""
+    _, true = world(grid)
+    _, order = run(make(grid), true, len(grid) + 3)
+
+    best = set(np.argsort(true)[:3].tolist())
+    assert set(order[len(grid) :]) <= best
+
+
+def test_pending_candidates_are_not_drawn_again(grid):
+    """Trials asked for before any is told all have different candidates."""
+    sampler = make(grid)
+    study = optuna.create_study(sampler=sampler)
+
+    asked = [sampler.position_of(study.ask(fixed_distributions=sampler.search_space).params) for _ in range(12)]
+
+    assert len(set(asked)) == 12
+
+
+def test_p_star_counts_finished_trials_only(grid):
+    """A pending trial does not raise p_star; its end does."""
+    predicted, _ = world(grid)
+    sampler = ThompsonSampler(grid, predicted, features_of(grid), seed=1)
+    study = optuna.create_study(sampler=sampler)
+    study.ask(fixed_distributions=sampler.search_space)
+
+    pending = sampler.history(study.get_trials(deepcopy=False))
+
+    assert sampler.population(pending).p_star == 0.0
+    assert not sampler.is_confident(pending)
+
+
+def test_p_star_is_the_share_of_draws_whose_fastest_was_tried(grid):
+    """p_star equals (|S| - |S-bar|) / |S| (FlexParallel equation 6), recomputed from the population."""
+    study, order = run(make(grid), world(grid)[1], 6)
+    sampler = study.sampler
+    history = sampler.history(study.get_trials(deepcopy=False))
+
+    population = sampler.population(history)
+
+    unexplored = [position for position in population.fastest.tolist() if position not in set(order)]
+    assert population.p_star == pytest.approx(1 - len(unexplored) / len(population.fastest))
+
+
+def test_p_star_stands_on_the_study_after_every_trial(grid):
+    """The study holds p_star, and its value after each trial under the trial's number."""
+    study, _ = run(make(grid), world(grid)[1], 4)
+
+    assert [f"{P_STAR}:{n}" in study.user_attrs for n in range(4)] == [True] * 4
+    assert study.user_attrs[P_STAR] == study.user_attrs[f"{P_STAR}:3"]
+
+
+def test_the_choice_is_uniform_over_the_unexplored_draws(grid):
+    """A candidate that many draws name is chosen in proportion (FlexParallel 3.2), over 400 numbered decisions."""
+    sampler = make(grid)
+    study, _ = run(sampler, world(grid)[1], 4)
+    history = sampler.history(study.get_trials(deepcopy=False))
+    fastest = sampler.population(history).fastest
+    open_draws = [p for p in fastest.tolist() if p not in history.explored]
+    chosen = []
+    for decision in range(400):
+        numbered = type(history)(
+            measured=history.measured,
+            step_time_s=history.step_time_s,
+            explored=history.explored,
+            impossible=history.impossible,
+            pending=history.pending,
+            num_decisions=decision,
+        )
+        chosen.append(sampler.choose(numbered))
+
+    for position in set(open_draws):
+        expected = open_draws.count(position) / len(open_draws)
+        assert chosen.count(position) / 400 == pytest.approx(expected, abs=0.1)
+
+
+def test_what_crashed_or_ran_out_of_memory_is_never_the_fastest_of_a_draw(grid):
+    """A failed candidate is removed from the draws; so is one that a plain loop told as failed."""
+    sampler = make(grid)
+    study = optuna.create_study(sampler=sampler)
+    failed = []
+    for status in (Status.CRASHED, Status.OUT_OF_MEMORY, None):
+        trial = study.ask(fixed_distributions=sampler.search_space)
+        if status is not None:
+            trial.set_user_attr(STATUS, status.value)
+        failed.append(sampler.position_of(trial.params))
+        study.tell(trial, state=TrialState.FAIL)
+
+    history = sampler.history(study.get_trials(deepcopy=False))
+
+    assert history.impossible == set(failed)
+    assert not set(sampler.population(history).fastest.tolist()) & set(failed)
+
+
+def test_an_incident_is_not_held_against_its_candidate(grid):
+    """A trial that lost its machine leaves its candidate as it was: neither tried nor removed."""
+    sampler = make(grid)
+    study = optuna.create_study(sampler=sampler)
+    trial = study.ask(fixed_distributions=sampler.search_space)
+    trial.set_user_attr(STATUS, Status.INCIDENT.value)
+    study.tell(trial, state=TrialState.FAIL)
+
+    history = sampler.history(study.get_trials(deepcopy=False))
+
+    assert not history.explored
+    assert not history.impossible
+    assert history.num_decisions == 1
+
+
+def test_a_time_out_is_not_tried_again(grid):
+    """A candidate that ran into the time limit counts as explored, and stays in the model."""
+    sampler = make(grid)
+    study = optuna.create_study(sampler=sampler)
+    trial = study.ask(fixed_distributions=sampler.search_space)
+    trial.set_user_attr(STATUS, Status.TIMEOUT.value)
+    position = sampler.position_of(trial.params)
+    study.tell(trial, state=TrialState.FAIL)
+
+    history = sampler.history(study.get_trials(deepcopy=False))
+
+    assert history.explored == {position}
+    assert sampler.choose(history) != position
+
+
+def test_candidates_that_may_not_fit_are_drawn_less_often(grid):
+    """A candidate predicted at twice the memory is in no draw, one at all of it in some, one at half in all."""
+    predicted = np.ones(len(grid))
+    predicted[:3] = 0.01
+    memory_share = np.full(len(grid), 0.5)
+    memory_share[:3] = (2.0, 1.0, 0.5)
+    sampler = ThompsonSampler(grid, predicted, features_of(grid), memory_share=memory_share, draws=400)
+    study = optuna.create_study(sampler=sampler)
+    history = sampler.history(study.get_trials(deepcopy=False))
+
+    lost = np.isinf(sampler.population(history).drawn_s).mean(axis=0)
+
+    assert lost[0] > 0.99
+    assert 0.3 < lost[1] < 0.7
+    assert lost[2] < 0.01
+
+
+def test_the_expert_is_the_first_trial(grid):
+    """With an expert's configuration the first decision is that one, whatever the draws say."""
+    expert = grid.config(len(grid) - 1)
+
+    _, order = run(make(grid, first=expert), world(grid)[1], 2)
+
+    assert order[0] == len(grid) - 1
+
+
+def test_a_new_sampler_continues_as_the_old_one_would_have(grid):
+    """The state is the study alone: after 5 trials a fresh sampler makes the decisions of the undisturbed run."""
+    _, true = world(grid)
+    _, undisturbed = run(make(grid), true, 10)
+    study, order = run(make(grid), true, 5)
+
+    study.sampler = make(grid)
+    for _ in range(5):
+        trial = study.ask(fixed_distributions=study.sampler.search_space)
+        order.append(study.sampler.position_of(trial.params))
+        study.tell(trial, true[order[-1]])
+
+    assert order == undisturbed
+
+
+def test_seeds_differ(grid):
+    """Another seed explores in another order."""
+    _, true = world(grid)
+
+    orders = {tuple(run(make(grid, seed=seed), true, 6)[1]) for seed in range(4)}
+
+    assert len(orders) > 1
+
+
+def test_foreign_parameters_are_left_to_chance(grid):
+    """A parameter that is no dimension can be suggested beside the configuration."""
+    sampler = make(grid)
+    study = optuna.create_study(sampler=sampler)
+
+    def objective(trial):
+        sampler.suggest(trial)
+        return trial.suggest_float("learning_rate", 1e-4, 1e-3)
+
+    study.optimize(objective, n_trials=3)
+
+    assert all("learning_rate" in trial.params for trial in study.trials)
+
+
+def test_maximizing_is_refused(grid):
+    """A step time is minimized; another direction is the caller's mistake."""
+    study = optuna.create_study(sampler=make(grid), direction="maximize")
+
+    with pytest.raises(ValueError, match="must minimize"):
+        study.ask(fixed_distributions=study.sampler.search_space)
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), num_trials=st.integers(1, 12))
+def test_every_suggestion_is_a_candidate(seed, num_trials):
+    """Whatever the seed and the history, a suggestion names a row of the grid."""
+    grid = grid_of(8, opened=())
+
+    _, order = run(make(grid, seed=seed), world(grid)[1], num_trials)
+
+    assert None not in order
