@@ -122,18 +122,22 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
 def parse_yaml(text: str) -> Any:
     """The value that strict YAML text holds (also used for `--set key=value`)."""
-    loader = _CoreLoader(text)
+    loader = None
     try:
+        loader = _CoreLoader(text)  # refuses control characters
         return loader.get_single_data()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else None
+        if isinstance(error, yaml.reader.ReaderError):
+            where = f"line {text.count(chr(10), 0, error.position) + 1}"
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
         raise ConfigError(f"is not valid YAML ({problem})", key=where) from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"is not valid YAML ({error})") from None
     finally:
-        loader.dispose()
+        if loader is not None:
+            loader.dispose()
 
 
 def _parse_json(text: str) -> Any:

@@ -34,17 +34,6 @@ app = typer.Typer(
 )
 
 
-def _at_least(least: int, option: str) -> Callable[[str], int]:
-    """Reads an option that is a whole number; typer's own message would not show the value."""
-
-    def read(text: str) -> int:
-        if not (text.isascii() and text.removeprefix("-").isdigit() and len(text) < 20 and int(text) >= least):
-            raise ConfigError(f"must be a whole number of at least {least}", key=option, value=text)
-        return int(text)
-
-    return read
-
-
 StudyFile = Annotated[Path, typer.Argument(metavar="STUDY", help="Study file (YAML).")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 Overrides = Annotated[
@@ -139,15 +128,11 @@ def meshtune(
 def run(
     study: StudyFile,
     trials: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", parser=_at_least(1, "--trials"), help="Budget of trials; replaces search.max_trials."
-        ),
+        str | None,
+        typer.Option(metavar="N", help="Budget of trials; replaces search.max_trials."),
     ] = None,
     storage: Storage = None,
-    seed: Annotated[
-        int | None, typer.Option(metavar="N", parser=_at_least(0, "--seed"), help="Replaces search.seed.")
-    ] = None,
+    seed: Annotated[str | None, typer.Option(metavar="N", help="Replaces search.seed.")] = None,
     overrides: Overrides = None,
     ray_address: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Existing Ray cluster; wins over RAY_ADDRESS.")
@@ -158,13 +143,15 @@ def run(
 
     The same command continues a study that was interrupted.
     """
+    changes = list(overrides or [])
+    changes += [f"search.max_trials={_whole_number('--trials', trials, 1)}"] if trials is not None else []
+    changes += [f"search.seed={_whole_number('--seed', seed, 0)}"] if seed is not None else []
+    config = _load(study, changes, storage)
+
+    # after the study has been read: loading Optuna takes seconds, and a mistake should be told at once
     from tuner.progress import ProgressLine
     from tuner.study import run_study
 
-    changes = list(overrides or [])
-    changes += [f"search.max_trials={trials}"] if trials is not None else []
-    changes += [f"search.seed={seed}"] if seed is not None else []
-    config = _load(study, changes, storage)
     signal.signal(signal.SIGTERM, _interrupt)
     with ProgressLine(config) as line:
         result = run_study(config, on_progress=line.show, ray_address=ray_address)
@@ -178,6 +165,13 @@ def run(
         raise typer.Exit(INTERRUPTED)
     if result.best is None:
         raise typer.Exit(FOUND_NOTHING)
+
+
+def _whole_number(option: str, text: str, least: int) -> int:
+    """The number that an option holds; typer's own message would not show the value."""
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) >= least):
+        raise ConfigError(f"must be a whole number of at least {least}", key=option, value=text)
+    return int(text)
 
 
 def _interrupt(_signal: int, _frame: object) -> NoReturn:
@@ -391,10 +385,8 @@ def _launchable(config: StudyConfig, text: str) -> tuple[ParallelConfig, dict[st
 def rank(
     study: StudyFile,
     top: Annotated[
-        int | None,
-        typer.Option(
-            metavar="K", parser=_at_least(1, "--top"), help="How many configurations to print; 10 without it."
-        ),
+        str | None,
+        typer.Option(metavar="K", help="How many configurations to print; 10 without it."),
     ] = None,
     hosts: Annotated[
         str | None, typer.Option(metavar="2,4,8,...", help="The best configuration for each number of hosts instead.")
@@ -405,6 +397,7 @@ def rank(
     """Print the configurations that the cost model predicts to be fastest; no trial is run."""
     from tuner.candidates import candidates_of, ranking, tokens_per_s_per_device
 
+    num_rows = 10 if top is None else _whole_number("--top", top, 1)
     if hosts is not None and top is not None:
         raise ConfigError("cannot be combined with --hosts, which prints one for each size", key="--top", value=top)
     config = _load(study, overrides)
@@ -423,7 +416,7 @@ def rank(
             "fits": bool(fits[position]),
             "tokens_per_s_per_device": tokens_per_s_per_device(config.setting, float(step_time_s[position])),
         }
-        for position in ranking(config, candidates)[: top or 10]
+        for position in ranking(config, candidates)[:num_rows]
     ]
     if as_json:
         _print_json({"configs": rows})
@@ -499,12 +492,13 @@ def _hosts_in_words(hosts: int) -> str:
 @app.command()
 def status(study: StudyFile, storage: Storage = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Tell how far a study is; it may be running."""
+    config = _load(study, overrides, storage)
+
     from tuner.record import STOP_REASON, best_record, read_records
     from tuner.sampler import P_STAR
     from tuner.stopping import StopReason
     from tuner.study import is_running, stored_study
 
-    config = _load(study, overrides, storage)
     stored = stored_study(config)
     records = read_records(stored)
     best = best_record(records)
@@ -533,10 +527,11 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
 @app.command(short_help="Print the best configuration that is known.")
 def best(study: StudyFile, storage: Storage = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Print the best configuration: measured if the study has run, else predicted."""
+    config = _load(study, overrides, storage)
+
     from tuner.best import best_configuration
     from tuner.candidates import tokens_per_s_per_device
 
-    config = _load(study, overrides, storage)
     found = best_configuration(config)
     if found is None:
         _finish_empty(as_json, {"config": None, "step_time_s": None, "source": None, "gain_over_expert": None})
@@ -565,9 +560,11 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Write one HTML file that shows what was found and why."""
+    config = _load(study, overrides, storage)
+
     from tuner.report import write_report
 
-    written = write_report(_load(study, overrides, storage), out)
+    written = write_report(config, out)
     _tell_written(str(written), as_json)
 
 
@@ -590,7 +587,7 @@ def export(
     config = _load(study, overrides, storage)
     if chosen is not None:
         wanted, broken = _launchable(config, chosen)
-        _warn(tuple(f"{name}: {reason}" for name, reason in broken.items()))
+        notes = tuple(f"{name}: {reason}" for name, reason in broken.items())
     else:
         from tuner.best import best_configuration
 
@@ -598,20 +595,20 @@ def export(
         if found is None:
             _finish_empty(as_json, {"target": to, "text": None, "notes": []})
         wanted = found.config
-        if found.source != "measured":
-            _warn((f"this configuration is {found.source}, not measured",))
+        notes = () if found.source == "measured" else (f"this configuration is {found.source}, not measured",)
     exported = exporter(config.setting, wanted)
     if out is not None:
         _write(out, exported.text)
     if as_json:
+        _warn(notes)
         written = {"written": str(out)} if out else {}
-        _print_json({"target": to, "text": exported.text, "notes": list(exported.notes)} | written)
+        _print_json({"target": to, "text": exported.text, "notes": [*notes, *exported.notes]} | written)
         return
     if out is None:
         typer.echo(exported.text.rstrip("\n"))
     else:
-        typer.echo(f"wrote {out}", err=True)
-    _warn(exported.notes)
+        typer.echo(f"wrote {_printable(str(out))}", err=True)
+    _warn((*notes, *exported.notes))
 
 
 def _write(out: Path, text: str) -> None:
@@ -639,7 +636,7 @@ def _tell_written(file: str, as_json: bool) -> None:
     if as_json:
         _print_json({"written": file})
     else:
-        typer.echo(f"wrote {file}")
+        typer.echo(f"wrote {_printable(file)}")
 
 
 def _print_json(payload: Mapping[str, Any]) -> None:

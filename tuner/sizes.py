@@ -14,7 +14,7 @@ from hardware.cluster import MAX_DEVICES, Cluster
 from hardware.errors import ConfigError
 from tuner.candidates import tokens_per_s_per_device
 from tuner.config import StudyConfig
-from tuner.space import build_space
+from tuner.space import Space, build_space
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,10 +108,7 @@ def _best_of(config: StudyConfig, hosts: int) -> Size:
         raise error.in_file(config.file) from None
     fitting = np.flatnonzero(space.memory.fits(config.options.memory_headroom))
     if not len(fitting):
-        few = f"none of the {space.num_before_memory:,} configurations that obey every rule fits in memory"
-        return Size(
-            hosts=hosts, devices=devices, reason=few if space.num_before_memory else "no configuration obeys every rule"
-        )
+        return Size(hosts=hosts, devices=devices, reason=_why_none(space))
     estimate = estimate_step(setting.job, setting.cluster, setting.runtime, space.grid)
     best = int(fitting[np.argmin(estimate.step_time_s[fitting])])
     step_time_s = float(estimate.step_time_s[best])
@@ -123,6 +120,13 @@ def _best_of(config: StudyConfig, hosts: int) -> Size:
         tokens_per_s_per_device=tokens_per_s_per_device(setting, step_time_s),
         peak_memory_bytes=int(space.memory.peak_bytes[best]),
     )
+
+
+def _why_none(space: Space) -> str:
+    if space.num_before_memory:
+        return f"none of the {space.num_before_memory:,} configurations that obey every rule fits in memory"
+    rule = max(space.removed, key=lambda name: space.removed[name], default=None)
+    return "no configuration obeys every rule" + (f"; {rule} removed the most" if rule else "")
 
 
 def _resized(cluster: Cluster, hosts: int) -> Cluster:

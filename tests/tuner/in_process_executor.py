@@ -1,0 +1,62 @@
+"""Runs the trials of a study in the test's own process, one per poll, so that a loop takes milliseconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from costmodels.parallel import ParallelConfig
+from trials.backend import AbstractBackend, Observation
+
+
+@dataclass
+class InProcessExecutor:
+    """Measures what was submitted, first come first served.
+
+    Attributes:
+        backend: Measures.
+        slots: Trials that may be pending.
+        entered: How often it was entered.
+        seen: Every trial that was measured, in order.
+    """
+
+    backend: AbstractBackend
+    slots: int = 1
+    entered: int = 0
+    seen: list[tuple[int, ParallelConfig]] = field(default_factory=list)
+    slots_note: str = ""
+    waiting: list[tuple[int, ParallelConfig]] = field(default_factory=list)
+
+    def __enter__(self) -> InProcessExecutor:
+        self.entered += 1
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Forgets what is pending, as killed workers would."""
+        self.waiting = []
+
+    @property
+    def num_free_slots(self) -> int:
+        """As the loop asks for it."""
+        return self.slots - len(self.waiting)
+
+    @property
+    def pending(self) -> tuple[int, ...]:
+        """As the loop asks for it."""
+        return tuple(number for number, _ in self.waiting)
+
+    def submit(self, trial_number: int, config: ParallelConfig, /) -> None:
+        """As the loop calls it."""
+        assert self.num_free_slots, "submitted more trials than there are slots"
+        assert trial_number not in self.pending, "submitted a trial that is pending"
+        self.waiting.append((trial_number, config))
+
+    def poll(self, _timeout_s: float, /) -> list[tuple[int, Observation]]:
+        """As the loop calls it."""
+        if not self.waiting:
+            return []
+        number, config = self.waiting.pop(0)
+        self.seen.append((number, config))
+        return [(number, self.backend.measure(config, trial_number=number))]

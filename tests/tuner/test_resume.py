@@ -1,0 +1,285 @@
+import itertools
+import json
+import random
+import shutil
+import signal
+import sqlite3
+import time
+from contextlib import closing, contextmanager
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+from sqlalchemy import Engine, event
+
+from tests.tuner.driver_process import STUDY, DriverProcess
+from tests.tuner.in_process_executor import InProcessExecutor
+from tuner.config import load_study
+from tuner.driver import DRIVER
+from tuner.record import OBSERVATION, PREDICTION, STOP_REASON, read_records
+from tuner.storage import find_study
+from tuner.study import run_study
+
+TRIALS = 40
+UNDISTURBED = ("search.confidence=1.0", f"search.max_trials={TRIALS}", "search.parallel_trials=2")
+LASTING_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
+"""Helpers that outlive a killed driver for a while: they try to tell it of the raylet's death before they end."""
+
+
+def trials_in(storage):
+    """Every trial of the study, as somebody who opens the database from outside reads it."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = find_study(storage, "ultrascale-llama-8b-128")
+    trials = study.get_trials() if study is not None else []
+    if study is not None:
+        study._storage._backend.engine.dispose()
+    return {trial.number: trial for trial in trials}
+
+
+def whole(trials):
+    """The trials that have a candidate; the others were killed while they were asked for."""
+    return [trial for trial in trials.values() if PREDICTION in trial.user_attrs]
+
+
+def assert_continued(before, after):
+    """What had ended is unchanged, and what was in flight has ended or is in flight under its own number."""
+    for number, trial in before.items():
+        if trial.state.is_finished():
+            assert after[number] == trial
+        elif PREDICTION in trial.user_attrs:
+            assert after[number].params == trial.params
+            assert after[number].datetime_start == trial.datetime_start
+
+
+def assert_complete(trials, budget):
+    """The budget is spent on as many candidates, each finished once, with all that was predicted and observed."""
+    asked = whole(trials)
+    assert len(asked) == budget
+    assert len({json.dumps(trial.params, sort_keys=True) for trial in asked}) == budget
+    assert all(trial.state in (TrialState.COMPLETE, TrialState.FAIL) for trial in trials.values())
+    for trial in asked:
+        assert (trial.state == TrialState.COMPLETE) == (trial.user_attrs[OBSERVATION]["status"] == "ok")
+    torn = [trial for trial in trials.values() if PREDICTION not in trial.user_attrs]
+    assert all(trial.user_attrs[OBSERVATION]["status"] == "cancelled" for trial in torn)
+
+
+# Killed after every single write: what a kill leaves is the database as it stood after the last commit
+
+
+@contextmanager
+def before_each_commit(act):
+    """Calls `act` before every commit that changes a database."""
+    changing = set()
+
+    def note(connection, _cursor, statement, *_):
+        if statement.split(None, 1)[0].upper() in ("INSERT", "UPDATE", "DELETE", "CREATE"):
+            changing.add(id(connection.connection.dbapi_connection))
+
+    def commit(connection):
+        if id(connection.connection.dbapi_connection) in changing:
+            changing.clear()
+            act()
+
+    event.listen(Engine, "before_cursor_execute", note)
+    event.listen(Engine, "commit", commit)
+    try:
+        yield
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+        event.remove(Engine, "commit", commit)
+
+
+def in_process(storage, slots, budget):
+    """A short study without noise and its executor."""
+    config = load_study(
+        STUDY,
+        overrides=[
+            "search.confidence=1.0",
+            "search.draws=10",
+            f"search.max_trials={budget}",
+            f"search.parallel_trials={slots}",
+        ],
+        storage=storage,
+    )
+    return config, InProcessExecutor(config.backend, slots)
+
+
+def run_in_process(storage, slots, budget):
+    """Runs the short study to its end, with the numbers of the trials that it measured."""
+    config, executor = in_process(storage, slots, budget)
+    result = run_study(config, on_progress=lambda _: None, executor=executor)
+    assert result.stop_reason == "max_trials"
+    return result, [number for number, _ in executor.seen]
+
+
+def sequence(records):
+    """What a search did, in its order."""
+    return [(record.params, record.status, record.step_time_s, record.p_star, record.prediction) for record in records]
+
+
+@pytest.mark.parametrize(("slots", "budget"), [(1, 4), (2, 3)])
+def test_killed_after_any_write_it_continues(tmp_path, slots, budget):
+    """Wherever a driver dies between two writes, the next one loses nothing, repeats nothing, and, one trial at a time,
+    ends with the very same search."""
+    live, moments = tmp_path / "live.db", []
+
+    def keep():
+        moment = tmp_path / f"moment-{len(moments)}.db"
+        if live.exists():
+            with closing(sqlite3.connect(live)) as source, closing(sqlite3.connect(moment)) as target:
+                source.backup(target)
+        moments.append(moment)
+
+    with before_each_commit(keep):
+        undisturbed, seen = run_in_process(f"sqlite:///{live}", slots, budget)
+    assert len(moments) > 15 * budget
+    assert sorted(seen) == list(range(budget))
+
+    for moment in moments:
+        before = trials_in(f"sqlite:///{moment}")
+        result, seen = run_in_process(f"sqlite:///{moment}", slots, budget)
+        after = trials_in(f"sqlite:///{moment}")
+
+        assert_continued(before, after)
+        assert_complete(after, budget)
+        assert len(result.records) == budget
+        observed = {number for number, trial in before.items() if OBSERVATION in trial.user_attrs}
+        assert sorted(seen) == sorted({record.number for record in result.records} - observed)
+        if slots == 1:
+            assert sequence(result.records) == sequence(undisturbed.records), moment.name
+
+
+def test_killed_again_while_it_adopts(tmp_path):
+    """Drivers that die one after the other, each after a few writes, still finish the search of an undisturbed one."""
+    undisturbed, _ = run_in_process(f"sqlite:///{tmp_path / 'undisturbed.db'}", 1, 4)
+    live, kept = tmp_path / "live.db", tmp_path / "kept.db"
+
+    for lives in itertools.count(1):
+        writes = itertools.count()
+
+        def keep(writes=writes):
+            if next(writes) == 9 and live.exists():  # the state that this driver leaves; what it goes on to do is lost
+                with closing(sqlite3.connect(live)) as source, closing(sqlite3.connect(kept)) as target:
+                    source.backup(target)
+
+        kept.unlink(missing_ok=True)
+        with before_each_commit(keep):
+            result, _ = run_in_process(f"sqlite:///{live}", 1, 4)
+        if not kept.exists():
+            break
+        for suffix in ("", "-wal", "-shm"):
+            live.with_name(f"live.db{suffix}").unlink(missing_ok=True)
+        shutil.move(kept, live)
+
+    assert lives > 5
+    assert sequence(result.records) == sequence(undisturbed.records)
+
+
+# Killed for real
+
+
+def overrides(seconds_per_trial):
+    """A replay without noise that lasts a while and does not stop early."""
+    return (*UNDISTURBED, f"trial.seconds_per_trial={seconds_per_trial}")
+
+
+def test_killed_ten_times_it_completes(tmp_path):
+    """A driver killed ten times at random moments, while it starts or runs, completes its study, trial by trial."""
+    storage = f"sqlite:///{tmp_path / 'study.db'}"
+    seed = 20
+    rng = random.Random(seed)
+    moments = [("starting Ray", rng.uniform(0, 5)) for _ in range(2)]
+    moments += [(f"/{TRIALS} trials", rng.uniform(0, 1.2)) for _ in range(8)]
+    rng.shuffle(moments)
+    print(f"seed {seed}: {[(text, round(wait_s, 2)) for text, wait_s in moments]}")
+
+    before = {}
+    for text, wait_s in moments:
+        with DriverProcess(storage, *overrides(0.3)) as driver:
+            driver.wait_for(text)
+            time.sleep(wait_s)
+            driver.end(signal.SIGKILL)
+            assert not driver.processes_after(10, besides=LASTING_AGENTS)
+        after = trials_in(storage)
+        print(f"killed {wait_s:.2f} s after {text!r}: {len(before)} -> {len(after)} trials")
+        assert_continued(before, after)
+        assert len(whole(after)) <= TRIALS
+        before = after
+    assert sum(trial.state.is_finished() for trial in before.values()) < TRIALS, "the kills came too late to matter"
+
+    with DriverProcess(storage, *overrides(0.0)) as driver:
+        status, out, err = driver.end()
+        assert not driver.processes_after(5)
+    after = trials_in(storage)
+
+    assert status == 0, err
+    assert_continued(before, after)
+    assert_complete(after, TRIALS)
+    printed = json.loads(out)
+    assert printed["trials"] == TRIALS
+    assert printed["stop_reason"] == "max_trials"
+    times = [trial.value for trial in whole(after) if trial.state == TrialState.COMPLETE]
+    assert printed["step_time_s"] == min(times)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_run_leaves_its_trials(tmp_path, number):
+    """Ctrl-C and SIGTERM end a run with status 130 and its result so far, refuse no later run, and leave its trials in
+    flight to be adopted, with no process behind; while it ran, a second driver was refused."""
+    storage = f"sqlite:///{tmp_path / 'study.db'}"
+    with DriverProcess(storage, *overrides(1.0)) as driver:
+        driver.wait_for(f"2/{TRIALS} trials")
+        with DriverProcess(storage, *overrides(1.0)) as second:
+            second_status, second_out, second_err = second.end()
+        status, out, err = driver.end(number)
+        assert not driver.processes_after(5)
+    before = trials_in(storage)
+
+    assert (second_status, second_out) == (2, "")
+    assert f"is being run by process {driver.process.pid} on " in second_err
+    assert status == 130, err
+    assert json.loads(out)["stop_reason"] == "interrupted"
+    assert "Traceback" not in err
+    assert sum(trial.state == TrialState.RUNNING for trial in before.values()) == 2
+    study = find_study(storage, "ultrascale-llama-8b-128")
+    assert (study.user_attrs[STOP_REASON], study.user_attrs[DRIVER]) == ("interrupted", None)
+
+    config = load_study(STUDY, overrides=[*UNDISTURBED, "search.max_trials=6"], storage=storage)
+    run_study(config, on_progress=lambda _: None, executor=InProcessExecutor(config.backend, 2))
+    after = trials_in(storage)
+    assert_continued(before, after)
+    assert_complete(after, 6)
+
+
+def test_interrupt_while_ray_starts(tmp_path):
+    """Ctrl-C while Ray starts ends the run with status 130, too, and leaves no process behind."""
+    with DriverProcess(f"sqlite:///{tmp_path / 'study.db'}", *overrides(1.0)) as driver:
+        driver.wait_for("starting Ray")
+        deadline_s = time.monotonic() + 30
+        while not any("raylet" in command for command in driver.processes().values()):
+            assert time.monotonic() < deadline_s, "Ray did not start"
+            time.sleep(0.02)
+        status, out, err = driver.end(signal.SIGINT)
+        assert not driver.processes_after(5)
+
+    assert status == 130, err
+    assert json.loads(out)["stop_reason"] == "interrupted"
+
+
+def test_killed_on_postgresql_it_continues(tmp_path, postgresql):
+    """A study on PostgreSQL that is killed continues there as one in a file does."""
+    with DriverProcess(postgresql, *overrides(0.3)) as driver:
+        driver.wait_for(f"3/{TRIALS} trials")
+        _, out, err = driver.end(signal.SIGKILL)
+    before = trials_in(postgresql)
+    config = load_study(STUDY, overrides=[*UNDISTURBED, "search.max_trials=10"], storage=postgresql)
+
+    result = run_study(config, on_progress=lambda _: None, executor=InProcessExecutor(config.backend, 2))
+    after = trials_in(postgresql)
+
+    assert sum(trial.state.is_finished() for trial in before.values()) >= 3
+    assert sum(trial.state == TrialState.RUNNING for trial in before.values()) >= 1
+    assert_continued(before, after)
+    assert_complete(after, 10)
+    assert len(read_records(find_study(postgresql, config.name))) == len(result.records) == 10
+    assert "canary" not in out + err
