@@ -6,23 +6,35 @@ Results go to stdout, as one JSON object with `--json`; progress, warnings and e
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import sys
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from hardware.errors import ConfigError
+from tuner.console import (
+    NOTHING_WORKS,
+    config_in_words,
+    hosts_in_words,
+    in_words,
+    p_star_in_words,
+    print_json,
+    print_reasons,
+    print_run,
+    print_space,
+    print_table,
+    printable,
+    value_in_words,
+    warn,
+)
 
 if TYPE_CHECKING:  # these load numpy, Optuna and Ray
     from costmodels.parallel import ParallelConfig
     from tuner.config import StudyConfig
-    from tuner.space import Space
     from tuner.study import RunResult
 
 app = typer.Typer(
@@ -53,8 +65,6 @@ FOUND_NOTHING = 1
 USERS_MISTAKE = 2
 INTERRUPTED = 130
 
-NOTHING_WORKS = "No configuration works; `meshtune space` tells why."
-
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """What every misuse of the command line is; typer has had a copy of click's class and click's own."""
 
@@ -62,7 +72,7 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 def main() -> NoReturn:
     """Runs the command line and exits; a user's mistake ends in one message and status 2."""
     try:
-        status = app(standalone_mode=False) or 0
+        status = app(prog_name="meshtune", standalone_mode=False) or 0
     except ConfigError as error:
         _complain(str(error))
         sys.exit(USERS_MISTAKE)
@@ -84,12 +94,7 @@ def _usage_message(error: Any) -> str:
 
 
 def _complain(message: str) -> None:
-    typer.echo(f"meshtune: {_printable(message)}", err=True)
-
-
-def _printable(text: str) -> str:
-    """`text` on one line, with what would steer a terminal written as Python escapes it."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
+    typer.echo(f"meshtune: {printable(message)}", err=True)
 
 
 def _tell_version(wanted: bool) -> None:
@@ -155,12 +160,12 @@ def run(
     signal.signal(signal.SIGTERM, _interrupt)
     with ProgressLine(config) as line:
         result = run_study(config, on_progress=line.show, ray_address=ray_address)
-    _warn(result.warnings)
+    warn(result.warnings)
     payload = _run_payload(config, result)
     if as_json:
-        _print_json(payload)
+        print_json(payload)
     else:
-        _print_run(config, result, payload)
+        print_run(config, result, payload)
     if result.stop_reason == "interrupted":
         raise typer.Exit(INTERRUPTED)
     if result.best is None:
@@ -180,6 +185,7 @@ def _interrupt(_signal: int, _frame: object) -> NoReturn:
 
 def _run_payload(config: StudyConfig, result: RunResult) -> dict[str, Any]:
     from tuner.candidates import tokens_per_s_per_device
+    from tuner.record import num_failed
     from tuner.storage import shown_url
 
     best = result.best
@@ -190,64 +196,13 @@ def _run_payload(config: StudyConfig, result: RunResult) -> dict[str, Any]:
         "tokens_per_s_per_device": tokens_per_s_per_device(config.setting, step_time_s) if step_time_s else None,
         "source": config.backend.origin,
         "trials": len(result.records),
-        "failed": _num_failed(result.records),
+        "failed": num_failed(result.records),
         "candidates": result.num_candidates,
         "p_star": result.p_star,
         "stop_reason": result.stop_reason.value,
         "study_name": config.name,
         "storage": shown_url(config.storage),
     }
-
-
-def _num_failed(records: list[Any]) -> int:
-    return sum(record.finished and record.step_time_s is None for record in records)
-
-
-def _print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]) -> None:
-    from tuner.export import find_exporter
-    from tuner.record import expert_step_time_s
-
-    if not payload["candidates"]:
-        typer.echo(NOTHING_WORKS)
-        return
-    typer.echo(
-        f"Stopped: {result.stop_reason.sentence}. Tried {payload['trials']:,} of {payload['candidates']:,} "
-        f"candidates, {payload['failed']:,} failed; {_p_star_in_words(payload['p_star'])}."
-    )
-    if result.best is None or result.best.step_time_s is None:
-        typer.echo(f"No configuration completed a trial: {_failures_in_words(result)}.")
-        return
-    source = "SYNTHETIC: a simulated world, not a measurement" if payload["source"] == "synthetic" else "measured"
-    best_s = result.best.step_time_s
-    typer.echo(f"Best: {_in_words(result.best.params)}")
-    typer.echo(f"  {best_s:.4g} s per step, {payload['tokens_per_s_per_device']:,.0f} tokens/s per device ({source})")
-    if config.expert is not None:
-        expert_s = expert_step_time_s(result.records, config.expert.values(config.dimensions))
-        if expert_s is not None:
-            typer.echo(f"  {expert_s / best_s:.3f}x as fast as the expert's configuration ({expert_s:.4g} s)")
-    if config.measured is not None:
-        fastest_s = min(run.step_time_s for run in config.measured.runs if run.step_time_s is not None)
-        behind = best_s / fastest_s - 1
-        among = f"all {len(config.measured.runs)} measured rows"
-        slower = f"  {behind:.1%} slower than the fastest of {among} ({fastest_s:.4g} s)"
-        typer.echo(slower if behind > 0 else f"  the fastest of {among}")
-    typer.echo("Flags for Megatron-LM:")
-    export = find_exporter("megatron")(config.setting, config.config_of(result.best.params))
-    typer.echo(export.text.rstrip("\n"))
-    _warn(export.notes)
-
-
-def _p_star_in_words(p_star: float) -> str:
-    return f"with probability {p_star:.2f} (p_star) nothing faster is left"
-
-
-def _failures_in_words(result: RunResult) -> str:
-    """How the trials failed, with the first one's reason."""
-    observations = [record.observation for record in result.records if record.observation is not None]
-    kinds = Counter(observation.status.value.replace("_", " ") for observation in observations)
-    told = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common()) or "none has ended"
-    reason = next((observation.reason for observation in observations if observation.reason), "")
-    return told + (f"; the first: {_printable(reason)}" if reason else "")
 
 
 @app.command(short_help="Count what can work, and tell why the rest cannot.")
@@ -268,7 +223,7 @@ def space(
     chosen = None if why is None else parse_config(why, config.config_defaults, option="--why")
     found = config.space()
     if chosen is None:
-        _warn(found.warnings)
+        warn(found.warnings)
     payload: dict[str, Any] = {
         "grid": found.num_before_memory,
         "feasible": len(found.grid),
@@ -279,51 +234,16 @@ def space(
     if as_json:
         listed = {"configs": configs} if list_configs else {}
         told = {"config": chosen.values(config.dimensions), "reasons": reasons} if chosen is not None else {}
-        _print_json(payload | listed | told)
+        print_json(payload | listed | told)
     else:
         for values in configs:
-            typer.echo(_in_words(values))
+            typer.echo(in_words(values))
         if chosen is not None:
-            _print_reasons(config, chosen, reasons)
+            print_reasons(config, chosen, reasons)
         elif not list_configs:
-            _print_space(config, found)
+            print_space(config, found)
     if chosen is None and not len(found.grid):
         raise typer.Exit(FOUND_NOTHING)
-
-
-def _print_reasons(config: StudyConfig, chosen: ParallelConfig, reasons: Mapping[str, str]) -> None:
-    named = _config_in_words(config, chosen)
-    if not reasons:
-        typer.echo(f"{named} is in the space.")
-        return
-    stays = chosen == config.expert
-    typer.echo(f"{named} " + ("is in the space as the expert's, although:" if stays else "is not in the space:"))
-    for name, reason in reasons.items():
-        typer.echo(f"  {name}: {reason}")
-
-
-def _print_space(config: StudyConfig, found: Space) -> None:
-    feasible = len(found.grid)
-    if config.measured is not None:
-        runs, skipped = config.measured.runs, config.measured.skipped
-        failed = sum(run.is_failed for run in runs)
-        typer.echo(
-            f"{len(runs):,} measured rows ({len(runs) - failed:,} ran, {failed:,} failed) "
-            f"hold {feasible:,} different configurations."
-        )
-        if skipped:
-            typer.echo(f"  {skipped:,} further rows match, but tell no whole configuration or no step time")
-        return
-    fitting = found.num_before_memory - found.removed.get("memory", 0)
-    experts = "; the expert's stays besides" if feasible > fitting else ""
-    typer.echo(
-        f"{found.num_before_memory:,} configurations obey every rule, {fitting:,} of them fit in memory{experts}."
-    )
-    by_rules = {name: count for name, count in found.removed.items() if name != "memory"}
-    if by_rules:
-        typer.echo("Combinations of the degrees that each rule removed:")
-    for name, count in sorted(by_rules.items(), key=lambda entry: -entry[1]):
-        typer.echo(f"  {name:<28} {count:>14,}")
 
 
 @app.command(short_help="Predict step time and memory of one configuration.")
@@ -333,12 +253,12 @@ def predict(study: StudyFile, chosen: Config, overrides: Overrides = None, as_js
 
     config = _load(study, overrides)
     wanted, broken = _launchable(config, chosen)
-    _warn(tuple(f"{name}: {reason}" for name, reason in broken.items()))
+    warn(tuple(f"{name}: {reason}" for name, reason in broken.items()))
     payload = predicted(config, wanted)
     if as_json:
-        _print_json(payload)
+        print_json(payload)
         return
-    typer.echo(f"Predicted for {_config_in_words(config, wanted)}")
+    typer.echo(f"Predicted for {config_in_words(config, wanted)}")
     typer.echo(
         f"{payload['step_time_s']:.4g} s per step, {payload['tokens_per_s_per_device']:,.0f} tokens/s per device, "
         f"MFU {payload['mfu']:.1%}"
@@ -405,7 +325,7 @@ def rank(
         _rank_sizes(config, hosts, as_json)
         return
     candidates = candidates_of(config)
-    _warn(candidates.space.warnings)
+    warn(candidates.space.warnings)
     step_time_s, grid, memory = candidates.estimate.step_time_s, candidates.space.grid, candidates.space.memory
     fits = memory.fits(config.options.memory_headroom)
     rows: list[dict[str, Any]] = [
@@ -419,14 +339,14 @@ def rank(
         for position in ranking(config, candidates)[:num_rows]
     ]
     if as_json:
-        _print_json({"configs": rows})
+        print_json({"configs": rows})
     elif rows:
-        _print_table(
+        print_table(
             ["rank", *grid.dimensions, "step [s]", "memory [GiB]", "tokens/s/device"],
             [
                 [
                     str(place),
-                    *(_value_in_words(row[name]) for name in grid.dimensions),
+                    *(value_in_words(row[name]) for name in grid.dimensions),
                     f"{row['step_time_s']:.4g}",
                     f"{row['peak_memory_bytes'] / 2**30:.1f}" + ("" if row["fits"] else "!"),
                     f"{row['tokens_per_s_per_device']:,.0f}",
@@ -452,7 +372,7 @@ def _rank_sizes(config: StudyConfig, text: str, as_json: bool) -> None:
     sizes = best_by_size(config, parse_sizes(config, text))
     smallest = next((size for size in sorted(sizes, key=lambda size: size.hosts) if size.config is not None), None)
     if as_json:
-        _print_json(
+        print_json(
             {
                 "sizes": [size.as_json(config.dimensions) for size in sizes],
                 "smallest_that_fits": smallest.hosts if smallest else None,
@@ -460,13 +380,13 @@ def _rank_sizes(config: StudyConfig, text: str, as_json: bool) -> None:
         )
     else:
         header = ["hosts", "devices", *config.dimensions, "step [s]", "memory [GiB]", "tokens/s/device"]
-        _print_table(
+        print_table(
             header,
             [
                 [
                     str(size.hosts),
                     f"{size.devices:,}",
-                    *(_value_in_words(value) for value in size.config.values(config.dimensions).values()),
+                    *(value_in_words(value) for value in size.config.values(config.dimensions).values()),
                     f"{size.step_time_s:.4g}",
                     f"{size.peak_memory_bytes / 2**30:.1f}",
                     f"{size.tokens_per_s_per_device:,.0f}",
@@ -478,15 +398,11 @@ def _rank_sizes(config: StudyConfig, text: str, as_json: bool) -> None:
         )
         for size in sizes:
             if size.reason:
-                typer.echo(f"{_hosts_in_words(size.hosts)}: {size.reason}")
+                typer.echo(f"{hosts_in_words(size.hosts)}: {size.reason}")
         if smallest is not None:
-            typer.echo(f"Smallest that fits: {_hosts_in_words(smallest.hosts)} ({smallest.devices:,} devices)")
+            typer.echo(f"Smallest that fits: {hosts_in_words(smallest.hosts)} ({smallest.devices:,} devices)")
     if smallest is None:
         raise typer.Exit(FOUND_NOTHING)
-
-
-def _hosts_in_words(hosts: int) -> str:
-    return "1 host" if hosts == 1 else f"{hosts:,} hosts"
 
 
 @app.command()
@@ -494,7 +410,7 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
     """Tell how far a study is; it may be running."""
     config = _load(study, overrides, storage)
 
-    from tuner.record import STOP_REASON, best_record, read_records
+    from tuner.record import STOP_REASON, best_record, num_failed, read_records
     from tuner.sampler import P_STAR
     from tuner.stopping import StopReason
     from tuner.study import is_running, stored_study
@@ -507,21 +423,21 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
         "study_name": config.name,
         "trials": len(records),
         "running": sum(not record.finished for record in records) if running else 0,
-        "failed": _num_failed(records),
+        "failed": num_failed(records),
         "best_step_time_s": best.step_time_s if best else None,
         "p_star": stored.user_attrs.get(P_STAR, 0.0),
         "stop_reason": None if running else stored.user_attrs.get(STOP_REASON, "interrupted"),
     }
     if as_json:
-        _print_json(payload)
+        print_json(payload)
         return
     state = (
         f"{payload['running']} trials running" if running else f"stopped: {StopReason(payload['stop_reason']).sentence}"
     )
     typer.echo(f"{config.name}: {payload['trials']} trials, {payload['failed']} failed; {state}")
     if best is not None:
-        typer.echo(f"Best: {_in_words(best.params)}")
-        typer.echo(f"  {best.step_time_s:.4g} s per step; {_p_star_in_words(payload['p_star'])}")
+        typer.echo(f"Best: {in_words(best.params)}")
+        typer.echo(f"  {best.step_time_s:.4g} s per step; {p_star_in_words(payload['p_star'])}")
 
 
 @app.command(short_help="Print the best configuration that is known.")
@@ -542,10 +458,10 @@ def best(study: StudyFile, storage: Storage = None, overrides: Overrides = None,
         "gain_over_expert": found.gain_over_expert,
     }
     if as_json:
-        _print_json(payload)
+        print_json(payload)
         return
     tokens_per_s = tokens_per_s_per_device(config.setting, found.step_time_s)
-    typer.echo(f"Best: {_in_words(payload['config'])}")
+    typer.echo(f"Best: {in_words(payload['config'])}")
     typer.echo(f"  {found.step_time_s:.4g} s per step, {tokens_per_s:,.0f} tokens/s per device ({found.source})")
     if found.gain_over_expert is not None:
         typer.echo(f"  {found.gain_over_expert:.3f}x as fast as the expert's configuration")
@@ -600,15 +516,15 @@ def export(
     if out is not None:
         _write(out, exported.text)
     if as_json:
-        _warn(notes)
+        warn(notes)
         written = {"written": str(out)} if out else {}
-        _print_json({"target": to, "text": exported.text, "notes": [*notes, *exported.notes]} | written)
+        print_json({"target": to, "text": exported.text, "notes": [*notes, *exported.notes]} | written)
         return
     if out is None:
         typer.echo(exported.text.rstrip("\n"))
     else:
-        typer.echo(f"wrote {_printable(str(out))}", err=True)
-    _warn((*notes, *exported.notes))
+        typer.echo(f"wrote {printable(str(out))}", err=True)
+    warn((*notes, *exported.notes))
 
 
 def _write(out: Path, text: str) -> None:
@@ -626,7 +542,7 @@ def _load(study: Path, overrides: list[str] | None = None, storage: str | None =
 
 def _finish_empty(as_json: bool, payload: Mapping[str, Any]) -> NoReturn:
     if as_json:
-        _print_json(payload)
+        print_json(payload)
     else:
         typer.echo(NOTHING_WORKS, err=True)
     raise typer.Exit(FOUND_NOTHING)
@@ -634,45 +550,6 @@ def _finish_empty(as_json: bool, payload: Mapping[str, Any]) -> NoReturn:
 
 def _tell_written(file: str, as_json: bool) -> None:
     if as_json:
-        _print_json({"written": file})
+        print_json({"written": file})
     else:
-        typer.echo(f"wrote {_printable(file)}")
-
-
-def _print_json(payload: Mapping[str, Any]) -> None:
-    typer.echo(json.dumps(payload, indent=2, default=_plain))
-
-
-def _plain(value: Any) -> Any:
-    """A numpy scalar as Python's."""
-    return value.item()
-
-
-def _in_words(values: Mapping[str, Any]) -> str:
-    """A configuration as `--config` takes it."""
-    return ",".join(f"{name}={_value_in_words(value)}" for name, value in values.items())
-
-
-def _config_in_words(config: StudyConfig, chosen: ParallelConfig) -> str:
-    """As `--config` takes it, with the dimensions in which it differs from the job."""
-    fixed = config.config_defaults
-    changed = [name for name in fixed if name not in config.dimensions and getattr(chosen, name) != fixed[name]]
-    return _in_words(chosen.values((*config.dimensions, *changed)))
-
-
-def _value_in_words(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _warn(warnings: tuple[str, ...]) -> None:
-    for warning in warnings:
-        typer.echo(f"note: {_printable(warning)}", err=True)
-
-
-def _print_table(header: list[str], rows: list[list[str]]) -> None:
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    line: Callable[[list[str]], str] = lambda cells: "  ".join(  # noqa: E731 # used three lines below only
-        cell.rjust(width) for cell, width in zip(cells, widths, strict=True)
-    )
-    for cells in (header, *rows):
-        typer.echo(line(cells))
+        typer.echo(f"wrote {printable(file)}")

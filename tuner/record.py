@@ -101,6 +101,11 @@ def best_record(records: Sequence[TrialRecord]) -> TrialRecord | None:
     return min(completed, key=lambda record: (record.step_time_s, record.number), default=None)
 
 
+def num_failed(records: Sequence[TrialRecord]) -> int:
+    """Trials that ended without a step time."""
+    return sum(record.finished and record.step_time_s is None for record in records)
+
+
 def expert_step_time_s(records: Sequence[TrialRecord], expert: dict[str, Value] | None) -> float | None:
     """The measured step time of the expert's configuration, if it ran."""
     times = [record.step_time_s for record in records if record.params == expert and record.step_time_s is not None]

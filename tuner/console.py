@@ -1,0 +1,155 @@
+"""What the commands print for people, and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:  # these load numpy, Optuna and Ray
+    from costmodels.parallel import ParallelConfig
+    from tuner.config import StudyConfig
+    from tuner.space import Space
+    from tuner.study import RunResult
+
+NOTHING_WORKS = "No configuration works; `meshtune space` tells why."
+
+
+def print_json(payload: Mapping[str, Any]) -> None:
+    """One JSON object on stdout."""
+    typer.echo(json.dumps(payload, indent=2, default=_plain))
+
+
+def _plain(value: Any) -> Any:
+    """A numpy scalar as Python's."""
+    return value.item()
+
+
+def warn(warnings: Sequence[str]) -> None:
+    """Notes on stderr, a line each."""
+    for warning in warnings:
+        typer.echo(f"note: {printable(warning)}", err=True)
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Columns aligned to the right."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    for cells in (header, *rows):
+        typer.echo("  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)))
+
+
+def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]) -> None:
+    """How a run ended, its best configuration, and the flags."""
+    from tuner.export import find_exporter
+    from tuner.record import expert_step_time_s
+
+    if not payload["candidates"]:
+        typer.echo(NOTHING_WORKS)
+        return
+    typer.echo(
+        f"Stopped: {result.stop_reason.sentence}. Tried {payload['trials']:,} of {payload['candidates']:,} "
+        f"candidates, {payload['failed']:,} failed; {p_star_in_words(payload['p_star'])}."
+    )
+    if result.best is None or result.best.step_time_s is None:
+        typer.echo(f"No configuration completed a trial: {_failures_in_words(result)}.")
+        return
+    source = "SYNTHETIC: a simulated world, not a measurement" if payload["source"] == "synthetic" else "measured"
+    best_s = result.best.step_time_s
+    typer.echo(f"Best: {in_words(result.best.params)}")
+    typer.echo(f"  {best_s:.4g} s per step, {payload['tokens_per_s_per_device']:,.0f} tokens/s per device ({source})")
+    if config.expert is not None:
+        expert_s = expert_step_time_s(result.records, config.expert.values(config.dimensions))
+        if expert_s is not None:
+            typer.echo(f"  {expert_s / best_s:.3f}x as fast as the expert's configuration ({expert_s:.4g} s)")
+    if config.measured is not None:
+        fastest_s = min(run.step_time_s for run in config.measured.runs if run.step_time_s is not None)
+        behind = best_s / fastest_s - 1
+        among = f"all {len(config.measured.runs)} measured rows"
+        needed = 1 + [record.number for record in result.records].index(result.best.number)
+        slower = f"{behind:.1%} slower than the fastest of {among} ({fastest_s:.4g} s)"
+        typer.echo(f"  {slower if behind > 0 else f'the fastest of {among}'}, found by trial {needed}")
+    typer.echo("Flags for Megatron-LM:")
+    export = find_exporter("megatron")(config.setting, config.config_of(result.best.params))
+    typer.echo(export.text.rstrip("\n"))
+    warn(export.notes)
+
+
+def print_space(config: StudyConfig, found: Space) -> None:
+    """How many configurations there are, and what each rule removed."""
+    feasible = len(found.grid)
+    if config.measured is not None:
+        runs, skipped = config.measured.runs, config.measured.skipped
+        failed = sum(run.is_failed for run in runs)
+        typer.echo(
+            f"{len(runs):,} measured rows ({len(runs) - failed:,} ran, {failed:,} failed) "
+            f"hold {feasible:,} different configurations."
+        )
+        if skipped:
+            typer.echo(f"  {skipped:,} further rows match, but tell no whole configuration or no step time")
+        return
+    fitting = found.num_before_memory - found.removed.get("memory", 0)
+    experts = "; the expert's stays besides" if feasible > fitting else ""
+    typer.echo(
+        f"{found.num_before_memory:,} configurations obey every rule, {fitting:,} of them fit in memory{experts}."
+    )
+    by_rules = {name: count for name, count in found.removed.items() if name != "memory"}
+    if by_rules:
+        typer.echo("Combinations of the degrees that each rule removed:")
+    for name, count in sorted(by_rules.items(), key=lambda entry: -entry[1]):
+        typer.echo(f"  {name:<28} {count:>14,}")
+
+
+def print_reasons(config: StudyConfig, chosen: ParallelConfig, reasons: Mapping[str, str]) -> None:
+    """Everything that keeps one configuration out of the space."""
+    named = config_in_words(config, chosen)
+    if not reasons:
+        typer.echo(f"{named} is in the space.")
+        return
+    stays = chosen == config.expert
+    typer.echo(f"{named} " + ("is in the space as the expert's, although:" if stays else "is not in the space:"))
+    for name, reason in reasons.items():
+        typer.echo(f"  {name}: {reason}")
+
+
+def p_star_in_words(p_star: float) -> str:
+    """What p_star estimates."""
+    return f"with probability {p_star:.2f} (p_star) nothing faster is left"
+
+
+def _failures_in_words(result: RunResult) -> str:
+    """How the trials failed, with the first one's reason."""
+    observations = [record.observation for record in result.records if record.observation is not None]
+    kinds = Counter(observation.status.value.replace("_", " ") for observation in observations)
+    told = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common()) or "none has ended"
+    reason = next((observation.reason for observation in observations if observation.reason), "")
+    return told + (f"; the first: {printable(reason)}" if reason else "")
+
+
+def in_words(values: Mapping[str, Any]) -> str:
+    """A configuration as `--config` takes it."""
+    return ",".join(f"{name}={value_in_words(value)}" for name, value in values.items())
+
+
+def config_in_words(config: StudyConfig, chosen: ParallelConfig) -> str:
+    """As `--config` takes it, with the dimensions in which it differs from the job."""
+    fixed = config.config_defaults
+    changed = [name for name in fixed if name not in config.dimensions and getattr(chosen, name) != fixed[name]]
+    return in_words(chosen.values((*config.dimensions, *changed)))
+
+
+def value_in_words(value: object) -> str:
+    """A dimension's value as study files and `--config` take it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def hosts_in_words(hosts: int) -> str:
+    """A number of hosts."""
+    return "1 host" if hosts == 1 else f"{hosts:,} hosts"
+
+
+def printable(text: str) -> str:
+    """`text` on one line, with what would steer a terminal written as Python escapes it."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
