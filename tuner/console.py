@@ -115,8 +115,8 @@ def print_reasons(config: StudyConfig, chosen: ParallelConfig, reasons: Mapping[
 
 
 def p_star_in_words(p_star: float) -> str:
-    """What p_star estimates."""
-    return f"with probability {p_star:.2f} (p_star) nothing faster is left"
+    """What p_star says."""
+    return f"p_star {p_star:.2f} (the share of draws whose fastest candidate has been tried)"
 
 
 def _failures_in_words(result: RunResult) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 from optuna import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from costmodels.parallel import Value
+from costmodels.parallel import DEGREES, Value
 from trials.backend import Observation, Status
 from tuner.sampler import P_STAR, STATUS
 
@@ -66,12 +66,15 @@ class TrialRecord:
 def read_records(study: Study) -> list[TrialRecord]:
     """All trials that got a candidate, in the order of their numbers.
 
-    The prediction is the last thing that a trial gets before it runs; without one its driver died asking.
+    A trial that lacks one of the dimensions is just being asked for, or its driver died while it was.
     """
-    p_stars = study.user_attrs
+    attributes = study.user_attrs
+    dimensions = {*DEGREES, *attributes.get(MEANING, {}).get("space", {}).get("opened", ())}
     trials = sorted(study.get_trials(deepcopy=False), key=lambda trial: trial.number)
     return [
-        _record(trial, p_stars.get(f"{P_STAR}:{trial.number}")) for trial in trials if PREDICTION in trial.user_attrs
+        _record(trial, attributes.get(f"{P_STAR}:{trial.number}"))
+        for trial in trials
+        if dimensions <= set(trial.params)
     ]
 
 

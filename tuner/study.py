@@ -358,7 +358,7 @@ class _Run:
         return trial.number, self.candidates.space.grid.config(position)
 
     def _predict(self, number: int, position: int) -> None:
-        """Keeps what is predicted of the trial's candidate; from here on it counts as a trial for those who read."""
+        """Keeps what is predicted of the trial's candidate."""
         prediction = prediction_json(
             self.config.setting,
             self.candidates.estimate,

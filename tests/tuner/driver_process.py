@@ -82,11 +82,11 @@ class DriverProcess:
         found.pop(self.process.pid, None)
         return found
 
-    def processes_after(self, limit_s: float, *, besides: tuple[str, ...] = ()) -> list[str]:
-        """Command lines of the processes that still live after `limit_s`, those named `besides` excluded."""
+    def processes_after(self, limit_s: float, *, besides: str | None = None) -> list[str]:
+        """Command lines of the processes that still live after `limit_s`, those that hold `besides` excluded."""
         deadline_s = time.monotonic() + limit_s
         while True:
-            left = [command for command in self.processes().values() if not command.startswith(besides or ("\0",))]
+            left = [c for c in self.processes().values() if besides is None or besides not in c.lower()]
             if not left or time.monotonic() >= deadline_s:
                 return left
             time.sleep(0.05)
