@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -51,6 +52,13 @@ def shown(value: object, limit: int = 120) -> str:
     """`value` as an error message prints it: quoted if it is text, and never longer than `limit` characters."""
     text = repr(value)
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def shown_url(url: str) -> str:
+    """The URL without its password, for messages and results."""
+    # greedy: a password may hold an unescaped @ or :, and rather too much is hidden than too little
+    hidden = re.sub(r"(://[^:/@]*):.*@", r"\1:***@", url)
+    return re.sub(r"([?&](?:password|passfile|sslpassword)=)[^&]*", r"\1***", hidden)
 
 
 def did_you_mean(name: object, choices: Iterable[str]) -> str:

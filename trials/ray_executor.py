@@ -51,6 +51,7 @@ OBJECT_STORE_BYTES = 100_000_000
 """Trials exchange a few kilobytes; Ray would reserve 30% of the memory."""
 
 _LOCAL_ENVIRONMENT = {
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "3",  # Ray's agents outlive a killed driver by this, not by a minute
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # the only switch that keeps every socket on 127.0.0.1
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a worker without GPUs of its own still sees those of the machine

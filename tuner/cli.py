@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from hardware.errors import ConfigError
+from hardware.errors import ConfigError, shown_url
 from tuner.console import (
     NOTHING_WORKS,
     config_in_words,
@@ -186,7 +186,6 @@ def _interrupt(_signal: int, _frame: object) -> NoReturn:
 def _run_payload(config: StudyConfig, result: RunResult) -> dict[str, Any]:
     from tuner.candidates import tokens_per_s_per_device
     from tuner.record import num_failed
-    from tuner.storage import shown_url
 
     best = result.best
     step_time_s = best.step_time_s if best else None

@@ -24,7 +24,7 @@ from costmodels.parallel import DEGREES, FURTHER_DIMENSIONS, RECOMPUTE_MODES, Pa
 from costmodels.runtime import RuntimeProfile, find_runtime
 from hardware.cluster import cluster_from_mapping
 from hardware.config_file import StrictModel, checked, parse_yaml, read_mapping
-from hardware.errors import ConfigError
+from hardware.errors import ConfigError, shown_url
 from trials.backend import AbstractBackend
 from trials.replay import ReplayBackend
 from trials.simulated import SimulatedBackend
@@ -371,7 +371,7 @@ def _check_storage(url: str) -> None:
         raise ConfigError(
             "is no database URL",
             key="storage",
-            value=url,
+            value=shown_url(url),
             nearest="for example sqlite:///meshtune.db or postgresql://user@host/name",
         )
 

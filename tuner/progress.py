@@ -26,10 +26,10 @@ class ProgressLine:
             console=self._console,
             disable=not self._console.is_terminal,
         )
-        self._task = self._bar.add_task(config.name, total=config.search.max_trials, state="starting Ray")
+        self._task = self._bar.add_task(config.name, total=config.search.max_trials, state="starting")
         self._lines_shown = 0
         if not self._console.is_terminal:
-            self._console.print(f"{config.name}: starting Ray", soft_wrap=True)
+            self._console.print(f"{config.name}: starting", soft_wrap=True)
 
     def __enter__(self) -> ProgressLine:
         self._bar.start()

@@ -30,7 +30,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from costmodels.operators import FloatArray
-from costmodels.parallel import RECOMPUTE_MODES, ConfigGrid, IntArray, ParallelConfig, Value
+from costmodels.parallel import DEGREES, RECOMPUTE_MODES, ConfigGrid, IntArray, ParallelConfig, Value
 from costmodels.surrogate import SurrogatePrior, fit_step_surrogate
 from trials.backend import Status
 
@@ -152,7 +152,8 @@ class ThompsonSampler(BaseSampler):
             return CategoricalDistribution((False, True))
         values = getattr(self._candidates, name)
         low, high = int(values.min()), int(values.max())
-        return IntDistribution(low, high, log=low >= 1 and high > low)
+        # the same form whatever the range, or a study whose space was narrowed could not be resumed
+        return IntDistribution(low, high, log=name in DEGREES)
 
     def suggest(self, trial: Trial) -> ParallelConfig:
         """The configuration of `trial`; its parameters are the candidate's dimensions under their own names."""

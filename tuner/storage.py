@@ -17,7 +17,7 @@ from sqlalchemy import column, event, insert, select, table, update
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
-from hardware.errors import ConfigError
+from hardware.errors import ConfigError, shown_url
 
 SQLITE_WAIT_S = 60
 """How long one process waits for another's write before it gives up."""
@@ -30,13 +30,6 @@ CREATE_PAUSE_S = 0.5
 """Processes that create the tables of a new database at the same time stumble over each other; the tables stay."""
 
 _ATTRIBUTES = table("study_user_attributes", column("study_id"), column("key"), column("value_json"))
-
-
-def shown_url(url: str) -> str:
-    """The URL without its password, for messages and reports."""
-    # greedy: a password may hold an unescaped @ or :, and rather too much is hidden than too little
-    hidden = re.sub(r"(://[^:/@]*):.*@", r"\1:***@", url)
-    return re.sub(r"([?&](?:password|passfile|sslpassword)=)[^&]*", r"\1***", hidden)
 
 
 def open_storage(url: str) -> RDBStorage:

@@ -1,7 +1,7 @@
-import contextlib
 import os
 import pwd
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -74,10 +74,7 @@ def postgresql():
             wait_until_it_answers(server, url, folder / "log")
             yield url
         finally:
-            server.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                server.wait(5)  # a client that a test left connected would make it wait
-            server.send_signal(2)  # SIGINT: end the clients and stop
+            server.send_signal(signal.SIGINT)  # stop without waiting for clients that a test left connected
             server.wait(30)
     finally:
         shutil.rmtree(folder)

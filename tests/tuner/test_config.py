@@ -263,3 +263,12 @@ def test_a_changed_meaning_is_found_by_its_key(good_study):
         difference = first_difference(meaning, load_study(good_study, overrides=[override]).meaning)
         assert difference is not None
         assert difference[0].startswith(key), override
+
+
+def test_a_password_in_a_refused_storage_is_not_shown(good_study):
+    """A URL of an unknown kind is refused without repeating its password."""
+    with pytest.raises(ConfigError) as caught:
+        load_study(good_study, storage="postgres://user:c4nary@host/name")
+
+    assert "c4nary" not in str(caught.value)
+    assert "is no database URL" in str(caught.value)

@@ -120,7 +120,7 @@ def sequence(records):
     return [(record.params, record.status, record.step_time_s, record.p_star, record.prediction) for record in records]
 
 
-@pytest.mark.parametrize(("slots", "budget"), [(1, 4), (2, 3)])
+@pytest.mark.parametrize(("slots", "budget"), [(1, 3), (2, 3)])
 def test_killed_after_any_write_it_continues(tmp_path, slots, budget):
     """Wherever a driver dies between two writes, the next one loses and repeats nothing, and, one trial at a time,
     ends with the very same search.
@@ -195,7 +195,7 @@ def test_killed_ten_times_it_completes(tmp_path):
     storage = f"sqlite:///{tmp_path / 'study.db'}"
     seed = 20
     rng = np.random.default_rng(seed)
-    starting, running = ("starting Ray", 5.0), (f"/{TRIALS} trials", 1.2)
+    starting, running = (": starting", 5.0), (f"/{TRIALS} trials", 1.2)
     chosen = rng.permutation([0, 0, 1, 1, 1, 1, 1, 1, 1, 1])
     moments = [(text, rng.uniform(0, limit_s)) for text, limit_s in ((starting, running)[place] for place in chosen)]
 
@@ -205,7 +205,7 @@ def test_killed_ten_times_it_completes(tmp_path):
             driver.wait_for(text)
             time.sleep(wait_s)
             driver.end(signal.SIGKILL)
-            assert not driver.processes_after(10, besides=LASTING)
+            assert not driver.processes_after(75, besides=LASTING)
         after = trials_in(storage)
         print(f"seed {seed}: killed {wait_s:.2f} s after {text!r}, {len(before)} -> {len(after)} trials")  # noqa: T201 # pytest shows it where the test fails
         assert_continued(before, after)
@@ -261,7 +261,7 @@ def test_interrupted_run_leaves_its_trials(tmp_path, number):
 def test_interrupt_while_ray_starts(tmp_path):
     """Ctrl-C while Ray starts ends the run with status 130, too, and leaves no process behind."""
     with DriverProcess(f"sqlite:///{tmp_path / 'study.db'}", *overrides(1.0)) as driver:
-        driver.wait_for("starting Ray")
+        driver.wait_for(": starting")
         deadline_s = time.monotonic() + 30
         while not any("raylet" in command for command in driver.processes().values()):
             assert time.monotonic() < deadline_s, "Ray did not start"

@@ -224,6 +224,7 @@ def test_trials_that_would_mean_something_else_are_not_continued(study, override
         "trial.time_limit_s=60",
         "trial.seconds_per_trial=0.001",
         "space.tp=[1, 2, 4]",
+        "space.pp=[1]",
         "space.memory_headroom=0.1",
         "expert={tp: 8, pp: 1, dp: 1, cp: 1, up: 1, vpp: 1, ep: 1, mbs: 1}",
     ],
