@@ -107,8 +107,9 @@ def _ring_s(
     exchanges = (passes + 1) * ring_exchange_s(blocks / runtime.network_efficiency, groups.cp)
     if not runtime.overlaps_ring:
         return exchanges
-    # The first of cp steps works on local keys: cp-1 of them can hide an exchange.
-    return np.maximum(exchanges - attention_core_s * (grid.cp - 1) / grid.cp, 0.0)
+    # The first of cp steps works on local keys: cp-1 of them can hide an exchange, but each waits for the one before.
+    latency = (passes + 1) * ring_exchange_s(0.0, groups.cp)
+    return np.maximum(exchanges - attention_core_s * (grid.cp - 1) / grid.cp, latency)
 
 
 def _ulysses_s(

@@ -111,6 +111,7 @@ def estimate_step(
     groups = place(cluster, grid)
     exposed = block_communication(job, runtime, grid, groups, slowest_core)
     hop = _pipeline_hop_s(job, runtime, grid, groups)
+    hop_latency = send_recv_s(0.0, groups.pp)
     num_micro_batches = job.global_batch_size // (grid.dp * grid.mbs)
     breakdown = {part: np.zeros(len(grid)) for part in BREAKDOWN}
     for pp, vpp, at in pipelines(grid):
@@ -138,8 +139,10 @@ def estimate_step(
             breakdown[part][at] = m * seconds[rows, slowest]
         breakdown["bubble"][at] = bubble_s(stage_s, vpp)
         if pp > 1:
-            overlapped = vpp > 1 and runtime.overlaps_p2p
-            breakdown["pp"][at] = 2 * hop[at] * (pp - 1 if overlapped else (m + pp - 1) * vpp)
+            breakdown["pp"][at] = 2 * hop[at] * (m + pp - 1) * vpp
+            if vpp > 1 and runtime.overlaps_p2p:
+                # beside compute in the steady state, where each chunk still waits for its message to begin
+                breakdown["pp"][at] = 2 * (hop[at] * (pp - 1) + hop_latency[at] * m * vpp)
         breakdown["dp"][at] += reduction.per_step_s(forward_s, backward_s, vpp)
         bandwidth = np.array(
             [min(cluster.devices[kind].memory_bandwidth_bytes_per_s for kind in stage) for stage in kinds]

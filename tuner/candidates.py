@@ -42,10 +42,14 @@ def candidates_of(config: StudyConfig) -> Candidates:
 def ranking(config: StudyConfig, candidates: Candidates) -> IntArray:
     """Positions of the candidates [n], the shortest predicted step first; those that do not fit come last.
 
-    What does not fit is a candidate where somebody measured it, or as the expert's.
+    Of predictions that agree to four digits the plainest configuration comes first: least context parallelism, then
+    least tensor, pipeline and virtual pipeline parallelism. What does not fit is a candidate where somebody measured
+    it, or as the expert's.
     """
+    grid, step_time_s = candidates.space.grid, candidates.estimate.step_time_s
     fits = candidates.space.memory.fits(config.options.memory_headroom)
-    return np.lexsort((candidates.estimate.step_time_s, ~fits))
+    rounded = np.round(np.log(step_time_s), 4)
+    return np.lexsort((step_time_s, grid.vpp, grid.pp, grid.tp, grid.cp * grid.up, rounded, ~fits))
 
 
 def reasons_against(config: StudyConfig, space: Space, chosen: ParallelConfig) -> dict[str, str]:

@@ -194,7 +194,7 @@ def _run_payload(config: StudyConfig, result: RunResult) -> dict[str, Any]:
         "step_time_s": step_time_s,
         "tokens_per_s_per_device": tokens_per_s_per_device(config.setting, step_time_s) if step_time_s else None,
         "source": config.backend.origin,
-        "trials": len(result.records),
+        "trials": sum(record.finished for record in result.records),
         "failed": num_failed(result.records),
         "candidates": result.num_candidates,
         "p_star": result.p_star,
@@ -420,7 +420,7 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
     running = is_running(stored)
     payload = {
         "study_name": config.name,
-        "trials": len(records),
+        "trials": sum(record.finished for record in records),
         "running": sum(not record.finished for record in records) if running else 0,
         "failed": num_failed(records),
         "best_step_time_s": best.step_time_s if best else None,

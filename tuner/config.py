@@ -250,7 +250,10 @@ def _under(prefix: str, resolve: Any) -> Any:
     try:
         return resolve()
     except ConfigError as error:
-        raise (error if error.file else error.under(prefix)) from None
+        if error.file:  # the mistake stands in a file that the study names: say where, and by which key
+            error = ConfigError(str(error.in_file(error.file)), key=prefix)
+            raise error from None
+        raise error.under(prefix) from None
 
 
 def _job(keys: _StudyKeys, base_dir: Path, group: MeasuredGroup | None) -> TrainingJob:

@@ -70,7 +70,7 @@ def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]
         among = f"all {len(config.measured.runs)} measured rows"
         needed = 1 + [record.number for record in result.records].index(result.best.number)
         slower = f"{behind:.1%} slower than the fastest of {among} ({fastest_s:.4g} s)"
-        typer.echo(f"  {slower if behind > 0 else f'the fastest of {among}'}, found by trial {needed}")
+        typer.echo(f"  {slower if behind > 0 else f'the fastest of {among}'}, found with {needed} trials")
     typer.echo("Flags for Megatron-LM:")
     export = find_exporter("megatron")(config.setting, config.config_of(result.best.params))
     typer.echo(export.text.rstrip("\n"))
@@ -95,6 +95,8 @@ def print_space(config: StudyConfig, found: Space) -> None:
     typer.echo(
         f"{found.num_before_memory:,} configurations obey every rule, {fitting:,} of them fit in memory{experts}."
     )
+    if "memory" in found.removed:
+        typer.echo(f"  {found.removed['memory']:,} need more than each device's memory less the headroom")
     by_rules = {name: count for name, count in found.removed.items() if name != "memory"}
     if by_rules:
         typer.echo("Combinations of the degrees that each rule removed:")

@@ -7,9 +7,13 @@ chosen uniformly over the draws whose candidate is unexplored. p_star, the share
 
 It works in the ask/tell loop of tuner/study.py and in anybody's own loop:
 
+    candidates = ConfigGrid.from_configs([ParallelConfig(pp=1, tp=8, dp=4), ParallelConfig(pp=4, tp=2, dp=4), ...])
     sampler = ThompsonSampler(candidates, predicted_s, features, stop_when_confident=True)
     study = optuna.create_study(sampler=sampler)
     study.optimize(lambda trial: measure(sampler.suggest(trial)), n_trials=40)
+
+Ask from one thread: a trial is known to others only once its parameters are stored. A trial that fails removes its
+candidate, unless its attribute `status` says "incident" (nothing is held against the candidate) or "timeout".
 
 The state is the study alone: nothing is remembered between calls but what can be computed again, and the random stream
 of a decision depends on the seed and the number of the decision, so that a resumed study goes on as an undisturbed one.
@@ -121,7 +125,7 @@ class ThompsonSampler(BaseSampler):
             )
         self._candidates = candidates
         self._log_predicted = np.log(predicted_s)
-        self._features = features
+        self._features = np.asarray(features, dtype=np.float64)
         self._memory_share = memory_share
         self._draws = draws
         self._confidence = confidence

@@ -115,6 +115,15 @@ RULES: dict[str, Rule] = {
             reason=lambda s: f"tp must divide the {s.job.model.num_kv_heads} key-value heads or be a multiple of them",
         ),
         Rule(
+            name="kv_heads_ulysses",
+            needs=("tp", "up"),
+            keep=lambda s, c: np.maximum(s.job.model.num_kv_heads // c["tp"], 1) % c["up"] == 0,
+            reason=lambda s: (
+                f"up must divide the {s.job.model.num_kv_heads} key-value heads' share of one tp rank "
+                "(at least 1): the all-to-all exchange deals whole heads"
+            ),
+        ),
+        Rule(
             name="ffn",
             needs=("tp",),
             keep=lambda s, c: np.all([size % c["tp"] == 0 for size in _ffn_sizes(s)], axis=0),
@@ -155,6 +164,15 @@ RULES: dict[str, Rule] = {
             needs=("pp", "vpp"),
             keep=lambda s, c: s.padded_layers % (c["pp"] * c["vpp"]) == 0,
             reason=lambda s: f"pp*vpp must divide the {_layers_in_words(s)}",
+        ),
+        Rule(
+            name="layers_or_layout",
+            needs=("pp", "vpp"),
+            keep=lambda s, c: (c["vpp"] == 1) | (s.padded_layers % (c["pp"] * c["vpp"]) == 0),
+            reason=lambda s: (
+                f"pp*vpp must divide the {_layers_in_words(s)}; with vpp = 1 stages may be uneven "
+                "(--pipeline-model-parallel-layout)"
+            ),
         ),
         Rule(
             name="no_vpp",
@@ -236,9 +254,10 @@ _FURTHER = ("recompute_supported", "zero_supported", "zero_needs_replicas", "seq
 _MEGATRON = (
     *_EVERY_RUNTIME,
     "kv_heads",
+    "kv_heads_ulysses",
     "ffn",
     "sequence",
-    "layers",
+    "layers_or_layout",
     "vpp_two_stages",
     "vpp_micro_batches",
     "experts",
@@ -263,8 +282,10 @@ RULE_SETS: dict[str, tuple[str, ...]] = {
     ),
     # megatron-core 0.16 transformer_config.py and schedules.py; Megatron-LM training/arguments.py
     "megatron": _MEGATRON,
-    # MindSpeed runs Megatron-LM's checks
-    "mindspeed": _MEGATRON,
+    # MindSpeed runs Megatron-LM's checks, repeats key-value heads for Ulysses, and splits layers evenly
+    "mindspeed": tuple(
+        "layers" if rule == "layers_or_layout" else rule for rule in _MEGATRON if rule != "kv_heads_ulysses"
+    ),
     # nanotron parallel/context.py, config/parallelism_config.py: contiguous blocks, no interleaving
     "nanotron": (*_EVERY_RUNTIME, "kv_heads", "ffn", "sequence", "no_vpp", "experts", "ep_within_dp", *_FURTHER),
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import Any, Protocol
 
 import optuna
 from optuna import Study
+from optuna.exceptions import ExperimentalWarning
 from optuna.storages import RDBStorage
 from optuna.trial import TrialState
 
@@ -268,6 +270,9 @@ def open_study(config: StudyConfig, sampler: ThompsonSampler, storage: RDBStorag
     meaning = json.loads(json.dumps(config.meaning))
     stored = study.user_attrs.get(MEANING)
     if stored is None and not study.get_trials(deepcopy=False):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            study.set_metric_names(["step_time_s"])  # what the dashboard writes beside its axes
         study.set_user_attr(ORIGIN, config.backend.origin)
         study.set_user_attr(MEANING, meaning)  # last: with it the study is complete
     else:

@@ -10,6 +10,7 @@ from costmodels.parallel import ParallelConfig
 from costmodels.runtime import find_runtime
 from costmodels.step_time import BREAKDOWN, estimate_step, model_flops_utilisation
 from hardware.cluster import cluster_from_mapping, find_cluster
+from hardware.collectives import send_recv_s
 from tests.costmodels.random_settings import cases, grid_of, job_of
 
 MEGATRON = find_runtime("megatron-core")
@@ -261,10 +262,13 @@ def test_small_work_waits_for_the_host():
 
 
 def test_a_short_message_still_takes_a_hop():
-    """Pipeline transfers are exposed for every micro-batch in plain 1F1B, and only while it fills when interleaved."""
-    plain, interleaved = estimate(job_of(), HOST, ParallelConfig(pp=8), ParallelConfig(pp=8, vpp=4)).breakdown_s["pp"]
+    """Plain 1F1B exposes every transfer; interleaving exposes the filling ones, and of the others the latency."""
+    job = job_of()
+    plain, interleaved = estimate(job, HOST, ParallelConfig(pp=8), ParallelConfig(pp=8, vpp=4)).breakdown_s["pp"]
+    latency_s = send_recv_s(0.0, HOST.group_links(np.array([1]), np.array([8])))[0]
 
-    assert plain / interleaved == pytest.approx((64 + 8 - 1) / (8 - 1))
+    hop_s = plain / (2 * (64 + 8 - 1))
+    assert interleaved == pytest.approx(2 * (hop_s * (8 - 1) + latency_s * 64 * 4))
 
 
 def test_mfu_is_model_flops_over_peak():

@@ -182,6 +182,8 @@ def mesh_obeys(rule_set, setting, mesh) -> bool:
     if any(not model.is_moe_layer(layer) for layer in range(model.num_layers)):
         sizes.append(model.ffn_size)
     kv_heads_fit = model.num_kv_heads % tp == 0 or tp % model.num_kv_heads == 0
+    if rule_set == "megatron" and max(model.num_kv_heads // tp, 1) % up:
+        return False
     chunks = tp * up * 2 * cp if cp > 1 else tp * up
     return pp <= model.num_layers and kv_heads_fit and all(size % tp == 0 for size in sizes) and length % chunks == 0
 
@@ -202,7 +204,8 @@ def schedules_that_obey(rule_set, setting, pp, dp, cp_up):
             obeys = layers % (pp * vpp) == 0 and dp % ep == 0
             obeys = obeys and (vpp == 1 or (pp > 2 and micro_batches % pp == 0))
         else:
-            obeys = layers % (pp * vpp) == 0 and dp * cp_up % ep == 0
+            uneven = rule_set == "megatron" and vpp == 1
+            obeys = (uneven or layers % (pp * vpp) == 0) and dp * cp_up % ep == 0
             obeys = obeys and (vpp == 1 or (pp > 1 and micro_batches % pp == 0))
         if obeys:
             yield mbs, vpp, ep
@@ -303,6 +306,7 @@ def test_each_rule_alone_is_the_reason_of_some_refusal(rule_set):
         (setting_of(rule_set, devices_per_host=6, num_heads=6, num_kv_heads=6, ffn_size=4, sequence_length=48), ()),
         (setting_of(rule_set, devices_per_host=6, num_heads=8, num_kv_heads=8, ffn_size=48, sequence_length=48), ()),
         (setting_of(rule_set, devices_per_host=8, sequence_length=20), ()),
+        (setting_of(rule_set, devices_per_host=8, num_heads=12, num_kv_heads=4, ffn_size=48, sequence_length=48), ()),
         (setting_of(rule_set, devices_per_host=4, num_layers=8, job={"sequence_parallel": False}, **MOE), ()),
         (setting_of(rule_set, devices_per_host=4, job={"zero_stage": 2}), ()),
         (setting_of(rule_set, job={"recompute": "full"}, runtime={"recompute_modes": ("none",)}), ()),

@@ -51,6 +51,8 @@ def export_megatron(setting: Setting, config: ParallelConfig) -> Export:
         f'# torchrun ... pretrain_gpt.py "${{{ARRAY}[@]}}" ...',
     ]
     notes = tuple(note for part in parts for note in part.notes)
+    if setting.runtime.name not in ("megatron-core", "mindspeed"):
+        notes += (f"runtime: the study is about {setting.runtime.name}; Megatron-LM may rank configurations otherwise",)
     return Export(target="megatron", text="\n".join(lines) + "\n", notes=notes)
 
 
@@ -136,7 +138,12 @@ def _experts(setting: Setting, config: ParallelConfig) -> _Part:
     if not setting.job.model.is_moe:
         note = f"ep: {config.ep} has no meaning for a model without experts"
         return _Part(notes=(note,) if config.ep > 1 else ())
-    flags = (f"--expert-model-parallel-size {config.ep}", f"--expert-tensor-parallel-size {config.tp}")
+    flags = (
+        f"--expert-model-parallel-size {config.ep}",
+        f"--expert-tensor-parallel-size {config.tp}",
+        "--moe-token-dispatcher-type alltoall",
+        "--moe-grouped-gemm",
+    )
     refused = config.ep > 1 and setting.job.precision == "fp16"
     return _Part(flags=flags, notes=("ep: Megatron-LM refuses expert parallelism in fp16",) if refused else ())
 

@@ -11,7 +11,7 @@ import numpy as np
 from costmodels.parallel import ParallelConfig, Value
 from costmodels.step_time import model_flops_utilisation
 from trials.backend import Origin
-from tuner.candidates import Candidates, candidates_of
+from tuner.candidates import Candidates, candidates_of, ranking
 from tuner.config import StudyConfig
 from tuner.record import (
     ORIGIN,
@@ -90,9 +90,8 @@ class ReportData:
         return float(model_flops_utilisation(setting.job, setting.cluster, np.array([step_time_s]))[0])
 
     def best_predicted(self, count: int) -> list[int]:
-        """Positions of the candidates with the shortest predicted steps."""
-        order = np.argsort(self.candidates.estimate.step_time_s, kind="stable")
-        return [int(position) for position in order[:count]]
+        """Positions of the candidates that `meshtune rank` puts first."""
+        return [int(position) for position in ranking(self.config, self.candidates)[:count]]
 
 
 Section = Callable[[ReportData], str]
