@@ -538,6 +538,8 @@ def build_space(
     num_before_memory = len(grid)
     dropped = int((~fitting).sum())
     if dropped:
+        if dropped == len(grid):
+            warnings.append(_closest_miss(grid, memory, options))
         removed["memory"] = dropped
         grid = grid.take(fitting)
     if expert is not None and _position(grid, expert) is None:
@@ -560,6 +562,17 @@ def build_space(
         removed=removed,
         warnings=tuple(warnings),
     )
+
+
+def _closest_miss(grid: ConfigGrid, memory: MemoryEstimate, options: SpaceOptions) -> str:
+    """Where nothing fits: the configuration that comes closest, and what may help."""
+    closest = int(np.argmin(memory.peak_bytes / memory.capacity_bytes))
+    needed, capacity = memory.peak_bytes[closest] / 2**30, memory.capacity_bytes[closest] / 2**30
+    told = (
+        f"nothing fits: the closest, {grid.config(closest)}, needs {needed:.1f} GiB of {capacity:.1f} GiB, of which "
+        f"{options.memory_headroom:.0%} must stay free"
+    )
+    return told if "recompute" in options.opened else f"{told}; space.recompute: [none, full] would search further"
 
 
 def _position(grid: ConfigGrid, config: ParallelConfig) -> int | None:

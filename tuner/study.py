@@ -235,7 +235,10 @@ def _nothing_to_try(candidates: Candidates) -> RunResult:
         stop_reason=StopReason.EXHAUSTED,
         p_star=0.0,
         num_candidates=0,
-        warnings=(f"no configuration is left; {removed[0]} removed the most: see `meshtune space`",),
+        warnings=(
+            f"no configuration is left; {removed[0]} removed the most: see `meshtune space`",
+            *candidates.space.warnings,
+        ),
     )
 
 

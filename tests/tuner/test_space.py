@@ -154,6 +154,21 @@ def test_expert_of_pangu_8192_stays_although_a_rule_is_against_it():
     assert len(space.grid) == space.num_before_memory - space.removed["memory"] + 1
 
 
+def test_the_closest_miss_is_named_where_nothing_fits():
+    """A model that no configuration fits ends in a warning with the closest one's memory and what may help."""
+    study = load_study(
+        STUDIES / "llama3-8b-dgx-h100.yaml", overrides=["model=llama3-405b", "cluster.hosts=1", "expert=~"]
+    )
+
+    space = study.space()
+
+    assert len(space.grid) == 0
+    assert len(space.warnings) == 1
+    assert "nothing fits: the closest, pp=" in space.warnings[0]
+    assert "GiB of 79.1 GiB" in space.warnings[0]
+    assert "space.recompute" in space.warnings[0]
+
+
 # The grid against a slow oracle
 
 
