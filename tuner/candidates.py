@@ -13,7 +13,8 @@ from costmodels.operators import FloatArray
 from costmodels.parallel import FURTHER_DIMENSIONS, ConfigGrid, IntArray, ParallelConfig
 from costmodels.step_time import StepEstimate, estimate_step, model_flops_utilisation
 from tuner.config import StudyConfig
-from tuner.space import Setting, Space, why_not
+from tuner.rules import Setting
+from tuner.space import Space, why_not
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

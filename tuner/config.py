@@ -28,7 +28,8 @@ from hardware.errors import ConfigError, shown_url
 from trials.backend import AbstractBackend
 from trials.replay import ReplayBackend
 from trials.simulated import SimulatedBackend
-from tuner.space import Setting, Space, SpaceOptions, broken_rules, build_space, launchable, setting_for
+from tuner.rules import Setting
+from tuner.space import Space, SpaceOptions, broken_rules, build_space, launchable, setting_for
 
 DEFAULT_STORAGE = "sqlite:///meshtune.db"
 

@@ -16,9 +16,8 @@ from costmodels.runtime import find_runtime
 from hardware.cluster import cluster_from_mapping
 from hardware.errors import ConfigError
 from tuner.config import load_study
+from tuner.rules import RULE_SETS, Setting
 from tuner.space import (
-    RULE_SETS,
-    Setting,
     SpaceOptions,
     active_rules,
     broken_rules,

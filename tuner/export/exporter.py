@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from costmodels.parallel import ParallelConfig
-from tuner.space import Setting
+from tuner.rules import Setting
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

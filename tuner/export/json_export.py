@@ -6,7 +6,7 @@ import json
 
 from costmodels.parallel import DEGREES, FURTHER_DIMENSIONS, ParallelConfig
 from tuner.export.exporter import Export
-from tuner.space import Setting
+from tuner.rules import Setting
 
 
 def export_json(setting: Setting, config: ParallelConfig) -> Export:

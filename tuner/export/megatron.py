@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from costmodels.parallel import ParallelConfig
 from costmodels.schedules import assign_layers
 from tuner.export.exporter import Export
-from tuner.space import Setting
+from tuner.rules import Setting
 
 ARRAY = "PARALLEL_ARGS"
 """Name of the bash array that the text defines."""
