@@ -36,29 +36,21 @@ class Groups:
 
 
 def place(cluster: Cluster, grid: ConfigGrid) -> Groups:
-    """The groups of every configuration on `cluster`; every configuration occupies all of its devices."""
+    """The groups of every configuration on `cluster`; every configuration occupies all of its devices.
+
+    Experts are dealt over all ranks that share a dense weight, neighbours first, as in Megatron-Core's expert groups
+    (order "tp-ep-dp", without cp), so the same holds where `ep` divides dp alone.
+    """
     inner = grid.tp * grid.up * grid.cp
     return Groups(
         tp=cluster.group_links(np.ones_like(grid.tp), grid.tp),
         up=cluster.group_links(grid.tp, grid.up),
         cp=cluster.group_links(grid.tp * grid.up, grid.cp),
-        ep=cluster.group_links(_expert_stride(grid), grid.ep),
+        ep=cluster.group_links(grid.tp, grid.ep),
         pp=cluster.group_links(inner * grid.dp, grid.pp),
         weights=cluster.group_links(grid.tp, grid.up * grid.cp * grid.dp),
-        expert_weights=cluster.group_links(_expert_stride(grid) * grid.ep, _expert_replicas(grid)),
+        expert_weights=cluster.group_links(grid.tp * grid.ep, grid.up * grid.cp * grid.dp // grid.ep),
     )
-
-
-def _expert_stride(grid: ConfigGrid) -> IntArray:
-    """Ranks between two neighbours of an expert group: experts are dealt over dp, or over cp and dp if ep needs it."""
-    inside_dp = grid.dp % grid.ep == 0
-    return np.asarray(np.where(inside_dp, grid.tp * grid.up * grid.cp, grid.tp))
-
-
-def _expert_replicas(grid: ConfigGrid) -> IntArray:
-    """Ranks of one expert group stride that hold the same expert."""
-    inside_dp = grid.dp % grid.ep == 0
-    return np.asarray(np.where(inside_dp, grid.dp // grid.ep, np.maximum(grid.dp * grid.cp * grid.up // grid.ep, 1)))
 
 
 def pipelines(grid: ConfigGrid) -> Iterator[tuple[int, int, IntArray]]:

@@ -31,7 +31,7 @@ def assign_layers(model: ModelSpec, runtime: RuntimeProfile, pp: int, vpp: int) 
     "even": the layer count, padded with no-op layers to the runtime's multiple, is cut into pp*vpp equal chunks, and
     chunk c stands on stage c % pp (Narayanan et al. 2021, section 2.2). "balanced": contiguous blocks of about equal
     compute (nanotron models/base.py: a block moves on to the next stage once the cumulative cost passes its share).
-    A count that can't be cut evenly, as an expert's configuration may have, is spread as evenly as possible.
+    A count that can't be cut evenly is spread as evenly as possible (Megatron-LM's pipeline layout).
     """
     num_layers = model.num_layers
     padded = -(-num_layers // runtime.layer_padding) * runtime.layer_padding

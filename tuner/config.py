@@ -164,7 +164,15 @@ class StudyConfig:
         return DEGREES + self.options.opened
 
     def config_of(self, values: Mapping[str, Value]) -> ParallelConfig:
-        """The configuration that a candidate's dimensions name; the job fixes what they leave open."""
+        """The configuration that a candidate's dimensions name.
+
+        What they leave open is fixed by the job or, in a replay, by the measured row.
+        """
+        if isinstance(self.backend, ReplayBackend):
+            grid = self.backend.candidates(self.options.opened)
+            position = grid.positions().get(tuple(values[name] for name in grid.dimensions))
+            if position is not None:
+                return grid.config(position)
         return ParallelConfig(**(self.config_defaults | dict(values)))  # type: ignore[arg-type] # checked by ParallelConfig
 
     def space(self) -> Space:

@@ -181,3 +181,12 @@ def test_slower_links_cost_more():
 
     assert across.tp[Block.ATTENTION][0] > inside.tp[Block.ATTENTION][0]
     assert inside.tp[Block.ATTENTION][0] < lossy.tp[Block.ATTENTION][0] <= 2 * inside.tp[Block.ATTENTION][0]
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases())
+def test_an_expert_is_reduced_over_all_ranks_that_hold_it(case):
+    """The ranks that share a dense weight are ep times those that share one expert, also with cp and up."""
+    groups = place(case.cluster, case.grid)
+
+    assert np.array_equal(groups.expert_weights.size * groups.ep.size, groups.weights.size)

@@ -102,6 +102,24 @@ def test_the_playbook_study_replays_the_whole_sweep():
     assert (len(space.grid), space.removed) == (176, {})
 
 
+def test_a_replayed_candidate_keeps_what_its_row_ran():
+    """Where rows differ in an unopened dimension beside their degrees, each candidate has its own row's value."""
+    where = "trial.where={model: llama-8B, devices: 128, gbs: 256, pp: 8, mbs: 8}"
+    config = load_study(
+        STUDIES / "ultrascale-llama-8b-128.yaml",
+        overrides=[
+            where,
+            "trial.measured=['" + str(STUDIES.parent / "measured" / "ultrascale-llama-8b-128.csv") + "']",
+            "space={}",
+        ],
+    )
+
+    grid = config.space().grid
+
+    assert set(grid.zero_stage.tolist()) == {0, 1}
+    assert [config.config_of(grid.values(i)) for i in range(len(grid))] == [grid.config(i) for i in range(len(grid))]
+
+
 def test_expert_takes_further_dimensions_from_the_job(tmp_path):
     """What `expert:` leaves out is 1, or what the job says; an opened dimension may be named."""
     text = study(
