@@ -6,8 +6,9 @@ Letters in shapes: n ranks, g groups of ranks that are asked about.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,18 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hardware.config_file import StrictModel, checked, read_mapping
-from hardware.device import CATALOG, Device, LinkEntry, SourcedNumber, find_device, spelling_key
+from hardware.algorithms import CostArrays, CostLines, GroupKinds, cost_lines
+from hardware.config_file import SourcedNumber, StrictModel, checked, read_mapping
+from hardware.device import CATALOG, Device, LinkEntry, find_device, spelling_key
+from hardware.distinct import distinct_rows
 from hardware.errors import ConfigError, did_you_mean
-from hardware.link import Link, combined
+from hardware.link import Link, LinkCost, combined
 
 MAX_DEVICES = 1_000_000
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
+_WorstLinks = tuple[tuple[int, int, int, int], FloatArray]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,39 +62,39 @@ class HostGroup:
         return self.hosts * self.devices_per_host
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class GroupLinks:
-    """What equal groups of ranks communicate over; each array is [g], one entry per (stride, size).
+    """What groups of ranks communicate over, one entry for each of g groups.
 
-    All groups of one entry run at the same time and a synchronous job waits for the slowest, so every field is the
-    worst over them. Where unlike hosts or unaligned groups make different groups worst in different fields, the
-    entry as a whole is worse than any one of them.
+    Entries of one (stride, size) are alike, and there are few such kinds: an entry is a row of them.
 
     Attributes:
-        size: Ranks in a group.
-        hosts: Hosts that a group spans, at most.
-        members_per_host: Smallest number of members that a group has on one of its hosts.
-        max_members_per_host: Largest such number.
-        intra_bandwidth_bytes_per_s: What a member exchanges with those on its host [bytes/s]; inf if it has none.
-        intra_pair_bandwidth_bytes_per_s: What it exchanges with just one of them; less on a full mesh.
-        intra_latency_s: One hop within a host [s]; 0 if there is none.
-        inter_bandwidth_bytes_per_s: What a member exchanges with other hosts [bytes/s]; inf if no host is crossed.
-        inter_latency_s: One hop between hosts [s]; 0 if there is none.
+        kinds: The kinds of groups [u].
+        lines: What each collective takes on them.
+        row: The kind of every entry, [g].
     """
 
-    size: IntArray
-    hosts: IntArray
-    members_per_host: IntArray
-    max_members_per_host: IntArray
-    intra_bandwidth_bytes_per_s: FloatArray
-    intra_pair_bandwidth_bytes_per_s: FloatArray
-    intra_latency_s: FloatArray
-    inter_bandwidth_bytes_per_s: FloatArray
-    inter_latency_s: FloatArray
+    kinds: GroupKinds
+    lines: CostLines
+    row: IntArray
+
+    @property
+    def size(self) -> IntArray:
+        """Ranks in a group, [g]."""
+        return self.kinds.size.take(self.row)
+
+    @property
+    def hosts(self) -> IntArray:
+        """Hosts that a group spans, at most, [g]."""
+        return self.kinds.hosts.take(self.row)
 
     def take(self, index: NDArray[Any]) -> GroupLinks:
         """The entries that `index` (integers or a mask) selects, in its order."""
-        return GroupLinks(**{field.name: getattr(self, field.name)[index] for field in fields(self)})
+        return GroupLinks(kinds=self.kinds, lines=self.lines, row=self.row[index])
+
+    def split(self, parts: int) -> list[GroupLinks]:
+        """The entries in so many equal parts, one after the other."""
+        return [GroupLinks(kinds=self.kinds, lines=self.lines, row=row) for row in np.split(self.row, parts)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,48 +168,65 @@ class Cluster:
         assert stride.ndim == 1, f"stride and size are [g], but got {stride.ndim} dimensions"
         assert np.all(stride >= 1), "stride >= 1"
         assert np.all(size >= 1), "size >= 1"
-        assert np.all(self.num_devices % (stride * size) == 0), f"stride * size divides {self.num_devices} ranks"
-        pairs, inverse = np.unique(stride * (self.num_devices + 1) + size, return_inverse=True)
-        fabric = _Fabric(self)
-        rows = [fabric.worst_links(*divmod(int(pair), self.num_devices + 1)) for pair in pairs]
-        columns = zip(*rows, strict=True) if rows else ((),) * len(fields(GroupLinks))
-        names = [field.name for field in fields(GroupLinks)]
-        return GroupLinks(
-            **{name: np.array(column, dtype=_dtype(name)) for name, column in zip(names, columns, strict=True)}
-        ).take(inverse)
+        first, row = distinct_rows([stride, size])
+        pairs = list(zip(stride[first].tolist(), size[first].tolist(), strict=True))
+        assert all(self.num_devices % (s * n) == 0 for s, n in pairs), f"stride * size divides {self.num_devices} ranks"
+        fabric = _fabric(self)
+        found = [fabric.worst_links(s, n) for s, n in pairs]
+        sizes = np.array([row for row, _ in found], dtype=np.int64).reshape(-1, 4)
+        costs = np.array([row for _, row in found]).reshape(-1, 3, len(LinkCost._fields))
+        intra, pair, inter = (
+            CostArrays(**dict(zip(LinkCost._fields, cost.T, strict=True))) for cost in costs.swapaxes(0, 1)
+        )
+        kinds = GroupKinds(
+            size=sizes[:, 0],
+            hosts=sizes[:, 1],
+            members_per_host=sizes[:, 2],
+            max_members_per_host=sizes[:, 3],
+            intra=intra,
+            pair=pair,
+            inter=inter,
+        )
+        return GroupLinks(kinds=kinds, lines=cost_lines(kinds), row=row)
 
 
-def _dtype(field: str) -> type[np.generic]:
-    return np.float64 if field.endswith("_s") else np.int64
+@functools.lru_cache(maxsize=16)
+def _fabric(cluster: Cluster) -> _Fabric:
+    return _Fabric(cluster)
 
 
 class _Fabric:
-    """The links of a cluster as arrays, for many questions about groups of its ranks."""
+    """The links of a cluster as arrays, for many questions about groups of its ranks; each answer is kept."""
 
     def __init__(self, cluster: Cluster) -> None:
         groups = cluster.groups
         self.rank_host = cluster.rank_host()
         self.host_group = np.repeat(np.arange(len(groups)), [group.hosts for group in groups])
-        # [host group, members on a host]; no link joins fewer than two members
-        shape = (len(groups), max(2, *(group.devices_per_host for group in groups)) + 1)
-        self.intra_bandwidth = np.full(shape, np.inf)
-        self.intra_latency = np.zeros(shape)
+        # [host group, members on a host, field of LinkCost]; no link joins fewer than two members
+        most = max(2, *(group.devices_per_host for group in groups))
+        self.intra_cost = np.zeros((len(groups), most + 1, len(LinkCost._fields)))
         for row, group in enumerate(groups):
             for members in range(2, group.devices_per_host + 1):
-                link = combined(group.intra_links, members=members)
-                self.intra_bandwidth[row, members] = link.bandwidth_bytes_per_s
-                self.intra_latency[row, members] = link.latency_s
-        nics = [combined(group.nic_links) for group in groups]
-        self.nic_bandwidth = np.array([nic.bandwidth_bytes_per_s for nic in nics])
-        self.nic_latency = np.array([nic.latency_s for nic in nics])
+                self.intra_cost[row, members] = combined(group.intra_links, members=members).cost(members)
+        self.nic_cost = np.array([combined(group.nic_links).cost() for group in groups])
         self.between_groups = combined(cluster.inter_group_links) if cluster.inter_group_links else None
+        # so many neighbouring ranks stand on one host, wherever they begin
+        self.neighbours = math.gcd(*(group.devices_per_host for group in groups))
+        self.found: dict[tuple[int, int], _WorstLinks] = {}
 
-    def worst_links(self, stride: int, size: int) -> tuple[float, ...]:
-        """The fields of `GroupLinks`, in order, for one (stride, size)."""
+    def worst_links(self, stride: int, size: int) -> _WorstLinks:
+        """For one (stride, size) the four sizes of `GroupKinds`, and what its three links cost [3, fields]."""
+        if (stride, size) not in self.found:
+            self.found[stride, size] = self._worst_links(stride, size)
+        return self.found[stride, size]
+
+    def _worst_links(self, stride: int, size: int) -> _WorstLinks:
+        costs = np.zeros((3, len(LinkCost._fields)))
         if size == 1:
-            return (1, 1, 1, 1, np.inf, np.inf, 0.0, np.inf, 0.0)
+            return (1, 1, 1, 1), costs
         # one row per group of ranks; hosts ascend within it, so members on one host stand side by side: a run
-        hosts = self.rank_host.reshape(-1, size, stride).swapaxes(1, 2).reshape(-1, size)
+        alike = math.gcd(stride, self.neighbours)  # groups that begin on so many neighbours are on the same hosts
+        hosts = self.rank_host[::alike].reshape(-1, size, stride // alike).swapaxes(1, 2).reshape(-1, size)
         starts_run = np.ones(hosts.shape, dtype=bool)
         starts_run[:, 1:] = hosts[:, 1:] != hosts[:, :-1]
         first = np.flatnonzero(starts_run)
@@ -214,23 +235,16 @@ class _Fabric:
         hosts_spanned = starts_run.sum(axis=1)
         local = members >= 2
         crossing = hosts_spanned[first // size] >= 2
-        inter_bandwidth = self.nic_bandwidth[kind[crossing]].min(initial=np.inf)
-        inter_latency = self.nic_latency[kind[crossing]].max(initial=0.0)
+        # few (kind of host, members) occur among many runs
+        inside = np.flatnonzero(np.bincount(kind[local] * (size + 1) + members[local]))
+        inside_kind, inside_members = np.divmod(inside, size + 1)
+        costs[0] = self.intra_cost[inside_kind, inside_members].max(axis=0, initial=0.0)
+        costs[1] = self.intra_cost[inside_kind, 2].max(axis=0, initial=0.0)
+        costs[2] = self.nic_cost[np.flatnonzero(np.bincount(kind[crossing]))].max(axis=0, initial=0.0)
         spans_kinds = np.any(self.host_group[hosts[:, 0]] != self.host_group[hosts[:, -1]])
         if self.between_groups is not None and spans_kinds:
-            inter_bandwidth = min(inter_bandwidth, self.between_groups.bandwidth_bytes_per_s)
-            inter_latency = max(inter_latency, self.between_groups.latency_s)
-        return (
-            size,
-            int(hosts_spanned.max()),
-            int(members.min()),
-            int(members.max()),
-            float(self.intra_bandwidth[kind[local], members[local]].min(initial=np.inf)),
-            float(self.intra_bandwidth[kind[local], 2].min(initial=np.inf)),
-            float(self.intra_latency[kind[local], members[local]].max(initial=0.0)),
-            float(inter_bandwidth),
-            float(inter_latency),
-        )
+            costs[2] = np.maximum(costs[2], self.between_groups.cost())
+        return (size, int(hosts_spanned.max()), int(members.min()), int(members.max())), costs
 
 
 class _LinkForm(StrictModel):
@@ -239,6 +253,7 @@ class _LinkForm(StrictModel):
     latency_us: float = Field(ge=0, le=1e6)
     exclusive_group: str | None = None
     mesh_peers: int | None = Field(default=None, ge=1)
+    efficiency: float | None = Field(default=None, gt=0, le=1.5)
 
     def link(self) -> Link:
         return Link(
@@ -247,6 +262,7 @@ class _LinkForm(StrictModel):
             latency_s=self.latency_us * 1e-6,
             exclusive_group=self.exclusive_group,
             mesh_peers=self.mesh_peers,
+            efficiency=self.efficiency,
         )
 
 

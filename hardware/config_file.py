@@ -12,10 +12,10 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hardware.errors import ConfigError, did_you_mean, shown
 
@@ -29,6 +29,14 @@ class StrictModel(BaseModel):
     """Base of every checked mapping: exact types, unknown keys are errors, frozen after reading."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, arbitrary_types_allowed=True)
+
+
+class SourcedNumber(StrictModel):
+    """A number of a catalog, where it comes from (a key of the catalog's `sources`), and how sure it is."""
+
+    value: float = Field(gt=0, allow_inf_nan=False)
+    source: str
+    confidence: Literal["high", "medium", "low", "assumed"]
 
 
 class _CoreLoader(yaml.SafeLoader):

@@ -6,16 +6,15 @@ import functools
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from pydantic import Field
 
-from hardware.config_file import StrictModel, checked, read_mapping
+from hardware.config_file import SourcedNumber, StrictModel, checked, read_mapping
 from hardware.errors import ConfigError, did_you_mean
 from hardware.link import Link
 
 CATALOG = Path(__file__).parent / "catalog"
-PRECISIONS = ("bf16", "fp16", "fp8", "fp32")
+PRECISIONS = ("bf16", "fp16", "nvfp4", "fp8", "tf32", "fp32")
 MAX_MIXED_DEVICES = 1_000_000
 GIB = 2**30
 
@@ -32,6 +31,8 @@ class Device:
         fp32_flop_per_s: Peak in IEEE single precision, without TF32.
         memory_bytes: Device memory that one process can see [bytes].
         memory_bandwidth_bytes_per_s: Peak of its device memory [bytes/s].
+        num_sms: Streaming multiprocessors, or what another vendor calls its units of this kind; None where a device
+            has no such units, or none are known.
         scale_up: Link to the other devices of its host.
         scale_out: Its share of the host's network.
         host_link: Link to the host's memory; None where no figure is known.
@@ -43,6 +44,7 @@ class Device:
     bf16_flop_per_s: float | None
     fp16_flop_per_s: float | None
     fp8_flop_per_s: float | None
+    fp4_flop_per_s: float | None
     fp32_flop_per_s: float | None
     memory_bytes: int
     memory_bandwidth_bytes_per_s: float
@@ -51,6 +53,7 @@ class Device:
     host_link: Link | None
     devices_per_host: int
     sources: tuple[tuple[str, str], ...]
+    num_sms: int | None = None
 
     def peak_flop_per_s(self, precision: str) -> float:
         """Dense peak of matrix products in `precision` [FLOP/s].
@@ -64,7 +67,9 @@ class Device:
         peaks = {
             "bf16": self.bf16_flop_per_s or self.fp16_flop_per_s,
             "fp16": self.fp16_flop_per_s or self.bf16_flop_per_s,
+            "nvfp4": self.fp4_flop_per_s,
             "fp8": self.fp8_flop_per_s,
+            "tf32": self.bf16_flop_per_s / 2 if self.bf16_flop_per_s and self.num_sms else None,
             "fp32": self.fp32_flop_per_s,
         }
         if precision not in peaks:
@@ -83,14 +88,6 @@ class Device:
         return peak
 
 
-class SourcedNumber(StrictModel):
-    """A number of a catalog, where it comes from (a key of the catalog's `sources`), and how sure it is."""
-
-    value: float = Field(gt=0, allow_inf_nan=False)
-    source: str
-    confidence: Literal["high", "medium", "low", "assumed"]
-
-
 class LinkEntry(StrictModel):
     """A link in a catalog: bandwidth per device and direction."""
 
@@ -98,6 +95,7 @@ class LinkEntry(StrictModel):
     bandwidth_gb_per_s: SourcedNumber
     latency_us: SourcedNumber
     mesh_peers: SourcedNumber | None = None
+    efficiency: SourcedNumber | None = None
 
     def link(self) -> Link:
         """The link in SI units."""
@@ -106,6 +104,7 @@ class LinkEntry(StrictModel):
             bandwidth_bytes_per_s=self.bandwidth_gb_per_s.value * 1e9,
             latency_s=self.latency_us.value * 1e-6,
             mesh_peers=int(self.mesh_peers.value) if self.mesh_peers else None,
+            efficiency=self.efficiency.value if self.efficiency else None,
         )
 
 
@@ -115,9 +114,11 @@ class _DeviceEntry(StrictModel):
     bf16_tflops: SourcedNumber | None = None
     fp16_tflops: SourcedNumber | None = None
     fp8_tflops: SourcedNumber | None = None
+    fp4_tflops: SourcedNumber | None = None
     fp32_tflops: SourcedNumber | None = None
     memory_gib: SourcedNumber
     memory_bandwidth_gb_per_s: SourcedNumber
+    num_sms: SourcedNumber | None = None
     devices_per_host: SourcedNumber
     scale_up: LinkEntry
     scale_out: LinkEntry
@@ -129,6 +130,7 @@ class _DeviceEntry(StrictModel):
             bf16_flop_per_s=_flop_per_s(self.bf16_tflops),
             fp16_flop_per_s=_flop_per_s(self.fp16_tflops),
             fp8_flop_per_s=_flop_per_s(self.fp8_tflops),
+            fp4_flop_per_s=_flop_per_s(self.fp4_tflops),
             fp32_flop_per_s=_flop_per_s(self.fp32_tflops),
             memory_bytes=int(self.memory_gib.value * GIB),
             memory_bandwidth_bytes_per_s=self.memory_bandwidth_gb_per_s.value * 1e9,
@@ -136,6 +138,7 @@ class _DeviceEntry(StrictModel):
             scale_out=self.scale_out.link(),
             host_link=self.host_link.link() if self.host_link else None,
             devices_per_host=int(self.devices_per_host.value),
+            num_sms=int(self.num_sms.value) if self.num_sms else None,
             sources=tuple(
                 (field, f"{source_texts[number.source]} ({number.confidence})") for field, number in _numbers(self)
             ),

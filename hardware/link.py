@@ -1,8 +1,93 @@
-"""A link between devices, and what several parallel links between one pair can carry together."""
+"""A link between devices: what it carries, what collectives get of it, and what several parallel links carry together.
+
+A collective library has two ways to send over a link. The short one flags every few bytes, which arrives at once and
+wastes bandwidth (LL and LL128 in NCCL); the long one synchronises on large chunks, which takes a while and then runs
+at nearly the full rate (Simple). Each costs so much per collective, so much per hop and so much per byte. How much
+depends on the kind of link and stands in `catalog/links.yaml`.
+"""
 
 from __future__ import annotations
 
+import functools
+import re
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import Field
+
+from hardware.config_file import SourcedNumber, StrictModel, checked, read_mapping
+
+_CATALOG = Path(__file__).parent / "catalog" / "links.yaml"
+WIDE_MEMBERS = 5
+"""A group of so many members leaves its socket, and is large enough for the switch to add up (nccl issue 1455)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinkKind:
+    """What collectives reach on links of one kind.
+
+    Attributes:
+        efficiency: Share of the nominal bandwidth that long messages reach.
+        short_efficiency: The same for the protocol of short messages.
+        base_s: Time of one collective beside its hops and bytes, short protocol [s].
+        long_base_s: The same, long protocol [s].
+        long_hops: Latency of one hop of the long protocol over `Link.latency_s`.
+        hop_efficiency: As `efficiency`, for one message between two devices.
+        copy_share: Time in which a member copies its own part, over the time in which it would send it.
+        tree_efficiency: Share of `efficiency` that a tree over more than two hosts reaches.
+        wide_efficiency: Takes the place of `efficiency` on a host with WIDE_MEMBERS members or more; None changes
+            nothing.
+        reduce_efficiency: Share of the bandwidth at which the switch itself adds up a tensor; None for a switch that
+            doesn't, or no switch.
+        reduce_base_s: As `long_base_s`, for an all-reduce inside the switch [s].
+        doubling: Whether collectives halve and double between hosts where their number is a power of two.
+    """
+
+    efficiency: float
+    short_efficiency: float
+    base_s: float
+    long_base_s: float
+    long_hops: float
+    hop_efficiency: float
+    copy_share: float
+    tree_efficiency: float
+    wide_efficiency: float | None
+    reduce_efficiency: float | None
+    reduce_base_s: float
+    doubling: bool
+
+
+class LinkCost(NamedTuple):
+    """What a link costs a collective of one group; a larger number is a worse link in every field.
+
+    Attributes:
+        short_base_s: Time beside hops and bytes, short protocol [s].
+        long_base_s: The same, long protocol [s].
+        short_hop_s: One hop, short protocol [s].
+        long_hop_s: One hop, long protocol [s].
+        short_s_per_byte: Short protocol [s/bytes].
+        long_s_per_byte: Long protocol [s/bytes].
+        hop_s_per_byte: Long protocol, one message between two devices [s/bytes].
+        tree_s_per_byte: Long protocol, in a tree over more than two hosts [s/bytes].
+        copy_s_per_byte: For a member's own part [s/bytes].
+        reduce_base_s: All-reduce inside the switch: time beside the bytes [s].
+        reduce_s_per_byte: The same per byte [s/bytes]; inf where no switch does it.
+        ring_only: 1 where a collective visits host after host, 0 where it may halve and double.
+    """
+
+    short_base_s: float
+    long_base_s: float
+    short_hop_s: float
+    long_hop_s: float
+    short_s_per_byte: float
+    long_s_per_byte: float
+    hop_s_per_byte: float
+    tree_s_per_byte: float
+    copy_s_per_byte: float
+    reduce_base_s: float
+    reduce_s_per_byte: float
+    ring_only: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -13,12 +98,13 @@ class Link:
     transfer together (NVLink or PCIe, never both); all others can.
 
     Attributes:
-        kind: What it is, for example "nvlink4" or "infiniband".
+        kind: What it is, for example "nvlink4" or "infiniband"; what collectives reach on it follows from this.
         bandwidth_bytes_per_s: What one device can send, and at the same time receive [bytes/s].
-        latency_s: Time of one hop that carries no data [s].
+        latency_s: Time of one hop that carries next to no data [s].
         exclusive_group: Name of the set of links of which one transfer can use only one; None joins all others.
         mesh_peers: On a full mesh, the number of peers that the bandwidth is divided over by wire, so that a group
             of m devices uses (m - 1) / mesh_peers of it. None means a switch: any group gets all of it.
+        efficiency: Share of the bandwidth that the long messages of collectives reach; None takes the kind's.
     """
 
     kind: str
@@ -26,11 +112,13 @@ class Link:
     latency_s: float
     exclusive_group: str | None = None
     mesh_peers: int | None = None
+    efficiency: float | None = None
 
     def __post_init__(self) -> None:
         assert self.bandwidth_bytes_per_s > 0, f"a link carries data, but got {self.bandwidth_bytes_per_s} bytes/s"
         assert self.latency_s >= 0, f"a latency is never negative, but got {self.latency_s} s"
         assert self.mesh_peers is None or self.mesh_peers >= 1, f"a mesh has peers, but got {self.mesh_peers}"
+        assert self.efficiency is None or self.efficiency > 0, f"a link carries data, but got {self.efficiency}"
 
     def among(self, members: int) -> Link:
         """This link as each of a group of `members` devices on one fabric sees it: without `mesh_peers`."""
@@ -41,6 +129,37 @@ class Link:
             bandwidth_bytes_per_s=self.bandwidth_bytes_per_s * share,
             latency_s=self.latency_s,
             exclusive_group=self.exclusive_group,
+            efficiency=self.efficiency,
+        )
+
+    def reached(self, members: int) -> float:
+        """Share of the bandwidth that long messages reach among `members` devices of a host."""
+        kind = link_kind(self.kind)
+        wide = members >= WIDE_MEMBERS and kind.wide_efficiency is not None
+        usual = kind.wide_efficiency if wide and kind.wide_efficiency is not None else kind.efficiency
+        return usual if self.efficiency is None else self.efficiency * usual / kind.efficiency
+
+    def cost(self, members: int = 2) -> LinkCost:
+        """What this link costs a collective with `members` members on a host."""
+        kind = link_kind(self.kind)
+        reached = self.reached(members)
+        scale = reached / kind.efficiency
+        long_s_per_byte = 1 / (self.bandwidth_bytes_per_s * reached)
+        return LinkCost(
+            short_base_s=kind.base_s,
+            long_base_s=kind.long_base_s,
+            short_hop_s=self.latency_s,
+            long_hop_s=self.latency_s * kind.long_hops,
+            short_s_per_byte=1 / (self.bandwidth_bytes_per_s * kind.short_efficiency * scale),
+            long_s_per_byte=long_s_per_byte,
+            hop_s_per_byte=1 / (self.bandwidth_bytes_per_s * kind.hop_efficiency * scale),
+            tree_s_per_byte=long_s_per_byte / kind.tree_efficiency,
+            copy_s_per_byte=long_s_per_byte * kind.copy_share,
+            reduce_base_s=kind.reduce_base_s,
+            reduce_s_per_byte=1 / (self.bandwidth_bytes_per_s * kind.reduce_efficiency * scale)
+            if kind.reduce_efficiency
+            else float("inf"),
+            ring_only=float(not kind.doubling),
         )
 
 
@@ -48,7 +167,8 @@ def combined(links: tuple[Link, ...], *, members: int = 2) -> Link:
     """The best that parallel `links` give each of a group of `members` devices, as one Link.
 
     The widest link of every exclusive group works, and all links without a group work, together: their bandwidths
-    add up. The latency is that of the widest one, which a message too short to be split would take alone (assumed).
+    add up, and so do the shares of them that long messages reach. The latency is that of the widest one, which a
+    message too short to be split would take alone, and so is the rest of its kind (assumed).
 
     Source: the multi-edge links of "Rethinking Dynamic Networks and Heterogeneous Computing with Automatic
     Parallelization", section 3.1: concurrent or conflicting resources between one pair of devices.
@@ -61,8 +181,95 @@ def combined(links: tuple[Link, ...], *, members: int = 2) -> Link:
     for link in widest_first:
         if link.exclusive_group is None or all(link.exclusive_group != used.exclusive_group for used in working):
             working.append(link)
+    bandwidth = sum(link.bandwidth_bytes_per_s for link in working)
+    reached = sum(link.bandwidth_bytes_per_s * _long_efficiency(link) for link in working) / bandwidth
     return Link(
         kind="+".join(link.kind for link in working),
-        bandwidth_bytes_per_s=sum(link.bandwidth_bytes_per_s for link in working),
+        bandwidth_bytes_per_s=bandwidth,
         latency_s=working[0].latency_s,
+        efficiency=working[0].efficiency if len(working) == 1 else reached,
     )
+
+
+def _long_efficiency(link: Link) -> float:
+    return link_kind(link.kind).efficiency if link.efficiency is None else link.efficiency
+
+
+class _KindEntry(StrictModel):
+    aliases: list[str] = Field(default_factory=list)
+    efficiency: SourcedNumber
+    short_efficiency: SourcedNumber
+    base_us: SourcedNumber
+    long_base_us: SourcedNumber
+    long_hops: SourcedNumber
+    hop_efficiency: SourcedNumber | None = None
+    copy_share: SourcedNumber | None = None
+    tree_efficiency: SourcedNumber | None = None
+    wide_efficiency: SourcedNumber | None = None
+    reduce_efficiency: SourcedNumber | None = None
+    reduce_base_us: SourcedNumber | None = None
+    doubling: SourcedNumber | None = None
+
+    def kind(self) -> LinkKind:
+        return LinkKind(
+            efficiency=self.efficiency.value,
+            short_efficiency=self.short_efficiency.value,
+            base_s=self.base_us.value * 1e-6,
+            long_base_s=self.long_base_us.value * 1e-6,
+            long_hops=self.long_hops.value,
+            hop_efficiency=(self.hop_efficiency or self.efficiency).value,
+            copy_share=self.copy_share.value if self.copy_share else 0.0,
+            tree_efficiency=self.tree_efficiency.value if self.tree_efficiency else 1.0,
+            wide_efficiency=self.wide_efficiency.value if self.wide_efficiency else None,
+            reduce_efficiency=self.reduce_efficiency.value if self.reduce_efficiency else None,
+            reduce_base_s=self.reduce_base_us.value * 1e-6 if self.reduce_base_us else 0.0,
+            doubling=self.doubling is not None,
+        )
+
+
+class _Catalog(StrictModel):
+    sources: dict[str, str]
+    kinds: dict[str, _KindEntry]
+
+
+OTHER = "other"
+
+
+def link_kind(name: str) -> LinkKind:
+    """The catalog's entry for this kind of link, by name or alias; for parallel links that of the first, widest one.
+
+    Case, spaces, dashes and underscores don't matter. A kind that nobody has described is `other`: a study may name
+    its links as it likes, and states their bandwidth itself.
+    """
+    kinds = _kinds()
+    return kinds.get(_spelling(name.split("+", maxsplit=1)[0]), kinds[OTHER])
+
+
+def link_kind_names() -> tuple[str, ...]:
+    """The catalog's kinds of links, without aliases, in its order."""
+    return tuple(_catalog().kinds)
+
+
+@functools.cache
+def _catalog() -> _Catalog:
+    catalog = checked(_Catalog, read_mapping(_CATALOG), file=str(_CATALOG))
+    for name, entry in catalog.kinds.items():
+        for field in type(entry).model_fields:
+            number = getattr(entry, field)
+            unknown = isinstance(number, SourcedNumber) and number.source not in catalog.sources
+            assert not unknown, f"{name}.{field} names a source that the catalog doesn't have"
+    return catalog
+
+
+@functools.cache
+def _kinds() -> dict[str, LinkKind]:
+    kinds: dict[str, LinkKind] = {}
+    for name, entry in _catalog().kinds.items():
+        for spelling in {_spelling(name), *map(_spelling, entry.aliases)}:
+            assert spelling not in kinds, f"two kinds of link share the spelling {spelling}"
+            kinds[spelling] = entry.kind()
+    return kinds
+
+
+def _spelling(name: str) -> str:
+    return re.sub(r"[\s_-]", "", name).lower()

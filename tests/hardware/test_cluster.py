@@ -10,30 +10,20 @@ from hypothesis import strategies as st
 from hardware.cluster import Cluster, GroupLinks, HostGroup, cluster_from_mapping, cluster_names, find_cluster
 from hardware.device import find_device
 from hardware.errors import ConfigError
-from hardware.link import Link, combined
+from hardware.link import Link, LinkCost, combined, link_kind
 
-FIELDS = (
-    "size",
-    "hosts",
-    "members_per_host",
-    "max_members_per_host",
-    "intra_bandwidth_bytes_per_s",
-    "intra_pair_bandwidth_bytes_per_s",
-    "intra_latency_s",
-    "inter_bandwidth_bytes_per_s",
-    "inter_latency_s",
-)
+NO_COST = [0.0] * len(LinkCost._fields)
 
 
-def brute_force(cluster: Cluster, stride: int, size: int) -> list[float]:
-    """The fields of GroupLinks, each the worst over all groups, from plain loops over ranks."""
+def brute_force(cluster: Cluster, stride: int, size: int) -> tuple[list[int], list[list[float]]]:
+    """The sizes and the three costs of GroupKinds, each the worst over all groups, from plain loops over ranks."""
     place = [
         (group, (index, host))
         for index, group in enumerate(cluster.groups)
         for host in range(group.hosts)
         for _ in range(group.devices_per_host)
     ]
-    hosts, counts, intra, pair, intra_latency, inter, inter_latency = [], [], [], [], [], [], []
+    hosts, counts, intra, pair, inter = [], [], [], [], []
     for base in range(cluster.num_devices):
         if base // stride % size:
             continue  # not the first member of its group
@@ -43,28 +33,27 @@ def brute_force(cluster: Cluster, stride: int, size: int) -> list[float]:
         counts += [len(kinds) for kinds in on_host.values()]
         for kinds in on_host.values():
             if len(kinds) > 1:
-                link = combined(kinds[0].intra_links, members=len(kinds))
-                intra.append(link.bandwidth_bytes_per_s)
-                intra_latency.append(link.latency_s)
-                pair.append(combined(kinds[0].intra_links, members=2).bandwidth_bytes_per_s)
+                intra.append(combined(kinds[0].intra_links, members=len(kinds)).cost(len(kinds)))
+                pair.append(combined(kinds[0].intra_links, members=2).cost())
         if len(on_host) > 1:
             links = [combined(kinds[0].nic_links) for kinds in on_host.values()]
             if len({index for index, _ in on_host}) > 1 and cluster.inter_group_links:
                 links.append(combined(cluster.inter_group_links))
-            inter += [link.bandwidth_bytes_per_s for link in links]
-            inter_latency += [link.latency_s for link in links]
-    infinite = float("inf")
-    return [
-        size,
-        max(hosts),
-        min(counts),
-        max(counts),
-        min(intra, default=infinite),
-        min(pair, default=infinite),
-        max(intra_latency, default=0.0),
-        min(inter, default=infinite),
-        max(inter_latency, default=0.0),
-    ]
+            inter += [link.cost() for link in links]
+    worst = [[max(column) for column in zip(*costs, strict=True)] or NO_COST for costs in (intra, pair, inter)]
+    return [size, max(hosts), min(counts), max(counts)], worst
+
+
+def sizes_of(found: GroupLinks, row: int) -> list[int]:
+    """The sizes of one entry."""
+    kinds, at = found.kinds, found.row[row]
+    return [kinds.size[at], kinds.hosts[at], kinds.members_per_host[at], kinds.max_members_per_host[at]]
+
+
+def costs_of(found: GroupLinks, row: int) -> list[list[float]]:
+    """What the three links of one entry cost."""
+    kinds, at = found.kinds, found.row[row]
+    return [[getattr(link, field)[at] for field in LinkCost._fields] for link in (kinds.intra, kinds.pair, kinds.inter)]
 
 
 def divisor_pairs(count):
@@ -81,7 +70,7 @@ def ask(cluster, pairs) -> GroupLinks:
 
 links = st.builds(
     Link,
-    kind=st.just("test"),
+    kind=st.sampled_from(["test", "nvlink4", "pcie3"]),
     bandwidth_bytes_per_s=st.sampled_from([1e9, 2e9, 5e9, 1e11]),
     latency_s=st.sampled_from([1e-6, 2e-6, 5e-6]),
     exclusive_group=st.sampled_from([None, "a"]),
@@ -113,7 +102,9 @@ def test_group_links_agree_with_brute_force(cluster):
     found = ask(cluster, pairs)
 
     for row, (stride, size) in enumerate(pairs):
-        assert [getattr(found, field)[row] for field in FIELDS] == brute_force(cluster, stride, size), (stride, size)
+        sizes, costs = brute_force(cluster, stride, size)
+        assert sizes_of(found, row) == sizes, (stride, size)
+        assert costs_of(found, row) == costs, (stride, size)
 
 
 @given(clusters)
@@ -130,43 +121,44 @@ def test_a_cluster_hashes_pickles_and_counts(cluster):
 
 
 def test_sixteen_ranks_on_hosts_of_eight():
-    """Tensor parallelism of 16 spans two hosts of eight, with eight members on each."""
-    found = ask(find_cluster("dgx-h100", 4), [(1, 16)])
+    """Tensor parallelism of 16 spans two hosts of eight, with eight members on each, over NVLink and InfiniBand."""
+    cluster = find_cluster("dgx-h100", 4)
+    found = ask(cluster, [(1, 16)])
 
-    assert (found.hosts[0], found.members_per_host[0]) == (2, 8)
-    assert found.intra_bandwidth_bytes_per_s[0] == 450e9
-    assert found.inter_bandwidth_bytes_per_s[0] == 50e9
+    assert sizes_of(found, 0) == [16, 2, 8, 8]
+    assert costs_of(found, 0)[0] == list(cluster.groups[0].intra_links[0].cost(8))
+    assert costs_of(found, 0)[2] == list(cluster.groups[0].nic_links[0].cost())
 
 
 def test_groups_of_six_on_hosts_of_eight():
     """Groups of six straddle hosts of eight; the worst has two members on one of them."""
-    found = ask(find_cluster("dgx-h100", 3), [(1, 6)])
-
-    assert (found.hosts[0], found.members_per_host[0], found.max_members_per_host[0]) == (2, 2, 6)
+    assert sizes_of(ask(find_cluster("dgx-h100", 3), [(1, 6)]), 0) == [6, 2, 2, 6]
 
 
 def test_degrees_that_are_no_powers_of_two():
     """6,144 ranks split 6 x 8 x 128: data parallelism of stride 48 has every member on a host of its own."""
     found = ask(find_cluster("ascend-910b", 768), [(1, 6), (6, 8), (48, 128)])
 
-    assert found.hosts.tolist() == [2, 6, 128]
-    assert found.members_per_host.tolist() == [2, 1, 1]
+    assert [sizes_of(found, row)[1:3] for row in range(3)] == [[2, 2], [6, 1], [128, 1]]
 
 
 def test_a_small_group_on_a_mesh_uses_few_wires():
-    """Two of eight fully meshed NPUs have one of seven wires."""
-    found = ask(find_cluster("ascend-910b"), [(1, 2), (1, 8)])
+    """Two of eight fully meshed NPUs have one of seven wires, and so has any pair among eight."""
+    (pair_intra, pair_pair, _), (all_intra, all_pair, _) = (
+        costs_of(ask(find_cluster("ascend-910b"), [(1, size)]), 0) for size in (2, 8)
+    )
+    per_byte = LinkCost._fields.index("long_s_per_byte")
 
-    assert found.intra_bandwidth_bytes_per_s == pytest.approx([28e9, 196e9])
-    assert found.intra_pair_bandwidth_bytes_per_s == pytest.approx([28e9, 28e9])
+    assert pair_intra[per_byte] == pair_pair[per_byte] == all_pair[per_byte]
+    assert pair_intra[per_byte] == pytest.approx(7 * all_intra[per_byte])
 
 
 def test_a_group_of_one_uses_no_link():
     """A degree of one crosses nothing."""
     found = ask(find_cluster("dgx-a100", 2), [(1, 1)])
 
-    assert found.intra_bandwidth_bytes_per_s[0] == found.inter_bandwidth_bytes_per_s[0] == np.inf
-    assert found.intra_latency_s[0] == found.inter_latency_s[0] == 0
+    assert sizes_of(found, 0) == [1, 1, 1, 1]
+    assert costs_of(found, 0) == [NO_COST] * 3
 
 
 def test_unlike_hosts_and_their_link():
@@ -178,19 +170,22 @@ def test_unlike_hosts_and_their_link():
     cluster = cluster_from_mapping(mapping, Path())
 
     found = ask(cluster, [(1, 8), (8, 2)])
+    inside, across = costs_of(found, 0), costs_of(found, 1)
 
     assert [group.name for group in cluster.groups] == ["V100-SXM-32", "desk"]
-    assert found.intra_bandwidth_bytes_per_s.tolist() == [32e9, np.inf]
-    assert found.inter_bandwidth_bytes_per_s.tolist() == [np.inf, 0.5e9]
-    assert found.inter_latency_s.tolist() == pytest.approx([0, 30e-6])
+    assert inside[0] == [max(pair) for pair in zip(*(g.intra_links[0].cost(8) for g in cluster.groups), strict=True)]
+    assert inside[2] == across[0] == NO_COST
+    assert across[2][LinkCost._fields.index("long_s_per_byte")] == cluster.inter_group_links[0].cost().long_s_per_byte
+    assert across[2][LinkCost._fields.index("short_hop_s")] == pytest.approx(30e-6)
 
 
 def test_take_gathers_rows():
-    """`take` selects entries by index and by mask, in every field."""
+    """`take` selects entries by index and by mask."""
     found = ask(find_cluster("dgx-h100", 2), [(1, 2), (1, 8), (8, 2)])
 
     assert found.take(np.array([2, 0])).size.tolist() == [2, 2]
-    assert found.take(found.hosts > 1).inter_bandwidth_bytes_per_s.tolist() == [50e9]
+    assert found.take(np.array([2, 0])).hosts.tolist() == [2, 1]
+    assert sizes_of(found.take(found.hosts > 1), 0) == [2, 2, 1, 1]
 
 
 def test_no_question_no_answer():
@@ -245,7 +240,20 @@ def test_a_device_makes_a_cluster():
 
     assert plain.num_devices == 8
     assert plain.groups[0].nic_links == (find_device("H100").scale_out,)
-    assert ask(own_nic, [(4, 2)]).inter_bandwidth_bytes_per_s[0] == 12.5e9
+    assert costs_of(ask(own_nic, [(4, 2)]), 0)[2] == list(own_nic.groups[0].nic_links[0].cost())
+    assert own_nic.groups[0].nic_links[0].bandwidth_bytes_per_s == 12.5e9
+
+
+def test_a_user_may_know_what_a_link_reaches():
+    """`efficiency` of a link in a study replaces the kind's; without it the kind's counts."""
+    nic = {"kind": "ib", "bandwidth_gb_per_s": 25, "latency_us": 4}
+    plain, own = (
+        cluster_from_mapping({"device": "A100", "nic_links": [link]}, Path()).groups[0].nic_links[0]
+        for link in (nic, nic | {"efficiency": 0.5})
+    )
+
+    assert plain.cost().long_s_per_byte == pytest.approx(1 / (25e9 * link_kind("infiniband").efficiency))
+    assert own.cost().long_s_per_byte == pytest.approx(1 / (25e9 * 0.5))
 
 
 def test_a_job_may_use_a_part_of_a_host():
@@ -282,6 +290,7 @@ LINK = {"kind": "ib", "bandwidth_gb_per_s": 25, "latency_us": 4}
         ({"device": "H100", "intra_links": []}, "intra_links"),
         ({"device": "H100", "nic_links": [LINK | {"bandwidth_gb_per_s": -3}]}, "nic_links.0.bandwidth_gb_per_s = -3"),
         ({"device": "H100", "nic_links": [LINK | {"latency_us": float("nan")}]}, "nic_links.0.latency_us"),
+        ({"device": "H100", "nic_links": [LINK | {"efficiency": 80}]}, "nic_links.0.efficiency = 80"),
         ({"groups": [{"device": "V100"}, {"device": "T5"}]}, "groups.1.device = 'T5'"),
         ({"groups": []}, "groups"),
         ({"groups": [{"device": "V100"}], "hosts": 2}, "hosts = 2: unknown key"),

@@ -1,9 +1,11 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hardware.cluster import GroupLinks, cluster_names, find_cluster
+from hardware.cluster import GroupLinks, cluster_from_mapping, cluster_names, find_cluster
 from hardware.collectives import (
     all_gather_s,
     all_reduce_s,
@@ -12,6 +14,7 @@ from hardware.collectives import (
     ring_exchange_s,
     send_recv_s,
 )
+from hardware.link import link_kind_names
 
 COLLECTIVES = (all_reduce_s, all_gather_s, reduce_scatter_s, all_to_all_s, send_recv_s, ring_exchange_s)
 MB = 1e6
@@ -52,13 +55,15 @@ def test_a_group_of_one_takes_no_time(collective):
 
 @given(group=groups())
 @settings(deadline=None)
-def test_long_all_reduce_is_reduce_scatter_and_all_gather(group):
-    """For long messages the ring wins, and an all-reduce costs what its two halves cost."""
+def test_long_all_reduce_costs_one_to_two_halves(group):
+    """A long all-reduce costs what its two halves cost, or less where two hosts or a switch save it the way back."""
     message_bytes = 1e14
 
-    halves_s = reduce_scatter_s(message_bytes, group) + all_gather_s(message_bytes, group)
+    half_s = all_gather_s(message_bytes, group)
+    whole_s = all_reduce_s(message_bytes, group)
 
-    assert all_reduce_s(message_bytes, group) == pytest.approx(halves_s, rel=1e-6)
+    assert np.all(whole_s <= 2 * half_s * (1 + 1e-9))
+    assert np.all(whole_s >= half_s * (1 - 1e-9))
 
 
 @given(group=groups(), message_bytes=st.floats(0, 1e12))
@@ -75,52 +80,250 @@ def test_all_reduce_is_never_slower_than_its_halves(group, message_bytes):
 @pytest.mark.parametrize("size", [2, 4, 8])
 @pytest.mark.parametrize("message_bytes", [0.0, 1e3, MB, 1e9])
 def test_crossing_hosts_is_never_faster(collective, name, size, message_bytes):
-    """The same group takes at least as long when its members sit on hosts of their own, or on two hosts."""
+    """The same group takes at least as long with its members on hosts of their own, or on two hosts.
+
+    On PCIe the second half of a host is behind the other socket, so that two halves of hosts may be faster than one.
+    """
     per_host = find_cluster(name).devices_per_host
     within_s = collective(message_bytes, group_of(name, hosts=size, stride=1, size=size))
     one_each_s = collective(message_bytes, group_of(name, hosts=size, stride=per_host, size=size))
     half_each_s = collective(message_bytes, group_of(name, hosts=2, stride=per_host * 2 // size, size=size))
 
-    assert within_s <= half_each_s
-    assert within_s <= one_each_s
+    assert within_s <= one_each_s * (1 + 1e-12)
+    assert within_s <= half_each_s * (1 + 1e-12) or (name in {"v100-pcie", "l20"} and size == per_host)
 
 
-def test_one_host_reaches_the_bus_bandwidth():
-    """1 GB over eight H100s moves 2 * 7/8 GB through 450 GB/s, plus 14 hops."""
-    group = group_of("dgx-h100", hosts=1, stride=1, size=8)
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@given(
+    kinds=st.tuples(st.sampled_from(link_kind_names()), st.sampled_from(link_kind_names())),
+    bandwidths=st.tuples(st.floats(1, 1000), st.floats(1, 100)),
+    times=st.floats(1, 10),
+    shape=st.sampled_from([(1, 2), (1, 3), (1, 6), (2, 3), (1, 12), (6, 2), (3, 4), (2, 6)]),
+    message_bytes=st.floats(0, 1e10),
+)
+@settings(max_examples=50, deadline=None)
+def test_better_links_are_never_slower(collective, kinds, bandwidths, times, shape, message_bytes):
+    """More bandwidth, or less latency, of either link never costs time, on any kinds of links."""
 
-    assert all_reduce_s(1e9, group) == pytest.approx(2 * 7 / 8 * 1e9 / 450e9 + 14 * 1.9e-6)
+    def seconds(*, bandwidth_times=(1, 1), latency_us=(3, 9)):
+        intra, nic = (
+            {"kind": kind, "bandwidth_gb_per_s": bandwidth * factor, "latency_us": latency}
+            for kind, bandwidth, factor, latency in zip(kinds, bandwidths, bandwidth_times, latency_us, strict=True)
+        )
+        mapping = {"device": "V100", "hosts": 2, "devices_per_host": 6, "intra_links": [intra], "nic_links": [nic]}
+        stride, size = shape
+        links = cluster_from_mapping(mapping, Path()).group_links(np.array([stride]), np.array([size]))
+        return collective(message_bytes, links)[0]
+
+    plain_s = seconds()
+
+    assert seconds(bandwidth_times=(times, 1)) <= plain_s * (1 + 1e-12)
+    assert seconds(bandwidth_times=(1, times)) <= plain_s * (1 + 1e-12)
+    assert seconds(latency_us=(3 / times, 9)) <= plain_s * (1 + 1e-12)
+    assert seconds(latency_us=(3, 9 / times)) <= plain_s * (1 + 1e-12)
 
 
-def test_every_member_drives_its_own_nic():
-    """Sixteen ranks on two hosts of eight send through eight NICs, a pair of single ranks through one."""
-    wide = group_of("dgx-a100", hosts=2, stride=1, size=16)
-    narrow = group_of("dgx-a100", hosts=2, stride=8, size=2)
+@pytest.mark.parametrize("collective", [all_reduce_s, all_gather_s, all_to_all_s])
+@pytest.mark.parametrize("message_bytes", [1e4, MB, 1e9])
+def test_groups_need_no_power_of_two(collective, message_bytes):
+    """On one switch, where all devices are equal, each member more takes more time, whatever its number."""
+    seconds = [
+        collective(
+            message_bytes,
+            cluster_from_mapping({"device": "A100", "devices_per_host": size}, Path()).group_links(
+                np.array([1]), np.array([size])
+            ),
+        )[0]
+        for size in range(2, 13)
+    ]
 
-    assert all_gather_s(1e9, wide) == pytest.approx(15 / 16 * 1e9 / (8 * 25e9), rel=0.01)
-    assert all_gather_s(1e9, narrow) == pytest.approx(1 / 2 * 1e9 / 25e9, rel=0.01)
+    assert seconds == sorted(seconds)
+
+
+@pytest.mark.parametrize(
+    ("name", "collective", "size", "message_bytes", "measured_us"),
+    [
+        ("dgx-a100", all_gather_s, 2, 2**29, 1789.8),
+        ("dgx-a100", all_gather_s, 8, 2**29, 2288.0),
+        ("dgx-a100", all_gather_s, 8, 2**26, 351.6),
+        ("dgx-a100", reduce_scatter_s, 4, 2**28, 1034.8),
+        ("dgx-a100", all_reduce_s, 4, 2**28, 1926.6),
+        ("dgx-a100", all_reduce_s, 8, 2**26, 595.3),
+        ("dgx-a100", all_reduce_s, 8, 2**12, 21.4),
+        ("dgx-a100", all_to_all_s, 8, 2**28, 1197.9),
+        ("dgx-h100", all_gather_s, 8, 2**29, 1401.5),
+        ("dgx-h100", all_gather_s, 2, 2**28, 548.5),
+        ("dgx-h100", all_gather_s, 8, 2**24, 68.9),
+        ("dgx-h100", all_gather_s, 4, 2**16, 9.0),
+        ("dgx-h100", reduce_scatter_s, 8, 2**27, 382.2),
+        ("dgx-h100", all_reduce_s, 2, 2**28, 881.3),
+        ("dgx-h100", all_reduce_s, 4, 2**28, 1181.0),
+        ("dgx-h100", all_reduce_s, 8, 2**29, 2111.1),
+        ("dgx-h100", all_reduce_s, 8, 2**20, 25.4),
+        ("dgx-h100", all_reduce_s, 8, 2**12, 16.0),
+        ("dgx-h100", all_to_all_s, 8, 2**28, 763.9),
+        ("dgx-b200", all_gather_s, 8, 2**29, 761.4),
+        ("dgx-b200", reduce_scatter_s, 4, 2**28, 380.5),
+        ("dgx-b200", all_reduce_s, 8, 2**29, 1334.6),
+        ("dgx-b200", all_reduce_s, 4, 2**16, 16.8),
+        ("dgx-b200", all_to_all_s, 8, 2**28, 437.7),
+        ("gb200-nvl72", all_reduce_s, 4, 2**29, 1282.2),
+        ("gb200-nvl72", all_gather_s, 2, 2**28, 321.5),
+    ],
+)
+def test_one_host_takes_what_was_measured(name, collective, size, message_bytes, measured_us):
+    """Within 15% of nccl-tests on one NVLink domain, half precision.
+
+    Source: ai-dynamo/aiconfigurator, systems/data/*/nccl (Apache-2.0).
+    """
+    found_s = collective(float(message_bytes), group_of(name, hosts=1, stride=1, size=size))
+
+    assert found_s * 1e6 == pytest.approx(measured_us, rel=0.15)
+
+
+EFA_ALL_REDUCE = {
+    2: {32: 78.57, 256: 194.38, 1024: 232.08, 8192: 254.78},
+    4: {32: 49.23, 256: 141.08, 1024: 144.67, 8192: 184.25},
+    8: {32: 44.06, 256: 117.88, 1024: 139.41, 8192: 180.50},
+    16: {32: 37.72, 256: 74.64, 1024: 135.67, 8192: 179.54},
+    32: {32: 33.30, 256: 69.26, 1024: 110.47, 8192: 161.18},
+}
+"""Hosts, MiB and GB/s of tensor."""
+EFA_ALL_TO_ALL = {
+    2: {64: 66.30, 256: 79.21, 2048: 84.53},
+    8: {64: 35.24, 256: 45.11, 2048: 50.41},
+    32: {64: 23.01, 256: 30.32, 2048: 40.94},
+}
+
+
+@pytest.mark.parametrize(("collective", "measured"), [(all_reduce_s, EFA_ALL_REDUCE), (all_to_all_s, EFA_ALL_TO_ALL)])
+def test_many_hosts_take_what_was_measured(collective, measured):
+    """On 16 to 256 H100s over EFA every time is within 20% of the measured one, the median within 8%.
+
+    The falling bandwidth of more hosts needs no congestion: hops explain it. Source:
+    crazyguitar/aws-gpu-communication-benchmark, data/nccl_all_reduce.csv and nccl_alltoall.csv (CC BY 4.0).
+    """
+    ratios = []
+    for hosts, points in measured.items():
+        group = group_of("p5-h100", hosts=hosts, stride=1, size=8 * hosts)
+        for mebibytes, gb_per_s in points.items():
+            message_bytes = mebibytes * 2.0**20
+            ratios.append(collective(message_bytes, group)[0] / (message_bytes / (gb_per_s * 1e9)))
+
+    assert ratios == pytest.approx([1.0] * len(ratios), rel=0.2)
+    assert np.median(np.abs(np.array(ratios) - 1)) < 0.08
+
+
+@pytest.mark.parametrize(
+    ("name", "hosts", "message_bytes", "bus_gb_per_s"),
+    [
+        # NVIDIA/nccl issue 812: "On an Nvidia DGX-A100 system we have 8x200Gbit/s IB cards and we measure 192GB/s"
+        ("dgx-a100", 4, 2**33, 192),
+        # NVIDIA/nccl issue 1218: all-reduce of 2 GB on 256 H100s with eight 400 Gb/s adapters per host
+        ("dgx-h100", 32, 2**31, 340),
+        # NVIDIA/nccl-tests issue 283: 248 hosts of eight H200, 512 MB, "typically measuring around 350G"
+        ("dgx-h200", 248, 2**29, 350),
+        # oracle-japan/ocitutorials, NCCL Tests on BM.GPU.H100.8: two hosts, 1 and 16 GiB (RoCE of the same rate)
+        ("dgx-h100", 2, 2**30, 446),
+        ("dgx-h100", 2, 2**34, 465),
+        # NVIDIA/nccl-tests issue 212: peak of eight H100 with NVLink SHARP
+        ("dgx-h100", 1, 2**34, 480),
+    ],
+)
+def test_long_all_reduces_reach_the_reported_bus_bandwidth(name, hosts, message_bytes, bus_gb_per_s):
+    """Bus bandwidth within 15% of what NVIDIA and users report, also beyond the rate of the NICs on two hosts."""
+    size = 8 * hosts
+    found_s = all_reduce_s(float(message_bytes), group_of(name, hosts=hosts, stride=1, size=size))
+
+    assert 2 * (size - 1) / size * message_bytes / found_s / 1e9 == pytest.approx(bus_gb_per_s, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("size", "bus_gb_per_s", "tolerance"),
+    [(2, 370, 0.25), (3, 370, 0.17), (4, 370, 0.13), (5, 420, 0.13), (6, 440, 0.13), (7, 460, 0.13), (8, 480, 0.13)],
+)
+def test_the_switch_adds_up_for_five_devices_and_more(size, bus_gb_per_s, tolerance):
+    """Long all-reduces on one H100 host gain from NVLink SHARP from five devices on.
+
+    Pairs are 22% too slow here and 10% against aiconfigurator, which measured 318 GB/s where this source has 370.
+    Source: NVIDIA/nccl issue 1455.
+    """
+    cluster = cluster_from_mapping({"device": "H100", "devices_per_host": size}, Path())
+    found_s = all_reduce_s(2.0**32, cluster.group_links(np.array([1]), np.array([size])))
+
+    assert 2 * (size - 1) / size * 2**32 / found_s / 1e9 == pytest.approx(bus_gb_per_s, rel=tolerance)
+
+
+@pytest.mark.parametrize(("stride", "shares"), [(8, 1), (4, 2)])
+def test_each_rank_has_its_share_of_the_nics(stride, shares):
+    """Eight groups with one member per host get 8.1 GB/s each, four with two members 16.2 GB/s: m shares for m members.
+
+    Source: PKU-DAIR/Hetu-Galvatron, allreduce_bandwidth_2nodes_8gpus_per_node (bus bandwidth of all groups at once).
+    """
+    nic = {"kind": "roce", "bandwidth_gb_per_s": 8.13, "latency_us": 4, "efficiency": 1.0}
+    group = cluster_from_mapping({"device": "A100", "hosts": 2, "nic_links": [nic]}, Path()).group_links(
+        np.array([stride]), np.array([2 * shares])
+    )
+    size = 2 * shares
+
+    assert (size - 1) / size * 1e10 / all_gather_s(1e10, group) / 1e9 == pytest.approx(8.13 * shares, rel=0.01)
+
+
+@pytest.mark.parametrize("adapters", [1, 2, 4, 8])
+def test_a_host_has_no_more_than_its_adapters(adapters):
+    """However ranks are grouped, what crosses between hosts of eight is their adapters' bandwidth, however few."""
+    nic = {"kind": "infiniband", "bandwidth_gb_per_s": 25 * adapters / 8, "latency_us": 4, "efficiency": 1.0}
+    cluster = cluster_from_mapping({"device": "H100", "hosts": 2, "nic_links": [nic]}, Path())
+    per_host = []
+    for stride in (1, 2, 4, 8):
+        size = 16 // stride
+        seconds = all_gather_s(1e11, cluster.group_links(np.array([stride]), np.array([size])))[0]
+        per_host.append(stride * (size - 1) / size * 1e11 / seconds)
+
+    assert per_host == pytest.approx([25e9 * adapters] * 4, rel=0.01)
 
 
 def test_short_all_reduces_climb_a_tree():
     """A short all-reduce over many hosts takes the logarithm of the hosts, not their number."""
-    group = group_of("dgx-h100", hosts=256, stride=8, size=256)
+    few_s, many_s = (all_reduce_s(8, group_of("dgx-h100", hosts=h, stride=8, size=h)) for h in (16, 256))
 
-    assert all_reduce_s(8, group) == pytest.approx(2 * 8 * 4e-6, rel=0.01)
+    assert many_s - few_s == pytest.approx(2 * 4 * 4e-6)
+
+
+def test_a_short_message_takes_the_short_protocol():
+    """On eight H100s a message of no bytes takes its hops, and from 128 MB on each byte takes the long protocol's."""
+    group = group_of("dgx-h100", hosts=1, stride=1, size=8)
+    nvlink = find_cluster("dgx-h100").groups[0].intra_links[0].cost(8)
+
+    added_s = all_gather_s(2.0**28, group) - all_gather_s(2.0**27, group)
+
+    assert all_gather_s(0.0, group) == pytest.approx(nvlink.short_base_s + 7 * nvlink.short_hop_s)
+    assert added_s == pytest.approx((7 + 0.4) / 8 * 2**27 * nvlink.long_s_per_byte)
 
 
 def test_all_to_all_sends_little_of_its_buffer_to_each():
     """Sixteen ranks on two hosts send half of their buffers off the host, each through its own NIC."""
     group = group_of("dgx-h100", hosts=2, stride=1, size=16)
 
-    assert all_to_all_s(1e9, group) == pytest.approx(8 / 16 * 1e9 / 50e9, rel=0.01)
+    assert all_to_all_s(1e11, group) == pytest.approx(8 / 16 * 1e11 / (0.94 * 50e9), rel=0.01)
 
 
 def test_pairs_on_a_mesh_have_one_wire():
     """On eight fully meshed NPUs a message between two takes seven times as long as the mesh's bandwidth says."""
     group = group_of("ascend-910b", hosts=1, stride=1, size=8)
 
-    assert send_recv_s(1e9, group) == pytest.approx(1e9 / 28e9, rel=0.01)
-    assert ring_exchange_s(1e9, group) == pytest.approx(7 / 8 * 1e9 / 28e9, rel=0.01)
+    assert send_recv_s(1e9, group) == pytest.approx(1e9 / (0.75 * 28e9), rel=0.01)
+    assert ring_exchange_s(1e9, group) == pytest.approx(7 / 8 * 1e9 / (0.75 * 28e9), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("message_bytes", "measured_us"), [(3407872, 19), (13238272, 44), (28835840, 86), (67108864, 193)]
+)
+def test_a_message_between_two_devices_takes_what_was_measured(message_bytes, measured_us):
+    """Send and receive between two H100s of a host within 10%. Source: microsoft/vidur, send_recv on h100_dgx (MIT)."""
+    found_s = send_recv_s(float(message_bytes), group_of("dgx-h100", hosts=1, stride=1, size=2))
+
+    assert found_s * 1e6 == pytest.approx(measured_us, rel=0.1)
 
 
 def test_arrays_give_arrays():
@@ -133,3 +336,14 @@ def test_arrays_give_arrays():
 
     for row in range(3):
         assert together_s[row] == all_reduce_s(message_bytes[row], group.take(np.array([row])))[0]
+
+
+def test_hccl_halves_and_doubles_among_powers_of_two():
+    """Between 128 Ascend hosts a short all-gather takes 7 rounds, between 96 a ring of 95."""
+    times = {}
+    for hosts in (96, 128):
+        cluster = find_cluster("ascend-910b", hosts=hosts)
+        group = cluster.group_links(np.array([8]), np.array([hosts]))
+        times[hosts] = float(all_gather_s(np.array([1.0]), group)[0])
+
+    assert times[128] < 0.3 * times[96]

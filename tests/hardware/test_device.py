@@ -140,7 +140,7 @@ def test_missing_units_and_unknown_precisions_are_told_apart():
     """fp8 on an A100 names what the A100 has; fp9 names the precisions there are."""
     a100 = find_device("A100-SXM-80")
 
-    with pytest.raises(ConfigError, match=r"no known peak on A100-SXM-80; use one of: bf16, fp16, fp32"):
+    with pytest.raises(ConfigError, match=r"no known peak on A100-SXM-80; use one of: bf16, fp16, tf32, fp32"):
         a100.peak_flop_per_s("fp8")
     with pytest.raises(ConfigError, match=", ".join(sorted(PRECISIONS))):
         a100.peak_flop_per_s("fp9")

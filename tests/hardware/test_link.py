@@ -2,10 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardware.link import Link, combined
+from hardware.link import Link, combined, link_kind, link_kind_names
 
 
-def link(bandwidth, *, latency_s=1e-6, exclusive_group=None, mesh_peers=None, kind="test"):
+def link(bandwidth, *, latency_s=1e-6, exclusive_group=None, mesh_peers=None, kind="test", efficiency=None):
     """A link with what a test does not care about filled in."""
     return Link(
         kind=kind,
@@ -13,6 +13,7 @@ def link(bandwidth, *, latency_s=1e-6, exclusive_group=None, mesh_peers=None, ki
         latency_s=latency_s,
         exclusive_group=exclusive_group,
         mesh_peers=mesh_peers,
+        efficiency=efficiency,
     )
 
 
@@ -22,6 +23,8 @@ links = st.builds(
     latency_s=st.floats(0, 1e-4),
     exclusive_group=st.sampled_from([None, "a", "b"]),
     mesh_peers=st.sampled_from([None, 1, 3, 7]),
+    kind=st.sampled_from(["test", *link_kind_names()]),
+    efficiency=st.sampled_from([None, 0.3, 1.0]),
 )
 
 
@@ -67,3 +70,54 @@ def test_another_link_never_narrows_the_whole(parallel, extra, members):
 
     assert before * (1 - 1e-12) <= after
     assert after <= sum(one.bandwidth_bytes_per_s for one in (*parallel, extra)) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("name", link_kind_names())
+def test_no_kind_carries_more_than_its_wires(name):
+    """Every kind reaches a part of its nominal bandwidth, short messages a smaller part, and nothing is free."""
+    kind = link_kind(name)
+
+    assert 0 < kind.short_efficiency < kind.efficiency < 1
+    assert 0 < kind.base_s <= kind.long_base_s
+    assert kind.long_hops >= 1
+    assert kind.tree_efficiency <= 1
+    assert (kind.wide_efficiency or kind.efficiency) <= kind.efficiency <= kind.hop_efficiency < 1
+    assert (kind.reduce_efficiency or 0) < kind.efficiency
+
+
+@pytest.mark.parametrize(
+    ("written", "kind"),
+    [
+        ("IB", "infiniband"),
+        ("NVLink 4", "nvlink4"),
+        ("pcie5", "pcie"),
+        ("Omni_Path", "omni-path"),
+        ("zip line", "other"),
+    ],
+)
+def test_a_kind_has_spellings(written, kind):
+    """A study may spell a kind in its own way; one that nobody has described is `other`."""
+    assert link_kind(written) == link_kind(kind)
+
+
+def test_parallel_links_reach_what_each_reaches():
+    """NVLink beside PCIe reaches the sum of what both reach alone, and waits like NVLink."""
+    nvlink, pcie = link(450e9, kind="nvlink4"), link(64e9, kind="pcie5", latency_s=9e-6)
+
+    both = combined((pcie, nvlink))
+
+    assert 1 / both.cost().long_s_per_byte == pytest.approx(
+        1 / nvlink.cost().long_s_per_byte + 1 / pcie.cost().long_s_per_byte
+    )
+    assert both.cost().long_base_s == nvlink.cost().long_base_s
+    assert both.cost().short_hop_s == nvlink.latency_s
+
+
+@given(links, st.floats(1.0, 10.0), st.integers(2, 16))
+def test_a_wider_link_costs_no_more(one, times, members):
+    """More bandwidth raises no field of what a link costs, and changes no latency."""
+    wider = link(one.bandwidth_bytes_per_s * times, latency_s=one.latency_s, kind=one.kind, efficiency=one.efficiency)
+    narrow = link(one.bandwidth_bytes_per_s, latency_s=one.latency_s, kind=one.kind, efficiency=one.efficiency)
+
+    assert all(w <= n * (1 + 1e-12) for w, n in zip(wider.cost(members), narrow.cost(members), strict=True))
+    assert wider.cost(members)[:4] == narrow.cost(members)[:4]

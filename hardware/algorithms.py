@@ -1,0 +1,236 @@
+"""Rings, trees and exchanges as straight lines: so many seconds, and so many more for each byte of the message.
+
+Which algorithm and which protocol runs depends on the size of the message, and the library takes the fastest: a
+collective's time is the least of a few lines. A line depends on the group alone, so it is drawn once for every kind
+of group, and a message costs a multiplication and a minimum.
+
+Letters: u kinds of groups, k lines; n members, h hosts, m members on the host with the fewest, M with the most.
+
+Sources: NVIDIA/nccl src/graph/tuning.cc (base latency, hops, protocols, trees over hosts with a chain inside each),
+nccl-tests doc/PERFORMANCE.md (volumes), NVIDIA/nccl issue 812 (on two hosts a tree sends the tensor once where a ring
+sends it nearly twice) and 1455 (in-switch reduction from five devices on).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hardware.link import WIDE_MEMBERS
+
+PEERS_AT_ONCE = 8
+"""Messages of an all-to-all that a member has in flight (NCCL_MAX_DEV_WORK_P2P_PER_BATCH); on EFA 8 to 14 fit."""
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class CostArrays:
+    """The fields of `hardware.link.LinkCost`, each [u]; all zero where a group crosses no such link."""
+
+    short_base_s: FloatArray
+    long_base_s: FloatArray
+    short_hop_s: FloatArray
+    long_hop_s: FloatArray
+    short_s_per_byte: FloatArray
+    long_s_per_byte: FloatArray
+    hop_s_per_byte: FloatArray
+    tree_s_per_byte: FloatArray
+    copy_s_per_byte: FloatArray
+    reduce_base_s: FloatArray
+    reduce_s_per_byte: FloatArray
+    ring_only: FloatArray
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class GroupKinds:
+    """What each kind of group communicates over; each array is [u], one entry per distinct (stride, size).
+
+    All groups of one entry run at the same time and a synchronous job waits for the slowest, so every field is the
+    worst over them. Where unlike hosts or unaligned groups make different groups worst in different fields, the
+    entry as a whole is worse than any one of them.
+
+    Attributes:
+        size: n, the ranks in a group.
+        hosts: h, the hosts that a group spans, at most.
+        members_per_host: m, the smallest number of members that a group has on one of its hosts.
+        max_members_per_host: M, the largest such number.
+        intra: The link of a member to those on its host.
+        pair: The same to just one of them; on a full mesh that is one wire.
+        inter: A member's own share of the network, which no other rank's groups can take: a group with m members on
+            a host has m shares there.
+    """
+
+    size: IntArray
+    hosts: IntArray
+    members_per_host: IntArray
+    max_members_per_host: IntArray
+    intra: CostArrays
+    pair: CostArrays
+    inter: CostArrays
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class CostLines:
+    """What each collective takes, as lines: [k, 2, u], seconds and seconds per byte.
+
+    Attributes:
+        gather: All-gather, reduce-scatter.
+        reduce: All-reduce.
+        exchange: All-to-all.
+        hop: One message from one member to the next.
+    """
+
+    gather: FloatArray
+    reduce: FloatArray
+    exchange: FloatArray
+    hop: FloatArray
+
+
+def cost_lines(groups: GroupKinds) -> CostLines:
+    """The lines of every kind of group; a group of one takes no time."""
+    alone = groups.size == 1
+    protocols = _protocols(groups)
+    gather = [_ring(groups, protocol, passes=1) for protocol in protocols]
+    reduce = [_ring(groups, protocol, passes=2) for protocol in protocols]
+    reduce += _trees(groups, protocols, reduce)
+    exchange = [_all_to_all(groups, protocol) for protocol in protocols]
+    hop = _hops(groups)
+    return CostLines(
+        gather=np.where(alone, 0.0, gather),
+        reduce=np.where(alone, 0.0, reduce),
+        exchange=np.where(alone, 0.0, exchange),
+        hop=np.where(alone, 0.0, hop),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Protocol:
+    """One protocol on the links of every kind of group, each [u]."""
+
+    base_s: FloatArray
+    intra_hop_s: FloatArray
+    inter_hop_s: FloatArray
+    intra_s_per_byte: FloatArray
+    inter_s_per_byte: FloatArray
+    tree_s_per_byte: FloatArray
+
+
+def _protocols(groups: GroupKinds) -> tuple[_Protocol, _Protocol]:
+    """Short and long. The slower of the two link classes sets the base time."""
+    intra, inter = groups.intra, groups.inter
+    short = _Protocol(
+        base_s=np.maximum(intra.short_base_s, inter.short_base_s),
+        intra_hop_s=intra.short_hop_s,
+        inter_hop_s=inter.short_hop_s,
+        intra_s_per_byte=intra.short_s_per_byte,
+        inter_s_per_byte=inter.short_s_per_byte,
+        tree_s_per_byte=np.maximum(inter.short_s_per_byte, inter.tree_s_per_byte),
+    )
+    long = _Protocol(
+        base_s=np.maximum(intra.long_base_s, inter.long_base_s),
+        intra_hop_s=intra.long_hop_s,
+        inter_hop_s=inter.long_hop_s,
+        intra_s_per_byte=intra.long_s_per_byte,
+        inter_s_per_byte=inter.long_s_per_byte,
+        tree_s_per_byte=inter.tree_s_per_byte,
+    )
+    return short, long
+
+
+def _ring(groups: GroupKinds, protocol: _Protocol, *, passes: int) -> FloatArray:
+    """A ring, once around (all-gather) or twice (all-reduce) [2, u].
+
+    n - 1 hops, h - 1 of them between hosts, and (n - 1) / n of the tensor through every link. A ring runs in as many
+    copies as the host with the fewest members has members, each through another member's share of the network.
+    Beside that a member moves its own part once, which a slower network hides.
+    """
+    n = groups.size
+    hops_s = (n - groups.hosts) * protocol.intra_hop_s + _rounds_between_hosts(groups) * protocol.inter_hop_s
+    share = passes * (n - 1) / n
+    inside_s_per_byte = share * protocol.intra_s_per_byte + groups.intra.copy_s_per_byte / n
+    crossing_s_per_byte = share * protocol.inter_s_per_byte / groups.members_per_host
+    return np.array([protocol.base_s + passes * hops_s, np.maximum(inside_s_per_byte, crossing_s_per_byte)])
+
+
+def _rounds_between_hosts(groups: GroupKinds) -> FloatArray:
+    """Hops between hosts that follow one another: h - 1 in a ring, log2 h where a power of two may halve and double.
+
+    Both send (h - 1) / h of the tensor (Thakur, Rabenseifner and Gropp 2005, recursive halving and doubling).
+    """
+    is_power = (groups.hosts & (groups.hosts - 1)) == 0
+    doubles = is_power & (groups.inter.ring_only == 0)
+    return np.where(doubles, np.log2(groups.hosts), groups.hosts - 1.0)
+
+
+def _trees(groups: GroupKinds, protocols: tuple[_Protocol, _Protocol], rings: list[FloatArray]) -> list[FloatArray]:
+    """A tree of hosts by each protocol, and in its place on one host the switch that adds up, or the ring, [2, u].
+
+    Up and down a chain inside the host and the levels of a binary tree of hosts. The tensor crosses every link twice;
+    with two hosts it crosses the network once in each direction, and a switch that adds up needs it once inside.
+    """
+    one_host = groups.hosts == 1
+    levels = np.ceil(np.log2(groups.hosts))
+    volume = np.where(groups.hosts == 2, 1.0, 2.0)
+    switched = (groups.members_per_host >= WIDE_MEMBERS) & np.isfinite(groups.intra.reduce_s_per_byte)
+    reduce_s_per_byte = np.where(switched, groups.intra.reduce_s_per_byte, np.inf)
+    lines = []
+    for protocol, ring, is_long in zip(protocols, rings, (False, True), strict=True):
+        hops_s = (groups.max_members_per_host - 1) * protocol.intra_hop_s + levels * protocol.inter_hop_s
+        crossing = np.where(groups.hosts > 2, protocol.tree_s_per_byte, protocol.inter_s_per_byte)
+        network_s_per_byte = volume * crossing / groups.members_per_host
+        chain_s_per_byte = 2 * protocol.intra_s_per_byte
+        base_s = protocol.base_s
+        if is_long:
+            chain_s_per_byte = np.minimum(chain_s_per_byte, reduce_s_per_byte)
+            base_s = np.where(switched, np.maximum(base_s, groups.intra.reduce_base_s), base_s)
+        tree = np.array([base_s + 2 * hops_s, np.maximum(chain_s_per_byte, network_s_per_byte)])
+        switch = np.array([groups.intra.reduce_base_s, reduce_s_per_byte])
+        alone = np.where(switched, switch, ring) if is_long else ring
+        lines.append(np.where(one_host, alone, tree))
+    return lines
+
+
+def _all_to_all(groups: GroupKinds, protocol: _Protocol) -> FloatArray:
+    """Each member sends B / n to each of the others, some at a time [2, u].
+
+    What stays on the host and what leaves it travel at the same time, the latter, (n - m) / n of the buffer for the
+    members on the host with the fewest, through the member's own share of the network.
+    """
+    n, peers_off_host = groups.size, groups.size - groups.members_per_host
+    inside_s_per_byte = (
+        (groups.max_members_per_host - 1) * protocol.intra_s_per_byte + groups.intra.copy_s_per_byte
+    ) / n
+    outside_s_per_byte = peers_off_host / n * protocol.inter_s_per_byte
+    waves_s = (groups.members_per_host - 1) * protocol.intra_hop_s + peers_off_host * protocol.inter_hop_s
+    first_s = np.maximum(protocol.intra_hop_s, protocol.inter_hop_s)
+    return np.array(
+        [protocol.base_s + first_s + waves_s / PEERS_AT_ONCE, np.maximum(inside_s_per_byte, outside_s_per_byte)]
+    )
+
+
+def _hops(groups: GroupKinds) -> list[FloatArray]:
+    """One message over the slower of the links that neighbours of a group use, by each protocol [2, u].
+
+    The base time is that of the short protocol in both: there is no pipeline to fill (measured: vidur's send_recv on
+    A100 and H100).
+    """
+    pair, inter = groups.pair, groups.inter
+    base_s = np.maximum(pair.short_base_s, inter.short_base_s)
+    return [
+        np.array(
+            [
+                base_s + np.maximum(pair.short_hop_s, inter.short_hop_s),
+                np.maximum(pair.short_s_per_byte, inter.short_s_per_byte),
+            ]
+        ),
+        np.array(
+            [
+                base_s + np.maximum(pair.long_hop_s, inter.long_hop_s),
+                np.maximum(pair.hop_s_per_byte, inter.hop_s_per_byte),
+            ]
+        ),
+    ]
