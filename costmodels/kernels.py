@@ -1,4 +1,10 @@
-"""t_hat_i: the simulated time of one operator on one device; the prior that a surrogate corrects (FlexParallel 3.1)."""
+"""t_hat_i: the simulated time of one operator on one device; the prior that a surrogate corrects (FlexParallel 3.1).
+
+Two factors: how long the kernel takes alone on the device, as a benchmark of that kernel would measure it, and the
+share of that speed which the runtime reaches inside a training step. The first is a formula per kind of operator with
+constants per device, corrected by tables of measured kernels where there are some (catalog/kernels); the second is
+part of the runtime's profile.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +12,120 @@ from collections.abc import Callable
 
 import numpy as np
 
-from costmodels.job import TrainingJob
-from costmodels.operators import FloatArray, Operator, OpKind
+from costmodels.job import NARROW_BYTES, TrainingJob
+from costmodels.kernel_attention import attention_alone_s
+from costmodels.kernel_catalog import kernel_constants, matmul_table
+from costmodels.kernel_matmul import matmul_alone_s
+from costmodels.operators import FloatArray, Operator, OpKind, Phase
 from costmodels.runtime import RuntimeProfile
 from hardware.device import Device
 
+ALIGNMENT = 8
+MISALIGNED_TIME = 2.7
+"""Tensor cores read 16 bytes at once: a product whose rows in memory are no multiple of 8 elements falls back to slower
+kernels (NVIDIA, Matrix Multiplication Background, section 2.3). Measured: 2.7 times in vTrain's output heads, A100."""
+
 KernelTime = Callable[[Operator, Device, TrainingJob, RuntimeProfile], FloatArray]
-"""Seconds of one operator for every shape row [u]: `roofline_s`, or anything that corrects it."""
+"""Seconds of one operator for every shape row [u]: `kernel_s`, or anything that corrects it."""
 
 
-def roofline_s(operator: Operator, device: Device, job: TrainingJob, runtime: RuntimeProfile) -> FloatArray:
-    """Time of one operator on the device [u]: the slower of compute and memory traffic.
+def kernel_s(
+    operator: Operator,
+    device: Device,
+    job: TrainingJob,  # noqa: ARG001 # part of KernelTime: a synthetic world may need it
+    runtime: RuntimeProfile,
+) -> FloatArray:
+    """Time of one operator of the job inside a training step [u].
 
-    Source: roofline model (Williams et al. 2009), each roof lowered by the runtime's efficiency for the kind.
-    Attention runs in 16 bits also where matrix products run in fp8. What the host needs to launch operators is counted
-    per stage (see step_time.py), because launches run ahead of the device.
+    What the host needs to launch operators is counted per stage (see step_time.py), because launches run ahead of the
+    device.
     """
-    efficiency = {
+    return alone_s(operator, device) / share_in_training(operator.kind, runtime)
+
+
+def share_in_training(kind: OpKind, runtime: RuntimeProfile) -> float:
+    """Share of their speed alone that operators of a kind reach inside the runtime's steps."""
+    return {
         OpKind.MATMUL: runtime.matmul_efficiency,
         OpKind.GROUPED_MATMUL: runtime.grouped_matmul_efficiency,
         OpKind.ATTENTION: runtime.attention_efficiency,
-    }.get(operator.kind, 1.0)
-    precision = "bf16" if operator.kind == OpKind.ATTENTION and job.precision == "fp8" else job.precision
-    compute_s = operator.flop / (device.peak_flop_per_s(precision) * efficiency)
-    memory_s = operator.moved_bytes / (device.memory_bandwidth_bytes_per_s * runtime.memory_efficiency)
-    return np.asarray(np.maximum(compute_s, memory_s))
+    }.get(kind, runtime.memory_efficiency)
+
+
+def alone_s(operator: Operator, device: Device) -> FloatArray:
+    """Time of one operator alone on the device, as its benchmark would measure it [u]."""
+    return _TIME_ALONE[operator.kind](operator, device)
+
+
+def _matmul_s(operator: Operator, device: Device) -> FloatArray:
+    m, k, n = operator.shape.T
+    seconds = _products_s(operator, device, np.ones_like(m), m, k, n)
+    if device.num_sms and operator.precision in ("bf16", "fp16"):
+        misaligned = (k % ALIGNMENT != 0) | (n % ALIGNMENT != 0)
+        seconds = np.where(misaligned, MISALIGNED_TIME * seconds, seconds)
+    table = kernel_constants(device.name).table
+    if table and operator.precision in ("bf16", "fp16"):
+        seconds = seconds * matmul_table(table).correction(m, k, n)
+    return seconds
+
+
+def _grouped_matmul_s(operator: Operator, device: Device) -> FloatArray:
+    """The tokens of all experts are the rows of a product, or what a weight's gradient sums over."""
+    groups, m, k, n = operator.shape.T
+    if operator.name.endswith("weight_gradient"):
+        k = k / groups
+    else:
+        m = m / groups
+    return _products_s(operator, device, groups, m, k, n)
+
+
+def _products_s(
+    operator: Operator, device: Device, groups: FloatArray, m: FloatArray, k: FloatArray, n: FloatArray
+) -> FloatArray:
+    constants = kernel_constants(device.name).matmul
+    peak = device.peak_flop_per_s(operator.precision)
+    return matmul_alone_s(
+        constants,
+        groups=groups,
+        m=m,
+        k=k,
+        n=n,
+        moved_bytes=operator.moved_bytes,
+        peak_flop_per_s=peak * (constants.fp8_share if operator.precision in NARROW_BYTES else 1.0),
+        ramp_scale=peak / device.peak_flop_per_s("bf16"),
+        bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s,
+        num_sms=device.num_sms,
+    )
+
+
+def _attention_s(operator: Operator, device: Device) -> FloatArray:
+    constants = kernel_constants(device.name)
+    batch, heads, queries, _, head_size = operator.shape.T
+    return attention_alone_s(
+        constants.attention_forward if operator.phase == Phase.FORWARD else constants.attention_backward,
+        batch=batch,
+        heads=heads,
+        queries=queries,
+        head_size=head_size,
+        flop=operator.flop,
+        moved_bytes=operator.moved_bytes,
+        peak_flop_per_s=device.peak_flop_per_s(operator.precision),
+        bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s,
+        num_sms=device.num_sms,
+    )
+
+
+def _memory_bound_s(operator: Operator, device: Device) -> FloatArray:
+    """Latency and bytes: what is small is slow because of the first, without a curve of its own."""
+    memory = kernel_constants(device.name).memory
+    share = memory.norm_share if operator.kind == OpKind.NORM else memory.elementwise_share
+    return memory.latency_s + operator.moved_bytes / (device.memory_bandwidth_bytes_per_s * share)
+
+
+_TIME_ALONE: dict[OpKind, Callable[[Operator, Device], FloatArray]] = {
+    OpKind.MATMUL: _matmul_s,
+    OpKind.GROUPED_MATMUL: _grouped_matmul_s,
+    OpKind.ATTENTION: _attention_s,
+    OpKind.NORM: _memory_bound_s,
+    OpKind.ELEMENTWISE: _memory_bound_s,
+}
