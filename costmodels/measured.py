@@ -12,10 +12,13 @@ import csv
 import io
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from costmodels.job import RECOMPUTE_MODULES
+from costmodels.measured_model import model_of
 from costmodels.model_spec import ModelSpec
 from costmodels.parallel import DEGREES, FURTHER_DIMENSIONS, RECOMPUTE_MODES, ParallelConfig, Value
 from hardware.config_file import read_text
@@ -61,15 +64,11 @@ COLUMNS = (
 RESULTS = ("step_seconds", "tokens_per_s_per_device", "tflops_per_device", "mfu", "peak_mem_gib")
 """The columns that a finished run fills at least one of."""
 
-ASSUMED_GPT_VOCABULARY = 51200
-"""GPT-2's 50,257 tokens padded to a multiple of 1,024 (Narayanan et al. 2021, section 5.1: V = 51,200).
-Assumed for GPT rows that name no vocabulary, and recorded in the model's `assumed`."""
-
 GIB = 2**30
-_LAYER_NORM_FAMILIES = ("gpt", "bloom", "opt", "mpt", "pangualpha")
-_LEARNED_POSITIONS = ("gpt", "opt", "pangualpha")
-_MODERN_GPT = ("gpt-oss", "gptoss")
-_ROTARY_GPT = ("gpt-neox", "gptneox", "gpt-j", "gptj")
+
+SIZE_COLUMNS = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "experts", "topk", "moe_ffn")
+
+KNOWN_SCHEDULES = ("1f1b", "1f1b-i", "1f1b-interleaved", "interleaved1f1b")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,6 +83,7 @@ class MeasuredRun:
         device: Their kind, as the file spells it.
         precision: Type of the matrix products, in the words of `TrainingJob` where it has one.
         config: The configuration.
+        recompute_modules: What `selective` recomputation repeated.
         is_failed: Whether the run ended without any result.
         step_time_s: Wall clock of one optimizer step; None if the run failed or published another figure only.
         peak_memory_bytes: Peak device memory; what the source counts differs, see its notes.
@@ -99,6 +99,7 @@ class MeasuredRun:
     device: str
     precision: str
     config: ParallelConfig
+    recompute_modules: tuple[str, ...]
     is_failed: bool
     step_time_s: float | None
     peak_memory_bytes: int | None
@@ -185,6 +186,18 @@ def read_measured(paths: Sequence[str | Path], where: Mapping[str, object], base
     return _read(paths, where, base_dir)[0]
 
 
+def read_measured_and_skipped(
+    paths: Sequence[str | Path], base_dir: Path
+) -> tuple[tuple[MeasuredRun, ...], dict[str, int]]:
+    """Every usable run of `paths`, and how many rows were left out, by reason.
+
+    Raises:
+        ConfigError: as `read_measured`.
+    """
+    runs, skipped = _read(paths, {}, base_dir)
+    return runs, dict(skipped)
+
+
 def read_measured_group(paths: Sequence[str | Path], where: Mapping[str, object], base_dir: Path) -> MeasuredGroup:
     """As `read_measured`, for rows that must share one job and one cluster; counts the rows that were skipped.
 
@@ -192,7 +205,7 @@ def read_measured_group(paths: Sequence[str | Path], where: Mapping[str, object]
         ConfigError: as `read_measured` and `one_group`.
     """
     runs, skipped = _read(paths, where, base_dir)
-    return one_group(runs, skipped=skipped)
+    return one_group(runs, skipped=skipped.total())
 
 
 def one_group(runs: Sequence[MeasuredRun], *, skipped: int = 0) -> MeasuredGroup:
@@ -262,22 +275,28 @@ def _group_columns(runs: Sequence[MeasuredRun]) -> dict[str, list[Value | str]]:
 
 def _read(
     paths: Sequence[str | Path], where: Mapping[str, object], base_dir: Path
-) -> tuple[tuple[MeasuredRun, ...], int]:
-    """The runs that match, and how many rows match without telling one whole run."""
+) -> tuple[tuple[MeasuredRun, ...], Counter[str]]:
+    """The runs that match, and how many rows match without telling one whole run, by reason."""
     if not paths:
         raise ConfigError("names no file", key="measured", nearest="give at least one CSV")
     files = [path if path.is_absolute() else base_dir / path for path in map(Path, paths)]
     rows = [row for file in files for row in _rows(file, where)]
     matching = _matching(rows, where, ", ".join(str(file) for file in files))
     tied = _stated_ties(rows)
-    runs = tuple(run for run in (_run(row, tied) for row in matching) if run is not None)
+    runs: list[MeasuredRun] = []
+    skipped: Counter[str] = Counter()
+    for row in matching:
+        try:
+            runs.append(_run(row, tied))
+        except _UnusableRow as reason:
+            skipped[str(reason)] += 1
     if not runs:
         raise ConfigError(
             f"matches {len(matching)} rows, none of which tells a whole and consistent configuration",
             key="where",
             file=matching[0].place,
         )
-    return runs, len(matching) - len(runs)
+    return tuple(runs), skipped
 
 
 def _rows(path: Path, where: Mapping[str, object]) -> list[_Row]:
@@ -377,20 +396,35 @@ def _stated_ties(rows: list[_Row]) -> dict[tuple[str, str], bool]:
     return tied
 
 
-def _run(row: _Row, tied: Mapping[tuple[str, str], bool]) -> MeasuredRun | None:
-    """The run that one row tells; None if it leaves out or contradicts what identifies a run."""
+def _run(row: _Row, tied: Mapping[tuple[str, str], bool]) -> MeasuredRun:
+    """The run that one row tells.
+
+    Raises:
+        _UnusableRow: it leaves out or contradicts what identifies a run.
+    """
     config = _config(row)
-    sequence_length, batch, devices = row.count("seq_len"), row.count("gbs"), row.count("devices")
-    if config is None or not sequence_length or not batch or config.num_devices != devices:
-        return None
+    sequence_length, batch = row.count("seq_len"), row.count("gbs")
+    if not sequence_length or not batch:
+        raise _UnusableRow("no sequence length or batch")
+    if config.num_devices // config.pp % ((config.expert_tp or config.tp) * config.ep):
+        raise _UnusableRow("ep doesn't divide the ranks of a stage")
+    if config.num_devices != (row.count("devices") or config.num_devices):
+        raise _UnusableRow("degrees don't multiply to the devices")
     if batch % (config.dp * config.mbs):
-        return None
-    model = _model(row, sequence_length, is_tied=tied.get((row.cells["source"], row.cells["model"]), False))
+        raise _UnusableRow("dp*mbs doesn't divide the batch")
+    sizes = {column: row.count(column) for column in SIZE_COLUMNS}
+    is_tied = tied.get((row.cells["source"], row.cells["model"]), False)
+    try:
+        model = model_of(
+            row.cells["model"], row.cells["source"], sizes, row.cells["notes"], sequence_length, is_tied=is_tied
+        )
+    except ConfigError as error:
+        raise _UnusableRow(f"impossible architecture: {error}") from None
     if model is None:
-        return None
+        raise _UnusableRow("no whole architecture")
     step_time_s, tokens_per_s = row.number("step_seconds"), row.number("tokens_per_s_per_device")
     if not step_time_s and tokens_per_s:
-        step_time_s = sequence_length * batch / (tokens_per_s * devices)
+        step_time_s = sequence_length * batch / (tokens_per_s * config.num_devices)
     memory_gib = row.number("peak_mem_gib")
     results = [row.number(column) for column in RESULTS]
     is_failed = row.cells["notes"].startswith("FAILED") or not any(results)
@@ -398,10 +432,11 @@ def _run(row: _Row, tied: Mapping[tuple[str, str], bool]) -> MeasuredRun | None:
         model=model,
         sequence_length=sequence_length,
         global_batch_size=batch,
-        devices=devices,
+        devices=config.num_devices,
         device=row.cells["device"],
         precision=_precision(row.cells["precision"]),
         config=config,
+        recompute_modules=_recompute_modules(row.cells["recompute"]),
         is_failed=is_failed,
         step_time_s=None if is_failed or not step_time_s else step_time_s,
         peak_memory_bytes=round(memory_gib * GIB) if memory_gib else None,
@@ -411,82 +446,98 @@ def _run(row: _Row, tied: Mapping[tuple[str, str], bool]) -> MeasuredRun | None:
     )
 
 
-def _config(row: _Row) -> ParallelConfig | None:
-    """The row's configuration; None if it is incomplete, or says more than ours can."""
+class _UnusableRow(Exception):  # noqa: N818 # a reason to skip a row, no error
+    """Why a row tells no whole run."""
+
+
+def _config(row: _Row) -> ParallelConfig:
+    """The row's configuration. A missing dp follows from the devices, and a missing sequence_parallel is off."""
     degrees = {name: row.count(name) for name in DEGREES}
     for name in ("vpp", "cp", "up", "ep"):
         degrees[name] = 1 if degrees[name] is None else degrees[name]
-    mode = re.fullmatch(rf"({'|'.join(RECOMPUTE_MODES)})(:.*)?", row.cells["recompute"], re.DOTALL)
-    zero_stage, sequence_parallel = row.count("zero_stage"), row.count("seq_parallel")
-    if sequence_parallel is None and degrees["tp"] == 1:
-        sequence_parallel = 0  # one rank has nothing to split
+    devices = row.count("devices")
+    model_parallel = [degrees[name] for name in ("pp", "tp", "cp", "up")]
+    if degrees["dp"] is None and devices and None not in model_parallel:
+        degrees["dp"] = devices // math.prod(size for size in model_parallel if size)
     known = {name: value for name, value in degrees.items() if value is not None}
-    if len(known) < len(degrees) or mode is None or zero_stage is None or sequence_parallel is None:
-        return None
+    zero_stage, sequence_parallel = row.count("zero_stage"), row.count("seq_parallel") or 0
+    mode = _recompute(row.cells["recompute"], row.cells["notes"])
+    if len(known) < len(degrees) or zero_stage is None:
+        raise _UnusableRow("no whole configuration")
+    if mode is None:
+        raise _UnusableRow("recomputation not stated, or of a kind that has no model")
+    if _schedule(row.cells["notes"], row.cells["model"]) not in KNOWN_SCHEDULES:
+        raise _UnusableRow("a pipeline schedule that has no model")
     if sequence_parallel > 1:
         raise ConfigError(
             "must be 0 or 1, or empty", key="seq_parallel", value=row.cells["seq_parallel"], file=row.place
         )
     try:
         return ParallelConfig(
-            **known, recompute=mode[1], zero_stage=zero_stage, sequence_parallel=bool(sequence_parallel)
+            **known,
+            recompute=mode,
+            zero_stage=zero_stage,
+            sequence_parallel=bool(sequence_parallel),
+            expert_tp=_expert_tp(known, row.cells["notes"]),
+            dp_shard=_dp_shard(known, row.cells["notes"]),
         )
     except ConfigError as error:
         raise error.in_file(row.place) from None
 
 
-def _model(row: _Row, sequence_length: int, *, is_tied: bool) -> ModelSpec | None:
-    """The architecture that the row's columns tell; None if one of its sizes is missing.
+def _expert_tp(degrees: Mapping[str, int], notes: str) -> int:
+    """The experts' tensor degree that the remarks name; 1 where ep leaves no other, else 0 for tp."""
+    named = re.search(r"(?:expert[_-]tensor[_-]parallel[_-]size=|ETP=|[-_]etp)(\d+)", notes)
+    if named:
+        return 0 if int(named[1]) == degrees["tp"] else int(named[1])
+    replicas = degrees["dp"] * degrees["cp"] * degrees["up"]
+    return 0 if replicas % degrees["ep"] == 0 else 1
 
-    The file has no columns for these, so they follow from the name: GPT, BLOOM, OPT and their kin have layer norms and
-    two MLP matrices, GPT and OPT learned positions; everything else is built like LLaMA.
+
+def _dp_shard(degrees: Mapping[str, int], notes: str) -> int:
+    """The ranks over which the states are sharded where the remarks say that it is not all of dp."""
+    named = re.search(r"zero1 group size (\d+) ", notes)
+    size = int(named[1]) if named else 0
+    return size if 0 < size < degrees["dp"] and degrees["dp"] % size == 0 else 0
+
+
+def _recompute(text: str, notes: str) -> str | None:
+    """The recompute mode that the cell means; None if it means none of ours.
+
+    `full:block:N` recomputes some layers only, which counts as full; named modules are selective; of MaxText's policies
+    `full` is full, and `minimal` keeps all matrix products.
     """
-    name = row.cells["model"]
-    family = name.lower()
-    is_gpt_like = family.startswith(_LAYER_NORM_FAMILIES) and not family.startswith(_MODERN_GPT)
-    has_positions = is_gpt_like and family.startswith(_LEARNED_POSITIONS) and not family.startswith(_ROTARY_GPT)
-    layers, hidden, heads = row.count("layers"), row.count("hidden"), row.count("heads")
-    kv_heads, ffn, vocabulary = row.count("kv_heads"), row.count("ffn"), row.count("vocab")
-    experts, top_k, expert_ffn = (row.count(column) or 0 for column in ("experts", "topk", "moe_ffn"))
-    assumed = ["gated_ffn", "norm", "learned_positions"]
-    if vocabulary is None and is_gpt_like:
-        vocabulary = ASSUMED_GPT_VOCABULARY
-        assumed.append("vocab_size")
-    ffn = ffn or expert_ffn
-    if not (layers and hidden and heads and kv_heads and ffn and vocabulary):
-        return None
-    if hidden % heads:
-        raise ConfigError(f"must be a multiple of heads ({heads})", key="hidden", value=hidden, file=row.place)
-    is_moe = experts > 1
-    try:
-        return ModelSpec(
-            name=name,
-            source=row.cells["source"],
-            assumed=tuple(assumed),
-            num_layers=layers,
-            hidden_size=hidden,
-            vocab_size=vocabulary,
-            tied_embeddings=is_tied,
-            learned_positions=sequence_length if has_positions else 0,
-            norm="layer" if is_gpt_like else "rms",
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=hidden // heads,
-            ffn_size=ffn,
-            gated_ffn=not is_gpt_like,
-            num_experts=experts if is_moe else 0,
-            top_k=top_k if is_moe else 0,
-            expert_ffn_size=(expert_ffn or ffn) if is_moe else 0,
-        )
-    except ConfigError as error:
-        raise error.in_file(row.place) from None
+    if text.startswith("modules:"):
+        return "selective"
+    if text.startswith("selective") and re.search(r"selective AC = every n-?th block", notes):
+        return "full"
+    if text.startswith("maxtext:"):
+        policies = {"full": "full", "minimal": "none", "minimal_with_context": "none"}
+        return policies.get(text.removeprefix("maxtext:"))
+    mode = re.match(rf"({'|'.join(RECOMPUTE_MODES)})\b", text)
+    return mode[1] if mode else None
+
+
+def _recompute_modules(text: str) -> tuple[str, ...]:
+    """The modules that a selective cell names: `selective:[moe_act]`, `modules:layernorm+moe_act`."""
+    named = tuple(name for name in re.findall(r"[a-z_]+", text.partition(":")[2]) if name in RECOMPUTE_MODULES)
+    return named or ("core_attn",)
+
+
+def _schedule(notes: str, model: str) -> str:
+    """The pipeline schedule that the remarks or the model's name state; 1f1b where they are silent."""
+    stated = re.search(r"\b[Ss]chedule ([\w-]+)|\b([Vv]-?[Hh]alf|DualPipe)\b|(ZB-\dp)", f"{notes} {model}")
+    return next(filter(None, stated.groups())).lower() if stated else "1f1b"
 
 
 def _precision(text: str) -> str:
     """The type of the matrix products in the words of `TrainingJob`: `bf16 (fp32 grad accum)` is bf16."""
     lowered = re.sub(r"\(.*", "", text, flags=re.DOTALL).strip().lower()
-    found = re.findall(r"bf16|fp16|fp8|fp32", lowered)
-    return "fp8" if "fp8" in found else found[0] if found else lowered
+    found = re.findall(r"bf16|fp16|fp8|fp4|fp32", lowered)
+    for narrow, name in (("fp4", "nvfp4"), ("fp8", "fp8")):
+        if narrow in found:
+            return name
+    return found[0] if found else lowered or "bf16"
 
 
 def _file_of(run: MeasuredRun) -> str:

@@ -4,13 +4,14 @@ from pathlib import Path
 import pytest
 
 from costmodels.measured import (
-    ASSUMED_GPT_VOCABULARY,
     COLUMNS,
     one_group,
     read_measured,
+    read_measured_and_skipped,
     read_measured_group,
     varying_dimensions,
 )
+from costmodels.measured_model import ASSUMED_GPT_VOCABULARY
 from hardware.errors import ConfigError
 
 MEASURED = Path(__file__).resolve().parents[2] / "configs" / "measured"
@@ -96,7 +97,7 @@ def test_incomplete_rows_are_skipped_and_counted(write):
     rows = [
         {},
         {"mbs": ""},
-        {"recompute": "maxtext:minimal"},
+        {"recompute": "maxtext:custom"},
         {"devices": "4"},
         {"dp": "2", "mbs": "3"},
         {"step_seconds": "", "peak_mem_gib": "3"},
@@ -126,7 +127,7 @@ def test_where_compares_numbers_as_numbers(write):
         ([{"step_seconds": "nan"}], {}, r"step_seconds = 'nan'"),
         ([{"seq_parallel": "7"}], {}, r"seq_parallel = '7': must be 0 or 1"),
         ([{"zero_stage": "5"}], {}, r"zero_stage = 5: must be 0, 1, 2 or 3"),
-        ([{"hidden": "65"}], {}, r"hidden = 65: must be a multiple of heads"),
+        ([{"kv_heads": "3"}], {}, r"none of which tells a whole and consistent configuration"),
         ([{"mbs": ""}], {}, r"none of which tells a whole and consistent configuration"),
         ([], {}, r"runs\.csv: holds no measured run"),
     ],
@@ -180,3 +181,91 @@ def test_only_dimensions_within_equal_degrees_vary():
 
     assert {run.config.sequence_parallel for run in group.runs} == {True, False}
     assert varying_dimensions(group.runs) == ("zero_stage",)
+
+
+# What only remarks and free text tell
+
+
+MOE = {"model": "mixtral-tiny", "experts": "8", "topk": "2", "moe_ffn": "64"}
+
+
+@pytest.mark.parametrize(
+    ("row", "expert_tp"),
+    [
+        ({"notes": "ETP=1"}, 1),
+        ({"notes": "expert-tensor-parallel-size=1; swiglu"}, 1),
+        ({"notes": "expert_tensor_parallel_size=2"}, 0),
+        ({"notes": "CI golden moe/gpt3_moe_tp2_pp1_ep2_etp1_1node"}, 1),
+        ({"notes": "", "ep": "4"}, 1),
+        ({"notes": "", "ep": "2"}, 0),
+    ],
+    ids=["upper case", "flag", "that of tp", "name", "no other fits", "silent"],
+)
+def test_the_experts_tensor_degree_is_read_from_the_remarks(write, row, expert_tp):
+    """It is what the remarks name, 1 where ep leaves no other, and 0 where it is that of tp."""
+    (run,) = read(write(MOE | {"tp": "2", "devices": "4", "ep": "2"} | row))
+
+    assert run.config.expert_tp == expert_tp
+
+
+@pytest.mark.parametrize(("notes", "dp_shard"), [("zero1 group size 4 ", 4), ("zero1 group size 3 ", 0), ("", 0)])
+def test_a_shard_over_some_ranks_is_read_from_the_remarks(write, notes, dp_shard):
+    """InternEvo names the ranks of its ZeRO groups; a number that cannot be is left out."""
+    (run,) = read(write({"dp": "8", "devices": "8", "notes": f"{notes}interleaved"}))
+
+    assert run.config.dp_shard == dp_shard
+
+
+@pytest.mark.parametrize(
+    ("cell", "mode", "modules"),
+    [
+        ("none", "none", ("core_attn",)),
+        ("full:block:4", "full", ("core_attn",)),
+        ("selective", "selective", ("core_attn",)),
+        ("selective:[moe_act]", "selective", ("moe_act",)),
+        ("modules:layernorm+moe_act", "selective", ("layernorm", "moe_act")),
+        ("maxtext:full", "full", ("core_attn",)),
+        ("maxtext:minimal", "none", ("core_attn",)),
+    ],
+)
+def test_recomputation_is_read_in_every_spelling(write, cell, mode, modules):
+    """A mode may name its method, its modules, or a MaxText policy."""
+    (run,) = read(write({"recompute": cell}))
+
+    assert (run.config.recompute, run.recompute_modules) == (mode, modules)
+
+
+@pytest.mark.parametrize("notes", ["schedule 1F1B", "Schedule Interleaved1F1B", "no word of it"])
+def test_schedules_that_have_a_model_are_read(write, notes):
+    """Plain and interleaved 1F1B are priced, and silence means the former."""
+    assert len(read(write({"notes": notes}))) == 1
+
+
+@pytest.mark.parametrize("row", [{"notes": "schedule GPipe"}, {"notes": "DualPipe"}, {"model": "gpt ZB-2p"}])
+def test_schedules_without_a_model_are_skipped(write, row):
+    """A run under another schedule cannot be compared, and is counted with that reason."""
+    runs, skipped = read_measured_and_skipped(["runs.csv"], write({}, row))
+
+    assert len(runs) == 1
+    assert skipped == {"a pipeline schedule that has no model": 1}
+
+
+def test_an_impossible_architecture_is_skipped_with_its_reason(write):
+    """Sizes that contradict each other leave the row out and say what is wrong."""
+    _, skipped = read_measured_and_skipped(["runs.csv"], write({}, {"kv_heads": "3"}))
+
+    ((reason, count),) = skipped.items()
+    assert reason.startswith("impossible architecture: ")
+    assert "num_kv_heads" in reason
+    assert count == 1
+
+
+@pytest.mark.parametrize(
+    ("cell", "precision"),
+    [("bf16", "bf16"), ("FP8 (delayed)", "fp8"), ("nvfp4", "nvfp4"), ("fp16", "fp16"), ("", "bf16")],
+)
+def test_precision_is_told_in_the_words_of_a_job(write, cell, precision):
+    """Whatever stands beside it, the type of the products is one that TrainingJob has."""
+    (run,) = read(write({"precision": cell}))
+
+    assert run.precision == precision
