@@ -8,8 +8,12 @@ from costmodels.model_spec import ModelSpec
 from costmodels.parallel import RECOMPUTE_MODES, ZERO_STAGES
 from hardware.errors import ConfigError, did_you_mean
 
-PRECISIONS = ("bf16", "fp16", "fp8", "fp32")
+PRECISIONS = ("bf16", "fp16", "nvfp4", "fp8", "tf32", "fp32")
+NARROW_BYTES = {"fp8": 1.0, "nvfp4": 0.5625}
+"""Bytes of an element that a narrow product keeps of its inputs; nvfp4 has one byte of scale per 16 elements."""
 OPTIMIZERS = ("adam", "sgd")
+RECOMPUTE_MODULES = ("core_attn", "mlp", "layernorm", "moe_act", "mla_up_proj", "moe", "shared_experts")
+"""What `selective` recomputation can name (megatron-core transformer_config.py, recompute_modules)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,11 +24,14 @@ class TrainingJob:
         model: What is trained.
         sequence_length: Tokens per sequence.
         global_batch_size: Sequences per optimizer step.
-        precision: Type of the matrix products; weights and activations are 2 bytes wide (4 for fp32).
+        precision: Type of the matrix products; weights and activations are 2 bytes wide (4 for fp32 and tf32).
         optimizer: adam keeps two fp32 moments and an fp32 copy of the weights, sgd one moment and the copy.
         recompute: What the backward pass computes again, where the study does not search it.
         zero_stage: Sharding of the training states, where the study does not search it.
         sequence_parallel: Whether norms and residuals are split over tp; None is what the runtime does by default.
+        recompute_modules: What `selective` recomputation repeats, by Megatron-Core's names (RECOMPUTE_MODULES).
+        expert_tp: Tensor parallel degree of the experts where the study does not search it; 0 is tp.
+        dp_shard: Data parallel ranks over which ZeRO shards where the study does not search it; 0 is all of dp.
     """
 
     model: ModelSpec
@@ -35,6 +42,9 @@ class TrainingJob:
     recompute: str = "none"
     zero_stage: int = 1
     sequence_parallel: bool | None = None
+    recompute_modules: tuple[str, ...] = ("core_attn",)
+    expert_tp: int = 0
+    dp_shard: int = 0
 
     def __post_init__(self) -> None:
         """Refuses sizes and names that no runtime knows."""
@@ -45,8 +55,24 @@ class TrainingJob:
             value = getattr(self, key)
             if value not in known:
                 raise ConfigError("is not known", key=key, value=value, nearest=did_you_mean(value, known))
+        for module in self.recompute_modules:
+            if module not in RECOMPUTE_MODULES:
+                raise ConfigError(
+                    "is no module that can be recomputed",
+                    key="recompute_modules",
+                    value=module,
+                    nearest=did_you_mean(module, RECOMPUTE_MODULES),
+                )
         if self.zero_stage not in ZERO_STAGES:
             raise ConfigError("must be 0, 1, 2 or 3", key="zero_stage", value=self.zero_stage)
+        for key in ("expert_tp", "dp_shard"):
+            if getattr(self, key) < 0:
+                raise ConfigError("must be at least 0", key=key, value=getattr(self, key))
+
+    @property
+    def is_single(self) -> bool:
+        """Weights and activations are single precision; tf32 rounds them inside the products only."""
+        return self.precision in ("fp32", "tf32")
 
     @property
     def tokens_per_step(self) -> int:
@@ -56,7 +82,7 @@ class TrainingJob:
     @property
     def element_bytes(self) -> int:
         """Bytes of one weight or activation element."""
-        return 4 if self.precision == "fp32" else 2
+        return 4 if self.is_single else 2
 
     @property
     def optimizer_state_bytes(self) -> int:
@@ -65,4 +91,4 @@ class TrainingJob:
         Source: ZeRO (Rajbhandari et al. 2020), section 3.1: K = 12 for mixed-precision Adam.
         """
         moments = {"adam": 8, "sgd": 4}[self.optimizer]
-        return moments + (0 if self.precision == "fp32" else 4)
+        return moments + (0 if self.is_single else 4)

@@ -17,12 +17,32 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodels.job import TrainingJob
+from costmodels.job import NARROW_BYTES, TrainingJob
 from costmodels.parallel import RECOMPUTE_MODES, ConfigGrid, IntArray
+from costmodels.runtime import RuntimeProfile
+from hardware.distinct import distinct_rows
 
 FloatArray = NDArray[np.float64]
 
-SHAPE_DIMENSIONS = ("tp", "cp", "up", "ep", "mbs", "recompute", "sequence_parallel")
+_MODULES = {
+    "core_attn": ("attention.core",),
+    "mla_up_proj": ("attention.q_up", "attention.kv_up"),
+    "layernorm": ("attention.norm", "dense_mlp.norm", "moe_mlp.norm"),
+    "mlp": ("dense_mlp.up", "dense_mlp.activation", "dense_mlp.down"),
+    "moe_act": ("moe_mlp.activation",),
+    "shared_experts": ("moe_mlp.shared",),
+}
+"""The operators of each module that selective recomputation can name; `moe` is all of its block."""
+
+SHAPE_DIMENSIONS = ("tp", "cp", "up", "ep", "mbs", "recompute", "sequence_parallel", "expert_tp")
+
+
+UNFUSED_PASSES = 1.7
+"""Memory passes of eager kernels for one of a fused kernel: SwiGLU in two kernels moves 5 tensors for 3, rotary
+embedding in eager PyTorch 4 to 7 for 2 (counted)."""
+
+_WIDE = {"fp8": "bf16", "nvfp4": "bf16"}
+"""What a narrow type becomes for operators that it does not serve: attention, the head, the router."""
 
 
 class OpKind(StrEnum):
@@ -45,6 +65,10 @@ class Block(StrEnum):
     HEAD = "head"
 
 
+BLOCKS = tuple(Block)
+"""The order of arrays that have one entry per block."""
+
+
 class Phase(StrEnum):
     """When an operator runs."""
 
@@ -63,6 +87,7 @@ class Operator:
         phase: Forward or backward.
         shape: Columns [u, d]: (m, k, n) of a matmul, (groups, m, k, n) of a grouped one, (batch, heads, query
             length, key length, head size) of attention, (rows, columns) of a norm, (elements,) else.
+        precision: Type of its arithmetic.
         flop: Floating-point operations [u].
         moved_bytes: Bytes read and written [u].
     """
@@ -71,6 +96,7 @@ class Operator:
     kind: OpKind
     block: Block
     phase: Phase
+    precision: str
     shape: FloatArray
     flop: FloatArray
     moved_bytes: FloatArray
@@ -78,13 +104,19 @@ class Operator:
 
 def unique_shapes(grid: ConfigGrid) -> tuple[ConfigGrid, IntArray]:
     """The rows of `grid` [n] that differ in shape [u], and for each configuration the row that holds its shapes [n]."""
-    columns = grid.matrix(SHAPE_DIMENSIONS)
-    code = np.zeros(len(grid), dtype=np.int64)
-    for column in columns.T:
-        _, ranked = np.unique(column, return_inverse=True)
-        code = code * (int(ranked.max(initial=0)) + 1) + ranked
-    _, first, index = np.unique(code, return_index=True, return_inverse=True)
-    return grid.take(first), index.astype(np.int64)
+    first, row = distinct_rows([getattr(grid, name).astype(np.int64) for name in SHAPE_DIMENSIONS])
+    return grid.take(first), row
+
+
+def unique_tokens(job: TrainingJob, shapes: ConfigGrid) -> tuple[ConfigGrid, IntArray]:
+    """The rows of `shapes` [u] that differ outside of the attention core [t], and for each the row that stands for it.
+
+    All other operators see how many tokens a rank has, not which of mbs, cp and up made them so many.
+    """
+    _, tokens = np.unique(local_tokens(job, shapes), return_inverse=True)
+    others = [name for name in SHAPE_DIMENSIONS if name not in ("mbs", "cp", "up")]
+    first, row = distinct_rows([tokens, *(getattr(shapes, name).astype(np.int64) for name in others)])
+    return shapes.take(first), row
 
 
 def local_tokens(job: TrainingJob, grid: ConfigGrid) -> FloatArray:
@@ -97,6 +129,23 @@ def residual_tokens(job: TrainingJob, grid: ConfigGrid) -> FloatArray:
     return local_tokens(job, grid) / np.where(grid.sequence_parallel, grid.tp, 1)
 
 
+def routed_tokens(job: TrainingJob, grid: ConfigGrid) -> FloatArray:
+    """Rows that one rank's experts multiply for one micro-batch [n], balanced.
+
+    They are top_k for each of the tokens gathered from the ranks that share its experts.
+    """
+    gathered = np.where(grid.sequence_parallel, grid.expert_tensor, 1)
+    return residual_tokens(job, grid) * job.model.top_k * gathered
+
+
+def local_vocabulary(job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid) -> FloatArray:
+    """Rows of the vocabulary on one tp rank, with the runtime's padding [n]."""
+    rows = job.model.vocab_size / grid.tp
+    padded = np.ceil(rows / runtime.vocabulary_multiple) * runtime.vocabulary_multiple
+    is_padded = (grid.tp > 1) | runtime.pads_whole_vocabulary
+    return np.where(is_padded, padded, rows)
+
+
 def local_kv_size(job: TrainingJob, grid: ConfigGrid) -> FloatArray:
     """Key (or value) elements per token on one rank before Ulysses [n]; key heads are copied where tp exceeds them."""
     model = job.model
@@ -105,32 +154,50 @@ def local_kv_size(job: TrainingJob, grid: ConfigGrid) -> FloatArray:
     return np.maximum(model.num_kv_heads / grid.tp, 1.0) * model.head_dim
 
 
-def step_operators(job: TrainingJob, shapes: ConfigGrid) -> tuple[Operator, ...]:
+def step_operators(job: TrainingJob, runtime: RuntimeProfile, shapes: ConfigGrid) -> tuple[Operator, ...]:
     """Every operator of one attention block, MLP, embedding and head, for each row of `shapes` [u]."""
-    builder = _Builder(job, shapes)
+    builder = _Builder(job, runtime, shapes)
     operators = [*builder.attention(), *builder.dense_mlp(), *builder.embedding(), *builder.head()]
     if job.model.is_moe:
         operators += builder.moe_mlp()
     return tuple(operators)
 
 
-def is_recomputed(operator: Operator, shapes: ConfigGrid) -> NDArray[np.bool_]:
+def attention_core(job: TrainingJob, runtime: RuntimeProfile, shapes: ConfigGrid) -> tuple[Operator, ...]:
+    """Those of the step's operators that `is_core` holds for, for each row of `shapes` [u]."""
+    return tuple(_Builder(job, runtime, shapes).core())
+
+
+def is_core(operator: Operator) -> bool:
+    """Whether an operator belongs to the attention core.
+
+    That is what stands between the projections and depends on mbs, cp and up themselves.
+    """
+    return operator.name.startswith(_MODULES["core_attn"])
+
+
+def is_recomputed(job: TrainingJob, operator: Operator, shapes: ConfigGrid) -> NDArray[np.bool_]:
     """Whether the backward pass runs this forward operator again [u].
 
-    Full recomputation repeats every layer's forward pass; selective recomputation repeats the attention core
-    (Korthikanti et al. 2022, section 5).
+    Full recomputation repeats every layer's forward pass; selective recomputation the job's modules, as a rule the
+    attention core (Korthikanti et al. 2022, section 5).
     """
     in_layer = operator.block in (Block.ATTENTION, Block.DENSE_MLP, Block.MOE_MLP)
     full = (shapes.recompute == RECOMPUTE_MODES.index("full")) & in_layer
-    core = (shapes.recompute == RECOMPUTE_MODES.index("selective")) & (operator.kind == OpKind.ATTENTION)
-    return np.asarray((full | core) & (operator.phase == Phase.FORWARD))
+    module = next((name for name, prefixes in _MODULES.items() if operator.name.startswith(prefixes)), None)
+    named = module in job.recompute_modules or ("moe" in job.recompute_modules and operator.block == Block.MOE_MLP)
+    selective = (shapes.recompute == RECOMPUTE_MODES.index("selective")) & named
+    return np.asarray((full | selective) & (operator.phase == Phase.FORWARD))
 
 
 class _Builder:
     """Writes down the operators; one method per block."""
 
-    def __init__(self, job: TrainingJob, shapes: ConfigGrid) -> None:
+    def __init__(self, job: TrainingJob, runtime: RuntimeProfile, shapes: ConfigGrid) -> None:
+        self.job = job
         self.model = job.model
+        self.runtime = runtime
+        self.precision = job.precision
         self.element_bytes = job.element_bytes
         self.sequence_length = job.sequence_length
         self.shapes = shapes
@@ -175,10 +242,17 @@ class _Builder:
             )
         if not model.learned_positions:
             operators += self._elementwise("attention.rotary", block, self.tokens * qk_elements, 2, 2)
-        operators += self._core(block, heads, qk_size, value_size)
+        operators += self.core()
         operators += self._matmul("attention.proj", block, self.tokens, heads * value_size, model.hidden_size)
         operators += self._elementwise("attention.residual", block, self.residual * model.hidden_size, 3, 3)
         return operators
+
+    def core(self) -> list[Operator]:
+        model = self.model
+        heads = model.num_heads / self.shapes.tp
+        qk_size = model.qk_nope_head_dim + model.qk_rope_head_dim if model.kv_lora_rank else model.head_dim
+        core = self._flash_core if self.runtime.fused_attention else self._unfused_core
+        return core(Block.ATTENTION, heads, qk_size, model.value_head_dim)
 
     def dense_mlp(self) -> list[Operator]:
         block = Block.DENSE_MLP
@@ -189,9 +263,9 @@ class _Builder:
 
     def moe_mlp(self) -> list[Operator]:
         model, block = self.model, Block.MOE_MLP
-        hidden, routed = model.hidden_size, self.tokens * model.top_k
+        hidden, routed = model.hidden_size, routed_tokens(self.job, self.shapes)
         groups = model.num_experts / self.shapes.ep
-        ffn = model.expert_ffn_size / self.shapes.tp
+        ffn = model.expert_ffn_size / self.shapes.expert_tensor
         operators = self._norm("moe_mlp.norm", block)
         operators += self._matmul("moe_mlp.router", block, self.residual, hidden, model.num_experts)
         operators += self._elementwise("moe_mlp.permute", block, 2 * routed * hidden, 2, 2)
@@ -208,11 +282,16 @@ class _Builder:
 
     def head(self) -> list[Operator]:
         model, block = self.model, Block.HEAD
-        vocabulary = model.vocab_size / self.shapes.tp
+        vocabulary = local_vocabulary(self.job, self.runtime, self.shapes)
         operators = self._norm("head.norm", block)
         operators += self._matmul("head.logits", block, self.tokens, model.hidden_size, vocabulary)
-        # cross entropy in fp32: cast, maximum, exponential and sum forward; softmax minus target backward (assumed)
-        operators += self._elementwise("head.cross_entropy", block, self.tokens * vocabulary, 8, 5)
+        # one kernel reads the logits and writes their gradient; in parts they pass through memory in fp32 for the cast,
+        # the maximum, the difference, the exponential and the sum, and back through softmax minus target (counted from
+        # megatron-core tensor_parallel/cross_entropy.py)
+        forward, backward = (3, 1) if self.runtime.fused_cross_entropy else (17, 8)
+        operators += self._elementwise(
+            "head.cross_entropy", block, self.tokens * vocabulary, forward, backward, is_fused=True
+        )
         return operators
 
     def _mlp(self, name: str, block: Block, ffn_size: int) -> list[Operator]:
@@ -245,7 +324,7 @@ class _Builder:
             (f"{name}.weight_gradient", Phase.BACKWARD, (k, m, n)),
         )
         operand_elements = m * k + weights * k * n + m * n
-        operators = []
+        operators = self._quantise(name, block, m * k, m * n) if self._matmul_precision(name) in NARROW_BYTES else []
         for role, phase, sizes in products:
             columns = np.broadcast_arrays(*sizes) if groups is None else np.broadcast_arrays(groups, *sizes)
             operators.append(
@@ -254,6 +333,7 @@ class _Builder:
                     kind=kind,
                     block=block,
                     phase=phase,
+                    precision=self._matmul_precision(name),
                     shape=np.stack(columns, axis=1).astype(np.float64),
                     flop=2.0 * m * k * n,
                     moved_bytes=self.element_bytes * operand_elements,
@@ -261,7 +341,28 @@ class _Builder:
             )
         return operators
 
-    def _core(self, block: Block, heads: FloatArray, qk_size: int, value_size: int) -> list[Operator]:
+    def _quantise(self, name: str, block: Block, inputs: FloatArray, outputs: FloatArray) -> list[Operator]:
+        """Casts of a product's input and of its output's gradient to a narrow type.
+
+        Each is read once and written straight and transposed (Transformer Engine, cast_transpose kernels).
+        """
+        operators = []
+        for role, elements, phase in (("input", inputs, Phase.FORWARD), ("gradient", outputs, Phase.BACKWARD)):
+            operators.append(
+                Operator(
+                    name=f"{name}.cast_{role}",
+                    kind=OpKind.ELEMENTWISE,
+                    block=block,
+                    phase=phase,
+                    precision=self.precision,
+                    shape=elements[:, None],
+                    flop=np.zeros_like(elements),
+                    moved_bytes=2.0 * self.element_bytes * elements,
+                )
+            )
+        return operators
+
+    def _flash_core(self, block: Block, heads: FloatArray, qk_size: int, value_size: int) -> list[Operator]:
         """Flash attention under a causal mask, its work shared evenly by the cp ranks.
 
         Forward: two products of 2*s*s*size, halved by the mask. Backward: five products for two (Dao 2023,
@@ -284,12 +385,64 @@ class _Builder:
                 kind=OpKind.ATTENTION,
                 block=block,
                 phase=phase,
+                precision=_WIDE.get(self.precision, self.precision),
                 shape=shape,
                 flop=work * flop,
                 moved_bytes=moved * self.element_bytes * elements,
             )
             for suffix, phase, work, moved in (("", Phase.FORWARD, 1.0, 1.0), (".gradient", Phase.BACKWARD, 2.5, 2.5))
         ]
+
+    def _unfused_core(self, block: Block, heads: FloatArray, qk_size: int, value_size: int) -> list[Operator]:
+        """Attention whose scores pass through memory: two batched products of the whole square and a masked softmax.
+
+        Korthikanti et al. 2022, section 4.1: 2abs^2 bytes of softmax output, and as much again with its dropout; the
+        fused softmax reads the scores and writes the probabilities (Megatron-LM fused_kernels), dropout does it again.
+        """
+        shapes, length = self.shapes, self.sequence_length
+        local_heads = heads / shapes.up
+        queries = length / shapes.cp
+        rows = shapes.mbs * local_heads * queries
+        scores = rows * length
+        operators = self._batched("attention.core.scores", block, rows, float(qk_size), float(length))
+        # the fused kernel wants four score matrices at a time; in PyTorch's own operators scores are scaled, cast,
+        # masked and normalised in fp32 one after the other (Megatron-LM model/fused_softmax.py, is_kernel_available)
+        is_fused = self.runtime.fused_elementwise & ((shapes.mbs * local_heads) % 4 == 0)
+        slow_passes = np.where(is_fused, 0.0, 28 / self.element_bytes)
+        operators += self._elementwise(
+            "attention.core.softmax", block, scores, 2 + slow_passes, 3 + slow_passes, is_fused=True
+        )
+        if self.runtime.attention_dropout:  # reads and writes the probabilities, and a mask of one byte
+            operators += self._elementwise("attention.core.dropout", block, scores, 2.5, 2.5, is_fused=True)
+        return operators + self._batched("attention.core.context", block, rows, float(length), float(value_size))
+
+    def _batched(self, name: str, block: Block, rows: FloatArray, k: float, n: float) -> list[Operator]:
+        """A batched product [rows, k] @ [k, n] whose right side differs per head, and its two gradients."""
+        scores = (rows * k + rows * n + rows * k * n / self.sequence_length) * self.element_bytes
+        products = (
+            (name, Phase.FORWARD, (rows, k, n)),
+            (f"{name}.data_gradient", Phase.BACKWARD, (rows, n, k)),
+            (f"{name}.right_gradient", Phase.BACKWARD, (rows, n, k)),
+        )
+        return [
+            Operator(
+                name=role,
+                kind=OpKind.MATMUL,
+                block=block,
+                phase=phase,
+                precision=_WIDE.get(self.precision, self.precision),
+                shape=np.stack(np.broadcast_arrays(*sizes), axis=1).astype(np.float64),
+                flop=2.0 * rows * k * n,
+                moved_bytes=scores,
+            )
+            for role, phase, sizes in products
+        ]
+
+    def _matmul_precision(self, name: str) -> str:
+        """fp8 recipes keep the head and the router in 16 bits (Transformer Engine's and torchao's defaults)."""
+        if name.startswith(("head.", "moe_mlp.router")):
+            return _WIDE.get(self.precision, self.precision)
+        return self.precision
 
     def _norm(self, name: str, block: Block) -> list[Operator]:
         hidden = self.model.hidden_size
@@ -302,6 +455,7 @@ class _Builder:
                 kind=OpKind.NORM,
                 block=block,
                 phase=phase,
+                precision=self.precision,
                 shape=shape,
                 flop=np.zeros_like(rows),
                 moved_bytes=passes * self.element_bytes * rows * hidden,
@@ -310,18 +464,27 @@ class _Builder:
         ]
 
     def _elementwise(
-        self, name: str, block: Block, elements: FloatArray, forward_passes: int, backward_passes: int
+        self,
+        name: str,
+        block: Block,
+        elements: FloatArray,
+        forward_passes: FloatArray | float,
+        backward_passes: FloatArray | float,
+        *,
+        is_fused: bool = False,
     ) -> list[Operator]:
-        """A memory-bound operator; a pass reads or writes every element once."""
+        """A memory-bound operator; a pass reads or writes every element once, and again between unfused kernels."""
+        repeated = 1.0 if is_fused or self.runtime.fused_elementwise else UNFUSED_PASSES
         return [
             Operator(
                 name=f"{name}{suffix}",
                 kind=OpKind.ELEMENTWISE,
                 block=block,
                 phase=phase,
+                precision=self.precision,
                 shape=elements[:, None],
                 flop=np.zeros_like(elements),
-                moved_bytes=passes * self.element_bytes * elements,
+                moved_bytes=repeated * passes * self.element_bytes * elements,
             )
             for suffix, phase, passes in (
                 ("", Phase.FORWARD, forward_passes),

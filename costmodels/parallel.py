@@ -17,7 +17,7 @@ from hardware.errors import ConfigError, did_you_mean
 DEGREES = ("pp", "tp", "dp", "cp", "up", "vpp", "ep", "mbs")
 RECOMPUTE_MODES = ("none", "selective", "full")
 ZERO_STAGES = (0, 1, 2, 3)
-FURTHER_DIMENSIONS = ("recompute", "zero_stage", "sequence_parallel")
+FURTHER_DIMENSIONS = ("recompute", "zero_stage", "sequence_parallel", "expert_tp", "dp_shard")
 
 IntArray = NDArray[np.int64]
 Value = int | str | bool
@@ -39,6 +39,8 @@ class ParallelConfig:
         recompute: What the backward pass computes again: none, selective (the attention core) or full.
         zero_stage: 0 replicated, 1 optimizer states sharded, 2 gradients too, 3 weights too.
         sequence_parallel: Whether norms and residuals are split along the sequence over tp.
+        expert_tp: Tensor parallel degree of the experts; 0 is that of the rest, tp.
+        dp_shard: Data parallel ranks over which ZeRO shards; the others hold copies (HSDP). 0 is all of dp.
     """
 
     pp: int = 1
@@ -52,6 +54,8 @@ class ParallelConfig:
     recompute: str = "none"
     zero_stage: int = 1
     sequence_parallel: bool = True
+    expert_tp: int = 0
+    dp_shard: int = 0
 
     def __post_init__(self) -> None:
         """Refuses values that no study could mean."""
@@ -68,6 +72,10 @@ class ParallelConfig:
             )
         if type(self.zero_stage) is not int or self.zero_stage not in ZERO_STAGES:
             raise ConfigError("must be 0, 1, 2 or 3", key="zero_stage", value=self.zero_stage)
+        for name in ("expert_tp", "dp_shard"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 0:
+                raise ConfigError("must be a whole number of at least 0", key=name, value=value)
         if type(self.sequence_parallel) is not bool:
             raise ConfigError("must be true or false", key="sequence_parallel", value=self.sequence_parallel)
 
@@ -145,10 +153,23 @@ class ConfigGrid:
     recompute: IntArray
     zero_stage: IntArray
     sequence_parallel: NDArray[np.bool_]
+    expert_tp: IntArray
+    dp_shard: IntArray
     opened: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.pp)
+
+    @property
+    def expert_tensor(self) -> IntArray:
+        """Tensor parallel degree of the experts [n]."""
+        return np.where(self.expert_tp == 0, self.tp, self.expert_tp)
+
+    @property
+    def copies(self) -> IntArray:
+        """Copies of the sharded training states [n]: dp over dp_shard; 1 where nothing is sharded (ZeRO 0)."""
+        whole = (self.dp_shard == 0) | (self.zero_stage == 0)
+        return np.where(whole, 1, self.dp // np.maximum(self.dp_shard, 1))
 
     @property
     def dimensions(self) -> tuple[str, ...]:
@@ -168,6 +189,8 @@ class ConfigGrid:
             recompute=RECOMPUTE_MODES[self.recompute[position]],
             zero_stage=int(self.zero_stage[position]),
             sequence_parallel=bool(self.sequence_parallel[position]),
+            expert_tp=int(self.expert_tp[position]),
+            dp_shard=int(self.dp_shard[position]),
         )
 
     def values(self, position: int) -> dict[str, Value]:
@@ -195,6 +218,8 @@ class ConfigGrid:
             recompute=np.array([RECOMPUTE_MODES.index(c.recompute) for c in configs], dtype=np.int64),
             zero_stage=np.array([c.zero_stage for c in configs], dtype=np.int64),
             sequence_parallel=np.array([c.sequence_parallel for c in configs], dtype=np.bool_),
+            expert_tp=np.array([c.expert_tp for c in configs], dtype=np.int64),
+            dp_shard=np.array([c.dp_shard for c in configs], dtype=np.int64),
             opened=opened,
         )
 

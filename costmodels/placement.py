@@ -6,65 +6,213 @@ order "tp-cp-ep-dp-pp"). A dimension's stride is the product of the faster degre
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import reduce
 
 import numpy as np
+from numpy.typing import NDArray
 
 from costmodels.job import TrainingJob
-from costmodels.operators import FloatArray, local_kv_size
+from costmodels.operators import BLOCKS, Block, FloatArray, local_kv_size
 from costmodels.parallel import ConfigGrid, IntArray
-from costmodels.schedules import StageLayers
+from costmodels.runtime import RuntimeProfile
+from costmodels.schedules import assign_layers
 from hardware.cluster import Cluster, GroupLinks
+from hardware.distinct import distinct_rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Groups:
     """The links that each dimension's groups cross, for every configuration [n].
 
-    `weights` is the group that shares a dense weight (up, cp and dp together), `expert_weights` the one that shares an
-    expert (that group without ep).
+    `weights` is the group over which a dense weight is reduced (up, cp and dp together), or sharded where dp_shard
+    splits it; `weight_copies` are the ranks that hold a copy of one shard. `expert_weights` and `expert_copies` are the
+    same for an expert, `expert_tp` is the group that splits it. `all_hosts` is the number of the cluster's hosts.
     """
 
+    all_hosts: int
     tp: GroupLinks
+    expert_tp: GroupLinks
     up: GroupLinks
     cp: GroupLinks
     ep: GroupLinks
     pp: GroupLinks
     weights: GroupLinks
+    weight_copies: GroupLinks
     expert_weights: GroupLinks
+    expert_copies: GroupLinks
+
+    def take(self, index: IntArray) -> Groups:
+        """The groups of the configurations at the positions `index`."""
+        links = {f.name: getattr(self, f.name).take(index) for f in fields(self) if f.name != "all_hosts"}
+        return Groups(all_hosts=self.all_hosts, **links)
 
 
 def place(cluster: Cluster, grid: ConfigGrid) -> Groups:
     """The groups of every configuration on `cluster`; every configuration occupies all of its devices.
 
-    Experts are dealt over all ranks that share a dense weight, neighbours first, as in Megatron-Core's expert groups
-    (order "tp-ep-dp", without cp), so the same holds where `ep` divides dp alone.
+    Experts are dealt over all ranks of a stage, neighbours first, as in Megatron-Core's expert groups (order
+    "tp-ep-dp", with an expert tensor degree of its own), so the same holds where `ep` divides dp alone.
     """
+    ones = np.ones_like(grid.tp)
     inner = grid.tp * grid.up * grid.cp
-    return Groups(
-        tp=cluster.group_links(np.ones_like(grid.tp), grid.tp),
-        up=cluster.group_links(grid.tp, grid.up),
-        cp=cluster.group_links(grid.tp * grid.up, grid.cp),
-        ep=cluster.group_links(grid.tp, grid.ep),
-        pp=cluster.group_links(inner * grid.dp, grid.pp),
-        weights=cluster.group_links(grid.tp, grid.up * grid.cp * grid.dp),
-        expert_weights=cluster.group_links(grid.tp * grid.ep, grid.up * grid.cp * grid.dp // grid.ep),
+    shared = grid.up * grid.cp * grid.dp
+    experts = grid.expert_tensor * grid.ep
+    shards = expert_shards(grid)
+    asked = {
+        "tp": (ones, grid.tp),
+        "expert_tp": (ones, grid.expert_tensor),
+        "up": (grid.tp, grid.up),
+        "cp": (grid.tp * grid.up, grid.cp),
+        "ep": (grid.expert_tensor, grid.ep),
+        "pp": (inner * grid.dp, grid.pp),
+        "weights": (grid.tp, shared // grid.copies),
+        "weight_copies": (grid.tp * shared // grid.copies, grid.copies),
+        "expert_weights": (experts, shards),
+        "expert_copies": (experts * shards, np.maximum(grid.tp * shared // (experts * shards), 1)),
+    }
+    strides, sizes = zip(*asked.values(), strict=True)
+    links = cluster.group_links(np.concatenate(strides), np.concatenate(sizes)).split(len(asked))
+    return Groups(all_hosts=cluster.num_hosts, **dict(zip(asked, links, strict=True)))
+
+
+def expert_shards(grid: ConfigGrid) -> IntArray:
+    """Ranks over which ZeRO shards an expert's states [n]: those that hold it, less the copies of the states."""
+    replicas = grid.tp * grid.dp * grid.cp * grid.up // (grid.expert_tensor * grid.ep)
+    return np.maximum(replicas // grid.copies, 1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StageKinds:
+    """The kinds of stages of one pipeline [c]; stages of one kind hold the same layers on the same kinds of devices.
+
+    Kinds stand in the order of their first stages. A pipeline of many stages has few: the first, the last, and one or
+    two between them.
+
+    Attributes:
+        blocks: Blocks that a stage of each kind holds [c, len(BLOCKS)].
+        has_device: Whether some of its ranks stand on each of `cluster.devices` [c, d].
+        count: Stages of each kind [c].
+        first: Number of the first of them [c].
+        before: Stages of each kind that come before the first of another [c, c], the other's row.
+    """
+
+    blocks: FloatArray
+    has_device: NDArray[np.bool_]
+    count: IntArray
+    first: IntArray
+    before: IntArray
+
+    def held(self, block: Block) -> FloatArray:
+        """How many such blocks a stage of each kind holds [c, 1]."""
+        return self.blocks[:, [BLOCKS.index(block)]]
+
+    def slowest(self, seconds: Sequence[FloatArray] | FloatArray) -> FloatArray:
+        """What the slowest of its devices makes each kind of stage take [..., c, k], from what each device would."""
+        masked = [own * is_on for own, is_on in zip(seconds, self.has_device.T[:, :, None], strict=True)]
+        return np.asarray(reduce(np.maximum, masked))
+
+    def smallest(self, figures: Sequence[float]) -> FloatArray:
+        """The smallest of a figure of `cluster.devices` among the devices of each kind of stage [c]."""
+        return np.asarray(np.where(self.has_device, figures, np.inf).min(axis=1))
+
+
+def stage_kinds(blocks: FloatArray, has_device: NDArray[np.bool_]) -> StageKinds:
+    """The kinds of stages that hold those blocks [pp, len(BLOCKS)] on those devices [pp, d]."""
+    numbers: dict[tuple[float, ...], int] = {}
+    rows = np.concatenate([blocks, has_device], axis=1).tolist()
+    kind = np.array([numbers.setdefault(tuple(row), len(numbers)) for row in rows])
+    is_kind = kind[:, None] == np.arange(len(numbers))
+    first = is_kind.argmax(axis=0)
+    return StageKinds(
+        blocks=blocks[first],
+        has_device=has_device[first],
+        count=is_kind.sum(axis=0),
+        first=first,
+        before=(np.cumsum(is_kind, axis=0) - is_kind)[first],
     )
 
 
-def pipelines(grid: ConfigGrid) -> Iterator[tuple[int, int, IntArray]]:
-    """Each (pp, vpp) of the grid with the positions that have it."""
-    code = grid.pp * (int(grid.vpp.max(initial=0)) + 1) + grid.vpp
-    order = np.argsort(code, kind="stable")
-    for positions in np.split(order, np.flatnonzero(np.diff(code[order])) + 1):
-        if len(positions):
-            yield int(grid.pp[positions[0]]), int(grid.vpp[positions[0]]), positions
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Pipeline:
+    """Configurations [k] whose stages hold the same layers.
+
+    Attributes:
+        pp: Number of stages.
+        stages: Their kinds.
+        at: Positions of the configurations in their grid [k].
+        weights: Rows of the grid that differ in how weights are kept and reduced [w].
+        weights_at: Positions of these among those of all pipelines [w].
+        weights_of: The row of `weights` that each configuration has [k].
+    """
+
+    pp: int
+    stages: StageKinds
+    at: IntArray
+    weights: ConfigGrid
+    weights_at: IntArray
+    weights_of: IntArray
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Pipelines:
+    """A grid [n] by the layout of its stages.
+
+    Attributes:
+        each: The layouts.
+        weights: Rows of the grid that differ in how weights are kept and reduced [w].
+        weights_of: The row of `weights` that each configuration has [n].
+    """
+
+    each: tuple[Pipeline, ...]
+    weights: ConfigGrid
+    weights_of: IntArray
+
+
+def pipelines(job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile, grid: ConfigGrid) -> Pipelines:
+    """The configurations of each layout; chunks per stage make another layout only where layers fall differently."""
+    layouts, layout = _layouts(job, runtime, grid)
+    replicas = grid.dp * grid.cp * grid.up
+    # the layout comes first, so that the rows of one layout stand side by side
+    columns = [layout, grid.tp, replicas, grid.ep, grid.expert_tp, grid.zero_stage, grid.copies]
+    kept, weights_of = distinct_rows(columns)
+    weights = grid.take(kept)
+    each = []
+    for blocks, at, weights_at in zip(layouts, _positions(layout), _positions(layout[kept]), strict=True):
+        each.append(
+            Pipeline(
+                pp=len(blocks),
+                stages=stage_kinds(blocks, stage_devices(cluster, len(blocks))),
+                at=at,
+                weights=weights.take(weights_at),
+                weights_at=weights_at,
+                weights_of=weights_of[at] - weights_at[0],
+            )
+        )
+    return Pipelines(each=tuple(each), weights=weights, weights_of=weights_of)
+
+
+def _layouts(job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid) -> tuple[list[FloatArray], IntArray]:
+    """What blocks the stages hold [pp, len(BLOCKS)], each way once, and the number of each configuration's [n]."""
+    first, cut = distinct_rows([grid.pp, grid.vpp])
+    cuts = zip(grid.pp[first].tolist(), grid.vpp[first].tolist(), strict=True)
+    blocks = [assign_layers(job.model, runtime, pp, vpp).blocks for pp, vpp in cuts]
+    numbers: dict[bytes, int] = {}
+    number = np.array([numbers.setdefault(held.tobytes(), len(numbers)) for held in blocks], dtype=np.int64)
+    return list(dict(zip(number.tolist(), blocks, strict=True)).values()), number[cut]
+
+
+def _positions(number: IntArray) -> list[IntArray]:
+    """The positions of every number from 0 on [n]."""
+    counts = np.bincount(number)
+    order = np.argsort(number.astype(np.min_scalar_type(len(counts))), kind="stable")  # fast for short integers
+    return np.split(order, np.cumsum(counts)[:-1]) if len(counts) else []
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LocalParameters:
-    """Parameters that one rank of each stage keeps before ZeRO shards them [k, pp].
+    """Parameters that one rank of each stage keeps before ZeRO shards them [s, k].
 
     Attributes:
         dense: Weights that all ranks of the `weights` group share.
@@ -75,11 +223,40 @@ class LocalParameters:
     expert: FloatArray
 
 
-def local_parameters(job: TrainingJob, grid: ConfigGrid, stages: StageLayers) -> LocalParameters:
-    """Parameters per rank and stage for configurations [k] that share one pipeline.
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class LayerParameters:
+    """Parameters of the parts of a model that one rank keeps before ZeRO shards them [n].
 
-    Matrices are divided by tp, norms, routers and MLA's down projections are copied (Megatron-LM, Shoeybi et al. 2019,
-    section 3; megatron-core multi_latent_attention.py). A tied head is a copy of the embedding on the last stage.
+    Attributes:
+        attention: Attention of one layer, with the layer's norms.
+        dense_mlp: MLP of a dense layer.
+        shared: What a layer with experts has in place of that, without its routed experts.
+        expert: All routed experts of one layer that the rank keeps.
+        table: The embedding, or the output head.
+    """
+
+    attention: FloatArray
+    dense_mlp: FloatArray
+    shared: FloatArray
+    expert: FloatArray
+    table: FloatArray
+
+    @property
+    def dense(self) -> FloatArray:
+        """A dense layer."""
+        return self.attention + self.dense_mlp
+
+    @property
+    def moe(self) -> FloatArray:
+        """A layer with experts, without the routed experts."""
+        return self.attention + self.shared
+
+
+def layer_parameters(job: TrainingJob, grid: ConfigGrid) -> LayerParameters:
+    """Parameters per rank of each part.
+
+    Matrices are divided by tp (experts by a degree of their own and by ep), norms, routers and MLA's down projections
+    are copied (Megatron-LM, Shoeybi et al. 2019, section 3; megatron-core multi_latent_attention.py).
     """
     model = job.model
     tp = grid.tp.astype(np.float64)
@@ -90,19 +267,46 @@ def local_parameters(job: TrainingJob, grid: ConfigGrid, stages: StageLayers) ->
     else:
         extra_kv = local_kv_size(job, grid) - model.num_kv_heads * model.head_dim / tp
         attention = model.attention_parameters / tp + 2 * model.hidden_size * extra_kv + copied
-    dense_layer = attention + model.dense_mlp_parameters / tp
-    moe_layer = attention + model.shared_expert_parameters / tp + model.router_parameters
-    dense = dense_layer[:, None] * stages.dense + moe_layer[:, None] * stages.moe
-    table = model.embedding_parameters / tp
-    dense[:, 0] += table + model.position_parameters
-    dense[:, -1] += model.final_norm_parameters
-    if not model.tied_embeddings or len(stages.dense) > 1:
-        dense[:, -1] += table
-    expert = (model.num_experts * model.expert_parameters / (tp * grid.ep))[:, None] * stages.moe
-    return LocalParameters(dense=dense, expert=expert)
+    return LayerParameters(
+        attention=attention,
+        dense_mlp=model.dense_mlp_parameters / tp,
+        shared=model.shared_expert_parameters / tp + model.router_parameters,
+        expert=model.num_experts * model.expert_parameters / (grid.expert_tensor * grid.ep),
+        table=model.embedding_parameters / tp,
+    )
 
 
-def stage_devices(cluster: Cluster, pp: int) -> list[list[int]]:
-    """For each stage, the indices into `cluster.devices` of the devices that its ranks stand on."""
-    ranks = cluster.rank_device_index().reshape(pp, -1)
-    return [sorted(set(row.tolist())) for row in ranks]
+def local_parameters(job: TrainingJob, grid: ConfigGrid, blocks: FloatArray) -> LocalParameters:
+    """Parameters per rank of stages that hold so many `blocks` [s, len(BLOCKS)], for configurations [k].
+
+    A tied head is a copy of the embedding on the last stage.
+    """
+    model, each = job.model, layer_parameters(job, grid)
+    has_own_head = (grid.pp > 1) | (not model.tied_embeddings)
+    held = {
+        Block.ATTENTION: each.attention,
+        Block.DENSE_MLP: each.dense_mlp,
+        Block.MOE_MLP: each.shared,
+        Block.EMBEDDING: each.table + model.position_parameters,
+        Block.HEAD: each.table * has_own_head + model.final_norm_parameters,
+    }
+    return LocalParameters(
+        dense=blocks @ np.stack([held[block] for block in BLOCKS]),
+        expert=np.outer(blocks[:, BLOCKS.index(Block.MOE_MLP)], each.expert),
+    )
+
+
+def sharded_parameters(grid: ConfigGrid, local: LocalParameters) -> FloatArray:
+    """Parameters of each stage whose states one rank keeps where ZeRO shards them [s, k]."""
+    dense = local.dense / (grid.dp * grid.cp * grid.up // grid.copies)
+    return np.asarray(dense + local.expert / expert_shards(grid))
+
+
+def stage_devices(cluster: Cluster, pp: int) -> NDArray[np.bool_]:
+    """Whether some ranks of each stage stand on each of `cluster.devices` [pp, d]."""
+    ends = np.cumsum([group.num_devices for group in cluster.groups])
+    last = np.arange(1, pp + 1)[:, None] * (cluster.num_devices // pp)
+    first = last - cluster.num_devices // pp
+    on_group = (first < ends) & (last > np.concatenate([[0], ends[:-1]]))
+    is_device = np.array([[group.device == device for device in cluster.devices] for group in cluster.groups])
+    return np.asarray(on_group @ is_device)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from costmodels.model_spec import ModelSpec
-from costmodels.operators import FloatArray
+from costmodels.operators import BLOCKS, Block, FloatArray
 from costmodels.parallel import IntArray
 from costmodels.runtime import RuntimeProfile
 
@@ -24,13 +26,26 @@ class StageLayers:
     dense: IntArray
     moe: IntArray
 
+    @property
+    def blocks(self) -> FloatArray:
+        """How many of each Block a stage holds [pp, len(BLOCKS)]; the first has the embedding, the last the head."""
+        is_first = np.arange(len(self.dense)) == 0
+        held = {
+            Block.ATTENTION: self.dense + self.moe,
+            Block.DENSE_MLP: self.dense,
+            Block.MOE_MLP: self.moe,
+            Block.EMBEDDING: is_first,
+            Block.HEAD: is_first[::-1],
+        }
+        return np.stack([held[block] for block in BLOCKS], axis=1).astype(np.float64)
+
 
 def assign_layers(model: ModelSpec, runtime: RuntimeProfile, pp: int, vpp: int) -> StageLayers:
     """The layers of each stage.
 
     "even": the layer count, padded with no-op layers to the runtime's multiple, is cut into pp*vpp equal chunks, and
     chunk c stands on stage c % pp (Narayanan et al. 2021, section 2.2). "balanced": contiguous blocks of about equal
-    compute (nanotron models/base.py: a block moves on to the next stage once the cumulative cost passes its share).
+    compute (nanotron models/base.py: a stage ends with the block that takes the cumulative cost past its share).
     A count that can't be cut evenly is spread as evenly as possible (Megatron-LM's pipeline layout).
     """
     num_layers = model.num_layers
@@ -42,11 +57,17 @@ def assign_layers(model: ModelSpec, runtime: RuntimeProfile, pp: int, vpp: int) 
         stage_of_layer = (layers // (padded // (pp * vpp))) % pp
     else:
         stage_of_layer = (layers * pp * vpp // num_layers) % pp
-    is_moe = np.array([model.is_moe_layer(layer) for layer in range(num_layers)], dtype=bool)
+    is_moe = _moe_layers(model)
     return StageLayers(
         dense=np.bincount(stage_of_layer[~is_moe], minlength=pp),
         moe=np.bincount(stage_of_layer[is_moe], minlength=pp),
     )
+
+
+@lru_cache(maxsize=64)
+def _moe_layers(model: ModelSpec) -> NDArray[np.bool_]:
+    """Whether each layer has experts [num_layers]."""
+    return np.array([model.is_moe_layer(layer) for layer in range(model.num_layers)], dtype=np.bool_)
 
 
 def _balanced_stages(model: ModelSpec, pp: int) -> IntArray:
@@ -64,33 +85,32 @@ def _balanced_stages(model: ModelSpec, pp: int) -> IntArray:
     stages = np.zeros(model.num_layers, dtype=np.int64)
     stage = 0
     for layer in range(model.num_layers):
+        stages[layer] = stage
         if cumulative[layer] > thresholds[stage] and stage < pp - 1:
             stage += 1
-        stages[layer] = stage
     return stages
 
 
-def bubble_s(stage_s: FloatArray, vpp: int) -> FloatArray:
-    """Time that the slowest stage waits in one step [k], from each stage's time per micro-batch [k, pp].
+def bubble_s(stage_s: FloatArray, count: IntArray, vpp: IntArray | int) -> FloatArray:
+    """Time that the slowest stage waits in one step [k], from the time per micro-batch [c, k] of `count` stages each.
 
     With 1F1B the step lasts m times the slowest stage plus one micro-batch through all others; interleaving with vpp
     chunks divides that by vpp. Source: Narayanan et al. 2021, sections 2.2.1 and 2.2.2, (p-1)/m and (p-1)/(m*v) for
     equal stages.
     """
-    return np.asarray((stage_s.sum(axis=1) - stage_s.max(axis=1)) / vpp)
+    return np.asarray((count @ stage_s - stage_s.max(axis=0)) / vpp)
 
 
-def micro_batches_in_flight(pp: int, vpp: int, num_micro_batches: IntArray) -> FloatArray:
-    """Micro-batches whose activations each stage holds at its peak [k, pp], in units of a whole stage's layers.
+def stage_in_flight(
+    stage: IntArray, pp: IntArray | int, vpp: IntArray | int, num_micro_batches: IntArray
+) -> FloatArray:
+    """Micro-batches whose activations a stage holds at its peak, in units of the whole stage's layers; elementwise.
 
     1F1B: stage i (from 0) holds min(m, pp - i). Interleaved: 2(pp - i - 1) + (vpp - 1) pp + 1 chunks of a vpp-th of the
     stage. Sources: Narayanan et al. 2021, section 2.2; megatron-core pipeline_parallel/schedules.py,
     get_pp_rank_microbatches (warm-up count); stage 0 then gives Korthikanti et al. 2022, section 4.2.3:
     L(1 + (p-1)/(p m)).
     """
-    stage = np.arange(pp)
-    m = num_micro_batches[:, None]
-    if vpp == 1:
-        return np.minimum(m, pp - stage).astype(np.float64)
-    chunks = 2 * (pp - stage - 1) + (vpp - 1) * pp + 1
-    return np.minimum(m * vpp, chunks) / vpp
+    behind = pp - stage - 1
+    chunks = np.where(np.asarray(vpp) == 1, behind + 1, 2 * behind + (np.asarray(vpp) - 1) * pp + 1)
+    return np.asarray(np.minimum(num_micro_batches * vpp, chunks) / vpp, dtype=np.float64)

@@ -7,32 +7,51 @@ the bubble; data parallel reduction and the optimizer close the step.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from functools import reduce
 
 import numpy as np
+from scipy.special import ndtr
 
-from costmodels.communication import BlockCommunication, block_communication
+from costmodels.communication import Beside, block_communication
 from costmodels.job import TrainingJob
-from costmodels.kernels import KernelTime, roofline_s
+from costmodels.kernels import KernelTime, kernel_s
+from costmodels.memory import MemoryEstimate
 from costmodels.operators import (
+    BLOCKS,
     Block,
     FloatArray,
+    Operator,
+    OpKind,
     Phase,
+    attention_core,
+    is_core,
     is_recomputed,
     residual_tokens,
     step_operators,
     unique_shapes,
+    unique_tokens,
 )
 from costmodels.parallel import ConfigGrid, IntArray
-from costmodels.placement import Groups, LocalParameters, local_parameters, pipelines, place, stage_devices
+from costmodels.placement import (
+    Groups,
+    Pipeline,
+    local_parameters,
+    pipelines,
+    place,
+    sharded_parameters,
+)
+from costmodels.residuals import layer_residual
 from costmodels.runtime import RuntimeProfile
-from costmodels.schedules import StageLayers, assign_layers, bubble_s
-from hardware.cluster import Cluster, GroupLinks
-from hardware.collectives import all_gather_s, all_reduce_s, reduce_scatter_s, send_recv_s
+from costmodels.schedules import bubble_s
+from costmodels.weight_traffic import weight_traffic
+from hardware.cluster import Cluster
+from hardware.collectives import all_gather_s, send_recv_s
 from hardware.device import Device
 
-BREAKDOWN = ("compute", "tp", "cp", "up", "ep", "dp", "pp", "host", "bubble", "optimizer")
+BREAKDOWN = ("compute", "tp", "cp", "up", "ep", "dp", "pp", "host", "bubble", "optimizer", "overhead")
+EXPOSED_PARTS = ("tp", "cp", "up", "ep")
 
 OPTIMIZER_PASS_BYTES = 34
 """Bytes that an Adam step moves per parameter it owns: gradient, master weight and two moments read (16), the last
@@ -54,38 +73,110 @@ class StepEstimate:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class BlockTimes:
-    """Compute time of one block and micro-batch on one kind of device, by block, each [u].
+    """Compute time of one block and micro-batch on one kind of device, each [len(BLOCKS), u].
 
-    `backward` includes what recomputation runs again; `launches` counts operators of both passes.
+    `backward` includes what recomputation runs again; `launches` counts operators of both passes. `products` are the
+    matrix products of both passes, `weight_gradients` those that give the weights' gradients, `attention_core` the
+    attention of both passes.
     """
 
-    forward: dict[Block, FloatArray]
-    backward: dict[Block, FloatArray]
+    forward: FloatArray
+    backward: FloatArray
+    products: FloatArray
+    weight_gradients: FloatArray
     attention_core: FloatArray
-    launches: dict[Block, FloatArray]
+    launches: FloatArray
 
 
 def block_times(
     job: TrainingJob, device: Device, runtime: RuntimeProfile, shapes: ConfigGrid, kernel_time: KernelTime
 ) -> BlockTimes:
     """Sums the operators of each block, for every shape row [u]."""
-    forward = {block: np.zeros(len(shapes)) for block in Block}
-    backward = {block: np.zeros(len(shapes)) for block in Block}
-    launches = {block: np.zeros(len(shapes)) for block in Block}
-    core = np.zeros(len(shapes))
-    for operator in step_operators(job, shapes):
-        seconds = kernel_time(operator, device, job, runtime)
+    tokens, token_of = unique_tokens(job, shapes)
+    outside = [operator for operator in step_operators(job, runtime, tokens) if not is_core(operator)]
+    both = (
+        _summed(outside, job, device, runtime, tokens, kernel_time),
+        _summed(attention_core(job, runtime, shapes), job, device, runtime, shapes, kernel_time),
+    )
+    sums = {f.name: [getattr(times, f.name) for times in both] for f in fields(BlockTimes)}
+    return BlockTimes(**{name: rest[:, token_of] + core for name, (rest, core) in sums.items()})
+
+
+def _summed(
+    operators: Iterable[Operator],
+    job: TrainingJob,
+    device: Device,
+    runtime: RuntimeProfile,
+    shapes: ConfigGrid,
+    kernel_time: KernelTime,
+) -> BlockTimes:
+    sums = BlockTimes(**{f.name: np.zeros((len(BLOCKS), len(shapes))) for f in fields(BlockTimes)})
+    speed = runtime.speed_of(device.name)
+    fullest = np.where(shapes.ep > 1, 1.0 + runtime.expert_imbalance, 1.0)
+    for operator in operators:
+        block = BLOCKS.index(operator.block)
+        seconds = kernel_time(operator, device, job, runtime) / speed
+        if operator.kind == OpKind.GROUPED_MATMUL:
+            seconds = seconds * fullest
         if operator.phase == Phase.FORWARD:
-            forward[operator.block] += seconds
-            again = is_recomputed(operator, shapes)
-            backward[operator.block] += np.where(again, seconds, 0.0)
-            launches[operator.block] += 1.0 + again
+            again = is_recomputed(job, operator, shapes)
+            sums.forward[block] += seconds
+            sums.backward[block] += np.where(again, seconds, 0.0)
+            sums.launches[block] += 1.0 + again
         else:
-            backward[operator.block] += seconds
-            launches[operator.block] += 1.0
-        if operator.name.startswith("attention.core"):
-            core += seconds
-    return BlockTimes(forward=forward, backward=backward, attention_core=core, launches=launches)
+            sums.backward[block] += seconds
+            sums.launches[block] += 1.0
+        if is_core(operator):
+            sums.attention_core[block] += seconds
+        elif operator.kind in (OpKind.MATMUL, OpKind.GROUPED_MATMUL):
+            sums.products[block] += seconds
+        if operator.name.endswith("weight_gradient"):
+            sums.weight_gradients[block] += seconds
+    return sums
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _BlockCosts:
+    """What one block and micro-batch cost, for every shape row [u].
+
+    Attributes:
+        compute: Seconds of the forward and the backward pass on each kind of device [d, 2, len(BLOCKS), u].
+        exposed: Exposed seconds of EXPOSED_PARTS [4, len(BLOCKS), u].
+        host: Seconds to launch the operators, and the number of collectives [2, len(BLOCKS), u].
+    """
+
+    compute: FloatArray
+    exposed: FloatArray
+    host: FloatArray
+
+    def take(self, row: IntArray) -> _BlockCosts:
+        """The costs of configurations whose shapes are those rows."""
+        return _BlockCosts(**{f.name: getattr(self, f.name).take(row, axis=-1) for f in fields(self)})
+
+
+def _block_costs(
+    job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile, shapes: ConfigGrid, kernel_time: KernelTime
+) -> _BlockCosts:
+    times = [block_times(job, device, runtime, shapes, kernel_time) for device in cluster.devices]
+    fastest = times[0]  # compute of the first kind of device stands for all where communication hides beside it
+    beside = Beside(
+        products=dict(zip(BLOCKS, fastest.products, strict=True)),
+        weight_gradients=dict(zip(BLOCKS, fastest.weight_gradients, strict=True)),
+        attention_core=np.max([t.attention_core.sum(axis=0) for t in times], axis=0),
+    )
+    found = block_communication(job, runtime, shapes, place(cluster, shapes), beside)
+    by_block: dict[str, dict[Block, FloatArray]] = {
+        "tp": found.tp,
+        "cp": {Block.ATTENTION: found.cp},
+        "up": {Block.ATTENTION: found.up},
+        "ep": {Block.MOE_MLP: found.ep},
+    }
+    none = np.zeros(len(shapes))
+    return _BlockCosts(
+        compute=np.array([(t.forward, t.backward) for t in times]),
+        exposed=np.array([[by_block[part].get(block, none) for block in BLOCKS] for part in EXPOSED_PARTS]),
+        host=np.array([fastest.launches * runtime.launch_s, [found.collectives[block] for block in BLOCKS]]),
+    )
 
 
 def estimate_step(
@@ -94,7 +185,8 @@ def estimate_step(
     runtime: RuntimeProfile,
     grid: ConfigGrid,
     *,
-    kernel_time: KernelTime = roofline_s,
+    kernel_time: KernelTime = kernel_s,
+    memory: MemoryEstimate | None = None,
 ) -> StepEstimate:
     """Step time of every configuration and where it goes.
 
@@ -103,53 +195,32 @@ def estimate_step(
         cluster: Where; every configuration occupies all of its devices.
         runtime: What overlaps with what, and the kernels' efficiency.
         grid: n configurations.
-        kernel_time: t_hat of one operator; a surrogate's draw or a hidden world replaces the roofline.
+        memory: Memory of the same configurations, where it is known: what does not quite fit runs, but slowly.
+        kernel_time: t_hat of one operator; a surrogate's draw or a hidden world replaces `kernel_s`.
     """
     shapes, shape_of = unique_shapes(grid)
-    times = [block_times(job, device, runtime, shapes, kernel_time) for device in cluster.devices]
-    slowest_core = np.max([t.attention_core for t in times], axis=0)[shape_of]
-    groups = place(cluster, grid)
-    exposed = block_communication(job, runtime, grid, groups, slowest_core)
-    hop = _pipeline_hop_s(job, runtime, grid, groups)
-    hop_latency = send_recv_s(0.0, groups.pp)
+    costs = _block_costs(job, cluster, runtime, shapes, kernel_time)
+    layouts = pipelines(job, cluster, runtime, grid)
+    groups = place(cluster, layouts.weights)
     num_micro_batches = job.global_batch_size // (grid.dp * grid.mbs)
     breakdown = {part: np.zeros(len(grid)) for part in BREAKDOWN}
-    for pp, vpp, at in pipelines(grid):
-        chosen = grid.take(at)
-        stages = assign_layers(job.model, runtime, pp, vpp)
-        kinds = stage_devices(cluster, pp)
-        forward = _stage_compute([t.forward for t in times], shape_of[at], stages, kinds)
-        backward = _stage_compute([t.backward for t in times], shape_of[at], stages, kinds)
-        parts = {"compute": forward + backward} | _stage_communication(exposed, at, stages)
-        local = local_parameters(job, chosen, stages)
-        device_s = np.sum(list(parts.values()), axis=0)
-        parts["host"] = np.maximum(_stage_host_s(runtime, times[0], exposed, shape_of[at], at, stages) - device_s, 0.0)
-        reduction = _Reduction(job, runtime, chosen, groups, at, local)
-        # what a pass really takes, waits included, is the time beside which data parallel traffic can run
-        both = forward + backward
-        backward_share = np.divide(backward, both, out=np.zeros_like(both), where=both > 0)
-        pass_s = np.sum(list(parts.values()), axis=0)
-        forward_s, backward_s = pass_s * (1 - backward_share), pass_s * backward_share
-        parts["dp"] = reduction.per_micro_batch_s(forward_s, backward_s)
-        stage_s = np.sum(list(parts.values()), axis=0)
-        slowest = np.argmax(stage_s, axis=1)
-        rows = np.arange(len(at))
-        m = num_micro_batches[at]
+    for pipeline in layouts.each:
+        at = pipeline.at
+        pricing = _Pricing(job, cluster, runtime, pipeline, groups.take(pipeline.weights_at))
+        parts = pricing.parts_s(costs.take(shape_of[at]), grid.vpp[at], num_micro_batches[at])
         for part, seconds in parts.items():
-            breakdown[part][at] = m * seconds[rows, slowest]
-        breakdown["bubble"][at] = bubble_s(stage_s, vpp)
-        if pp > 1:
-            breakdown["pp"][at] = 2 * hop[at] * (m + pp - 1) * vpp
-            if vpp > 1 and runtime.overlaps_p2p:
-                # beside compute in the steady state, where each chunk still waits for its message to begin
-                breakdown["pp"][at] = 2 * (hop[at] * (pp - 1) + hop_latency[at] * m * vpp)
-        breakdown["dp"][at] += reduction.per_step_s(forward_s, backward_s, vpp)
-        bandwidth = np.array(
-            [min(cluster.devices[kind].memory_bandwidth_bytes_per_s for kind in stage) for stage in kinds]
-        )
-        passes_s = OPTIMIZER_PASS_BYTES * reduction.owned_parameters() / (bandwidth * runtime.memory_efficiency)
-        breakdown["optimizer"][at] = passes_s.max(axis=1)
-    return StepEstimate(step_time_s=np.sum(list(breakdown.values()), axis=0), breakdown_s=breakdown)
+            breakdown[part][at] = seconds
+    breakdown["pp"] = _transfers_s(job, runtime, grid, groups.take(layouts.weights_of), num_micro_batches)
+    stalled = _stalled_share(runtime, groups, memory, layouts.weights_of)
+    ways = np.where(grid.pp == 2, 1.0, 2.0)  # of two stages each receives only one way
+    breakdown["overhead"] = ways * runtime.stall_s * (num_micro_batches + grid.pp - 1) * stalled
+    waits = runtime.straggler_share * np.log2(max(cluster.num_hosts, 1))
+    passes = _sum(seconds for part, seconds in breakdown.items() if part != "overhead")
+    breakdown["overhead"] += runtime.step_overhead_s + waits * passes
+    if runtime.residuals:
+        unexplained = np.exp(layer_residual(runtime.residuals, cluster.devices[0].name, job, shapes))[shape_of]
+        breakdown = {part: seconds * unexplained for part, seconds in breakdown.items()}
+    return StepEstimate(step_time_s=_sum(breakdown.values()), breakdown_s=breakdown)
 
 
 def model_flops_utilisation(job: TrainingJob, cluster: Cluster, step_time_s: FloatArray) -> FloatArray:
@@ -161,70 +232,121 @@ def model_flops_utilisation(job: TrainingJob, cluster: Cluster, step_time_s: Flo
     return np.asarray(flop / (peak * step_time_s))
 
 
-def _stage_compute(
-    block_seconds: list[dict[Block, FloatArray]], row: IntArray, stages: StageLayers, kinds: list[list[int]]
-) -> FloatArray:
-    """Compute time of one micro-batch on every stage [k, pp]; the slowest kind of device of a stage decides."""
-    per_kind = []
-    for seconds in block_seconds:
-        by_block = {block: values[row][:, None] for block, values in seconds.items()}
-        stage_s = (
-            (stages.dense + stages.moe) * by_block[Block.ATTENTION]
-            + stages.dense * by_block[Block.DENSE_MLP]
-            + stages.moe * by_block[Block.MOE_MLP]
-        )
-        stage_s[:, 0] += by_block[Block.EMBEDDING][:, 0]
-        stage_s[:, -1] += by_block[Block.HEAD][:, 0]
-        per_kind.append(stage_s)
-    if len(per_kind) == 1:
-        return per_kind[0]
-    columns = [np.max([per_kind[kind][:, stage] for kind in present], axis=0) for stage, present in enumerate(kinds)]
-    return np.stack(columns, axis=1)
+class _Pricing:
+    """The parts of configurations of one layout [k]; what their weights cost is computed once per row of them [w]."""
+
+    def __init__(
+        self,
+        job: TrainingJob,
+        cluster: Cluster,
+        runtime: RuntimeProfile,
+        pipeline: Pipeline,
+        groups: Groups,
+    ) -> None:
+        self.runtime, self.pp, self.stages, self.row = runtime, pipeline.pp, pipeline.stages, pipeline.weights_of
+        self.layers = max(job.model.num_layers // self.pp, 1)
+        weights = pipeline.weights
+        local = local_parameters(job, weights, self.stages.blocks)
+        slowest = self.stages.smallest([device.memory_bandwidth_bytes_per_s for device in cluster.devices])
+        bandwidth = runtime.memory_efficiency * slowest[:, None]
+        self.accumulate_s = _accumulated_bytes(runtime, weights) * (local.dense + local.expert) / bandwidth
+        owned = np.where(weights.zero_stage >= 1, sharded_parameters(weights, local), local.dense + local.expert)
+        self.optimizer_s = (OPTIMIZER_PASS_BYTES * owned / bandwidth).max(axis=0)
+        self.traffic = weight_traffic(job, runtime, weights, groups, local)
+        is_pending = (groups.pp.hosts > 1) & (weights.tp > 1)
+        self.issue_s = runtime.collective_launch_s + np.where(is_pending, weights.tp * runtime.pending_transfer_s, 0.0)
+
+    def parts_s(self, costs: _BlockCosts, vpp: IntArray, num_micro_batches: IntArray) -> dict[str, FloatArray]:
+        """Parts of the step that depend on its stages, each [k]."""
+        runtime, stages, row = self.runtime, self.stages, self.row
+        forward, backward = stages.slowest(stages.blocks @ costs.compute)
+        backward = backward + self.accumulate_s.take(row, axis=1)
+        parts = {"compute": forward + backward}
+        parts |= dict(zip(EXPOSED_PARTS, stages.blocks @ costs.exposed, strict=True))
+        device_s = _sum(parts.values())
+        if not runtime.captured_graph:
+            parts["host"] = _beyond_device_s(device_s, self._host_s(costs, vpp))
+        # what a pass really takes, waits included, is the time beside which data parallel traffic can run
+        pass_s = _sum(parts.values())
+        both = parts["compute"]
+        backward_s = pass_s * np.divide(backward, both, out=np.zeros_like(both), where=both > 0)
+        forward_s = pass_s - backward_s
+        traffic = self.traffic.take(row)
+        parts["dp"] = traffic.per_micro_batch_s(runtime, forward_s, backward_s)
+        stage_s = pass_s + parts["dp"]
+        slowest = np.ravel_multi_index((stage_s.argmax(axis=0), np.arange(len(row))), stage_s.shape)
+        parts = {part: num_micro_batches * seconds.take(slowest) for part, seconds in parts.items()}
+        head_start = stages.before @ backward_s / vpp
+        parts["dp"] += traffic.per_step_s(runtime, forward_s, backward_s, head_start, self.layers)
+        parts["bubble"] = bubble_s(stage_s, stages.count, vpp)
+        parts["optimizer"] = self.optimizer_s[row]
+        return parts
+
+    def _host_s(self, costs: _BlockCosts, vpp: IntArray) -> FloatArray:
+        """Host time to launch one micro-batch's operators and collectives on every kind of stage [c, k]."""
+        launches, collectives = self.stages.blocks @ costs.host
+        hops = 2 * vpp * self.runtime.hop_launch_s if self.pp > 1 else 0.0
+        return np.asarray(launches + collectives * self.issue_s[self.row] + hops)
 
 
-def _stage_communication(exposed: BlockCommunication, at: IntArray, stages: StageLayers) -> dict[str, FloatArray]:
-    """Exposed communication of one micro-batch on every stage, by dimension, each [k, pp]."""
-    layers = stages.dense + stages.moe
-    by_block = {block: seconds[at][:, None] for block, seconds in exposed.tp.items()}
-    tp = (
-        layers * by_block[Block.ATTENTION]
-        + stages.dense * by_block[Block.DENSE_MLP]
-        + stages.moe * by_block[Block.MOE_MLP]
-    )
-    tp[:, 0] += by_block[Block.EMBEDDING][:, 0]
-    tp[:, -1] += by_block[Block.HEAD][:, 0]
-    return {
-        "tp": tp,
-        "cp": layers * exposed.cp[at][:, None],
-        "up": layers * exposed.up[at][:, None],
-        "ep": stages.moe * exposed.ep[at][:, None],
-    }
+def _sum(terms: Iterable[FloatArray]) -> FloatArray:
+    """The sum of arrays of one shape."""
+    return reduce(np.add, terms)
 
 
-def _stage_host_s(
-    runtime: RuntimeProfile,
-    times: BlockTimes,
-    exposed: BlockCommunication,
-    row: IntArray,
-    at: IntArray,
-    stages: StageLayers,
-) -> FloatArray:
-    """Host time to launch one micro-batch's operators and collectives on every stage [k, pp].
+def _beyond_device_s(device_s: FloatArray, host_s: FloatArray) -> FloatArray:
+    """What a stage takes beyond its device's time because the host launches for so long.
 
     Launches run ahead of the device, so a stage takes the longer of host and device time (Megatron-Core's and
-    PyTorch's guides call a step that the host sets the pace of launch-bound).
+    PyTorch's guides call a step that the host sets the pace of launch-bound). The two are joined by their norm of order
+    four: a large order is their maximum, but parts of a layer wait for the host although the whole does not (assumed).
     """
-    launches = {block: count[row][:, None] * runtime.launch_s for block, count in times.launches.items()}
-    issued = {block: count[at][:, None] * runtime.collective_launch_s for block, count in exposed.collectives.items()}
-    by_block = {block: launches[block] + issued[block] for block in Block}
-    host = (
-        (stages.dense + stages.moe) * by_block[Block.ATTENTION]
-        + stages.dense * by_block[Block.DENSE_MLP]
-        + stages.moe * by_block[Block.MOE_MLP]
-    )
-    host[:, 0] += by_block[Block.EMBEDDING][:, 0]
-    host[:, -1] += by_block[Block.HEAD][:, 0]
-    return np.asarray(host)
+    fourth_power = np.square(np.square(device_s)) + np.square(np.square(host_s))
+    return np.asarray(np.sqrt(np.sqrt(fourth_power)) - device_s)
+
+
+def _accumulated_bytes(runtime: RuntimeProfile, weights: ConfigGrid) -> FloatArray:
+    """Bytes per parameter that one micro-batch moves beyond its products to sum up the weights' gradients [w].
+
+    Inside the product, the fp32 (or 16-bit) sum is read and written where a bare product writes 2 bytes; in a pass of
+    its own the product's result is read once more. Under ZeRO 3 nothing is summed: the gathered weights and the whole
+    gradients are copied into and out of the collectives' buffers, forward and backward (FSDP2, copy-in and copy-out).
+    """
+    sum_bytes = runtime.gradient_message_bytes
+    own = 2.0 * sum_bytes - 2.0 if runtime.fused_accumulation else 2.0 + 2.0 * sum_bytes
+    copies = 2 * 4.0 + 2.0 + sum_bytes
+    return np.where(weights.zero_stage == 3, copies, own)
+
+
+def _stalled_share(
+    runtime: RuntimeProfile, groups: Groups, memory: MemoryEstimate | None, weights_of: IntArray
+) -> FloatArray:
+    """Share of the micro-batches that stall [n].
+
+    Where the peak with its fragmentation exceeds the device, PyTorch's allocator gives cached blocks back and asks the
+    driver again, which waits for the device (PyTorch CUDA notes, memory management, num_alloc_retries). Whether it does
+    is as uncertain as the memory. Of the Ultra-Scale Playbook's runs whose peak was predicted above the device, 31 of
+    37 lost a second per micro-batch; pipelines over 64 hosts, 108 of 110, for a reason that its source does not tell.
+    """
+    stalled = np.zeros(len(weights_of))
+    if memory is not None:
+        stalled = ndtr(np.log(memory.peak_bytes / memory.capacity_bytes) / runtime.memory_error)
+    if runtime.stalled_hosts:
+        stalled = np.maximum(stalled, (groups.pp.hosts > 1)[weights_of] & (groups.all_hosts >= runtime.stalled_hosts))
+    return np.asarray(stalled, dtype=np.float64)
+
+
+def _transfers_s(
+    job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid, groups: Groups, num_micro_batches: IntArray
+) -> FloatArray:
+    """Exposed transfers between stages [n]."""
+    hop = _pipeline_hop_s(job, runtime, grid, groups)
+    exposed = hop * (num_micro_batches + grid.pp - 1) * grid.vpp
+    if runtime.overlaps_p2p:
+        # beside compute in the steady state, where each chunk still waits for its message to begin
+        beginnings = send_recv_s(0.0, groups.pp) * num_micro_batches * grid.vpp
+        exposed = np.where(grid.vpp > 1, hop * (grid.pp - 1) + beginnings, exposed)
+    return np.where(grid.pp > 1, 2 * exposed, 0.0)
 
 
 def _pipeline_hop_s(job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid, groups: Groups) -> FloatArray:
@@ -232,80 +354,9 @@ def _pipeline_hop_s(job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid,
 
     With sequence parallelism each tp rank sends its own share (Narayanan et al. 2021, section 4.1, scatter/gather).
     """
-    message = job.element_bytes * residual_tokens(job, grid) * job.model.hidden_size
-    return send_recv_s(message / runtime.network_efficiency, groups.pp)
-
-
-class _Reduction:
-    """Data parallel traffic of configurations [k] that share one pipeline."""
-
-    def __init__(
-        self,
-        job: TrainingJob,
-        runtime: RuntimeProfile,
-        grid: ConfigGrid,
-        groups: Groups,
-        at: IntArray,
-        local: LocalParameters,
-    ) -> None:
-        self.job, self.runtime, self.grid, self.local = job, runtime, grid, local
-        num_stages = local.dense.shape[1]
-        repeated = np.repeat(at, num_stages)
-        self.dense_links = groups.weights.take(repeated)
-        self.expert_links = groups.expert_weights.take(repeated)
-        self.shape = local.dense.shape
-
-    def per_micro_batch_s(self, forward: FloatArray, backward: FloatArray) -> FloatArray:
-        """ZeRO-3's gathers before both passes and its scatter after the second, where compute does not hide them."""
-        zero3 = (self.grid.zero_stage == 3)[:, None]
-        if not zero3.any():
-            return np.zeros(self.shape)
-        gather, scatter = self._gather_s(), self._time(reduce_scatter_s, self.runtime.gradient_message_bytes)
-        if self.runtime.overlaps_weight_gather:
-            exposed = np.maximum(gather - forward, 0) + np.maximum(gather + scatter - backward, 0)
-        else:
-            exposed = 2 * gather + scatter
-        return np.asarray(np.where(zero3, exposed, 0.0))
-
-    def per_step_s(self, forward: FloatArray, backward: FloatArray, vpp: int) -> FloatArray:
-        """Exposed reduction of the gradients and gathering of the weights once per step [k].
-
-        Gradients leave bucket by bucket beside the last micro-batch's backward pass, the last bucket after it (Li et
-        al. 2020, PyTorch Distributed, section 3.2.3); a later stage ends its last backward pass earlier, by the
-        backward time of the stages before it. ZeRO 1 and 2 scatter the gradients and gather the weights (ZeRO,
-        section 7.2).
-        """
-        width = self.runtime.gradient_message_bytes
-        whole = self._time(all_reduce_s, width)
-        scattered = self._time(reduce_scatter_s, width)
-        stage = self.grid.zero_stage[:, None]
-        reduction = np.select([stage == 0, stage < 3], [whole, scattered], 0.0)
-        gathered = self._gather_s()
-        gather = np.where((stage == 1) | (stage == 2), gathered, 0.0)
-        head_start = (np.cumsum(backward, axis=1) - backward) / vpp
-        layers = max(self.job.model.num_layers // self.shape[1], 1)
-        if self.runtime.overlaps_gradients:
-            reduction = np.maximum(reduction - backward, reduction / layers)
-        if self.runtime.overlaps_weight_gather:
-            # ZeRO 3 pays per micro-batch; of a step's first gather and last scatter one layer's stays exposed
-            first_layer = np.where(stage == 3, (gathered + scattered) / layers, 0.0)
-            gather = np.maximum(gather - forward, first_layer)
-        return np.asarray(np.maximum(reduction - head_start, 0.0).max(axis=1) + gather.max(axis=1))
-
-    def owned_parameters(self) -> FloatArray:
-        """Parameters that one rank of each stage updates [k, pp]."""
-        replicas = (self.grid.dp * self.grid.cp * self.grid.up)[:, None]
-        sharded = (self.grid.zero_stage >= 1)[:, None]
-        expert_replicas = np.maximum(replicas / self.grid.ep[:, None], 1.0)
-        owned = self.local.dense / replicas + self.local.expert / expert_replicas
-        return np.asarray(np.where(sharded, owned, self.local.dense + self.local.expert))
-
-    def _gather_s(self) -> FloatArray:
-        return self._time(all_gather_s, self.job.element_bytes)
-
-    def _time(self, collective: Callable[[FloatArray, GroupLinks], FloatArray], width: int) -> FloatArray:
-        scale = width / self.runtime.network_efficiency
-        seconds = collective(self.local.dense.ravel() * scale, self.dense_links)
-        if self.job.model.is_moe:
-            seconds = seconds + collective(self.local.expert.ravel() * scale, self.expert_links)
-        return np.asarray(seconds.reshape(self.shape))
+    message = job.element_bytes * residual_tokens(job, grid) * job.model.hidden_size / runtime.network_efficiency
+    if not runtime.scatters_p2p:
+        return send_recv_s(message, groups.pp)
+    is_whole = ~grid.sequence_parallel & (grid.tp > 1)
+    scattered = send_recv_s(np.where(is_whole, message / grid.tp, message), groups.pp)
+    return scattered + np.where(is_whole, all_gather_s(message, groups.tp), 0.0)

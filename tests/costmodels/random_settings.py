@@ -71,6 +71,7 @@ def cases(draw, max_configs: int = 12) -> Case:
             st.sampled_from(MESHES[cluster.num_devices]).filter(lambda m: m[0] <= model.num_layers)
         )
         experts = math.gcd(max(model.num_experts, 1), dp * cp * up)
+        expert_tp = draw(st.sampled_from([0, 0, *divisors(tp)])) if model.is_moe else 0
         configs.append(
             ParallelConfig(
                 pp=pp,
@@ -84,6 +85,8 @@ def cases(draw, max_configs: int = 12) -> Case:
                 recompute=draw(st.sampled_from(RECOMPUTE_MODES)),
                 zero_stage=draw(st.sampled_from(ZERO_STAGES)),
                 sequence_parallel=draw(st.booleans()),
+                expert_tp=expert_tp,
+                dp_shard=draw(st.sampled_from([0, 0, *divisors(dp)])),
             )
         )
     return Case(job, cluster, runtime, ConfigGrid.from_configs(configs))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from costmodels.communication import block_communication
+from costmodels.communication import Beside, block_communication
 from costmodels.operators import Block
 from costmodels.parallel import ParallelConfig
 from costmodels.placement import place
@@ -13,24 +13,32 @@ from hardware.cluster import find_cluster
 from hardware.collectives import all_gather_s, all_reduce_s, all_to_all_s, reduce_scatter_s, ring_exchange_s
 from tests.costmodels.random_settings import cases, grid_of, job_of
 
-MEGATRON = replace(find_runtime("megatron-core"), network_efficiency=1.0)
+MEGATRON = replace(find_runtime("megatron-core"), network_efficiency=1.0, overlap_efficiency=1.0, expert_imbalance=0.0)
 NANOTRON = find_runtime("nanotron")
 HOST = find_cluster("dgx-h100")
 
 
-def communication(job, cluster, *configs, runtime=MEGATRON, core_s=0.0):
-    """What the configurations expose; `core_s` seconds of attention may hide the ring."""
+def compute_of(num_configs, *, core_s=0.0, weight_gradients_s=0.0):
+    """Compute beside which communication may run: so many seconds in every block."""
+    return Beside(
+        products={block: np.full(num_configs, 3 * weight_gradients_s) for block in Block},
+        weight_gradients={block: np.full(num_configs, weight_gradients_s) for block in Block},
+        attention_core=np.full(num_configs, core_s),
+    )
+
+
+def communication(job, cluster, *configs, runtime=MEGATRON, **compute_s):
+    """What the configurations expose; `core_s` seconds of attention and others may hide some of it."""
     grid = grid_of(*configs)
-    return block_communication(job, runtime, grid, place(cluster, grid), np.full(len(grid), core_s))
+    return block_communication(job, runtime, grid, place(cluster, grid), compute_of(len(grid), **compute_s))
 
 
 @settings(max_examples=80, deadline=None)
 @given(cases())
 def test_a_degree_of_one_exposes_nothing(case):
     """Exposed times are finite and never negative; a dimension of degree 1 has none and issues no collective."""
-    found = block_communication(
-        case.job, case.runtime, case.grid, place(case.cluster, case.grid), np.zeros(len(case.grid))
-    )
+    groups = place(case.cluster, case.grid)
+    found = block_communication(case.job, case.runtime, case.grid, groups, compute_of(len(case.grid)))
 
     for degree, seconds in (
         *((case.grid.tp, block_s) for block_s in found.tp.values()),
@@ -60,7 +68,10 @@ def test_tensor_parallelism_has_four_all_reduces_per_layer(tp):
 
 
 def test_sequence_parallelism_sends_the_same_bytes_in_two_halves():
-    """A reduce-scatter and an all-gather replace each all-reduce (Korthikanti et al. 2022, section 4.2.2)."""
+    """A reduce-scatter and an all-gather replace each all-reduce, and the backward pass gathers the input again.
+
+    Source: Korthikanti et al. 2022, section 4.2.2; the input's other parts are not kept.
+    """
     job = job_of("llama3-8b")
     config = ParallelConfig(tp=8, mbs=2)
     link = place(HOST, grid_of(config)).tp
@@ -69,13 +80,16 @@ def test_sequence_parallelism_sends_the_same_bytes_in_two_halves():
     found = communication(job, HOST, config)
 
     half = all_gather_s(message, link)[0] + reduce_scatter_s(message, link)[0]
-    assert found.tp[Block.ATTENTION][0] == pytest.approx(2 * half)
-    assert found.collectives[Block.ATTENTION][0] == 4
+    assert found.tp[Block.ATTENTION][0] == pytest.approx(2 * half + all_gather_s(message, link)[0])
+    assert found.collectives[Block.ATTENTION][0] == 5
     assert half >= all_reduce_s(message, link)[0]
 
 
 def test_full_recomputation_repeats_the_forward_collectives():
-    """With full recomputation tp, up and ep have three passes, and the ring four exchanges instead of three."""
+    """With full recomputation tp, up and ep have three passes, and the ring four exchanges instead of three.
+
+    Of five gathers and scatters without it the forward pass has two.
+    """
     job = job_of("mixtral-8x7b")
     configs = [
         ParallelConfig(tp=2, cp=2, up=2, dp=8, ep=4, recompute=mode, sequence_parallel=True)
@@ -84,8 +98,9 @@ def test_full_recomputation_repeats_the_forward_collectives():
 
     found = communication(job, find_cluster("dgx-h100", hosts=8), *configs)
 
-    for seconds in (found.tp[Block.ATTENTION], found.tp[Block.MOE_MLP], found.up, found.ep):
+    for seconds in (found.tp[Block.MOE_MLP], found.up, found.ep):
         assert seconds[1] == pytest.approx(1.5 * seconds[0])
+    assert found.tp[Block.ATTENTION][1] == pytest.approx(7 / 5 * found.tp[Block.ATTENTION][0])
     assert found.cp[1] == pytest.approx(4 / 3 * found.cp[0])
 
 
@@ -126,14 +141,18 @@ def test_ulysses_exchanges_queries_keys_values_and_the_output():
 
 
 def test_grouped_queries_shrink_ring_and_ulysses_alike():
-    """Fewer key heads are less traffic; the ring, which moves nothing else, gains their full share but for latency."""
+    """Fewer key heads are less traffic; the ring, which moves nothing else, gains their full share but for latency.
+
+    A hop has a base time of some microseconds whatever it carries, less of it in the protocols for short messages.
+    """
     fewer, all_heads = (job_of("llama3-8b", sequence_length=131072, num_kv_heads=heads) for heads in (8, 32))
     config = ParallelConfig(cp=2, up=4)
 
     few, many = communication(fewer, HOST, config), communication(all_heads, HOST, config)
 
     assert few.up[0] < many.up[0]
-    assert many.cp[0] == pytest.approx(4 * few.cp[0], rel=0.02)
+    latency_s = 3 * ring_exchange_s(0.0, place(HOST, grid_of(config)).cp)[0]
+    assert many.cp[0] - latency_s == pytest.approx(4 * (few.cp[0] - latency_s), rel=0.01)
 
 
 def test_latent_attention_moves_heads_of_its_own_sizes():
@@ -186,7 +205,83 @@ def test_slower_links_cost_more():
 @settings(max_examples=60, deadline=None)
 @given(cases())
 def test_an_expert_is_reduced_over_all_ranks_that_hold_it(case):
-    """The ranks that share a dense weight are ep times those that share one expert, also with cp and up."""
-    groups = place(case.cluster, case.grid)
+    """All ranks of a stage hold a share of each layer's experts, also with cp, up and an expert_tp of their own.
 
-    assert np.array_equal(groups.expert_weights.size * groups.ep.size, groups.weights.size)
+    The groups that split them, deal them, shard their states and copy those have all ranks as their product.
+    """
+    whole = case.grid.tp * case.grid.dp * case.grid.cp * case.grid.up
+    grid = case.grid.take(whole % (case.grid.expert_tensor * case.grid.ep * case.grid.copies) == 0)
+    groups = place(case.cluster, grid)
+
+    together = groups.expert_tp.size * groups.ep.size * groups.expert_weights.size * groups.expert_copies.size
+    assert np.array_equal(together, grid.tp * grid.dp * grid.cp * grid.up)
+    assert np.array_equal(groups.weights.size * groups.weight_copies.size, grid.dp * grid.cp * grid.up)
+
+
+# What runtimes hide, and degrees of the experts' own
+
+
+def test_a_weight_gradient_hides_the_collective_beside_it():
+    """Where tp collectives run beside the weights' gradients, the backward pass's hide there, the forward's do not.
+
+    Beside all products both hide.
+    """
+    job = job_of("llama3-8b")
+    config = ParallelConfig(tp=8)
+    modes = {
+        name: replace(MEGATRON, overlaps_tensor=name == "all", overlaps_tensor_gradients=name == "gradients")
+        for name in ("none", "gradients", "all")
+    }
+
+    bare, gradients, everything = (
+        communication(job, HOST, config, runtime=runtime, weight_gradients_s=1.0).tp[Block.DENSE_MLP][0]
+        for runtime in modes.values()
+    )
+
+    assert gradients == pytest.approx(2 / 5 * bare)
+    assert everything == pytest.approx(0.0, abs=1e-12)
+
+
+def test_hidden_traffic_still_costs_what_overlap_does_not_reach():
+    """An overlap efficiency of 0.8 leaves a fifth of what runs beside long compute."""
+    job = job_of("llama3-8b")
+    partial = replace(MEGATRON, overlap_efficiency=0.8, overlaps_tensor=True)
+
+    bare = communication(job, HOST, ParallelConfig(tp=8), runtime=partial).tp[Block.ATTENTION][0]
+    beside = communication(job, HOST, ParallelConfig(tp=8), runtime=partial, weight_gradients_s=1.0)
+
+    assert beside.tp[Block.ATTENTION][0] == pytest.approx(0.2 * bare)
+
+
+def test_experts_without_tensor_parallelism_gather_nothing():
+    """With expert_tp = 1 a layer's experts have no tp collective, and their tokens go to as many ranks more."""
+    job = job_of("mixtral-8x7b")
+    found = communication(job, HOST, ParallelConfig(tp=2, dp=4, ep=4), ParallelConfig(tp=2, dp=4, ep=8, expert_tp=1))
+
+    assert found.tp[Block.MOE_MLP][0] > 0 == found.tp[Block.MOE_MLP][1]
+    assert found.ep[0] < found.ep[1] < 1.3 * found.ep[0]
+
+
+def test_a_token_is_sent_once_to_experts_that_stand_together():
+    """Where a runtime sends one copy per host, eight experts drawn from two hosts cost two copies, not eight."""
+    job = job_of("deepseek-v3")
+    config = ParallelConfig(dp=16, ep=16)
+    hosts = find_cluster("dgx-h100", hosts=2)
+    plain, distinct = (
+        communication(job, hosts, config, runtime=replace(MEGATRON, deduplicates_tokens=is_distinct)).ep[0]
+        for is_distinct in (False, True)
+    )
+
+    assert distinct == pytest.approx(plain * 2 * (1 - 0.5**8) / 8, rel=0.05)  # the latencies do not shrink
+
+
+@pytest.mark.parametrize("dp_shard", [1, 2, 4, 8])
+def test_shards_stand_side_by_side(dp_shard):
+    """The ranks of one copy of the states are neighbours, inside a host as long as they fit."""
+    grid = grid_of(ParallelConfig(tp=2, dp=16, dp_shard=dp_shard))
+    groups = place(find_cluster("dgx-h100", hosts=4), grid)
+
+    assert groups.weights.size[0] == dp_shard
+    assert groups.weight_copies.size[0] == 16 // dp_shard
+    assert groups.weights.hosts[0] == max(dp_shard // 4, 1)
+    assert groups.weight_copies.hosts[0] == min(16 // dp_shard, 4)

@@ -11,16 +11,23 @@ from costmodels.operators import (
     Block,
     OpKind,
     Phase,
+    attention_core,
+    is_core,
     is_recomputed,
     local_kv_size,
     local_tokens,
+    local_vocabulary,
     residual_tokens,
     step_operators,
     unique_shapes,
+    unique_tokens,
 )
 from costmodels.parallel import RECOMPUTE_MODES, ParallelConfig
+from costmodels.runtime import find_runtime
 from tests.costmodels.random_settings import cases, grid_of, job_of
 
+MEGATRON = find_runtime("megatron-core")
+UNPADDED = replace(MEGATRON, vocabulary_multiple=1)
 PRODUCTS = (OpKind.MATMUL, OpKind.GROUPED_MATMUL)
 
 
@@ -34,7 +41,8 @@ def flop_of_a_micro_batch(job: TrainingJob, config: ParallelConfig, kinds) -> fl
         Block.EMBEDDING: 1,
         Block.HEAD: 1,
     }
-    return sum(counts[op.block] * float(op.flop[0]) for op in step_operators(job, grid_of(config)) if op.kind in kinds)
+    operators = step_operators(job, UNPADDED, grid_of(config))
+    return sum(counts[op.block] * float(op.flop[0]) for op in operators if op.kind in kinds)
 
 
 @pytest.mark.parametrize("name", model_names())
@@ -115,7 +123,7 @@ def test_router_is_computed_by_every_tp_rank_without_sequence_parallelism():
 def test_work_is_linear_in_the_micro_batch(name):
     """Twice the sequences are twice the FLOPs and twice the routed tokens, for every operator."""
     job = job_of(name)
-    one, two = (step_operators(job, grid_of(ParallelConfig(mbs=mbs))) for mbs in (1, 2))
+    one, two = (step_operators(job, MEGATRON, grid_of(ParallelConfig(mbs=mbs))) for mbs in (1, 2))
 
     for single, double in zip(one, two, strict=True):
         assert single.name == double.name
@@ -126,7 +134,7 @@ def test_work_is_linear_in_the_micro_batch(name):
 @pytest.mark.parametrize("name", model_names())
 def test_every_forward_operator_has_a_backward_one(name):
     """A matrix product has two of as many FLOPs in its backward pass; everything else has one gradient."""
-    operators = step_operators(job_of(name), grid_of(ParallelConfig()))
+    operators = step_operators(job_of(name), MEGATRON, grid_of(ParallelConfig()))
     by_name = {op.name: op for op in operators}
 
     assert len(by_name) == len(operators)
@@ -143,7 +151,9 @@ def test_experts_keep_their_tokens_and_share_their_weights():
     job = job_of("mixtral-8x7b")
 
     def up(ep):
-        return next(op for op in step_operators(job, grid_of(ParallelConfig(dp=8, ep=ep))) if op.name == "moe_mlp.up")
+        return next(
+            op for op in step_operators(job, MEGATRON, grid_of(ParallelConfig(dp=8, ep=ep))) if op.name == "moe_mlp.up"
+        )
 
     assert up(8).flop == up(1).flop
     weights = 2 * 7 * job.model.hidden_size * job.model.expert_ffn_size * 2
@@ -153,7 +163,10 @@ def test_experts_keep_their_tokens_and_share_their_weights():
 
 def test_multi_head_latent_attention_projects_down_and_up():
     """DeepSeek-V3 has four projections before its core, with the ranks of its paper in their shapes."""
-    shapes = {op.name: op.shape[0].tolist() for op in step_operators(job_of("deepseek-v3"), grid_of(ParallelConfig()))}
+    shapes = {
+        op.name: op.shape[0].tolist()
+        for op in step_operators(job_of("deepseek-v3"), MEGATRON, grid_of(ParallelConfig()))
+    }
 
     assert shapes["attention.q_down"] == [4096, 7168, 1536]
     assert shapes["attention.q_up"] == [4096, 1536, 128 * 192]
@@ -178,8 +191,10 @@ def test_recomputation_repeats_what_korthikanti_says():
     """Full repeats every forward operator of the layers, selective the attention core alone, none nothing."""
     shapes = grid_of(*(ParallelConfig(recompute=mode) for mode in RECOMPUTE_MODES))
 
-    for op in step_operators(job_of("mixtral-8x7b"), shapes):
-        none, selective, full = is_recomputed(op, shapes).tolist()
+    job = job_of("mixtral-8x7b")
+
+    for op in step_operators(job, MEGATRON, shapes):
+        none, selective, full = is_recomputed(job, op, shapes).tolist()
         assert not none
         assert selective == (op.name == "attention.core")
         assert full == (op.phase == Phase.FORWARD and op.block not in (Block.EMBEDDING, Block.HEAD))
@@ -206,17 +221,116 @@ def test_unique_shapes_stand_for_all(case):
 
 
 @settings(max_examples=50, deadline=None)
+@given(cases(max_configs=30))
+def test_equal_tokens_make_equal_operators_outside_of_the_core(case):
+    """However mbs, cp and up make so many tokens, only the attention core sees a difference."""
+    shapes, _ = unique_shapes(case.grid)
+    tokens, row = unique_tokens(case.job, shapes)
+    of_shapes = step_operators(case.job, case.runtime, shapes)
+
+    for operator, of_tokens in zip(of_shapes, step_operators(case.job, case.runtime, tokens), strict=True):
+        if not is_core(operator):
+            assert np.array_equal(operator.shape, of_tokens.shape[row])
+            assert np.array_equal(operator.moved_bytes, of_tokens.moved_bytes[row])
+    core = [operator.name for operator in of_shapes if is_core(operator)]
+    assert core == [operator.name for operator in attention_core(case.job, case.runtime, shapes)]
+
+
+@settings(max_examples=50, deadline=None)
 @given(cases())
 def test_operators_are_finite_and_shaped(case):
     """Every operator of every model has one row per shape, no negative work, and moves at least a byte."""
     shapes, _ = unique_shapes(case.grid)
 
-    for op in step_operators(case.job, shapes):
+    for op in step_operators(case.job, case.runtime, shapes):
         assert len(op.shape) == len(op.flop) == len(op.moved_bytes) == len(shapes)
         assert np.all(np.isfinite(op.shape))
         assert np.all(op.shape > 0)
         assert np.all(op.flop >= 0)
         assert np.all(op.moved_bytes >= 1)
+
+
+@pytest.mark.parametrize(
+    ("model", "modules", "expected"),
+    [
+        ("llama3-8b", ("core_attn",), {"attention.core"}),
+        ("llama3-8b", ("mlp",), {"dense_mlp.up", "dense_mlp.activation", "dense_mlp.down"}),
+        ("llama3-8b", ("layernorm",), {"attention.norm", "dense_mlp.norm"}),
+        (
+            "mixtral-8x7b",
+            ("moe_act", "layernorm"),
+            {"moe_mlp.activation", "attention.norm", "dense_mlp.norm", "moe_mlp.norm"},
+        ),
+        ("deepseek-v3", ("mla_up_proj",), {"attention.q_up", "attention.kv_up"}),
+    ],
+    ids=lambda value: "+".join(value) if isinstance(value, tuple) else None,
+)
+def test_selective_recomputation_repeats_the_modules_that_the_job_names(model, modules, expected):
+    """Megatron-Core's recompute_modules name the operators that run again, and no others."""
+    job = replace(job_of(model), recompute_modules=modules)
+    shapes = grid_of(ParallelConfig(recompute="selective"))
+
+    again = {op.name for op in step_operators(job, MEGATRON, shapes) if is_recomputed(job, op, shapes)[0]}
+
+    assert again == expected
+
+
+def test_unfused_attention_passes_its_scores_through_memory():
+    """Without a flash kernel the core computes the whole square, its backward pass twice that, and moves the scores.
+
+    Source: Korthikanti et al. 2022, section 4.1.
+    """
+    job = job_of("gpt-22b", sequence_length=2048)
+    unfused = replace(UNPADDED, fused_attention=False)
+    square = 2 * job.model.num_heads * 2048**2 * 2 * job.model.head_dim
+
+    operators = step_operators(job, unfused, grid_of(ParallelConfig()))
+    core = [op for op in operators if op.name.startswith("attention.core")]
+
+    flop = {phase: sum(float(op.flop[0]) for op in core if op.phase == phase) for phase in Phase}
+    assert flop == {Phase.FORWARD: square, Phase.BACKWARD: 2 * square}
+    softmax = next(op for op in core if op.name == "attention.core.softmax")
+    assert softmax.moved_bytes[0] >= 2 * 2 * job.model.num_heads * 2048**2
+
+
+def test_narrow_products_cast_their_operands():
+    """An fp8 job reads every product's input once more to cast it, and none of the head's or of attention's."""
+    job = replace(job_of("mixtral-8x7b"), precision="fp8")
+    operators = step_operators(job, MEGATRON, grid_of(ParallelConfig()))
+    casts = {op.name for op in operators if ".cast_" in op.name}
+    wide = {op.name for op in operators if op.precision == "bf16"}
+    forward = [op for op in operators if op.kind in PRODUCTS and op.phase == Phase.FORWARD]
+    narrow = {op.name for op in forward if op.precision == "fp8"}
+
+    assert casts == {f"{name}.cast_{role}" for name in narrow for role in ("input", "gradient")}
+    assert wide >= {"attention.core", "head.logits", "moe_mlp.router"}
+    unchanged = step_operators(job_of("mixtral-8x7b"), MEGATRON, grid_of(ParallelConfig()))
+    assert not any(".cast_" in op.name for op in unchanged)
+
+
+def test_experts_of_another_tensor_degree_do_the_same_work():
+    """Whether experts are split by tp or dealt whole to as many ranks more, a rank has as many FLOPs and weights."""
+    job = job_of("mixtral-8x7b")
+    split, whole = (
+        {op.name: op for op in step_operators(job, MEGATRON, grid_of(config))}
+        for config in (ParallelConfig(tp=2, dp=4, ep=4), ParallelConfig(tp=2, dp=4, ep=8, expert_tp=1))
+    )
+
+    for name in ("moe_mlp.up", "moe_mlp.down.weight_gradient"):
+        assert whole[name].flop[0] == split[name].flop[0]
+    assert split["moe_mlp.up"].shape.tolist() == [[2, 2 * 4096, 4096, 14336]]
+    assert whole["moe_mlp.up"].shape.tolist() == [[1, 4096, 4096, 2 * 14336]]
+
+
+def test_the_vocabulary_is_padded_on_every_tp_rank():
+    """Megatron pads 50,257 tokens to a multiple of 128 on each rank: 50,304 rows on one rank, 25,216 on each of two."""
+    job = job_of("gpt-22b", vocab_size=50257)
+    grid = grid_of(*(ParallelConfig(tp=tp) for tp in (1, 2, 8)))
+
+    rows = local_vocabulary(job, replace(MEGATRON, vocabulary_multiple=128, pads_whole_vocabulary=True), grid)
+
+    assert rows.tolist() == [50304, 25216, 6400]
+    assert local_vocabulary(job, UNPADDED, grid).tolist()[0] == 50257
 
 
 def test_fp32_moves_twice_the_bytes():
@@ -225,6 +339,8 @@ def test_fp32_moves_twice_the_bytes():
     wide = replace(narrow, precision="fp32")
 
     for half, full in zip(
-        step_operators(narrow, grid_of(ParallelConfig())), step_operators(wide, grid_of(ParallelConfig())), strict=True
+        step_operators(narrow, MEGATRON, grid_of(ParallelConfig())),
+        step_operators(wide, MEGATRON, grid_of(ParallelConfig())),
+        strict=True,
     ):
         assert full.moved_bytes[0] == 2 * half.moved_bytes[0]

@@ -5,15 +5,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from costmodels.kernels import roofline_s
+from costmodels.kernels import kernel_s
+from costmodels.memory import MemoryEstimate
 from costmodels.parallel import ParallelConfig
+from costmodels.placement import place
 from costmodels.runtime import find_runtime
 from costmodels.step_time import BREAKDOWN, estimate_step, model_flops_utilisation
 from hardware.cluster import cluster_from_mapping, find_cluster
-from hardware.collectives import send_recv_s
+from hardware.collectives import all_gather_s, send_recv_s
 from tests.costmodels.random_settings import cases, grid_of, job_of
 
-MEGATRON = find_runtime("megatron-core")
+# what a fit left of some devices and layers would stand between these claims and the terms that they are about
+MEGATRON = replace(find_runtime("megatron-core"), residuals=(), device_speed=(), step_overhead_s=0.01)
 HOST = find_cluster("dgx-h100")
 HOSTS = find_cluster("dgx-h100", hosts=4)
 
@@ -38,8 +41,10 @@ def test_parts_sum_to_the_step(case):
     assert np.all(found.breakdown_s["compute"] > 0)
     for part, degree in (("tp", "tp"), ("cp", "cp"), ("up", "up"), ("ep", "ep"), ("pp", "pp"), ("bubble", "pp")):
         assert np.all(found.breakdown_s[part][getattr(case.grid, degree) == 1] == 0)
-    replicas = case.grid.dp * case.grid.cp * case.grid.up
-    assert np.all(found.breakdown_s["dp"][replicas == 1] == 0)
+    groups = place(case.cluster, case.grid)
+    sizes = (groups.weights, groups.weight_copies, groups.expert_weights, groups.expert_copies)
+    is_alone = np.all([group.size == 1 for group in sizes], axis=0)
+    assert np.all(found.breakdown_s["dp"][is_alone] == 0)
 
 
 @settings(max_examples=100, deadline=None)
@@ -81,7 +86,7 @@ def test_slower_kernels_never_make_a_step_faster(case):
         case.cluster,
         runtime,
         case.grid,
-        kernel_time=lambda operator, device, job, runtime: 2 * roofline_s(operator, device, job, runtime),
+        kernel_time=lambda operator, device, job, runtime: 2 * kernel_s(operator, device, job, runtime),
     )
 
     no_ring = case.grid.cp == 1
@@ -107,14 +112,17 @@ def test_equal_stages_have_narayanans_bubble(pp, vpp):
 
 
 def test_slowest_stage_sets_the_pace():
-    """A large vocabulary makes the last stage slow: the step's compute is that stage's, the rest is bubble."""
+    """A large vocabulary makes the last stage slow: the step's compute is that stage's, the rest is bubble.
+
+    The bubble grows by a few percent all the same: the first stage adds up the gradient of its table of embeddings.
+    """
     job = job_of("llama3-8b", batch=64, vocab_size=2_000_000)
 
     small = estimate(job_of("llama3-8b", batch=64, vocab_size=1), HOST, ParallelConfig(pp=8))
     large = estimate(job, HOST, ParallelConfig(pp=8))
 
     assert large.breakdown_s["compute"][0] > 2 * small.breakdown_s["compute"][0]
-    assert large.breakdown_s["bubble"][0] == pytest.approx(small.breakdown_s["bubble"][0], rel=0.05)
+    assert large.breakdown_s["bubble"][0] == pytest.approx(small.breakdown_s["bubble"][0], rel=0.1)
 
 
 def test_more_micro_batches_make_the_bubble_a_smaller_share():
@@ -163,7 +171,8 @@ def test_the_slower_of_two_host_groups_decides(first, second):
             name: float(estimate(job, cluster, config).breakdown_s["compute"][0])
             for name, cluster in (("mixed", mixed), ("slow", slow), ("fast", fast))
         }
-        assert compute_s["mixed"] == pytest.approx(compute_s["slow"], rel=1e-3)
+        # what the first stage sums for its embedding may stand on the faster device
+        assert compute_s["mixed"] == pytest.approx(compute_s["slow"], rel=3e-3)
         assert compute_s["fast"] < compute_s["slow"]
 
 
@@ -199,25 +208,31 @@ def test_recomputation_costs_compute(name):
 
 
 def test_experts_spread_over_hosts_pay_for_it():
-    """An ep over one host costs all-to-all time, one over hosts more, none of them nothing; compute hardly changes."""
+    """An ep over one host costs all-to-all time, one over hosts more, none of them nothing; compute gains little.
+
+    What it gains are the sums of the weights' gradients: a rank with fewer experts has fewer of them to move.
+    """
     job = job_of("mixtral-8x7b")
     found = estimate(job, find_cluster("dgx-h100", hosts=2), *(ParallelConfig(tp=2, dp=8, ep=ep) for ep in (1, 4, 8)))
 
     ep_s = found.breakdown_s["ep"]
     assert ep_s[0] == 0 < ep_s[1] < ep_s[2]
-    assert found.breakdown_s["compute"] == pytest.approx(found.breakdown_s["compute"][0], rel=0.05)
+    compute_s = found.breakdown_s["compute"]
+    assert compute_s[0] > compute_s[1] > compute_s[2] > 0.85 * compute_s[0]
 
 
 def test_latent_attention_and_shared_experts_have_a_price():
     """DeepSeek-V3, with MLA, 256 experts and 3 dense layers, on 2,048 H800-like devices: a step of its paper's order.
 
     Its report trains 14.8T tokens in 2.664 million H800 hours, 5,556 tokens per GPU and second per 3.6e3 s: 15,360
-    sequences of 4,096 tokens take 19.9 s on 2,048 devices. fp8 and DualPipe are its own; a factor of two is allowed.
+    sequences of 4,096 tokens take 19.9 s on 2,048 devices. DualPipe's order of chunks is its own; its dispatch beside
+    compute, one copy per host, and fp8 are here. A factor of two is allowed.
     """
+    runtime = replace(MEGATRON, overlaps_experts=True, deduplicates_tokens=True)
     job = replace(job_of("deepseek-v3", batch=15360), precision="fp8")
     config = ParallelConfig(pp=16, dp=128, ep=64)
 
-    found = estimate(job, find_cluster("dgx-h100", hosts=256), config)
+    found = estimate(job, find_cluster("dgx-h100", hosts=256), config, runtime=runtime)
 
     assert 19.9 / 2 < found.step_time_s[0] < 19.9 * 2
     assert found.breakdown_s["ep"][0] > 0
@@ -258,7 +273,8 @@ def test_small_work_waits_for_the_host():
         estimate(tiny, HOST, ParallelConfig(dp=8), runtime=slow).step_time_s[0]
         > 5 * estimate(tiny, HOST, ParallelConfig(dp=8)).step_time_s[0]
     )
-    assert estimate(large, HOST, ParallelConfig(dp=8)).breakdown_s["host"][0] == 0
+    found = estimate(large, HOST, ParallelConfig(dp=8))  # both times are joined by a smooth norm, not by the maximum
+    assert found.breakdown_s["host"][0] < 1e-6 * found.step_time_s[0]
 
 
 def test_a_short_message_still_takes_a_hop():
@@ -269,6 +285,136 @@ def test_a_short_message_still_takes_a_hop():
 
     hop_s = plain / (2 * (64 + 8 - 1))
     assert interleaved == pytest.approx(2 * (hop_s * (8 - 1) + latency_s * 64 * 4))
+
+
+# What a runtime and its memory add
+
+
+def test_a_step_that_does_not_quite_fit_stalls():
+    """Where the peak exceeds the device every micro-batch stalls both ways, and where it is far below none does.
+
+    Without a memory estimate nobody asks.
+    """
+    job = job_of(batch=64)
+    configs = [ParallelConfig(dp=8), ParallelConfig(dp=8, recompute="full")]
+    runtime = replace(MEGATRON, stall_s=0.5)
+    memory = MemoryEstimate(peak_bytes=np.array([2.0, 0.2]), parts_bytes={}, capacity_bytes=np.array([1.0, 1.0]))
+
+    calm = estimate(job, HOST, *configs, runtime=runtime).breakdown_s["overhead"]
+    found = estimate_step(job, HOST, runtime, grid_of(*configs), memory=memory).breakdown_s["overhead"]
+
+    assert found - calm == pytest.approx([2 * 0.5 * 8, 0.0], abs=1e-6)
+
+
+def test_a_step_pays_once_for_what_is_not_its_passes():
+    """The overhead of a step does not depend on its micro-batches, and stragglers wait longer on more hosts."""
+    few, many = (estimate(job_of(batch=batch), HOST, ParallelConfig(dp=8)) for batch in (8, 64))
+    hosts = estimate(job_of(batch=64), HOSTS, ParallelConfig(dp=32))
+
+    assert few.breakdown_s["overhead"][0] == many.breakdown_s["overhead"][0] == MEGATRON.step_overhead_s
+    passes_s = hosts.step_time_s[0] - hosts.breakdown_s["overhead"][0]
+    assert hosts.breakdown_s["overhead"][0] == pytest.approx(
+        MEGATRON.step_overhead_s + 2 * MEGATRON.straggler_share * passes_s
+    )
+
+
+def test_attention_without_a_flash_kernel_takes_longer():
+    """Scores that pass through memory cost time, the more the longer the sequence."""
+    unfused = replace(MEGATRON, fused_attention=False)
+
+    def ratio(length):
+        job = job_of("gpt-22b", sequence_length=length, batch=8)
+        slow, fast = (estimate(job, HOST, ParallelConfig(tp=8), runtime=r).step_time_s[0] for r in (unfused, MEGATRON))
+        return slow / fast
+
+    assert 1.05 < ratio(2048) < ratio(8192)
+
+
+def test_fp8_is_faster_than_bf16_by_less_than_its_peak():
+    """Twice the peak is not twice the speed: operands are cast, and attention and the head stay as they are."""
+    wide = job_of("llama3-70b", batch=16)
+    narrow = replace(wide, precision="fp8")
+
+    config = ParallelConfig(tp=8, mbs=2)
+    wide_s, narrow_s = (estimate(job, HOST, config).breakdown_s["compute"][0] for job in (wide, narrow))
+
+    assert 1.2 < wide_s / narrow_s < 1.9
+
+
+def test_recomputing_more_modules_takes_longer():
+    """Each module that selective recomputation names is paid for in compute, and all of them less than full."""
+    modules = [("core_attn",), ("core_attn", "layernorm"), ("core_attn", "layernorm", "mlp")]
+    jobs = [replace(job_of(), recompute_modules=named) for named in modules]
+    selective = [
+        float(estimate(job, HOST, ParallelConfig(dp=8, recompute="selective")).breakdown_s["compute"][0])
+        for job in jobs
+    ]
+
+    full = estimate(job_of(), HOST, ParallelConfig(dp=8, recompute="full")).breakdown_s["compute"][0]
+    assert selective == sorted(set(selective))
+    assert selective[-1] < full
+
+
+def test_each_further_message_costs_its_latency():
+    """Weights gathered layer by layer pay the collective's latency once per layer, in one bucket only once."""
+    job = job_of(batch=256)
+    config = ParallelConfig(dp=32)
+    runtime = replace(MEGATRON, overlaps_gradients=False, overlaps_weight_gather=False)
+    layers, whole = (
+        float(estimate(job, HOSTS, config, runtime=replace(runtime, weight_bucket=bucket)).breakdown_s["dp"][0])
+        for bucket in (0, 10**12)
+    )
+
+    latency_s = all_gather_s(0.0, place(HOSTS, grid_of(config)).weights)[0]
+    assert layers - whole == pytest.approx((job.model.num_layers - 1) * latency_s)
+
+
+@pytest.mark.parametrize(("runtime", "stage"), [("megatron-core", 1), ("torchtitan", 2), ("torchtitan", 3)])
+def test_states_sharded_inside_hosts_keep_their_gathers_there(runtime, stage):
+    """Over a slow network, shards over one host's ranks gather faster than shards over all; the optimizer owns more.
+
+    With one shard per rank nothing is gathered, and the reduction is that of plain data parallelism.
+    """
+    slow = cluster_from_mapping(
+        {
+            "device": "H100-SXM-80",
+            "hosts": 4,
+            "devices_per_host": 8,
+            "nic_links": [{"kind": "infiniband", "bandwidth_gb_per_s": 5, "latency_us": 4}],
+        },
+        Path(),
+    )
+    profile = replace(find_runtime(runtime), overlaps_gradients=False, overlaps_weight_gather=False)
+    configs = [ParallelConfig(dp=32, zero_stage=stage, dp_shard=shard) for shard in (0, 8, 1)]
+
+    found = estimate(job_of(batch=256), slow, *configs, ParallelConfig(dp=32, zero_stage=0), runtime=profile)
+
+    dp_s, optimizer_s = found.breakdown_s["dp"], found.breakdown_s["optimizer"]
+    assert dp_s[1] < dp_s[0] or stage < 3
+    assert dp_s[2] == pytest.approx(dp_s[3])
+    assert optimizer_s == pytest.approx(optimizer_s[0] * np.array([1, 4, 32, 32]))
+
+
+def test_experts_of_one_rank_each_need_no_collective_between_tp_ranks():
+    """expert_tp = 1 trades the experts' tp collectives for a wider exchange; their FLOPs and weights stay the same."""
+    job = job_of("mixtral-8x7b")
+    found = estimate(job, HOST, ParallelConfig(tp=2, dp=4, ep=4), ParallelConfig(tp=2, dp=4, ep=8, expert_tp=1))
+
+    assert found.breakdown_s["tp"][1] < found.breakdown_s["tp"][0]
+    assert found.breakdown_s["optimizer"][1] == pytest.approx(found.breakdown_s["optimizer"][0])
+    assert found.breakdown_s["compute"][1] == pytest.approx(found.breakdown_s["compute"][0], rel=0.05)
+
+
+def test_transfers_over_many_hosts_stall_where_that_was_seen():
+    """A runtime with stalled hosts stalls from that number of hosts on, where its pipeline leaves a host."""
+    runtime = replace(MEGATRON, stalled_hosts=4, stall_s=0.5)
+    job = job_of(batch=64)
+    configs = ParallelConfig(pp=4, dp=8), ParallelConfig(dp=32)
+
+    stalled = estimate(job, HOSTS, *configs, runtime=runtime).breakdown_s["overhead"]
+    calm = estimate(job, HOSTS, *configs, runtime=replace(runtime, stalled_hosts=8)).breakdown_s["overhead"]
+
+    assert stalled - calm == pytest.approx([2 * 0.5 * (8 + 4 - 1), 0.0])
 
 
 def test_mfu_is_model_flops_over_peak():
