@@ -40,7 +40,7 @@ test: $(CHOSEN) ## run the tests
 bench: $(CHOSEN) ## run every benchmark, one after the other
 	@set -e; for bench in $(sort $(wildcard benchmarks/bench_*.py)); do \
 		echo "==> $$bench"; \
-		$(BIN)/python "$$bench"; \
+		$(BIN)/python -m "benchmarks.$$(basename "$$bench" .py)"; \
 	done
 
 lint: $(LINTERS) ## check style, format and types

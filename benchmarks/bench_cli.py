@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from timing import arguments, median_s, publish
+from benchmarks.timing import arguments, median_s, publish
 
 ROOT = Path(__file__).parents[1]
 SMALL = "configs/studies/llama3-8b-dgx-h100.yaml"

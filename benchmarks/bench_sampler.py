@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from timing import arguments, median_s, publish
 
+from benchmarks.timing import arguments, median_s, publish
 from costmodels.features import configuration_features
 from costmodels.memory import estimate_memory
 from costmodels.operators import FloatArray
@@ -35,6 +35,7 @@ def step_s(
             step_time_s=predicted_s[tried] * np.exp(error),
             explored=frozenset(tried.tolist()),
             impossible=frozenset(),
+            misfits=frozenset(),
             pending=frozenset(),
             num_decisions=num_trials,
         )
@@ -49,9 +50,9 @@ def main() -> None:
     config = load_study(STUDIES / "pangu-135b-6144.yaml")
     setting = config.setting
     grid, _ = enumerate_space(setting, config.options)
-    estimate = estimate_step(setting.job, setting.cluster, setting.runtime, grid)
-    features = configuration_features(setting.job, setting.cluster, grid, estimate)
     memory = estimate_memory(setting.job, setting.cluster, setting.runtime, grid)
+    estimate = estimate_step(setting.job, setting.cluster, setting.runtime, grid, memory=memory)
+    features = configuration_features(setting.job, setting.cluster, grid, estimate)
     rows = []
     for size in (3_000, len(grid)):
         chosen = np.arange(size)
@@ -59,7 +60,7 @@ def main() -> None:
             grid.take(chosen),
             estimate.step_time_s[chosen],
             features[chosen],
-            memory_share=(memory.peak_bytes / memory.capacity_bytes)[chosen],
+            memory_share=(memory.needed_bytes / memory.capacity_bytes)[chosen],
         )
         seconds = step_s(sampler, features[chosen], estimate.step_time_s[chosen], options.trials, options.repeats)
         rows.append({"candidates": size, "seconds": seconds})

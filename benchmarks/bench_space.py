@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from timing import arguments, median_s, peak_rss_bytes, publish
-
+from benchmarks.timing import arguments, median_s, peak_rss_bytes, publish
 from tuner.candidates import candidates_of
 from tuner.config import load_study
 

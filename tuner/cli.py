@@ -22,6 +22,7 @@ from tuner.console import (
     hosts_in_words,
     in_words,
     p_star_in_words,
+    print_calibration,
     print_json,
     print_reasons,
     print_run,
@@ -248,12 +249,12 @@ def space(
 @app.command(short_help="Predict step time and memory of one configuration.")
 def predict(study: StudyFile, chosen: Config, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Predict step time and memory of one configuration, in the searched space or not."""
-    from tuner.candidates import predicted
+    from tuner.candidates import predicted, prediction_errors
 
     config = _load(study, overrides)
     wanted, broken = _launchable(config, chosen)
     warn(tuple(f"{name}: {reason}" for name, reason in broken.items()))
-    payload = predicted(config, wanted)
+    payload = predicted(config, wanted) | prediction_errors(config, wanted)
     if as_json:
         print_json(payload)
         return
@@ -262,6 +263,12 @@ def predict(study: StudyFile, chosen: Config, overrides: Overrides = None, as_js
         f"{payload['step_time_s']:.4g} s per step, {payload['tokens_per_s_per_device']:,.0f} tokens/s per device, "
         f"MFU {payload['mfu']:.1%}"
     )
+    low_s, high_s = payload["step_time_range_s"]
+    leading = ", ".join(f"{name} {effect:.1%}" for name, effect in payload["step_time_from_constants"].items())
+    typer.echo(
+        f"  {low_s:.3g} to {high_s:.3g} s with probability 68%"
+        + (f"; constants that weigh most: {leading}" if leading else "")
+    )
     for part, seconds in payload["breakdown_s"].items():
         if seconds:
             typer.echo(f"  {part:<12} {seconds:10.4f} s  {seconds / payload['step_time_s']:6.1%}")
@@ -269,9 +276,14 @@ def predict(study: StudyFile, chosen: Config, overrides: Overrides = None, as_js
     fits = f"fits ({spare})" if payload["fits"] else f"DOES NOT FIT ({spare})"
     capacity = payload["memory_capacity_bytes"]
     typer.echo(f"{payload['peak_memory_bytes'] / 2**30:.1f} GiB of {capacity / 2**30:.1f} GiB per device: {fits}")
+    low_gib, high_gib = (size / 2**30 for size in payload["peak_memory_range_bytes"])
+    typer.echo(
+        f"  {low_gib:.1f} to {high_gib:.1f} GiB with probability 68%; "
+        f"probability of fit {payload['fit_probability']:.2f}"
+    )
     for part, size in payload["memory_bytes"].items():
         if size:
-            typer.echo(f"  {part:<12} {size / 2**30:10.2f} GiB")
+            typer.echo(f"  {part:<13} {size / 2**30:10.2f} GiB")
 
 
 def _launchable(config: StudyConfig, text: str) -> tuple[ParallelConfig, dict[str, str]]:
@@ -402,6 +414,35 @@ def _rank_sizes(config: StudyConfig, text: str, as_json: bool) -> None:
             typer.echo(f"Smallest that fits: {hosts_in_words(smallest.hosts)} ({smallest.devices:,} devices)")
     if smallest is None:
         raise typer.Exit(FOUND_NOTHING)
+
+
+@app.command(short_help="Fit a runtime's profile to measured steps.")
+def calibrate(
+    measured: Annotated[
+        list[Path], typer.Option(metavar="CSV...", help="Measured runs, in the form of configs/measured.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="PROFILE", help="Profile to write; a study names it as its runtime.")],
+    more: Annotated[list[Path] | None, typer.Argument(metavar="CSV", help="Further files.", show_default=False)] = None,
+    runtime: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Whose runs are fitted, if the files hold several runtimes.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Fit the constants of a runtime's profile to measured steps, and say what the runs could not tell."""
+    from tuner.calibrate import calibrate_file
+
+    done = calibrate_file(
+        [*measured, *(more or [])],
+        out,
+        runtime=runtime,
+        overwrite=force,
+        on_progress=lambda line: typer.echo(line, err=True),
+    )
+    if as_json:
+        print_json(done.as_json())
+    else:
+        print_calibration(done)
 
 
 @app.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import typer
 
 if TYPE_CHECKING:  # these load numpy, Optuna and Ray
     from costmodels.parallel import ParallelConfig
+    from tuner.calibrate import CalibratedFile
     from tuner.config import StudyConfig
     from tuner.space import Space
     from tuner.study import RunResult
@@ -114,6 +116,37 @@ def print_reasons(config: StudyConfig, chosen: ParallelConfig, reasons: Mapping[
     typer.echo(f"{named} " + ("is in the space as the expert's, although:" if stays else "is not in the space:"))
     for name, reason in reasons.items():
         typer.echo(f"  {name}: {reason}")
+
+
+def print_calibration(done: CalibratedFile) -> None:
+    """What a fit found, how sure it is, and what it could not tell."""
+    fit = done.fit
+    typer.echo(f"Fitted {done.runtime} to {fit.num_runs:,} runs of {', '.join(map(printable, fit.sources))}.")
+    fitted = {**fit.constants, **{f"speed of {name}": speed for name, speed in fit.device_speed.items()}}
+    print_table(
+        ["constant", "value", "68% range", "known from"],
+        [
+            [
+                name,
+                f"{constant.value:.4g}",
+                f"x/{math.exp(constant.log_error):.2f}",
+                ("the runs" if constant.is_determined else "before") + (", at its bound" if constant.at_bound else ""),
+            ]
+            for name, constant in fitted.items()
+        ],
+    )
+    unknown = [name for name, constant in fit.constants.items() if not constant.is_determined]
+    if unknown:
+        typer.echo(f"The runs do not determine {', '.join(unknown)}: these stay near what was believed before.")
+    typer.echo(
+        f"Median error {fit.median_ape:.1%} on these runs; {fit.step_error:.1%} (one standard deviation) on runs that "
+        "a fit to the others did not see."
+    )
+    if done.memory_error is not None:
+        typer.echo(f"Peaks of memory are {done.memory_error:.1%} from the prediction (one standard deviation).")
+    for reason, count in done.skipped.items():
+        typer.echo(f"  left out {count:,}: {printable(reason)}", err=True)
+    typer.echo(f"wrote {printable(str(done.out))}", err=True)
 
 
 def p_star_in_words(p_star: float) -> str:

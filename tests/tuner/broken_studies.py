@@ -220,6 +220,13 @@ CASES: list[BrokenStudy] = [
         "did you mean 'dgx-h100'?",
     ),
     broken("unknown device", study(cluster="{device: H1000}"), "cluster.device = 'H1000'", "is not a known device"),
+    broken("missing profile", study(runtime="ours.yaml"), "runtime: ", "ours.yaml: no such file"),
+    BrokenStudy(
+        id="a runtime's file that is no profile",
+        text=study(runtime="./ours.yaml"),
+        words=("study.yaml", "runtime: ", "ours.yaml: sources", "is required and missing"),
+        files={"ours.yaml": "rule_set: megatron\n"},
+    ),
     broken(
         "unknown runtime",
         study(runtime="megatron"),
@@ -231,6 +238,19 @@ CASES: list[BrokenStudy] = [
     broken("unknown rule", study(space="{without: [head]}"), "space.without = 'head'", "did you mean 'heads'?"),
     broken("the rule that none can do without", study(space="{without: [devices]}"), "'devices'", "switched off"),
     broken("unknown recompute", study(space="{recompute: [some]}"), "space.recompute.0 = 'some'", "'selective' or"),
+    broken(
+        "unknown module",
+        study(job=GOOD["job"][:-1] + ", recompute_modules: [core_atn]}"),
+        "job.recompute_modules = 'core_atn'",
+        "did you mean 'core_attn'?",
+    ),
+    broken("negative shard", study(job=GOOD["job"][:-1] + ", dp_shard: -1}"), "job.dp_shard = -1", "greater than or"),
+    broken(
+        "experts' degree that the runtime lacks",
+        study(runtime="nanotron", job=GOOD["job"][:-1] + ", expert_tp: 1}"),
+        "job.expert_tp = 1",
+        "is not offered by the runtime nanotron",
+    ),
     broken("unknown precision", study(job=GOOD["job"][:-1] + ", precision: int4}"), "job.precision = 'int4'", "'bf16'"),
     broken(
         "precision that the device lacks",
@@ -308,7 +328,7 @@ CASES: list[BrokenStudy] = [
         study(model="mixtral-8x7b", expert="{tp: 2, dp: 4, ep: 8}"),
         "expert",
         "ep=8",
-        "ep must divide dp*cp*up",
+        "must divide tp*dp*cp*up",
     ),
     broken("expert pp above the layers", study(cluster="{name: l20, hosts: 8}", expert="{pp: 64}"), "pp=64", "layers"),
     broken(

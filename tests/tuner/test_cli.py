@@ -1,4 +1,5 @@
 import json
+import math
 import os
 import re
 import signal
@@ -39,6 +40,10 @@ KEYS = {
         "fits",
         "mfu",
         "tokens_per_s_per_device",
+        "step_time_log_error",
+        "step_time_range_s",
+        "peak_memory_log_error",
+        "fit_probability",
     },
     "rank": {"configs"},
     "status": {"study_name", "trials", "running", "failed", "best_step_time_s", "p_star", "stop_reason"},
@@ -433,6 +438,20 @@ def test_prediction_adds_up(meshtune, simulated):
     assert told["fits"] is True
 
 
+def test_a_prediction_tells_its_uncertainty(meshtune, simulated):
+    """`predict` gives the 68% range around the step time and the memory, and the probability that it fits."""
+    told = meshtune("predict", simulated, "--config", "tp=8", "--json").json
+    shown = meshtune("predict", simulated, "--config", "tp=8").out
+
+    low_s, high_s = told["step_time_range_s"]
+    assert low_s < told["step_time_s"] < high_s
+    assert high_s / low_s == pytest.approx(math.exp(2 * told["step_time_log_error"]))
+    assert told["peak_memory_log_error"] > 0
+    assert 0 <= told["fit_probability"] <= 1
+    assert re.search(r"^  [\d.]+ to [\d.]+ s with probability 68%; constants that weigh most: \w+ ", shown, re.M)
+    assert re.search(r"^  [\d.]+ to [\d.]+ GiB with probability 68%; probability of fit [\d.]+$", shown, re.M)
+
+
 def test_prediction_in_words(meshtune, simulated):
     """`predict` repeats the whole configuration, and gives times, shares and memory with their units."""
     shown = meshtune("predict", simulated, "--config", "tp=8,recompute=full").out
@@ -790,7 +809,7 @@ def test_help_of_every_command(meshtune, command):
 
     assert done.status == 0
     assert f"Usage: meshtune {command} [OPTIONS]" in done.out
-    assert "STUDY" in done.out
+    assert ("CSV" if command == "calibrate" else "STUDY") in done.out
     assert "--json" in done.out
 
 

@@ -1,0 +1,264 @@
+"""How far the cost model can be trusted: fits it on some measured runs and quotes its errors on others.
+
+    python -m benchmarks.fidelity --fit A.csv --quote B.csv [C.csv ...] [--json]
+
+A fit begins with each profile as it was before it saw any run. Without `--fit` the shipped profiles are quoted. Beside
+each figure stands, in brackets, what a perfect model would score if repeated measurements of one configuration spread
+by `--noise`. Progress goes to stderr; exit status 2 is a mistake in what was given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.noise_floor import noise_floor
+from costmodels.calibration import Calibration, calibrate_all
+from costmodels.fidelity import UNCLEAN, Predictions, group_key, is_clean, judge, predict, settings_of
+from costmodels.measured import MeasuredRun, read_measured_and_skipped
+from costmodels.runtime import RuntimeProfile, find_prior, find_runtime
+from hardware.errors import ConfigError
+
+USERS_MISTAKE = 2
+SEED = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Given:
+    """What some files hold.
+
+    Attributes:
+        runs: Their usable runs.
+        skipped: Rows that tell no whole run, by reason.
+        unclean: Runs that were left out for a tag in their notes.
+    """
+
+    runs: tuple[MeasuredRun, ...]
+    skipped: Mapping[str, int]
+    unclean: int
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the figures; returns the exit status."""
+    given = _arguments(argv)
+    try:
+        if given.runtime is not None:
+            find_runtime(given.runtime)
+        quoted = _read(given.quote, raw=given.raw)
+        fits = _fit(given.fit, quoted.runs, given.runtime) if given.fit else {}
+        result = quote(
+            quoted, {name: fit.profile for name, fit in fits.items()}, runtime=given.runtime, noise=given.noise
+        )
+    except ConfigError as error:
+        _tell(f"fidelity: {error}")
+        return USERS_MISTAKE
+    result["fit"] = {name: _fit_json(fit) for name, fit in fits.items()}
+    if given.json:
+        print(json.dumps(result, indent=2))
+    else:
+        _print(result)
+    return 0
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fidelity", description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--fit", nargs="+", type=Path, default=[], metavar="CSV", help="fit the profiles to these runs")
+    parser.add_argument(
+        "--quote", nargs="+", type=Path, required=True, metavar="CSV", help="quote errors on these runs"
+    )
+    parser.add_argument("--runtime", help="runtime profile of all runs, whatever their source")
+    parser.add_argument(
+        "--raw", action="store_true", help=f"quote rows tagged {', '.join(UNCLEAN)} too (no fit ever uses them)"
+    )
+    parser.add_argument(
+        "--noise", type=_noise, default=0.09, help="standard deviation of the log of a repeated measurement (0.09)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser.parse_args(argv)
+
+
+def _noise(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"must be from 0 to 1, but got {text}")
+    return value
+
+
+def _read(paths: Sequence[Path], *, raw: bool) -> Given:
+    """The runs of the files; failed ones always stay, for they tell what is feasible."""
+    runs, skipped = read_measured_and_skipped(paths, Path())
+    kept = tuple(run for run in runs if raw or run.is_failed or is_clean(run))
+    if not kept:
+        raise ConfigError(
+            f"hold no run without a tag ({', '.join(UNCLEAN)})",
+            key=", ".join(map(str, paths)),
+            nearest="--raw quotes tagged rows too",
+        )
+    return Given(runs=kept, skipped=skipped, unclean=len(runs) - len(kept))
+
+
+def _fit(paths: Sequence[Path], quoted: Sequence[MeasuredRun], runtime: str | None) -> dict[str, Calibration]:
+    """One calibration for each runtime of the files' runs; what is quoted too is told."""
+    given = _read(paths, raw=False)
+    known, _, skipped = settings_of(given.runs, {}, runtime)
+    fits = calibrate_all(known, find_prior, runtime, on_progress=_tell)
+    if not fits:
+        raise ConfigError(
+            "hold too few timed runs of known devices to fit any runtime",
+            key=", ".join(map(str, paths)),
+            nearest=_reasons({**given.skipped, **skipped}) or None,
+        )
+    both = {_identity(run) for run in known if run.step_time_s} & {_identity(run) for run in quoted if run.step_time_s}
+    if both:
+        _tell(f"note: {len(both)} of the quoted runs were fitted too; their errors are no test of the model")
+    return fits
+
+
+def _identity(run: MeasuredRun) -> tuple[Any, ...]:
+    return (*group_key(run), run.config, run.step_time_s)
+
+
+def quote(given: Given, profiles: Mapping[str, RuntimeProfile], *, runtime: str | None, noise: float) -> dict[str, Any]:
+    """The figures of every group, of every source and of all runs together, with the noise's floor.
+
+    Args:
+        given: The runs to quote.
+        profiles: Fitted profiles that replace the catalog's of the same name.
+        runtime: Name of the profile to use whatever the source; None asks the table of sources.
+        noise: Standard deviation of the logarithm of a repeated measurement.
+
+    Raises:
+        ConfigError: none of the runs can be predicted.
+    """
+    runs, settings, fallen = settings_of(given.runs, profiles, runtime)
+    skipped = Counter(given.skipped) + fallen
+    if not runs:
+        raise ConfigError("none of the quoted runs can be predicted", nearest=_reasons(skipped))
+    _tell(f"predicting {len(runs):,} runs")
+    predictions = predict(runs, settings)
+    groups, overall = judge(runs, predictions)
+    overall |= {"skipped": dict(skipped), "unclean": given.unclean, "noise_floor": _floor(runs, noise)}
+    sources = sorted({run.source for run in runs})
+    return {
+        "groups": [_group_json(group) for group in groups],
+        "overall": overall,
+        "by_source": [_source_json(source, runs, predictions, noise) for source in sources],
+    }
+
+
+def _floor(runs: Sequence[MeasuredRun], noise: float) -> dict[str, Any]:
+    return noise_floor(runs, noise, np.random.default_rng(SEED)).as_json()
+
+
+def _source_json(source: str, runs: Sequence[MeasuredRun], predictions: Predictions, noise: float) -> dict[str, Any]:
+    at = np.array([position for position, run in enumerate(runs) if run.source == source])
+    own = [runs[position] for position in at]
+    _, figures = judge(
+        own,
+        Predictions(
+            step_time_s=predictions.step_time_s[at],
+            peak_memory_bytes=predictions.peak_memory_bytes[at],
+            fits=predictions.fits[at],
+        ),
+    )
+    return {"source": source, **figures, "noise_floor": _floor(own, noise)}
+
+
+def _group_json(group: Mapping[str, Any]) -> dict[str, Any]:
+    """A group's figures, under the keys of `overall` too: shares where the group has counts."""
+    shares = {
+        name: group[name] / group[count] if group[count] else None
+        for name, count in (("ok_called_feasible", "ok"), ("failed_called_infeasible", "failed"))
+    }
+    summaries = {"median_tau": group["tau"], "median_regret": group["regret"], "mean_regret": group["regret"]}
+    return {**group, **shares, **summaries, "num_groups": 1, "skipped": {}}
+
+
+def _fit_json(fit: Calibration) -> dict[str, Any]:
+    return {
+        "runs": fit.num_runs,
+        "sources": list(fit.sources),
+        "median_ape": fit.median_ape,
+        "held_out_error": fit.step_error,
+        "undetermined": [name for name, constant in fit.constants.items() if not constant.is_determined],
+        "at_bound": [name for name, constant in fit.constants.items() if constant.at_bound],
+    }
+
+
+COLUMNS = (
+    ("median_ape", "median error"),
+    ("mean_ape", "mean error"),
+    ("p90_ape", "90th perc."),
+    ("median_tau", "median tau"),
+    ("median_regret", "median regret"),
+    ("mean_regret", "mean regret"),
+)
+"""What the table shows with its floor in brackets, and how it is headed."""
+
+
+def _print(result: Mapping[str, Any]) -> None:
+    for name, fit in result["fit"].items():
+        print(f"fitted {name} to {fit['runs']:,} runs of {', '.join(fit['sources'])}:")
+        print(f"  median error {fit['median_ape']:.1%} on them, {fit['held_out_error']:.1%} on what a fit did not see")
+    overall = result["overall"]
+    header = ["source", "runs", "groups", "ranked", *(title for _, title in COLUMNS), "memory", "ok fit", "failed not"]
+    lines = [_line(figures["source"], figures) for figures in result["by_source"]] + [_line("all", overall)]
+    widths = [max(map(len, column)) for column in zip(header, *lines, strict=True)]
+    for line in (header, *lines):
+        first, *rest = (cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+        print("  ".join([first.strip().ljust(widths[0]), *rest]))
+    noise = overall["noise_floor"]["noise"]
+    print(
+        f"In brackets: what a perfect model would score if repeated measurements spread by {noise:.0%}. Tau and regret "
+        "are those of groups of at least 5 configurations."
+    )
+    wrong = overall["best_called_infeasible"]
+    print(f"Groups whose measured best is called infeasible: {wrong}")
+    if overall["unclean"]:
+        print(f"{overall['unclean']:,} runs tagged {', '.join(UNCLEAN)} were left out")
+    for reason, count in overall["skipped"].items():
+        print(f"skipped {count:,}: {reason}")
+
+
+def _line(name: str, figures: Mapping[str, Any]) -> list[str]:
+    floor = figures["noise_floor"]
+    return [
+        name,
+        f"{figures['n']:,}",
+        f"{figures['num_groups']:,}",
+        f"{figures['num_ranked_groups']:,}",
+        *(_with_floor(figures[key], floor[key], is_share=key != "median_tau") for key, _ in COLUMNS),
+        _shown(figures["memory_median_ape"], is_share=True),
+        _shown(figures["ok_called_feasible"], is_share=True),
+        _shown(figures["failed_called_infeasible"], is_share=True),
+    ]
+
+
+def _with_floor(value: float | None, floor: float | None, *, is_share: bool) -> str:
+    return f"{_shown(value, is_share=is_share)} [{_shown(floor, is_share=is_share)}]" if value is not None else "-"
+
+
+def _shown(value: float | None, *, is_share: bool) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.1%}" if is_share else f"{value:.2f}"
+
+
+def _reasons(skipped: Mapping[str, int]) -> str:
+    return "skipped: " + "; ".join(f"{count} {reason}" for reason, count in skipped.items()) if skipped else ""
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
