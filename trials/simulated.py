@@ -1,9 +1,9 @@
 """A synthetic world to try the tuner in: our cost model, made wrong in ways that it doesn't know.
 
-Every operator's time is the roofline's times exp(g), where g is a random smooth function of the operator's log sizes,
-one per kind, phase and device; communication and the optimizer get such a factor over the log degrees, and so does the
-peak of memory. So neighbours in the space err alike, as real kernels and networks do, and a surrogate has something to
-learn. The world is a function of its seed; repeated trials of one configuration give the same observation.
+Every operator's time is the kernel model's times exp(g), where g is a random smooth function of the operator's log
+sizes, one per kind, phase and device; communication and the optimizer get such a factor over the log degrees, and so
+does the peak of memory. So neighbours in the space err alike, as real kernels and networks do, and a surrogate has
+something to learn. The world is a function of its seed; repeated trials of one configuration give the same observation.
 
 g is a sum of NUM_WAVES random Fourier features, nearly a draw from a Gaussian process with a squared-exponential kernel
 (Rahimi and Recht 2007, section 3). Letters: n configurations or shapes, d features.
@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from costmodels.job import TrainingJob
-from costmodels.kernels import roofline_s
-from costmodels.memory import estimate_memory
+from costmodels.kernels import kernel_s
+from costmodels.memory import MemoryEstimate, estimate_memory
 from costmodels.operators import Block, FloatArray, Operator, is_recomputed, step_operators
 from costmodels.parallel import DEGREES, FURTHER_DIMENSIONS, ConfigGrid, ParallelConfig
 from costmodels.runtime import RuntimeProfile
@@ -86,8 +86,8 @@ class SimulatedBackend(AbstractBackend):
         """The step times of `config` in this world, with noise; out of memory where it does not fit there."""
         time.sleep(self.seconds_per_trial)
         grid = ConfigGrid.from_configs([config])
-        needed = float(self.hidden_peak_memory_bytes(grid)[0])
-        capacity = float(estimate_memory(self.job, self.cluster, self.runtime, grid).capacity_bytes[0])
+        memory = self.hidden_memory(grid)
+        needed, capacity = float(memory.needed_bytes[0]), float(memory.capacity_bytes[0])
         if needed > capacity:
             return Observation(
                 status=Status.OUT_OF_MEMORY,
@@ -100,14 +100,21 @@ class SimulatedBackend(AbstractBackend):
         return Observation(
             status=Status.OK,
             step_times_s=tuple(steps.tolist()),
-            peak_memory_bytes=round(needed),
+            peak_memory_bytes=round(min(float(memory.peak_bytes[0]), capacity)),
             operator_samples=self._operator_samples(grid, rng),
             origin="synthetic",
         )
 
     def hidden_step(self, grid: ConfigGrid) -> StepEstimate:
         """The world's own step times without noise [n]; for judging a tuner, which never sees them."""
-        believed = estimate_step(self.job, self.cluster, self.runtime, grid, kernel_time=self._kernel_s)
+        believed = estimate_step(
+            self.job,
+            self.cluster,
+            self.runtime,
+            grid,
+            kernel_time=self._kernel_s,
+            memory=self.hidden_memory(grid),
+        )
         degrees = _log2(grid.matrix(DEGREES))
         parts = {
             part: seconds if part in EXACT_PARTS else seconds * np.exp(self._error(f"part {part}", degrees))
@@ -115,15 +122,19 @@ class SimulatedBackend(AbstractBackend):
         }
         return StepEstimate(step_time_s=np.sum(list(parts.values()), axis=0), breakdown_s=parts)
 
-    def hidden_peak_memory_bytes(self, grid: ConfigGrid) -> FloatArray:
-        """The world's own peak memory [n]; for judging a tuner, which never sees it."""
-        believed = estimate_memory(self.job, self.cluster, self.runtime, grid).peak_bytes
-        error = _smooth(_log2(grid.matrix(DEGREES)), MEMORY_ERROR, (self.seed, _code("memory")))
-        return np.asarray(believed * np.exp(error))
+    def hidden_memory(self, grid: ConfigGrid) -> MemoryEstimate:
+        """The world's own memory [n]; for judging a tuner, which never sees it."""
+        believed = estimate_memory(self.job, self.cluster, self.runtime, grid)
+        error = np.exp(_smooth(_log2(grid.matrix(DEGREES)), MEMORY_ERROR, (self.seed, _code("memory"))))
+        return MemoryEstimate(
+            peak_bytes=believed.peak_bytes * error,
+            parts_bytes={part: values * error for part, values in believed.parts_bytes.items()},
+            capacity_bytes=believed.capacity_bytes,
+        )
 
     def _kernel_s(self, operator: Operator, device: Device, job: TrainingJob, runtime: RuntimeProfile) -> FloatArray:
         label = f"{operator.kind} {operator.phase} {device.name}"
-        return roofline_s(operator, device, job, runtime) * np.exp(self._error(label, _log2(operator.shape)))
+        return kernel_s(operator, device, job, runtime) * np.exp(self._error(label, _log2(operator.shape)))
 
     def _error(self, label: str, features: FloatArray) -> FloatArray:
         return _smooth(features, self.operator_error, (self.seed, _code(label)))
@@ -133,8 +144,9 @@ class SimulatedBackend(AbstractBackend):
         device = self.cluster.devices[0]
         micro_batches = int(self.job.global_batch_size // (grid.dp[0] * grid.mbs[0]))
         samples = []
-        for operator in step_operators(self.job, grid):
-            executions = self._blocks(operator.block) * micro_batches * (1 + int(is_recomputed(operator, grid)[0]))
+        for operator in step_operators(self.job, self.runtime, grid):
+            again = int(is_recomputed(self.job, operator, grid)[0])
+            executions = self._blocks(operator.block) * micro_batches * (1 + again)
             # the mean of many executions: step noise averages out with their number
             factor = np.exp(self.noise / np.sqrt(max(executions, 1)) * rng.standard_normal())
             if executions:

@@ -12,6 +12,7 @@ from costmodels.memory import MemoryEstimate, estimate_memory
 from costmodels.operators import FloatArray
 from costmodels.parallel import FURTHER_DIMENSIONS, ConfigGrid, IntArray, ParallelConfig
 from costmodels.step_time import StepEstimate, estimate_step, model_flops_utilisation
+from costmodels.uncertainty import likely_range, step_uncertainty
 from tuner.config import StudyConfig
 from tuner.rules import Setting
 from tuner.space import Space, why_not
@@ -35,7 +36,7 @@ class Candidates:
 def candidates_of(config: StudyConfig) -> Candidates:
     """Enumerates, prunes and predicts the candidates of a study."""
     space, setting = config.space(), config.setting
-    estimate = estimate_step(setting.job, setting.cluster, setting.runtime, space.grid)
+    estimate = estimate_step(setting.job, setting.cluster, setting.runtime, space.grid, memory=space.memory)
     features = configuration_features(setting.job, setting.cluster, space.grid, estimate)
     return Candidates(space=space, estimate=estimate, features=features)
 
@@ -94,6 +95,24 @@ def predicted(config: StudyConfig, chosen: ParallelConfig) -> dict[str, Any]:
     """The prediction of one configuration, whether it is in the study's space or not."""
     setting = config.setting
     grid = ConfigGrid.from_configs([chosen], config.options.opened)
-    estimate = estimate_step(setting.job, setting.cluster, setting.runtime, grid)
     memory = estimate_memory(setting.job, setting.cluster, setting.runtime, grid)
+    estimate = estimate_step(setting.job, setting.cluster, setting.runtime, grid, memory=memory)
     return prediction_json(setting, estimate, memory, 0, config.options.memory_headroom)
+
+
+def prediction_errors(config: StudyConfig, chosen: ParallelConfig) -> dict[str, Any]:
+    """How far the prediction of one configuration can be trusted, and which of the profile's constants weigh most."""
+    setting, headroom = config.setting, config.options.memory_headroom
+    grid = ConfigGrid.from_configs([chosen], config.options.opened)
+    memory = estimate_memory(setting.job, setting.cluster, setting.runtime, grid)
+    estimate = estimate_step(setting.job, setting.cluster, setting.runtime, grid, memory=memory)
+    uncertainty = step_uncertainty(setting.job, setting.cluster, setting.runtime, grid, memory=memory)
+    step_error, memory_error = float(uncertainty.log_error[0]), setting.runtime.memory_error
+    return {
+        "step_time_log_error": step_error,
+        "step_time_range_s": list(likely_range(float(estimate.step_time_s[0]), step_error)),
+        "step_time_from_constants": dict(uncertainty.dominant(0)),
+        "peak_memory_log_error": memory_error,
+        "peak_memory_range_bytes": list(likely_range(float(memory.peak_bytes[0]), memory_error)),
+        "fit_probability": float(memory.probability_of_fit(headroom, memory_error)[0]),
+    }

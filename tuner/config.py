@@ -21,7 +21,7 @@ from costmodels.job import TrainingJob
 from costmodels.measured import MeasuredGroup, read_measured_group
 from costmodels.model_catalog import load_model
 from costmodels.parallel import DEGREES, FURTHER_DIMENSIONS, RECOMPUTE_MODES, ParallelConfig, Value
-from costmodels.runtime import RuntimeProfile, find_runtime
+from costmodels.runtime import RuntimeProfile, find_runtime, read_profile
 from hardware.cluster import cluster_from_mapping
 from hardware.config_file import StrictModel, checked, parse_yaml, read_mapping
 from hardware.errors import ConfigError, shown_url
@@ -29,22 +29,26 @@ from trials.backend import AbstractBackend
 from trials.replay import ReplayBackend
 from trials.simulated import SimulatedBackend
 from tuner.rules import Setting
-from tuner.space import Space, SpaceOptions, broken_rules, build_space, launchable, setting_for
+from tuner.space import Space, SpaceOptions, active_rules, broken_rules, build_space, launchable, setting_for
 
 DEFAULT_STORAGE = "sqlite:///meshtune.db"
 
 PositiveInt = Annotated[int, Field(ge=1)]
+NotNegative = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class _JobKeys(StrictModel):
     sequence_length: PositiveInt
     global_batch_size: PositiveInt
-    precision: Literal["bf16", "fp16", "fp8", "fp32"] = "bf16"
+    precision: Literal["bf16", "fp16", "nvfp4", "fp8", "tf32", "fp32"] = "bf16"
     optimizer: Literal["adam", "sgd"] = "adam"
     recompute: Literal["none", "selective", "full"] = "none"
-    zero_stage: Annotated[int, Field(ge=0, le=3)] = 1
+    zero_stage: Annotated[int, Field(ge=0, le=3)] | None = None
     sequence_parallel: bool | None = None
+    recompute_modules: Annotated[list[str], Field(min_length=1)] = Field(default_factory=lambda: ["core_attn"])
+    expert_tp: NotNegative = 0
+    dp_shard: NotNegative = 0
 
 
 class _SpaceKeys(StrictModel):
@@ -62,6 +66,8 @@ class _SpaceKeys(StrictModel):
     recompute: list[Literal["none", "selective", "full"]] | None = None
     zero_stage: list[Annotated[int, Field(ge=0, le=3)]] | None = None
     sequence_parallel: list[bool] | None = None
+    expert_tp: list[NotNegative] | None = None
+    dp_shard: list[NotNegative] | None = None
 
 
 class _SearchKeys(StrictModel):
@@ -208,9 +214,9 @@ def load_study(path: Path, *, overrides: Sequence[str] = (), storage: str | None
 def _resolved(keys: _StudyKeys, path: Path, storage: str) -> StudyConfig:
     base_dir = path.parent
     cluster = _under("cluster", lambda: cluster_from_mapping(keys.cluster, base_dir, None))
-    runtime = _under("runtime", lambda: find_runtime(keys.runtime))
+    runtime = _under("runtime", lambda: _runtime(keys.runtime, base_dir))
     group = _measured_group(keys, base_dir) if isinstance(keys.trial, _ReplayKeys) else None
-    job = _job(keys, base_dir, group)
+    job = _job(keys, base_dir, group, runtime)
     for device in cluster.devices:
         _under("job", lambda device=device: device.peak_flop_per_s(job.precision))
     options = _space_options(keys.space)
@@ -223,6 +229,7 @@ def _resolved(keys: _StudyKeys, path: Path, storage: str) -> StudyConfig:
             nearest="change the cluster's hosts or trial.where",
         )
     _check_fixed_dimensions(setting, options, measured=group is not None)
+    _check_absent_dimensions(setting, options)
     backend: AbstractBackend
     if isinstance(keys.trial, _ReplayKeys):
         assert group is not None, "a replay has measured rows"
@@ -265,7 +272,13 @@ def _under(prefix: str, resolve: Any) -> Any:
         raise error.under(prefix) from None
 
 
-def _job(keys: _StudyKeys, base_dir: Path, group: MeasuredGroup | None) -> TrainingJob:
+def _runtime(name: str, base_dir: Path) -> RuntimeProfile:
+    """The profile that a catalog name or the path of a YAML file means."""
+    is_file = name.endswith((".yaml", ".yml")) or "/" in name
+    return read_profile(base_dir / name) if is_file else find_runtime(name)
+
+
+def _job(keys: _StudyKeys, base_dir: Path, group: MeasuredGroup | None, runtime: RuntimeProfile) -> TrainingJob:
     if group is not None:
         for key in ("model", "job"):
             if getattr(keys, key) is not None:
@@ -284,6 +297,9 @@ def _job(keys: _StudyKeys, base_dir: Path, group: MeasuredGroup | None) -> Train
             recompute=first.recompute,
             zero_stage=first.zero_stage,
             sequence_parallel=None,
+            recompute_modules=group.runs[0].recompute_modules,
+            expert_tp=first.expert_tp,
+            dp_shard=first.dp_shard,
         )
     for key in ("model", "job"):
         if getattr(keys, key) is None:
@@ -291,7 +307,11 @@ def _job(keys: _StudyKeys, base_dir: Path, group: MeasuredGroup | None) -> Train
     assert keys.model is not None, "checked above"
     assert keys.job is not None, "checked above"
     model = load_model(keys.model, base_dir)
-    return TrainingJob(model=model, **keys.job.model_dump())
+    values = keys.job.model_dump()
+    if values["zero_stage"] is None:
+        values["zero_stage"] = 1 if 1 in runtime.zero_stages else min(runtime.zero_stages)
+    values["recompute_modules"] = tuple(values["recompute_modules"])
+    return _under("job", lambda: TrainingJob(model=model, **values))  # type: ignore[no-any-return] # _under returns what the lambda does
 
 
 def _measured_group(keys: _StudyKeys, base_dir: Path) -> MeasuredGroup:
@@ -330,10 +350,19 @@ def _check_fixed_dimensions(setting: Setting, options: SpaceOptions, *, measured
     opened = dict(options.allowed)
     modes = [RECOMPUTE_MODES[code] for code in opened.get("recompute", ())] or [job.recompute]
     stages = list(opened.get("zero_stage", ())) or [job.zero_stage]
-    for key, values, offered in (
+    splits = [bool(code) for code in opened.get("sequence_parallel", ())] or [bool(job.sequence_parallel)]
+    rules = {rule.name for rule in active_rules(setting, options)}
+    checks: list[tuple[str, Sequence[Value], Sequence[Value]]] = [
         ("recompute", modes, runtime.recompute_modes),
         ("zero_stage", stages, runtime.zero_stages),
-    ):
+        ("sequence_parallel", splits, (False,) if "no_sequence_parallel" in rules else (False, True)),
+    ]
+    checks += [
+        (name, opened.get(name, ()) or [getattr(job, name)], (0,))
+        for name in ("expert_tp", "dp_shard")
+        if f"no_{name}" in rules
+    ]
+    for key, values, offered in checks:
         where = "space" if key in options.opened else "job"
         for value in values:
             if value not in offered:
@@ -345,9 +374,24 @@ def _check_fixed_dimensions(setting: Setting, options: SpaceOptions, *, measured
                 )
 
 
+def _check_absent_dimensions(setting: Setting, options: SpaceOptions) -> None:
+    """A degree that the framework does not have may be named in `space:`, but only if 1 is among its values."""
+    allowed = dict(options.allowed)
+    for rule in active_rules(setting, options):
+        dimension = rule.name.removeprefix("no_")
+        if rule.needs == (dimension,) and dimension in DEGREES and 1 not in allowed.get(dimension, (1,)):
+            raise ConfigError(
+                rule.reason(setting),
+                key=f"space.{dimension}",
+                value=list(allowed[dimension]),
+                nearest=f"leave {dimension} out, or choose another runtime",
+            )
+
+
 def _further_defaults(job: TrainingJob, runtime: RuntimeProfile) -> dict[str, Value]:
     default_sp = runtime.sequence_parallel if job.sequence_parallel is None else job.sequence_parallel
-    return {"recompute": job.recompute, "zero_stage": job.zero_stage, "sequence_parallel": default_sp}
+    fixed = {name: getattr(job, name) for name in ("recompute", "zero_stage", "expert_tp", "dp_shard")}
+    return fixed | {"sequence_parallel": default_sp}
 
 
 def _expert(keys: _StudyKeys, setting: Setting, options: SpaceOptions) -> ParallelConfig | None:

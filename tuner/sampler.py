@@ -32,6 +32,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from optuna.samplers import BaseSampler, RandomSampler
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
+from scipy.special import log_ndtr
 
 from costmodels.operators import FloatArray
 from costmodels.parallel import DEGREES, RECOMPUTE_MODES, ConfigGrid, IntArray, ParallelConfig, Value
@@ -45,9 +46,13 @@ P_STAR = "p_star"
 """Study attribute: p_star after the last finished trial; `p_star:N` holds it after trial N."""
 
 
-MEMORY_ERROR_SHARED = 0.1
-MEMORY_ERROR_OWN = 0.15
-"""Standard deviations of log(peak / predicted peak): seen on the Ultra-Scale Playbook's llama-1B and llama-3B rows."""
+MEMORY_ERROR_SHARED = 0.3
+"""Share of the variance of log(needed / predicted memory) that all candidates of a study have in common: seen on the
+Ultra-Scale Playbook's llama-1B and llama-3B rows."""
+
+
+WORLDS_OF_MEMORY = 1000
+"""Shared errors among which those that explain the trials are drawn."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -59,6 +64,7 @@ class History:
         step_time_s: Their step times [t].
         explored: Candidates that need no further trial: measured or timed out.
         impossible: Candidates that cannot run: out of memory, or crashed.
+        misfits: Those of them that ran out of memory.
         pending: Candidates of trials that have not finished.
         num_decisions: Candidates chosen so far, finished or not.
     """
@@ -67,6 +73,7 @@ class History:
     step_time_s: FloatArray
     explored: frozenset[int]
     impossible: frozenset[int]
+    misfits: frozenset[int]
     pending: frozenset[int]
     num_decisions: int
 
@@ -93,7 +100,9 @@ class ThompsonSampler(BaseSampler):
         candidates: The configurations [n].
         predicted_s: Their predicted step times [n], in seconds.
         features: What the surrogate sees of them [n, d]; see costmodels/features.py.
-        memory_share: Predicted peak memory over the devices' capacity [n]; draws leave out candidates that may not fit.
+        memory_share: Memory that is predicted to be needed over the devices' capacity [n]; draws leave out candidates
+            that may not fit.
+        memory_error: Standard deviation of log(needed / predicted memory).
         draws: M, joint draws per decision.
         confidence: eta; `is_confident` holds once p_star exceeds it.
         seed: Fixes every decision.
@@ -109,6 +118,7 @@ class ThompsonSampler(BaseSampler):
         features: FloatArray,
         *,
         memory_share: FloatArray | None = None,
+        memory_error: float = 0.15,
         draws: int = 100,
         confidence: float = 0.95,
         seed: int = 0,
@@ -127,6 +137,7 @@ class ThompsonSampler(BaseSampler):
         self._log_predicted = np.log(predicted_s)
         self._features = np.asarray(features, dtype=np.float64)
         self._memory_share = memory_share
+        self._memory_error = memory_error
         self._draws = draws
         self._confidence = confidence
         self._seed = seed
@@ -238,6 +249,7 @@ class ThompsonSampler(BaseSampler):
         step_time_s: list[float] = []
         explored: set[int] = set()
         impossible: set[int] = set()
+        misfits: set[int] = set()
         pending: set[int] = set()
         num_decisions = 0
         entries = [(t, t.state, t.values) for t in trials] + ([finishing] if finishing else [])
@@ -256,6 +268,8 @@ class ThompsonSampler(BaseSampler):
                 status = trial.user_attrs.get(STATUS, Status.CRASHED)
                 if status in (Status.CRASHED, Status.OUT_OF_MEMORY):
                     impossible.add(position)
+                    if status == Status.OUT_OF_MEMORY:
+                        misfits.add(position)
                 elif status in (Status.TIMEOUT, Status.PRUNED):
                     explored.add(position)
         return History(
@@ -263,6 +277,7 @@ class ThompsonSampler(BaseSampler):
             step_time_s=np.array(step_time_s),
             explored=frozenset(explored),
             impossible=frozenset(impossible - explored),
+            misfits=frozenset(misfits - explored),
             pending=frozenset(pending),
             num_decisions=num_decisions,
         )
@@ -271,7 +286,9 @@ class ThompsonSampler(BaseSampler):
         """M joint draws of all step times and the fastest candidate of each; computed once per state of the study."""
         impossible = np.array(sorted(history.impossible), dtype=np.int64)
         unmeasured = np.array(sorted(history.explored - set(history.measured.tolist())), dtype=np.int64)
-        key = (history.measured.tobytes(), history.step_time_s.tobytes(), impossible.tobytes(), unmeasured.tobytes())
+        misfits = np.array(sorted(history.misfits), dtype=np.int64)
+        arrays = (history.measured, history.step_time_s, impossible, unmeasured, misfits)
+        key = tuple(array.tobytes() for array in arrays)
         if self._cached is None or self._cached[0] != key:
             rng = np.random.default_rng([self._seed, 0, len(history.measured), len(impossible), len(unmeasured)])
             log_ratio = np.log(history.step_time_s) - self._log_predicted[history.measured]
@@ -291,13 +308,21 @@ class ThompsonSampler(BaseSampler):
         """Makes candidates infinitely slow in the draws in which their memory does not fit.
 
         A draw of the memory is the prediction times one error that all candidates share and one of their own. What ran
-        fits.
+        fits, and it tells of the shared error, as does what ran out of memory.
         """
         if self._memory_share is None:
             return
-        shared = MEMORY_ERROR_SHARED * rng.standard_normal((self._draws, 1))
-        own = MEMORY_ERROR_OWN * rng.standard_normal(drawn.shape, dtype=np.float32)
-        misfits = np.log(self._memory_share).astype(np.float32) + shared.astype(np.float32) + own > 0
+        log_share = np.log(self._memory_share)
+        own_error = self._memory_error * np.sqrt(1 - MEMORY_ERROR_SHARED)
+        shared = self._memory_error * np.sqrt(MEMORY_ERROR_SHARED) * rng.standard_normal(WORLDS_OF_MEMORY)
+        # importance resampling: a shared error is as likely as it explains what ran, and what ran out of memory
+        ran, misfit = sorted(set(history.measured.tolist())), sorted(history.misfits)
+        log_weight = log_ndtr(-(log_share[ran] + shared[:, None]) / own_error).sum(axis=1)
+        log_weight += log_ndtr((log_share[misfit] + shared[:, None]) / own_error).sum(axis=1)
+        weight = np.exp(log_weight - log_weight.max())
+        shared = rng.choice(shared, size=(self._draws, 1), p=weight / weight.sum())
+        own = np.float32(own_error) * rng.standard_normal(drawn.shape, dtype=np.float32)
+        misfits = (log_share + shared).astype(np.float32) + own > 0
         misfits[:, sorted(history.explored)] = False
         misfits[misfits.all(axis=1)] = False
         drawn[misfits] = np.inf

@@ -109,7 +109,7 @@ def _best_of(config: StudyConfig, hosts: int) -> Size:
     fitting = np.flatnonzero(space.memory.fits(config.options.memory_headroom))
     if not len(fitting):
         return Size(hosts=hosts, devices=devices, reason=_why_none(space))
-    estimate = estimate_step(setting.job, setting.cluster, setting.runtime, space.grid)
+    estimate = estimate_step(setting.job, setting.cluster, setting.runtime, space.grid, memory=space.memory)
     best = int(fitting[np.argmin(estimate.step_time_s[fitting])])
     step_time_s = float(estimate.step_time_s[best])
     return Size(

@@ -1,8 +1,8 @@
 """The candidate grid, and why each configuration that is not in it fell.
 
-The rules stand in tuner/rules.py. The grid is enumerated in stages (the five degrees
-that multiply to the number of devices, then mbs, vpp, ep, then the opened dimensions), and every rule is applied at the
-first stage where all that it needs is known, so that a space of tens of millions of raw combinations is never built.
+The rules stand in tuner/rules.py. The grid is enumerated in stages (the five degrees that multiply to the number of
+devices, the experts' tensor degree, mbs, vpp, ep, then the opened dimensions), and every rule is applied at the first
+stage where all that it needs is known, so that a space of tens of millions of raw combinations is never built.
 `removed` still counts raw combinations: what a rule drops early is weighted with the combinations it stands for.
 """
 
@@ -26,19 +26,21 @@ from costmodels.parallel import (
 from costmodels.runtime import RuntimeProfile
 from hardware.cluster import Cluster
 from hardware.errors import ConfigError, did_you_mean
-from tuner.rules import DUPLICATE_RULES, LAYER_PADDING, RULE_SETS, RULES, Columns, Rule, Setting
+from tuner.rules import DUPLICATE_RULES, LAYER_PADDING, RULE_SETS, RULES, Columns, Keep, Rule, Setting
 
 MAX_CANDIDATES = 5_000_000
 MAX_COMBINATIONS = 40_000_000
 """Rows that enumeration holds at once, a few gigabytes at most."""
 STAGES: tuple[tuple[str, ...], ...] = (
     ("pp", "tp", "dp", "cp", "up"),
+    ("expert_tp",),
     ("mbs",),
     ("vpp",),
     ("ep",),
     ("recompute",),
     ("zero_stage",),
     ("sequence_parallel",),
+    ("dp_shard",),
 )
 
 
@@ -51,7 +53,7 @@ class SpaceOptions:
         without: Rules switched off.
         allowed: Values that a dimension may take, where the study tightens it.
         opened: Further dimensions that the study searches.
-        memory_headroom: Share of each device's memory that must stay free.
+        memory_headroom: Share of each device's memory that must stay free; what may keep it free is not dropped.
     """
 
     rule_set: str | None = None
@@ -66,7 +68,7 @@ class Space:
     """The candidates of a study.
 
     Attributes:
-        grid: Configurations that obey every rule and fit in memory, and the expert's.
+        grid: Configurations that obey every rule and may fit in memory, and the expert's.
         memory: Their predicted memory.
         num_before_memory: Configurations that obey every rule.
         removed: Raw combinations that each rule dropped, and configurations that memory dropped.
@@ -180,11 +182,15 @@ def _raw_values(setting: Setting, options: SpaceOptions) -> dict[str, IntArray]:
         "recompute": [RECOMPUTE_MODES.index(mode) for mode in runtime.recompute_modes],
         "zero_stage": list(runtime.zero_stages),
         "sequence_parallel": [0, 1],
+        "expert_tp": [0, *divisors(max(job.model.expert_ffn_size, 1))],
+        "dp_shard": [0, *divisors(setting.cluster.num_devices)],
     }
     fixed = {
         "recompute": [RECOMPUTE_MODES.index(job.recompute)],
         "zero_stage": [job.zero_stage],
         "sequence_parallel": [int(default_sp)],
+        "expert_tp": [job.expert_tp],
+        "dp_shard": [job.dp_shard],
     }
     values = {
         "mbs": divisors(job.global_batch_size),
@@ -229,25 +235,22 @@ def why_not(setting: Setting, options: SpaceOptions, config: ParallelConfig) -> 
     if launchable(setting, config):
         grid = ConfigGrid.from_configs([config], options.opened)
         memory = estimate_memory(setting.job, setting.cluster, setting.runtime, grid)
-        if not memory.fits(options.memory_headroom)[0]:
-            reasons["memory"] = (
-                f"needs {memory.peak_bytes[0] / 2**30:.1f} GiB of {memory.capacity_bytes[0] / 2**30:.1f} GiB, and "
-                f"{options.memory_headroom:.0%} must stay free"
-            )
+        if not _kept(setting, memory, options)[0]:
+            reasons["memory"] = f"{_needed_in_words(memory, 0)}, and {options.memory_headroom:.0%} must stay free"
     return reasons
 
 
 def launchable(setting: Setting, config: ParallelConfig) -> bool:
     """Whether the cost model can price the configuration: its sizes divide what they split."""
-    return all(RULES[name].keep(setting, _columns(config)).all() for name in ("devices", "global_batch")) and (
-        config.pp <= setting.padded_layers
-        and max(setting.job.model.num_experts, 1) % config.ep == 0
-        and config.dp * config.cp * config.up % config.ep == 0
+    needed = ("devices", "global_batch", "ep_within_stage", "dp_shard_within_dp")
+    return all(RULES[name].keep(setting, _columns(config)).all() for name in needed) and (
+        config.pp <= setting.padded_layers and max(setting.job.model.num_experts, 1) % config.ep == 0
     )
 
 
 def _columns(config: ParallelConfig) -> Columns:
-    return {name: np.array([getattr(config, name)], dtype=np.int64) for name in DEGREES}
+    names = (*DEGREES, "expert_tp", "dp_shard")
+    return {name: np.array([getattr(config, name)], dtype=np.int64) for name in names}
 
 
 def build_space(
@@ -266,7 +269,7 @@ def build_space(
     else:
         grid, removed = enumerate_space(setting, options)
         memory = estimate_memory(setting.job, setting.cluster, setting.runtime, grid)
-        fitting = memory.fits(options.memory_headroom)
+        fitting = _kept(setting, memory, options)
     num_before_memory = len(grid)
     dropped = int((~fitting).sum())
     if dropped:
@@ -296,12 +299,21 @@ def build_space(
     )
 
 
+def _kept(setting: Setting, memory: MemoryEstimate, options: SpaceOptions) -> Keep:
+    """What a study does not drop untried [n]: all that may fit, given how far the memory model is off."""
+    return np.asarray(memory.may_fit(options.memory_headroom, setting.runtime.memory_error))
+
+
+def _needed_in_words(memory: MemoryEstimate, position: int) -> str:
+    needed, capacity = memory.needed_bytes[position] / 2**30, memory.capacity_bytes[position] / 2**30
+    return f"needs {needed:.1f} GiB of {capacity:.1f} GiB"
+
+
 def _closest_miss(grid: ConfigGrid, memory: MemoryEstimate, options: SpaceOptions) -> str:
     """Where nothing fits: the configuration that comes closest, and what may help."""
-    closest = int(np.argmin(memory.peak_bytes / memory.capacity_bytes))
-    needed, capacity = memory.peak_bytes[closest] / 2**30, memory.capacity_bytes[closest] / 2**30
+    closest = int(np.argmin(memory.needed_bytes / memory.capacity_bytes))
     told = (
-        f"nothing fits: the closest, {grid.config(closest)}, needs {needed:.1f} GiB of {capacity:.1f} GiB, of which "
+        f"nothing fits: the closest, {grid.config(closest)}, {_needed_in_words(memory, closest)}, of which "
         f"{options.memory_headroom:.0%} must stay free"
     )
     return told if "recompute" in options.opened else f"{told}; space.recompute: [none, full] would search further"

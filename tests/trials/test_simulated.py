@@ -35,8 +35,8 @@ def all_candidates():
 
 
 def log_error(world, grid):
-    """How far the world is from what the cost model believes, as the log of their ratio [n]."""
-    believed = estimate_step(world.job, world.cluster, world.runtime, grid)
+    """How far the world is from what the cost model says of its memory, as the log of their ratio [n]."""
+    believed = estimate_step(world.job, world.cluster, world.runtime, grid, memory=world.hidden_memory(grid))
     return np.log(world.hidden_step(grid).step_time_s / believed.step_time_s)
 
 
@@ -82,13 +82,13 @@ def test_another_seed_is_another_world(world, all_candidates):
 
 
 def test_out_of_memory_is_told_from_the_hidden_peak(world, all_candidates):
-    """A trial runs out of memory exactly where the world's own peak exceeds the device, and both ends occur."""
-    peaks = world.hidden_peak_memory_bytes(all_candidates)
+    """A trial runs out of memory exactly where more is needed in the world than the device has, and both ends occur."""
+    needed = world.hidden_memory(all_candidates).needed_bytes
     observations = [world.measure(all_candidates.config(i), trial_number=i) for i in range(len(all_candidates))]
     failed = np.array([observation.status is Status.OUT_OF_MEMORY for observation in observations])
 
     assert 0 < failed.sum() < len(failed)
-    assert np.array_equal(failed, peaks > world.cluster.memory_bytes)
+    assert np.array_equal(failed, needed > world.cluster.memory_bytes)
 
 
 def test_operator_samples_cover_the_layers(world, all_candidates):

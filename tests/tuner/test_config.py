@@ -60,7 +60,14 @@ def test_what_a_study_leaves_out_has_its_documented_default(good_study):
     assert isinstance(config.backend, SimulatedBackend)
     assert (config.backend.seed, config.backend.noise, config.backend.operator_error) == (0, 0.02, 0.3)
     assert (config.backend.num_steps, config.backend.seconds_per_trial) == (5, 0.0)
-    assert config.config_defaults == {"recompute": "none", "zero_stage": 1, "sequence_parallel": True}
+    assert (job.recompute_modules, job.expert_tp, job.dp_shard) == (("core_attn",), 0, 0)
+    assert config.config_defaults == {
+        "recompute": "none",
+        "zero_stage": 1,
+        "sequence_parallel": True,
+        "expert_tp": 0,
+        "dp_shard": 0,
+    }
 
 
 def test_the_table_of_keys_is_complete():
@@ -141,6 +148,19 @@ def test_opened_and_tightened_dimensions(tmp_path):
 
     assert dict(options.allowed) == {"tp": (1, 4), "recompute": (0, 2), "sequence_parallel": (1,)}
     assert options.opened == ("recompute", "sequence_parallel")
+
+
+def test_degrees_of_the_experts_and_of_sharding_are_fixed_or_opened(tmp_path):
+    """expert_tp and dp_shard are the job's, or a list under `space` opens them; 0 is among what they may be."""
+    job = GOOD["job"][:-1] + ", expert_tp: 1, dp_shard: 2, recompute_modules: [mlp, layernorm]}"
+
+    fixed = load_study(write(tmp_path, study(model="mixtral-8x7b", job=job)))
+    opened = load_study(write(tmp_path, study(model="mixtral-8x7b", space="{expert_tp: [0, 1], dp_shard: [0, 2]}")))
+
+    assert (fixed.config_defaults["expert_tp"], fixed.config_defaults["dp_shard"]) == (1, 2)
+    assert fixed.setting.job.recompute_modules == ("mlp", "layernorm")
+    assert opened.options.opened == ("expert_tp", "dp_shard")
+    assert dict(opened.options.allowed) == {"expert_tp": (0, 1), "dp_shard": (0, 2)}
 
 
 # Paths, --set, storage

@@ -137,10 +137,18 @@ def test_an_everyday_configuration_needs_no_note():
 
 
 @pytest.mark.parametrize(
-    ("precision", "expected"), [("bf16", {"--bf16"}), ("fp16", {"--fp16"}), ("fp8", {"--bf16", "--fp8-format"})]
+    ("precision", "expected"),
+    [
+        ("bf16", {"--bf16"}),
+        ("fp16", {"--fp16"}),
+        ("nvfp4", {"--bf16", "--fp4-format", "--fp4-recipe"}),
+        ("fp8", {"--bf16", "--fp8-format"}),
+        ("tf32", set()),
+        ("fp32", set()),
+    ],
 )
 def test_precision_becomes_its_flags(precision, expected):
-    """fp8 is a format of the matrix products beside bf16, the others are one flag."""
+    """fp8 and nvfp4 are formats of the matrix products beside bf16, the others are one flag or none."""
     flags = flags_of(megatron(setting_of(precision=precision), dp=64).text)
 
     assert {name for name in flags if name.startswith(("--bf", "--fp"))} == expected
@@ -153,6 +161,37 @@ def test_sharded_gradients_and_weights_are_megatron_fsdp(stage, strategy):
 
     assert flags["--data-parallel-sharding-strategy"] == [strategy]
     assert "--use-megatron-fsdp" in flags
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_shards_over_a_part_of_dp_are_instances_of_the_distributed_optimizer(stage):
+    """A dp of 64 in shards of 8 is eight instances; all of dp, or nothing sharded, needs no flag."""
+    name = "--num-distributed-optimizer-instances"
+
+    flags = flags_of(megatron(setting_of(), dp=64, dp_shard=8, zero_stage=stage).text)
+
+    assert flags[name] == ["8"]
+    assert flags.get("--outer-dp-sharding-strategy") == (["no_shard"] if stage > 1 else None)
+    for plain in ({}, {"dp_shard": 64}, {"dp_shard": 8, "zero_stage": 0}):
+        assert name not in flags_of(megatron(setting_of(), dp=64, **plain).text)
+
+
+def test_experts_have_a_tensor_degree_of_their_own():
+    """expert_tp is Megatron-LM's flag, and 0 is the degree of the rest."""
+    setting = setting_of("mixtral-8x7b")
+    name = "--expert-tensor-parallel-size"
+
+    assert flags_of(megatron(setting, tp=4, dp=16, ep=8, expert_tp=1).text)[name] == ["1"]
+    assert flags_of(megatron(setting, tp=4, dp=16, ep=8).text)[name] == ["4"]
+
+
+def test_recomputed_modules_are_named():
+    """The modules of the job are Megatron-Core's own words."""
+    setting = setting_of("mixtral-8x7b", recompute_modules=("core_attn", "moe_act"))
+
+    flags = flags_of(megatron(setting, dp=64, recompute="selective").text)
+
+    assert flags["--recompute-modules"] == ["core_attn", "moe_act"]
 
 
 def test_padded_stages_become_a_layout():

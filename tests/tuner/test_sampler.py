@@ -161,6 +161,7 @@ def test_the_choice_is_uniform_over_the_unexplored_draws(grid):
             step_time_s=history.step_time_s,
             explored=history.explored,
             impossible=history.impossible,
+            misfits=history.misfits,
             pending=history.pending,
             num_decisions=decision,
         )
@@ -234,6 +235,45 @@ def test_candidates_that_may_not_fit_are_drawn_less_often(grid):
     assert lost[0] > 0.99
     assert 0.3 < lost[1] < 0.7
     assert lost[2] < 0.01
+
+
+def test_trials_that_run_out_of_memory_tell_of_the_others(grid):
+    """After some candidates that should have fitted ran out of memory, others of their size are drawn less often."""
+    predicted, _ = world(grid)
+    memory_share = np.full(len(grid), 0.9)
+    sampler = ThompsonSampler(
+        grid, predicted, features_of(grid), memory_share=memory_share, memory_error=0.1, draws=400
+    )
+    study = optuna.create_study(sampler=sampler)
+    before = np.isinf(sampler.population(sampler.history([])).drawn_s).mean()
+    for _ in range(4):
+        trial = study.ask(fixed_distributions=sampler.search_space)
+        trial.set_user_attr(STATUS, Status.OUT_OF_MEMORY.value)
+        study.tell(trial, state=TrialState.FAIL)
+    history = sampler.history(study.get_trials(deepcopy=False))
+
+    drawn_s = sampler.population(history).drawn_s
+    after = np.isinf(np.delete(drawn_s, sorted(history.impossible), axis=1)).mean()
+
+    assert history.misfits == history.impossible
+    assert before < 0.3
+    assert after > 1.5 * before
+
+
+def test_trials_that_ran_tell_that_others_fit(grid):
+    """After several candidates at the device's limit ran, others there are drawn more often."""
+    predicted, true = world(grid)
+    memory_share = np.full(len(grid), 1.05)
+
+    def share_left_out(num_trials):
+        sampler = ThompsonSampler(
+            grid, predicted, features_of(grid), memory_share=memory_share, memory_error=0.1, draws=400
+        )
+        study, order = run(sampler, true, num_trials)
+        drawn_s = sampler.population(sampler.history(study.get_trials(deepcopy=False))).drawn_s
+        return np.isinf(np.delete(drawn_s, order, axis=1)).mean()
+
+    assert share_left_out(6) < 0.8 * share_left_out(0)
 
 
 def test_the_expert_is_the_first_trial(grid):

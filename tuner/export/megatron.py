@@ -36,7 +36,7 @@ def export_megatron(setting: Setting, config: ParallelConfig) -> Export:
         _experts(setting, config),
         _batch(setting, config),
         _data_parallel(setting, config),
-        _recompute(config),
+        _recompute(setting, config),
         _precision(setting, config),
     ]
     model_parallel = config.tp * config.pp * config.cp * config.up
@@ -52,7 +52,10 @@ def export_megatron(setting: Setting, config: ParallelConfig) -> Export:
     ]
     notes = tuple(note for part in parts for note in part.notes)
     if setting.runtime.name not in ("megatron-core", "mindspeed"):
-        notes += (f"runtime: the study is about {setting.runtime.name}; Megatron-LM may rank configurations otherwise",)
+        notes += (
+            f"runtime: the study is about {setting.runtime.name}; these flags are Megatron-LM's, which may rank "
+            "configurations otherwise",
+        )
     return Export(target="megatron", text="\n".join(lines) + "\n", notes=notes)
 
 
@@ -140,7 +143,7 @@ def _experts(setting: Setting, config: ParallelConfig) -> _Part:
         return _Part(notes=(note,) if config.ep > 1 else ())
     flags = (
         f"--expert-model-parallel-size {config.ep}",
-        f"--expert-tensor-parallel-size {config.tp}",
+        f"--expert-tensor-parallel-size {config.expert_tp or config.tp}",
         "--moe-token-dispatcher-type alltoall",
         "--moe-grouped-gemm",
     )
@@ -160,15 +163,19 @@ def _batch(setting: Setting, config: ParallelConfig) -> _Part:
 
 
 def _data_parallel(setting: Setting, config: ParallelConfig) -> _Part:
-    """ZeRO 1 is the distributed optimizer, 2 and 3 are Megatron-FSDP."""
+    """ZeRO 1 is the distributed optimizer, 2 and 3 are Megatron-FSDP; dp_shard makes several instances of either."""
     runtime, stage = setting.runtime, _sharded_stage(setting, config)
     flags = ["--use-distributed-optimizer"] if stage else []
+    copies = config.dp // config.dp_shard if config.dp_shard else 1
+    if stage and copies > 1:
+        flags.append(f"--num-distributed-optimizer-instances {copies}")
     if stage >= 2:
         flags += [
             "--use-megatron-fsdp",
             f"--data-parallel-sharding-strategy {'optim_grads' if stage == 2 else 'optim_grads_params'}",
             "--no-gradient-accumulation-fusion",
             "--ckpt-format fsdp_dtensor",
+            *(("--outer-dp-sharding-strategy no_shard",) if copies > 1 else ()),
         ]
     if config.dp * config.cp * config.up > 1 and runtime.overlaps_gradients:
         flags.append("--overlap-grad-reduce")
@@ -178,10 +185,11 @@ def _data_parallel(setting: Setting, config: ParallelConfig) -> _Part:
     return _Part(flags=tuple(flags), notes=(note,) if stage < config.zero_stage else ())
 
 
-def _recompute(config: ParallelConfig) -> _Part:
+def _recompute(setting: Setting, config: ParallelConfig) -> _Part:
+    modules = " ".join(setting.job.recompute_modules)
     flags = {
         "none": (),
-        "selective": ("--recompute-granularity selective", "--recompute-modules core_attn"),
+        "selective": ("--recompute-granularity selective", f"--recompute-modules {modules}"),
         "full": ("--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"),
     }
     return _Part(flags=flags[config.recompute])
@@ -189,5 +197,16 @@ def _recompute(config: ParallelConfig) -> _Part:
 
 def _precision(setting: Setting, _: ParallelConfig) -> _Part:
     job = setting.job
-    numerics = {"bf16": ("--bf16",), "fp16": ("--fp16",), "fp8": ("--bf16", "--fp8-format hybrid"), "fp32": ()}
-    return _Part(flags=(*numerics[job.precision], f"--optimizer {job.optimizer}"))
+    numerics = {
+        "bf16": ("--bf16",),
+        "fp16": ("--fp16",),
+        "nvfp4": ("--bf16", "--fp4-format e2m1", "--fp4-recipe nvfp4"),
+        "fp8": ("--bf16", "--fp8-format hybrid"),
+        "tf32": (),
+        "fp32": (),
+    }
+    note = "precision: Megatron-LM has no flag for tf32; set torch.backends.cuda.matmul.allow_tf32"
+    return _Part(
+        flags=(*numerics[job.precision], f"--optimizer {job.optimizer}"),
+        notes=(note,) if job.precision == "tf32" else (),
+    )

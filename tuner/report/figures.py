@@ -25,6 +25,7 @@ _TOL_MUTED = {
     "indigo": "#5A4FB5",
     "grey": "#C9CDD2",
     "green": "#117733",
+    "ink": "#6B7078",
 }
 _PART_COLOURS = {
     "compute": "cyan",
@@ -42,7 +43,8 @@ _PART_COLOURS = {
     "activations": "sand",
     "logits": "rose",
     "buffers": "purple",
-    "overhead": "grey",
+    "fragmentation": "wine",
+    "overhead": "ink",
 }
 
 BEST = "#0072B2"
