@@ -9,17 +9,48 @@ to all (GShard, Lepikhin et al. 2020).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from costmodels.job import TrainingJob
-from costmodels.operators import Block, FloatArray, local_kv_size, local_tokens, residual_tokens, routed_tokens
+from costmodels.kernels import CollectiveTime, collective_s
+from costmodels.operators import (
+    Block,
+    Collective,
+    FloatArray,
+    OpKind,
+    Phase,
+    local_kv_size,
+    local_tokens,
+    residual_tokens,
+    routed_tokens,
+)
 from costmodels.parallel import RECOMPUTE_MODES, ConfigGrid
 from costmodels.placement import Groups
 from costmodels.runtime import RuntimeProfile
 from hardware.cluster import GroupLinks
-from hardware.collectives import all_gather_s, all_reduce_s, all_to_all_s, reduce_scatter_s, ring_exchange_s
+
+_ISSUED = {"up.all_to_all": 4.0}
+"""Collectives that the host issues where this model has one: queries, keys, values and the output go one by one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class LayerUse:
+    """How often one micro-batch executes a collective for one block, in one pass.
+
+    Attributes:
+        site: The collective's name.
+        block: The block.
+        phase: Forward or backward; forward collectives that recomputation repeats count as forward again.
+        count: Executions [n].
+    """
+
+    site: str
+    block: Block
+    phase: Phase
+    count: FloatArray
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -64,20 +95,100 @@ def exposed_s(runtime: RuntimeProfile, seconds: FloatArray, beside: FloatArray |
     return np.asarray(seconds - runtime.overlap_efficiency * np.minimum(seconds, beside))
 
 
+def layer_collectives(
+    job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid, groups: Groups
+) -> dict[str, Collective]:
+    """Every collective that layers may call, by its name, for every configuration [n]."""
+    efficiency = runtime.network_efficiency
+    width = job.element_bytes / efficiency
+    tokens = local_tokens(job, grid)
+    found: dict[str, Collective] = {}
+
+    def add(name: str, kind: OpKind, wire_bytes: FloatArray, group: GroupLinks) -> None:
+        found[name] = Collective(
+            name=name, kind=kind, wire_bytes=wire_bytes, network_efficiency=efficiency, group=group
+        )
+
+    hidden = width * tokens * job.model.hidden_size
+    add("tp.all_gather", OpKind.ALL_GATHER, hidden, groups.tp)
+    add("tp.reduce_scatter", OpKind.REDUCE_SCATTER, hidden, groups.tp)
+    add("tp.all_reduce", OpKind.ALL_REDUCE, hidden, groups.tp)
+    # three fp32 numbers per token make the parallel softmax
+    add("tp.softmax", OpKind.ALL_REDUCE, 4 * tokens / efficiency, groups.tp)
+    if job.model.is_moe:
+        gathered = width * routed_tokens(job, grid) * job.model.hidden_size
+        add("expert_tp.all_gather", OpKind.ALL_GATHER, gathered, groups.expert_tp)
+        add("expert_tp.reduce_scatter", OpKind.REDUCE_SCATTER, gathered, groups.expert_tp)
+        dispatched = width * residual_tokens(job, grid) * job.model.hidden_size * job.model.top_k
+        if runtime.deduplicates_tokens:
+            dispatched = dispatched * _distinct_share(job.model.top_k, groups.ep)
+        add("ep.all_to_all", OpKind.ALL_TO_ALL, (1 + runtime.expert_imbalance) * dispatched, groups.ep)
+    blocks = 2 * job.element_bytes * tokens * local_kv_size(job, grid) * grid.cp
+    add("cp.send_recv", OpKind.SEND_RECV, blocks / efficiency / groups.cp.size, groups.cp)
+    if runtime.overlaps_ring:
+        add("cp.start", OpKind.SEND_RECV, np.zeros(1), groups.cp)
+    add("up.all_to_all", OpKind.ALL_TO_ALL, _exchanged_bytes(job, grid) / efficiency, groups.up)
+    return found
+
+
+def layer_uses(job: TrainingJob, grid: ConfigGrid) -> tuple[LayerUse, ...]:
+    """How often one micro-batch executes them, for every configuration [n]; nothing is hidden here.
+
+    `cp.start` is no execution of its own: it is what a hidden exchange still costs.
+    """
+    none, once = np.zeros(len(grid)), np.ones(len(grid))
+    again = once + (grid.recompute == RECOMPUTE_MODES.index("full"))
+    split = grid.sequence_parallel.astype(np.float64)
+    whole = 1.0 - split
+    ring = grid.cp - once
+    uses: list[LayerUse] = []
+
+    def add(block: Block, phase: Phase, counts: Mapping[str, FloatArray]) -> None:
+        uses.extend(LayerUse(site=site, block=block, phase=phase, count=count) for site, count in counts.items())
+
+    def tensor(gathers: FloatArray, scatters: FloatArray, reductions: FloatArray) -> dict[str, FloatArray]:
+        return {
+            "tp.all_gather": gathers * split,
+            "tp.reduce_scatter": scatters * split,
+            "tp.all_reduce": reductions * whole,
+        }
+
+    for block in (Block.ATTENTION, Block.DENSE_MLP):
+        add(block, Phase.FORWARD, tensor(again, again, again))
+        # a block's input is gathered once more for its weights' gradients
+        add(block, Phase.BACKWARD, tensor(2 * once, once, once))
+    add(Block.EMBEDDING, Phase.FORWARD, tensor(none, once, once))
+    add(Block.EMBEDDING, Phase.BACKWARD, tensor(once, none, none))
+    add(Block.HEAD, Phase.FORWARD, tensor(once, none, none) | {"tp.softmax": 3 * once})
+    add(Block.HEAD, Phase.BACKWARD, tensor(none, once, once))
+    add(Block.ATTENTION, Phase.FORWARD, {"cp.send_recv": again * ring, "up.all_to_all": again})
+    # backward the ring passes the keys and values and their gradients
+    add(Block.ATTENTION, Phase.BACKWARD, {"cp.send_recv": 2 * ring, "up.all_to_all": once})
+    if job.model.is_moe:
+        for phase, passes in ((Phase.FORWARD, again), (Phase.BACKWARD, once)):
+            experts = {"expert_tp.all_gather": passes, "expert_tp.reduce_scatter": passes, "ep.all_to_all": 2 * passes}
+            shared = tensor(passes, passes, passes) if job.model.shared_expert_ffn_size else {}
+            add(Block.MOE_MLP, phase, experts | shared)
+    return tuple(uses)
+
+
 def block_communication(
-    job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid, groups: Groups, beside: Beside
+    job: TrainingJob,
+    runtime: RuntimeProfile,
+    grid: ConfigGrid,
+    groups: Groups,
+    beside: Beside,
+    collective_time: CollectiveTime = collective_s,
 ) -> BlockCommunication:
     """Exposed communication of every configuration [n]."""
-    model = job.model
-    width = job.element_bytes / runtime.network_efficiency
-    tokens = local_tokens(job, grid)
+    collectives = layer_collectives(job, runtime, grid, groups)
+    alone_s = {site: collective_time(collective) for site, collective in collectives.items()}
     forward_passes = 1.0 + (grid.recompute == RECOMPUTE_MODES.index("full"))
     passes = forward_passes + 1.0
-    hidden = width * tokens * model.hidden_size
-    gather_scatter = all_gather_s(hidden, groups.tp) + reduce_scatter_s(hidden, groups.tp)
-    per_pass = np.where(grid.sequence_parallel, gather_scatter, all_reduce_s(hidden, groups.tp))
+    gather_scatter = alone_s["tp.all_gather"] + alone_s["tp.reduce_scatter"]
+    per_pass = np.where(grid.sequence_parallel, gather_scatter, alone_s["tp.all_reduce"])
     # the backward pass gathers a block's input once more for its weights' gradients
-    backward = per_pass + np.where(grid.sequence_parallel, all_gather_s(hidden, groups.tp), 0.0)
+    backward = per_pass + np.where(grid.sequence_parallel, alone_s["tp.all_gather"], 0.0)
 
     def tensor_s(block: Block) -> FloatArray:
         if runtime.overlaps_tensor:
@@ -87,33 +198,27 @@ def block_communication(
             return np.asarray(forward_passes * per_pass + exposed)
         return np.asarray(forward_passes * per_pass + backward)
 
-    # The head gathers its input and scatters that gradient; three fp32 numbers per token make the parallel softmax.
-    head = per_pass + 3 * all_reduce_s(4 * tokens / runtime.network_efficiency, groups.tp)
     tp = {
         Block.ATTENTION: tensor_s(Block.ATTENTION),
         Block.DENSE_MLP: tensor_s(Block.DENSE_MLP),
         Block.MOE_MLP: np.zeros(len(grid)),
         Block.EMBEDDING: per_pass,
-        Block.HEAD: head,
+        Block.HEAD: per_pass + 3 * alone_s["tp.softmax"],  # the head gathers its input and scatters that gradient
     }
     ep = np.zeros(len(grid))
-    if model.is_moe:
-        gathered = width * routed_tokens(job, grid) * model.hidden_size
-        experts = all_gather_s(gathered, groups.expert_tp) + reduce_scatter_s(gathered, groups.expert_tp)
-        shared = per_pass if model.shared_expert_ffn_size else 0.0
+    if job.model.is_moe:
+        experts = alone_s["expert_tp.all_gather"] + alone_s["expert_tp.reduce_scatter"]
+        shared = per_pass if job.model.shared_expert_ffn_size else 0.0
         tp[Block.MOE_MLP] = passes * (experts + shared)
-        dispatched = width * residual_tokens(job, grid) * model.hidden_size * model.top_k
-        if runtime.deduplicates_tokens:
-            dispatched = dispatched * _distinct_share(model.top_k, groups.ep)
-        ep = passes * 2 * all_to_all_s((1 + runtime.expert_imbalance) * dispatched, groups.ep)
+        ep = passes * 2 * alone_s["ep.all_to_all"]
         if runtime.overlaps_experts:
             ep = exposed_s(runtime, ep, beside.products[Block.MOE_MLP] + beside.products[Block.ATTENTION])
     return BlockCommunication(
         tp=tp,
-        cp=_ring_s(job, runtime, grid, groups, beside.attention_core, passes),
-        up=_ulysses_s(job, runtime, grid, groups, passes),
+        cp=_ring_s(runtime, grid, alone_s, beside.attention_core, passes),
+        up=np.asarray(passes * alone_s["up.all_to_all"]),
         ep=ep,
-        collectives=_collectives(job, grid, passes),
+        collectives=_issued(job, grid),
     )
 
 
@@ -127,46 +232,44 @@ def _distinct_share(top_k: int, group: GroupLinks) -> FloatArray:
     return np.asarray(places * (1 - (1 - 1 / places) ** top_k) / top_k)
 
 
-def _collectives(job: TrainingJob, grid: ConfigGrid, passes: FloatArray) -> dict[Block, FloatArray]:
+def _issued(job: TrainingJob, grid: ConfigGrid) -> dict[Block, FloatArray]:
     """Collectives that one micro-batch issues per block [n], both passes and recomputation together."""
-    split = (grid.tp > 1).astype(np.float64)
-    per_pass = split * np.where(grid.sequence_parallel, 2.0, 1.0)
-    again = split * grid.sequence_parallel  # the backward pass gathers a block's input once more
-    ring = (passes + 1) * (grid.cp - 1)
-    ulysses = 4 * passes * (grid.up > 1)
-    routed = per_pass * (job.model.shared_expert_ffn_size > 0) + 2.0 * (grid.expert_tensor > 1) + 2.0 * (grid.ep > 1)
-    return {
-        Block.ATTENTION: passes * per_pass + again + ring + ulysses,
-        Block.DENSE_MLP: passes * per_pass + again,
-        Block.MOE_MLP: passes * routed,
-        Block.EMBEDDING: per_pass,
-        Block.HEAD: per_pass + 3 * split,
+    is_split = {
+        "tp": grid.tp > 1,
+        "expert_tp": grid.expert_tensor > 1,
+        "ep": grid.ep > 1,
+        "cp": grid.cp > 1,
+        "up": grid.up > 1,
     }
+    issued = {block: np.zeros(len(grid)) for block in Block}
+    for use in layer_uses(job, grid):
+        issued[use.block] += use.count * _ISSUED.get(use.site, 1.0) * is_split[use.site.split(".")[0]]
+    return issued
 
 
 def _ring_s(
-    job: TrainingJob,
     runtime: RuntimeProfile,
     grid: ConfigGrid,
-    groups: Groups,
+    alone_s: Mapping[str, FloatArray],
     attention_core_s: FloatArray,
     passes: FloatArray,
 ) -> FloatArray:
-    """Exposed ring exchanges of one attention block [n]: keys and values forward, and their gradients backward."""
-    blocks = 2 * job.element_bytes * local_tokens(job, grid) * local_kv_size(job, grid) * grid.cp
+    """Exposed ring exchanges of one attention block [n]: keys and values forward, and their gradients backward.
+
+    In one exchange every member's share visits all members, in cp-1 steps that wait for the slowest hop (Liu et al.
+    2023).
+    """
     # forward once (again where recomputed), backward twice: the blocks themselves and their gradients
-    exchanges = (passes + 1) * ring_exchange_s(blocks / runtime.network_efficiency, groups.cp)
+    exchanges = (passes + 1) * ((grid.cp - 1) * alone_s["cp.send_recv"])
     if not runtime.overlaps_ring:
-        return exchanges
+        return np.asarray(exchanges)
     # The first of cp steps works on local keys: cp-1 of them can hide an exchange, but each waits for the one before.
-    latency = (passes + 1) * ring_exchange_s(0.0, groups.cp)
+    latency = (passes + 1) * ((grid.cp - 1) * alone_s["cp.start"])
     return np.maximum(exposed_s(runtime, exchanges, attention_core_s * (grid.cp - 1) / grid.cp), latency)
 
 
-def _ulysses_s(
-    job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid, groups: Groups, passes: FloatArray
-) -> FloatArray:
-    """All-to-all exchanges of q, k, v and the output of one attention block [n]."""
+def _exchanged_bytes(job: TrainingJob, grid: ConfigGrid) -> FloatArray:
+    """What Ulysses exchanges of one attention block in one pass [n]: q, k, v and the output."""
     model = job.model
     if model.kv_lora_rank:
         per_token = model.num_heads * (2 * (model.qk_nope_head_dim + model.qk_rope_head_dim) + 2 * model.v_head_dim)
@@ -174,5 +277,4 @@ def _ulysses_s(
     else:
         query = model.num_heads * model.head_dim / grid.tp
         elements = local_tokens(job, grid) * 2 * (query + local_kv_size(job, grid))
-    message = job.element_bytes * elements / runtime.network_efficiency
-    return np.asarray(passes * all_to_all_s(message, groups.up))
+    return np.asarray(job.element_bytes * elements)

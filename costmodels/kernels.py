@@ -3,7 +3,7 @@
 Two factors: how long the kernel takes alone on the device, as a benchmark of that kernel would measure it, and the
 share of that speed which the runtime reaches inside a training step. The first is a formula per kind of operator with
 constants per device, corrected by tables of measured kernels where there are some (catalog/kernels); the second is
-part of the runtime's profile.
+part of the runtime's profile. Collectives are operators too: their t_hat is that of hardware/collectives.py.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from costmodels.job import NARROW_BYTES, TrainingJob
 from costmodels.kernel_attention import attention_alone_s
 from costmodels.kernel_catalog import kernel_constants, matmul_table
 from costmodels.kernel_matmul import matmul_alone_s
-from costmodels.operators import FloatArray, Operator, OpKind, Phase
+from costmodels.operators import Collective, FloatArray, Operator, OpKind, Phase
 from costmodels.runtime import RuntimeProfile
+from hardware.cluster import GroupLinks
+from hardware.collectives import all_gather_s, all_reduce_s, all_to_all_s, reduce_scatter_s, send_recv_s
 from hardware.device import Device
 
 ALIGNMENT = 8
@@ -27,6 +29,9 @@ kernels (NVIDIA, Matrix Multiplication Background, section 2.3). Measured: 2.7 t
 
 KernelTime = Callable[[Operator, Device, TrainingJob, RuntimeProfile], FloatArray]
 """Seconds of one operator for every shape row [u]: `kernel_s`, or anything that corrects it."""
+
+CollectiveTime = Callable[[Collective], FloatArray]
+"""Seconds of one collective with all its messages [..., g]: `collective_s`, or anything that corrects it."""
 
 
 def kernel_s(
@@ -41,6 +46,15 @@ def kernel_s(
     device.
     """
     return alone_s(operator, device) / share_in_training(operator.kind, runtime)
+
+
+def collective_s(collective: Collective) -> FloatArray:
+    """Time of one collective inside a training step, nothing hidden [..., g]."""
+    alone = _COLLECTIVE_ALONE[collective.kind]
+    seconds = alone(collective.wire_bytes, collective.group)
+    if collective.further_messages is None:
+        return seconds
+    return np.asarray(seconds + collective.further_messages * alone(np.zeros(1), collective.group))
 
 
 def share_in_training(kind: OpKind, runtime: RuntimeProfile) -> float:
@@ -128,4 +142,12 @@ _TIME_ALONE: dict[OpKind, Callable[[Operator, Device], FloatArray]] = {
     OpKind.ATTENTION: _attention_s,
     OpKind.NORM: _memory_bound_s,
     OpKind.ELEMENTWISE: _memory_bound_s,
+}
+
+_COLLECTIVE_ALONE: dict[OpKind, Callable[[FloatArray, GroupLinks], FloatArray]] = {
+    OpKind.ALL_REDUCE: all_reduce_s,
+    OpKind.ALL_GATHER: all_gather_s,
+    OpKind.REDUCE_SCATTER: reduce_scatter_s,
+    OpKind.ALL_TO_ALL: all_to_all_s,
+    OpKind.SEND_RECV: send_recv_s,
 }

@@ -1,4 +1,4 @@
-"""f_i: the operators of one layer under a configuration, with their shapes.
+"""f_i: the operators of one layer under a configuration, with their shapes; and what a collective between them is.
 
 Source of the idea: FlexParallel equation 1, f_i. Shapes depend on few of the degrees (tp, cp, up, ep, mbs, recompute,
 sequence_parallel), so a grid of tens of thousands of candidates has some hundreds of unique shapes: `unique_shapes`
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from costmodels.job import NARROW_BYTES, TrainingJob
 from costmodels.parallel import RECOMPUTE_MODES, ConfigGrid, IntArray
 from costmodels.runtime import RuntimeProfile
+from hardware.cluster import GroupLinks
 from hardware.distinct import distinct_rows
 
 FloatArray = NDArray[np.float64]
@@ -46,13 +47,24 @@ _WIDE = {"fp8": "bf16", "nvfp4": "bf16"}
 
 
 class OpKind(StrEnum):
-    """Kinds of operators; a kernel model and a surrogate exist per kind."""
+    """Kinds of operators and collectives; a model of its time and a surrogate exist per kind."""
 
     MATMUL = "matmul"
     GROUPED_MATMUL = "grouped_matmul"
     ATTENTION = "flash_attention"
     NORM = "norm"
     ELEMENTWISE = "elementwise"
+    ALL_REDUCE = "all_reduce"
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_TO_ALL = "all_to_all"
+    SEND_RECV = "send_recv"
+
+
+COLLECTIVES = frozenset(
+    {OpKind.ALL_REDUCE, OpKind.ALL_GATHER, OpKind.REDUCE_SCATTER, OpKind.ALL_TO_ALL, OpKind.SEND_RECV}
+)
+"""The kinds whose shape is (message bytes, group size, hosts)."""
 
 
 class Block(StrEnum):
@@ -100,6 +112,44 @@ class Operator:
     shape: FloatArray
     flop: FloatArray
     moved_bytes: FloatArray
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Collective:
+    """One collective of a step, for g groups of ranks, and perhaps for several stages that have such groups [..., g].
+
+    A ring of point-to-point exchanges is a SEND_RECV of what travels at once, executed as often as it does.
+
+    Attributes:
+        name: The site of the call: the dimension of `placement.Groups` and the role, for example `tp.all_gather`.
+        kind: One of COLLECTIVES.
+        wire_bytes: What the links carry of it [..., g]: its message, as hardware/collectives.py defines that for each
+            kind, over `network_efficiency`.
+        network_efficiency: Share of the links' speed that the runtime reaches inside a step.
+        group: Who takes part [g].
+        further_messages: Messages beyond the first that a tensor is cut into [..., g]; each costs the collective's
+            latency again. None where it leaves at once.
+    """
+
+    name: str
+    kind: OpKind
+    wire_bytes: FloatArray
+    network_efficiency: float
+    group: GroupLinks
+    further_messages: FloatArray | None = None
+
+    @property
+    def messages(self) -> FloatArray:
+        """Messages that the tensor leaves in [..., g]."""
+        further = np.zeros(1) if self.further_messages is None else self.further_messages
+        return np.broadcast_to(1.0 + further, np.broadcast_shapes(self.wire_bytes.shape, self.group.row.shape))
+
+    @property
+    def shape(self) -> FloatArray:
+        """Columns [..., g, 3]: bytes of one message, ranks in the group, hosts that the group spans."""
+        message_bytes = np.rint(self.wire_bytes * self.network_efficiency / self.messages)
+        columns = np.broadcast_arrays(message_bytes, self.group.size, self.group.hosts)
+        return np.stack(columns, axis=-1).astype(np.float64)
 
 
 def unique_shapes(grid: ConfigGrid) -> tuple[ConfigGrid, IntArray]:

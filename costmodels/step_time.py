@@ -16,7 +16,7 @@ from scipy.special import ndtr
 
 from costmodels.communication import Beside, block_communication
 from costmodels.job import TrainingJob
-from costmodels.kernels import KernelTime, kernel_s
+from costmodels.kernels import CollectiveTime, KernelTime, collective_s, kernel_s
 from costmodels.memory import MemoryEstimate
 from costmodels.operators import (
     BLOCKS,
@@ -28,7 +28,6 @@ from costmodels.operators import (
     attention_core,
     is_core,
     is_recomputed,
-    residual_tokens,
     step_operators,
     unique_shapes,
     unique_tokens,
@@ -45,9 +44,9 @@ from costmodels.placement import (
 from costmodels.residuals import layer_residual
 from costmodels.runtime import RuntimeProfile
 from costmodels.schedules import bubble_s
+from costmodels.transfers import exposed_transfers_s
 from costmodels.weight_traffic import weight_traffic
 from hardware.cluster import Cluster
-from hardware.collectives import all_gather_s, send_recv_s
 from hardware.device import Device
 
 BREAKDOWN = ("compute", "tp", "cp", "up", "ep", "dp", "pp", "host", "bubble", "optimizer", "overhead")
@@ -102,6 +101,21 @@ def block_times(
     return BlockTimes(**{name: rest[:, token_of] + core for name, (rest, core) in sums.items()})
 
 
+def execution_s(
+    operator: Operator,
+    device: Device,
+    job: TrainingJob,
+    runtime: RuntimeProfile,
+    shapes: ConfigGrid,
+    kernel_time: KernelTime = kernel_s,
+) -> FloatArray:
+    """Time of one execution on the rank that has the most to do, for every shape row [u]."""
+    seconds = kernel_time(operator, device, job, runtime) / runtime.speed_of(device.name)
+    if operator.kind == OpKind.GROUPED_MATMUL:
+        seconds = seconds * np.where(shapes.ep > 1, 1.0 + runtime.expert_imbalance, 1.0)
+    return np.asarray(seconds)
+
+
 def _summed(
     operators: Iterable[Operator],
     job: TrainingJob,
@@ -111,13 +125,9 @@ def _summed(
     kernel_time: KernelTime,
 ) -> BlockTimes:
     sums = BlockTimes(**{f.name: np.zeros((len(BLOCKS), len(shapes))) for f in fields(BlockTimes)})
-    speed = runtime.speed_of(device.name)
-    fullest = np.where(shapes.ep > 1, 1.0 + runtime.expert_imbalance, 1.0)
     for operator in operators:
         block = BLOCKS.index(operator.block)
-        seconds = kernel_time(operator, device, job, runtime) / speed
-        if operator.kind == OpKind.GROUPED_MATMUL:
-            seconds = seconds * fullest
+        seconds = execution_s(operator, device, job, runtime, shapes, kernel_time)
         if operator.phase == Phase.FORWARD:
             again = is_recomputed(job, operator, shapes)
             sums.forward[block] += seconds
@@ -155,7 +165,12 @@ class _BlockCosts:
 
 
 def _block_costs(
-    job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile, shapes: ConfigGrid, kernel_time: KernelTime
+    job: TrainingJob,
+    cluster: Cluster,
+    runtime: RuntimeProfile,
+    shapes: ConfigGrid,
+    kernel_time: KernelTime,
+    collective_time: CollectiveTime,
 ) -> _BlockCosts:
     times = [block_times(job, device, runtime, shapes, kernel_time) for device in cluster.devices]
     fastest = times[0]  # compute of the first kind of device stands for all where communication hides beside it
@@ -164,7 +179,7 @@ def _block_costs(
         weight_gradients=dict(zip(BLOCKS, fastest.weight_gradients, strict=True)),
         attention_core=np.max([t.attention_core.sum(axis=0) for t in times], axis=0),
     )
-    found = block_communication(job, runtime, shapes, place(cluster, shapes), beside)
+    found = block_communication(job, runtime, shapes, place(cluster, shapes), beside, collective_time)
     by_block: dict[str, dict[Block, FloatArray]] = {
         "tp": found.tp,
         "cp": {Block.ATTENTION: found.cp},
@@ -186,6 +201,7 @@ def estimate_step(
     grid: ConfigGrid,
     *,
     kernel_time: KernelTime = kernel_s,
+    collective_time: CollectiveTime = collective_s,
     memory: MemoryEstimate | None = None,
 ) -> StepEstimate:
     """Step time of every configuration and where it goes.
@@ -197,20 +213,22 @@ def estimate_step(
         grid: n configurations.
         memory: Memory of the same configurations, where it is known: what does not quite fit runs, but slowly.
         kernel_time: t_hat of one operator; a surrogate's draw or a hidden world replaces `kernel_s`.
+        collective_time: The same of one collective.
     """
     shapes, shape_of = unique_shapes(grid)
-    costs = _block_costs(job, cluster, runtime, shapes, kernel_time)
+    costs = _block_costs(job, cluster, runtime, shapes, kernel_time, collective_time)
     layouts = pipelines(job, cluster, runtime, grid)
     groups = place(cluster, layouts.weights)
     num_micro_batches = job.global_batch_size // (grid.dp * grid.mbs)
     breakdown = {part: np.zeros(len(grid)) for part in BREAKDOWN}
     for pipeline in layouts.each:
         at = pipeline.at
-        pricing = _Pricing(job, cluster, runtime, pipeline, groups.take(pipeline.weights_at))
+        pricing = _Pricing(job, cluster, runtime, pipeline, groups.take(pipeline.weights_at), collective_time)
         parts = pricing.parts_s(costs.take(shape_of[at]), grid.vpp[at], num_micro_batches[at])
         for part, seconds in parts.items():
             breakdown[part][at] = seconds
-    breakdown["pp"] = _transfers_s(job, runtime, grid, groups.take(layouts.weights_of), num_micro_batches)
+    of_each = groups.take(layouts.weights_of)
+    breakdown["pp"] = exposed_transfers_s(job, runtime, grid, of_each, num_micro_batches, collective_time)
     stalled = _stalled_share(runtime, groups, memory, layouts.weights_of)
     ways = np.where(grid.pp == 2, 1.0, 2.0)  # of two stages each receives only one way
     breakdown["overhead"] = ways * runtime.stall_s * (num_micro_batches + grid.pp - 1) * stalled
@@ -242,6 +260,7 @@ class _Pricing:
         runtime: RuntimeProfile,
         pipeline: Pipeline,
         groups: Groups,
+        collective_time: CollectiveTime,
     ) -> None:
         self.runtime, self.pp, self.stages, self.row = runtime, pipeline.pp, pipeline.stages, pipeline.weights_of
         self.layers = max(job.model.num_layers // self.pp, 1)
@@ -252,7 +271,7 @@ class _Pricing:
         self.accumulate_s = _accumulated_bytes(runtime, weights) * (local.dense + local.expert) / bandwidth
         owned = np.where(weights.zero_stage >= 1, sharded_parameters(weights, local), local.dense + local.expert)
         self.optimizer_s = (OPTIMIZER_PASS_BYTES * owned / bandwidth).max(axis=0)
-        self.traffic = weight_traffic(job, runtime, weights, groups, local)
+        self.traffic = weight_traffic(job, runtime, weights, groups, local, collective_time)
         is_pending = (groups.pp.hosts > 1) & (weights.tp > 1)
         self.issue_s = runtime.collective_launch_s + np.where(is_pending, weights.tp * runtime.pending_transfer_s, 0.0)
 
@@ -334,29 +353,3 @@ def _stalled_share(
     if runtime.stalled_hosts:
         stalled = np.maximum(stalled, (groups.pp.hosts > 1)[weights_of] & (groups.all_hosts >= runtime.stalled_hosts))
     return np.asarray(stalled, dtype=np.float64)
-
-
-def _transfers_s(
-    job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid, groups: Groups, num_micro_batches: IntArray
-) -> FloatArray:
-    """Exposed transfers between stages [n]."""
-    hop = _pipeline_hop_s(job, runtime, grid, groups)
-    exposed = hop * (num_micro_batches + grid.pp - 1) * grid.vpp
-    if runtime.overlaps_p2p:
-        # beside compute in the steady state, where each chunk still waits for its message to begin
-        beginnings = send_recv_s(0.0, groups.pp) * num_micro_batches * grid.vpp
-        exposed = np.where(grid.vpp > 1, hop * (grid.pp - 1) + beginnings, exposed)
-    return np.where(grid.pp > 1, 2 * exposed, 0.0)
-
-
-def _pipeline_hop_s(job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid, groups: Groups) -> FloatArray:
-    """Time to hand one micro-batch's activations to the next stage [n].
-
-    With sequence parallelism each tp rank sends its own share (Narayanan et al. 2021, section 4.1, scatter/gather).
-    """
-    message = job.element_bytes * residual_tokens(job, grid) * job.model.hidden_size / runtime.network_efficiency
-    if not runtime.scatters_p2p:
-        return send_recv_s(message, groups.pp)
-    is_whole = ~grid.sequence_parallel & (grid.tp > 1)
-    scattered = send_recv_s(np.where(is_whole, message / grid.tp, message), groups.pp)
-    return scattered + np.where(is_whole, all_gather_s(message, groups.tp), 0.0)

@@ -10,19 +10,19 @@ Letters: c kinds of stages, w rows of weights (see `placement.Pipeline`), k conf
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 import numpy as np
 
 from costmodels.communication import exposed_s
 from costmodels.job import TrainingJob
-from costmodels.operators import FloatArray
+from costmodels.kernels import CollectiveTime, collective_s
+from costmodels.operators import Collective, FloatArray, OpKind, Phase
 from costmodels.parallel import ConfigGrid, IntArray
 from costmodels.placement import Groups, LocalParameters, expert_shards
 from costmodels.runtime import RuntimeProfile
 from hardware.cluster import GroupLinks
-from hardware.collectives import all_gather_s, all_reduce_s, reduce_scatter_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -76,17 +76,75 @@ class WeightTraffic:
         return np.asarray(np.maximum(reduction - head_start, 0.0).max(axis=0) + gather.max(axis=0))
 
 
-def weight_traffic(
+def weight_collectives(
     job: TrainingJob, runtime: RuntimeProfile, weights: ConfigGrid, groups: Groups, local: LocalParameters
+) -> dict[str, Collective]:
+    """Every collective over all parameters of each stage, by its name, for every row of `weights` [c, w]."""
+    efficiency = runtime.network_efficiency
+    layers = job.model.num_layers / int(weights.pp[0])
+    found: dict[str, Collective] = {}
+
+    def add(
+        name: str, kind: OpKind, wire_bytes: FloatArray, group: GroupLinks, further: FloatArray | None = None
+    ) -> None:
+        found[name] = Collective(
+            name=name,
+            kind=kind,
+            wire_bytes=wire_bytes,
+            network_efficiency=efficiency,
+            group=group,
+            further_messages=further,
+        )
+
+    def add_all(prefix: str, parameters: FloatArray, whole: GroupLinks, shards: IntArray, copies: GroupLinks) -> None:
+        gathered = parameters * (job.element_bytes / efficiency)
+        reduced = parameters * (runtime.gradient_message_bytes / efficiency)
+        gathers = _further_messages(weights, parameters, layers, runtime.weight_bucket)
+        scatters = _further_messages(weights, parameters, layers, runtime.gradient_bucket)
+        add(f"{prefix}weights.all_gather", OpKind.ALL_GATHER, gathered, whole, gathers)
+        add(f"{prefix}weights.reduce_scatter", OpKind.REDUCE_SCATTER, reduced, whole, scatters)
+        add(f"{prefix}weights.all_reduce", OpKind.ALL_REDUCE, reduced, whole)
+        between_copies = parameters / shards * (runtime.gradient_message_bytes / efficiency)
+        add(f"{prefix}copies.all_reduce", OpKind.ALL_REDUCE, between_copies, copies)
+
+    shards = weights.dp * weights.cp * weights.up // weights.copies
+    add_all("", local.dense, groups.weights, shards, groups.weight_copies)
+    if job.model.is_moe:
+        add_all("expert_", local.expert, groups.expert_weights, expert_shards(weights), groups.expert_copies)
+    return found
+
+
+def weight_executions(weights: ConfigGrid, num_micro_batches: IntArray) -> tuple[tuple[str, Phase, FloatArray], ...]:
+    """How often a step executes them on each stage [w]: the name after `expert_` or nothing, the phase, the number."""
+    stage = weights.zero_stage
+    each = np.where(stage == 3, num_micro_batches, 0).astype(np.float64)
+    once = ((stage == 1) | (stage == 2)).astype(np.float64)
+    return (
+        ("weights.all_gather", Phase.FORWARD, each + once),
+        ("weights.all_gather", Phase.BACKWARD, each),
+        ("weights.reduce_scatter", Phase.BACKWARD, each + once),
+        ("weights.all_reduce", Phase.BACKWARD, (stage == 0).astype(np.float64)),
+        ("copies.all_reduce", Phase.BACKWARD, (weights.copies > 1).astype(np.float64)),
+    )
+
+
+def weight_traffic(
+    job: TrainingJob,
+    runtime: RuntimeProfile,
+    weights: ConfigGrid,
+    groups: Groups,
+    local: LocalParameters,
+    collective_time: CollectiveTime = collective_s,
 ) -> WeightTraffic:
-    """The collectives of a pipeline's stages, for every row of `weights`; `local` are the parameters on one rank."""
+    """The traffic of a pipeline's stages, for every row of `weights`; `local` are the parameters on one rank."""
     pp, stage = int(weights.pp[0]), weights.zero_stage
-    messages = _Messages(job, runtime, weights, groups, local)
-    gather = messages.seconds(all_gather_s, job.element_bytes, runtime.weight_bucket)
-    scatter = messages.seconds(reduce_scatter_s, runtime.gradient_message_bytes, runtime.gradient_bucket)
-    between_copies = messages.between_copies_s()
+    collectives = weight_collectives(job, runtime, weights, groups, local)
+    alone_s = {site: collective_time(collective) for site, collective in collectives.items()}
+    gather = _dense_and_expert_s(alone_s, "weights.all_gather")
+    scatter = _dense_and_expert_s(alone_s, "weights.reduce_scatter")
+    between_copies = np.where(weights.copies > 1, _dense_and_expert_s(alone_s, "copies.all_reduce"), 0.0)
     scattered = scatter + between_copies
-    whole = messages.seconds(all_reduce_s, runtime.gradient_message_bytes, None)
+    whole = _dense_and_expert_s(alone_s, "weights.all_reduce")
     return WeightTraffic(
         each_gather=np.where(stage == 3, gather, 0.0),
         each_scatter=np.where(stage == 3, scatter, 0.0),
@@ -96,54 +154,17 @@ def weight_traffic(
     )
 
 
-class _Messages:
-    """Collectives over all parameters of each stage [c, w]."""
+def _dense_and_expert_s(alone_s: Mapping[str, FloatArray], site: str) -> FloatArray:
+    """Time of a collective over the dense weights and the one over the experts [c, w]."""
+    expert = f"expert_{site}"
+    return alone_s[site] + alone_s[expert] if expert in alone_s else alone_s[site]
 
-    def __init__(
-        self, job: TrainingJob, runtime: RuntimeProfile, weights: ConfigGrid, groups: Groups, local: LocalParameters
-    ) -> None:
-        self.runtime, self.weights, self.groups, self.local = runtime, weights, groups, local
-        self.is_moe = job.model.is_moe
-        self.layers = job.model.num_layers / int(weights.pp[0])
 
-    def seconds(
-        self, collective: Callable[[FloatArray, GroupLinks], FloatArray], width: int, bucket: int | None
-    ) -> FloatArray:
-        """Time of a collective over the parameters, `width` bytes each, in messages of `bucket` of them."""
-        total = self._in_messages(collective, self.local.dense, self.groups.weights, width, bucket)
-        if self.is_moe:
-            total = total + self._in_messages(collective, self.local.expert, self.groups.expert_weights, width, bucket)
-        return total
+def _further_messages(weights: ConfigGrid, parameters: FloatArray, layers: float, bucket: int) -> FloatArray:
+    """Messages beyond the first, of `bucket` parameters each [c, w].
 
-    def between_copies_s(self) -> FloatArray:
-        """Time in which the copies of each shard sum up their scattered gradients."""
-        scale = self.runtime.gradient_message_bytes / self.runtime.network_efficiency
-        shards = self.weights.dp * self.weights.cp * self.weights.up // self.weights.copies
-        total = all_reduce_s(self.local.dense / shards * scale, self.groups.weight_copies)
-        if self.is_moe:
-            expert = self.local.expert / expert_shards(self.weights)
-            total = total + all_reduce_s(expert * scale, self.groups.expert_copies)
-        return np.where(self.weights.copies > 1, total, 0.0)
-
-    def _in_messages(
-        self,
-        collective: Callable[[FloatArray, GroupLinks], FloatArray],
-        parameters: FloatArray,
-        group: GroupLinks,
-        width: int,
-        bucket: int | None,
-    ) -> FloatArray:
-        """Each message beyond the first costs its latency again."""
-        whole = collective(parameters * (width / self.runtime.network_efficiency), group)
-        return whole + self._further_messages(parameters, bucket) * collective(np.zeros(1), group)
-
-    def _further_messages(self, parameters: FloatArray, bucket: int | None) -> FloatArray:
-        """Messages beyond the first; without a bucket all is one, with a bucket of 0 or under ZeRO 3 a layer is one."""
-        per_layer = max(self.layers - 1.0, 0.0)
-        if bucket is None:
-            further = np.zeros(parameters.shape)
-        elif bucket:
-            further = np.maximum(np.ceil(parameters / bucket) - 1.0, 0.0)
-        else:
-            further = np.full(parameters.shape, per_layer)
-        return np.where(self.weights.zero_stage == 3, per_layer, further)
+    With a bucket of 0 or under ZeRO 3 a layer is one message.
+    """
+    per_layer = max(layers - 1.0, 0.0)
+    further = np.maximum(np.ceil(parameters / bucket) - 1.0, 0.0) if bucket else per_layer
+    return np.where(weights.zero_stage == 3, per_layer, further)

@@ -1,9 +1,10 @@
 """A synthetic world to try the tuner in: our cost model, made wrong in ways that it doesn't know.
 
 Every operator's time is the kernel model's times exp(g), where g is a random smooth function of the operator's log
-sizes, one per kind, phase and device; communication and the optimizer get such a factor over the log degrees, and so
-does the peak of memory. So neighbours in the space err alike, as real kernels and networks do, and a surrogate has
-something to learn. The world is a function of its seed; repeated trials of one configuration give the same observation.
+sizes, one per kind, phase and device; so is every collective's, over the logs of its bytes, ranks and hosts, one per
+kind. What is neither gets such a factor over the log degrees, and so does the peak of memory. So neighbours in the
+space err alike, as real kernels and networks do, and a surrogate has something to learn. The world is a function of its
+seed; repeated trials of one configuration give the same observation.
 
 g is a sum of NUM_WAVES random Fourier features, nearly a draw from a Gaussian process with a squared-exponential kernel
 (Rahimi and Recht 2007, section 3). Letters: n configurations or shapes, d features.
@@ -17,17 +18,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from costmodels.executions import collective_executions, operator_executions
 from costmodels.job import TrainingJob
-from costmodels.kernels import kernel_s
+from costmodels.kernels import collective_s, kernel_s
 from costmodels.memory import MemoryEstimate, estimate_memory
-from costmodels.operators import Block, FloatArray, Operator, is_recomputed, step_operators
+from costmodels.operators import Collective, FloatArray, Operator, Phase
 from costmodels.parallel import DEGREES, FURTHER_DIMENSIONS, ConfigGrid, ParallelConfig
 from costmodels.runtime import RuntimeProfile
 from costmodels.step_time import StepEstimate, estimate_step
 from hardware.cluster import Cluster
 from hardware.device import Device
 from hardware.errors import ConfigError
-from trials.backend import AbstractBackend, Observation, OperatorSample, Origin, Status
+from trials.backend import AbstractBackend, Observation, OnStep, OperatorSample, Origin, Status, unheard
 from trials.replay import check_seconds_per_trial
 
 NUM_WAVES = 64
@@ -38,8 +40,8 @@ LENGTH_SCALE = 4.0
 MEMORY_ERROR = 0.05
 """Standard deviation of the log error of the peak memory (assumed)."""
 
-EXACT_PARTS = ("compute", "bubble")
-"""Parts of the step whose error is that of the operators; every other part gets an error of its own."""
+ERRING_PARTS = ("host", "optimizer", "overhead")
+"""Parts of the step that get an error of their own; that of all others is that of their operators and collectives."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +54,7 @@ class SimulatedBackend(AbstractBackend):
         runtime: What overlaps with what.
         seed: Which world.
         noise: Standard deviation of the log of a step's time from step to step.
-        operator_error: Standard deviation of the log error of operators and of each part of the communication.
+        operator_error: Standard deviation of the log error of operators, of collectives and of ERRING_PARTS.
         num_steps: Steps that a trial measures.
         seconds_per_trial: Wall time that each trial takes, to rehearse a sweep at its real pace; 0 answers at once.
     """
@@ -82,13 +84,26 @@ class SimulatedBackend(AbstractBackend):
         """Nothing here was measured."""
         return "synthetic"
 
-    def measure(self, config: ParallelConfig, *, trial_number: int) -> Observation:  # noqa: ARG002 # the contract's
-        """The step times of `config` in this world, with noise; out of memory where it does not fit there."""
-        time.sleep(self.seconds_per_trial)
+    def expected_steps(self, config: ParallelConfig) -> int | None:  # noqa: ARG002 # the contract's
+        """The same for every configuration."""
+        return self.num_steps
+
+    def measure(
+        self,
+        config: ParallelConfig,
+        *,
+        trial_number: int,  # noqa: ARG002 # the contract's
+        on_step: OnStep = unheard,
+    ) -> Observation:
+        """The step times of `config` in this world, with noise; out of memory where it does not fit there.
+
+        The wait is spread evenly over the steps.
+        """
         grid = ConfigGrid.from_configs([config])
         memory = self.hidden_memory(grid)
         needed, capacity = float(memory.needed_bytes[0]), float(memory.capacity_bytes[0])
         if needed > capacity:
+            time.sleep(self.seconds_per_trial)
             return Observation(
                 status=Status.OUT_OF_MEMORY,
                 peak_memory_bytes=round(needed),
@@ -97,6 +112,9 @@ class SimulatedBackend(AbstractBackend):
             )
         rng = np.random.default_rng([self.seed, _code(repr(config.values(DEGREES + FURTHER_DIMENSIONS)))])
         steps = self.hidden_step(grid).step_time_s[0] * np.exp(self.noise * rng.standard_normal(self.num_steps))
+        for step_time_s in steps.tolist():
+            time.sleep(self.seconds_per_trial / self.num_steps)
+            on_step(step_time_s)
         return Observation(
             status=Status.OK,
             step_times_s=tuple(steps.tolist()),
@@ -113,11 +131,12 @@ class SimulatedBackend(AbstractBackend):
             self.runtime,
             grid,
             kernel_time=self._kernel_s,
+            collective_time=self._collective_s,
             memory=self.hidden_memory(grid),
         )
         degrees = _log2(grid.matrix(DEGREES))
         parts = {
-            part: seconds if part in EXACT_PARTS else seconds * np.exp(self._error(f"part {part}", degrees))
+            part: seconds * np.exp(self._error(f"part {part}", degrees)) if part in ERRING_PARTS else seconds
             for part, seconds in believed.breakdown_s.items()
         }
         return StepEstimate(step_time_s=np.sum(list(parts.values()), axis=0), breakdown_s=parts)
@@ -136,41 +155,58 @@ class SimulatedBackend(AbstractBackend):
         label = f"{operator.kind} {operator.phase} {device.name}"
         return kernel_s(operator, device, job, runtime) * np.exp(self._error(label, _log2(operator.shape)))
 
+    def _collective_s(self, collective: Collective) -> FloatArray:
+        seconds = collective_s(collective)
+        shape = collective.shape
+        error = self._error(collective.kind, _log2(shape.reshape(-1, shape.shape[-1])))
+        return np.asarray(seconds * np.exp(error.reshape(seconds.shape)))
+
     def _error(self, label: str, features: FloatArray) -> FloatArray:
         return _smooth(features, self.operator_error, (self.seed, _code(label)))
 
     def _operator_samples(self, grid: ConfigGrid, rng: np.random.Generator) -> tuple[OperatorSample, ...]:
         """What a profiler would show of one configuration, on the cluster's first kind of device."""
         device = self.cluster.devices[0]
-        micro_batches = int(self.job.global_batch_size // (grid.dp[0] * grid.mbs[0]))
         samples = []
-        for operator in step_operators(self.job, self.runtime, grid):
-            again = int(is_recomputed(self.job, operator, grid)[0])
-            executions = self._blocks(operator.block) * micro_batches * (1 + again)
-            # the mean of many executions: step noise averages out with their number
-            factor = np.exp(self.noise / np.sqrt(max(executions, 1)) * rng.standard_normal())
-            if executions:
-                samples.append(
-                    OperatorSample(
-                        kind=operator.kind,
-                        phase=operator.phase,
-                        shape=tuple(operator.shape[0].tolist()),
-                        time_s=float(self._kernel_s(operator, device, self.job, self.runtime)[0] * factor),
-                        count=executions,
-                        name=operator.name,
-                    )
-                )
+        for operator, count in operator_executions(self.job, self.runtime, grid):
+            seconds = self._kernel_s(operator, device, self.job, self.runtime)
+            samples += self._samples(operator, operator.phase, operator.shape, seconds, count, rng)
+        for collective, phase, count in collective_executions(self.job, self.cluster, self.runtime, grid):
+            messages = collective.messages
+            seconds = self._collective_s(collective) / messages
+            samples += self._samples(collective, phase, collective.shape, seconds, count * messages, rng)
         return tuple(samples)
 
-    def _blocks(self, block: Block) -> int:
-        """How many blocks of this kind the model has."""
-        model = self.job.model
-        numbers = {
-            Block.ATTENTION: model.num_layers,
-            Block.DENSE_MLP: model.num_layers - model.num_moe_layers,
-            Block.MOE_MLP: model.num_moe_layers,
-        }
-        return numbers.get(block, 1)
+    def _samples(
+        self,
+        call: Operator | Collective,
+        phase: Phase,
+        shape: FloatArray,
+        seconds: FloatArray,
+        count: FloatArray,
+        rng: np.random.Generator,
+    ) -> list[OperatorSample]:
+        """One sample for each shape [..., d] that is executed at all, `count` times [...]."""
+        executed = np.flatnonzero(count)
+        # the mean of many executions: step noise averages out with their number
+        spread = self.noise / np.sqrt(count.flat[executed])
+        times_s = seconds.flat[executed] * np.exp(spread * rng.standard_normal(len(executed)))
+        return [
+            OperatorSample(
+                kind=call.kind,
+                phase=phase,
+                shape=tuple(sizes),
+                time_s=time_s,
+                count=round(times),
+                name=call.name,
+            )
+            for sizes, time_s, times in zip(
+                shape.reshape(-1, shape.shape[-1])[executed].tolist(),
+                times_s.tolist(),
+                count.flat[executed].tolist(),
+                strict=True,
+            )
+        ]
 
 
 def _smooth(features: FloatArray, amplitude: float, seed: tuple[int, int]) -> FloatArray:

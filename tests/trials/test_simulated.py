@@ -6,8 +6,11 @@ import pytest
 
 from costmodels.job import TrainingJob
 from costmodels.measured import read_measured_group
+from costmodels.operators import COLLECTIVES, OpKind, Phase
+from costmodels.parallel import ConfigGrid
 from costmodels.runtime import find_runtime
 from costmodels.step_time import estimate_step
+from costmodels.terms import step_terms
 from hardware.cluster import find_cluster
 from hardware.errors import ConfigError
 from tests.trials.backend_contract import BackendContract
@@ -101,6 +104,57 @@ def test_operator_samples_cover_the_layers(world, all_candidates):
     assert next(s for s in samples if s.name == "attention.qkv").count == 32 * micro_batches
     assert next(s for s in samples if s.name == "head.logits").count == micro_batches
     assert all(sample.time_s > 0 for sample in samples)
+
+
+def test_collectives_are_sampled_as_operators(world, all_candidates):
+    """A trial reports each collective with its message, ranks and hosts; together they are its world's exposed tp."""
+    still = dataclasses.replace(world, noise=0.0)
+    config = next(c for c in map(all_candidates.config, range(176)) if c.pp == 1 and c.tp == 8)
+    samples = [s for s in still.measure(config, trial_number=0).operator_samples if s.name.startswith("tp.")]
+    micro_batches = 256 // (config.dp * config.mbs)
+
+    gather = next(s for s in samples if s.name == "tp.all_gather" and s.phase is Phase.FORWARD)
+
+    assert gather.kind is OpKind.ALL_GATHER
+    assert gather.shape == (2 * config.mbs * 4096 * 4096, 8, 1)
+    # before attention, before the MLP, and before the head
+    assert gather.count == (2 * 32 + 1) * micro_batches
+    exposed_s = still.hidden_step(ConfigGrid.from_configs([config])).breakdown_s["tp"][0]
+    assert not world.runtime.overlaps_tensor_gradients
+    assert sum(s.time_s * s.count for s in samples) == pytest.approx(exposed_s)
+
+
+def test_collectives_of_one_shape_err_alike(world, all_candidates):
+    """A collective's error is its kind's, at its shape: the same in every trial, and another at another shape."""
+    erring = dataclasses.replace(world, noise=0.0)
+    exact = dataclasses.replace(erring, operator_error=0.0)
+    errors = {}
+    for config in map(all_candidates.config, range(0, 176, 5)):
+        both = (backend.measure(config, trial_number=0).operator_samples for backend in (erring, exact))
+        for sample, right in zip(*both, strict=True):
+            if sample.kind in COLLECTIVES:
+                of_shape = errors.setdefault((sample.kind, sample.shape), [])
+                of_shape.append(np.log(sample.time_s / right.time_s))
+
+    repeated = [found for found in errors.values() if len(found) > 1]
+    assert len(repeated) > 10
+    assert all(np.ptp(found) < 1e-9 for found in repeated)
+    assert np.std([found[0] for found in errors.values()]) > 0.1
+
+
+def test_samples_have_the_shapes_of_the_terms(world, all_candidates):
+    """What a trial measures is what its step's terms ask for: each term's shape is among the samples of its name."""
+    places = range(0, 176, 5)
+    terms = step_terms(world.job, world.cluster, world.runtime, all_candidates.take(np.array(places))).terms
+    for position, config in enumerate(map(all_candidates.config, places)):
+        samples = world.measure(config, trial_number=0).operator_samples
+        measured = {(sample.name, sample.shape) for sample in samples}
+        asked = {(term.name, tuple(term.shape[term.row[position]])) for term in terms}
+
+        # of the terms, all have a shape here, also those that this configuration does not use
+        assert {name for name, _ in measured} <= {name for name, _ in asked}
+        used = {name for name, _ in measured}
+        assert {(name, shape) for name, shape in asked if name in used} <= measured
 
 
 @pytest.mark.parametrize("field", [{"noise": -0.1}, {"operator_error": 2.0}, {"num_steps": 0}, {"seed": -1}])

@@ -1,0 +1,80 @@
+"""How often a step runs each operator and each collective: what a profile of one pipeline shows.
+
+Counted are all stages of one pipeline and all micro-batches, of one configuration; shapes and counts are of one rank.
+Letters: c kinds of stages.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from costmodels.communication import layer_collectives, layer_uses
+from costmodels.job import TrainingJob
+from costmodels.operators import Block, Collective, FloatArray, Operator, Phase, is_recomputed, step_operators
+from costmodels.parallel import ConfigGrid
+from costmodels.placement import local_parameters, pipelines, place
+from costmodels.runtime import RuntimeProfile
+from costmodels.transfers import transfer_collectives, transfer_executions
+from costmodels.weight_traffic import weight_collectives, weight_executions
+from hardware.cluster import Cluster
+
+
+def operator_executions(
+    job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid
+) -> tuple[tuple[Operator, FloatArray], ...]:
+    """Every operator of the one configuration in `grid` with its number of executions [1].
+
+    Forward operators that recomputation repeats count as forward again.
+    """
+    assert len(grid) == 1, "executions are those of one configuration"
+    num_micro_batches = job.global_batch_size // (grid.dp * grid.mbs)
+    blocks = _blocks(job)
+    return tuple(
+        (operator, blocks[operator.block] * num_micro_batches * (1.0 + is_recomputed(job, operator, grid)))
+        for operator in step_operators(job, runtime, grid)
+    )
+
+
+def collective_executions(
+    job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile, grid: ConfigGrid
+) -> tuple[tuple[Collective, Phase, FloatArray], ...]:
+    """Every collective of the one configuration in `grid`, its phase, and how often all its messages go [1] or [c, 1].
+
+    Of groups of one there are none, nor of what the configuration does not use.
+    """
+    assert len(grid) == 1, "executions are those of one configuration"
+    num_micro_batches = job.global_batch_size // (grid.dp * grid.mbs)
+    groups, blocks = place(cluster, grid), _blocks(job)
+    found: list[tuple[Collective, Phase, FloatArray]] = []
+    in_layers = layer_collectives(job, runtime, grid, groups)
+    counts: dict[tuple[str, Phase], FloatArray] = {}
+    for use in layer_uses(job, grid):
+        count = counts.setdefault((use.site, use.phase), np.zeros(1))
+        count += blocks[use.block] * num_micro_batches * use.count
+    found += [(in_layers[site], phase, count) for (site, phase), count in counts.items()]
+    (pipeline,) = pipelines(job, cluster, runtime, grid).each
+    local = local_parameters(job, grid, pipeline.stages.blocks)
+    of_weights = weight_collectives(job, runtime, grid, groups, local)
+    for site, phase, count in weight_executions(grid, num_micro_batches):
+        for name in [name for name in (site, f"expert_{site}") if name in of_weights]:
+            sends = of_weights[name].wire_bytes > 0  # some stages hold no experts
+            found.append((of_weights[name], phase, pipeline.stages.count[:, None] * count * sends))
+    between_stages = transfer_collectives(job, runtime, grid, groups)
+    found += [
+        (between_stages[site], phase, count)
+        for site, phase, count in transfer_executions(runtime, grid, num_micro_batches)
+        if site in between_stages
+    ]
+    return tuple(each for each in found if each[0].group.size[0] > 1 and each[2].any())
+
+
+def _blocks(job: TrainingJob) -> dict[Block, int]:
+    """How many blocks of each kind the model has."""
+    model = job.model
+    return {
+        Block.ATTENTION: model.num_layers,
+        Block.DENSE_MLP: model.num_layers - model.num_moe_layers,
+        Block.MOE_MLP: model.num_moe_layers,
+        Block.EMBEDDING: 1,
+        Block.HEAD: 1,
+    }

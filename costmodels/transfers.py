@@ -1,0 +1,84 @@
+"""Transfers between the stages of a pipeline: how long they take, and how much of that is exposed.
+
+Each micro-batch's activations go to the next stage, and their gradients back. Letters: n configurations.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from costmodels.job import TrainingJob
+from costmodels.kernels import CollectiveTime, collective_s
+from costmodels.operators import Collective, FloatArray, OpKind, Phase, residual_tokens
+from costmodels.parallel import ConfigGrid, IntArray
+from costmodels.placement import Groups
+from costmodels.runtime import RuntimeProfile
+
+
+def transfer_collectives(
+    job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid, groups: Groups
+) -> dict[str, Collective]:
+    """What one hop calls, by its name, for every configuration [n].
+
+    With sequence parallelism each tp rank sends its own share (Narayanan et al. 2021, section 4.1, scatter/gather); a
+    runtime that scatters without it has to gather what arrives.
+    """
+    efficiency = runtime.network_efficiency
+    message = job.element_bytes * residual_tokens(job, grid) * job.model.hidden_size / efficiency
+    gather = {}
+    sent = message
+    if runtime.scatters_p2p:
+        sent = np.where(_is_whole(grid), message / grid.tp, message)
+        gather["pp.all_gather"] = Collective(
+            name="pp.all_gather",
+            kind=OpKind.ALL_GATHER,
+            wire_bytes=message,
+            network_efficiency=efficiency,
+            group=groups.tp,
+        )
+    return gather | {
+        name: Collective(
+            name=name, kind=OpKind.SEND_RECV, wire_bytes=wire_bytes, network_efficiency=efficiency, group=groups.pp
+        )
+        for name, wire_bytes in (("pp.send_recv", sent), ("pp.start", np.zeros(1)))
+    }
+
+
+def transfer_executions(
+    runtime: RuntimeProfile, grid: ConfigGrid, num_micro_batches: IntArray
+) -> tuple[tuple[str, Phase, FloatArray], ...]:
+    """How often a step executes them on one pipeline [n]: the name, the phase, the number.
+
+    `pp.start` is no execution of its own: it is what a hidden transfer still costs.
+    """
+    hops = np.where(grid.pp > 1, (grid.pp * grid.vpp - 1.0) * num_micro_batches, 0.0)
+    gathers = np.where(_is_whole(grid), hops, 0.0) if runtime.scatters_p2p else np.zeros(len(grid))
+    return tuple(
+        (name, phase, count) for name, count in (("pp.send_recv", hops), ("pp.all_gather", gathers)) for phase in Phase
+    )
+
+
+def exposed_transfers_s(
+    job: TrainingJob,
+    runtime: RuntimeProfile,
+    grid: ConfigGrid,
+    groups: Groups,
+    num_micro_batches: IntArray,
+    collective_time: CollectiveTime = collective_s,
+) -> FloatArray:
+    """What a step waits for transfers between stages [n]."""
+    collectives = transfer_collectives(job, runtime, grid, groups)
+    hop = collective_time(collectives["pp.send_recv"])
+    if runtime.scatters_p2p:
+        hop = hop + np.where(_is_whole(grid), collective_time(collectives["pp.all_gather"]), 0.0)
+    exposed = hop * (num_micro_batches + grid.pp - 1) * grid.vpp
+    if runtime.overlaps_p2p:
+        # beside compute in the steady state, where each chunk still waits for its message to begin
+        beginnings = collective_time(collectives["pp.start"]) * num_micro_batches * grid.vpp
+        exposed = np.where(grid.vpp > 1, hop * (grid.pp - 1) + beginnings, exposed)
+    return np.where(grid.pp > 1, 2 * exposed, 0.0)
+
+
+def _is_whole(grid: ConfigGrid) -> np.ndarray:
+    """Whether every tp rank holds all of what is sent [n]."""
+    return np.asarray(~grid.sequence_parallel & (grid.tp > 1))
