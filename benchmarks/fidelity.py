@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.noise_floor import noise_floor
+from benchmarks.timing import USERS_MISTAKE, reasons, tell
 from costmodels.calibration import Calibration, calibrate_all
 from costmodels.fidelity import UNCLEAN, Predictions, group_key, is_clean, judge, predict, settings_of
 from costmodels.measured import MeasuredRun, read_measured_and_skipped
 from costmodels.runtime import RuntimeProfile, find_prior, find_runtime
 from hardware.errors import ConfigError
 
-USERS_MISTAKE = 2
 SEED = 0
 
 
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             quoted, {name: fit.profile for name, fit in fits.items()}, runtime=given.runtime, noise=given.noise
         )
     except ConfigError as error:
-        _tell(f"fidelity: {error}")
+        tell(f"fidelity: {error}")
         return USERS_MISTAKE
     result["fit"] = {name: _fit_json(fit) for name, fit in fits.items()}
     if given.json:
@@ -109,16 +109,16 @@ def _fit(paths: Sequence[Path], quoted: Sequence[MeasuredRun], runtime: str | No
     """One calibration for each runtime of the files' runs; what is quoted too is told."""
     given = _read(paths, raw=False)
     known, _, skipped = settings_of(given.runs, {}, runtime)
-    fits = calibrate_all(known, find_prior, runtime, on_progress=_tell)
+    fits = calibrate_all(known, find_prior, runtime, on_progress=tell)
     if not fits:
         raise ConfigError(
             "hold too few timed runs of known devices to fit any runtime",
             key=", ".join(map(str, paths)),
-            nearest=_reasons({**given.skipped, **skipped}) or None,
+            nearest=reasons({**given.skipped, **skipped}) or None,
         )
     both = {_identity(run) for run in known if run.step_time_s} & {_identity(run) for run in quoted if run.step_time_s}
     if both:
-        _tell(f"note: {len(both)} of the quoted runs were fitted too; their errors are no test of the model")
+        tell(f"note: {len(both)} of the quoted runs were fitted too; their errors are no test of the model")
     return fits
 
 
@@ -141,8 +141,8 @@ def quote(given: Given, profiles: Mapping[str, RuntimeProfile], *, runtime: str 
     runs, settings, fallen = settings_of(given.runs, profiles, runtime)
     skipped = Counter(given.skipped) + fallen
     if not runs:
-        raise ConfigError("none of the quoted runs can be predicted", nearest=_reasons(skipped))
-    _tell(f"predicting {len(runs):,} runs")
+        raise ConfigError("none of the quoted runs can be predicted", nearest=reasons(skipped))
+    tell(f"predicting {len(runs):,} runs")
     predictions = predict(runs, settings)
     groups, overall = judge(runs, predictions)
     overall |= {"skipped": dict(skipped), "unclean": given.unclean, "noise_floor": _floor(runs, noise)}
@@ -250,14 +250,6 @@ def _shown(value: float | None, *, is_share: bool) -> str:
     if value is None:
         return "-"
     return f"{value:.1%}" if is_share else f"{value:.2f}"
-
-
-def _reasons(skipped: Mapping[str, int]) -> str:
-    return "skipped: " + "; ".join(f"{count} {reason}" for reason, count in skipped.items()) if skipped else ""
-
-
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the benchmarks share: repeated timing, a table, and `--json`."""
+"""What the benchmarks share: repeated timing, a table, `--json`, and how mistakes and progress are told."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import argparse
 import json
 import resource
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+USERS_MISTAKE = 2
+"""Exit status of a mistake in what was given."""
 
 
 def median_s(work: Callable[[], object], repeats: int) -> float:
@@ -46,6 +50,16 @@ def publish(rows: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
     widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
     for line in (header, *cells):
         print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
+
+
+def tell(line: str) -> None:
+    """Progress, notes and mistakes: stdout belongs to the result."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def reasons(skipped: Mapping[str, int]) -> str:
+    """What was left out, as the end of a message; empty if nothing was."""
+    return "skipped: " + "; ".join(f"{count} {reason}" for reason, count in skipped.items()) if skipped else ""
 
 
 def _shown(value: Any) -> str:

@@ -1,0 +1,370 @@
+"""A Gaussian process with a linear part: hyperparameters by marginal likelihood, and joint draws over many points.
+
+    y(x) = amplitude * m(x / length_scale) + sum_j b_j(x) w_j + noise
+
+m has an anisotropic Matern kernel of smoothness 5/2; the columns b_j are given in units of their standard deviations,
+so that each w_j is standard normal: a common offset, the slopes of uncertain constants. The first `num_scaled` of
+them are multiplied by one more hyperparameter, `scale`, which says how far those deviations can be trusted. Noise is
+a variance per observation on top of one that all share.
+
+Hyperparameters are the most likely ones under weak log-normal priors, so that two or three observations don't talk
+the process into certainty (Rasmussen and Williams 2006, sections 2.2, 2.7 and 5.4). Draws are functions, consistent
+over all points: they come by pathwise conditioning (Wilson et al. 2020, "Efficiently sampling functions from Gaussian
+process posteriors"), a random-Fourier-feature draw of the prior plus the exact update by the data. The cost is linear
+in the number of points.
+
+Letters: t observations, n points, d features, k linear columns, M draws.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import cho_solve, cholesky, solve_triangular
+from scipy.optimize import minimize
+from threadpoolctl import ThreadpoolController
+
+FloatArray = NDArray[np.float64]
+NarrowArray = NDArray[np.float32]
+
+NUM_FOURIER_FEATURES = 512
+CHUNK = 2048
+"""Points that are drawn at once, so that what lies between stays in the cache."""
+SMOOTHNESS = 2.5
+"""nu of the Matern kernel: twice differentiable, as times are in log sizes."""
+
+MAX_ITERATIONS = 40
+BOUNDS = {"amplitude": (0.005, 3.0), "length_scale": (0.05, 100.0), "noise": (0.001, 1.0), "scale": (0.05, 20.0)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HyperPrior:
+    """What is believed of the hyperparameters before any observation, as medians of log-normal distributions.
+
+    Attributes:
+        amplitude: Standard deviation of what differs between points.
+        length_scale: Distance over which that forgets itself; one for all features, or one per feature [d].
+        noise: Standard deviation of one observation.
+        scale: What the scaled linear columns are multiplied by.
+        spread: Standard deviation of the logarithms of all these.
+    """
+
+    amplitude: float = 0.3
+    length_scale: float | tuple[float, ...] = 3.0
+    noise: float = 0.02
+    scale: float = 1.0
+    spread: float = 0.6
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Points:
+    """Where the process is asked.
+
+    Attributes:
+        features: What the Matern part sees [n, d].
+        linear: Columns of the linear part, in units of their standard deviations [n, k].
+    """
+
+    features: FloatArray
+    linear: FloatArray
+
+    def __len__(self) -> int:
+        """Number of points."""
+        return len(self.features)
+
+    def take(self, at: NDArray[np.int64] | slice) -> Points:
+        """Some of the points."""
+        return Points(features=self.features[at], linear=self.linear[at])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Hyperparameters:
+    """One setting of the process; see HyperPrior. `length_scale` is [d]."""
+
+    amplitude: float
+    length_scale: FloatArray
+    noise: float
+    scale: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class GaussianProcess:
+    """A process that has seen its observations.
+
+    Attributes:
+        at: Where they were made [t].
+        values: What was seen [t].
+        variance: Noise variance of each beyond the shared one [t]; below zero where an observation does not share it.
+        hyper: The hyperparameters.
+        num_scaled: Leading linear columns that `hyper.scale` multiplies.
+    """
+
+    at: Points
+    values: FloatArray
+    variance: FloatArray
+    hyper: Hyperparameters
+    num_scaled: int
+
+    def draw(
+        self, points: Points, num_draws: int, rng: np.random.Generator, *, beside: FloatArray | None = None
+    ) -> NDArray[np.float32]:
+        """Joint draws of the noise-free process at `points` -> [M, n].
+
+        Args:
+            points: Where.
+            num_draws: M.
+            rng: Source of the draws.
+            beside: What else was drawn for the observations [M, t]: a draw is then conditioned on `values - beside`.
+        """
+        hyper, num_features = self.hyper, self.at.features.shape[1]
+        # Matern's spectral density is a multivariate t distribution with 2 nu degrees of freedom
+        chi_square = rng.chisquare(2 * SMOOTHNESS, NUM_FOURIER_FEATURES)
+        frequencies = rng.standard_normal((num_features, NUM_FOURIER_FEATURES)) / np.sqrt(chi_square / (2 * SMOOTHNESS))
+        phases = rng.uniform(0, 2 * np.pi, NUM_FOURIER_FEATURES)
+        weights = rng.standard_normal((NUM_FOURIER_FEATURES, num_draws)) * (
+            hyper.amplitude * np.sqrt(2 / NUM_FOURIER_FEATURES)
+        )
+        coefficients = rng.standard_normal((self.at.linear.shape[1], num_draws))
+        noises = np.sqrt(self._noise_variance())[:, None] * rng.standard_normal((len(self.values), num_draws))
+        narrow = [array.astype(np.float32) for array in (frequencies, phases, weights)]
+
+        def smooth_prior(where: NarrowArray) -> NarrowArray:
+            angles = where @ narrow[0]
+            angles += narrow[1]
+            return np.asarray(np.cos(angles, out=angles) @ narrow[2])
+
+        at = (self.at.features / hyper.length_scale).astype(np.float32)
+        update = np.zeros((0, num_draws), dtype=np.float32)
+        if len(self.values):
+            seen = self.values[:, None] if beside is None else self.values[:, None] - beside.T
+            seen = seen - smooth_prior(at) - self._linear(self.at) @ coefficients - noises
+            exact = cho_solve((self._factor(), True), seen)
+            coefficients += self._linear(self.at).T @ exact
+            update = (hyper.amplitude**2 * exact).astype(np.float32)
+        linear = coefficients.astype(np.float32)
+        drawn = np.empty((num_draws, len(points)), dtype=np.float32)
+        for start in range(0, len(points), CHUNK):
+            some = points.take(slice(start, start + CHUNK))
+            features = (some.features / hyper.length_scale).astype(np.float32)
+            values = smooth_prior(features)
+            values += self._linear(some).astype(np.float32) @ linear
+            if len(update):
+                values += _matern(features, at) @ update
+            drawn[:, start : start + CHUNK] = values.T
+        return drawn
+
+    def mean_and_deviation(self, points: Points) -> tuple[FloatArray, FloatArray]:
+        """Posterior mean and standard deviation of the noise-free process at `points`, each [n]."""
+        variance = self.hyper.amplitude**2 + np.sum(self._linear(points) ** 2, axis=1)
+        if not len(self.values):
+            return np.zeros(len(points)), np.sqrt(variance)
+        factor = self._factor()
+        cross = self._covariance(points)
+        mean = cross @ cho_solve((factor, True), self.values)
+        half = solve_triangular(factor, cross.T, lower=True)
+        return mean, np.sqrt(np.maximum(variance - np.sum(half**2, axis=0), 0.0))
+
+    def mean_and_covariance(self, points: Points) -> tuple[FloatArray, FloatArray]:
+        """Posterior mean [n] and covariance [n, n] of the noise-free process at a few `points`."""
+        covariance = self._between(points, points)
+        if not len(self.values):
+            return np.zeros(len(points)), covariance
+        factor = self._factor()
+        cross = self._covariance(points)
+        half = solve_triangular(factor, cross.T, lower=True)
+        return cross @ cho_solve((factor, True), self.values), covariance - half.T @ half
+
+    def take(self, part: NDArray[np.int64]) -> GaussianProcess:
+        """The process after some of its observations only, under the same hyperparameters."""
+        return replace(self, at=self.at.take(part), values=self.values[part], variance=self.variance[part])
+
+    def with_more(self, at: Points, values: FloatArray, variance: FloatArray) -> GaussianProcess:
+        """The process after more observations [m], whose noise variance [m] is all there is."""
+        return replace(
+            self,
+            at=joined(self.at, at),
+            values=np.concatenate([self.values, values]),
+            variance=np.concatenate([self.variance, variance - self.hyper.noise**2]),
+        )
+
+    def log_likelihood(self) -> float:
+        """Log marginal likelihood of the observations (Rasmussen and Williams 2006, equation 2.30)."""
+        if not len(self.values):
+            return 0.0
+        factor = self._factor()
+        whitened = solve_triangular(factor, self.values, lower=True)
+        return float(
+            -0.5 * whitened @ whitened - np.log(np.diag(factor)).sum() - 0.5 * len(self.values) * np.log(2 * np.pi)
+        )
+
+    def left_out_errors(self, part: NDArray[np.int64]) -> FloatArray:
+        """Errors of the observations in deviations, when each part of them is predicted from all others [t].
+
+        It takes no refits: the errors of a part are those of the whole process, weighed by its block of the inverse
+        covariance (Rasmussen and Williams 2006, section 5.4.2, for more than one observation at a time).
+
+        Args:
+            part: The part of each observation [t].
+        """
+        inverse = cho_solve((self._factor(), True), np.eye(len(self.values)))
+        weights = inverse @ self.values
+        errors = np.empty(len(self.values))
+        for index in np.unique(part):
+            of_part = np.flatnonzero(part == index)
+            covariance = np.linalg.inv(inverse[np.ix_(of_part, of_part)])
+            errors[of_part] = covariance @ weights[of_part] / np.sqrt(np.diag(covariance))
+        return errors
+
+    def _noise_variance(self) -> FloatArray:
+        return self.hyper.noise**2 + self.variance
+
+    def _factor(self) -> FloatArray:
+        """Lower Cholesky factor of the observations' covariance [t, t]."""
+        with one_thread():
+            return np.asarray(cholesky(self._covariance(self.at) + np.diag(self._noise_variance()), lower=True))
+
+    def _linear(self, points: Points) -> FloatArray:
+        scales = np.ones(points.linear.shape[1])
+        scales[: self.num_scaled] = self.hyper.scale
+        return points.linear * scales
+
+    def _covariance(self, points: Points) -> FloatArray:
+        """Covariance of the noise-free process between `points` [n] and the observations [n, t]."""
+        return self._between(points, self.at)
+
+    def _between(self, left: Points, right: Points) -> FloatArray:
+        """Prior covariance of the noise-free process between points [n] and others [m] -> [n, m]."""
+        scale = self.hyper.length_scale
+        smooth = self.hyper.amplitude**2 * _matern(left.features / scale, right.features / scale)
+        return np.asarray(smooth + self._linear(left) @ self._linear(right).T)
+
+
+def one_thread() -> AbstractContextManager[object]:
+    """Holds linear algebra to one thread: with small matrices a second one costs more in waiting than it brings."""
+    limit: AbstractContextManager[object] = _controller().limit(limits=1)
+    return limit
+
+
+@cache
+def _controller() -> ThreadpoolController:
+    """Finding the libraries takes many milliseconds, so it is done once."""
+    return ThreadpoolController()
+
+
+def joined(left: Points, right: Points) -> Points:
+    """Both, one after the other."""
+    return Points(
+        features=np.concatenate([left.features, right.features]), linear=np.concatenate([left.linear, right.linear])
+    )
+
+
+def _matern(left: NDArray[Any], right: NDArray[Any]) -> NDArray[Any]:
+    """Matern correlation of smoothness 5/2 between rows [n, d] and [t, d], in the precision of these -> [n, t]."""
+    squared = -2.0 * left @ right.T
+    squared += (left**2).sum(axis=1)[:, None]
+    squared += (right**2).sum(axis=1)
+    np.maximum(squared, 0.0, out=squared)
+    squared *= 5.0
+    distance = np.sqrt(squared)
+    squared /= 3.0
+    squared += distance
+    squared += 1.0
+    np.negative(distance, out=distance)
+    squared *= np.exp(distance, out=distance)
+    return np.asarray(squared)
+
+
+def fit(
+    at: Points,
+    values: FloatArray,
+    *,
+    prior: HyperPrior,
+    variance: FloatArray | None = None,
+    num_scaled: int = 0,
+    min_to_learn: int = 3,
+) -> GaussianProcess:
+    """The process with the most likely hyperparameters given `values` [t]; below `min_to_learn` the prior's medians.
+
+    Args:
+        at: Where the observations were made [t].
+        values: What was seen [t].
+        prior: What is believed of the hyperparameters.
+        variance: Noise variance of each observation beyond the shared one [t]; none if left out.
+        num_scaled: Leading linear columns whose scale is a hyperparameter.
+        min_to_learn: Observations from which on hyperparameters are learned.
+    """
+    variance = np.zeros(len(values)) if variance is None else variance
+    num_features = at.features.shape[1]
+    median = np.log(
+        [prior.amplitude, *np.broadcast_to(prior.length_scale, num_features), prior.noise, prior.scale], dtype=float
+    )
+    theta = median
+    if len(values) >= min_to_learn:
+        theta = _most_likely(at, values, variance, num_scaled, median, prior.spread)
+    return GaussianProcess(
+        at=at, values=values, variance=variance, hyper=_hyperparameters(theta), num_scaled=num_scaled
+    )
+
+
+def _hyperparameters(theta: FloatArray) -> Hyperparameters:
+    return Hyperparameters(
+        amplitude=float(np.exp(theta[0])),
+        length_scale=np.exp(theta[1:-2]),
+        noise=float(np.exp(theta[-2])),
+        scale=float(np.exp(theta[-1])),
+    )
+
+
+def _most_likely(
+    at: Points, values: FloatArray, variance: FloatArray, num_scaled: int, median: FloatArray, spread: float
+) -> FloatArray:
+    """Maximum a posteriori logarithms of the hyperparameters: amplitude, length scales [d], noise, scale."""
+    num_features = at.features.shape[1]
+    squared = (at.features[:, None, :] - at.features[None, :, :]) ** 2
+    scaled, fixed = at.linear[:, :num_scaled], at.linear[:, num_scaled:]
+    of_scaled, of_fixed = scaled @ scaled.T, fixed @ fixed.T
+    bounds = np.log([BOUNDS["amplitude"], *[BOUNDS["length_scale"]] * num_features, BOUNDS["noise"], BOUNDS["scale"]])
+
+    def objective(theta: FloatArray) -> tuple[float, FloatArray]:
+        """Negative log posterior and its gradient."""
+        hyper = _hyperparameters(theta)
+        shares = squared / hyper.length_scale**2
+        distance = np.sqrt(5.0 * shares.sum(axis=2))
+        decay = np.exp(-distance)
+        matern = hyper.amplitude**2 * (1 + distance + distance**2 / 3) * decay
+        linear = hyper.scale**2 * of_scaled
+        factor = cholesky(
+            matern + linear + of_fixed + np.diag(hyper.noise**2 + variance), lower=True, check_finite=False
+        )
+        weights = cho_solve((factor, True), values, check_finite=False)
+        inverse = cho_solve((factor, True), np.eye(len(values)), check_finite=False)
+        likelihood = -0.5 * values @ weights - np.log(np.diag(factor)).sum()
+        # d likelihood / d theta_j = 1/2 tr((w w' - K^-1) dK/d theta_j), equation 5.9
+        inner = np.outer(weights, weights) - inverse
+        by_length = hyper.amplitude**2 * (5.0 / 3.0) * (1 + distance) * decay
+        gradient = np.concatenate(
+            [
+                [np.sum(inner * matern)],
+                0.5 * np.einsum("ij,ijk->k", inner * by_length, shares),
+                [hyper.noise**2 * np.trace(inner)],
+                [np.sum(inner * linear)],
+            ]
+        )
+        standardised = (theta - median) / spread
+        return float(0.5 * standardised @ standardised - likelihood), standardised / spread - gradient
+
+    with one_thread():
+        found = minimize(
+            objective,
+            np.clip(median, bounds[:, 0], bounds[:, 1]),
+            jac=True,
+            bounds=bounds,
+            method="L-BFGS-B",
+            options={"maxiter": MAX_ITERATIONS},
+        )
+    return np.asarray(found.x)
