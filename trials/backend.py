@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
@@ -20,6 +20,9 @@ from costmodels.parallel import ParallelConfig
 
 Origin = Literal["measured", "synthetic"]
 """Whether step times were measured on real devices, or invented by a simulated world."""
+
+OnStep = Callable[[float], None]
+"""Hears each measured step's time [s] as it ends."""
 
 MAX_LOG_TAIL = 8_000
 """Characters of a log that an observation keeps; its end, where the reason stands."""
@@ -37,15 +40,16 @@ class Status(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
     """The configuration does not fit: the candidate is removed."""
     TIMEOUT = "timeout"
-    """Cut off at the time limit. Censored: the candidate stays in the model as at least that slow, and is not tried
-    again under the same limit."""
+    """Cut off at the time limit. Censored, see `Observation.censored_above_s`: the candidate stays in the model, and is
+    not tried again under the same limit."""
     CRASHED = "crashed"
     """The program itself failed, with its own traceback or again and again: the candidate is removed."""
     INCIDENT = "incident"
     """The machine failed (a killed worker, a lost node), again after one retry. It says nothing about the candidate,
     is counted apart, and the candidate may be tried again."""
     PRUNED = "pruned"
-    """Stopped early because it could not win any more; its partial times are not a measurement."""
+    """Stopped early because it was clearly slower than the best. Its steps so far are true, but fewer than those of a
+    trial that ended well, so that they give no step time."""
     CANCELLED = "cancelled"
     """Stopped because the study ended; it says nothing about the candidate."""
 
@@ -106,6 +110,9 @@ class Observation:
     Attributes:
         status: How it ended.
         step_times_s: Wall clock of each measured step, warm-up excluded [s]; of an unfinished trial what there was.
+        expected_steps: Steps that the trial would have measured; None if unknown. Told of a trial that was stopped.
+        elapsed_s: Wall clock of the trial in its worker, start-up and warm-up included [s]; None if unknown.
+        time_limit_s: The limit at which it was cut off [s]; None unless it was.
         peak_memory_bytes: Peak device memory of the fullest rank; None if unknown.
         operator_samples: Operator times, if the backend measures them.
         log_tail: The end of the trial's log or traceback, at most MAX_LOG_TAIL characters.
@@ -115,6 +122,9 @@ class Observation:
 
     status: Status
     step_times_s: tuple[float, ...] = ()
+    expected_steps: int | None = None
+    elapsed_s: float | None = None
+    time_limit_s: float | None = None
     peak_memory_bytes: int | None = None
     operator_samples: tuple[OperatorSample, ...] = ()
     log_tail: str = ""
@@ -131,11 +141,43 @@ class Observation:
         """Median of the measured steps; None unless the trial ended well."""
         return statistics.median(self.step_times_s) if self.status is Status.OK else None
 
+    @property
+    def saved_s(self) -> float:
+        """Seconds of steps that stopping early has saved: those not measured, at the median of those that were."""
+        if self.status is not Status.PRUNED or self.expected_steps is None or not self.step_times_s:
+            return 0.0
+        return max(self.expected_steps - len(self.step_times_s), 0) * statistics.median(self.step_times_s)
+
+    @property
+    def startup_s(self) -> float | None:
+        """What the trial took besides its measured steps: start-up and warm-up; None unless it ended well."""
+        if self.status is not Status.OK or self.elapsed_s is None:
+            return None
+        return max(self.elapsed_s - sum(self.step_times_s), 0.0)
+
+    def censored_above_s(self, startup_s: float) -> float | None:
+        """What a step of this trial took at least, where its limit came before the first measured step ended.
+
+        Steps that ended before the limit are measurements, and better than any bound: None with one of them, as for
+        every trial that was not cut off. Without any, all that is known is that start-up, warm-up and one step together
+        took longer than the limit.
+
+        Args:
+            startup_s: What trials of this study take for start-up and warm-up, for example the median `startup_s`.
+        """
+        if self.status is not Status.TIMEOUT or self.time_limit_s is None or self.step_times_s:
+            return None
+        bound_s = self.time_limit_s - startup_s
+        return bound_s if bound_s > 0 else None
+
     def as_json(self) -> dict[str, Any]:
         """The observation as JSON types; `from_json` gives an equal one back."""
         return {
             "status": str(self.status),
             "step_times_s": list(self.step_times_s),
+            "expected_steps": self.expected_steps,
+            "elapsed_s": self.elapsed_s,
+            "time_limit_s": self.time_limit_s,
             "peak_memory_bytes": self.peak_memory_bytes,
             "operator_samples": [sample.as_json() for sample in self.operator_samples],
             "log_tail": self.log_tail,
@@ -145,10 +187,13 @@ class Observation:
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> Observation:
-        """The observation that `as_json` wrote."""
+        """The observation that `as_json` wrote, now or before it knew of limits and early ends."""
         return cls(
             status=Status(entry["status"]),
             step_times_s=tuple(float(seconds) for seconds in entry["step_times_s"]),
+            expected_steps=entry.get("expected_steps"),
+            elapsed_s=entry.get("elapsed_s"),
+            time_limit_s=entry.get("time_limit_s"),
             peak_memory_bytes=entry["peak_memory_bytes"],
             operator_samples=tuple(OperatorSample.from_json(sample) for sample in entry["operator_samples"]),
             log_tail=entry["log_tail"],
@@ -160,6 +205,10 @@ class Observation:
 def tail_of(log: str) -> str:
     """The end of `log` that an observation may keep."""
     return log if len(log) <= MAX_LOG_TAIL else f"...{log[3 - MAX_LOG_TAIL :]}"
+
+
+def unheard(step_time_s: float) -> None:
+    """For callers who wait for the end of a trial and don't follow its steps."""
 
 
 class AbstractBackend(ABC):
@@ -177,13 +226,21 @@ class AbstractBackend(ABC):
         """Where the step times of this backend come from."""
 
     @abstractmethod
-    def measure(self, config: ParallelConfig, *, trial_number: int) -> Observation:
+    def expected_steps(self, config: ParallelConfig) -> int | None:
+        """Steps that a trial of `config` measures if nobody stops it; None if the backend can't tell beforehand."""
+
+    @abstractmethod
+    def measure(self, config: ParallelConfig, *, trial_number: int, on_step: OnStep = unheard) -> Observation:
         """Runs one trial and says how it ended.
 
         It prints nothing: standard output belongs to the command's result. Failures that the backend understands come
-        back as an Observation with their status; anything it raises becomes `crashed` with the traceback.
+        back as an Observation with their status; anything it raises becomes `crashed` with the traceback. A trial that
+        is clearly slower than the best is killed with its process after some of its steps; so is one that takes too
+        long. What was reported till then is kept.
 
         Args:
             config: A valid configuration of the study's job on its cluster.
             trial_number: The study's number of this trial, for file names and logs.
+            on_step: Called with the time of each measured step when it has ended, in the order of the observation's
+                `step_times_s`; it returns at once.
         """

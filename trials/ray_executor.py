@@ -2,10 +2,16 @@
 
 Lifecycle: `with RayExecutor(...)` starts a local Ray or joins a cluster and asks for one actor per slot, without
 waiting for local ones; `submit` hands a trial to a free slot; `poll` returns what has ended, replaces what died, and
-cuts off what took too long; leaving the block kills the actors and shuts down what was started here.
+cuts off what took too long; `reported` holds the steps that running trials have measured so far, and `stop` ends one of
+them; leaving the block kills the actors and shuts down what was started here.
 
 What `measure` raises is caught in the worker (`crashed`, with the traceback). What kills the worker is seen from here:
 the trial is retried once in a fresh one, and a second death is an `incident`.
+
+Steps travel through a mailbox, an actor that needs no CPU: workers put them in without waiting, and `poll` asks for
+them now and then, so that they outlive their worker. The mailbox has one thread and repeats no call, because Ray keeps
+the order of a worker's calls in that case only. It numbers the steps and keeps them until they have been read here, so
+that an answer may be late or lost. Streaming generators would do without that process, but Ray's client has none.
 
 Ray is imported when an executor is entered, not before: the import takes a second that other commands need not pay,
 and whether sockets stay on this machine is decided by the environment at that moment.
@@ -16,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import math
 import os
 import socket
 import sys
@@ -47,6 +54,13 @@ CLOSE_LIMIT_S = 10.0
 MAX_DEATHS = 2
 """A trial that loses its worker this often is given up: the first time may be bad luck."""
 
+MAIL_LIMIT_S = 1.0
+"""How long the mailbox may take to hand over the last steps of a trial that is given up."""
+
+MAIL_EVERY_S = 0.5
+"""How often the mailbox is asked for steps, so that short ones do not keep the driver busy: one turn of its loop takes
+some 40 ms with 40 trials in the study (measured)."""
+
 OBJECT_STORE_BYTES = 100_000_000
 """Trials exchange a few kilobytes; Ray would reserve 30% of the memory."""
 
@@ -66,6 +80,45 @@ _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 
 _HTTP2_SETTINGS = 4
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Step:
+    """One measured step on its way to the driver.
+
+    Attributes:
+        trial_number: Its trial.
+        attempt: The attempt at this trial, from 0.
+        step_time_s: What it took.
+    """
+
+    trial_number: int
+    attempt: int
+    step_time_s: float
+
+
+class _Mailbox:
+    """The actor that holds measured steps until the driver has read them."""
+
+    def __init__(self) -> None:
+        self.steps: list[_Step] = []
+        self.num_dropped: int | None = None
+
+    def put(self, step: _Step) -> None:
+        """Keeps a step."""
+        self.steps.append(step)
+
+    def read(self, num_read: int) -> tuple[int, list[_Step]]:
+        """The number of the first step that is still held, and all from there on, in the order of their arrival.
+
+        Args:
+            num_read: Steps that the driver has already; they may be dropped.
+        """
+        if self.num_dropped is None:  # the first call, or the first after this process was restarted
+            self.num_dropped = num_read
+        del self.steps[: max(num_read - self.num_dropped, 0)]
+        self.num_dropped = max(num_read, self.num_dropped)
+        return self.num_dropped, self.steps
+
+
 class _Slot:
     """The actor: measures one trial after the other in a process of its own."""
 
@@ -76,20 +129,29 @@ class _Slot:
         """Answers once the process runs and the backend has arrived."""
         return True
 
-    def measure(self, config: ParallelConfig, trial_number: int) -> Observation:
+    def measure(self, config: ParallelConfig, trial_number: int, attempt: int, mailbox: Any) -> Observation:
         """One trial; the boundary at which whatever it raises becomes an observation."""
+        begin_s = time.monotonic()
+        steps_s: list[float] = []
+
+        def on_step(step_time_s: float) -> None:
+            assert 0 < step_time_s < math.inf, f"a step takes some time, not {step_time_s!r} s"
+            steps_s.append(float(step_time_s))
+            mailbox.put.remote(_Step(trial_number=trial_number, attempt=attempt, step_time_s=steps_s[-1]))
+
         try:
-            observation = self.backend.measure(config, trial_number=trial_number)
+            observation = self.backend.measure(config, trial_number=trial_number, on_step=on_step)
             assert isinstance(observation, Observation), f"`measure` gives an Observation, not {observation!r}"
-            return observation
         except (Exception, SystemExit):  # noqa: BLE001 # the trial boundary: a failure is a result
             text = traceback.format_exc()
-            return Observation(
+            observation = Observation(
                 status=Status.CRASHED,
+                step_times_s=tuple(steps_s),
                 log_tail=tail_of(text),
                 reason=text.rstrip().rpartition("\n")[2][:500],
                 origin=self.backend.origin,
             )
+        return dataclasses.replace(observation, elapsed_s=time.monotonic() - begin_s)
 
 
 @dataclass(slots=True)
@@ -101,6 +163,7 @@ class _Trial:
         config: What is measured.
         result: Ray's reference to the observation.
         since_s: When the worker was first known to work on it; None while it starts.
+        steps_s: What its present attempt has measured so far.
         deaths: How each worker died that had it.
     """
 
@@ -108,6 +171,7 @@ class _Trial:
     config: ParallelConfig
     result: Any = None
     since_s: float | None = None
+    steps_s: list[float] = field(default_factory=list)
     deaths: list[str] = field(default_factory=list)
 
 
@@ -154,6 +218,10 @@ class RayExecutor:
         self._slot_class: Any = None
         self._stored_backend: Any = None
         self._places: list[_Place] = []
+        self._mailbox: Any = None
+        self._mail: Any = None
+        self._mail_due_s = 0.0
+        self._num_read = 0
         self._ended: list[tuple[int, Observation]] = []
         self._slots_note = ""
 
@@ -168,6 +236,8 @@ class RayExecutor:
             self._slot_class = self._ray.remote(_Slot)
             self._stored_backend = self._ray.put(self._backend)
             self._places = [self._new_place() for _ in range(self._parallel_trials)]
+            # asked for last: a worker that has started already should take a trial
+            self._mailbox = self._ray.remote(_Mailbox).options(num_cpus=0, max_restarts=-1, max_task_retries=0).remote()
             if not is_local:
                 self._keep_what_started()
         except BaseException:
@@ -202,21 +272,46 @@ class RayExecutor:
         running = [place.trial.number for place in self._places if place.trial is not None]
         return tuple(running + [number for number, _ in self._ended])
 
+    @property
+    def reported(self) -> dict[int, tuple[float, ...]]:
+        """What each running trial has measured so far, by its number: its step times [s], as of the last `poll`."""
+        trials = [place.trial for place in self._places if place.trial is not None]
+        return {trial.number: tuple(trial.steps_s) for trial in trials}
+
     def submit(self, trial_number: int, config: ParallelConfig) -> None:
         """Starts a trial on a free slot and returns at once."""
         place = next((place for place in self._places if place.trial is None), None)
         assert place is not None, "submit needs a free slot: look at num_free_slots first"
         self._start(place, _Trial(number=trial_number, config=config))
 
+    def stop(self, trial_number: int, reason: str) -> None:
+        """Ends a running trial at once with its worker, as `pruned`; `poll` returns it.
+
+        A trial that has ended or measured its last step meanwhile, or is not running here, is left as it is.
+        """
+        for place in self._places:
+            trial = place.trial
+            if trial is None or trial.number != trial_number or self._has(trial.result):
+                continue
+            self._read_rest()
+            expected_steps = self._backend.expected_steps(trial.config)
+            if expected_steps is None or len(trial.steps_s) < expected_steps:
+                self._replace(place)
+                self._end(trial, self._cut_off(trial, Status.PRUNED, reason, expected_steps=expected_steps))
+
     def poll(self, timeout_s: float) -> list[tuple[int, Observation]]:
-        """The trials that have ended, waiting up to `timeout_s` for the first; none if nothing is pending."""
+        """The trials that have ended; none if nothing is pending.
+
+        Waits up to `timeout_s` for the first end, or for a measured step, which `reported` then holds.
+        """
         deadline_s = time.monotonic() + timeout_s
         while True:
             self._wait(deadline_s)
+            has_news = self._read_mail()
             for place in self._places:
                 if place.trial is not None:
                     self._look_at(place, place.trial)
-            if self._ended or not self.pending or time.monotonic() >= deadline_s:
+            if self._ended or has_news or not self.pending or time.monotonic() >= deadline_s:
                 ended, self._ended = self._ended, []
                 return ended
 
@@ -227,8 +322,10 @@ class RayExecutor:
         if self._ray is None or not self._ray.is_initialized():
             return
         for place in places:
-            self._kill(place)
-        self._stored_backend = None
+            self._kill(place.actor)
+        if self._mailbox is not None:
+            self._kill(self._mailbox)
+        self._stored_backend = self._mailbox = self._mail = None
         if self._owns_connection:
             self._owns_connection = False
             self._ray.shutdown()
@@ -301,7 +398,7 @@ class RayExecutor:
                     place.is_ready = True
                     kept.append(place)
             if not place.is_ready:
-                self._kill(place)
+                self._kill(place.actor)
         self._places = kept
         if not kept:
             raise ConfigError(
@@ -324,7 +421,8 @@ class RayExecutor:
         return _Place(actor=actor, ready=actor.ready.remote(), created_s=time.monotonic())
 
     def _start(self, place: _Place, trial: _Trial) -> None:
-        trial.result = place.actor.measure.remote(trial.config, trial.number)
+        trial.steps_s = []
+        trial.result = place.actor.measure.remote(trial.config, trial.number, len(trial.deaths), self._mailbox)
         trial.since_s = time.monotonic() if place.is_ready else None
         place.trial = trial
 
@@ -340,8 +438,44 @@ class RayExecutor:
                 alarms_s.append(place.created_s + START_LIMIT_S)
             elif self._time_limit_s is not None and place.trial.since_s is not None:
                 alarms_s.append(place.trial.since_s + self._time_limit_s)
+        if refs and self._mail is not None:
+            refs.append(self._mail)
+        else:
+            alarms_s.append(self._mail_due_s)
         if refs and not self._ended:
             self._ray.wait(refs, num_returns=1, timeout=max(0.0, min(alarms_s) - time.monotonic()))
+
+    def _read_mail(self) -> bool:
+        """Asks the mailbox when it is time, and hands out what it has answered; whether a running trial got a step."""
+        now_s = time.monotonic()
+        if self._mail is None:
+            if now_s >= self._mail_due_s and self.pending:
+                self._mail = self._mailbox.read.remote(self._num_read)
+            return False
+        if not self._has(self._mail):
+            return False
+        answer, self._mail, self._mail_due_s = self._mail, None, now_s + MAIL_EVERY_S
+        try:
+            return self._hand_out(*self._ray.get(answer))
+        except self._ray.exceptions.RayError:  # it is being restarted, and is asked again
+            return False
+
+    def _read_rest(self) -> None:
+        """Hands out what the mailbox still gathers; for a trial that is given up, so that none of its steps is lost."""
+        with contextlib.suppress(self._ray.exceptions.RayError):  # a mailbox that is being restarted has no mail
+            self._hand_out(*self._ray.get(self._mailbox.read.remote(self._num_read), timeout=MAIL_LIMIT_S))
+
+    def _hand_out(self, first: int, steps: list[_Step]) -> bool:
+        """Gives steps to their trials, numbered from `first`, those not read before; whether a running one got any."""
+        attempts = {(p.trial.number, len(p.trial.deaths)): p.trial for p in self._places if p.trial is not None}
+        has_news = False
+        for step in steps[self._num_read - first :]:
+            trial = attempts.get((step.trial_number, step.attempt))
+            if trial is not None:
+                trial.steps_s.append(step.step_time_s)
+                has_news = True
+        self._num_read = max(self._num_read, first + len(steps))
+        return has_news
 
     def _has(self, ref: Any) -> bool:
         return bool(self._ray.wait([ref], timeout=0)[0])
@@ -360,15 +494,10 @@ class RayExecutor:
         elif (
             self._time_limit_s is not None and trial.since_s is not None and now_s >= trial.since_s + self._time_limit_s
         ):
+            self._read_rest()
             self._replace(place)
-            self._end(
-                trial,
-                Observation(
-                    status=Status.TIMEOUT,
-                    reason=f"was cut off at the time limit of {self._time_limit_s:g} s",
-                    origin=self._backend.origin,
-                ),
-            )
+            reason = f"was cut off at the time limit of {self._time_limit_s:g} s"
+            self._end(trial, self._cut_off(trial, Status.TIMEOUT, reason, time_limit_s=self._time_limit_s))
 
     def _take(self, place: _Place, trial: _Trial) -> None:
         errors = self._ray.exceptions
@@ -390,6 +519,7 @@ class RayExecutor:
 
     def _bury(self, place: _Place, trial: _Trial, cause: str, log: str) -> None:
         """The worker died with the trial: once more in a fresh one, or an incident."""
+        self._read_rest()
         self._replace(place)
         trial.deaths.append(cause)
         if len(trial.deaths) < MAX_DEATHS:
@@ -399,12 +529,33 @@ class RayExecutor:
             trial,
             Observation(
                 status=Status.INCIDENT,
+                step_times_s=tuple(trial.steps_s),
                 log_tail=tail_of(log),
                 reason=f"its worker {cause}, and so did that of a second attempt"
                 if trial.deaths[0] == cause
                 else f"its worker {' and that of a second attempt '.join(trial.deaths)}",
                 origin=self._backend.origin,
             ),
+        )
+
+    def _cut_off(
+        self,
+        trial: _Trial,
+        status: Status,
+        reason: str,
+        *,
+        expected_steps: int | None = None,
+        time_limit_s: float | None = None,
+    ) -> Observation:
+        """What is known of a trial whose worker was killed from here."""
+        return Observation(
+            status=status,
+            step_times_s=tuple(trial.steps_s),
+            expected_steps=expected_steps,
+            elapsed_s=None if trial.since_s is None else time.monotonic() - trial.since_s,
+            time_limit_s=time_limit_s,
+            reason=reason,
+            origin=self._backend.origin,
         )
 
     def _end(self, trial: _Trial, observation: Observation) -> None:
@@ -416,14 +567,14 @@ class RayExecutor:
 
     def _replace(self, place: _Place) -> None:
         """A fresh worker in the same slot."""
-        self._kill(place)
+        self._kill(place.actor)
         fresh = self._new_place()
         place.actor, place.ready, place.created_s = fresh.actor, fresh.ready, fresh.created_s
         place.is_ready, place.trial = False, None
 
-    def _kill(self, place: _Place) -> None:
+    def _kill(self, actor: Any) -> None:
         with contextlib.suppress(self._ray.exceptions.RayError, ValueError):
-            self._ray.kill(place.actor, no_restart=True)
+            self._ray.kill(actor, no_restart=True)
 
 
 def _imported_ray() -> Any:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from costmodels.measured import MeasuredGroup, MeasuredRun, varying_dimensions
 from costmodels.parallel import DEGREES, ConfigGrid, ParallelConfig, Value
 from hardware.errors import ConfigError
-from trials.backend import AbstractBackend, Observation, Origin, Status, tail_of
+from trials.backend import AbstractBackend, Observation, OnStep, Origin, Status, tail_of, unheard
 
 _OUT_OF_MEMORY = re.compile(r"FAILED\W*(oom|out[ _-]of[ _-]memory)\b(?!.*(not distinguished|\bor\b))", re.I | re.DOTALL)
 
@@ -61,11 +62,42 @@ class ReplayBackend(AbstractBackend):
         in_file_order = dict.fromkeys(_key(run.config, DEGREES + opened) for run in self.group.runs)
         return ConfigGrid.from_configs([distinct[key] for key in in_file_order], opened)
 
-    def measure(self, config: ParallelConfig, *, trial_number: int) -> Observation:  # noqa: ARG002 # the contract's
-        """The runs of `config`: each timed one is a measured step; if all of them failed, so does the trial.
+    def expected_steps(self, config: ParallelConfig) -> int | None:
+        """The timed runs of `config`; 0 if all of them failed.
 
         Raises:
             ConfigError: nobody ran this configuration.
+        """
+        return sum(run.step_time_s is not None for run in self._runs(config))
+
+    def measure(
+        self,
+        config: ParallelConfig,
+        *,
+        trial_number: int,  # noqa: ARG002 # the contract's
+        on_step: OnStep = unheard,
+    ) -> Observation:
+        """The runs of `config`: each timed one is a measured step; if all of them failed, so does the trial.
+
+        The wait is spread evenly over the steps.
+
+        Raises:
+            ConfigError: nobody ran this configuration.
+        """
+        observation = _observed(self._runs(config))
+        wait_s = self.seconds_per_trial / max(len(observation.step_times_s), 1)
+        for step_time_s in observation.step_times_s:
+            time.sleep(wait_s)
+            on_step(step_time_s)
+        if not observation.step_times_s:
+            time.sleep(wait_s)
+        return observation
+
+    def _runs(self, config: ParallelConfig) -> list[MeasuredRun]:
+        """What is known of `config`, in file order.
+
+        Raises:
+            ConfigError: nobody ran it.
         """
         dimensions = self.dimensions
         key = _key(config, dimensions)
@@ -77,9 +109,7 @@ class ReplayBackend(AbstractBackend):
                 value=str(config),
                 nearest=f"nearest: {self._nearest(config)}",
             )
-        time.sleep(self.seconds_per_trial)
-        timed = [run for run in runs if run.step_time_s is not None]
-        return _timed(runs, timed) if timed else _failed(runs)
+        return runs
 
     def _nearest(self, config: ParallelConfig) -> ParallelConfig:
         """The measured configuration that differs in the fewest dimensions."""
@@ -106,6 +136,11 @@ def _key(config: ParallelConfig, dimensions: tuple[str, ...]) -> tuple[Value, ..
     return tuple(config.values(dimensions).values())
 
 
+def _observed(runs: list[MeasuredRun]) -> Observation:
+    timed = [run for run in runs if run.step_time_s is not None]
+    return _timed(runs, timed) if timed else _failed(runs)
+
+
 def _timed(runs: list[MeasuredRun], timed: list[MeasuredRun]) -> Observation:
     memory = [run.peak_memory_bytes for run in timed if run.peak_memory_bytes is not None]
     failed = len(runs) - len(timed)
@@ -119,11 +154,15 @@ def _timed(runs: list[MeasuredRun], timed: list[MeasuredRun]) -> Observation:
     )
 
 
-def _failed(runs: list[MeasuredRun]) -> Observation:
+def failure_of(runs: Sequence[MeasuredRun]) -> Status:
     """Out of memory only where every note says so and nothing else: sources often don't tell it from a crash."""
     is_memory = all(_OUT_OF_MEMORY.match(run.notes) for run in runs)
+    return Status.OUT_OF_MEMORY if is_memory else Status.CRASHED
+
+
+def _failed(runs: list[MeasuredRun]) -> Observation:
     return Observation(
-        status=Status.OUT_OF_MEMORY if is_memory else Status.CRASHED,
+        status=failure_of(runs),
         reason=runs[0].notes or "the source gives no result for this run",
         log_tail=_log(runs),
         origin="measured",

@@ -26,6 +26,16 @@ class BackendContract:
             assert (observation.step_time_s is not None) == (observation.status is Status.OK)
             assert all(0 < seconds < math.inf for seconds in observation.step_times_s)
 
+    def test_reports_each_step_as_it_ends(self, backend, grid):
+        """What is reported while a trial runs is what its observation holds, and as many steps as were expected."""
+        for position in range(len(grid)):
+            config, reported = grid.config(position), []
+            observation = backend.measure(config, trial_number=0, on_step=reported.append)
+
+            assert tuple(reported) == observation.step_times_s
+            if observation.status is Status.OK:
+                assert backend.expected_steps(config) in (None, len(reported))
+
     def test_a_failure_has_a_reason(self, backend, grid):
         """An observation without a step time says why in its reason."""
         for position in range(len(grid)):

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from hardware.errors import ConfigError
-from tests.trials.misbehaving_backend import MisbehavingBackend, config_that
+from tests.trials.misbehaving_backend import NUM_STEPS, MisbehavingBackend, config_that
 from trials.backend import Status
-from trials.ray_executor import RayExecutor
+from trials.ray_executor import RayExecutor, _Mailbox
 
 ROOT = Path(__file__).resolve().parents[2]
 SLOTS = 2
-TIME_LIMIT_S = 2.0
+TIME_LIMIT_S = 3.0
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,21 @@ def executor(folder):
     with RayExecutor(
         MisbehavingBackend(folder=str(folder)), parallel_trials=SLOTS, time_limit_s=TIME_LIMIT_S, address="local"
     ) as running:
+        wait_for_mailbox(running)
         yield running
+
+
+def wait_for_mailbox(executor, limit_s=60.0):
+    """Waits until the mailbox answers: it takes longer to start than the tests' trials last."""
+    deadline_s = time.monotonic() + limit_s
+    while True:
+        try:
+            executor._ray.get(executor._mailbox.read.remote(executor._num_read), timeout=1.0)
+        except executor._ray.exceptions.RayError:
+            assert time.monotonic() < deadline_s, "the mailbox does not answer"
+            time.sleep(0.1)
+        else:
+            return
 
 
 def observe(executor, deeds, limit_s=60.0):
@@ -135,10 +149,120 @@ def test_a_trial_is_cut_off_at_its_limit(executor, folder):
     ended = observe(executor, {0: "hang_with_child", 1: "hang", 2: "succeed", 3: "succeed"})
 
     assert ended[0].status is ended[1].status is Status.TIMEOUT
-    assert "2 s" in ended[0].reason
+    assert f"{TIME_LIMIT_S:g} s" in ended[0].reason
     assert ended[2].status is ended[3].status is Status.OK
     assert time.monotonic() - begin_s < 30.0
     assert is_gone_soon(lambda: Path(f"/proc/{(folder / 'child').read_text()}").exists())
+
+
+def follow(executor, number, num_steps, limit_s=30.0):
+    """Polls until a running trial has reported that many steps; what it has reported then."""
+    deadline_s = time.monotonic() + limit_s
+    while len(executor.reported[number]) < num_steps:
+        assert time.monotonic() < deadline_s, f"reported {executor.reported}"
+        assert executor.poll(1.0) == []
+    return executor.reported[number]
+
+
+def test_steps_are_seen_while_a_trial_runs(executor):
+    """A running trial's steps are here soon after they end, and those of the trials beside it stay apart."""
+    executor.submit(0, config_that("step_on"))
+    executor.submit(1, config_that("hang"))
+
+    steps_s = follow(executor, 0, 3)
+
+    assert set(steps_s) == {3.0}
+    assert executor.reported[1] == ()
+    for number in (0, 1):
+        executor.stop(number, "enough")
+    assert sorted(number for number, _ in executor.poll(30.0)) == [0, 1]
+    assert executor.reported == {}
+
+
+def test_a_stopped_trial_ends_at_once(executor):
+    """A trial that is stopped is pruned before its next step, with its steps and what it would have measured, and its
+    slot works on.
+    """
+    executor.submit(5, config_that("step_on"))
+    follow(executor, 5, 2)
+
+    begin_s = time.monotonic()
+    executor.stop(5, "slower than the best")
+    ((number, observation),) = executor.poll(30.0)
+
+    assert time.monotonic() - begin_s < 1.0
+    assert (number, observation.status, observation.reason) == (5, Status.PRUNED, "slower than the best")
+    assert 2 <= len(observation.step_times_s) < NUM_STEPS
+    assert observation.expected_steps == NUM_STEPS
+    assert observation.saved_s == 3.0 * (NUM_STEPS - len(observation.step_times_s))
+    assert executor.num_free_slots == SLOTS
+    assert observe(executor, {6: "succeed"})[6].status is Status.OK
+
+
+def test_stopping_what_has_ended_changes_nothing(executor):
+    """A trial that ends before it can be stopped keeps its result."""
+    executor.submit(3, config_that("succeed"))
+    while not executor._has(executor._places[0].trial.result):
+        time.sleep(0.01)
+
+    executor.stop(3, "too late")
+    executor.stop(4, "nobody knows this trial")
+
+    ((number, observation),) = executor.poll(30.0)
+    assert (number, observation.step_time_s) == (3, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("deed", "status", "steps_s"),
+    [
+        ("step_and_hang", Status.TIMEOUT, (1.5, 2.5)),
+        ("step_and_raise", Status.CRASHED, (1.5,)),
+        ("step_and_die", Status.INCIDENT, (1.5, 2.5)),
+        ("report_nonsense", Status.CRASHED, ()),
+    ],
+)
+def test_a_failed_trial_keeps_its_steps(executor, deed, status, steps_s):
+    """However a trial fails, the steps that it has reported in its last attempt are in its observation."""
+    observation = observe(executor, {0: deed})[0]
+
+    assert (observation.status, observation.step_times_s) == (status, steps_s)
+    assert observation.time_limit_s == (TIME_LIMIT_S if status is Status.TIMEOUT else None)
+
+
+def test_the_mailbox_may_be_asked_twice():
+    """Steps are numbered and kept until they have been read, so that an answer that is late or lost loses none, and one
+    that was restarted goes on from what has been read.
+    """
+    mailbox, restarted = _Mailbox(), _Mailbox()
+    for step in "abc":
+        mailbox.put(step)
+        restarted.put(step)
+
+    assert [mailbox.read(0), mailbox.read(0)] == [(0, ["a", "b", "c"])] * 2
+    assert [mailbox.read(2), mailbox.read(0)] == [(2, ["c"])] * 2
+    assert restarted.read(7) == (7, ["a", "b", "c"])
+
+
+def test_a_mailbox_that_dies_is_replaced(executor):
+    """Steps are seen while a trial runs also after the mailbox's process has died."""
+    executor._ray.kill(executor._mailbox, no_restart=False)
+    wait_for_mailbox(executor)
+
+    executor.submit(0, config_that("step_on"))
+
+    follow(executor, 0, 2)
+    executor.stop(0, "enough")
+    ((_, observation),) = executor.poll(30.0)
+    assert observation.status is Status.PRUNED
+
+
+def test_the_time_of_a_trial_is_told(executor):
+    """A trial says how long it took in its worker, which may be less than the driver waited."""
+    ended = observe(executor, {0: "succeed", 1: "hang"})
+
+    assert 0.0 <= ended[0].elapsed_s < TIME_LIMIT_S
+    assert ended[1].elapsed_s >= TIME_LIMIT_S
+    assert ended[1].censored_above_s(0.5) == TIME_LIMIT_S - 0.5
 
 
 def test_nothing_is_left_and_stdout_is_clean(tmp_path):
