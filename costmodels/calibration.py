@@ -11,7 +11,7 @@ Letters: n runs, c constants and device speeds.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,12 +24,12 @@ from costmodels.kernels import alone_s, share_in_training
 from costmodels.measured import MeasuredRun
 from costmodels.memory import MemoryEstimate, estimate_memory
 from costmodels.operators import FloatArray, Operator
-from costmodels.parallel import ConfigGrid
+from costmodels.parallel import ConfigGrid, ParallelConfig
 from costmodels.residuals import Cell, cell_of, fit_residuals, layer_residual
 from costmodels.runtime import CONSTANTS, LayerResidual, RuntimeProfile
 from costmodels.sources import MeasuredSetting, source_of
 from costmodels.step_time import estimate_step
-from hardware.device import Device, find_devices
+from hardware.device import Device
 from hardware.errors import ConfigError
 
 RUN_ERROR = 0.05
@@ -50,8 +50,30 @@ MIN_RUNS = 3
 RESIDUALS_WORTH = 0.9
 """Residuals of layers are kept where they lessen the median error of unseen runs to less than this share."""
 
+QUICK_STEPS = 5
+"""Steps of a fit whose errors are looked at anyway: more move the median error by less than a tenth of it."""
+
 DIFFERENCE = 1e-3
 """Step of the finite differences, in the logarithm of a constant."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimedRun:
+    """A run as a fit sees it, whoever measured it: a published row, or a trial of an earlier study.
+
+    Attributes:
+        group: What runs of one job on one cluster have in common; they share much of their error.
+        source: Who measured it.
+        setting: What predicts it; only the facts of its runtime count, the constants are the fit's.
+        config: Its configuration.
+        step_time_s: What was measured.
+    """
+
+    group: Hashable
+    source: str
+    setting: MeasuredSetting
+    config: ParallelConfig
+    step_time_s: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -229,29 +251,69 @@ def calibrate(
     """
     timed = [run for run in runs if run.step_time_s is not None and source_of(run).timed]
     kept, settings, skipped = settings_of(timed, {profile.name: profile}, profile.name)
-    if len(kept) < MIN_RUNS:
-        raise ConfigError(f"a fit needs at least {MIN_RUNS} timed runs of known devices, but got {len(kept)}")
-    on_progress(f"fitting {profile.name} to {len(kept)} runs")
-    problem = _problem(kept, settings, profile)
+    own = [
+        TimedRun(
+            group=group_key(run),
+            source=run.source,
+            setting=setting,
+            config=run.config,
+            step_time_s=run.step_time_s,
+        )
+        for run, setting in zip(kept, settings, strict=True)
+        if run.step_time_s is not None
+    ]
+    return calibrate_timed(own, profile, skipped=skipped, on_progress=on_progress)
+
+
+def calibrate_timed(
+    runs: Sequence[TimedRun],
+    profile: RuntimeProfile,
+    *,
+    skipped: Mapping[str, int] | None = None,
+    on_progress: Callable[[str], None] = lambda _: None,
+) -> Calibration:
+    """As `calibrate`, for runs whose settings are known; `skipped` is what was left out before, by reason.
+
+    Raises:
+        ConfigError: fewer than MIN_RUNS runs.
+    """
+    if len(runs) < MIN_RUNS:
+        raise ConfigError(f"a fit needs at least {MIN_RUNS} timed runs of known devices, but got {len(runs)}")
+    on_progress(f"fitting {profile.name} to {len(runs)} runs")
+    problem = _problem(runs, profile)
     theta, errors = _solve(problem)
     fitted = _fitted(problem, theta, errors)
-    check = _held_out(kept, settings, profile, on_progress)
+    check = _held_out(runs, profile, on_progress)
     result = _updated(profile, fitted, problem.devices, check.step_error)
     error = problem.log_predicted(theta) - problem.log_measured
     if check.residuals_help:
-        residuals = fit_residuals(_cells(kept, settings), -error)
-        error = error + _residuals_of(residuals, kept, settings)
+        residuals = fit_residuals(_cells(runs), -error)
+        error = error + _residuals_of(residuals, runs)
         result = replace(result, residuals=residuals)
     return Calibration(
         profile=result,
         constants={name: fitted[name] for name in CONSTANTS},
         device_speed={name: fitted[name] for name in problem.devices},
-        num_runs=len(kept),
-        sources=tuple(sorted({run.source for run in kept})),
+        num_runs=len(runs),
+        sources=tuple(sorted({run.source for run in runs})),
         median_ape=float(np.median(np.abs(np.expm1(error)))),
         step_error=check.step_error,
-        skipped=dict(skipped),
+        skipped=dict(skipped or {}),
     )
+
+
+def fit_to_runs(runs: Sequence[TimedRun], profile: RuntimeProfile) -> RuntimeProfile:
+    """The profile with its constants fitted to `runs`, unchecked: one fit, for whoever looks at its errors anyway.
+
+    Raises:
+        ConfigError: fewer than MIN_RUNS runs.
+    """
+    if len(runs) < MIN_RUNS:
+        raise ConfigError(f"a fit needs at least {MIN_RUNS} timed runs of known devices, but got {len(runs)}")
+    problem = _problem(runs, profile)
+    theta, errors = _solve(problem, QUICK_STEPS)
+    spread = float(np.quantile(np.abs(problem.log_predicted(theta) - problem.log_measured), 0.683))
+    return _updated(profile, _fitted(problem, theta, errors), problem.devices, spread)
 
 
 def calibrate_all(
@@ -271,21 +333,21 @@ def calibrate_all(
     return fits
 
 
-def _problem(runs: Sequence[MeasuredRun], settings: Sequence[MeasuredSetting], profile: RuntimeProfile) -> _Problem:
-    devices = tuple(sorted({device.name for run in runs for _, device in find_devices(run.device)}))
+def _problem(runs: Sequence[TimedRun], profile: RuntimeProfile) -> _Problem:
+    devices = tuple(sorted({device.name for run in runs for device in run.setting.cluster.devices}))
     errors = dict(profile.log_errors)
     prior = [getattr(profile, name) for name in CONSTANTS] + [profile.speed_of(name) for name in devices]
     bounds = [(constant.lower, constant.upper) for constant in CONSTANTS.values()] + [SPEED_BOUNDS] * len(devices)
-    group_sizes = Counter(group_key(run) for run in runs)
+    group_sizes = Counter(run.group for run in runs)
     batches = []
-    for setting, at in by_setting(settings).items():
+    for setting, at in by_setting([run.setting for run in runs]).items():
         grid = ConfigGrid.from_configs([runs[i].config for i in at])
         memory = estimate_memory(setting.job, setting.cluster, setting.runtime, grid)
         batches.append(_Batch(setting=setting, grid=grid, memory=memory, at=np.array(at), kernels=_RememberedKernels()))
     return _Problem(
         batches=tuple(batches),
         log_measured=np.log(np.array([run.step_time_s for run in runs], dtype=np.float64)),
-        weight=np.sqrt([min(1.0, RUNS_PER_GROUP / group_sizes[group_key(run)]) for run in runs]),
+        weight=np.sqrt([min(1.0, RUNS_PER_GROUP / group_sizes[run.group]) for run in runs]),
         devices=devices,
         prior=np.log(prior),
         prior_error=np.array([errors[name] for name in CONSTANTS] + [SPEED_ERROR] * len(devices)),
@@ -294,8 +356,8 @@ def _problem(runs: Sequence[MeasuredRun], settings: Sequence[MeasuredSetting], p
     )
 
 
-def _solve(problem: _Problem) -> tuple[FloatArray, FloatArray]:
-    """The most likely theta [c] and its standard deviations [c].
+def _solve(problem: _Problem, max_steps: int = 30) -> tuple[FloatArray, FloatArray]:
+    """The most likely theta [c] and its standard deviations [c], after at most `max_steps` under each loss.
 
     A loss that ignores outliers has many minima: soft L1, which has one for a linear model, finds the start for it.
     Constants that no run depends on are left as they are.
@@ -318,7 +380,7 @@ def _solve(problem: _Problem) -> tuple[FloatArray, FloatArray]:
             bounds=(problem.lower[free], problem.upper[free]),
             loss=_of_runs(loss, len(problem.log_measured)),
             x_scale=problem.prior_error[free],
-            max_nfev=30,
+            max_nfev=max_steps,
             ftol=1e-3,
             xtol=1e-3,
         )
@@ -388,19 +450,14 @@ class _HeldOut:
     residuals_help: bool
 
 
-def _held_out(
-    runs: Sequence[MeasuredRun],
-    settings: Sequence[MeasuredSetting],
-    profile: RuntimeProfile,
-    on_progress: Callable[[str], None],
-) -> _HeldOut:
+def _held_out(runs: Sequence[TimedRun], profile: RuntimeProfile, on_progress: Callable[[str], None]) -> _HeldOut:
     """Fits one half of the models and looks at the other, each way.
 
     A run's half follows from its model, or from its devices and sequence length where all train one model.
     """
-    keys = [run.model.name for run in runs]
+    keys = [run.setting.job.model.name for run in runs]
     if len(set(keys)) < 2:
-        keys = [f"{run.devices} {run.sequence_length}" for run in runs]
+        keys = [f"{run.setting.cluster.num_devices} {run.setting.job.sequence_length}" for run in runs]
     parts = {key: index % 2 for index, key in enumerate(sorted(set(keys)))}
     side = np.array([parts[key] for key in keys])
     if len(parts) < 2 or min(np.sum(side == 0), np.sum(side == 1)) < MIN_RUNS:
@@ -408,43 +465,38 @@ def _held_out(
     plain, corrected = [], []
     for part in (0, 1):
         on_progress(f"checking {profile.name} on the {np.sum(side == part)} runs that a fit to the others does not see")
-        seen, unseen = np.flatnonzero(side != part).tolist(), np.flatnonzero(side == part).tolist()
-        seen_runs, seen_settings = [runs[i] for i in seen], [settings[i] for i in seen]
-        problem = _problem(seen_runs, seen_settings, profile)
+        seen = [run for run, own in zip(runs, side, strict=True) if own != part]
+        problem = _problem(seen, profile)
         theta, _ = _solve(problem)
-        residuals = fit_residuals(_cells(seen_runs, seen_settings), problem.log_measured - problem.log_predicted(theta))
+        residuals = fit_residuals(_cells(seen), problem.log_measured - problem.log_predicted(theta))
         fitted = _updated(profile, _fitted(problem, theta, np.zeros(len(theta))), problem.devices, profile.step_error)
-        kept, own = [runs[i] for i in unseen], [settings[i] for i in unseen]
-        fitted_settings = [replace(setting, runtime=_with_facts(setting.runtime, fitted)) for setting in own]
-        check = _problem(kept, fitted_settings, fitted)
+        unseen = [_under(run, fitted) for run, own in zip(runs, side, strict=True) if own == part]
+        check = _problem(unseen, fitted)
         error = check.log_predicted(check.prior) - check.log_measured
         plain.append(np.abs(error))
-        corrected.append(np.abs(error + _residuals_of(residuals, kept, own)))
+        corrected.append(np.abs(error + _residuals_of(residuals, unseen)))
     before, after = np.concatenate(plain), np.concatenate(corrected)
     help_enough = bool(np.median(after) < RESIDUALS_WORTH * np.median(before))
     # a robust spread: two thirds of the errors are within it
     return _HeldOut(step_error=float(np.quantile(after if help_enough else before, 0.683)), residuals_help=help_enough)
 
 
-def _cells(runs: Sequence[MeasuredRun], settings: Sequence[MeasuredSetting]) -> list[Cell]:
-    return [
-        cell_of(setting.cluster.devices[0].name, setting.job, run.config)
-        for run, setting in zip(runs, settings, strict=True)
-    ]
+def _cells(runs: Sequence[TimedRun]) -> list[Cell]:
+    return [cell_of(run.setting.cluster.devices[0].name, run.setting.job, run.config) for run in runs]
 
 
-def _residuals_of(
-    residuals: Sequence[LayerResidual], runs: Sequence[MeasuredRun], settings: Sequence[MeasuredSetting]
-) -> FloatArray:
+def _residuals_of(residuals: Sequence[LayerResidual], runs: Sequence[TimedRun]) -> FloatArray:
     """The log residual of each run's layers [n]."""
     found = np.zeros(len(runs))
-    for setting, at in by_setting(settings).items():
+    for setting, at in by_setting([run.setting for run in runs]).items():
         grid = ConfigGrid.from_configs([runs[i].config for i in at])
         found[at] = layer_residual(residuals, setting.cluster.devices[0].name, setting.job, grid)
     return found
 
 
-def _with_facts(facts: RuntimeProfile, fitted: RuntimeProfile) -> RuntimeProfile:
-    """The facts of one profile with the constants of the other."""
+def _under(run: TimedRun, fitted: RuntimeProfile) -> TimedRun:
+    """The run with its runtime's facts and the constants of `fitted`."""
+    facts = run.setting.runtime
     constants = {name: getattr(fitted, name) for name in CONSTANTS if getattr(facts, name) != 0}
-    return replace(facts, **constants, device_speed=fitted.device_speed, residuals=())
+    runtime = replace(facts, **constants, device_speed=fitted.device_speed, residuals=())
+    return replace(run, setting=replace(run.setting, runtime=runtime))

@@ -19,7 +19,7 @@ from pydantic import Field, TypeAdapter
 from costmodels.job import PRECISIONS, TrainingJob
 from costmodels.measured import MeasuredRun
 from costmodels.memory import MemoryMeaning, WhichStage
-from costmodels.runtime import RuntimeProfile, find_runtime
+from costmodels.runtime import CONSTANTS, RuntimeProfile, find_runtime
 from hardware.cluster import Cluster, cluster_from_mapping
 from hardware.config_file import StrictModel, read_mapping
 from hardware.device import find_devices
@@ -50,6 +50,9 @@ FLAG_FACTS = {
     r"cross-entropy-loss-fusion": "fused_cross_entropy",
 }
 """Flags in the remarks of a source that lists them, and the fact that each switches on."""
+
+NO_FACTS = {"name", *CONSTANTS, "device_speed", "residuals", "log_errors", "step_error", "memory_error"}
+"""Fields of a profile that follow from measurements or name it; the others say what the runtime does."""
 
 NOTE_FACTS: tuple[tuple[str, str, bool], ...] = (
     (r"attention-backend=(?:unfused|local)|unfused attention", "fused_attention", False),
@@ -154,21 +157,22 @@ def setting_of(run: MeasuredRun, runtimes: Mapping[str, RuntimeProfile], runtime
             recompute_modules=run.recompute_modules,
         ),
         cluster=cluster,
-        runtime=replace(profile, **_facts(run, source)),
+        runtime=replace(profile, **facts_of(run)),
         memory=source.memory,
         stage=source.stage,
     )
 
 
-def _facts(run: MeasuredRun, source: Source) -> dict[str, Any]:
-    """The facts of the profile that this run contradicts."""
+def facts_of(run: MeasuredRun) -> dict[str, Any]:
+    """The facts of its runtime's profile that this run contradicts."""
+    source = source_of(run)
     facts: dict[str, Any] = dict(source.facts)
     if source.flags == "listed":
         facts |= {fact: re.search(pattern, run.notes) is not None for pattern, fact in FLAG_FACTS.items()}
     for pattern, fact, value in NOTE_FACTS:
         if re.search(pattern, run.notes):
             facts[fact] = value
-    known = {field.name for field in fields(RuntimeProfile)}
+    known = {field.name for field in fields(RuntimeProfile)} - NO_FACTS | set(CONSTANTS)
     assert set(facts) <= known, f"{sorted(set(facts) - known)} are no facts of a profile"
     return facts
 
@@ -215,4 +219,14 @@ def _devices_per_host(devices: int, in_host: int) -> int:
     return next(size for size in range(min(devices, in_host), 0, -1) if devices % size == 0)
 
 
-__all__ = ["ConfigError", "MeasuredSetting", "Source", "cluster_of", "is_known_source", "setting_of", "source_of"]
+__all__ = [
+    "NO_FACTS",
+    "ConfigError",
+    "MeasuredSetting",
+    "Source",
+    "cluster_of",
+    "facts_of",
+    "is_known_source",
+    "setting_of",
+    "source_of",
+]

@@ -13,7 +13,7 @@ from typing import Any
 import optuna
 from optuna.exceptions import StorageInternalError
 from optuna.storages import RDBStorage
-from sqlalchemy import column, event, insert, select, table, update
+from sqlalchemy import Engine, column, create_engine, event, insert, select, table, update
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
@@ -44,17 +44,27 @@ def open_storage(url: str) -> RDBStorage:
     """
     with storage_errors(url):
         parsed = _parsed(url)
-        connect_args: dict[str, Any] = {}
-        if parsed.get_backend_name() == "sqlite":
-            connect_args = {"timeout": SQLITE_WAIT_S}
-        elif parsed.get_backend_name() == "postgresql":
-            connect_args = {"connect_timeout": CONNECT_LIMIT_S}
-        storage = _created(parsed, connect_args)
+        storage = _created(parsed, _connect_args(parsed))
         if parsed.get_backend_name() == "sqlite" and parsed.database not in (None, "", ":memory:"):
             event.listen(storage.engine, "connect", _make_durable)
             storage.engine.dispose()  # what is already connected was not made so
             storage.engine.connect().close()
         return storage
+
+
+def reading_engine(url: str) -> Engine:
+    """Connects to a database that is there, without making tables or settings of ours.
+
+    Raises:
+        ConfigError: the URL is malformed.
+    """
+    parsed = _parsed(url)
+    return create_engine(parsed, connect_args=_connect_args(parsed))
+
+
+def _connect_args(parsed: URL) -> dict[str, Any]:
+    limits = {"sqlite": {"timeout": SQLITE_WAIT_S}, "postgresql": {"connect_timeout": CONNECT_LIMIT_S}}
+    return dict(limits.get(parsed.get_backend_name(), {}))
 
 
 def _parsed(url: str) -> URL:
