@@ -1,3 +1,4 @@
+import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -11,10 +12,14 @@ from hardware.errors import ConfigError
 from trials.backend import Observation, Status
 from tuner.candidates import candidates_of, prediction_json
 from tuner.config import load_study
+from tuner.evidence import STATUS
+from tuner.lessons import LEARNED, Lesson
 from tuner.record import OBSERVATION, ORIGIN, PREDICTION, STOP_REASON
 from tuner.report import SECTIONS, collect, render_report, write_report
 from tuner.report.figures import part_colour, time_axis
-from tuner.sampler import STATUS
+from tuner.report.outcomes import outcomes_table
+from tuner.report.population import ABOVE
+from tuner.report.words import in_short
 from tuner.study import make_sampler, open_study
 
 EXPERT = "expert: {pp: 1, tp: 8, dp: 1, cp: 1, up: 1, vpp: 1, ep: 1, mbs: 1}\n"
@@ -27,7 +32,19 @@ space: {recompute: [none, full]}
 trial: {backend: simulated}
 """
 HOSTILE = "<script>alert('x')</script><img src=https://evil.example/x onerror=alert(1)>\"'&"
-IDENTITIES = ("summary", "progress", "accuracy", "time", "memory", "flags", "trials", "pruning", "warnings")
+IDENTITIES = (
+    "summary",
+    "progress",
+    "population",
+    "accuracy",
+    "time",
+    "memory",
+    "flags",
+    "trials",
+    "lessons",
+    "pruning",
+    "warnings",
+)
 SCRIPT_OR_STYLE = re.compile(r"<(script|style)\b[^>]*>.*?</\1>", re.DOTALL)
 
 
@@ -43,6 +60,7 @@ def run(config, num_trials, failures=None, *, stop_reason="max_trials"):
     candidates = candidates_of(config)
     sampler = make_sampler(config, candidates)
     study = open_study(config, sampler)
+
     for number in range(num_trials):
         trial = study.ask(fixed_distributions=sampler.search_space)
         position = sampler.position_of(trial.params)
@@ -288,3 +306,133 @@ def test_an_outlier_makes_the_time_axis_logarithmic():
     assert logarithmic["type"] == "log"
     assert logarithmic["range"][0] < 0.0
     assert logarithmic["range"][1] > 2.0
+
+
+def figure_of(page, identity):
+    """The traces and the layout of one picture, as the page hands them to plotly."""
+    drawn = re.search(rf'Plotly.newPlot\(\s*"figure-{identity}",\s*', page)
+    decoder = json.JSONDecoder()
+    traces, end = decoder.raw_decode(page, drawn.end())
+    layout, _ = decoder.raw_decode(page, page.index("{", end))
+    return traces, layout
+
+
+def population_of(page):
+    """Of the picture of the population: its parts as (column, bottom, height, tried), and its named marks."""
+    traces, _ = figure_of(page, "population")
+    parts = [
+        (column, bottom, height, not trace["marker"]["pattern"]["shape"])
+        for trace in traces
+        if trace["type"] == "bar"
+        for column, bottom, height in zip(trace["x"], trace["base"], trace["y"], strict=True)
+    ]
+    return parts, {trace["name"]: trace for trace in traces if trace["type"] == "scatter" and "name" in trace}
+
+
+def test_the_columns_are_the_population_after_each_trial(tmp_path):
+    """There is a column before the first trial and one after each, its parts fill it, and the tried end at p_star."""
+    config = study_of(tmp_path)
+    run(config, 5)
+
+    parts, marks = population_of(page_of(config, tmp_path))
+
+    assert sorted({column for column, _, _, _ in parts}) == list(range(6))
+    for column, p_star in zip(marks["p_star"]["x"], marks["p_star"]["y"], strict=True):
+        inside = sorted((bottom, height, tried) for at, bottom, height, tried in parts if at == column)
+        tops = [0.0, *(bottom + height for bottom, height, _ in inside)]
+        assert [bottom for bottom, _, _ in inside] == pytest.approx(tops[:-1])
+        assert tops[-1] == pytest.approx(1.0)
+        assert sum(height for _, height, tried in inside if tried) == pytest.approx(p_star)
+    assert marks["p_star"]["y"][1:] == pytest.approx([share for _, share in collect(config).p_star_history])
+
+
+def test_a_choice_stands_on_the_column_from_which_it_was_drawn(tmp_path):
+    """Trial N is marked after N trials, on the part that is its candidate's or, if it has none, above the column."""
+    config = study_of(tmp_path)
+    run(config, 5)
+    data = collect(config)
+    start, first = data.moments[0], tuple(data.records[0].params[name] for name in data.dimensions)
+    others = tuple(share for share in start.shares if share.key != first)
+    data = replace(data, moments=(replace(start, shares=others), *data.moments[1:]))
+
+    traces, _ = figure_of(render_report(data), "population")
+    marks = next(trace for trace in traces if trace.get("name") == "tried next")
+    parts = {
+        (column, text.split("<br>")[0]): bottom + height / 2
+        for trace in traces
+        if trace["type"] == "bar"
+        for column, bottom, height, text in zip(trace["x"], trace["base"], trace["y"], trace["text"], strict=True)
+    }
+    expected = {count: parts.get((count, in_short(record.params)), ABOVE) for count, record in enumerate(data.records)}
+
+    assert dict(zip(marks["x"], marks["y"], strict=True)) == pytest.approx(expected)
+    assert marks["y"][0] == ABOVE
+    assert min(marks["y"]) < 1
+
+
+def test_trials_side_by_side_are_drawn_from_the_column_that_stood(tmp_path):
+    """Three trials asked for before any ended are all marked before the first trial's end, and each is named."""
+    config = study_of(tmp_path)
+    study = run(config, 0)
+    sampler = make_sampler(config, candidates_of(config))
+    for _ in range(3):
+        study.ask(fixed_distributions=sampler.search_space)
+
+    _, marks = population_of(page_of(config, tmp_path))
+
+    chosen = marks["tried next"]
+    assert set(chosen["x"]) == {0}
+    named = [line.split(":")[0] for text in chosen["text"] for line in text.split("<br>")]
+    assert sorted(named) == ["trial 0", "trial 1", "trial 2"]
+
+
+def test_a_study_without_populations_says_so(tmp_path):
+    """A study that an older version ran has no picture of them, and a sentence in its place."""
+    config = study_of(tmp_path)
+    run(config, 1)
+
+    data = replace(collect(config), moments=())
+
+    assert "The study holds no probabilities" in visible(render_report(data))
+
+
+def test_trials_are_counted_by_how_they_ended(tmp_path):
+    """Each way in which a trial ended has a row with its count, running ones included, and no other has one."""
+    config = study_of(tmp_path)
+    study = run(config, 6, {2: CRASH, 3: OUT_OF_MEMORY, 4: CRASH})
+    study.ask(fixed_distributions=make_sampler(config, candidates_of(config)).search_space)
+
+    rows = re.findall(r'<tr><td>([^<]+)</td><td class="number">(\d+)</td>', outcomes_table(collect(config)))
+
+    assert rows == [("completed", "3"), ("out of memory", "1"), ("crashed", "2"), ("running", "1")]
+
+
+def test_what_the_failures_taught_is_told(tmp_path):
+    """Each lesson of the study is a row, escaped; without any there is a sentence and no table."""
+    config = study_of(tmp_path)
+    study = run(config, 1)
+    before = re.search(r'<section id="lessons">.*?</section>', page_of(config, tmp_path), re.DOTALL)[0]
+    study.set_user_attr(LEARNED, [Lesson(kind="crash", text=f"Schedules with {HOSTILE} crash.").as_json()])
+
+    after = re.search(r'<section id="lessons">.*?</section>', page_of(config, tmp_path), re.DOTALL)[0]
+
+    assert "<table>" not in before
+    assert "No failure has changed what is tried." in before
+    assert "<td>crashed</td>" in after
+    assert "Schedules with &lt;script&gt;" in after
+
+
+def test_what_stopping_early_saved_is_told(tmp_path):
+    """A trial that was stopped is no failure, and the summary says what its unmeasured steps would have taken."""
+    config = study_of(tmp_path)
+    run(config, 3)
+    data = collect(config)
+    stopped = Observation(status=Status.PRUNED, step_times_s=(2.0, 2.5, 2.0), expected_steps=10)
+    records = tuple(
+        replace(record, status=Status.PRUNED, step_time_s=None, observation=stopped) if record.number == 2 else record
+        for record in data.records
+    )
+
+    text = visible(render_report(replace(data, records=records)))
+
+    assert "none failed; 1 stopped early, about 14.000 s of steps saved" in text

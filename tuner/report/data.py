@@ -10,9 +10,11 @@ import numpy as np
 
 from costmodels.parallel import ParallelConfig, Value
 from costmodels.step_time import model_flops_utilisation
-from trials.backend import Origin
+from trials.backend import Origin, Status
 from tuner.candidates import Candidates, candidates_of, ranking
 from tuner.config import StudyConfig
+from tuner.lessons import Lesson, lessons_of
+from tuner.population import Moment, read_moments
 from tuner.record import (
     ORIGIN,
     STOP_REASON,
@@ -37,6 +39,8 @@ class ReportData:
         stop_reason: Why the search ended; None while it runs.
         origin: Whether the step times were measured or invented by a simulated world.
         expert_step_time_s: Measured step time of the expert's configuration, if it ran.
+        moments: How probable each candidate was to be the best, before the first trial and after each.
+        lessons: What the failures taught.
     """
 
     config: StudyConfig
@@ -46,6 +50,8 @@ class ReportData:
     stop_reason: StopReason | None
     origin: Origin
     expert_step_time_s: float | None
+    moments: tuple[Moment, ...]
+    lessons: tuple[Lesson, ...]
 
     @property
     def dimensions(self) -> tuple[str, ...]:
@@ -60,8 +66,9 @@ class ReportData:
 
     @property
     def failed(self) -> tuple[TrialRecord, ...]:
-        """The trials that ended without a step time."""
-        return tuple(record for record in self.records if record.finished and record.step_time_s is None)
+        """The trials that ended without a step time, those stopped early excepted."""
+        ended = (record for record in self.records if record.finished and record.step_time_s is None)
+        return tuple(record for record in ended if record.status is not Status.PRUNED)
 
     @property
     def p_star_history(self) -> tuple[tuple[int, float], ...]:
@@ -117,4 +124,6 @@ def collect(config: StudyConfig) -> ReportData:
         stop_reason=stop_reason,
         origin=study.user_attrs.get(ORIGIN, config.backend.origin),
         expert_step_time_s=expert_step_time_s(records, expert),
+        moments=read_moments(study),
+        lessons=lessons_of(study.user_attrs),
     )

@@ -47,11 +47,18 @@ _PART_COLOURS = {
     "overhead": "ink",
 }
 
+CANDIDATES = tuple(
+    _TOL_MUTED[name] for name in ("cyan", "rose", "sand", "green", "indigo", "teal", "wine", "olive", "purple")
+)
+"""Colours of candidates, where a picture tells several apart."""
+OTHER_CANDIDATES = _TOL_MUTED["grey"]
 BEST = "#0072B2"
 MEASURED = "#56B4E9"
 FAILED = "#D55E00"
 EXPERT = "#E69F00"
 CONFIDENCE = "#8A8F98"
+INK = "#1B1E23"
+"""Marks and lines that stand on any colour, with an edge of white."""
 _TEXT = "#7A808A"
 WIDE_SPREAD = 6.0
 """Ratio of the longest to the shortest step above which a time axis is logarithmic."""
@@ -142,7 +149,8 @@ def _legend_entry(trace: Any) -> Html:
     """The name of a trace beside its mark."""
     if trace.type == "scatter" and trace.mode == "lines":
         border = _BORDERS.get(trace.line.dash, "solid")
-        mark = tag("i", class_="line", style=f"border-top: 3px {border} {trace.line.color}")
+        colour = "currentColor" if trace.line.color == INK else trace.line.color  # the page may be dark
+        mark = tag("i", class_="line", style=f"border-top: 3px {border} {colour}")
     elif trace.type == "bar":
         mark = tag("i", _GLYPHS["bar"], style=f"color: {trace.marker.color}")
     elif trace.marker.symbol == "diamond":
@@ -182,7 +190,7 @@ def stacked_bars(bars: Sequence[Bar], *, axis: str, unit: str, limits: dict[str,
             x=[size for _, size in measured],
             mode="markers",
             name="measured",
-            marker={"symbol": "diamond", "size": 12, "color": "#1B1E23", "line": {"width": 1.5, "color": "#FFFFFF"}},
+            marker={"symbol": "diamond", "size": 12, "color": INK, "line": {"width": 1.5, "color": "#FFFFFF"}},
             hovertemplate=f"%{{y}}<br>measured: %{{x:.4g}} {unit}<extra></extra>",
         )
     for name, at in (limits or {}).items():

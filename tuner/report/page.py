@@ -12,7 +12,9 @@ from tuner.report.caveats import warnings_section
 from tuner.report.data import ReportData, Section, collect
 from tuner.report.figures import plotly_script
 from tuner.report.flags import flags_section
+from tuner.report.lessons import lessons_section
 from tuner.report.markup import Html, joined, tag
+from tuner.report.population import population_section
 from tuner.report.progress import progress_section
 from tuner.report.pruning import pruning_section
 from tuner.report.style import COPY_SCRIPT, STYLE
@@ -23,11 +25,13 @@ from tuner.report.words import plural
 SECTIONS: tuple[Section, ...] = (
     summary_section,
     progress_section,
+    population_section,
     accuracy_section,
     time_section,
     memory_section,
     flags_section,
     trials_section,
+    lessons_section,
     pruning_section,
     warnings_section,
 )

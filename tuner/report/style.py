@@ -51,6 +51,7 @@ section > p.banner {
 .note { margin: 0; font-size: .8rem; line-height: 1.35; color: var(--soft); overflow-wrap: anywhere; }
 .funnel { display: flex; flex-wrap: wrap; list-style: none; margin: 0; padding: 0; color: var(--soft); }
 .funnel li:not(:last-child)::after { content: "\\2192"; margin: 0 .7em; }
+.funnel + .scroll { margin-top: 14px; } .funnel + .scroll table { width: auto; }
 .funnel b { color: var(--text); font-variant-numeric: tabular-nums; }
 .legend { display: flex; flex-wrap: wrap; gap: 2px 18px; font-size: .85rem; color: var(--soft); }
 .legend i { font-style: normal; margin-right: .45em; }

@@ -7,15 +7,24 @@ from collections import Counter
 from costmodels.parallel import DEGREES
 from trials.backend import Status
 from tuner.candidates import tokens_per_s_per_device
+from tuner.record import num_pruned, saved_s
 from tuner.report.data import ReportData
 from tuner.report.markup import Content, Html, joined, section, tag
+from tuner.report.outcomes import outcomes_table
 from tuner.report.words import MISSING, percent, plural, seconds, shown
 
 
 def summary_section(data: ReportData) -> Html:
     """The best configuration with its figures, why the search ended, and what it searched."""
     return section(
-        "summary", "Result", _synthetic_banner(data), _headline(data), _figures(data), _stop(data), _funnel(data)
+        "summary",
+        "Result",
+        _synthetic_banner(data),
+        _headline(data),
+        _figures(data),
+        _stop(data),
+        _funnel(data),
+        outcomes_table(data),
     )
 
 
@@ -83,10 +92,12 @@ def _expert_words(data: ReportData) -> str:
 def _trial_words(data: ReportData) -> str:
     kinds = Counter(record.status for record in data.failed)
     failures = [f"{count} {_STATUS_WORDS[status]}" for status, count in kinds.items() if status]
+    pruned = num_pruned(data.records)
     running = sum(not record.finished for record in data.records)
     return "; ".join(
         [
             f"{len(data.failed)} failed ({', '.join(failures)})" if failures else "none failed",
+            *([f"{pruned} stopped early, about {seconds(saved_s(data.records))} of steps saved"] if pruned else []),
             *([f"{running} running"] if running else []),
             f"budget {data.config.search.max_trials:,}",
         ]

@@ -1,0 +1,31 @@
+"""How the trials ended, and what each way of ending says about its candidate."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from trials.backend import Status
+from tuner.report.data import ReportData
+from tuner.report.markup import Content, Html, table
+
+_WORDS = {
+    Status.OK: ("completed", "its step time corrects the predictions"),
+    Status.PRUNED: ("stopped early", "clearly slower than the best; not tried again"),
+    Status.TIMEOUT: ("time limit", "cut off; not tried again under the same limit"),
+    Status.OUT_OF_MEMORY: ("out of memory", "it does not fit; not tried again"),
+    Status.CRASHED: ("crashed", "the program failed; not tried again"),
+    Status.INCIDENT: ("incident", "the machine failed, which says nothing about the configuration"),
+    Status.CANCELLED: ("cancelled", "the study ended, which says nothing about the configuration"),
+    None: ("running", "not ended yet"),
+}
+
+
+def outcomes_table(data: ReportData) -> Html:
+    """The number of trials by how they ended, in a fixed order; nothing before the first trial."""
+    counts = Counter(record.status for record in data.records)
+    rows: list[list[Content]] = [
+        [outcome, f"{counts[status]:,}", meaning] for status, (outcome, meaning) in _WORDS.items() if counts[status]
+    ]
+    if not rows:
+        return Html("")
+    return table(["outcome", "trials", "what it means"], rows, numeric=frozenset({1}))
