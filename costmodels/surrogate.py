@@ -1,182 +1,268 @@
-"""A Gaussian process on log(measured / predicted) step time, and joint draws of it over every candidate.
+"""What trials tell of a predicted quantity of all candidates, as joint draws: a step's time, or the memory it needs.
 
-The step-level surrogate of the tuner. Letters: t trials, n candidates, d features, M draws.
+    log(true / predicted)(x) = sum_j scale b_j(x) w_j + offset + m(x) + own(x)
 
-Hyperparameters are found by marginal likelihood (scikit-learn) with weak log-normal priors, so that two or three trials
-don't talk the process into certainty. Draws are functions, consistent over all candidates: they come by pathwise
-conditioning (Wilson et al. 2020, "Efficiently sampling functions from Gaussian process posteriors"): a
-random-Fourier-feature draw of the prior plus the exact update by the data. The cost is linear in n.
+b_j(x) w_j is what the error of one ingredient of the prediction does to x: of a constant of the runtime profile, or of
+one part of memory. m is a Gaussian process over features of the configuration, and own(x) what a configuration has to
+itself: one that was measured is known, one like it only nearly so.
+
+Which of these explains the trials is not known beforehand. A few hypotheses (the ingredients err; all errs as a whole;
+errors are as in earlier studies) are fitted each and share the draws in proportion to how probable they make what was
+seen: a history that misleads is found out and loses its say.
+
+Letters: n candidates, t measured ones, b bounded ones, p past observations, h hypotheses, M draws.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import cho_solve, cholesky
-from scipy.optimize import minimize
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
-from threadpoolctl import threadpool_limits
+from scipy.special import ndtr
 
-FloatArray = NDArray[np.float64]
+from costmodels.gaussian_process import FloatArray, GaussianProcess, HyperPrior, Points, fit, joined
+from costmodels.mixture import allotted, probabilities_of
+from costmodels.one_sided import Bounds, bounded
+from costmodels.parallel import IntArray
+from costmodels.predicted import Predicted
 
-Objective = Callable[[FloatArray], tuple[float, FloatArray]]
-"""Negative log marginal likelihood and its gradient, as scikit-learn hands them to an optimizer."""
-
-NUM_FOURIER_FEATURES = 512
-CHUNK = 8192
-SMOOTHNESS = 2.5
-"""nu of the Matern kernel: twice differentiable, as times are in log sizes."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SurrogatePrior:
-    """What is believed before any trial, as medians of log-normal priors on the hyperparameters.
-
-    Attributes:
-        offset: Standard deviation of the error that all candidates share; it changes no ranking.
-        amplitude: Standard deviation of the error that differs between candidates.
-        length_scale: Distance in feature space over which that error forgets itself.
-        noise: Standard deviation of one measurement.
-        spread: Standard deviation of the priors in log space.
-    """
-
-    offset: float = 0.5
-    amplitude: float = 0.5
-    length_scale: float = 3.0
-    noise: float = 0.02
-    spread: float = 0.6
+SCALE_ERROR = 0.1
+"""Standard deviation of the log factor by which runs aside err unlike the candidates, all of them together: a network
+that more hosts share, the wait for the slowest of them (assumed)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class StepSurrogate:
-    """A fitted process.
+class Seen:
+    """What the trials of a study told of the quantity.
 
     Attributes:
-        features: Features of the trials [t, d].
-        log_ratio: log(measured / predicted) of the trials [t].
-        offset: See SurrogatePrior; `amplitude`, `length_scale` [d] and `noise` likewise, as fitted.
-        amplitude: See SurrogatePrior.
-        length_scale: See SurrogatePrior, one per feature [d].
-        noise: See SurrogatePrior.
+        measured: Candidates that were measured, each once [t].
+        log_value: Logarithm of the measured value [t].
+        variance: Variance of that as a measurement [t].
+        bounded: Candidates of which only a bound is known [b].
+        log_edge: Logarithm of the bound [b].
+        side: +1 where the value is at least the edge, -1 where at most [b].
+        mishap: Probability that the same would have been seen whatever the value [b].
     """
 
-    features: FloatArray
-    log_ratio: FloatArray
-    offset: float
-    amplitude: float
-    length_scale: FloatArray
-    noise: float
+    measured: IntArray
+    log_value: FloatArray
+    variance: FloatArray
+    bounded: IntArray
+    log_edge: FloatArray
+    side: FloatArray
+    mishap: FloatArray
 
-    def draw(self, features: FloatArray, num_draws: int, rng: np.random.Generator) -> NDArray[np.float32]:
-        """Joint draws of the log ratio at `features` [n, d] -> [num_draws, n], without measurement noise."""
-        dim = len(self.length_scale)
-        # Matern's spectral density is a multivariate t distribution with 2 nu degrees of freedom.
-        chi_square = rng.chisquare(2 * SMOOTHNESS, NUM_FOURIER_FEATURES)
-        frequencies = rng.standard_normal((dim, NUM_FOURIER_FEATURES)) / np.sqrt(chi_square / (2 * SMOOTHNESS))
-        phases = rng.uniform(0, 2 * np.pi, NUM_FOURIER_FEATURES)
-        weights = rng.standard_normal((NUM_FOURIER_FEATURES, num_draws)) * (
-            self.amplitude * np.sqrt(2 / NUM_FOURIER_FEATURES)
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PastErrors:
+    """Errors of earlier runs, as observations of a hypothesis' process.
+
+    Attributes:
+        at: Where they were made [p].
+        values: log(measured / predicted) [p].
+        variance: Their noise variance, all of it [p].
+    """
+
+    at: Points
+    values: FloatArray
+    variance: FloatArray
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Hypothesis:
+    """One way in which predictions may err.
+
+    Attributes:
+        chance: How probable it is before any trial, up to a factor.
+        log_predicted: Logarithm of the quantity as it is predicted [n].
+        points: Where the candidates stand for its process [n].
+        num_scaled: Leading linear columns whose scale is learned.
+        prior: Its hyperparameters; the noise is what a configuration has to itself.
+        past: Earlier runs that it believes in.
+        placed: The logarithm of the quantity, and where the process sees it, of other runs that are predicted; None
+            where there can't be any.
+    """
+
+    chance: float
+    log_predicted: FloatArray
+    points: Points
+    num_scaled: int
+    prior: HyperPrior
+    past: PastErrors | None = None
+    placed: Callable[[Predicted], tuple[FloatArray, Points]] | None = None
+
+    def with_aside(self, predicted: Predicted) -> Hypothesis:
+        """The same with runs of smaller jobs behind the candidates [n + p], which trials may tell of like of these.
+
+        What sets all of them apart from the candidates is a linear column of its own.
+        """
+        assert self.placed is not None, "the hypothesis says where predicted runs stand"
+        log_predicted, points = self.placed(predicted)
+        return replace(
+            self,
+            log_predicted=np.concatenate([self.log_predicted, log_predicted]),
+            points=joined(_with_column(self.points, 0.0), _with_column(points, SCALE_ERROR)),
+            past=self.past and replace(self.past, at=_with_column(self.past.at, 0.0)),
         )
-        offsets = self.offset * rng.standard_normal(num_draws)
-        noises = self.noise * rng.standard_normal((len(self.log_ratio), num_draws))
 
-        def prior(points: FloatArray) -> NDArray[np.float32]:
-            angles = (points / self.length_scale).astype(np.float32) @ frequencies.astype(np.float32)
-            angles += phases.astype(np.float32)
-            return np.asarray(np.cos(angles, out=angles) @ weights.astype(np.float32) + offsets.astype(np.float32))
+    def corrected(self, log_change: FloatArray, told: Sequence[int]) -> Hypothesis:
+        """The hypothesis with changed predictions [n], to which the columns `told` of the linear part add nothing."""
+        keep = np.ones(self.points.linear.shape[1])
+        keep[list(told)] = 0.0
+        past = self.past and replace(self.past, at=replace(self.past.at, linear=self.past.at.linear * keep))
+        return replace(
+            self,
+            log_predicted=self.log_predicted + log_change,
+            points=replace(self.points, linear=self.points.linear * keep),
+            past=past,
+        )
 
-        update = np.zeros((0, num_draws))
-        if len(self.log_ratio):
-            residual = self.log_ratio[:, None] - prior(self.features) - noises
-            covariance = self._covariance(self.features) + self.noise**2 * np.eye(len(self.log_ratio))
-            update = cho_solve((cholesky(covariance, lower=True), True), residual)
-        drawn = np.empty((num_draws, len(features)), dtype=np.float32)
-        for start in range(0, len(features), CHUNK):
-            points = features[start : start + CHUNK]
-            values = prior(points)
-            if len(update):
-                values += (self._covariance(points) @ update).astype(np.float32)
-            drawn[:, start : start + CHUNK] = values.T
+    def after(self, seen: Seen) -> Fitted:
+        """The process that has seen the trials, and how probable it makes them."""
+        values = seen.log_value - self.log_predicted[seen.measured]
+        process = fit(
+            self.points.take(seen.measured),
+            values,
+            prior=self.prior,
+            variance=seen.variance,
+            num_scaled=self.num_scaled,
+        )
+        log_likelihood = process.log_likelihood()
+        if self.past is not None:
+            past = self.past
+            before = process.take(np.zeros(0, dtype=np.int64)).with_more(past.at, past.values, past.variance)
+            process = process.with_more(past.at, past.values, past.variance)
+            log_likelihood = process.log_likelihood() - before.log_likelihood()
+        bounds = Bounds(
+            at=self.points.take(seen.bounded),
+            edge=seen.log_edge - self.log_predicted[seen.bounded],
+            side=seen.side,
+            mishap=seen.mishap,
+            blur=process.hyper.noise,
+        )
+        process, log_bounds = bounded(process, bounds)
+        return Fitted(
+            hypothesis=self, process=process, log_weight=float(np.log(self.chance)) + log_likelihood + log_bounds
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Fitted:
+    """A hypothesis after the trials.
+
+    Attributes:
+        hypothesis: The hypothesis.
+        process: Its process; the measured candidates come first among its observations, the bounded ones last.
+        log_weight: Logarithm of its chance times the likelihood of what was seen.
+    """
+
+    hypothesis: Hypothesis
+    process: GaussianProcess
+    log_weight: float
+
+    def draw(
+        self, seen: Seen, num_draws: int, rng: np.random.Generator, beside: NDArray[np.float32] | None
+    ) -> NDArray[np.float32]:
+        """Joint draws of the logarithm of the quantity [M, n]; see `Surrogate.draw`."""
+        drawn = self.process.draw(
+            self.hypothesis.points,
+            num_draws,
+            rng,
+            beside=None if beside is None else self._at_observations(seen, beside),
+        )
+        if beside is not None:
+            drawn += beside
+        drawn += self.hypothesis.log_predicted.astype(np.float32)
+        own_variance = self.process.hyper.noise**2
+        # what a measured candidate has to itself is known up to the noise of its measurement
+        smooth = drawn[:, seen.measured]
+        total = own_variance + seen.variance
+        own = (seen.log_value - smooth) * (own_variance / total)
+        own += rng.standard_normal(smooth.shape) * np.sqrt(own_variance * seen.variance / total)
+        drawn += np.float32(np.sqrt(own_variance)) * rng.standard_normal(drawn.shape, dtype=np.float32)
+        drawn[:, seen.measured] = smooth + own
         return drawn
 
-    def mean_and_deviation(self, features: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Posterior mean and standard deviation of the log ratio at `features` [n, d], each [n]."""
-        variance = np.full(len(features), self.offset**2 + self.amplitude**2)
-        if not len(self.log_ratio):
-            return np.zeros(len(features)), np.sqrt(variance)
-        factor = cholesky(self._covariance(self.features) + self.noise**2 * np.eye(len(self.log_ratio)), lower=True)
-        cross = self._covariance(features)
-        mean = cross @ cho_solve((factor, True), self.log_ratio)
-        explained = np.einsum("ij,ji->i", cross, cho_solve((factor, True), cross.T))
-        return mean, np.sqrt(np.maximum(variance - explained, 0.0))
+    def _at_observations(self, seen: Seen, beside: NDArray[np.float32]) -> FloatArray:
+        """`beside` at the observations of the process, of which the past ones lie between the study's own."""
+        of_observations = np.zeros((len(beside), len(self.process.values)))
+        of_observations[:, : len(seen.measured)] = beside[:, seen.measured]
+        of_observations[:, of_observations.shape[1] - len(seen.bounded) :] = beside[:, seen.bounded]
+        return of_observations
 
-    def _covariance(self, points: FloatArray) -> FloatArray:
-        """Covariance of the noise-free process between `points` [m, d] and the trials [m, t]."""
-        distance = np.sqrt(5.0) * _distances(points / self.length_scale, self.features / self.length_scale)
-        matern = (1 + distance + distance**2 / 3) * np.exp(-distance)
-        return np.asarray(self.offset**2 + self.amplitude**2 * matern)
+    def mean_and_deviation(self, at: IntArray) -> tuple[FloatArray, FloatArray]:
+        """Mean and standard deviation of the logarithm for candidates `at` as if they had not been measured [m]."""
+        mean, deviation = self.process.mean_and_deviation(self.hypothesis.points.take(at))
+        return self.hypothesis.log_predicted[at] + mean, np.sqrt(deviation**2 + self.process.hyper.noise**2)
 
 
-def _distances(left: FloatArray, right: FloatArray) -> FloatArray:
-    """Euclidean distances [m, t] of the rows."""
-    squared = (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1) - 2 * left @ right.T
-    return np.asarray(np.sqrt(np.maximum(squared, 0.0)))
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Surrogate:
+    """The quantity of all candidates as trials have told it.
 
-
-def fit_step_surrogate(
-    features: FloatArray, log_ratio: FloatArray, prior: SurrogatePrior | None = None
-) -> StepSurrogate:
-    """The process with the most likely hyperparameters given trials at `features` [t, d].
-
-    With fewer than three trials the prior's medians are kept.
+    Attributes:
+        seen: What they told.
+        fitted: The hypotheses after that [h].
+        probabilities: Theirs [h].
     """
-    prior = prior or SurrogatePrior()
-    dim = features.shape[1]
-    median = np.log([prior.amplitude**2, *[prior.length_scale] * dim, prior.noise**2])
-    theta = median
-    if len(log_ratio) >= 3:
-        theta = _most_likely(features, log_ratio, prior, median)
-    return StepSurrogate(
-        features=features,
-        log_ratio=log_ratio,
-        offset=prior.offset,
-        amplitude=float(np.exp(theta[0] / 2)),
-        length_scale=np.exp(theta[1 : 1 + dim]),
-        noise=float(np.exp(theta[-1] / 2)),
+
+    seen: Seen
+    fitted: tuple[Fitted, ...]
+    probabilities: FloatArray
+
+    def draw(
+        self,
+        num_draws: int,
+        rng: np.random.Generator,
+        *,
+        beside: Sequence[NDArray[np.float32] | None] | None = None,
+    ) -> NDArray[np.float32]:
+        """Joint draws of the logarithm of the quantity [M, n].
+
+        Args:
+            num_draws: M.
+            rng: Source of the draws.
+            beside: What else was drawn of it under each hypothesis, as a deviation from its predictions [M, n], or
+                None: a draw of the process then explains only what this leaves.
+        """
+        counts = allotted(self.probabilities, num_draws, rng)
+        order = rng.permutation(num_draws)
+        drawn = np.empty((num_draws, len(self.fitted[0].hypothesis.log_predicted)), dtype=np.float32)
+        ends = np.cumsum(counts)
+        others = beside or [None] * len(counts)
+        for fitted, count, end, other in zip(self.fitted, counts, ends, others, strict=True):
+            if count:
+                rows = order[end - count : end]
+                drawn[rows] = fitted.draw(self.seen, int(count), rng, None if other is None else other[rows])
+        return drawn
+
+    def mean_and_deviation(self, at: IntArray) -> tuple[FloatArray, FloatArray]:
+        """Mean and standard deviation of the logarithm for candidates `at` as if they had not been measured [m]."""
+        moments = [fitted.mean_and_deviation(at) for fitted in self.fitted]
+        mean = self.probabilities @ np.array([mean for mean, _ in moments])
+        square = self.probabilities @ np.array([mean**2 + deviation**2 for mean, deviation in moments])
+        return mean, np.sqrt(np.maximum(square - mean**2, 0.0))
+
+    def probability_above(self, log_edge: FloatArray, at: IntArray) -> FloatArray:
+        """Probability that the quantity of each of `at` [m], had it not been measured, exceeds exp(log_edge) [m]."""
+        above = [
+            ndtr((mean - log_edge) / deviation)
+            for mean, deviation in (fitted.mean_and_deviation(at) for fitted in self.fitted)
+        ]
+        return np.asarray(self.probabilities @ np.array(above))
+
+
+def _with_column(points: Points, value: float) -> Points:
+    """The points with one more linear column."""
+    return replace(points, linear=np.concatenate([points.linear, np.full((len(points), 1), value)], axis=1))
+
+
+def after(hypotheses: tuple[Hypothesis, ...], seen: Seen) -> Surrogate:
+    """What is believed after the trials."""
+    fitted = tuple(hypothesis.after(seen) for hypothesis in hypotheses)
+    return Surrogate(
+        seen=seen, fitted=fitted, probabilities=probabilities_of(np.array([one.log_weight for one in fitted]))
     )
-
-
-def _most_likely(features: FloatArray, log_ratio: FloatArray, prior: SurrogatePrior, median: FloatArray) -> FloatArray:
-    """Maximum a posteriori hyperparameters: log(amplitude^2), log(length scales) [d], log(noise^2)."""
-    dim = features.shape[1]
-    kernel = (
-        ConstantKernel(prior.offset**2, constant_value_bounds="fixed")
-        + ConstantKernel(prior.amplitude**2, (1e-4, 4.0))
-        * Matern(np.full(dim, prior.length_scale), (0.05, 50.0), nu=SMOOTHNESS)
-        + WhiteKernel(prior.noise**2, (1e-5, 0.25))
-    )
-    # a variance is a squared scale, so its logarithm spreads twice as far
-    spread = prior.spread * np.array([2.0, *[1.0] * dim, 2.0])
-
-    def optimise(objective: Objective, initial: FloatArray, bounds: FloatArray) -> tuple[FloatArray, float]:
-        def penalised(theta: FloatArray) -> tuple[float, FloatArray]:
-            value, gradient = objective(theta)
-            standardised = (theta - median) / spread
-            return value + 0.5 * float(standardised @ standardised), gradient + standardised / spread
-
-        found = minimize(penalised, initial, jac=True, bounds=bounds, method="L-BFGS-B", options={"maxiter": 25})
-        return np.asarray(found.x), float(found.fun)
-
-    regressor = GaussianProcessRegressor(kernel, alpha=1e-8, optimizer=optimise)
-    # the matrices are small: a second thread costs more in waiting than it brings
-    with threadpool_limits(limits=1), warnings.catch_warnings():
-        # a hyperparameter at its bound is an answer here, not a failure
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        regressor.fit(features, log_ratio)
-    return np.asarray(regressor.kernel_.theta)

@@ -48,11 +48,22 @@ class StepUncertainty:
 def step_uncertainty(
     job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile, grid: ConfigGrid, *, memory: MemoryEstimate
 ) -> StepUncertainty:
-    """The uncertainty of `estimate_step` on a grid.
+    """The uncertainty of `estimate_step` on a grid: what all constants contribute, and the profile's `step_error`."""
+    effects = {
+        name: np.abs(effect) for name, effect in constant_effects(job, cluster, runtime, grid, memory=memory).items()
+    }
+    of_constants = np.sqrt(np.sum([effect**2 for effect in effects.values()], axis=0))
+    return StepUncertainty(log_error=np.maximum(runtime.step_error, of_constants), from_constants=effects)
 
-    The effect of a constant is the slope of the log step time over its logarithm, times its `log_error`. The slope is a
-    difference over one standard deviation, to the side where the bounds leave more room: overlap and launches have
-    kinks that a derivative would not see.
+
+def constant_effects(
+    job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile, grid: ConfigGrid, *, memory: MemoryEstimate
+) -> dict[str, FloatArray]:
+    """Change of the log step time if one constant of the profile errs by a standard deviation, by its name, each [n].
+
+    It is the slope of the log step time over the constant's logarithm, times its `log_error`. The slope is a difference
+    over one standard deviation, to the side where the bounds leave more room: overlap and launches have kinks that a
+    derivative would not see.
     """
 
     def log_step(profile: RuntimeProfile) -> FloatArray:
@@ -67,10 +78,8 @@ def step_uncertainty(
         if moved == value:
             effects[name] = np.zeros(len(grid))
             continue
-        slope = (log_step(runtime.with_constants({name: moved})) - base) / math.log(moved / value)
-        effects[name] = np.abs(slope) * log_error
-    of_constants = np.sqrt(np.sum([effect**2 for effect in effects.values()], axis=0))
-    return StepUncertainty(log_error=np.maximum(runtime.step_error, of_constants), from_constants=effects)
+        effects[name] = (log_step(runtime.with_constants({name: moved})) - base) / math.log(moved / value) * log_error
+    return effects
 
 
 def _moved(name: str, value: float, log_error: float) -> float:

@@ -10,6 +10,7 @@ import re
 import signal
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -29,6 +30,7 @@ from tuner.console import (
     print_space,
     print_table,
     printable,
+    pruned_in_words,
     value_in_words,
     warn,
 )
@@ -186,7 +188,7 @@ def _interrupt(_signal: int, _frame: object) -> NoReturn:
 
 def _run_payload(config: StudyConfig, result: RunResult) -> dict[str, Any]:
     from tuner.candidates import tokens_per_s_per_device
-    from tuner.record import num_failed
+    from tuner.record import num_failed, num_pruned, saved_s
 
     best = result.best
     step_time_s = best.step_time_s if best else None
@@ -197,6 +199,8 @@ def _run_payload(config: StudyConfig, result: RunResult) -> dict[str, Any]:
         "source": config.backend.origin,
         "trials": sum(record.finished for record in result.records),
         "failed": num_failed(result.records),
+        "pruned": num_pruned(result.records),
+        "saved_s": saved_s(result.records),
         "candidates": result.num_candidates,
         "p_star": result.p_star,
         "stop_reason": result.stop_reason.value,
@@ -450,8 +454,8 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
     """Tell how far a study is; it may be running."""
     config = _load(study, overrides, storage)
 
-    from tuner.record import STOP_REASON, best_record, num_failed, read_records
-    from tuner.sampler import P_STAR
+    from tuner.population import P_STAR, in_lines, read_moments
+    from tuner.record import HISTORY, STOP_REASON, best_record, num_failed, num_pruned, read_records, saved_s
     from tuner.stopping import StopReason
     from tuner.study import is_running, stored_study
 
@@ -459,14 +463,18 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
     records = read_records(stored)
     best = best_record(records)
     running = is_running(stored)
+    moments = read_moments(stored)
     payload = {
         "study_name": config.name,
         "trials": sum(record.finished for record in records),
         "running": sum(not record.finished for record in records) if running else 0,
         "failed": num_failed(records),
+        "pruned": num_pruned(records),
+        "saved_s": saved_s(records),
         "best_step_time_s": best.step_time_s if best else None,
         "p_star": stored.user_attrs.get(P_STAR, 0.0),
         "stop_reason": None if running else stored.user_attrs.get(STOP_REASON, "interrupted"),
+        "population": asdict(moments[-1]) if moments else None,
     }
     if as_json:
         print_json(payload)
@@ -475,9 +483,15 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
         f"{payload['running']} trials running" if running else f"stopped: {StopReason(payload['stop_reason']).sentence}"
     )
     typer.echo(f"{config.name}: {payload['trials']} trials, {payload['failed']} failed; {state}")
+    if payload["pruned"]:
+        typer.echo(f"{pruned_in_words(payload['pruned'], payload['saved_s'])}.")
+    if stored.user_attrs.get(HISTORY):
+        typer.echo(stored.user_attrs[HISTORY])
     if best is not None:
         typer.echo(f"Best: {in_words(best.params)}")
         typer.echo(f"  {best.step_time_s:.4g} s per step; {p_star_in_words(payload['p_star'])}")
+    if moments:
+        typer.echo("\n".join(in_lines(moments[-1], in_words)))
 
 
 @app.command(short_help="Print the best configuration that is known.")

@@ -22,8 +22,9 @@ from costmodels.measured import MeasuredGroup, read_measured_group
 from costmodels.model_catalog import load_model
 from costmodels.parallel import DEGREES, FURTHER_DIMENSIONS, RECOMPUTE_MODES, ParallelConfig, Value
 from costmodels.runtime import RuntimeProfile, find_runtime, read_profile
+from costmodels.sources import MeasuredSetting, source_of
 from hardware.cluster import cluster_from_mapping
-from hardware.config_file import StrictModel, checked, parse_yaml, read_mapping
+from hardware.config_file import StrictModel, checked, parse_yaml, read_mapping, read_text
 from hardware.errors import ConfigError, shown_url
 from trials.backend import AbstractBackend
 from trials.replay import ReplayBackend
@@ -77,6 +78,8 @@ class _SearchKeys(StrictModel):
     max_seconds: Annotated[float, Field(gt=0)] | None = None
     parallel_trials: Annotated[int, Field(ge=1, le=1024)] = 1
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
+    prune: bool = True
+    explorer: Literal["draws", "thompson", "ucb", "ei_per_second"] = "draws"
 
 
 class _ReplayKeys(StrictModel):
@@ -115,6 +118,7 @@ class _StudyKeys(StrictModel):
     expert: dict[str, Any] | None = None
     trial: Annotated[_ReplayKeys | _SimulatedKeys, Field(discriminator="backend")] = _SimulatedKeys(backend="simulated")
     storage: str = DEFAULT_STORAGE
+    history: list[str] = Field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,6 +131,8 @@ class SearchOptions:
     max_seconds: float | None
     parallel_trials: int
     seed: int
+    prune: bool
+    explorer: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -143,6 +149,7 @@ class StudyConfig:
         backend: How a trial is run.
         time_limit_s: Limit of one trial, or None.
         storage: Database URL.
+        history: Where earlier runs stand: database URLs, and CSV files relative to `file`.
         meaning: What gives the study's trials their meaning; a resumed study must have the same.
         measured: The measured rows that a replay serves, or None.
     """
@@ -156,8 +163,21 @@ class StudyConfig:
     backend: AbstractBackend
     time_limit_s: float | None
     storage: str
+    history: tuple[str, ...]
     meaning: dict[str, Any]
     measured: MeasuredGroup | None
+
+    @property
+    def measured_setting(self) -> MeasuredSetting:
+        """The setting, and what the trials' peaks of memory count: what the device sees, or what a sweep published."""
+        source = source_of(self.measured.runs[0]) if self.measured else None
+        return MeasuredSetting(
+            job=self.setting.job,
+            cluster=self.setting.cluster,
+            runtime=self.setting.runtime,
+            memory=source.memory if source else "device",
+            stage=source.stage if source else "fullest",
+        )
 
     @property
     def config_defaults(self) -> dict[str, Value]:
@@ -246,6 +266,7 @@ def _resolved(keys: _StudyKeys, path: Path, storage: str) -> StudyConfig:
             seconds_per_trial=keys.trial.seconds_per_trial,
         )
     _check_storage(storage)
+    _check_history(keys.history, base_dir, storage)
     return StudyConfig(
         name=keys.name,
         file=str(path),
@@ -256,6 +277,7 @@ def _resolved(keys: _StudyKeys, path: Path, storage: str) -> StudyConfig:
         backend=backend,
         time_limit_s=keys.trial.time_limit_s,
         storage=storage,
+        history=tuple(keys.history),
         meaning=_meaning(keys, setting, group),
         measured=group,
     )
@@ -422,11 +444,51 @@ def _expert(keys: _StudyKeys, setting: Setting, options: SpaceOptions) -> Parall
     return config
 
 
-def _check_storage(url: str) -> None:
+def is_database(entry: str) -> bool:
+    """Whether an entry of `history:` is meant as a database URL and not as a file."""
+    return "://" in entry
+
+
+def sqlite_file(url: str) -> Path | None:
+    """The file of a SQLite URL, empty for a database in memory; None for any other database."""
+    found = re.match(r"sqlite(?:\+\w+)?://(?:/(?:file:)?([^?]*))?", url)
+    return Path("" if found[1] in (None, ":memory:") else found[1]) if found else None
+
+
+def no_database(url: str) -> ConfigError:
+    """What to say of a SQLite database in `history:` that is not there."""
+    nearest = "a relative path starts at the working directory, as for storage"
+    return ConfigError("no such database", value=url, nearest=nearest)
+
+
+def _check_history(entries: Sequence[str], base_dir: Path, storage: str) -> None:
+    """Each entry must be a database or a CSV file, and files must be there; what they hold is read later."""
+    for position, entry in enumerate(entries):
+        key = f"history.{position}"
+        if entry in entries[:position]:
+            raise ConfigError("is named twice; keep one", key=key, value=shown_url(entry))
+        if is_database(entry):
+            _check_storage(entry, key)
+            file, own = sqlite_file(entry), sqlite_file(storage)
+            is_own = file is not None and own is not None and file.resolve() == own.resolve()
+            if file is not None and not file.is_file() and not is_own:  # our own may not have been made yet
+                raise no_database(entry).under(key)
+        elif not entry.endswith(".csv"):
+            raise ConfigError(
+                "is neither a database URL nor a CSV file of measured runs",
+                key=key,
+                value=entry,
+                nearest="for example sqlite:///meshtune.db, or sweep.csv in the form of configs/measured",
+            )
+        else:
+            _under(key, lambda entry=entry: read_text(base_dir / entry))
+
+
+def _check_storage(url: str, key: str = "storage") -> None:
     if not re.match(r"^(sqlite|postgresql|mysql)(\+\w+)?://", url):
         raise ConfigError(
             "is no database URL",
-            key="storage",
+            key=key,
             value=shown_url(url),
             nearest="for example sqlite:///meshtune.db or postgresql://user@host/name",
         )

@@ -55,6 +55,8 @@ def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]
         f"Stopped: {result.stop_reason.sentence}. Tried {payload['trials']:,} of {payload['candidates']:,} "
         f"candidates, {payload['failed']:,} failed; {p_star_in_words(payload['p_star'])}."
     )
+    if payload["pruned"]:
+        typer.echo(f"{pruned_in_words(payload['pruned'], payload['saved_s'])}.")
     if result.best is None or result.best.step_time_s is None:
         typer.echo(f"No configuration completed a trial: {_failures_in_words(result)}.")
         return
@@ -152,6 +154,12 @@ def print_calibration(done: CalibratedFile) -> None:
 def p_star_in_words(p_star: float) -> str:
     """What p_star says."""
     return f"p_star {p_star:.2f} (the share of draws whose fastest candidate has been tried)"
+
+
+def pruned_in_words(pruned: int, saved_s: float) -> str:
+    """How many trials were stopped early, and what that saved."""
+    trials = "1 trial" if pruned == 1 else f"{pruned:,} trials"
+    return f"{trials} stopped early, about {saved_s:,.4g} s of steps saved"
 
 
 def _failures_in_words(result: RunResult) -> str:

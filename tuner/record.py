@@ -7,7 +7,8 @@ A trial's parameters are the dimensions of its candidate. Its attributes hold, a
     status       the observation's status, so that the Optuna dashboard can filter by it
 
 The study's attributes hold what its trials mean, who drives it, why it last stopped, the wall time that its drivers
-have spent on it, and p_star.
+have spent on it, how much history the last of them has read, p_star, the population after each trial (population.py),
+and what failures taught (lessons.py).
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ from optuna.trial import FrozenTrial, TrialState
 
 from costmodels.parallel import DEGREES, Value
 from trials.backend import Observation, Status
-from tuner.sampler import P_STAR, STATUS
+from tuner.evidence import OBSERVATION, STATUS
+from tuner.population import P_STAR
 
 PREDICTION = "prediction"
-OBSERVATION = "observation"
 MEANING = "meaning"
 STOP_REASON = "stop_reason"
 SPENT_S = "spent_s"
 ORIGIN = "origin"
+HISTORY = "history"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,8 +107,18 @@ def best_record(records: Sequence[TrialRecord]) -> TrialRecord | None:
 
 
 def num_failed(records: Sequence[TrialRecord]) -> int:
-    """Trials that ended without a step time."""
-    return sum(record.finished and record.step_time_s is None for record in records)
+    """Trials that ended without a step time, those stopped early excepted."""
+    return sum(record.finished and record.step_time_s is None for record in records) - num_pruned(records)
+
+
+def num_pruned(records: Sequence[TrialRecord]) -> int:
+    """Trials that were stopped early, because they were clearly slower than the best."""
+    return sum(record.status is Status.PRUNED for record in records)
+
+
+def saved_s(records: Sequence[TrialRecord]) -> float:
+    """Seconds of steps that stopping early has saved, start-up not counted."""
+    return sum(record.observation.saved_s for record in records if record.observation is not None)
 
 
 def expert_step_time_s(records: Sequence[TrialRecord], expert: dict[str, Value] | None) -> float | None:

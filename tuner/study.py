@@ -1,6 +1,7 @@
 """The ask/tell loop: opens or resumes a study, keeps the trial slots busy, records what comes back, stops by itself.
 
-A trial's life: asked (its candidate's dimensions are parameters, its prediction an attribute), submitted, observed (the
+A trial's life: asked (its candidate's dimensions are parameters, its prediction an attribute), submitted, followed (its
+first steps are intermediate values; it is stopped where they are clearly slower than the best), observed (the
 observation is an attribute), told. A driver that dies leaves trials behind at any of these points; the next one adopts
 them under their own numbers: a trial without a candidate is closed, one with an observation is told, the others are
 submitted again. Nothing that was observed is lost, and no candidate is finished twice.
@@ -11,14 +12,16 @@ from __future__ import annotations
 import json
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import optuna
 from optuna import Study
 from optuna.exceptions import ExperimentalWarning
+from optuna.pruners import BasePruner, NopPruner
 from optuna.storages import RDBStorage
 from optuna.trial import TrialState
 
@@ -29,9 +32,15 @@ from trials.ray_executor import RayExecutor
 from tuner.candidates import Candidates, candidates_of, prediction_json
 from tuner.config import StudyConfig, first_difference
 from tuner.driver import DRIVER, claim, interrupts_held, is_held
+from tuner.evidence import OBSERVATION, STATUS, Evidence
+from tuner.experience import OnProgress, prior_belief, unheard
+from tuner.explorers import EXPLORERS
+from tuner.history import Past, keep_run, make_tables, past_of
+from tuner.population import P_STAR
+from tuner.pruning import ClearlySlowerPruner, StepReports
 from tuner.record import (
+    HISTORY,
     MEANING,
-    OBSERVATION,
     ORIGIN,
     PREDICTION,
     SPENT_S,
@@ -40,7 +49,7 @@ from tuner.record import (
     best_record,
     read_records,
 )
-from tuner.sampler import P_STAR, STATUS, History, ThompsonSampler
+from tuner.sampler import ThompsonSampler
 from tuner.stopping import StopReason
 from tuner.storage import find_study, open_storage, storage_errors
 
@@ -65,11 +74,18 @@ class Executor(Protocol):
     def pending(self) -> tuple[int, ...]:
         """Numbers of the trials that `poll` has not returned yet."""
 
+    @property
+    def reported(self) -> Mapping[int, tuple[float, ...]]:
+        """Step times [s] that each running trial has measured so far, by its number, as of the last `poll`."""
+
     def submit(self, trial_number: int, config: ParallelConfig, /) -> None:
         """Starts a trial on a free slot and returns at once."""
 
+    def stop(self, trial_number: int, reason: str, /) -> None:
+        """Ends a running trial as pruned; `poll` returns it."""
+
     def poll(self, timeout_s: float, /) -> list[tuple[int, Observation]]:
-        """The trials that have ended, waiting up to `timeout_s` for the first."""
+        """The trials that have ended, waiting up to `timeout_s` for the first end or measured step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,11 +163,21 @@ def run_study(
             time_limit_s=config.time_limit_s,
             address=ray_address,
         )
-    sampler = make_sampler(config, candidates)
+    past = past_of(config)
+    sampler = make_sampler(config, candidates, past, on_note=lambda note: on_progress(_before_start(config, note)))
     with storage_errors(config.storage):
         storage = open_storage(config.storage)
+        make_tables(storage.engine)
         study = open_study(config, sampler, storage)
-        run = _Run(config=config, candidates=candidates, sampler=sampler, storage=storage, study=study)
+        run = _Run(
+            config=config,
+            candidates=candidates,
+            sampler=sampler,
+            storage=storage,
+            study=study,
+            past=past,
+            reports=StepReports(study=study, storage=storage),
+        )
         stop_reason = _drive(run, executor, on_progress, clock)
         records = read_records(study)
         return RunResult(
@@ -160,8 +186,15 @@ def run_study(
             stop_reason=stop_reason,
             p_star=float(study.user_attrs.get(P_STAR, 0.0)),
             num_candidates=len(candidates.space.grid),
-            warnings=candidates.space.warnings,
+            warnings=(*candidates.space.warnings, *past.warnings),
         )
+
+
+def _before_start(config: StudyConfig, note: str) -> Progress:
+    """Something to tell before the study is opened."""
+    return Progress(
+        done=0, running=0, budget=config.search.max_trials, best=None, p_star=0.0, seconds_left=None, note=note
+    )
 
 
 def _drive(
@@ -186,9 +219,12 @@ def _drive(
             return stop_reason
         # told now, because a driver that is killed cannot
         run.study.set_user_attr(STOP_REASON, StopReason.INTERRUPTED.value)
+        if run.past.in_words != run.study.user_attrs.get(HISTORY, ""):
+            run.study.set_user_attr(HISTORY, run.past.in_words)
         with ExitStack() as stack:
             running = _entered(executor, stack)
-            on_progress(run.progress(clock() - started_s, note=running.slots_note))
+            notes = "; ".join(filter(None, (run.past.in_words, running.slots_note)))
+            on_progress(run.progress(clock() - started_s, note=notes))
             while True:
                 before, held = held, held.renewed(now_s=clock())
                 if held is not before:
@@ -208,6 +244,8 @@ def _drive(
                 with interrupts_held():
                     for number, observation in ended:
                         run.record(number, observation)
+                    for number, reason_against in run.hopeless(running.reported).items():
+                        running.stop(number, reason_against)
                 on_progress(run.progress(clock() - started_s))
     except KeyboardInterrupt:
         stop_reason = StopReason.INTERRUPTED
@@ -242,19 +280,35 @@ def _nothing_to_try(candidates: Candidates) -> RunResult:
     )
 
 
-def make_sampler(config: StudyConfig, candidates: Candidates) -> ThompsonSampler:
-    """The sampler that a study's options ask for."""
+def make_sampler(
+    config: StudyConfig, candidates: Candidates, past: Past | None = None, *, on_note: OnProgress = unheard
+) -> ThompsonSampler:
+    """The sampler that a study's options ask for, with what its history teaches.
+
+    Args:
+        config: The study.
+        candidates: What it searches.
+        past: Its history.
+        on_note: Is told of what takes seconds.
+    """
+    grid = candidates.space.grid
+    everywhere = np.arange(len(grid))
     return ThompsonSampler(
-        candidates.space.grid,
-        candidates.estimate.step_time_s,
-        candidates.features,
-        memory_share=candidates.space.memory.needed_bytes / candidates.space.memory.capacity_bytes,
-        memory_error=config.setting.runtime.memory_error,
+        grid,
+        prior_belief([(config.measured_setting, everywhere)], grid, past, on_progress=on_note),
+        explorer=EXPLORERS[config.search.explorer],
         draws=config.search.draws,
         confidence=config.search.confidence,
         seed=config.search.seed,
         first=config.expert,
     )
+
+
+def make_pruner(config: StudyConfig) -> BasePruner:
+    """The pruner that a study's options ask for; the expert's configuration is measured in full."""
+    if not config.search.prune:
+        return NopPruner()
+    return ClearlySlowerPruner(expert=config.expert.values(config.dimensions) if config.expert else None)
 
 
 def open_study(config: StudyConfig, sampler: ThompsonSampler, storage: RDBStorage | None = None) -> Study:
@@ -268,6 +322,7 @@ def open_study(config: StudyConfig, sampler: ThompsonSampler, storage: RDBStorag
         study_name=config.name,
         storage=open_storage(config.storage) if storage is None else storage,
         sampler=sampler,
+        pruner=make_pruner(config),
         direction="minimize",
         load_if_exists=True,
     )
@@ -332,6 +387,8 @@ class _Run:
     sampler: ThompsonSampler
     storage: RDBStorage
     study: Study
+    past: Past
+    reports: StepReports
 
     def adopt(self) -> list[Asked]:
         """Settles what an earlier driver left running; returns the trials that must run again."""
@@ -339,7 +396,7 @@ class _Run:
         for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             position = self.sampler.position_of(trial.params)
             if OBSERVATION in trial.user_attrs:
-                self._tell(trial.number, Observation.from_json(trial.user_attrs[OBSERVATION]))
+                self._end(trial.number, Observation.from_json(trial.user_attrs[OBSERVATION]))
             elif position is None:
                 self.record(
                     trial.number,
@@ -357,8 +414,8 @@ class _Run:
 
     def ask(self) -> Asked | None:
         """The next trial, or None where the draws name only candidates that are still being measured."""
-        history = self._history()
-        if history.pending and history.num_decisions and not self.sampler.has_unexplored_draw(history):
+        evidence = self._evidence()
+        if evidence.pending and evidence.num_decisions and not self.sampler.has_unexplored_draw(evidence):
             return None
         trial = self.study.ask(fixed_distributions=self.sampler.search_space)
         position = self.sampler.position_of(trial.params)
@@ -381,7 +438,21 @@ class _Run:
         """Keeps the observation, then ends the trial: a driver that dies in between has lost nothing."""
         self._set_attribute(number, STATUS, observation.status.value)
         self._set_attribute(number, OBSERVATION, observation.as_json())
+        self._end(number, observation)
+
+    def _end(self, number: int, observation: Observation) -> None:
+        """Ends a trial whose observation is kept; what it ran is kept for later studies too."""
+        study_id = self.storage.get_study_id_from_name(self.study.study_name)
+        trial_id = self.storage.get_trial_id_from_study_id_trial_number(study_id, number)
+        position = self.sampler.position_of(self.storage.get_trial(trial_id).params)
+        if position is not None:
+            config = self.candidates.space.grid.config(position)
+            keep_run(self.storage.engine, self.study.study_name, number, self.config.setting, config, observation)
         self._tell(number, observation)
+
+    def hopeless(self, running: Mapping[int, tuple[float, ...]]) -> Mapping[int, str]:
+        """The running trials to stop, with the reason, by number; their first steps are kept on the way."""
+        return self.reports.hopeless(running) if self.config.search.prune else {}
 
     def _set_attribute(self, number: int, key: str, value: Any) -> None:
         study_id = self.storage.get_study_id_from_name(self.study.study_name)
@@ -398,15 +469,15 @@ class _Run:
 
     def reason_to_stop(self, elapsed_s: float) -> StopReason | None:
         """Why no further trial should be asked for, or None; confidence waits for the trials in flight."""
-        history = self._history()
+        evidence = self._evidence()
         search = self.config.search
-        if self.sampler.is_confident(history):
+        if self.sampler.is_confident(evidence):
             return StopReason.CONFIDENT
-        if history.num_decisions >= search.max_trials:
+        if evidence.num_decisions >= search.max_trials:
             return StopReason.TRIALS
         if search.max_seconds is not None and elapsed_s >= search.max_seconds:
             return StopReason.SECONDS
-        if self.sampler.is_exhausted(history):
+        if self.sampler.is_exhausted(evidence):
             return StopReason.EXHAUSTED
         return None
 
@@ -424,5 +495,5 @@ class _Run:
             note=note,
         )
 
-    def _history(self) -> History:
-        return self.sampler.history(self.study.get_trials(deepcopy=False))
+    def _evidence(self) -> Evidence:
+        return self.sampler.evidence(self.study.get_trials(deepcopy=False))

@@ -313,6 +313,22 @@ CASES: list[BrokenStudy] = [
     ),
     broken("slash in the name", study(name="a/b"), "name = 'a/b'", "letters, digits, dots, dashes and underscores"),
     broken("storage", study(storage="meshtune.db"), "storage = 'meshtune.db'", "no database URL", "sqlite:///"),
+    # history
+    broken("history that is no list", study(history="a.csv"), "history = 'a.csv'", "must be a list"),
+    broken("number in the history", study(history="[3]"), "history.0 = 3", "must be text"),
+    broken("history of unknown form", study(history="[old.db]"), "history.0 = 'old.db'", "neither a database URL nor"),
+    broken("history elsewhere", study(history="['s3://a/b.csv']"), "history.0 = 's3://a/b.csv'", "is no database URL"),
+    broken(
+        "missing database", study(history="['sqlite:///no.db']"), "history.0 = 'sqlite:///no.db'", "no such database"
+    ),
+    broken("database in memory", study(history="['sqlite://']"), "history.0 = 'sqlite://'", "no such database"),
+    broken("missing past", study(history="[runs.csv]"), "history.0", "runs.csv", "no such file"),
+    BrokenStudy(
+        id="doubled history",
+        text=study(history="[runs.csv, runs.csv]"),
+        words=("study.yaml", "history.1 = 'runs.csv'", "named twice"),
+        files={"runs.csv": rows({})},
+    ),
     # the expert
     broken(
         "expert on other devices",

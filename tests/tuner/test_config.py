@@ -54,6 +54,7 @@ def test_what_a_study_leaves_out_has_its_documented_default(good_study):
     search = config.search
     assert (search.draws, search.confidence, search.max_trials, search.max_seconds) == (100, 0.95, 40, None)
     assert (search.parallel_trials, search.seed) == (1, 0)
+    assert config.history == ()
     assert config.expert is None
     assert config.time_limit_s is None
     assert config.measured is None
@@ -285,10 +286,12 @@ def test_each_mistake_is_another_one():
 
 
 def test_a_changed_meaning_is_found_by_its_key(good_study):
-    """Search options do not change what a trial means; job, cluster, runtime and the simulated world do."""
+    """Search options and history do not change what a trial means; job, cluster, runtime and the simulated world do."""
     meaning = load_study(good_study).meaning
 
+    (good_study.parent / "rows.csv").write_text(rows({}), encoding="utf-8")
     same = ["search.seed=9", "search.max_trials=3", "trial={backend: simulated, seconds_per_trial: 0.0}", "name=other"]
+    same.append("history=[rows.csv]")
     assert first_difference(meaning, load_study(good_study, overrides=same).meaning) is None
     for override, key in (
         ("job.global_batch_size=32", "job.global_batch_size"),

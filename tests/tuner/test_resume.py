@@ -5,6 +5,7 @@ import signal
 import sqlite3
 import time
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 import optuna
@@ -12,8 +13,11 @@ import pytest
 from optuna.trial import TrialState
 from sqlalchemy import Engine, event
 
+from costmodels.parallel import ParallelConfig
 from tests.tuner.driver_process import STUDY, DriverProcess
 from tests.tuner.in_process_executor import InProcessExecutor
+from tests.tuner.stepping_executor import SteppingExecutor
+from trials.backend import Observation, Status
 from tuner.config import load_study
 from tuner.driver import DRIVER
 from tuner.record import OBSERVATION, PREDICTION, STOP_REASON, read_records
@@ -92,6 +96,21 @@ def before_each_commit(act):
         event.remove(Engine, "commit", commit)
 
 
+@contextmanager
+def kept_at_each_commit(live, moments):
+    """Puts a copy of the database `live` into `moments` as it stands before each commit that changes it."""
+
+    def keep():
+        moment = live.with_name(f"moment-{len(moments)}.db")
+        if live.exists():
+            with closing(sqlite3.connect(live)) as source, closing(sqlite3.connect(moment)) as target:
+                source.backup(target)
+        moments.append(moment)
+
+    with before_each_commit(keep):
+        yield
+
+
 def in_process(storage, slots, budget):
     """A short study without noise and its executor."""
     config = load_study(
@@ -126,15 +145,7 @@ def test_killed_after_any_write_it_continues(tmp_path, slots, budget):
     ends with the very same search.
     """
     live, moments = tmp_path / "live.db", []
-
-    def keep():
-        moment = tmp_path / f"moment-{len(moments)}.db"
-        if live.exists():
-            with closing(sqlite3.connect(live)) as source, closing(sqlite3.connect(moment)) as target:
-                source.backup(target)
-        moments.append(moment)
-
-    with before_each_commit(keep):
+    with kept_at_each_commit(live, moments):
         undisturbed, seen = run_in_process(f"sqlite:///{live}", slots, budget)
     assert len(moments) > 15 * budget
     assert sorted(seen) == list(range(budget))
@@ -151,6 +162,51 @@ def test_killed_after_any_write_it_continues(tmp_path, slots, budget):
         assert sorted(seen) == sorted({record.number for record in result.records} - observed)
         if slots == 1:
             assert sequence(result.records) == sequence(undisturbed.records), moment.name
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AllAlike:
+    """Every candidate is as fast as the next, and `slow` takes three times as long."""
+
+    slow: ParallelConfig | None = None
+
+    def measure(self, config, **_):
+        """As the executor calls it."""
+        step_time_s = 3.0 if config == self.slow else 1.0
+        return Observation(status=Status.OK, step_times_s=(step_time_s,) * 4, origin="measured")
+
+
+def test_killed_after_any_write_it_stops_the_same_trial(tmp_path):
+    """Wherever a driver dies while trials report their steps or are stopped, the next one ends each of them once, as an
+    undisturbed one does: the slow one as pruned, all with the steps that they have reported.
+    """
+    budget = 2
+
+    def run_step_by_step(storage, slow):
+        config, _ = in_process(storage, 1, budget)
+        executor = SteppingExecutor(AllAlike(slow=slow), 1)
+        return run_study(config, on_progress=lambda _: None, executor=executor).records, executor.seen
+
+    _, seen = run_step_by_step(f"sqlite:///{tmp_path / 'alike.db'}", None)
+    _, slow = seen[1]
+    live, moments = tmp_path / "live.db", []
+    with kept_at_each_commit(live, moments):
+        undisturbed, _ = run_step_by_step(f"sqlite:///{live}", slow)
+    assert [record.status for record in undisturbed] == [Status.OK, Status.PRUNED]
+
+    for moment in moments:
+        before = trials_in(f"sqlite:///{moment}")
+        records, seen = run_step_by_step(f"sqlite:///{moment}", slow)
+        after = trials_in(f"sqlite:///{moment}")
+
+        assert_continued(before, after)
+        assert sequence(records) == sequence(undisturbed), moment.name
+        observed = {number for number, trial in before.items() if OBSERVATION in trial.user_attrs}
+        assert sorted(number for number, _ in seen) == sorted({record.number for record in records} - observed)
+        for trial in whole(after):
+            steps_s = trial.user_attrs[OBSERVATION]["step_times_s"]
+            assert len(steps_s) == (2 if trial.state == TrialState.PRUNED else 4)
+            assert trial.intermediate_values == dict(enumerate(steps_s, start=1))
 
 
 def test_killed_again_while_it_adopts(tmp_path):

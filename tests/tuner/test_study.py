@@ -1,3 +1,5 @@
+import json
+import statistics
 from collections import Counter
 
 import pytest
@@ -6,9 +8,21 @@ from optuna.trial import TrialState
 from hardware.errors import ConfigError
 from tests.tuner.driver_process import STUDY, DriverProcess
 from tests.tuner.in_process_executor import InProcessExecutor
+from tests.tuner.stepping_executor import SteppingExecutor
 from trials.backend import Observation, Status
 from tuner.config import load_study
-from tuner.record import MEANING, ORIGIN, SPENT_S, STOP_REASON
+from tuner.pruning import MARGIN, MAX_REPORTS
+from tuner.record import (
+    MEANING,
+    OBSERVATION,
+    ORIGIN,
+    SPENT_S,
+    STOP_REASON,
+    num_failed,
+    num_pruned,
+    read_records,
+    saved_s,
+)
 from tuner.storage import find_study
 from tuner.study import is_running, run_study, stored_study
 
@@ -119,6 +133,93 @@ def test_parallel_trials_have_different_candidates(study):
     assert len({tuple(record.params.values()) for record in result.records}) == 6
 
 
+NUM_STEPS = 8
+
+
+def run_step_by_step(config):
+    """Runs a study whose trials report their steps; its result."""
+    return run_study(config, on_progress=lambda _: None, executor=SteppingExecutor(config.backend, slots=2))
+
+
+def test_clearly_slower_trials_are_stopped(study):
+    """A study that stops its slow trials finds the best of one that measures all in full, and says what it saved:
+    stopped trials are clearly slower, are no failures, and keep the steps that they have measured.
+    """
+    whole = study("search.max_trials=100", f"trial.num_steps={NUM_STEPS}", "name=whole", "search.prune=false")
+    config = study("search.max_trials=100", f"trial.num_steps={NUM_STEPS}")
+
+    in_full, stopping = run_step_by_step(whole), run_step_by_step(config)
+
+    best_s = stopping.best.step_time_s
+    assert (stopping.best.params, best_s) == (in_full.best.params, in_full.best.step_time_s)
+    assert num_pruned(in_full.records) == num_failed(in_full.records) == num_failed(stopping.records) == 0
+    times_s = {tuple(record.params.items()): record.step_time_s for record in in_full.records}
+    pruned = [record for record in stopping.records if record.status is Status.PRUNED]
+    assert 0 < len(pruned) == num_pruned(stopping.records)
+    left_s = 0.0
+    for record in pruned:
+        steps_s = record.observation.step_times_s
+        assert 2 <= len(steps_s) < NUM_STEPS
+        assert times_s[tuple(record.params.items())] > (1 + MARGIN) * best_s
+        assert record.observation.reason.startswith("clearly slower than the best: ")
+        left_s += (NUM_STEPS - len(steps_s)) * statistics.median(steps_s)
+    assert saved_s(stopping.records) == pytest.approx(left_s)
+
+
+def test_first_steps_are_kept_as_intermediate_values(study):
+    """Optuna holds the first steps of each trial, a few of them however many there are, and none without pruning."""
+    config = study("search.max_trials=6", f"trial.num_steps={NUM_STEPS}")
+    run_step_by_step(config)
+
+    trials = stored_study(config).get_trials()
+    assert {trial.state for trial in trials} == {TrialState.COMPLETE, TrialState.PRUNED}
+    for trial in trials:
+        steps_s = trial.user_attrs[OBSERVATION]["step_times_s"]
+        assert trial.intermediate_values == dict(enumerate(steps_s[:MAX_REPORTS], start=1))
+
+    whole = study("search.max_trials=2", "name=whole", "search.prune=false")
+    run_step_by_step(whole)
+    assert [trial.intermediate_values for trial in stored_study(whole).get_trials()] == [{}, {}]
+
+
+@pytest.mark.parametrize(("is_expert", "status"), [(True, Status.OK), (False, Status.PRUNED)])
+def test_the_experts_trial_is_measured_in_full(study, is_expert, status):
+    """The expert's configuration is not stopped, however slow it is, also where others were tried before it."""
+    slow = "tp: 1, pp: 2, dp: 4, cp: 1, up: 1, vpp: 1, ep: 1, mbs: 1"
+
+    class SlowExpert(Scripted):
+        def measure(self, config, **_):
+            is_slow = (config.tp, config.pp, config.dp) == (1, 2, 4)
+            return Observation(status=Status.OK, step_times_s=(9.0 if is_slow else 1.0,) * 5, origin="synthetic")
+
+    run(study("search.max_trials=1", "space.pp=[1]"), SlowExpert())
+    config = study("search.max_trials=100", *([f"expert={{{slow}}}"] if is_expert else []))
+
+    result = run_study(config, on_progress=lambda _: None, executor=SteppingExecutor(SlowExpert()))
+
+    (experts,) = (r for r in result.records if (r.params["tp"], r.params["pp"], r.params["dp"]) == (1, 2, 4))
+    assert experts.number > 0
+    assert experts.status is status
+
+
+def test_slow_trials_are_stopped_on_ray(tmp_path):
+    """`meshtune run` stops slow trials in their workers, and tells how many, and what that saved."""
+    file = tmp_path / "study.yaml"
+    file.write_text(SMALL)
+    overrides = ("search.max_trials=5", f"trial.num_steps={NUM_STEPS}", "trial.seconds_per_trial=1.6")
+
+    with DriverProcess(f"sqlite:///{tmp_path / 'study.db'}", *overrides, study=file) as driver:
+        status, out, err = driver.end()
+
+    assert status == 0, err
+    printed = json.loads(out)
+    config = load_study(file, overrides=overrides, storage=f"sqlite:///{tmp_path / 'study.db'}")
+    records = read_records(stored_study(config))
+    assert (printed["trials"], printed["failed"]) == (5, 0)
+    assert 0 < printed["pruned"] == num_pruned(records)
+    assert 0 < printed["saved_s"] == pytest.approx(saved_s(records))
+
+
 class Clock:
     """Time that goes on by ten seconds whenever somebody looks."""
 
@@ -221,6 +322,7 @@ def test_trials_that_would_mean_something_else_are_not_continued(study, override
         "search.seed=1",
         "search.draws=20",
         "search.parallel_trials=2",
+        "search.prune=false",
         "trial.time_limit_s=60",
         "trial.seconds_per_trial=0.001",
         "space.tp=[1, 2, 4]",

@@ -1,0 +1,280 @@
+"""What a study believes of its candidates: joint draws of all step times, given whatever its trials have told.
+
+Four things enter one draw. The errors of operators and collectives, as trials and history measured them, are composed
+into every candidate's step (FlexParallel 3.1 and equation 5a). What that leaves is drawn by the step-level surrogate. A
+draw of the memory says which candidates do not fit, and one of the crashes which the runtime cannot run: these are
+infinitely slow in it. So a draw is one world that agrees with all that was seen, and its fastest candidate is one that
+may well be the best.
+
+Letters: n candidates, M draws.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodels.crash_surrogate import CrashSurrogate, Kinds, crash_surrogate, kinds_of
+from costmodels.hypotheses import Experience, memory_hypotheses, step_hypotheses
+from costmodels.operators import FloatArray
+from costmodels.parallel import ConfigGrid
+from costmodels.predicted import Predicted, together
+from costmodels.runtime import CONSTANTS
+from costmodels.surrogate import Hypothesis, Seen, Surrogate, after
+from tuner.evidence import Evidence
+from tuner.lessons import Lesson
+from tuner.operator_belief import OperatorBelief
+from tuner.proxy import Proxy
+from tuner.proxy_belief import ProxyBelief, evidence_with_proxies
+
+PEAK_VARIANCE = 0.01**2
+"""Variance of the logarithm of a peak as a measurement."""
+
+MISHAP = 0.02
+"""Probability that memory runs out though it suffices, or suffices though it should not: other processes, luck."""
+
+FOREIGN_CRASH = 0.3
+"""Probability, before any trial, that a crash which does not name memory would have come whatever the memory."""
+
+SLOW_MISHAP = 1e-4
+"""Probability that a trial exceeds its limit of time though its steps are short: a file system that hangs."""
+
+TELLING = 0.5
+"""Probability from which on a kind of configuration is reported as broken."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Belief:
+    """The candidates of a study as they are known before its first trial.
+
+    Attributes:
+        predicted: What is predicted of them [n].
+        kinds: What they have in common.
+        steps: How the step times may err.
+        memory: How the memory may err; none where memory is no issue.
+        operators: What the trials' operator times correct; None where they are not looked at.
+        proxies: What is predicted of proxies; None where there can't be any.
+        aside: Proxies that stand behind the candidates, as if they were candidates too.
+    """
+
+    predicted: Predicted
+    kinds: Kinds
+    steps: tuple[Hypothesis, ...]
+    memory: tuple[Hypothesis, ...]
+    operators: OperatorBelief | None = None
+    proxies: ProxyBelief | None = None
+    aside: tuple[Proxy, ...] = ()
+
+    def with_proxies(self, evidence: Evidence) -> tuple[Belief, Evidence]:
+        """The same with each proxy that was tried as one more candidate [n + p], which nobody chooses.
+
+        A proxy is of the kinds of its candidate. What it teaches of the others comes by the surrogates alone.
+        """
+        assert self.proxies is not None, "proxies are predicted where they can be tried"
+        tried = tuple(seen.proxy for seen in evidence.proxies)
+        predicted, fitted = self.proxies.predicted(tried), self.proxies.predicted_as_fitted(tried)
+        count = len(self.predicted)
+        holds = self.kinds.holds[[seen.positions[0] for seen in evidence.proxies]]
+        wider = replace(
+            self,
+            predicted=together([self.predicted, predicted], [np.arange(count), np.arange(count, count + len(tried))]),
+            kinds=replace(self.kinds, holds=np.concatenate([self.kinds.holds, holds])),
+            steps=tuple(one.with_aside(fitted if one.past else predicted) for one in self.steps),
+            memory=tuple(one.with_aside(fitted if one.past else predicted) for one in self.memory),
+            aside=tried,
+        )
+        return wider, evidence_with_proxies(evidence, count)
+
+    def draw(self, evidence: Evidence, num_draws: int, rng: np.random.Generator) -> NDArray[np.float32]:
+        """Joint draws of the log step time [M, n]; infinite where a candidate cannot run."""
+        if evidence.proxies:
+            wider, seen = self.with_proxies(evidence)
+            drawn = wider.draw(seen, num_draws, rng)[:, : len(self.predicted)]
+            drawn[:, sorted(evidence.impossible)] = np.inf
+            return drawn
+        steps, beside = self._steps(evidence, num_draws, rng)
+        drawn = steps.draw(num_draws, rng, beside=beside)
+        limited = np.array(list(evidence.limits_s), dtype=np.int64)
+        if len(limited):
+            drawn[:, limited] = np.maximum(drawn[:, limited], np.log(list(evidence.limits_s.values())))
+        fails = self._fails(evidence, num_draws, rng)
+        fails[:, sorted(evidence.explored)] = False
+        fails[:, sorted(evidence.impossible)] = True
+        drawn[fails] = np.inf
+        return drawn
+
+    def _steps(
+        self, evidence: Evidence, num_draws: int, rng: np.random.Generator
+    ) -> tuple[Surrogate, list[NDArray[np.float32] | None]]:
+        """The step times after the trials, and what the operators of each hypothesis deviate by."""
+        limited = np.array(list(evidence.limits_s), dtype=np.int64)
+        seen = Seen(
+            measured=evidence.measured,
+            log_value=evidence.log_step_s,
+            variance=evidence.variance,
+            bounded=limited,
+            log_edge=np.log(list(evidence.limits_s.values())),
+            side=np.ones(len(limited)),
+            mishap=np.full(len(limited), SLOW_MISHAP),
+        )
+        hypotheses = list(self.steps)
+        beside: list[NDArray[np.float32] | None] = [None] * len(hypotheses)
+        composed = None
+        if self.operators:
+            aside = self.proxies.terms(self.aside) if self.proxies else []
+            composed = self.operators.compose(evidence.samples, num_draws, rng, aside=aside)
+        if composed is not None:
+            composition, told = composed
+            columns = [list(CONSTANTS).index(name) for name in told]
+            # operators are predicted by the profile that knows most: the one fitted to the past, if there is one
+            knows_past = any(hypothesis.past for hypothesis in hypotheses)
+            for at, hypothesis in enumerate(hypotheses):
+                if bool(hypothesis.past) == knows_past:
+                    hypotheses[at] = hypothesis.corrected(composition.mean, columns)
+                    beside[at] = composition.deviation
+        return after(tuple(hypotheses), seen), beside
+
+    def _fails(self, evidence: Evidence, num_draws: int, rng: np.random.Generator) -> NDArray[np.bool_]:
+        """Which candidates do not fit or crash, in joint draws [M, n]."""
+        log_capacity = np.log(self.predicted.capacity_bytes)
+        crashed = np.array(sorted(evidence.crashed), dtype=np.int64)
+        fails = np.zeros((num_draws, len(self.predicted)), dtype=np.bool_)
+        misfit_probability = np.zeros(len(crashed))
+        if self.memory:
+            memory = self._memory(evidence)
+            fails |= memory.draw(num_draws, rng) > log_capacity.astype(np.float32)
+            misfit_probability = memory.probability_above(log_capacity[crashed], crashed)
+        if len(crashed):
+            fails |= self._crashes(evidence, misfit_probability).draw(num_draws, rng)
+        return fails
+
+    def _memory(self, evidence: Evidence) -> Surrogate:
+        """The needs of memory after the trials."""
+        predicted = self.predicted
+        peaks = np.array(list(evidence.peaks_bytes), dtype=np.int64)
+        ratio = np.array(list(evidence.peaks_bytes.values())) / predicted.peak_bytes[peaks]
+        ran = np.array(sorted(set(evidence.measured.tolist()) - set(evidence.peaks_bytes)), dtype=np.int64)
+        misfits, crashed = (np.array(sorted(which), dtype=np.int64) for which in (evidence.misfits, evidence.crashed))
+        bounded = np.concatenate([ran, misfits, crashed])
+        sizes = [len(ran), len(misfits), len(crashed)]
+        return after(
+            self.memory,
+            Seen(
+                measured=peaks,
+                log_value=np.log(predicted.needed_bytes[peaks] * ratio),
+                variance=np.full(len(peaks), PEAK_VARIANCE),
+                bounded=bounded,
+                log_edge=np.log(predicted.capacity_bytes[bounded]),
+                side=np.repeat([-1.0, 1.0, 1.0], sizes),
+                mishap=np.repeat([MISHAP, MISHAP, FOREIGN_CRASH], sizes),
+            ),
+        )
+
+    def _crashes(self, evidence: Evidence, misfit_probability: FloatArray) -> CrashSurrogate:
+        crashed = np.array(sorted(evidence.crashed), dtype=np.int64)
+        # one that reached its limit before a step ended may not have run at all
+        return crash_surrogate(self.kinds, evidence.measured, crashed, misfit_probability)
+
+    def lessons(self, evidence: Evidence) -> tuple[Lesson, ...]:
+        """What the failures taught, in words."""
+        if evidence.proxies:
+            wider, seen = self.with_proxies(evidence)
+            return wider.lessons(seen)
+        lessons = []
+        log_capacity = np.log(self.predicted.capacity_bytes)
+        crashed = np.array(sorted(evidence.crashed), dtype=np.int64)
+        misfit_probability = np.zeros(len(crashed))
+        if self.memory and (evidence.misfits or len(crashed)):
+            memory = self._memory(evidence)
+            before = after(self.memory, NOTHING_SEEN)
+            everywhere = np.arange(len(log_capacity))
+            probability = memory.probability_above(log_capacity, everywhere)
+            misfit_probability = probability[crashed]
+            newly = (probability > TELLING) & (before.probability_above(log_capacity, everywhere) <= TELLING)
+            newly[sorted(evidence.explored | evidence.impossible)] = False
+            if evidence.misfits:
+                factor = float(
+                    np.exp(np.median(memory.mean_and_deviation(everywhere)[0] - np.log(self.predicted.needed_bytes)))
+                )
+                lessons.append(
+                    Lesson(
+                        kind="memory",
+                        text=f"{_counted(len(evidence.misfits), 'trial')} ran out of memory; candidates need "
+                        f"{factor:.2f} times the predicted memory in the median, and "
+                        f"{_counted(int(newly.sum()), 'more candidate')} probably won't fit.",
+                    )
+                )
+        if len(crashed):
+            found = self._crashes(evidence, misfit_probability).broken_probability()
+            lessons += [
+                Lesson(kind="crash", text=self._blame(name, probability, evidence))
+                for name, probability in found.items()
+                if probability > TELLING
+            ]
+        if evidence.limits_s:
+            slowest_s = max(evidence.limits_s.values())
+            lessons.append(
+                Lesson(
+                    kind="timeout",
+                    text=f"{_counted(len(evidence.limits_s), 'trial')} reached the limit of time before a step ended; "
+                    f"their steps take more than up to {slowest_s:.3g} s.",
+                )
+            )
+        return tuple(lessons)
+
+    def _blame(self, name: str, probability: float, evidence: Evidence) -> str:
+        """One sentence on a kind that is probably broken."""
+        holds = self.kinds.holds[:, self.kinds.names.index(name)]
+        tried = sorted(evidence.explored | evidence.crashed)
+        num_crashed = int(holds[sorted(evidence.crashed)].sum())
+        num_held = int(holds[: len(holds) - len(self.aside)].sum())
+        return (
+            f"{name} crashed in {num_crashed} of {_counted(int(holds[tried].sum()), 'trial')}: with probability "
+            f"{probability:.0%} this runtime cannot run it, and {_counted(num_held, 'candidate')} are held "
+            "unlikely to."
+        )
+
+
+NOTHING_SEEN = Seen(
+    measured=np.zeros(0, dtype=np.int64),
+    log_value=np.zeros(0),
+    variance=np.zeros(0),
+    bounded=np.zeros(0, dtype=np.int64),
+    log_edge=np.zeros(0),
+    side=np.zeros(0),
+    mishap=np.zeros(0),
+)
+"""No trial."""
+
+
+def belief_of(
+    predicted: Predicted,
+    grid: ConfigGrid,
+    *,
+    experience: Experience | None = None,
+    operators: OperatorBelief | None = None,
+    proxies: ProxyBelief | None = None,
+) -> Belief:
+    """What is believed of candidates before any trial.
+
+    Args:
+        predicted: What the runtime's profile says of them.
+        grid: The candidates.
+        experience: What earlier runs of the runtime say.
+        operators: Their operators, as the profile predicts them that `experience` has, or else the runtime's.
+        proxies: What is predicted of proxies, by both profiles.
+    """
+    return Belief(
+        predicted=predicted,
+        kinds=kinds_of(grid),
+        steps=step_hypotheses(predicted, experience),
+        memory=memory_hypotheses(predicted, experience) if predicted.knows_memory else (),
+        operators=operators,
+        proxies=proxies,
+    )
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"

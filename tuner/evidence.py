@@ -1,0 +1,292 @@
+"""What a study's trials tell of its candidates, in the order of the trials."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from optuna.trial import FrozenTrial, TrialState
+
+from costmodels.operators import FloatArray
+from costmodels.parallel import IntArray
+from trials.backend import Observation, OperatorSample, Status
+from tuner.proxy import PROXY, Proxy
+
+STATUS = "status"
+"""Trial attribute: the Status of the observation, where a trial did not simply complete."""
+
+OBSERVATION = "observation"
+"""Trial attribute: what was observed; a loop that keeps none is judged by its trials' values and states."""
+
+STEP_NOISE = 0.02
+"""Assumed standard deviation of the log time of one measured step where its trial has no others."""
+
+LEAST_NOISE = 0.005
+"""What all steps of a trial have in common: runs of one configuration on one cluster differ by that at least."""
+
+EXPLORING = (Status.OK, Status.PRUNED, Status.TIMEOUT)
+"""How a trial ends that needs no other of its candidate."""
+
+T = TypeVar("T")
+"""Whatever was cut off: a candidate, or a proxy."""
+
+Ending = tuple[FrozenTrial, TrialState, Sequence[float] | None]
+"""A trial with its state and values, which its storage may not hold yet."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SeenProxy:
+    """What the trials of one smaller job told.
+
+    Attributes:
+        proxy: The smaller job and its configuration.
+        positions: The candidates in whose place it ran.
+        log_step_s: Logarithm of its step time, the mean over its trials; None if no step was measured.
+        variance: Variance of that as a measurement.
+        limit_s: What its step takes at least, where it was cut off before one ended.
+        peak_bytes: Its peak of memory, where it was measured.
+        ran_out: Whether its memory ran out.
+        crashed: Whether it crashed, and never ran.
+    """
+
+    proxy: Proxy
+    positions: tuple[int, ...]
+    log_step_s: float | None
+    variance: float
+    limit_s: float | None
+    peak_bytes: int | None
+    ran_out: bool
+    crashed: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Evidence:
+    """What a study knows of the candidates.
+
+    What a proxy measured is no measurement of its candidate: it stands in `proxies` alone. But a proxy that crashed
+    speaks against its candidate as that candidate's own crash does.
+
+    Attributes:
+        measured: Candidates with measured steps, each once, in the order of their first trials [t].
+        log_step_s: Logarithm of their step times, the mean over their trials [t].
+        variance: Variance of that as a measurement [t].
+        best_s: The shortest step time of a trial that ended well; None without one.
+        limits_s: Candidates that were cut off before a step ended, and what their step takes at least.
+        peaks_bytes: Candidates whose peak of memory was measured.
+        explored: Candidates that need no further trial: measured, stopped early or timed out.
+        misfits: Candidates that ran out of memory.
+        crashed: Candidates that crashed.
+        pending: Candidates of trials that have not finished.
+        samples: Operator times of all trials.
+        num_decisions: Candidates chosen so far, finished or not.
+        proxies: What smaller jobs told, each once, in the order of their first trials.
+        proxies_pending: Candidates of proxies that have not finished; these are among `pending`.
+        num_proxies: Proxies chosen so far, finished or not; these are among `num_decisions`.
+    """
+
+    measured: IntArray
+    log_step_s: FloatArray
+    variance: FloatArray
+    best_s: float | None
+    limits_s: Mapping[int, float]
+    peaks_bytes: Mapping[int, int]
+    explored: frozenset[int]
+    misfits: frozenset[int]
+    crashed: frozenset[int]
+    pending: frozenset[int]
+    samples: tuple[OperatorSample, ...]
+    num_decisions: int
+    proxies: tuple[SeenProxy, ...] = ()
+    proxies_pending: frozenset[int] = frozenset()
+    num_proxies: int = 0
+
+    @property
+    def num_at_full_size(self) -> int:
+        """Candidates that were chosen to run as they are, finished or not."""
+        return self.num_decisions - self.num_proxies
+
+    @property
+    def proxied(self) -> frozenset[int]:
+        """Candidates of which a proxy told something."""
+        return frozenset(position for seen in self.proxies for position in seen.positions)
+
+    @property
+    def impossible(self) -> frozenset[int]:
+        """Candidates that cannot run."""
+        return self.misfits | self.crashed
+
+    @property
+    def closed(self) -> frozenset[int]:
+        """Candidates that should not be tried now."""
+        return self.explored | self.impossible | self.pending
+
+
+def evidence_of(endings: Sequence[Ending], position_of: Callable[[Mapping[str, Any]], int | None]) -> Evidence:
+    """What trials tell.
+
+    Args:
+        endings: Trials of the study.
+        position_of: The candidate that a trial's parameters name, or None.
+    """
+    own = sorted(
+        (entry for entry in (_entry(ending, position_of) for ending in endings) if entry),
+        key=lambda entry: entry.number,
+    )
+    whole = [entry for entry in own if entry.proxy is None]
+    smaller = [entry for entry in own if entry.proxy is not None]
+    proxies = _seen_proxies(smaller)
+    seen: dict[int, list[_Entry]] = {}
+    for entry in whole:
+        if entry.log_step_s is not None:
+            seen.setdefault(entry.position, []).append(entry)
+    steps = [_together(entries) for entries in seen.values()]
+    explored = frozenset(entry.position for entry in whole if entry.status in EXPLORING)
+    misfits = frozenset(entry.position for entry in whole if entry.status is Status.OUT_OF_MEMORY) - explored
+    crashed = frozenset(entry.position for entry in whole if entry.status is Status.CRASHED)
+    crashed |= {position for proxy in proxies if proxy.crashed for position in proxy.positions}
+    observed = [entry.observation for entry in own if entry.observation]
+    limits_s = _limits((entry.position, entry.observation) for entry in whole)
+    return Evidence(
+        measured=np.array(list(seen), dtype=np.int64),
+        log_step_s=np.array([log_step_s for log_step_s, _ in steps]),
+        variance=np.array([variance for _, variance in steps]),
+        best_s=min((entry.value_s for entry in whole if entry.value_s is not None), default=None),
+        limits_s={position: limit_s for position, limit_s in limits_s.items() if position not in seen},
+        peaks_bytes={entry.position: entry.peak_bytes for entry in whole if entry.peak_bytes},
+        explored=explored,
+        misfits=misfits,
+        crashed=crashed - explored - misfits,
+        pending=frozenset(entry.position for entry in own if entry.status is None),
+        samples=tuple(
+            sample
+            for observation in observed
+            for sample in observation.operator_samples
+            if 0 < sample.time_s < math.inf
+        ),
+        num_decisions=len(own),
+        proxies=proxies,
+        proxies_pending=frozenset(entry.position for entry in smaller if entry.status is None),
+        num_proxies=len(smaller),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Entry:
+    """One trial of a candidate.
+
+    Attributes:
+        number: Its number.
+        position: The candidate.
+        status: How it ended; None if it has not.
+        value_s: Its step time, if it ended well.
+        observation: What was observed, if the trial keeps it.
+        reported_s: Steps that it has reported for a pruner; see pruning.py.
+        proxy: What ran in the candidate's place; None at full size.
+    """
+
+    number: int
+    position: int
+    status: Status | None
+    value_s: float | None
+    observation: Observation | None
+    reported_s: tuple[float, ...]
+    proxy: Proxy | None
+
+    @property
+    def steps_s(self) -> tuple[float, ...]:
+        """Its measured steps; none of a trial that failed."""
+        steps_s = self.observation.step_times_s if self.observation else self.reported_s
+        return steps_s if self.status in EXPLORING else ()
+
+    @property
+    def log_step_s(self) -> float | None:
+        """Logarithm of its step time, by its value or by the steps that it came to measure."""
+        if self.value_s is not None:
+            return math.log(self.value_s)
+        return math.log(statistics.median(self.steps_s)) if self.steps_s else None
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """Its peak of memory, if it ended well and measured one."""
+        return self.observation.peak_memory_bytes if self.observation and self.status is Status.OK else None
+
+
+def _entry(ending: Ending, position_of: Callable[[Mapping[str, Any]], int | None]) -> _Entry | None:
+    """The trial, if its parameters name a candidate."""
+    trial, state, values = ending
+    position = position_of(trial.params)
+    if position is None:
+        return None
+    status, value_s = None, None
+    # a loop that is not ours may return infinity for what failed
+    if state == TrialState.COMPLETE and values and values[0] < math.inf:
+        status, value_s = Status.OK, values[0]
+    elif state.is_finished():
+        status = Status(trial.user_attrs.get(STATUS, Status.PRUNED if state == TrialState.PRUNED else Status.CRASHED))
+    stored = trial.user_attrs.get(OBSERVATION) if status else None
+    proxy = trial.user_attrs.get(PROXY)
+    return _Entry(
+        number=trial.number,
+        position=position,
+        status=status,
+        value_s=value_s,
+        observation=None if stored is None else Observation.from_json(stored),
+        reported_s=tuple(value for _, value in sorted(trial.intermediate_values.items()) if 0 < value < math.inf),
+        proxy=None if proxy is None else Proxy.from_json(proxy),
+    )
+
+
+def _together(entries: Sequence[_Entry]) -> tuple[float, float]:
+    """Mean of the log step times of trials of one configuration, and its variance as a measurement."""
+    logs = [entry.log_step_s for entry in entries if entry.log_step_s is not None]
+    return statistics.mean(logs), statistics.mean(_variance(entry.steps_s) for entry in entries) / len(entries)
+
+
+def _seen_proxies(entries: Sequence[_Entry]) -> tuple[SeenProxy, ...]:
+    """What proxies told, those that say nothing of their candidate left out."""
+    limits_s = _limits((entry.proxy, entry.observation) for entry in entries)
+    telling: dict[Proxy, list[_Entry]] = {}
+    for entry in entries:
+        if entry.proxy and entry.status in (*EXPLORING, Status.OUT_OF_MEMORY, Status.CRASHED):
+            telling.setdefault(entry.proxy, []).append(entry)
+    found = []
+    for proxy, own in telling.items():
+        timed = [entry for entry in own if entry.log_step_s is not None]
+        log_step_s, variance = _together(timed) if timed else (None, math.nan)
+        statuses = {entry.status for entry in own}
+        found.append(
+            SeenProxy(
+                proxy=proxy,
+                positions=tuple(dict.fromkeys(entry.position for entry in own)),
+                log_step_s=log_step_s,
+                variance=variance,
+                limit_s=None if timed else limits_s.get(proxy),
+                peak_bytes=next((entry.peak_bytes for entry in own if entry.peak_bytes), None),
+                ran_out=not timed and Status.OUT_OF_MEMORY in statuses,
+                crashed=statuses == {Status.CRASHED},
+            )
+        )
+    return tuple(found)
+
+
+def _limits(observed: Iterable[tuple[T, Observation | None]]) -> dict[T, float]:
+    """What the steps of those take at least that were cut off, where start-up times of others tell."""
+    kept = [(what, observation) for what, observation in observed if observation]
+    known = [startup_s for _, observation in kept if (startup_s := observation.startup_s) is not None]
+    limits_s: dict[T, float] = {}
+    for what, observation in kept:
+        limit_s = observation.censored_above_s(statistics.median(known)) if known else None
+        if limit_s is not None:
+            limits_s[what] = max(limit_s, limits_s.get(what, 0.0))
+    return limits_s
+
+
+def _variance(steps_s: Sequence[float]) -> float:
+    """Variance of the log of the steps' median: pi / 2 of that of their mean (Cramer 1946, section 28.5)."""
+    if len(steps_s) < 2:
+        return STEP_NOISE**2
+    return LEAST_NOISE**2 + math.pi / 2 * statistics.variance(map(math.log, steps_s)) / len(steps_s)

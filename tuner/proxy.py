@@ -1,0 +1,183 @@
+"""Proxy trials: a smaller job that runs in place of a candidate, on a few hosts of the same cluster.
+
+A proxy keeps the candidate's tp, cp, up, ep and mbs, its schedule, its ZeRO stage and recomputation, and with them the
+shapes of all operators of a layer and of the collectives inside it. Stages, replicas, layers and micro-batches are
+fewer:
+
+    pp, dp      what fills the devices, neither above the candidate's. A pipeline stays one (pp of at least 2), replicas
+                stay replicas where there is room (what reduces gradients shows too), and of what is left pp is largest.
+    layers      `auto` keeps those of each stage and chunk, so that a device does the same work; fewer where ZeRO's
+                larger shares of few replicas would not fit.
+    batch       as many micro-batches per stage as the candidate has, so that the bubble's share is comparable, and at
+                most MAX_ROUNDS of them, so that a step is cheap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from costmodels.memory import estimate_memory
+from costmodels.parallel import ConfigGrid, ParallelConfig
+from costmodels.reduced import Reduction, least_layers
+from tuner.rules import Setting
+from tuner.space import SpaceOptions, broken_rules, divisors, launchable
+
+PROXY = "proxy"
+"""Trial attribute: what the trial ran in place of its candidate, as `Proxy.as_json`; full-size trials have none."""
+
+MAX_ROUNDS = 4
+"""Micro-batches per stage that a proxy runs at most."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProxyOptions:
+    """What a study says about its proxies.
+
+    Attributes:
+        hosts: Hosts that a proxy may occupy.
+        layers: Layers of the reduced model; None keeps those of each stage.
+        full_trials: Trials that run at full size, after the proxies.
+    """
+
+    hosts: int
+    layers: int | None
+    full_trials: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proxy:
+    """What runs in place of a candidate.
+
+    Attributes:
+        reduction: The smaller job.
+        config: Its configuration.
+    """
+
+    reduction: Reduction
+    config: ParallelConfig
+
+    def setting(self, setting: Setting) -> Setting:
+        """The setting that it runs in."""
+        return replace(setting, job=self.reduction.job(setting.job), cluster=self.reduction.cluster(setting.cluster))
+
+    def as_json(self) -> dict[str, Any]:
+        """The proxy as a trial keeps it."""
+        return {**asdict(self.reduction), "devices": self.config.num_devices, "config": asdict(self.config)}
+
+    @classmethod
+    def from_json(cls, entry: Mapping[str, Any]) -> Proxy:
+        """The proxy that `as_json` wrote."""
+        sizes = {name: int(entry[name]) for name in ("hosts", "layers", "global_batch_size")}
+        return cls(reduction=Reduction(**sizes), config=ParallelConfig(**entry["config"]))
+
+
+def proxy_of(
+    config: ParallelConfig, setting: Setting, options: ProxyOptions, space: SpaceOptions | None = None
+) -> Proxy | None:
+    """The largest smaller job that runs what a device of the candidate runs; None if there is none that fits.
+
+    Args:
+        config: The candidate.
+        setting: The full job, on a cluster of equal hosts.
+        options: What the study says about its proxies.
+        space: What it says about its space. A proxy obeys the rules in force, but no tightened degrees.
+    """
+    space = space or SpaceOptions()
+    rules = replace(space, allowed=(), opened=())
+    for hosts in range(options.hosts, 0, -1):
+        for smaller in _degrees(config, hosts * setting.cluster.devices_per_host):
+            for layers in _layers(config, smaller, setting, options):
+                rounds = _rounds(config, setting)
+                reduction = Reduction(
+                    hosts=hosts,
+                    layers=layers,
+                    global_batch_size=smaller.dp * smaller.mbs * smaller.pp * rounds,
+                )
+                found = Proxy(reduction=reduction, config=smaller)
+                if not _is_valid(found, config, setting, rules):
+                    continue
+                if _fits(found, setting, space):
+                    return found
+    return None
+
+
+def _degrees(config: ParallelConfig, devices: int) -> Iterator[ParallelConfig]:
+    """Configurations that fill the devices with fewer stages and replicas, the most telling first."""
+    inner = config.tp * config.cp * config.up
+    if devices % inner:
+        return
+    pairs = [(pp, devices // inner // pp) for pp in divisors(devices // inner)]
+    least_pp = min(config.pp, 2)
+    kept = [(pp, dp) for pp, dp in pairs if least_pp <= pp <= config.pp and dp <= config.dp]
+    for pp, dp in sorted(kept, key=lambda pair: (min(config.dp, 2) > pair[1], -pair[0])):
+        shards = config.dp_shard if config.dp_shard and dp % config.dp_shard == 0 else 0
+        yield replace(config, pp=pp, dp=dp, dp_shard=shards)
+
+
+def _layers(config: ParallelConfig, smaller: ParallelConfig, setting: Setting, options: ProxyOptions) -> Iterator[int]:
+    """Numbers of layers to try, the largest first, each once."""
+    model = setting.job.model
+    if options.layers is not None:
+        yield options.layers
+        return
+    chunks = smaller.pp * smaller.vpp
+    of_chunk = -(-setting.padded_layers // (config.pp * config.vpp))
+    sizes = (min(layers * chunks, model.num_layers) for layers in range(of_chunk, 0, -1))
+    yield from (layers for layers in dict.fromkeys(sizes) if layers >= least_layers(model))
+
+
+def _rounds(config: ParallelConfig, setting: Setting) -> int:
+    """Micro-batches per stage."""
+    num_micro_batches = setting.job.global_batch_size // (config.dp * config.mbs)
+    return max(1, min(MAX_ROUNDS, round(num_micro_batches / config.pp)))
+
+
+def _is_valid(found: Proxy, config: ParallelConfig, setting: Setting, rules: SpaceOptions) -> bool:
+    """Whether the proxy can be launched, and breaks no rule but those that the candidate breaks too."""
+    smaller = found.setting(setting)
+    if not launchable(smaller, found.config):
+        return False
+    broken = set(broken_rules(smaller, rules, found.config))
+    return not broken or broken <= set(broken_rules(setting, rules, config))
+
+
+def _fits(found: Proxy, setting: Setting, space: SpaceOptions) -> bool:
+    """Whether the proxy is predicted to leave the headroom free."""
+    smaller = found.setting(setting)
+    grid = ConfigGrid.from_configs([found.config])
+    memory = estimate_memory(smaller.job, smaller.cluster, smaller.runtime, grid)
+    return bool(memory.fits(space.memory_headroom)[0])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Proxies:
+    """The proxies of a study's candidates, found as they are asked for.
+
+    Attributes:
+        options: What the study says about them.
+        setting: Its setting.
+        space: What it says about its space.
+        grid: Its candidates.
+        budget: Trials of all sizes that it may run.
+    """
+
+    options: ProxyOptions
+    setting: Setting
+    space: SpaceOptions
+    grid: ConfigGrid
+    budget: int
+    _found: dict[int, Proxy | None] = field(default_factory=dict)
+
+    def of(self, position: int) -> Proxy | None:
+        """What may run in place of one candidate."""
+        if position not in self._found:
+            self._found[position] = proxy_of(self.grid.config(position), self.setting, self.options, self.space)
+        return self._found[position]
+
+    @property
+    def num_too_wide(self) -> int:
+        """Candidates of which one replica's stage already needs more devices than a proxy has."""
+        devices = self.options.hosts * self.setting.cluster.devices_per_host
+        return int((self.grid.tp * self.grid.cp * self.grid.up > devices).sum())
