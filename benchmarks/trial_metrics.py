@@ -1,0 +1,77 @@
+"""How good a sequence of trials was: trials needed, regret, and where the sampler would have stopped.
+
+Letters: n candidates, t trials.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from costmodels.operators import FloatArray
+
+STOPPED_ON_BEST = 0.02
+"""A stop counts as one on the best if a candidate so little slower was tried."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trials:
+    """One run of a sampler on one group.
+
+    Attributes:
+        order: Positions of the candidates in the order in which they were tried [t], none twice.
+        num_at_stop: Trials after which the sampler would have ended the search; None if it has no such notion.
+        sampler_s: Wall time that the sampler itself took for all of them.
+    """
+
+    order: tuple[int, ...]
+    num_at_stop: int | None
+    sampler_s: float
+
+
+def trials_to(order: Sequence[int], step_time_s: FloatArray, slowdown: float) -> float:
+    """Trials until one is at most `slowdown` slower than the fastest; infinite if none was.
+
+    Args:
+        order: The trials [t].
+        step_time_s: What a trial of each candidate finds [n], infinite if it fails.
+        slowdown: 0.05 is 5%.
+    """
+    good = step_time_s <= (1 + slowdown) * step_time_s.min()
+    return next((float(number) for number, position in enumerate(order, start=1) if good[position]), math.inf)
+
+
+def regret_at(order: Sequence[int], step_time_s: FloatArray, num_trials: int) -> float:
+    """Slowdown of the best after so many trials, or after all if there are fewer.
+
+    While nothing has been timed it is that of the slowest: whoever must train now may have to take any that runs.
+    """
+    timed = [float(step_time_s[position]) for position in order[:num_trials] if math.isfinite(step_time_s[position])]
+    slowest = float(step_time_s[np.isfinite(step_time_s)].max())
+    return min(timed, default=slowest) / float(step_time_s.min()) - 1
+
+
+def is_stopped_on_best(trials: Trials, step_time_s: FloatArray) -> float | None:
+    """1 if a candidate within STOPPED_ON_BEST of the best was tried before the stop, else 0; None without a stop."""
+    if trials.num_at_stop is None:
+        return None
+    return float(trials_to(trials.order, step_time_s, STOPPED_ON_BEST) <= trials.num_at_stop)
+
+
+def share_explored(trials: Trials, step_time_s: FloatArray, *, of_feasible: bool) -> float | None:
+    """Share of the candidates, or of those that run, that were tried before the stop; None without a stop."""
+    if trials.num_at_stop is None:
+        return None
+    counted = np.isfinite(step_time_s) if of_feasible else np.ones(len(step_time_s), dtype=np.bool_)
+    return float(counted[list(trials.order[: trials.num_at_stop])].sum() / counted.sum())
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The quantile of values that may be infinite, interpolated between neighbours as numpy does."""
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    low, high = ordered[math.floor(place)], ordered[math.ceil(place)]
+    return low if low == high else low + (place - math.floor(place)) * (high - low)
