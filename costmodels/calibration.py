@@ -50,7 +50,7 @@ MIN_RUNS = 3
 RESIDUALS_WORTH = 0.9
 """Residuals of layers are kept where they lessen the median error of unseen runs to less than this share."""
 
-QUICK_STEPS = 5
+QUICK_STEPS = 10
 """Steps of a fit whose errors are looked at anyway: more move the median error by less than a tenth of it."""
 
 DIFFERENCE = 1e-3

@@ -202,8 +202,8 @@ class GaussianProcess:
             -0.5 * whitened @ whitened - np.log(np.diag(factor)).sum() - 0.5 * len(self.values) * np.log(2 * np.pi)
         )
 
-    def left_out_errors(self, part: NDArray[np.int64]) -> FloatArray:
-        """Errors of the observations in deviations, when each part of them is predicted from all others [t].
+    def left_out_errors(self, part: NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
+        """Errors of the observations when each part of them is predicted from all others, and their deviations [t].
 
         It takes no refits: the errors of a part are those of the whole process, weighed by its block of the inverse
         covariance (Rasmussen and Williams 2006, section 5.4.2, for more than one observation at a time).
@@ -213,12 +213,16 @@ class GaussianProcess:
         """
         inverse = cho_solve((self._factor(), True), np.eye(len(self.values)))
         weights = inverse @ self.values
-        errors = np.empty(len(self.values))
+        if len(np.unique(part)) == len(part):
+            variance = 1.0 / np.diag(inverse)
+            return variance * weights, np.sqrt(variance)
+        errors, deviations = np.empty(len(self.values)), np.empty(len(self.values))
         for index in np.unique(part):
             of_part = np.flatnonzero(part == index)
             covariance = np.linalg.inv(inverse[np.ix_(of_part, of_part)])
-            errors[of_part] = covariance @ weights[of_part] / np.sqrt(np.diag(covariance))
-        return errors
+            errors[of_part] = covariance @ weights[of_part]
+            deviations[of_part] = np.sqrt(np.diag(covariance))
+        return errors, deviations
 
     def _noise_variance(self) -> FloatArray:
         return self.hyper.noise**2 + self.variance

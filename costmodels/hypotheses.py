@@ -57,14 +57,14 @@ MEMORY_AMPLITUDE = 0.5
 PEAK_NOISE = 0.04
 """What a measured peak has to itself as the memory that is needed: the allocator holds more than it must."""
 
-TRUST = 2.0
+TRUST = 8.0
 """How much more probable than any other hypothesis it is that a history applies."""
 
 LEARNED_SPREAD = 0.3
 """Standard deviation of the logarithms of hyperparameters that a history has told."""
 
 OUTLYING = 3.0
-"""Deviations beyond which a past run is an outlier, and its error no observation."""
+"""Usual errors beyond which a past run is an outlier, and no observation."""
 
 FEWEST_PAST = 5
 """Past observations below which there is no history."""
@@ -153,7 +153,7 @@ def memory_hypotheses(predicted: Predicted, experience: Experience | None = None
 
 
 def _placed_steps(predicted: Predicted, *, center: FloatArray, constants: Sequence[float]) -> tuple[FloatArray, Points]:
-    """Logarithm of the step times [n], and where a process sees them; `center` [c] is taken off the constants' effects."""
+    """Logarithm of the step times [n], and where a process sees them; `center` [c] is taken off the effects."""
     return np.log(predicted.step_time_s), _points(predicted, predicted.constant_effects - center, constants)
 
 
@@ -221,10 +221,14 @@ def _warm(
 def _robust(at: Points, values: FloatArray, prior: HyperPrior, num_scaled: int) -> tuple[IntArray, Hyperparameters]:
     """The observations that are no outliers, and the hyperparameters that they tell.
 
-    An outlier is one that all others do not explain, in units of how far they usually err.
+    An outlier errs by far more than most, or by far more than all others let expect: runs that something slowed down
+    tell nothing of the fastest, and would make the process expect the like everywhere.
     """
-    process = fit(at, values, prior=prior, num_scaled=num_scaled)
-    errors = np.abs(process.left_out_errors(np.arange(len(values))))
-    kept = np.flatnonzero(errors <= OUTLYING * max(float(np.quantile(errors, 0.683)), 1e-9))
+    away = np.abs(values - np.median(values))
+    usual = np.flatnonzero(away <= OUTLYING * max(float(np.quantile(away, 0.683)), prior.noise))
+    process = fit(at.take(usual), values[usual], prior=prior, num_scaled=num_scaled)
+    errors, deviations = process.left_out_errors(np.arange(len(usual)))
+    away = np.abs(errors) / deviations
+    kept = usual[away <= OUTLYING * max(float(np.quantile(away, 0.683)), 1.0)]
     again = fit(at.take(kept), values[kept], prior=prior, num_scaled=num_scaled)
     return kept, again.hyper

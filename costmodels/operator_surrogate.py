@@ -351,7 +351,8 @@ def _widened(process: GaussianProcess) -> Hyperparameters:
     for feature in process.at.features.T:
         part = np.searchsorted(np.quantile(feature, np.arange(1, NUM_RANGES) / NUM_RANGES), feature, side="right")
         if len(np.unique(part)) > 1:
-            squares = np.minimum(process.left_out_errors(part) ** 2, FARTHEST**2)
+            errors, deviations = process.left_out_errors(part)
+            squares = np.minimum((errors / deviations) ** 2, FARTHEST**2)
             widest = max(widest, (GRANTED + squares.sum()) / (GRANTED + len(squares)))
     factor = float(np.sqrt(widest))
     hyper = process.hyper

@@ -33,6 +33,19 @@ SCALE_ERROR = 0.1
 that more hosts share, the wait for the slowest of them (assumed)."""
 
 
+FEWEST_TO_LEARN = 3
+"""Measured candidates from which on hyperparameters are learned."""
+
+OUTLYING = 4.0
+"""Deviations above what all others let expect from which on a measured candidate is an outlier."""
+
+MEASURED_PER_OUTLIER = 4
+"""Measured candidates for each outlier beyond the first: what happens more often is no outlier."""
+
+SURPRISING = 0.05
+"""Probability of an outlier, which speaks against hypotheses that need many; assumed."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Seen:
     """What the trials of a study told of the quantity.
@@ -123,19 +136,8 @@ class Hypothesis:
     def after(self, seen: Seen) -> Fitted:
         """The process that has seen the trials, and how probable it makes them."""
         values = seen.log_value - self.log_predicted[seen.measured]
-        process = fit(
-            self.points.take(seen.measured),
-            values,
-            prior=self.prior,
-            variance=seen.variance,
-            num_scaled=self.num_scaled,
-        )
-        log_likelihood = process.log_likelihood()
-        if self.past is not None:
-            past = self.past
-            before = process.take(np.zeros(0, dtype=np.int64)).with_more(past.at, past.values, past.variance)
-            process = process.with_more(past.at, past.values, past.variance)
-            log_likelihood = process.log_likelihood() - before.log_likelihood()
+        surprise = self._surprise(seen, values)
+        process, log_likelihood = self._process(seen, values, surprise, min_to_learn=FEWEST_TO_LEARN)
         bounds = Bounds(
             at=self.points.take(seen.bounded),
             edge=seen.log_edge - self.log_predicted[seen.bounded],
@@ -144,9 +146,57 @@ class Hypothesis:
             blur=process.hyper.noise,
         )
         process, log_bounds = bounded(process, bounds)
+        log_chance = np.log(self.chance) + np.sum(surprise > 0) * np.log(SURPRISING)
         return Fitted(
-            hypothesis=self, process=process, log_weight=float(np.log(self.chance)) + log_likelihood + log_bounds
+            hypothesis=self,
+            process=process,
+            surprise=surprise,
+            log_weight=float(log_chance) + log_likelihood + log_bounds,
         )
+
+    def _process(
+        self, seen: Seen, values: FloatArray, surprise: FloatArray, *, min_to_learn: int
+    ) -> tuple[GaussianProcess, float]:
+        """The process after the measured candidates and the past, and the log likelihood of the former given the past.
+
+        Args:
+            seen: What was measured.
+            values: Its log ratios to the predictions [t].
+            surprise: Variance of what each has to itself beyond the process' noise [t].
+            min_to_learn: Measured candidates from which on hyperparameters are learned.
+        """
+        process = fit(
+            self.points.take(seen.measured),
+            values,
+            prior=self.prior,
+            variance=seen.variance + surprise,
+            num_scaled=self.num_scaled,
+            min_to_learn=min_to_learn,
+        )
+        if self.past is None:
+            return process, process.log_likelihood()
+        past = self.past
+        before = process.take(np.zeros(0, dtype=np.int64)).with_more(past.at, past.values, past.variance)
+        process = process.with_more(past.at, past.values, past.variance)
+        return process, process.log_likelihood() - before.log_likelihood()
+
+    def _surprise(self, seen: Seen, values: FloatArray) -> FloatArray:
+        """Variance of what each measured candidate has to itself beyond the process' noise; 0 but for outliers [t].
+
+        An outlier lies far above what all others let expect, before hyperparameters give way to it: something slowed
+        that run down, and only its own. Believed, it would make the process expect the like everywhere.
+        """
+        surprise = np.zeros(len(values))
+        alone = np.arange(len(values) + (len(self.past.values) if self.past else 0))
+        for _ in range(1 + len(values) // MEASURED_PER_OUTLIER if len(values) else 0):
+            process, _ = self._process(seen, values, surprise, min_to_learn=len(values) + 1)
+            errors, deviations = process.left_out_errors(alone)
+            own = errors[: len(values)] / deviations[: len(values)]
+            worst = int(np.argmax(np.abs(own)))
+            if own[worst] <= OUTLYING:  # a surprisingly low one is believed, though it makes others look high
+                break
+            surprise[worst] += errors[worst] ** 2 - deviations[worst] ** 2
+        return surprise
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -156,11 +206,13 @@ class Fitted:
     Attributes:
         hypothesis: The hypothesis.
         process: Its process; the measured candidates come first among its observations, the bounded ones last.
+        surprise: Variance of what each measured candidate has to itself beyond the process' noise [t].
         log_weight: Logarithm of its chance times the likelihood of what was seen.
     """
 
     hypothesis: Hypothesis
     process: GaussianProcess
+    surprise: FloatArray
     log_weight: float
 
     def draw(
@@ -179,9 +231,10 @@ class Fitted:
         own_variance = self.process.hyper.noise**2
         # what a measured candidate has to itself is known up to the noise of its measurement
         smooth = drawn[:, seen.measured]
-        total = own_variance + seen.variance
-        own = (seen.log_value - smooth) * (own_variance / total)
-        own += rng.standard_normal(smooth.shape) * np.sqrt(own_variance * seen.variance / total)
+        of_measured = own_variance + self.surprise
+        total = of_measured + seen.variance
+        own = (seen.log_value - smooth) * (of_measured / total)
+        own += rng.standard_normal(smooth.shape) * np.sqrt(of_measured * seen.variance / total)
         drawn += np.float32(np.sqrt(own_variance)) * rng.standard_normal(drawn.shape, dtype=np.float32)
         drawn[:, seen.measured] = smooth + own
         return drawn

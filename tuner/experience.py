@@ -26,7 +26,7 @@ from hardware.cluster import Cluster
 from trials.backend import Status
 from tuner.belief import Belief, belief_of
 from tuner.history.past import Past, PastRun, PastSample
-from tuner.operator_belief import OperatorBelief, errors_of, predicted_times
+from tuner.operator_belief import Key, OperatorBelief, errors_of, predicted_times
 from tuner.proxy_belief import ProxyBelief
 
 Part = tuple[MeasuredSetting, IntArray]
@@ -42,8 +42,11 @@ def unheard(_: str) -> None:
 MOST_GROUPS = 16
 """Jobs of the history that are looked at; those nearest to the study's."""
 
-MOST_RUNS = 12
-"""Runs of one job that are looked at, spread evenly over them."""
+MOST_RUNS = 30
+"""Runs of one job that the profile is fitted to, spread evenly over them."""
+
+MOST_KEPT = 12
+"""The same of those whose remaining errors are observations: the process' cost grows with their cube."""
 
 OPENNESS = 0.5
 """A constant of a shipped profile may err by at least this share of what it would unfitted, for whoever brings runs of
@@ -111,9 +114,10 @@ def learn(past: Past, setting: MeasuredSetting, *, on_progress: OnProgress = unh
     timed = replace(past, runs=tuple(run for runs in groups for run in runs)).timed(setting.runtime)
     if len(timed) < FEWEST_PAST:  # there would be no hypothesis of the fitted profile
         return None
-    on_progress(f"learning from {len(timed)} earlier runs of {len(groups)} jobs")
+    jobs = "1 job" if len(groups) == 1 else f"{len(groups)} jobs"
+    on_progress(f"learning from {len(timed)} earlier runs of {jobs}")
     runtime = fit_to_runs(timed, _open_minded(setting.runtime))
-    kept = tuple(_past_group(part, runtime) for runs in groups for part in _by_setting(runs))
+    kept = tuple(_past_group(part, runtime) for runs in groups for part in _by_setting(_thinned(runs, MOST_KEPT)))
     samples: dict[str, list[PastSample]] = {}
     for sample in past.samples:
         samples.setdefault(sample.group, []).append(sample)
@@ -141,11 +145,11 @@ def nearest_groups(runs: Sequence[PastRun], setting: MeasuredSetting) -> list[li
         if run.runtime == setting.runtime.name and tells and run.status is Status.OK:
             by_group.setdefault(run.group, []).append(run)
     nearest = sorted(by_group.values(), key=lambda group: _distance(group[0], setting))[:MOST_GROUPS]
-    return [_thinned(group) for group in nearest]
+    return [_thinned(group, MOST_RUNS) for group in nearest]
 
 
-def _thinned(runs: list[PastRun]) -> list[PastRun]:
-    at = np.unique(np.linspace(0, len(runs) - 1, min(MOST_RUNS, len(runs))).round().astype(int))
+def _thinned(runs: list[PastRun], most: int) -> list[PastRun]:
+    at = np.unique(np.linspace(0, len(runs) - 1, min(most, len(runs))).round().astype(int))
     return [runs[position] for position in at]
 
 
@@ -182,11 +186,13 @@ def _past_group(runs: Sequence[PastRun], runtime: RuntimeProfile) -> PastGroup:
 def _operators(
     runs: Sequence[PastRun], samples: Sequence[PastSample], runtime: RuntimeProfile
 ) -> tuple[OperatorErrors, ...]:
-    """Operator times of one job beside what the profile says of the operators of its runs."""
-    setting = runs[0].setting(runtime)
-    grid = ConfigGrid.from_configs(list(dict.fromkeys(run.config for run in runs)))
-    terms = step_terms(setting.job, setting.cluster, setting.runtime, grid)
-    return errors_of(samples, predicted_times(terms))
+    """Operator times of one study beside what the profile says of the operators of its runs, proxies among them."""
+    predicted_s: dict[Key, float] = {}
+    for part in _by_setting(runs):
+        setting = part[0].setting(runtime)
+        grid = ConfigGrid.from_configs(list(dict.fromkeys(run.config for run in part)))
+        predicted_s |= predicted_times(step_terms(setting.job, setting.cluster, setting.runtime, grid))
+    return errors_of(samples, predicted_s)
 
 
 def under(setting: MeasuredSetting, runtime: RuntimeProfile) -> MeasuredSetting:

@@ -220,20 +220,20 @@ def test_more_observations_bring_all_their_noise(process, rng):
     assert added.mean_and_deviation(points)[1] == pytest.approx(whole.mean_and_deviation(points)[1])
 
 
-def test_left_out_errors_are_those_of_processes_without_the_part(process):
-    """Errors of a part, in deviations, are what a process that never saw that part makes there."""
-    part = np.arange(25) % 3
+@pytest.mark.parametrize("num_parts", [3, 25])
+def test_left_out_errors_are_those_of_processes_without_the_part(process, num_parts):
+    """Errors of a part, and their deviations, are those of a process that never saw it, down to single observations."""
+    part = np.arange(25) % num_parts
 
-    errors = process.left_out_errors(part)
+    errors, deviations = process.left_out_errors(part)
 
-    for index in range(3):
+    for index in range(num_parts):
         held, kept = np.flatnonzero(part == index), np.flatnonzero(part != index)
-        without = dataclasses.replace(
-            process, at=process.at.take(kept), values=process.values[kept], variance=process.variance[kept]
-        )
+        without = process.take(kept)
         mean, deviation = without.mean_and_deviation(process.at.take(held))
         total = np.sqrt(deviation**2 + HYPER.noise**2 + process.variance[held])
-        assert errors[held] == pytest.approx((process.values[held] - mean) / total)
+        assert errors[held] == pytest.approx(process.values[held] - mean)
+        assert deviations[held] == pytest.approx(total)
 
 
 @pytest.mark.parametrize("num_scaled", [0, 1])

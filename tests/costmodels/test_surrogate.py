@@ -302,3 +302,62 @@ def test_bounds_weigh_hypotheses_too(rng):
     surrogate = after((low, high), seen_at([], [], bounded=[4], log_edge=[low.log_predicted[4] + 1.2]))
 
     assert surrogate.probabilities[1] > 0.95
+
+
+# Outliers
+
+
+def test_one_run_that_was_slowed_down_speaks_for_itself_only(rng):
+    """A trial twenty times slower than all others let expect is drawn as measured, and its likes hardly slower."""
+    hypothesis = hypothesis_of(rng)
+    measured = np.arange(8)
+    values = hypothesis.log_predicted[measured] + 0.02 * rng.standard_normal(8)
+    slowed = values.copy()
+    slowed[3] += np.log(20.0)
+
+    plain, surprised = (after((hypothesis,), seen_at(measured, seen)) for seen in (values, slowed))
+
+    assert np.flatnonzero(surprised.fitted[0].surprise).tolist() == [3]
+    assert not plain.fitted[0].surprise.any()
+    drawn = surprised.draw(500, rng)
+    assert drawn[:, 3].mean() == pytest.approx(slowed[3], abs=0.02)
+    others = np.setdiff1d(EVERYWHERE, measured)
+    shift = surprised.mean_and_deviation(others)[0] - plain.mean_and_deviation(others)[0]
+    assert np.abs(shift).max() < 0.3
+
+
+def test_a_fast_run_is_no_outlier(rng):
+    """A trial far below what was expected is believed: its likes may be the best."""
+    hypothesis = hypothesis_of(rng)
+    measured = np.arange(8)
+    values = hypothesis.log_predicted[measured].copy()
+    values[3] -= np.log(20.0)
+
+    surrogate = after((hypothesis,), seen_at(measured, values))
+
+    assert not surrogate.fitted[0].surprise.any()
+
+
+def test_what_happens_often_is_no_outlier(rng):
+    """Of twelve trials at most four are set aside, however far five of them lie."""
+    hypothesis = hypothesis_of(rng)
+    measured = np.arange(12)
+    values = hypothesis.log_predicted[measured] + np.log([1, 1, 20, 30, 1, 1, 80, 1, 1, 50, 1, 100])
+
+    surrogate = after((hypothesis,), seen_at(measured, values))
+
+    assert 0 < np.count_nonzero(surrogate.fitted[0].surprise) <= 4
+
+
+def test_a_hypothesis_survives_one_outlier(rng):
+    """A past that predicts all trials but one keeps most of its say against one that predicts none of them well."""
+    cold = hypothesis_of(rng)
+    past_error = 0.4 * np.sin(4 * cold.points.features[:, 0])
+    warm = replace(cold, past=past_at(cold.points, past_error, noise=0.05))
+    measured = np.arange(10)
+    values = cold.log_predicted[measured] + past_error[measured]
+    values[4] += np.log(20.0)
+
+    surrogate = after((cold, warm), seen_at(measured, values))
+
+    assert surrogate.probabilities[1] > 0.9

@@ -197,7 +197,7 @@ def test_progress_is_told_before_the_fit(problem, past):
 
     learn(past, problem[0], on_progress=heard.append)
 
-    assert heard == ["learning from 12 earlier runs of 1 jobs"]
+    assert heard == ["learning from 12 earlier runs of 1 job"]
 
 
 # Which runs are looked at
