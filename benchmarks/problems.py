@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.timing import reasons
 from costmodels.fidelity import by_setting, group_key, settings_of
 from costmodels.measured import MeasuredGroup, MeasuredRun, read_measured_and_skipped
 from costmodels.operators import FloatArray
@@ -101,6 +102,24 @@ def read_runs(paths: Sequence[Path]) -> tuple[tuple[MeasuredRun, ...], Counter[s
     runs, skipped = read_measured_and_skipped(list(dict.fromkeys(files)), Path())
     kept = tuple(run for run in runs if run.is_failed or CONTRADICTORY not in run.notes)
     return kept, Counter(skipped) + Counter({f"tagged {CONTRADICTORY}": len(runs) - len(kept)})
+
+
+def read_groups(paths: Sequence[Path], min_candidates: int) -> tuple[list[Group], Counter[str]]:
+    """The groups of some files, and what was left out, by reason.
+
+    Raises:
+        ConfigError: a file is missing or malformed, or there is no group of at least so many candidates.
+    """
+    runs, skipped = read_runs(paths)
+    groups, left_out = groups_of(runs, min_candidates)
+    skipped += left_out
+    if not groups:
+        raise ConfigError(
+            f"hold no group of at least {min_candidates} candidates with a timed one among them",
+            key=", ".join(map(str, paths)),
+            nearest=f"--min-candidates takes smaller ones; {reasons(skipped)}",
+        )
+    return groups, skipped
 
 
 def groups_of(runs: Sequence[MeasuredRun], min_candidates: int) -> tuple[list[Group], Counter[str]]:

@@ -25,32 +25,27 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import multiprocessing
 import sys
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import optuna
-from threadpoolctl import threadpool_limits
 
 from benchmarks.peers import PEERS, missing
-from benchmarks.problems import Group, Problem, groups_of, problem_of, read_runs
-from benchmarks.searchers import AbstractSearcher, Thompson, prior, run_trials, uniform
-from benchmarks.timing import USERS_MISTAKE, reasons, tell
+from benchmarks.problems import Group, Problem, problem_of, read_groups, read_runs
+from benchmarks.searchers import AbstractSearcher, prior, run_trials, thompson, uniform
+from benchmarks.timing import USERS_MISTAKE, count_at_least, tell
 from benchmarks.trial_metrics import Trials, is_stopped_on_best, quantile, regret_at, share_explored, trials_to
+from benchmarks.workers import mapper
 from costmodels.measured import MeasuredRun
 from costmodels.runtime import find_runtime
 from hardware.errors import ConfigError, did_you_mean
 
 SEARCHERS: dict[str, Callable[[Problem, int], AbstractSearcher]] = {
-    "thompson": Thompson,
+    "thompson": thompson,
     **PEERS,
     "random": uniform,
     "prior": prior,
@@ -97,29 +92,17 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--measured", nargs="+", type=Path, required=True, metavar="CSV", help="the groups to search")
     parser.add_argument("--history", nargs="+", type=Path, default=[], metavar="CSV", help="runs that are known before")
     parser.add_argument("--samplers", default=",".join(SEARCHERS), help="which to run, with commas between (all)")
-    parser.add_argument("--seeds", type=_count, default=20, help="runs of each sampler on each group (20)")
+    parser.add_argument("--seeds", type=count_at_least(1), default=20, help="runs of each sampler on each group (20)")
     parser.add_argument(
-        "--min-candidates", type=_choice, default=20, help="leave out groups of fewer, timed or failed (20)"
+        "--min-candidates", type=count_at_least(2), default=20, help="leave out groups of fewer, timed or failed (20)"
     )
     parser.add_argument("--runtime", help="the profile that predicts, whatever the source")
     parser.add_argument(
-        "--trials", type=_count, default=MAX_TRIALS, help=f"budget of trials of each run ({MAX_TRIALS})"
+        "--trials", type=count_at_least(1), default=MAX_TRIALS, help=f"budget of trials of each run ({MAX_TRIALS})"
     )
-    parser.add_argument("--workers", type=_count, default=2, help="processes (2)")
+    parser.add_argument("--workers", type=count_at_least(1), default=2, help="processes (2)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser.parse_args(argv)
-
-
-def _count(text: str, at_least: int = 1) -> int:
-    value = int(text)
-    if value < at_least:
-        raise argparse.ArgumentTypeError(f"must be at least {at_least}, but got {text}")
-    return value
-
-
-def _choice(text: str) -> int:
-    """One candidate is no choice."""
-    return _count(text, at_least=2)
 
 
 def _measure(given: argparse.Namespace) -> dict[str, Any]:
@@ -131,17 +114,9 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
     if given.runtime is not None:
         find_runtime(given.runtime)
     samplers, unavailable = _samplers(given.samplers)
-    runs, skipped = read_runs(given.measured)
     history, _ = read_runs(given.history) if given.history else ((), None)
-    groups, left_out = groups_of(runs, given.min_candidates)
-    skipped += left_out
-    if not groups:
-        raise ConfigError(
-            f"hold no group of at least {given.min_candidates} candidates with a timed one among them",
-            key=", ".join(map(str, given.measured)),
-            nearest=f"--min-candidates takes smaller ones; {reasons(skipped)}",
-        )
-    with _mapper(given.workers) as each:
+    groups, skipped = read_groups(given.measured, given.min_candidates)
+    with mapper(given.workers) as each:
         tell(f"{len(groups)} groups; predicting their candidates")
         problems = list(each(partial(_problem, history=history, runtime=given.runtime), groups))
         dropped = sum(problem.num_dropped for problem in problems)
@@ -189,30 +164,6 @@ def _samplers(text: str) -> tuple[list[str], dict[str, str]]:
     if not available:
         raise ConfigError("leaves no sampler to run", key="--samplers", nearest=f"valid: {', '.join(SEARCHERS)}")
     return available, unavailable
-
-
-@contextmanager
-def _mapper(num_workers: int) -> Iterator[Callable[..., Iterable[Any]]]:
-    """`map` over worker processes, each on one thread; over this one if there is but one."""
-    if num_workers == 1:
-        with threadpool_limits(1):
-            _quieten()
-            yield map
-        return
-    # spawned, since a fork would inherit the threads of numpy and torch
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(num_workers, mp_context=context, initializer=_set_up_worker) as pool:
-        yield pool.map
-
-
-def _set_up_worker() -> None:
-    threadpool_limits(1)
-    _quieten()
-
-
-def _quieten() -> None:
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
 
 
 def _problem(group: Group, history: Sequence[MeasuredRun], runtime: str | None) -> Problem:

@@ -18,7 +18,7 @@ from benchmarks.problems import Problem
 from benchmarks.trial_metrics import Trials
 from costmodels.operators import FloatArray
 from trials.backend import Observation
-from tuner.evidence import OBSERVATION, STATUS
+from tuner.evidence import OBSERVATION, STATUS, Evidence
 from tuner.sampler import ThompsonSampler
 
 
@@ -42,8 +42,8 @@ class AbstractSearcher(ABC):
 class Thompson(AbstractSearcher):
     """Meshtune's sampler in Optuna's loop of ask and tell."""
 
-    def __init__(self, problem: Problem, seed: int) -> None:
-        self._sampler = thompson_sampler(problem, seed)
+    def __init__(self, sampler: ThompsonSampler) -> None:
+        self._sampler = sampler
         self._study = optuna.create_study(sampler=self._sampler)
 
     def ask(self) -> int:
@@ -65,13 +65,18 @@ class Thompson(AbstractSearcher):
     @property
     def is_confident(self) -> bool:
         """Whether p_star exceeds the confidence that is asked for by default."""
-        evidence = self._sampler.evidence(self._study.get_trials(deepcopy=False))
+        evidence = self.evidence
         return self._sampler.is_confident(evidence) or self._sampler.is_exhausted(evidence)
 
+    @property
+    def evidence(self) -> Evidence:
+        """What the trials so far told."""
+        return self._sampler.evidence(self._study.get_trials(deepcopy=False))
 
-def thompson_sampler(problem: Problem, seed: int) -> ThompsonSampler:
+
+def thompson(problem: Problem, seed: int) -> Thompson:
     """The sampler that a study of this problem would have, everything else at its default."""
-    return ThompsonSampler(problem.grid, problem.belief, seed=seed)
+    return Thompson(ThompsonSampler(problem.grid, problem.belief, seed=seed))
 
 
 class InOrder(AbstractSearcher):

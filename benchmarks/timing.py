@@ -40,6 +40,18 @@ def arguments(description: str, **options: int) -> argparse.Namespace:
     return parser.parse_args()
 
 
+def count_at_least(least: int) -> Callable[[str], int]:
+    """The type of an option that takes a whole number, `least` or more."""
+
+    def count(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"must be at least {least}, but got {text}")
+        return value
+
+    return count
+
+
 def publish(rows: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
     """Prints the rows as a table, or as JSON."""
     if as_json:

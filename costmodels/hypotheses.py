@@ -30,6 +30,9 @@ ROUGH_PRIOR, ROUGH_CHANCE = replace(STEP_PRIOR, length_scale=1.0), 0.25
 """A world whose errors change within an octave or three, and how probable it is beside the smooth one. Without it a
 few trials that agree make all candidates look alike."""
 
+FEW_OUTLIERS = (1.0, 19.0)
+"""Runs that something slowed down, and other runs, that are taken to have been seen before any."""
+
 FOREIGN_OFFSET = 0.5
 """Standard deviation of the log factor that all candidates share, without a history."""
 
@@ -57,8 +60,9 @@ MEMORY_AMPLITUDE = 0.5
 PEAK_NOISE = 0.04
 """What a measured peak has to itself as the memory that is needed: the allocator holds more than it must."""
 
-TRUST = 8.0
-"""How much more probable than any other hypothesis it is that a history applies."""
+TRUST, FOREIGN_TRUST = 8.0, 1.0
+"""How much more probable than the plain hypothesis it is that a history applies: one of the candidates' own devices,
+and one of others only (assumed)."""
 
 LEARNED_SPREAD = 0.3
 """Standard deviation of the logarithms of hyperparameters that a history has told."""
@@ -92,10 +96,12 @@ class Experience:
     Attributes:
         predicted: What the fitted profile says of the candidates [n].
         groups: The runs [g].
+        trust: How much more probable than the plain hypothesis it is that they apply.
     """
 
     predicted: Predicted
     groups: tuple[PastGroup, ...]
+    trust: float = TRUST
 
 
 def step_hypotheses(predicted: Predicted, experience: Experience | None = None) -> tuple[Hypothesis, ...]:
@@ -111,6 +117,7 @@ def step_hypotheses(predicted: Predicted, experience: Experience | None = None) 
         num_scaled=effects.shape[1],
         prior=STEP_PRIOR,
         placed=placed,
+        outliers=FEW_OUTLIERS,
     )
     rough = replace(cold, chance=ROUGH_CHANCE, prior=ROUGH_PRIOR)
     warm = experience and _warm(
@@ -120,6 +127,7 @@ def step_hypotheses(predicted: Predicted, experience: Experience | None = None) 
         offsets=(RUNTIME_OFFSET, GROUP_OFFSET),
         log_errors=[np.log(group.step_time_s / group.predicted.step_time_s) for group in experience.groups],
         prior=STEP_PRIOR,
+        outliers=FEW_OUTLIERS,
     )
     return (cold, rough, warm) if warm else (cold, rough)
 
@@ -180,6 +188,7 @@ def _warm(
     offsets: tuple[float, float],
     log_errors: Sequence[FloatArray],
     prior: HyperPrior,
+    outliers: tuple[float, float] | None = None,
 ) -> Hypothesis | None:
     """The hypothesis that errors are those of the past; None where it tells none."""
     shared, own = offsets
@@ -208,13 +217,14 @@ def _warm(
     )
     past = PastErrors(at=at.take(known[kept]), values=values[known[kept]], variance=np.full(len(kept), hyper.noise**2))
     return Hypothesis(
-        chance=TRUST,
+        chance=experience.trust,
         log_predicted=log_predicted,
         points=candidates,
         num_scaled=num_scaled,
         prior=learned,
         past=past,
         placed=of_candidates,
+        outliers=outliers and (outliers[0] + len(known) - len(kept), outliers[1] + len(kept)),
     )
 
 

@@ -28,13 +28,34 @@ from costmodels.one_sided import Bounds, bounded
 from costmodels.parallel import IntArray
 from costmodels.predicted import Predicted
 
-SCALE_ERROR = 0.1
-"""Standard deviation of the log factor by which runs aside err unlike the candidates, all of them together: a network
-that more hosts share, the wait for the slowest of them (assumed)."""
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Likeness:
+    """How far smaller jobs err like the candidates.
+
+    Attributes:
+        chance: How probable it is before any trial.
+        together: Standard deviation of the log factor that sets all of them apart: a network that more hosts share, the
+            wait for the slowest of these.
+        each: The same of each by itself.
+    """
+
+    chance: float
+    together: float
+    each: float
+
+
+LIKENESSES = (Likeness(chance=0.5, together=0.1, each=0.05), Likeness(chance=0.5, together=0.8, each=0.4))
+"""Errors that carry over to full size, and errors that hardly do: a network that is fast within a quarter of the hosts
+may be slow between all. Trials at full size tell which it is (assumed, after siblings of published sweeps)."""
 
 
 FEWEST_TO_LEARN = 3
 """Measured candidates from which on hyperparameters are learned."""
+
+DOUBT = 6.0
+"""Observations to which all variances are doubled, once hyperparameters are learned and no past tells them: the most
+likely ones are too sure of candidates unlike those that were measured. Chosen on measured groups."""
 
 OUTLYING = 4.0
 """Deviations above what all others let expect from which on a measured candidate is an outlier."""
@@ -44,6 +65,9 @@ MEASURED_PER_OUTLIER = 4
 
 SURPRISING = 0.05
 """Probability of an outlier, which speaks against hypotheses that need many; assumed."""
+
+OUTLIER_SIZE = 1.0
+"""Root mean square of the logarithm by which an outlier lies above the others, where none was seen; assumed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -95,8 +119,13 @@ class Hypothesis:
         num_scaled: Leading linear columns whose scale is learned.
         prior: Its hyperparameters; the noise is what a configuration has to itself.
         past: Earlier runs that it believes in.
+        outliers: How many measurements lay far above what others let expect, and how many did not, before the trials;
+            candidates that were not measured may do so too. None where that cannot happen.
         placed: The logarithm of the quantity, and where the process sees it, of other runs that are predicted; None
             where there can't be any.
+        twins: The last points are such runs; for each of these the candidates that it stands for. What it has to itself
+            is theirs too.
+        aside_variance: Variance of what each such run tells of these, beside that of its measurement.
     """
 
     chance: float
@@ -105,20 +134,33 @@ class Hypothesis:
     num_scaled: int
     prior: HyperPrior
     past: PastErrors | None = None
+    outliers: tuple[float, float] | None = None
     placed: Callable[[Predicted], tuple[FloatArray, Points]] | None = None
+    twins: tuple[tuple[int, ...], ...] = ()
+    aside_variance: float = 0.0
 
-    def with_aside(self, predicted: Predicted) -> Hypothesis:
-        """The same with runs of smaller jobs behind the candidates [n + p], which trials may tell of like of these.
+    def with_aside(self, predicted: Predicted, twins: tuple[tuple[int, ...], ...]) -> tuple[Hypothesis, ...]:
+        """The same with runs of smaller jobs behind the candidates [n + p], of which trials may tell as of these.
 
-        What sets all of them apart from the candidates is a linear column of its own.
+        There is one for each of LIKENESSES. What sets all smaller jobs apart is a linear column of its own.
+
+        Args:
+            predicted: The runs [p].
+            twins: The candidates that each stands for [p].
         """
         assert self.placed is not None, "the hypothesis says where predicted runs stand"
         log_predicted, points = self.placed(predicted)
-        return replace(
-            self,
-            log_predicted=np.concatenate([self.log_predicted, log_predicted]),
-            points=joined(_with_column(self.points, 0.0), _with_column(points, SCALE_ERROR)),
-            past=self.past and replace(self.past, at=_with_column(self.past.at, 0.0)),
+        return tuple(
+            replace(
+                self,
+                chance=self.chance * likeness.chance,
+                log_predicted=np.concatenate([self.log_predicted, log_predicted]),
+                points=joined(_with_column(self.points, 0.0), _with_column(points, likeness.together)),
+                past=self.past and replace(self.past, at=_with_column(self.past.at, 0.0)),
+                twins=twins,
+                aside_variance=likeness.each**2,
+            )
+            for likeness in LIKENESSES
         )
 
     def corrected(self, log_change: FloatArray, told: Sequence[int]) -> Hypothesis:
@@ -169,16 +211,21 @@ class Hypothesis:
             self.points.take(seen.measured),
             values,
             prior=self.prior,
-            variance=seen.variance + surprise,
+            variance=self.variance(seen) + surprise,
             num_scaled=self.num_scaled,
             min_to_learn=min_to_learn,
         )
         if self.past is None:
-            return process, process.log_likelihood()
+            return _doubted(process) if len(values) >= min_to_learn else process, process.log_likelihood()
         past = self.past
         before = process.take(np.zeros(0, dtype=np.int64)).with_more(past.at, past.values, past.variance)
         process = process.with_more(past.at, past.values, past.variance)
         return process, process.log_likelihood() - before.log_likelihood()
+
+    def variance(self, seen: Seen) -> FloatArray:
+        """Variance of what was measured as a measurement of what a candidate has [t]."""
+        is_aside = seen.measured >= len(self.points) - len(self.twins)
+        return np.asarray(seen.variance + self.aside_variance * is_aside)
 
     def _surprise(self, seen: Seen, values: FloatArray) -> FloatArray:
         """Variance of what each measured candidate has to itself beyond the process' noise; 0 but for outliers [t].
@@ -197,6 +244,13 @@ class Hypothesis:
                 break
             surprise[worst] += errors[worst] ** 2 - deviations[worst] ** 2
         return surprise
+
+
+def _doubted(process: GaussianProcess) -> GaussianProcess:
+    """The process with deviations that allow for hyperparameters which few observations have told."""
+    factor = float(np.sqrt(1 + DOUBT / len(process.values)))
+    hyper = process.hyper
+    return replace(process, hyper=replace(hyper, amplitude=factor * hyper.amplitude, scale=factor * hyper.scale))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -231,13 +285,28 @@ class Fitted:
         own_variance = self.process.hyper.noise**2
         # what a measured candidate has to itself is known up to the noise of its measurement
         smooth = drawn[:, seen.measured]
-        of_measured = own_variance + self.surprise
-        total = of_measured + seen.variance
+        of_measured, variance = own_variance + self.surprise, self.hypothesis.variance(seen)
+        total = of_measured + variance
         own = (seen.log_value - smooth) * (of_measured / total)
-        own += rng.standard_normal(smooth.shape) * np.sqrt(of_measured * seen.variance / total)
-        drawn += np.float32(np.sqrt(own_variance)) * rng.standard_normal(drawn.shape, dtype=np.float32)
+        own += rng.standard_normal(smooth.shape) * np.sqrt(of_measured * variance / total)
+        of_others = np.float32(np.sqrt(own_variance)) * rng.standard_normal(drawn.shape, dtype=np.float32)
+        if self.hypothesis.outliers is not None:
+            is_outlier = rng.random(drawn.shape, dtype=np.float32) < self._outlier_rate(self.hypothesis.outliers)
+            far = np.abs(rng.standard_normal(int(is_outlier.sum()), dtype=np.float32))
+            of_others[is_outlier] += np.float32(self._outlier_size()) * far
+        self._carry_over(seen, own, of_others)
+        drawn += of_others
         drawn[:, seen.measured] = smooth + own
         return drawn
+
+    def _carry_over(self, seen: Seen, own: FloatArray, of_others: NDArray[np.float32]) -> None:
+        """Gives candidates what their twins have to themselves [M, t], without surprises, in place of a draw [M, n]."""
+        own_variance = self.process.hyper.noise**2
+        share = own_variance / (own_variance + self.surprise)
+        first_aside = len(self.hypothesis.points) - len(self.hypothesis.twins)
+        for at, place in enumerate(seen.measured.tolist()):
+            for candidate in self.hypothesis.twins[place - first_aside] if place >= first_aside else ():
+                of_others[:, candidate] = share[at] * own[:, at] + np.sqrt(1 - share[at]) * of_others[:, candidate]
 
     def _at_observations(self, seen: Seen, beside: NDArray[np.float32]) -> FloatArray:
         """`beside` at the observations of the process, of which the past ones lie between the study's own."""
@@ -245,6 +314,15 @@ class Fitted:
         of_observations[:, : len(seen.measured)] = beside[:, seen.measured]
         of_observations[:, of_observations.shape[1] - len(seen.bounded) :] = beside[:, seen.bounded]
         return of_observations
+
+    def _outlier_rate(self, before: tuple[float, float]) -> float:
+        """Probability that a candidate which was not measured is an outlier."""
+        found = np.count_nonzero(self.surprise)
+        return float((before[0] + found) / (before[0] + before[1] + len(self.surprise)))
+
+    def _outlier_size(self) -> float:
+        """How far above the others outliers lie: root mean square of the logarithm."""
+        return float(np.sqrt(self.surprise[self.surprise > 0].mean())) if self.surprise.any() else OUTLIER_SIZE
 
     def mean_and_deviation(self, at: IntArray) -> tuple[FloatArray, FloatArray]:
         """Mean and standard deviation of the logarithm for candidates `at` as if they had not been measured [m]."""

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from costmodels.operators import OpKind, Phase
 from costmodels.parallel import ParallelConfig
+from costmodels.reduced import Reduction
 
 Origin = Literal["measured", "synthetic"]
 """Whether step times were measured on real devices, or invented by a simulated world."""
@@ -228,6 +229,10 @@ class AbstractBackend(ABC):
     @abstractmethod
     def expected_steps(self, config: ParallelConfig) -> int | None:
         """Steps that a trial of `config` measures if nobody stops it; None if the backend can't tell beforehand."""
+
+    @abstractmethod
+    def reduced(self, to: Reduction) -> AbstractBackend | None:
+        """The backend of a smaller job on fewer hosts, otherwise the same; None if it can measure its own job only."""
 
     @abstractmethod
     def measure(self, config: ParallelConfig, *, trial_number: int, on_step: OnStep = unheard) -> Observation:

@@ -36,6 +36,7 @@ from types import TracebackType
 from typing import Any
 
 from costmodels.parallel import ParallelConfig
+from costmodels.reduced import Reduction
 from hardware.errors import ConfigError
 from trials.backend import AbstractBackend, Observation, Status, tail_of
 
@@ -129,7 +130,9 @@ class _Slot:
         """Answers once the process runs and the backend has arrived."""
         return True
 
-    def measure(self, config: ParallelConfig, trial_number: int, attempt: int, mailbox: Any) -> Observation:
+    def measure(
+        self, config: ParallelConfig, reduction: Reduction | None, trial_number: int, attempt: int, mailbox: Any
+    ) -> Observation:
         """One trial; the boundary at which whatever it raises becomes an observation."""
         begin_s = time.monotonic()
         steps_s: list[float] = []
@@ -140,7 +143,9 @@ class _Slot:
             mailbox.put.remote(_Step(trial_number=trial_number, attempt=attempt, step_time_s=steps_s[-1]))
 
         try:
-            observation = self.backend.measure(config, trial_number=trial_number, on_step=on_step)
+            backend = self.backend if reduction is None else self.backend.reduced(reduction)
+            assert backend is not None, "no smaller job is asked of a backend that measures its own only"
+            observation = backend.measure(config, trial_number=trial_number, on_step=on_step)
             assert isinstance(observation, Observation), f"`measure` gives an Observation, not {observation!r}"
         except (Exception, SystemExit):  # noqa: BLE001 # the trial boundary: a failure is a result
             text = traceback.format_exc()
@@ -161,6 +166,7 @@ class _Trial:
     Attributes:
         number: The study's number.
         config: What is measured.
+        reduction: The smaller job that it is a configuration of; None for the backend's own.
         result: Ray's reference to the observation.
         since_s: When the worker was first known to work on it; None while it starts.
         steps_s: What its present attempt has measured so far.
@@ -169,6 +175,7 @@ class _Trial:
 
     number: int
     config: ParallelConfig
+    reduction: Reduction | None = None
     result: Any = None
     since_s: float | None = None
     steps_s: list[float] = field(default_factory=list)
@@ -278,11 +285,17 @@ class RayExecutor:
         trials = [place.trial for place in self._places if place.trial is not None]
         return {trial.number: tuple(trial.steps_s) for trial in trials}
 
-    def submit(self, trial_number: int, config: ParallelConfig) -> None:
-        """Starts a trial on a free slot and returns at once."""
+    def submit(self, trial_number: int, config: ParallelConfig, reduction: Reduction | None = None) -> None:
+        """Starts a trial on a free slot and returns at once.
+
+        Args:
+            trial_number: The study's number of the trial.
+            config: What is measured.
+            reduction: The smaller job that it is a configuration of, if it is not the backend's own.
+        """
         place = next((place for place in self._places if place.trial is None), None)
         assert place is not None, "submit needs a free slot: look at num_free_slots first"
-        self._start(place, _Trial(number=trial_number, config=config))
+        self._start(place, _Trial(number=trial_number, config=config, reduction=reduction))
 
     def stop(self, trial_number: int, reason: str) -> None:
         """Ends a running trial at once with its worker, as `pruned`; `poll` returns it.
@@ -422,7 +435,9 @@ class RayExecutor:
 
     def _start(self, place: _Place, trial: _Trial) -> None:
         trial.steps_s = []
-        trial.result = place.actor.measure.remote(trial.config, trial.number, len(trial.deaths), self._mailbox)
+        trial.result = place.actor.measure.remote(
+            trial.config, trial.reduction, trial.number, len(trial.deaths), self._mailbox
+        )
         trial.since_s = time.monotonic() if place.is_ready else None
         place.trial = trial
 

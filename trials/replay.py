@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from costmodels.measured import MeasuredGroup, MeasuredRun, varying_dimensions
 from costmodels.parallel import DEGREES, ConfigGrid, ParallelConfig, Value
+from costmodels.reduced import Reduction
 from hardware.errors import ConfigError
 from trials.backend import AbstractBackend, Observation, OnStep, Origin, Status, tail_of, unheard
 
@@ -69,6 +70,9 @@ class ReplayBackend(AbstractBackend):
             ConfigError: nobody ran this configuration.
         """
         return sum(run.step_time_s is not None for run in self._runs(config))
+
+    def reduced(self, to: Reduction) -> None:
+        """Nobody has run it."""
 
     def measure(
         self,

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from costmodels.kernels import collective_s, kernel_s
 from costmodels.memory import MemoryEstimate, estimate_memory
 from costmodels.operators import Collective, FloatArray, Operator, Phase
 from costmodels.parallel import DEGREES, FURTHER_DIMENSIONS, ConfigGrid, ParallelConfig
+from costmodels.reduced import Reduction
 from costmodels.runtime import RuntimeProfile
 from costmodels.step_time import StepEstimate, estimate_step
 from hardware.cluster import Cluster
@@ -87,6 +88,10 @@ class SimulatedBackend(AbstractBackend):
     def expected_steps(self, config: ParallelConfig) -> int | None:  # noqa: ARG002 # the contract's
         """The same for every configuration."""
         return self.num_steps
+
+    def reduced(self, to: Reduction) -> SimulatedBackend:
+        """The same world, in which equal operators take equal times."""
+        return replace(self, job=to.job(self.job), cluster=to.cluster(self.cluster))
 
     def measure(
         self,

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodels.crash_surrogate import CrashSurrogate, Kinds, crash_surrogate, kinds_of
+from costmodels.crash_surrogate import OWN_CRASH, CrashSurrogate, Kinds, crash_surrogate, kinds_of
 from costmodels.hypotheses import Experience, memory_hypotheses, step_hypotheses
 from costmodels.operators import FloatArray
 from costmodels.parallel import ConfigGrid
@@ -74,15 +74,17 @@ class Belief:
         """
         assert self.proxies is not None, "proxies are predicted where they can be tried"
         tried = tuple(seen.proxy for seen in evidence.proxies)
-        predicted, fitted = self.proxies.predicted(tried), self.proxies.predicted_as_fitted(tried)
+        twins = tuple(seen.positions for seen in evidence.proxies)
+        predicted = self.proxies.predicted(tried)
+        told = {False: (predicted, twins), True: (self.proxies.predicted_as_fitted(tried), twins)}
         count = len(self.predicted)
         holds = self.kinds.holds[[seen.positions[0] for seen in evidence.proxies]]
         wider = replace(
             self,
             predicted=together([self.predicted, predicted], [np.arange(count), np.arange(count, count + len(tried))]),
             kinds=replace(self.kinds, holds=np.concatenate([self.kinds.holds, holds])),
-            steps=tuple(one.with_aside(fitted if one.past else predicted) for one in self.steps),
-            memory=tuple(one.with_aside(fitted if one.past else predicted) for one in self.memory),
+            steps=tuple(one for each in self.steps for one in each.with_aside(*told[each.past is not None])),
+            memory=tuple(one for each in self.memory for one in each.with_aside(*told[each.past is not None])),
             aside=tried,
         )
         return wider, evidence_with_proxies(evidence, count)
@@ -91,18 +93,25 @@ class Belief:
         """Joint draws of the log step time [M, n]; infinite where a candidate cannot run."""
         if evidence.proxies:
             wider, seen = self.with_proxies(evidence)
-            drawn = wider.draw(seen, num_draws, rng)[:, : len(self.predicted)]
-            drawn[:, sorted(evidence.impossible)] = np.inf
-            return drawn
+            drawn = wider.draw(seen, num_draws, rng)
+            for candidate, at in evidence.crashed_by_proxy.items():
+                crashes = rng.random(num_draws) > wider.misfit_probability(seen, len(self.predicted) + at)
+                drawn[crashes, candidate] = np.inf
+            return drawn[:, : len(self.predicted)]
+        drawn = self.draw_steps(evidence, num_draws, rng)
+        fails = self._fails(evidence, num_draws, rng)
+        fails[:, sorted(evidence.explored)] = False
+        fails[:, sorted(evidence.impossible)] = True
+        drawn[fails] = np.inf
+        return drawn
+
+    def draw_steps(self, evidence: Evidence, num_draws: int, rng: np.random.Generator) -> NDArray[np.float32]:
+        """Joint draws of what the log step time would be if every candidate could run [M, n]; no proxies."""
         steps, beside = self._steps(evidence, num_draws, rng)
         drawn = steps.draw(num_draws, rng, beside=beside)
         limited = np.array(list(evidence.limits_s), dtype=np.int64)
         if len(limited):
             drawn[:, limited] = np.maximum(drawn[:, limited], np.log(list(evidence.limits_s.values())))
-        fails = self._fails(evidence, num_draws, rng)
-        fails[:, sorted(evidence.explored)] = False
-        fails[:, sorted(evidence.impossible)] = True
-        drawn[fails] = np.inf
         return drawn
 
     def _steps(
@@ -171,6 +180,14 @@ class Belief:
                 mishap=np.repeat([MISHAP, MISHAP, FOREIGN_CRASH], sizes),
             ),
         )
+
+    def misfit_probability(self, evidence: Evidence, crashed: int) -> float:
+        """Probability that one that crashed, with no kind of it broken, ran out of memory without saying so."""
+        if not self.memory:
+            return 0.0
+        at = np.array([crashed])
+        misfit = float(self._memory(evidence).probability_above(np.log(self.predicted.capacity_bytes[at]), at)[0])
+        return misfit / (misfit + (1 - misfit) * OWN_CRASH)
 
     def _crashes(self, evidence: Evidence, misfit_probability: FloatArray) -> CrashSurrogate:
         crashed = np.array(sorted(evidence.crashed), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""The answer of a study: its fastest measured configuration, or the fastest predicted one before any trial."""
+"""The answer of a study: its fastest measured configuration; before any, what proxies suggest or the model predicts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from costmodels.parallel import ParallelConfig
 from tuner.candidates import candidates_of, predicted, ranking
 from tuner.config import StudyConfig
+from tuner.extrapolation import Extrapolated, extrapolated_of
 from tuner.record import best_record, expert_step_time_s, read_records
 from tuner.storage import find_study
 
@@ -20,12 +21,14 @@ class Best:
         step_time_s: Its step time.
         source: "measured", "synthetic" or "predicted".
         gain_over_expert: The expert's step time over this one, by the same source; None without an expert's.
+        extrapolated: The proxies that it rests on, where no trial has run at full size.
     """
 
     config: ParallelConfig
     step_time_s: float
     source: str
     gain_over_expert: float | None
+    extrapolated: Extrapolated | None = None
 
 
 def best_configuration(config: StudyConfig) -> Best | None:
@@ -41,6 +44,15 @@ def best_configuration(config: StudyConfig) -> Best | None:
             step_time_s=best.step_time_s,
             source=config.backend.origin,
             gain_over_expert=expert_s / best.step_time_s if expert_s else None,
+        )
+    extrapolated = extrapolated_of(study.user_attrs) if study is not None else None
+    if extrapolated is not None:
+        return Best(
+            config=config.config_of(extrapolated.config),
+            step_time_s=extrapolated.step_time_s,
+            source="predicted",
+            gain_over_expert=None,
+            extrapolated=extrapolated,
         )
     candidates = candidates_of(config)
     if not len(candidates.space.grid):

@@ -24,6 +24,7 @@ from tuner.console import (
     in_words,
     p_star_in_words,
     print_calibration,
+    print_extrapolated,
     print_json,
     print_reasons,
     print_run,
@@ -171,7 +172,7 @@ def run(
         print_run(config, result, payload)
     if result.stop_reason == "interrupted":
         raise typer.Exit(INTERRUPTED)
-    if result.best is None:
+    if result.best is None and result.extrapolated is None:
         raise typer.Exit(FOUND_NOTHING)
 
 
@@ -188,16 +189,18 @@ def _interrupt(_signal: int, _frame: object) -> NoReturn:
 
 def _run_payload(config: StudyConfig, result: RunResult) -> dict[str, Any]:
     from tuner.candidates import tokens_per_s_per_device
-    from tuner.record import num_failed, num_pruned, saved_s
+    from tuner.record import num_failed, num_proxies, num_pruned, saved_s
 
-    best = result.best
-    step_time_s = best.step_time_s if best else None
+    best, extrapolated = result.best, result.extrapolated
+    step_time_s = best.step_time_s if best else extrapolated.step_time_s if extrapolated else None
     return {
-        "best": best.params if best else None,
+        "best": best.params if best else extrapolated.config if extrapolated else None,
         "step_time_s": step_time_s,
         "tokens_per_s_per_device": tokens_per_s_per_device(config.setting, step_time_s) if step_time_s else None,
-        "source": config.backend.origin,
+        "source": "predicted" if extrapolated else config.backend.origin,
+        "extrapolated": extrapolated is not None,
         "trials": sum(record.finished for record in result.records),
+        "proxies": num_proxies(result.records),
         "failed": num_failed(result.records),
         "pruned": num_pruned(result.records),
         "saved_s": saved_s(result.records),
@@ -454,24 +457,37 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
     """Tell how far a study is; it may be running."""
     config = _load(study, overrides, storage)
 
+    from tuner.extrapolation import extrapolated_of
     from tuner.population import P_STAR, in_lines, read_moments
-    from tuner.record import HISTORY, STOP_REASON, best_record, num_failed, num_pruned, read_records, saved_s
+    from tuner.record import (
+        HISTORY,
+        STOP_REASON,
+        best_record,
+        num_failed,
+        num_proxies,
+        num_pruned,
+        read_records,
+        saved_s,
+    )
     from tuner.stopping import StopReason
     from tuner.study import is_running, stored_study
 
     stored = stored_study(config)
     records = read_records(stored)
     best = best_record(records)
+    extrapolated = None if best else extrapolated_of(stored.user_attrs)
     running = is_running(stored)
     moments = read_moments(stored)
     payload = {
         "study_name": config.name,
         "trials": sum(record.finished for record in records),
         "running": sum(not record.finished for record in records) if running else 0,
+        "proxies": num_proxies(records),
         "failed": num_failed(records),
         "pruned": num_pruned(records),
         "saved_s": saved_s(records),
-        "best_step_time_s": best.step_time_s if best else None,
+        "best_step_time_s": best.step_time_s if best else extrapolated.step_time_s if extrapolated else None,
+        "extrapolated": extrapolated is not None,
         "p_star": stored.user_attrs.get(P_STAR, 0.0),
         "stop_reason": None if running else stored.user_attrs.get(STOP_REASON, "interrupted"),
         "population": asdict(moments[-1]) if moments else None,
@@ -490,6 +506,8 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
     if best is not None:
         typer.echo(f"Best: {in_words(best.params)}")
         typer.echo(f"  {best.step_time_s:.4g} s per step; {p_star_in_words(payload['p_star'])}")
+    elif extrapolated is not None:
+        print_extrapolated(extrapolated)
     if moments:
         typer.echo("\n".join(in_lines(moments[-1], in_words)))
 
@@ -504,19 +522,24 @@ def best(study: StudyFile, storage: Storage = None, overrides: Overrides = None,
 
     found = best_configuration(config)
     if found is None:
-        _finish_empty(as_json, {"config": None, "step_time_s": None, "source": None, "gain_over_expert": None})
+        _finish_empty(
+            as_json,
+            {"config": None, "step_time_s": None, "source": None, "extrapolated": False, "gain_over_expert": None},
+        )
     payload: dict[str, Any] = {
         "config": found.config.values(config.dimensions),
         "step_time_s": found.step_time_s,
         "source": found.source,
+        "extrapolated": found.extrapolated is not None,
         "gain_over_expert": found.gain_over_expert,
     }
     if as_json:
         print_json(payload)
         return
     tokens_per_s = tokens_per_s_per_device(config.setting, found.step_time_s)
+    known = found.extrapolated.in_words if found.extrapolated else found.source
     typer.echo(f"Best: {in_words(payload['config'])}")
-    typer.echo(f"  {found.step_time_s:.4g} s per step, {tokens_per_s:,.0f} tokens/s per device ({found.source})")
+    typer.echo(f"  {found.step_time_s:.4g} s per step, {tokens_per_s:,.0f} tokens/s per device ({known})")
     if found.gain_over_expert is not None:
         typer.echo(f"  {found.gain_over_expert:.3f}x as fast as the expert's configuration")
 
@@ -565,7 +588,8 @@ def export(
         if found is None:
             _finish_empty(as_json, {"target": to, "text": None, "notes": []})
         wanted = found.config
-        notes = () if found.source == "measured" else (f"this configuration is {found.source}, not measured",)
+        known = found.extrapolated.in_words if found.extrapolated else found.source
+        notes = () if found.source == "measured" else (f"this configuration is {known}, not measured",)
     exported = exporter(config.setting, wanted)
     if out is not None:
         _write(out, exported.text)

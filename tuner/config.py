@@ -21,6 +21,7 @@ from costmodels.job import TrainingJob
 from costmodels.measured import MeasuredGroup, read_measured_group
 from costmodels.model_catalog import load_model
 from costmodels.parallel import DEGREES, FURTHER_DIMENSIONS, RECOMPUTE_MODES, ParallelConfig, Value
+from costmodels.reduced import Reduction, least_layers
 from costmodels.runtime import RuntimeProfile, find_runtime, read_profile
 from costmodels.sources import MeasuredSetting, source_of
 from hardware.cluster import cluster_from_mapping
@@ -29,6 +30,7 @@ from hardware.errors import ConfigError, shown_url
 from trials.backend import AbstractBackend
 from trials.replay import ReplayBackend
 from trials.simulated import SimulatedBackend
+from tuner.proxy import ProxyOptions
 from tuner.rules import Setting
 from tuner.space import Space, SpaceOptions, active_rules, broken_rules, build_space, launchable, setting_for
 
@@ -74,6 +76,7 @@ class _SpaceKeys(StrictModel):
 class _SearchKeys(StrictModel):
     draws: Annotated[int, Field(ge=10, le=10_000)] = 100
     confidence: Annotated[float, Field(gt=0, le=1)] = 0.95
+    tolerance: Annotated[float, Field(ge=0, lt=1)] = 0.01
     max_trials: PositiveInt = 40
     max_seconds: Annotated[float, Field(gt=0)] | None = None
     parallel_trials: Annotated[int, Field(ge=1, le=1024)] = 1
@@ -82,12 +85,25 @@ class _SearchKeys(StrictModel):
     explorer: Literal["draws", "thompson", "ucb", "ei_per_second"] = "draws"
 
 
+def _layers_or_auto(layers: int | str) -> int | str:
+    if layers != "auto" and (isinstance(layers, str) or layers < 1):
+        raise ValueError("must be auto or a whole number of at least 1")
+    return layers
+
+
+class _ProxyKeys(StrictModel):
+    hosts: PositiveInt
+    layers: Annotated[int | str, AfterValidator(_layers_or_auto)] = "auto"
+    full_trials: NotNegative = 3
+
+
 class _ReplayKeys(StrictModel):
     backend: Literal["replay"]
     measured: Annotated[list[str], Field(min_length=1)]
     where: dict[str, str | int | float | bool] = Field(default_factory=dict)
     seconds_per_trial: Annotated[float, Field(ge=0)] = 0.0
     time_limit_s: Annotated[float, Field(gt=0)] | None = None
+    proxy: _ProxyKeys | None = None
 
 
 class _SimulatedKeys(StrictModel):
@@ -99,6 +115,7 @@ class _SimulatedKeys(StrictModel):
     num_steps: Annotated[int, Field(ge=1, le=1000)] = 5
     seconds_per_trial: Annotated[float, Field(ge=0)] = 0.0
     time_limit_s: Annotated[float, Field(gt=0)] | None = None
+    proxy: _ProxyKeys | None = None
 
 
 def _checked_name(name: str) -> str:
@@ -127,6 +144,7 @@ class SearchOptions:
 
     draws: int
     confidence: float
+    tolerance: float
     max_trials: int
     max_seconds: float | None
     parallel_trials: int
@@ -147,6 +165,7 @@ class StudyConfig:
         search: Budget, confidence, parallel trials, seed.
         expert: The configuration in use today, or None.
         backend: How a trial is run.
+        proxy: The smaller jobs that run before; None where every trial runs at full size.
         time_limit_s: Limit of one trial, or None.
         storage: Database URL.
         history: Where earlier runs stand: database URLs, and CSV files relative to `file`.
@@ -161,6 +180,7 @@ class StudyConfig:
     search: SearchOptions
     expert: ParallelConfig | None
     backend: AbstractBackend
+    proxy: ProxyOptions | None
     time_limit_s: float | None
     storage: str
     history: tuple[str, ...]
@@ -275,12 +295,61 @@ def _resolved(keys: _StudyKeys, path: Path, storage: str) -> StudyConfig:
         search=SearchOptions(**keys.search.model_dump()),
         expert=_expert(keys, setting, options),
         backend=backend,
+        proxy=_proxy(keys, setting, backend),
         time_limit_s=keys.trial.time_limit_s,
         storage=storage,
         history=tuple(keys.history),
         meaning=_meaning(keys, setting, group),
         measured=group,
     )
+
+
+def _proxy(keys: _StudyKeys, setting: Setting, backend: AbstractBackend) -> ProxyOptions | None:
+    """What the study says about proxies.
+
+    Raises:
+        ConfigError: none can be run.
+    """
+    wanted = keys.trial.proxy
+    if wanted is None:
+        return None
+    model, cluster = setting.job.model, setting.cluster
+    layers = wanted.layers if isinstance(wanted.layers, int) else None
+    if len(cluster.groups) > 1:
+        raise ConfigError(
+            f"needs equal hosts, and the cluster has {len(cluster.groups)} groups of them",
+            key="trial.proxy",
+            nearest="leave proxy out",
+        )
+    one_host = Reduction(hosts=1, layers=model.num_layers, global_batch_size=setting.job.global_batch_size)
+    if backend.reduced(one_host) is None:
+        raise ConfigError(
+            f"cannot be run by the backend {keys.trial.backend}, which answers for its own job only",
+            key="trial.proxy",
+            nearest="leave proxy out, or use backend: simulated",
+        )
+    if wanted.hosts >= cluster.num_hosts:
+        raise ConfigError(
+            f"must be fewer than the {cluster.num_hosts} hosts of the cluster",
+            key="trial.proxy.hosts",
+            value=wanted.hosts,
+            nearest=f"at most {cluster.num_hosts - 1}" if cluster.num_hosts > 1 else "leave proxy out",
+        )
+    if layers is not None and not least_layers(model) <= layers <= model.num_layers:
+        raise ConfigError(
+            f"must be from {least_layers(model)} to the {model.num_layers} layers of the model",
+            key="trial.proxy.layers",
+            value=layers,
+            nearest="auto keeps those of each stage",
+        )
+    if wanted.full_trials >= keys.search.max_trials:
+        raise ConfigError(
+            f"must be fewer than search.max_trials, which is {keys.search.max_trials}",
+            key="trial.proxy.full_trials",
+            value=wanted.full_trials,
+            nearest=f"at most {keys.search.max_trials - 1}",
+        )
+    return ProxyOptions(hosts=wanted.hosts, layers=layers, full_trials=wanted.full_trials)
 
 
 def _under(prefix: str, resolve: Any) -> Any:
@@ -517,7 +586,8 @@ def _meaning(keys: _StudyKeys, setting: Setting, group: MeasuredGroup | None) ->
     job = asdict(setting.job)
     model = job.pop("model")
     trial = keys.trial.model_dump()
-    for unrelated in ("time_limit_s", "seconds_per_trial", "measured"):
+    # a proxy trial says by itself what it ran
+    for unrelated in ("time_limit_s", "seconds_per_trial", "measured", "proxy"):
         trial.pop(unrelated, None)
     if group is not None:
         rows = [[*run.config.values(DEGREES + FURTHER_DIMENSIONS).values(), run.step_time_s] for run in group.runs]

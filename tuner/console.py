@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # these load numpy, Optuna and Ray
     from costmodels.parallel import ParallelConfig
     from tuner.calibrate import CalibratedFile
     from tuner.config import StudyConfig
+    from tuner.extrapolation import Extrapolated
     from tuner.space import Space
     from tuner.study import RunResult
 
@@ -57,6 +58,11 @@ def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]
     )
     if payload["pruned"]:
         typer.echo(f"{pruned_in_words(payload['pruned'], payload['saved_s'])}.")
+    if payload["proxies"]:
+        typer.echo(f"{payload['proxies']:,} of the trials were proxies: smaller jobs in place of the candidates.")
+    if result.extrapolated is not None:
+        print_extrapolated(result.extrapolated)
+        return
     if result.best is None or result.best.step_time_s is None:
         typer.echo(f"No configuration completed a trial: {_failures_in_words(result)}.")
         return
@@ -79,6 +85,12 @@ def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]
     export = find_exporter("megatron")(config.setting, config.config_of(result.best.params))
     typer.echo(export.text.rstrip("\n"))
     warn(export.notes)
+
+
+def print_extrapolated(found: Extrapolated) -> None:
+    """The answer that rests on proxies alone."""
+    typer.echo(f"Best by extrapolation: {in_words(found.config)}")
+    typer.echo(f"  {found.step_time_s:.4g} s per step, {found.in_words}; no trial has completed at full size")
 
 
 def print_space(config: StudyConfig, found: Space) -> None:

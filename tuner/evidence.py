@@ -67,8 +67,7 @@ class SeenProxy:
 class Evidence:
     """What a study knows of the candidates.
 
-    What a proxy measured is no measurement of its candidate: it stands in `proxies` alone. But a proxy that crashed
-    speaks against its candidate as that candidate's own crash does.
+    What a proxy told says nothing final of its candidate, and stands in `proxies` alone.
 
     Attributes:
         measured: Candidates with measured steps, each once, in the order of their first trials [t].
@@ -115,6 +114,15 @@ class Evidence:
         return frozenset(position for seen in self.proxies for position in seen.positions)
 
     @property
+    def crashed_by_proxy(self) -> Mapping[int, int]:
+        """Candidates whose proxy crashed, while they have not run themselves, and which of `proxies` it was."""
+        known = self.explored | self.impossible
+        crashed = [
+            (position, at) for at, seen in enumerate(self.proxies) if seen.crashed for position in seen.positions
+        ]
+        return {position: at for position, at in crashed if position not in known}
+
+    @property
     def impossible(self) -> frozenset[int]:
         """Candidates that cannot run."""
         return self.misfits | self.crashed
@@ -146,8 +154,7 @@ def evidence_of(endings: Sequence[Ending], position_of: Callable[[Mapping[str, A
     steps = [_together(entries) for entries in seen.values()]
     explored = frozenset(entry.position for entry in whole if entry.status in EXPLORING)
     misfits = frozenset(entry.position for entry in whole if entry.status is Status.OUT_OF_MEMORY) - explored
-    crashed = frozenset(entry.position for entry in whole if entry.status is Status.CRASHED)
-    crashed |= {position for proxy in proxies if proxy.crashed for position in proxy.positions}
+    crashed = frozenset(entry.position for entry in whole if entry.status is Status.CRASHED) - explored - misfits
     observed = [entry.observation for entry in own if entry.observation]
     limits_s = _limits((entry.position, entry.observation) for entry in whole)
     return Evidence(
@@ -159,7 +166,7 @@ def evidence_of(endings: Sequence[Ending], position_of: Callable[[Mapping[str, A
         peaks_bytes={entry.position: entry.peak_bytes for entry in whole if entry.peak_bytes},
         explored=explored,
         misfits=misfits,
-        crashed=crashed - explored - misfits,
+        crashed=crashed,
         pending=frozenset(entry.position for entry in own if entry.status is None),
         samples=tuple(
             sample

@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 
 from costmodels.calibration import fit_to_runs
-from costmodels.hypotheses import FEWEST_PAST, Experience, PastGroup
+from costmodels.hypotheses import FEWEST_PAST, FOREIGN_TRUST, TRUST, Experience, PastGroup
 from costmodels.operator_surrogate import OperatorErrors
 from costmodels.parallel import ConfigGrid, IntArray
 from costmodels.predicted import Predicted, predict, together
@@ -64,11 +64,13 @@ class Learned:
         runtime: The profile fitted to it.
         groups: Its runs beside what that profile says of them.
         operators: Its operator times beside what the profile says of them.
+        trust: See `Experience`.
     """
 
     runtime: RuntimeProfile
     groups: tuple[PastGroup, ...]
     operators: tuple[OperatorErrors, ...]
+    trust: float
 
 
 def prior_belief(
@@ -86,7 +88,7 @@ def prior_belief(
     experience = None
     if learned:
         fitted = [(under(setting, learned.runtime), at) for setting, at in parts]
-        experience = Experience(predicted=_predicted(fitted, grid), groups=learned.groups)
+        experience = Experience(predicted=_predicted(fitted, grid), groups=learned.groups, trust=learned.trust)
     operators, proxies = None, None
     if len(parts) == 1 and len(parts[0][0].cluster.devices) == 1:
         setting = under(parts[0][0], learned.runtime) if learned else parts[0][0]
@@ -127,7 +129,8 @@ def learn(past: Past, setting: MeasuredSetting, *, on_progress: OnProgress = unh
         if runs[0].group in samples
         for errors in _operators(runs, samples[runs[0].group], runtime)
     )
-    return Learned(runtime=runtime, groups=kept, operators=operators)
+    is_own = any(_devices(runs[0].cluster) == _devices(setting.cluster) for runs in groups)
+    return Learned(runtime=runtime, groups=kept, operators=operators, trust=TRUST if is_own else FOREIGN_TRUST)
 
 
 def _open_minded(runtime: RuntimeProfile) -> RuntimeProfile:

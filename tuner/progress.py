@@ -53,6 +53,8 @@ class ProgressLine:
     def _state(self, progress: Progress) -> str:
         best = progress.best
         parts = [f"best {best.step_time_s:.4g} s" if best is not None else "no result yet"]
+        if best is None and progress.extrapolated is not None:
+            parts = [f"best {progress.extrapolated.step_time_s:.4g} s, {progress.extrapolated.in_words}"]
         parts.append(f"p_star {progress.p_star:.2f}")
         if progress.running:
             parts.append(f"{progress.running} running")

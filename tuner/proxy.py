@@ -7,7 +7,7 @@ fewer:
     pp, dp      what fills the devices, neither above the candidate's. A pipeline stays one (pp of at least 2), replicas
                 stay replicas where there is room (what reduces gradients shows too), and of what is left pp is largest.
     layers      `auto` keeps those of each stage and chunk, so that a device does the same work; fewer where ZeRO's
-                larger shares of few replicas would not fit.
+                larger shares of few replicas may not fit.
     batch       as many micro-batches per stage as the candidate has, so that the bubble's share is comparable, and at
                 most MAX_ROUNDS of them, so that a step is cheap.
 """
@@ -15,7 +15,7 @@ fewer:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from costmodels.memory import estimate_memory
@@ -29,6 +29,9 @@ PROXY = "proxy"
 
 MAX_ROUNDS = 4
 """Micro-batches per stage that a proxy runs at most."""
+
+LIKELY_FIT = 0.9
+"""Probability with which a proxy must fit: its peak tells as much with fewer layers, and its steps tell more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,16 +92,10 @@ def proxy_of(
     for hosts in range(options.hosts, 0, -1):
         for smaller in _degrees(config, hosts * setting.cluster.devices_per_host):
             for layers in _layers(config, smaller, setting, options):
-                rounds = _rounds(config, setting)
-                reduction = Reduction(
-                    hosts=hosts,
-                    layers=layers,
-                    global_batch_size=smaller.dp * smaller.mbs * smaller.pp * rounds,
-                )
+                batch = smaller.dp * smaller.mbs * smaller.pp * _rounds(config, setting)
+                reduction = Reduction(hosts=hosts, layers=layers, global_batch_size=batch)
                 found = Proxy(reduction=reduction, config=smaller)
-                if not _is_valid(found, config, setting, rules):
-                    continue
-                if _fits(found, setting, space):
+                if _is_valid(found, config, setting, rules) and _fits(found, setting, space):
                     return found
     return None
 
@@ -144,40 +141,8 @@ def _is_valid(found: Proxy, config: ParallelConfig, setting: Setting, rules: Spa
 
 
 def _fits(found: Proxy, setting: Setting, space: SpaceOptions) -> bool:
-    """Whether the proxy is predicted to leave the headroom free."""
+    """Whether the proxy probably leaves the headroom free, given how far predictions of memory are off."""
     smaller = found.setting(setting)
     grid = ConfigGrid.from_configs([found.config])
     memory = estimate_memory(smaller.job, smaller.cluster, smaller.runtime, grid)
-    return bool(memory.fits(space.memory_headroom)[0])
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Proxies:
-    """The proxies of a study's candidates, found as they are asked for.
-
-    Attributes:
-        options: What the study says about them.
-        setting: Its setting.
-        space: What it says about its space.
-        grid: Its candidates.
-        budget: Trials of all sizes that it may run.
-    """
-
-    options: ProxyOptions
-    setting: Setting
-    space: SpaceOptions
-    grid: ConfigGrid
-    budget: int
-    _found: dict[int, Proxy | None] = field(default_factory=dict)
-
-    def of(self, position: int) -> Proxy | None:
-        """What may run in place of one candidate."""
-        if position not in self._found:
-            self._found[position] = proxy_of(self.grid.config(position), self.setting, self.options, self.space)
-        return self._found[position]
-
-    @property
-    def num_too_wide(self) -> int:
-        """Candidates of which one replica's stage already needs more devices than a proxy has."""
-        devices = self.options.hosts * self.setting.cluster.devices_per_host
-        return int((self.grid.tp * self.grid.cp * self.grid.up > devices).sum())
+    return bool(memory.probability_of_fit(space.memory_headroom, smaller.runtime.memory_error)[0] >= LIKELY_FIT)

@@ -15,9 +15,6 @@ from costmodels.terms import StepTerms, step_terms
 from tuner.evidence import Evidence
 from tuner.proxy import Proxy
 
-OWN_VARIANCE = 0.03**2
-"""Variance of the log factor by which each proxy errs unlike the full job, by itself (assumed)."""
-
 
 class _Told(NamedTuple):
     """What the two profiles say of a proxy, and the terms of its step as the second has them."""
@@ -69,17 +66,16 @@ def evidence_with_proxies(evidence: Evidence, num_candidates: int) -> Evidence:
     """What trials told if each proxy is one more candidate: that of the k-th proxy is `num_candidates` + k."""
     seen = list(enumerate(evidence.proxies, start=num_candidates))
     timed = [(at, one.log_step_s, one.variance) for at, one in seen if one.log_step_s is not None]
-    crashed = {at: one.positions for at, one in seen if one.crashed}
     return replace(
         evidence,
         measured=np.concatenate([evidence.measured, np.array([at for at, _, _ in timed], dtype=np.int64)]),
         log_step_s=np.concatenate([evidence.log_step_s, [log_step_s for _, log_step_s, _ in timed]]),
-        variance=np.concatenate([evidence.variance, [variance + OWN_VARIANCE for _, _, variance in timed]]),
+        variance=np.concatenate([evidence.variance, [variance for _, _, variance in timed]]),
         limits_s={**evidence.limits_s, **{at: one.limit_s for at, one in seen if one.limit_s is not None}},
         peaks_bytes={**evidence.peaks_bytes, **{at: one.peak_bytes for at, one in seen if one.peak_bytes is not None}},
         explored=evidence.explored | {at for at, one in seen if not one.ran_out and not one.crashed},
         misfits=evidence.misfits | {at for at, one in seen if one.ran_out},
-        crashed=(evidence.crashed - {position for own in crashed.values() for position in own}) | set(crashed),
+        crashed=evidence.crashed | {at for at, one in seen if one.crashed},
         proxies=(),
     )
 

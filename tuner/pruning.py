@@ -41,6 +41,7 @@ from optuna.trial import FrozenTrial, TrialState
 from scipy.special import stdtrit
 
 from costmodels.parallel import Value
+from tuner.proxy import PROXY
 
 MARGIN = 0.1
 """How much slower than the best a trial must be besides the noise of its steps (assumed: runs of one configuration on
@@ -178,6 +179,9 @@ class StepReports:
         reasons = {}
         for number in changed:
             steps_s = running[number]
+            if PROXY in trials[number].user_attrs:  # its steps are those of a smaller job
+                self.seen[number] = states[number]
+                continue
             self._report(number, steps_s)
             self.seen[number] = states[number]
             trial = copy.copy(trials[number])

@@ -5,10 +5,15 @@ A trial's parameters are the dimensions of its candidate. Its attributes hold, a
     prediction   what the cost model said before the trial (see candidates.prediction_json)
     observation  what was measured (see trials.backend.Observation)
     status       the observation's status, so that the Optuna dashboard can filter by it
+    proxy        the smaller job that the trial ran in place of its candidate (see proxy.py); none at full size
+
+A proxy that ended well is a pruned trial for Optuna: it has no value, because its step time is not the candidate's, and
+an extrapolated one was never measured. So the value of a complete trial is a measurement at full size, always.
 
 The study's attributes hold what its trials mean, who drives it, why it last stopped, the wall time that its drivers
 have spent on it, how much history the last of them has read, p_star, the population after each trial (population.py),
-and what failures taught (lessons.py).
+what failures taught (lessons.py), and
+the answer that proxies suggest (extrapolation.py).
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ from costmodels.parallel import DEGREES, Value
 from trials.backend import Observation, Status
 from tuner.evidence import OBSERVATION, STATUS
 from tuner.population import P_STAR
+from tuner.proxy import PROXY, Proxy
 
 PREDICTION = "prediction"
 MEANING = "meaning"
@@ -47,6 +53,7 @@ class TrialRecord:
         predicted_s: Step time that the cost model predicted.
         prediction: All that was predicted.
         observation: All that was observed.
+        proxy: What ran in place of the candidate; None at full size.
         p_star: The study's p_star after this trial.
         started_at: When it was asked for.
         ended_at: When it was told.
@@ -60,9 +67,21 @@ class TrialRecord:
     predicted_s: float | None
     prediction: dict[str, Any]
     observation: Observation | None
+    proxy: Proxy | None
     p_star: float | None
     started_at: datetime | None
     ended_at: datetime | None
+
+    @property
+    def is_proxy(self) -> bool:
+        """Whether a smaller job ran in place of the candidate."""
+        return self.proxy is not None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it ended without what it was to measure, and was not stopped early."""
+        is_measured = self.step_time_s is not None or (self.is_proxy and self.status is Status.OK)
+        return self.finished and not is_measured and self.status is not Status.PRUNED
 
 
 def read_records(study: Study) -> list[TrialRecord]:
@@ -82,7 +101,7 @@ def read_records(study: Study) -> list[TrialRecord]:
 
 def _record(trial: FrozenTrial, p_star: float | None) -> TrialRecord:
     prediction = trial.user_attrs.get(PREDICTION, {})
-    observation = trial.user_attrs.get(OBSERVATION)
+    observation, proxy = trial.user_attrs.get(OBSERVATION), trial.user_attrs.get(PROXY)
     finished = trial.state.is_finished()
     status = Status(trial.user_attrs.get(STATUS, Status.OK if trial.state == TrialState.COMPLETE else Status.CRASHED))
     return TrialRecord(
@@ -94,6 +113,7 @@ def _record(trial: FrozenTrial, p_star: float | None) -> TrialRecord:
         predicted_s=prediction.get("step_time_s"),
         prediction=prediction,
         observation=Observation.from_json(observation) if observation else None,
+        proxy=Proxy.from_json(proxy) if proxy else None,
         p_star=p_star,
         started_at=trial.datetime_start,
         ended_at=trial.datetime_complete,
@@ -107,8 +127,13 @@ def best_record(records: Sequence[TrialRecord]) -> TrialRecord | None:
 
 
 def num_failed(records: Sequence[TrialRecord]) -> int:
-    """Trials that ended without a step time, those stopped early excepted."""
-    return sum(record.finished and record.step_time_s is None for record in records) - num_pruned(records)
+    """Trials that ended without what they were to measure, those stopped early excepted."""
+    return sum(record.has_failed for record in records)
+
+
+def num_proxies(records: Sequence[TrialRecord]) -> int:
+    """Trials that ran a smaller job and have ended."""
+    return sum(record.is_proxy and record.finished for record in records)
 
 
 def num_pruned(records: Sequence[TrialRecord]) -> int:

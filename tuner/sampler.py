@@ -23,7 +23,7 @@ of a decision depends on the seed and the number of the decision, so that a resu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,8 +39,11 @@ from costmodels.parallel import DEGREES, RECOMPUTE_MODES, ConfigGrid, IntArray, 
 from tuner.belief import Belief
 from tuner.evidence import Ending, Evidence, evidence_of
 from tuner.explorers import AbstractExplorer, UnexploredDraws
+from tuner.extrapolation import EXTRAPOLATED, Extrapolated
 from tuner.lessons import LEARNED
 from tuner.population import P_STAR, as_json, attribute_of, shares
+from tuner.proxy import Proxy
+from tuner.proxy_plan import ProxyPlan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -49,8 +52,9 @@ class Population:
 
     Attributes:
         fastest: The fastest candidate of each draw in which one can run [at most M].
-        p_star: Share of these whose fastest candidate is explored (FlexParallel equation 6).
-        log_step_s: The draws of the log step time [M, n]; infinite where a candidate cannot run.
+        p_star: Share of these that are explored (FlexParallel equation 6).
+        log_step_s: The draws of the log step time [M, n], with a head start of the sampler's tolerance for what was
+            explored; infinite where a candidate cannot run.
     """
 
     fastest: IntArray
@@ -67,9 +71,13 @@ class ThompsonSampler(BaseSampler):
         explorer: Chooses among the draws.
         draws: M, joint draws per decision.
         confidence: eta; `is_confident` holds once p_star exceeds it.
+        tolerance: Head start of explored candidates in every draw: a draw names one in place of another that is
+            faster by less, since nobody pays trials for that. With 0 p_star is equation 6 to the letter.
         seed: Fixes every decision.
         first: The configuration that the first trial runs, usually the one in use today.
         stop_when_confident: End `study.optimize` at confidence or when every candidate has been tried.
+        proxies: Which trials run a smaller job in place of their candidate; see proxy_plan.py. Whoever runs the trials
+            asks `proxy_for` and keeps the answer as the attribute `proxy`.
     """
 
     def __init__(
@@ -80,9 +88,11 @@ class ThompsonSampler(BaseSampler):
         explorer: AbstractExplorer | None = None,
         draws: int = 100,
         confidence: float = 0.95,
+        tolerance: float = 0.01,
         seed: int = 0,
         first: ParallelConfig | None = None,
         stop_when_confident: bool = False,
+        proxies: ProxyPlan | None = None,
     ) -> None:
         if not len(candidates):
             raise ValueError("`candidates` must hold at least one configuration, but got none.")
@@ -95,8 +105,10 @@ class ThompsonSampler(BaseSampler):
         self._explorer = explorer or UnexploredDraws()
         self._draws = draws
         self._confidence = confidence
+        self._tolerance = tolerance
         self._seed = seed
         self._stop_when_confident = stop_when_confident
+        self._proxies = proxies
         self._positions = candidates.positions()
         self._first = None
         if first is not None:
@@ -108,6 +120,11 @@ class ThompsonSampler(BaseSampler):
     def candidates(self) -> ConfigGrid:
         """The configurations that the sampler chooses from."""
         return self._candidates
+
+    @property
+    def proxies(self) -> ProxyPlan | None:
+        """Which trials run a smaller job in place of their candidate."""
+        return self._proxies
 
     @property
     def search_space(self) -> dict[str, BaseDistribution]:
@@ -194,6 +211,8 @@ class ThompsonSampler(BaseSampler):
         lessons = [lesson.as_json() for lesson in self._belief.lessons(evidence)]
         if lessons != study.user_attrs.get(LEARNED, []):
             study.set_user_attr(LEARNED, lessons)
+        if (found := self._extrapolated(evidence)) is not None:
+            study.set_user_attr(EXTRAPOLATED, found.as_json())
         if self._stop_when_confident and (self.is_confident(evidence) or self.is_exhausted(evidence)):
             study.stop()
 
@@ -217,11 +236,13 @@ class ThompsonSampler(BaseSampler):
             evidence.misfits,
             evidence.crashed,
             len(evidence.samples),
+            evidence.proxies,
         )
         if self._cached is None or self._cached[0] != key:
-            num_ended = len(evidence.explored) + len(evidence.impossible)
+            num_ended = len(evidence.explored) + len(evidence.impossible) + len(evidence.proxies)
             rng = np.random.default_rng([self._seed, 0, num_ended, len(evidence.measured)])
             drawn = self._belief.draw(evidence, self._draws, rng)
+            drawn[:, sorted(evidence.explored)] -= np.float32(np.log1p(self._tolerance))
             fastest = np.argmin(drawn, axis=1).astype(np.int64)
             fastest = fastest[np.isfinite(drawn[np.arange(len(drawn)), fastest])]
             tried = np.isin(fastest, sorted(evidence.explored))
@@ -238,23 +259,45 @@ class ThompsonSampler(BaseSampler):
         return len(evidence.closed) >= len(self._candidates)
 
     def has_unexplored_draw(self, evidence: Evidence) -> bool:
-        """Whether some draw names a candidate that is neither explored nor pending."""
+        """Whether some draw names a candidate of which the next trial may tell something, and no pending one will."""
+        fastest = self.population(evidence).fastest
+        if self._proxies and self._proxies.goes_on(evidence, fastest):
+            fastest = fastest[~self._proxies.is_settled(evidence, fastest)]
+        elif evidence.proxies_pending:  # full size waits for what they tell
+            return False
         closed = evidence.explored | evidence.pending
-        return any(int(position) not in closed for position in self.population(evidence).fastest)
+        return any(int(position) not in closed for position in fastest)
+
+    def proxy_for(self, evidence: Evidence, position: int) -> Proxy | None:
+        """What the next trial runs in place of the candidate that was chosen for it; None for the candidate itself."""
+        if self._proxies is None or not self._proxies.goes_on(evidence, self.population(evidence).fastest):
+            return None
+        return self._proxies.of(position)
+
+    def is_spent(self, evidence: Evidence) -> bool:
+        """Whether the proxies are done and all full-size trials that they leave were asked for."""
+        return self._proxies is not None and self._proxies.is_spent(evidence, self.population(evidence).fastest)
 
     def choose(self, evidence: Evidence) -> int:
         """The position of the next candidate, pending ones excluded while another is left.
 
         The first is the expert's, or else the one that most draws name: nothing has been learned that a draw could
-        explore around. All others are the explorer's.
+        explore around. All others are the explorer's. With proxies, those at full size are the ones that most draws
+        name.
         """
+        if self._proxies is not None:
+            return self._choose_with(self._proxies, evidence)
         if not evidence.num_decisions:
             if self._first is not None:
                 return self._first
             if len(fastest := self.population(evidence).fastest):
                 return int(np.argmax(np.bincount(fastest)))
+        return self._explored(evidence, evidence.closed)
+
+    def _explored(self, evidence: Evidence, but: Collection[int]) -> int:
+        """The explorer's choice, which is none of `but` while another is left."""
         closed = np.zeros(len(self._candidates), dtype=np.bool_)
-        closed[sorted(evidence.closed)] = True
+        closed[sorted(but)] = True
         if closed.all():  # the fastest ones are measured again
             closed[sorted(evidence.explored)] = False
         return self._explorer.choose(
@@ -263,4 +306,39 @@ class ThompsonSampler(BaseSampler):
             best_s=evidence.best_s,
             trial_s=self._belief.predicted.step_time_s,
             rng=np.random.default_rng([self._seed, 1, evidence.num_decisions]),
+        )
+
+    def _choose_with(self, plan: ProxyPlan, evidence: Evidence) -> int:
+        """The next candidate of a study with proxies, whichever of them or itself is to run."""
+        fastest = self.population(evidence).fastest
+        if not plan.goes_on(evidence, fastest):
+            wanted = fastest[~np.isin(fastest, sorted(evidence.closed))]
+            return int(np.argmax(np.bincount(wanted))) if len(wanted) else self._explored(evidence, evidence.closed)
+        if not evidence.num_decisions:
+            if self._first is not None and plan.of(self._first):
+                return self._first
+            return int(np.argmax(np.bincount(fastest[~plan.is_settled(evidence, fastest)])))
+        closed = set(evidence.closed)
+        closed.update(fastest[plan.is_settled(evidence, fastest)].tolist())
+        while len(closed) < len(self._candidates):
+            position = self._explored(evidence, closed)
+            if not plan.is_settled(evidence, np.array([position]))[0]:
+                return position
+            closed.add(position)
+        # only pending ones can be proxied, and nobody should ask now
+        return self._explored(evidence, evidence.closed)
+
+    def _extrapolated(self, evidence: Evidence) -> Extrapolated | None:
+        """The candidate that most draws name, by what proxies told; None where none measured a step."""
+        timed = [seen.proxy for seen in evidence.proxies if seen.log_step_s is not None]
+        found = self.population(evidence)
+        if not timed or not len(found.fastest):
+            return None
+        position = int(np.argmax(np.bincount(found.fastest)))
+        drawn = found.log_step_s[:, position]
+        return Extrapolated(
+            config=self._candidates.values(position),
+            step_time_s=float(np.exp(np.median(drawn[np.isfinite(drawn)]))),
+            trials=len(timed),
+            devices=max(proxy.config.num_devices for proxy in timed),
         )

@@ -10,6 +10,7 @@ class StopReason(StrEnum):
 
     CONFIDENT = "confident"
     TRIALS = "max_trials"
+    FULL_TRIALS = "full_trials"
     SECONDS = "max_seconds"
     EXHAUSTED = "exhausted"
     INTERRUPTED = "interrupted"
@@ -23,6 +24,7 @@ class StopReason(StrEnum):
 _SENTENCES = {
     StopReason.CONFIDENT: "nothing faster is likely to be left",
     StopReason.TRIALS: "the budget of trials is spent",
+    StopReason.FULL_TRIALS: "the trials at full size that follow the proxies are spent",
     StopReason.SECONDS: "the budget of time is spent",
     StopReason.EXHAUSTED: "every candidate has been tried",
     StopReason.INTERRUPTED: "interrupted; the same command continues",

@@ -26,6 +26,7 @@ from optuna.storages import RDBStorage
 from optuna.trial import TrialState
 
 from costmodels.parallel import ParallelConfig
+from costmodels.reduced import Reduction
 from hardware.errors import ConfigError, shown
 from trials.backend import Observation, Status
 from trials.ray_executor import RayExecutor
@@ -35,8 +36,11 @@ from tuner.driver import DRIVER, claim, interrupts_held, is_held
 from tuner.evidence import OBSERVATION, STATUS, Evidence
 from tuner.experience import OnProgress, prior_belief, unheard
 from tuner.explorers import EXPLORERS
+from tuner.extrapolation import Extrapolated, extrapolated_of
 from tuner.history import Past, keep_run, make_tables, past_of
 from tuner.population import P_STAR
+from tuner.proxy import PROXY, Proxy
+from tuner.proxy_plan import ProxyPlan
 from tuner.pruning import ClearlySlowerPruner, StepReports
 from tuner.record import (
     HISTORY,
@@ -55,8 +59,8 @@ from tuner.storage import find_study, open_storage, storage_errors
 
 POLL_S = 1.0
 
-Asked = tuple[int, ParallelConfig]
-"""A trial that is to run: its number and its candidate."""
+Asked = tuple[int, ParallelConfig, Reduction | None]
+"""A trial that is to run: its number, and its candidate; or a proxy's configuration and the smaller job."""
 
 
 class Executor(Protocol):
@@ -78,8 +82,8 @@ class Executor(Protocol):
     def reported(self) -> Mapping[int, tuple[float, ...]]:
         """Step times [s] that each running trial has measured so far, by its number, as of the last `poll`."""
 
-    def submit(self, trial_number: int, config: ParallelConfig, /) -> None:
-        """Starts a trial on a free slot and returns at once."""
+    def submit(self, trial_number: int, config: ParallelConfig, reduction: Reduction | None, /) -> None:
+        """Starts a trial of the study's job, or of a smaller one, on a free slot and returns at once."""
 
     def stop(self, trial_number: int, reason: str, /) -> None:
         """Ends a running trial as pruned; `poll` returns it."""
@@ -97,6 +101,7 @@ class Progress:
         running: Trials in flight.
         budget: Trials allowed.
         best: The fastest trial so far.
+        extrapolated: The answer that proxies suggest.
         p_star: The latest p_star.
         seconds_left: Of the budget of time, None without one.
         note: Something to tell once, or empty.
@@ -106,6 +111,7 @@ class Progress:
     running: int
     budget: int
     best: TrialRecord | None
+    extrapolated: Extrapolated | None
     p_star: float
     seconds_left: float | None
     note: str = ""
@@ -118,6 +124,7 @@ class RunResult:
     Attributes:
         records: Every trial of the study.
         best: The fastest completed trial, None if there is none.
+        extrapolated: The answer that proxies suggest, where no trial has completed at full size.
         stop_reason: Why the search ended.
         p_star: The last p_star.
         num_candidates: Size of the searched space.
@@ -126,6 +133,7 @@ class RunResult:
 
     records: list[TrialRecord]
     best: TrialRecord | None
+    extrapolated: Extrapolated | None
     stop_reason: StopReason
     p_star: float
     num_candidates: int
@@ -180,20 +188,39 @@ def run_study(
         )
         stop_reason = _drive(run, executor, on_progress, clock)
         records = read_records(study)
+        best = best_record(records)
         return RunResult(
             records=records,
-            best=best_record(records),
+            best=best,
+            extrapolated=None if best else extrapolated_of(study.user_attrs),
             stop_reason=stop_reason,
             p_star=float(study.user_attrs.get(P_STAR, 0.0)),
             num_candidates=len(candidates.space.grid),
-            warnings=(*candidates.space.warnings, *past.warnings),
+            warnings=(*candidates.space.warnings, *past.warnings, *_unreachable(sampler.proxies)),
         )
+
+
+def _unreachable(proxies: ProxyPlan | None) -> tuple[str, ...]:
+    """A warning of the candidates that no proxy can be run for, if there are any."""
+    if proxies is None or not proxies.num_too_wide:
+        return ()
+    return (
+        f"{proxies.num_too_wide:,} of {len(proxies.grid):,} candidates are tried at full size only: their tp*cp*up is "
+        f"more than the devices of the {proxies.options.hosts} hosts that trial.proxy allows",
+    )
 
 
 def _before_start(config: StudyConfig, note: str) -> Progress:
     """Something to tell before the study is opened."""
     return Progress(
-        done=0, running=0, budget=config.search.max_trials, best=None, p_star=0.0, seconds_left=None, note=note
+        done=0,
+        running=0,
+        budget=config.search.max_trials,
+        best=None,
+        extrapolated=None,
+        p_star=0.0,
+        seconds_left=None,
+        note=note,
     )
 
 
@@ -270,6 +297,7 @@ def _nothing_to_try(candidates: Candidates) -> RunResult:
     return RunResult(
         records=[],
         best=None,
+        extrapolated=None,
         stop_reason=StopReason.EXHAUSTED,
         p_star=0.0,
         num_candidates=0,
@@ -299,8 +327,19 @@ def make_sampler(
         explorer=EXPLORERS[config.search.explorer],
         draws=config.search.draws,
         confidence=config.search.confidence,
+        tolerance=config.search.tolerance,
         seed=config.search.seed,
         first=config.expert,
+        proxies=None
+        if config.proxy is None
+        else ProxyPlan(
+            options=config.proxy,
+            setting=config.setting,
+            space=config.options,
+            grid=grid,
+            max_trials=config.search.max_trials,
+            confidence=config.search.confidence,
+        ),
     )
 
 
@@ -408,8 +447,9 @@ class _Run:
                 )
             else:
                 if PREDICTION not in trial.user_attrs:
-                    self._predict(trial.number, position)
-                again.append((trial.number, self.candidates.space.grid.config(position)))
+                    others = [other for other in self.study.get_trials(deepcopy=False) if other.number != trial.number]
+                    self._describe(trial.number, position, self.sampler.evidence(others))
+                again.append(self._asked(trial.number, position))
         return again
 
     def ask(self) -> Asked | None:
@@ -420,11 +460,21 @@ class _Run:
         trial = self.study.ask(fixed_distributions=self.sampler.search_space)
         position = self.sampler.position_of(trial.params)
         assert position is not None, "the sampler suggested a configuration that is no candidate"
-        self._predict(trial.number, position)
-        return trial.number, self.candidates.space.grid.config(position)
+        self._describe(trial.number, position, evidence)
+        return self._asked(trial.number, position)
 
-    def _predict(self, number: int, position: int) -> None:
-        """Keeps what is predicted of the trial's candidate."""
+    def _asked(self, number: int, position: int) -> Asked:
+        """The trial as the executor takes it."""
+        proxy = self._proxy_of(number)
+        if proxy is not None:
+            return number, proxy.config, proxy.reduction
+        return number, self.candidates.space.grid.config(position), None
+
+    def _describe(self, number: int, position: int, evidence: Evidence) -> None:
+        """Keeps what the trial runs in place of its candidate, and then what is predicted of the candidate."""
+        proxy = self.sampler.proxy_for(evidence, position)
+        if proxy is not None:
+            self._set_attribute(number, PROXY, proxy.as_json())
         prediction = prediction_json(
             self.config.setting,
             self.candidates.estimate,
@@ -445,10 +495,20 @@ class _Run:
         study_id = self.storage.get_study_id_from_name(self.study.study_name)
         trial_id = self.storage.get_trial_id_from_study_id_trial_number(study_id, number)
         position = self.sampler.position_of(self.storage.get_trial(trial_id).params)
+        proxy = self._proxy_of(number)
         if position is not None:
-            config = self.candidates.space.grid.config(position)
-            keep_run(self.storage.engine, self.study.study_name, number, self.config.setting, config, observation)
-        self._tell(number, observation)
+            setting, config = self.config.setting, self.candidates.space.grid.config(position)
+            if proxy is not None:
+                setting, config = proxy.setting(setting), proxy.config
+            keep_run(self.storage.engine, self.study.study_name, number, setting, config, observation)
+        self._tell(number, observation, is_proxy=proxy is not None)
+
+    def _proxy_of(self, number: int) -> Proxy | None:
+        """What a trial runs in place of its candidate."""
+        study_id = self.storage.get_study_id_from_name(self.study.study_name)
+        trial_id = self.storage.get_trial_id_from_study_id_trial_number(study_id, number)
+        stored = self.storage.get_trial(trial_id).user_attrs.get(PROXY)
+        return Proxy.from_json(stored) if stored else None
 
     def hopeless(self, running: Mapping[int, tuple[float, ...]]) -> Mapping[int, str]:
         """The running trials to stop, with the reason, by number; their first steps are kept on the way."""
@@ -459,10 +519,11 @@ class _Run:
         trial_id = self.storage.get_trial_id_from_study_id_trial_number(study_id, number)
         self.storage.set_trial_user_attr(trial_id, key, value)
 
-    def _tell(self, number: int, observation: Observation) -> None:
-        if observation.step_time_s is not None:
+    def _tell(self, number: int, observation: Observation, *, is_proxy: bool) -> None:
+        """Ends a trial for Optuna; a value is a step time at full size, which a proxy does not measure."""
+        if observation.step_time_s is not None and not is_proxy:
             self.study.tell(number, observation.step_time_s)
-        elif observation.status == Status.PRUNED:
+        elif observation.status == Status.PRUNED or observation.step_time_s is not None:
             self.study.tell(number, state=TrialState.PRUNED)
         else:
             self.study.tell(number, state=TrialState.FAIL)
@@ -477,6 +538,8 @@ class _Run:
             return StopReason.TRIALS
         if search.max_seconds is not None and elapsed_s >= search.max_seconds:
             return StopReason.SECONDS
+        if self.sampler.is_spent(evidence):
+            return StopReason.FULL_TRIALS
         if self.sampler.is_exhausted(evidence):
             return StopReason.EXHAUSTED
         return None
@@ -490,6 +553,7 @@ class _Run:
             running=sum(not record.finished for record in records),
             budget=self.config.search.max_trials,
             best=best_record(records),
+            extrapolated=extrapolated_of(self.study.user_attrs),
             p_star=float(self.study.user_attrs.get(P_STAR, 0.0)),
             seconds_left=None if max_seconds is None else max(max_seconds - elapsed_s, 0.0),
             note=note,

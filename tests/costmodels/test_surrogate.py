@@ -361,3 +361,17 @@ def test_a_hypothesis_survives_one_outlier(rng):
     surrogate = after((cold, warm), seen_at(measured, values))
 
     assert surrogate.probabilities[1] > 0.9
+
+
+def test_candidates_may_be_slowed_down_like_those_that_were(rng):
+    """Where one of ten trials lay far above the others, one draw in ten of an unmeasured candidate does so too."""
+    hypothesis = hypothesis_of(rng, outliers=(0.0, 0.0))
+    measured = np.arange(10)
+    values = hypothesis.log_predicted[measured] + 0.02 * rng.standard_normal(10)
+    values[3] += np.log(20.0)
+
+    drawn = after((hypothesis,), seen_at(measured, values)).draw(4000, rng)
+
+    above = drawn[:, 30] - np.median(drawn[:, 30])
+    assert np.mean(above > 1.0) == pytest.approx(0.1 * 0.74, abs=0.02)  # P(|N| > 1 / log 20)
+    assert np.mean(above < -1.0) < 0.01

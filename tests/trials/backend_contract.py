@@ -3,6 +3,7 @@
 import math
 import pickle
 
+from costmodels.reduced import Reduction
 from trials.backend import MAX_LOG_TAIL, Observation, Status
 
 
@@ -51,6 +52,14 @@ class BackendContract:
             config = grid.config(position)
 
             assert backend.measure(config, trial_number=1) == copy.measure(config, trial_number=2)
+
+    def test_a_smaller_job_is_measured_in_the_same_way_or_not_at_all(self, backend):
+        """The backend of a smaller job has the same origin, and pickles; one that cannot measure it says None."""
+        smaller = backend.reduced(Reduction(hosts=1, layers=8, global_batch_size=16))
+
+        if smaller is not None:
+            assert smaller.origin == backend.origin
+            assert pickle.loads(pickle.dumps(smaller)) == smaller  # noqa: S301 # our own bytes
 
     def test_prints_nothing(self, backend, grid, capfd):
         """Standard output stays free for the command's result."""

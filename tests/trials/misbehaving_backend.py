@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from costmodels.parallel import ParallelConfig
+from costmodels.reduced import Reduction
 from trials.backend import AbstractBackend, Observation, OnStep, Origin, Status, unheard
 
 DEEDS = (
@@ -52,6 +53,9 @@ class MisbehavingBackend(AbstractBackend):
     def expected_steps(self, config: ParallelConfig) -> int | None:
         """Many where the trial steps on; elsewhere it can't tell."""
         return NUM_STEPS if DEEDS[config.mbs - 1] == "step_on" else None
+
+    def reduced(self, to: Reduction) -> None:
+        """It has no job."""
 
     def measure(self, config: ParallelConfig, *, trial_number: int, on_step: OnStep = unheard) -> Observation:
         """Does the deed."""

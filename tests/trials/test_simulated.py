@@ -7,7 +7,8 @@ import pytest
 from costmodels.job import TrainingJob
 from costmodels.measured import read_measured_group
 from costmodels.operators import COLLECTIVES, OpKind, Phase
-from costmodels.parallel import ConfigGrid
+from costmodels.parallel import ConfigGrid, ParallelConfig
+from costmodels.reduced import Reduction
 from costmodels.runtime import find_runtime
 from costmodels.step_time import estimate_step
 from costmodels.terms import step_terms
@@ -162,3 +163,23 @@ def test_a_senseless_world_is_refused(world, field):
     """A field out of its range is named in the message."""
     with pytest.raises(ConfigError, match=next(iter(field))):
         dataclasses.replace(world, **field)
+
+
+def test_a_smaller_job_runs_in_the_same_world(world):
+    """Operators of a job on one host that have the shapes of the full job's take the times that they take there, up to
+    noise.
+    """
+    full = ParallelConfig(pp=4, tp=2, dp=16, mbs=2)
+    reduction = Reduction(hosts=1, layers=16, global_batch_size=16)
+    samples, smaller = (
+        {(one.name, one.phase, one.shape): one.time_s for one in observation.operator_samples}
+        for observation in (
+            world.measure(full, trial_number=0),
+            world.reduced(reduction).measure(dataclasses.replace(full, pp=2, dp=2), trial_number=0),
+        )
+    )
+    common = samples.keys() & smaller.keys()
+
+    assert len(common) > 20
+    for key in common:
+        assert smaller[key] == pytest.approx(samples[key], rel=5 * world.noise)

@@ -94,6 +94,12 @@ def study(keys: dict[str, str] = GOOD, **changes: str | None) -> str:
     return "".join(f"{key}: {value}\n" for key, value in lines.items() if value is not None)
 
 
+def proxies(keys: str, **changes: str) -> str:
+    """The text of a study on four hosts whose proxies have such keys."""
+    four_hosts = {"cluster": "{name: dgx-h100, hosts: 4}"}
+    return study(trial=f"{{backend: simulated, proxy: {keys}}}", **{**four_hosts, **changes})
+
+
 def rows(*changes: dict[str, object], columns: tuple[str, ...] = COLUMNS) -> str:
     """A CSV file of measured runs: ROW with each of `changes`."""
     lines = [",".join(str({**ROW, **change}.get(column, "")) for column in columns) for change in changes]
@@ -286,6 +292,7 @@ CASES: list[BrokenStudy] = [
         "must be greater",
     ),
     broken("headroom above 1", study(space="{memory_headroom: 1.5}"), "space.memory_headroom = 1.5", "less than 1"),
+    broken("tolerance 1", study(search="{tolerance: 1}"), "search.tolerance = 1", "less than 1"),
     broken("confidence 0", study(search="{confidence: 0}"), "search.confidence = 0", "greater than 0"),
     broken("confidence nan", study(search="{confidence: .nan}"), "search.confidence = nan", "must be"),
     broken("one draw", study(search="{draws: 1}"), "search.draws = 1", "greater than or equal to 10"),
@@ -293,6 +300,54 @@ CASES: list[BrokenStudy] = [
     broken("negative seed", study(search="{seed: -1}"), "search.seed = -1", "greater than or equal to 0"),
     broken("no seconds", study(search="{max_seconds: 0}"), "search.max_seconds = 0", "greater than 0"),
     broken("noise", study(trial="{backend: simulated, noise: -1}"), "trial.noise = -1", "greater than or equal to 0"),
+    # proxies
+    broken("proxies without hosts", proxies("{layers: 4}"), "trial.proxy.hosts", "is required and missing"),
+    broken("unknown key of proxies", proxies("{hosts: 1, devices: 8}"), "trial.proxy.devices = 8", "unknown key"),
+    broken("number for proxies", proxies("2"), "trial.proxy = 2", "must be a mapping"),
+    broken("proxies on no host", proxies("{hosts: 0}"), "trial.proxy.hosts = 0", "greater than or equal to 1"),
+    broken(
+        "proxies on all hosts",
+        proxies("{hosts: 4}"),
+        "trial.proxy.hosts = 4",
+        "must be fewer than the 4 hosts of the cluster",
+        "at most 3",
+    ),
+    broken(
+        "proxies of one host",
+        study(trial="{backend: simulated, proxy: {hosts: 1}}"),
+        "trial.proxy.hosts = 1",
+        "must be fewer than the 1 hosts of the cluster",
+        "leave proxy out",
+    ),
+    broken(
+        "proxies of unlike hosts",
+        proxies("{hosts: 1}", cluster="{groups: [{name: dgx-h100}, {name: dgx-a100}]}"),
+        "trial.proxy",
+        "needs equal hosts",
+    ),
+    broken(
+        "proxies with more layers",
+        proxies("{hosts: 1, layers: 33}"),
+        "trial.proxy.layers = 33",
+        "must be from 1 to the 32 layers of the model",
+    ),
+    replayed(
+        "proxies of a replay",
+        rows({}),
+        "trial.proxy",
+        "cannot be run by the backend replay",
+        "leave proxy out",
+        trial="{backend: replay, measured: [rows.csv], proxy: {hosts: 1}}",
+    ),
+    broken("word for layers", proxies("{hosts: 1, layers: few}"), "trial.proxy.layers = 'few'", "auto"),
+    broken("no layers", proxies("{hosts: 1, layers: 0}"), "trial.proxy.layers = 0", "auto or a whole number"),
+    broken(
+        "more trials at full size than trials",
+        proxies("{hosts: 1, full_trials: 5}", search="{max_trials: 5}"),
+        "trial.proxy.full_trials = 5",
+        "must be fewer than search.max_trials, which is 5",
+        "at most 4",
+    ),
     broken("empty tp", study(space="{tp: []}"), "space.tp = []", "at least one value, each once"),
     broken("repeated tp", study(space="{tp: [1, 2, 2]}"), "space.tp = [1, 2, 2]", "at least one value, each once"),
     broken("tp 0", study(space="{tp: [0, 1]}"), "space.tp.0 = 0", "greater than or equal to 1"),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from costmodels.parallel import ParallelConfig
+from costmodels.reduced import Reduction
 from trials.backend import AbstractBackend, Observation
 
 
@@ -18,6 +19,7 @@ class InProcessExecutor:
         slots: Trials that may be pending.
         entered: How often it was entered.
         seen: Every trial that was measured, in order.
+        reductions: The smaller job of each trial that ran one.
     """
 
     backend: AbstractBackend
@@ -26,6 +28,7 @@ class InProcessExecutor:
     seen: list[tuple[int, ParallelConfig]] = field(default_factory=list)
     slots_note: str = ""
     waiting: list[tuple[int, ParallelConfig]] = field(default_factory=list)
+    reductions: dict[int, Reduction] = field(default_factory=dict)
 
     def __enter__(self) -> InProcessExecutor:
         self.entered += 1
@@ -56,11 +59,13 @@ class InProcessExecutor:
         """As the loop asks for it."""
         return tuple(number for number, _ in self.waiting)
 
-    def submit(self, trial_number: int, config: ParallelConfig, /) -> None:
+    def submit(self, trial_number: int, config: ParallelConfig, reduction: Reduction | None = None, /) -> None:
         """As the loop calls it."""
         assert self.num_free_slots, "submitted more trials than there are slots"
         assert trial_number not in self.pending, "submitted a trial that is pending"
         self.waiting.append((trial_number, config))
+        if reduction is not None:
+            self.reductions[trial_number] = reduction
 
     def poll(self, _timeout_s: float, /) -> list[tuple[int, Observation]]:
         """As the loop calls it."""
@@ -68,4 +73,12 @@ class InProcessExecutor:
             return []
         number, config = self.waiting.pop(0)
         self.seen.append((number, config))
-        return [(number, self.backend.measure(config, trial_number=number))]
+        return [(number, self.backend_of(number).measure(config, trial_number=number))]
+
+    def backend_of(self, number: int) -> AbstractBackend:
+        """What measures a trial."""
+        if number not in self.reductions:
+            return self.backend
+        reduced = self.backend.reduced(self.reductions[number])
+        assert reduced is not None, "the backend measures smaller jobs too"
+        return reduced

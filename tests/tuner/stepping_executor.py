@@ -48,7 +48,7 @@ class SteppingExecutor(InProcessExecutor):
         for number, config in list(self.waiting):
             if number not in self.running:
                 self.seen.append((number, config))
-                self.running[number] = (self.backend.measure(config, trial_number=number), 0)
+                self.running[number] = (self.backend_of(number).measure(config, trial_number=number), 0)
             found, done = self.running[number]
             if done == len(found.step_times_s):
                 self._end(number, found)

@@ -8,8 +8,11 @@ from optuna.distributions import IntDistribution
 from optuna.trial import TrialState, create_trial
 
 from costmodels.operators import OpKind, Phase
+from costmodels.parallel import ParallelConfig
+from costmodels.reduced import Reduction
 from trials.backend import Observation, OperatorSample, Status
 from tuner.evidence import LEAST_NOISE, OBSERVATION, STATUS, STEP_NOISE, evidence_of
+from tuner.proxy import PROXY, Proxy
 
 SAMPLE = OperatorSample(kind=OpKind.MATMUL, phase=Phase.FORWARD, shape=(1.0, 512.0, 0.5, 64.0), time_s=2e-3, count=32)
 
@@ -282,3 +285,73 @@ def test_a_loop_may_prune():
     assert found.crashed == frozenset()
     assert found.log_step_s == pytest.approx([math.log(2.5)])
     assert found.best_s is None
+
+
+# Smaller jobs in place of candidates
+
+SMALLER = Proxy(
+    reduction=Reduction(hosts=1, layers=4, global_batch_size=8), config=ParallelConfig(pp=2, tp=2, dp=2, mbs=2)
+)
+
+
+def proxy_trial(number, candidate, observation, proxy=SMALLER):
+    """A trial that ran a smaller job, as the study's loop leaves it; it runs still without an observation."""
+    if observation is None:
+        made = trial(number, candidate, state=TrialState.RUNNING)
+    else:
+        state = TrialState.PRUNED if observation.status is Status.OK else TrialState.FAIL
+        made = trial(number, candidate, observation, state=state, status=observation.status)
+        made.values = None
+    made.user_attrs = {**made.user_attrs, PROXY: proxy.as_json()}
+    return made
+
+
+def test_a_proxy_is_no_measurement_of_its_candidate():
+    """What a smaller job measured stands apart: its candidate is neither measured nor explored, and it is no best."""
+    found = evidence(proxy_trial(0, 7, ok(1.0, 1.0, peak_memory_bytes=2**30, operator_samples=(SAMPLE,))))
+
+    assert found.measured.tolist() == []
+    assert (found.explored, found.best_s, found.peaks_bytes) == (frozenset(), None, {})
+    (seen,) = found.proxies
+    assert (seen.proxy, seen.positions, seen.peak_bytes) == (SMALLER, (7,), 2**30)
+    assert seen.log_step_s == pytest.approx(0.0)
+    assert found.samples == (SAMPLE,)
+    assert (found.num_decisions, found.num_proxies, found.num_at_full_size) == (1, 1, 0)
+    assert found.proxied == {7}
+
+
+def test_equal_proxies_of_two_candidates_are_one():
+    """Trials that ran the same smaller job are one measurement, with a smaller variance, of both candidates' proxy."""
+    alone = evidence(proxy_trial(0, 7, ok(1.0)))
+    both = evidence(proxy_trial(0, 7, ok(1.0)), proxy_trial(1, 8, ok(1.0)))
+
+    (seen,) = both.proxies
+    assert seen.positions == (7, 8)
+    assert seen.variance == pytest.approx(alone.proxies[0].variance / 2)
+
+
+@pytest.mark.parametrize(
+    ("status", "tells", "ran_out", "crashed"),
+    [
+        (Status.OUT_OF_MEMORY, True, True, False),
+        (Status.CRASHED, True, False, True),
+        (Status.TIMEOUT, True, False, False),
+        (Status.INCIDENT, False, False, False),
+        (Status.CANCELLED, False, False, False),
+    ],
+)
+def test_what_the_failure_of_a_proxy_says(status, tells, ran_out, crashed):
+    """No failure of a smaller job removes its candidate, and those of the machine say nothing at all."""
+    found = evidence(proxy_trial(0, 7, failed(status)))
+
+    assert (found.impossible, found.explored) == (frozenset(), frozenset())
+    assert [(seen.ran_out, seen.crashed) for seen in found.proxies] == ([(ran_out, crashed)] if tells else [])
+    assert set(found.crashed_by_proxy) == ({7} if crashed else set())
+
+
+def test_a_proxy_in_flight_closes_its_candidate():
+    """While a smaller job runs, nobody asks for its candidate, and full size can wait for it."""
+    found = evidence(proxy_trial(0, 7, None))
+
+    assert found.pending == found.proxies_pending == {7}
+    assert (found.num_proxies, found.proxies) == (1, ())

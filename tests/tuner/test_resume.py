@@ -4,16 +4,16 @@ import shutil
 import signal
 import sqlite3
 import time
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
 import optuna
 import pytest
 from optuna.trial import TrialState
-from sqlalchemy import Engine, event
 
 from costmodels.parallel import ParallelConfig
+from tests.tuner.commits import before_each_commit, kept_at_each_commit
 from tests.tuner.driver_process import STUDY, DriverProcess
 from tests.tuner.in_process_executor import InProcessExecutor
 from tests.tuner.stepping_executor import SteppingExecutor
@@ -71,44 +71,6 @@ def assert_complete(trials, budget):
 
 
 # Killed after every single write: what a kill leaves is the database as it stood after the last commit
-
-
-@contextmanager
-def before_each_commit(act):
-    """Calls `act` before every commit that changes a database."""
-    changing = set()
-
-    def note(connection, _cursor, statement, *_):
-        if statement.split(None, 1)[0].upper() in ("INSERT", "UPDATE", "DELETE", "CREATE"):
-            changing.add(id(connection.connection.dbapi_connection))
-
-    def commit(connection):
-        if id(connection.connection.dbapi_connection) in changing:
-            changing.clear()
-            act()
-
-    event.listen(Engine, "before_cursor_execute", note)
-    event.listen(Engine, "commit", commit)
-    try:
-        yield
-    finally:
-        event.remove(Engine, "before_cursor_execute", note)
-        event.remove(Engine, "commit", commit)
-
-
-@contextmanager
-def kept_at_each_commit(live, moments):
-    """Puts a copy of the database `live` into `moments` as it stands before each commit that changes it."""
-
-    def keep():
-        moment = live.with_name(f"moment-{len(moments)}.db")
-        if live.exists():
-            with closing(sqlite3.connect(live)) as source, closing(sqlite3.connect(moment)) as target:
-                source.backup(target)
-        moments.append(moment)
-
-    with before_each_commit(keep):
-        yield
 
 
 def in_process(storage, slots, budget):
@@ -290,9 +252,10 @@ def test_interrupted_run_leaves_its_trials(tmp_path, number):
     with no process behind; while it ran, a second driver was refused.
     """
     storage = f"sqlite:///{tmp_path / 'study.db'}"
-    with DriverProcess(storage, *overrides(1.0)) as driver:
+    long = overrides(10.0)  # the second driver takes seconds to be refused: the signal has to come within a trial
+    with DriverProcess(storage, *long) as driver:
         driver.wait_for(f"2/{TRIALS} trials")
-        with DriverProcess(storage, *overrides(1.0)) as second:
+        with DriverProcess(storage, *long) as second:
             second_status, second_out, second_err = second.end()
         status, out, err = driver.end(number)
         assert not driver.processes_after(5)

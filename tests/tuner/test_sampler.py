@@ -154,6 +154,25 @@ def test_p_star_is_the_share_of_draws_whose_fastest_was_tried(grid):
     assert population.p_star == pytest.approx(1 - len(unexplored) / len(population.fastest))
 
 
+def test_nobody_pays_trials_for_less_than_the_tolerance(grid):
+    """A draw names a tried candidate that is within the tolerance of its fastest; with tolerance 0 only the fastest."""
+    _, true = world(grid)
+    shares = []
+    for tolerance in (0.0, 0.01, 0.9):
+        sampler = make(grid, tolerance=tolerance)
+        study, order = run(sampler, true, 3)
+        population = sampler.population(sampler.evidence(study.get_trials(deepcopy=False)))
+        drawn = population.log_step_s
+        drawn[:, order] += np.log1p(tolerance)
+        near = drawn[:, order].min(axis=1) <= drawn.min(axis=1) + np.log1p(tolerance) + 1e-6
+        assert population.p_star == pytest.approx(near.mean())
+        assert set(population.fastest[near].tolist()) <= set(order)
+        shares.append(population.p_star)
+
+    assert shares[0] <= shares[-1]
+    assert shares[-1] == 1.0
+
+
 def test_p_star_stands_on_the_study_after_every_trial(grid):
     """The study holds p_star, and its value after each trial under the trial's number."""
     study, _ = run(make(grid), world(grid)[1], 4)

@@ -26,6 +26,7 @@ from trials.backend import Observation, Status
 from tuner.evidence import OBSERVATION
 from tuner.history.past import Fact, Past, PastRun, PastSample, facts_of_profile, log_spread, timed_samples
 from tuner.history.tables import RUNS, SAMPLES, device_names, has_tables
+from tuner.proxy import PROXY
 from tuner.record import MEANING
 from tuner.storage import reading_engine
 
@@ -213,13 +214,15 @@ class _Reader:
         return runs, samples
 
     def attributes(self, study_id: int) -> dict[int, str]:
-        """The observation of each trial of a study that has one."""
+        """The observation of each trial of a study that has one, and ran the study's own job."""
         wanted = (
-            select(_ATTRIBUTES.c.trial_id, _ATTRIBUTES.c.value_json)
+            select(_ATTRIBUTES.c.trial_id, _ATTRIBUTES.c.key, _ATTRIBUTES.c.value_json)
             .join(_TRIALS, _TRIALS.c.trial_id == _ATTRIBUTES.c.trial_id)
-            .where((_TRIALS.c.study_id == study_id) & (_ATTRIBUTES.c.key == OBSERVATION))
+            .where((_TRIALS.c.study_id == study_id) & _ATTRIBUTES.c.key.in_((OBSERVATION, PROXY)))
         )
-        return {row.trial_id: row.value_json for row in self.connection.execute(wanted)}
+        rows = list(self.connection.execute(wanted))
+        smaller = {row.trial_id for row in rows if row.key == PROXY}
+        return {row.trial_id: row.value_json for row in rows if row.trial_id not in smaller}
 
     def params(self, study_id: int) -> dict[int, dict[str, Any]]:
         """The parameters of each trial of a study."""

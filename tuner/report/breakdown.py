@@ -117,7 +117,8 @@ _ORDINALS = {1: "1st", 2: "2nd", 3: "3rd"}
 
 
 def _trial_of(data: ReportData, config: ParallelConfig) -> TrialRecord | None:
-    """The fastest completed trial of the configuration, or its last one that failed."""
-    tried = [record for record in data.records if record.params == config.values(data.dimensions)]
+    """The fastest completed trial of the configuration, or its last one that failed; no proxy's."""
+    values = config.values(data.dimensions)
+    tried = [record for record in data.records if record.params == values and not record.is_proxy]
     timed = [record for record in tried if record.step_time_s is not None]
     return min(timed, key=lambda record: record.step_time_s or 0.0) if timed else next(iter(reversed(tried)), None)

@@ -18,6 +18,10 @@ def warnings_section(data: ReportData) -> Html:
 
 def _doubts(data: ReportData) -> list[str]:
     doubts = []
+    if data.extrapolated is not None:
+        doubts.append(
+            f"The best is {data.extrapolated.in_words}: no trial of it, or of any other, has completed at full size."
+        )
     if data.origin == "synthetic":
         doubts.append("The step times are synthetic: they say nothing about real devices.")
     if data.best is not None and data.stop_reason is not None and data.stop_reason is not StopReason.CONFIDENT:

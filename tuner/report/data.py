@@ -10,9 +10,10 @@ import numpy as np
 
 from costmodels.parallel import ParallelConfig, Value
 from costmodels.step_time import model_flops_utilisation
-from trials.backend import Origin, Status
+from trials.backend import Origin
 from tuner.candidates import Candidates, candidates_of, ranking
 from tuner.config import StudyConfig
+from tuner.extrapolation import Extrapolated, extrapolated_of
 from tuner.lessons import Lesson, lessons_of
 from tuner.population import Moment, read_moments
 from tuner.record import (
@@ -36,6 +37,7 @@ class ReportData:
         candidates: Its space and predictions.
         records: Its trials in the order of their numbers.
         best: The fastest completed trial.
+        extrapolated: The answer that proxies suggest, where no trial has completed at full size.
         stop_reason: Why the search ended; None while it runs.
         origin: Whether the step times were measured or invented by a simulated world.
         expert_step_time_s: Measured step time of the expert's configuration, if it ran.
@@ -47,6 +49,7 @@ class ReportData:
     candidates: Candidates
     records: tuple[TrialRecord, ...]
     best: TrialRecord | None
+    extrapolated: Extrapolated | None
     stop_reason: StopReason | None
     origin: Origin
     expert_step_time_s: float | None
@@ -66,9 +69,8 @@ class ReportData:
 
     @property
     def failed(self) -> tuple[TrialRecord, ...]:
-        """The trials that ended without a step time, those stopped early excepted."""
-        ended = (record for record in self.records if record.finished and record.step_time_s is None)
-        return tuple(record for record in ended if record.status is not Status.PRUNED)
+        """The trials that ended without what they were to measure, those stopped early excepted."""
+        return tuple(record for record in self.records if record.has_failed)
 
     @property
     def p_star_history(self) -> tuple[tuple[int, float], ...]:
@@ -83,8 +85,17 @@ class ReportData:
 
     @property
     def best_config(self) -> ParallelConfig | None:
-        """The configuration of the fastest trial."""
-        return self.config.config_of(self.best.params) if self.best else None
+        """The configuration of the fastest trial, or the one that proxies suggest."""
+        if self.best:
+            return self.config.config_of(self.best.params)
+        return self.config.config_of(self.extrapolated.config) if self.extrapolated else None
+
+    @property
+    def best_step_time_s(self) -> float | None:
+        """Its step time."""
+        if self.best:
+            return self.best.step_time_s
+        return self.extrapolated.step_time_s if self.extrapolated else None
 
     @property
     def expert_values(self) -> dict[str, Value] | None:
@@ -113,6 +124,7 @@ def collect(config: StudyConfig) -> ReportData:
     """
     study = stored_study(config)
     records = read_records(study)
+    best = best_record(records)
     stored_reason = study.user_attrs.get(STOP_REASON)
     stop_reason = None if stored_reason is None or is_running(study) else StopReason(stored_reason)
     expert = config.expert.values(config.dimensions) if config.expert else None
@@ -120,7 +132,8 @@ def collect(config: StudyConfig) -> ReportData:
         config=config,
         candidates=candidates_of(config),
         records=tuple(records),
-        best=best_record(records),
+        best=best,
+        extrapolated=None if best else extrapolated_of(study.user_attrs),
         stop_reason=stop_reason,
         origin=study.user_attrs.get(ORIGIN, config.backend.origin),
         expert_step_time_s=expert_step_time_s(records, expert),

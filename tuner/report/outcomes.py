@@ -19,12 +19,23 @@ _WORDS = {
     None: ("running", "not ended yet"),
 }
 
+_PROXY_WORDS: dict[Status | None, str] = {
+    Status.OK: "the errors of a smaller job's step correct the predictions of all candidates",
+    Status.OUT_OF_MEMORY: "the smaller job does not fit, which its candidate may",
+}
+
 
 def outcomes_table(data: ReportData) -> Html:
     """The number of trials by how they ended, in a fixed order; nothing before the first trial."""
-    counts = Counter(record.status for record in data.records)
+    counts = Counter(record.status for record in data.records if not record.is_proxy)
     rows: list[list[Content]] = [
         [outcome, f"{counts[status]:,}", meaning] for status, (outcome, meaning) in _WORDS.items() if counts[status]
+    ]
+    by_proxy = Counter(record.status for record in data.records if record.is_proxy)
+    rows += [
+        [f"proxy: {outcome}", f"{by_proxy[status]:,}", _PROXY_WORDS.get(status, meaning)]
+        for status, (outcome, meaning) in _WORDS.items()
+        if by_proxy[status]
     ]
     if not rows:
         return Html("")

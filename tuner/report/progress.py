@@ -6,6 +6,7 @@ from itertools import accumulate
 
 import plotly.graph_objects as go
 
+from tuner.record import TrialRecord
 from tuner.report.data import ReportData
 from tuner.report.figures import BEST, CONFIDENCE, EXPERT, FAILED, MEASURED, drawing, time_axis
 from tuner.report.markup import Html, section, tag
@@ -18,7 +19,8 @@ def progress_section(data: ReportData) -> Html:
     if not finished:
         return section("progress", "Progress", tag("p", "No trial has ended yet.", class_="empty"))
     timed = [(at, record, record.step_time_s) for at, record in finished if record.step_time_s is not None]
-    failed = [(at, record) for at, record in finished if record.step_time_s is None]
+    failed = [(at, record) for at, record in finished if record.step_time_s is None and not _is_proxys(record)]
+    proxies = [(at, record) for at, record in finished if _is_proxys(record)]
     heights = [step_s for _, _, step_s in timed] + ([data.expert_step_time_s] if data.expert_step_time_s else [])
     longest_s = max(heights, default=1.0)
     figure = go.Figure()
@@ -52,6 +54,21 @@ def progress_section(data: ReportData) -> Html:
             text=[
                 f"trial {record.number}: {str(record.status).replace('_', ' ')}<br>{in_short(record.params)}"
                 for _, record in failed
+            ],
+            hovertemplate="%{text}<extra></extra>",
+        )
+    if proxies:
+        figure.add_scatter(
+            x=[at for at, _ in proxies],
+            y=[longest_s] * len(proxies),  # its step is not the candidate's
+            mode="markers",
+            name="proxy",
+            marker={"symbol": "circle-open", "size": 9, "color": MEASURED},
+            text=[
+                f"trial {record.number}: {in_short(record.params)}<br>ran {in_short(record.proxy.config.values())} on "
+                f"{record.proxy.config.num_devices} devices"
+                for _, record in proxies
+                if record.proxy
             ],
             hovertemplate="%{text}<extra></extra>",
         )
@@ -93,3 +110,8 @@ def progress_section(data: ReportData) -> Html:
         },
     )
     return section("progress", "Progress", drawing(figure, "progress", height=400))
+
+
+def _is_proxys(record: TrialRecord) -> bool:
+    """Whether a smaller job has measured what it was to."""
+    return record.is_proxy and not record.has_failed

@@ -7,7 +7,7 @@ from collections import Counter
 from costmodels.parallel import DEGREES
 from trials.backend import Status
 from tuner.candidates import tokens_per_s_per_device
-from tuner.record import num_pruned, saved_s
+from tuner.record import num_proxies, num_pruned, saved_s
 from tuner.report.data import ReportData
 from tuner.report.markup import Content, Html, joined, section, tag
 from tuner.report.outcomes import outcomes_table
@@ -51,11 +51,10 @@ def _headline(data: ReportData) -> Html:
 
 
 def _figures(data: ReportData) -> Html:
-    setting, best, records = data.config.setting, data.best, data.records
-    best_s = best.step_time_s if best else None
+    setting, best_s, records = data.config.setting, data.best_step_time_s, data.records
     expert_s = data.expert_step_time_s
     cards = [
-        _card("step time", seconds(best_s), f"trial {best.number}, {data.origin}" if best else ""),
+        _card("step time", seconds(best_s), _source_words(data)),
         _card(
             "throughput",
             f"{tokens_per_s_per_device(setting, best_s):,.0f}" if best_s else MISSING,
@@ -81,6 +80,13 @@ def _card(name: str, figure: str, note: str) -> Html:
     return tag("div", tag("h3", name), tag("p", figure, class_="figure"), tag("p", note, class_="note"), class_="card")
 
 
+def _source_words(data: ReportData) -> str:
+    """Where the step time comes from."""
+    if data.best:
+        return f"trial {data.best.number}, {data.origin}"
+    return data.extrapolated.in_words if data.extrapolated else ""
+
+
 def _expert_words(data: ReportData) -> str:
     if data.config.expert is None:
         return "the study names no expert configuration"
@@ -94,10 +100,12 @@ def _trial_words(data: ReportData) -> str:
     failures = [f"{count} {_STATUS_WORDS[status]}" for status, count in kinds.items() if status]
     pruned = num_pruned(data.records)
     running = sum(not record.finished for record in data.records)
+    proxies = num_proxies(data.records)
     return "; ".join(
         [
             f"{len(data.failed)} failed ({', '.join(failures)})" if failures else "none failed",
             *([f"{pruned} stopped early, about {seconds(saved_s(data.records))} of steps saved"] if pruned else []),
+            *([f"{proxies} of a smaller job"] if proxies else []),
             *([f"{running} running"] if running else []),
             f"budget {data.config.search.max_trials:,}",
         ]
@@ -118,12 +126,14 @@ def _funnel(data: ReportData) -> Html:
     """How many configurations were left after each step of the pruning."""
     space = data.candidates.space
     by_rules = sum(count for rule, count in space.removed.items() if rule != "memory")
-    tried = len({tuple(record.params.items()) for record in data.records})
+    tried = len({tuple(record.params.items()) for record in data.records if not record.is_proxy})
+    by_proxy = len({tuple(record.params.items()) for record in data.records if record.is_proxy})
     steps: list[tuple[int, str]] = [
         (space.num_before_memory + by_rules, "raw combinations"),
         (space.num_before_memory, "obey the rules"),
         (len(space.grid), "predicted to fit in memory"),
-        (tried, "tried"),
+        *([(by_proxy, "tried by a smaller job")] if by_proxy else []),
+        (tried, "tried at full size" if by_proxy else "tried"),
     ]
     if data.config.measured is not None:
         steps = [(len(space.grid), plural(len(space.grid), "measured row").partition(" ")[2]), (tried, "tried")]

@@ -7,7 +7,7 @@ from tuner.record import TrialRecord
 from tuner.report.accuracy import relative_error
 from tuner.report.data import ReportData
 from tuner.report.markup import Content, Html, joined, section, table, tag
-from tuner.report.words import gibibytes, percent, seconds, shown
+from tuner.report.words import gibibytes, in_short, percent, plural, seconds, shown
 
 TITLE = "Trials"
 
@@ -26,7 +26,7 @@ def trials_section(data: ReportData) -> Html:
 
 
 def _row(data: ReportData, record: TrialRecord) -> list[Content]:
-    observation = record.observation
+    observation = None if record.is_proxy else record.observation
     role = (tag("span", "best", class_="badge best") if record is data.best else Html("")) + (
         tag("span", "expert", class_="badge expert") if record.params == data.expert_values else Html("")
     )
@@ -52,6 +52,20 @@ def _status(record: TrialRecord) -> Html:
     log = observation.log_tail if observation else ""
     return joined(
         tag("span", record.status.value.replace("_", " "), class_=kind),
+        tag("div", _proxy_words(record), class_="note") if record.is_proxy else None,
         tag("div", reason, class_="note") if reason else None,
         tag("details", tag("summary", "log"), tag("pre", log)) if log else None,
+    )
+
+
+def _proxy_words(record: TrialRecord) -> str:
+    """What ran in place of the candidate, and what was measured of it."""
+    if record.proxy is None:
+        return ""
+    reduction, observation = record.proxy.reduction, record.observation
+    measured = observation.step_time_s if observation else None
+    return (
+        f"proxy: {in_short(record.proxy.config.values())}, {plural(reduction.layers, 'layer')}, "
+        f"{plural(reduction.global_batch_size, 'sequence')} on {plural(record.proxy.config.num_devices, 'device')}"
+        + (f", step {seconds(measured)}" if measured else "")
     )
