@@ -14,7 +14,7 @@ EXTRAPOLATED = "extrapolated"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Extrapolated:
-    """The candidate that most draws name, while no full-size trial supports it.
+    """The candidate with the shortest step in the median of the draws, while no full-size trial supports it.
 
     Attributes:
         config: The candidate by the dimensions that identify it.

@@ -2,8 +2,8 @@
 
 Proxies come first. They end once what they can tell of is settled: with probability above `confidence` the fastest
 candidate is one whose proxy has run, or that has none. They also end when only `full_trials` of the budget are left.
-These run candidates at full size, one after the other those that most draws name. What is settled by a proxy is not
-explored: p_star counts full-size trials alone.
+These run candidates at full size, one after the other those with the shortest step in the median of the draws. What is
+settled by a proxy is not explored: p_star counts full-size trials alone.
 """
 
 from __future__ import annotations

@@ -281,17 +281,17 @@ class ThompsonSampler(BaseSampler):
     def choose(self, evidence: Evidence) -> int:
         """The position of the next candidate, pending ones excluded while another is left.
 
-        The first is the expert's, or else the one that most draws name: nothing has been learned that a draw could
-        explore around. All others are the explorer's. With proxies, those at full size are the ones that most draws
-        name.
+        The first is the expert's, or else the one with the shortest step in the median of the draws: nothing has been
+        learned that a draw could explore around. All others are the explorer's. With proxies, those at full size are
+        the ones with the shortest step in the median of the draws.
         """
         if self._proxies is not None:
             return self._choose_with(self._proxies, evidence)
         if not evidence.num_decisions:
             if self._first is not None:
                 return self._first
-            if len(fastest := self.population(evidence).fastest):
-                return int(np.argmax(np.bincount(fastest)))
+            if (position := self._shortest(evidence, ())) is not None:
+                return position
         return self._explored(evidence, evidence.closed)
 
     def _explored(self, evidence: Evidence, but: Collection[int]) -> int:
@@ -312,8 +312,8 @@ class ThompsonSampler(BaseSampler):
         """The next candidate of a study with proxies, whichever of them or itself is to run."""
         fastest = self.population(evidence).fastest
         if not plan.goes_on(evidence, fastest):
-            wanted = fastest[~np.isin(fastest, sorted(evidence.closed))]
-            return int(np.argmax(np.bincount(wanted))) if len(wanted) else self._explored(evidence, evidence.closed)
+            position = self._shortest(evidence, evidence.closed)
+            return self._explored(evidence, evidence.closed) if position is None else position
         if not evidence.num_decisions:
             if self._first is not None and plan.of(self._first):
                 return self._first
@@ -328,14 +328,23 @@ class ThompsonSampler(BaseSampler):
         # only pending ones can be proxied, and nobody should ask now
         return self._explored(evidence, evidence.closed)
 
+    def _shortest(self, evidence: Evidence, but: Collection[int]) -> int | None:
+        """The candidate, none of `but`, with the shortest step in the median of the draws; None if none runs in half.
+
+        Few trials are left at full size, so these exploit: one that many draws name may be one that varies most.
+        """
+        median = np.median(self.population(evidence).log_step_s, axis=0)
+        median[sorted(but)] = np.inf
+        position = int(np.argmin(median))
+        return position if np.isfinite(median[position]) else None
+
     def _extrapolated(self, evidence: Evidence) -> Extrapolated | None:
-        """The candidate that most draws name, by what proxies told; None where none measured a step."""
+        """The candidate that full size would try first, by what proxies told; None where none measured a step."""
         timed = [seen.proxy for seen in evidence.proxies if seen.log_step_s is not None]
-        found = self.population(evidence)
-        if not timed or not len(found.fastest):
+        position = self._shortest(evidence, ()) if timed else None
+        if position is None:
             return None
-        position = int(np.argmax(np.bincount(found.fastest)))
-        drawn = found.log_step_s[:, position]
+        drawn = self.population(evidence).log_step_s[:, position]
         return Extrapolated(
             config=self._candidates.values(position),
             step_time_s=float(np.exp(np.median(drawn[np.isfinite(drawn)]))),

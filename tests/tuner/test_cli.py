@@ -265,6 +265,7 @@ def test_best_of_a_finished_study_is_the_measured_one(finished, meshtune):
         "config": FASTEST,
         "step_time_s": 0.95,
         "source": "measured",
+        "extrapolated": False,
         "gain_over_expert": pytest.approx(1.5 / 0.95),
     }
     assert "(measured)" in shown.out

@@ -101,7 +101,7 @@ def sequence(records):
     return [(record.params, record.status, record.step_time_s, record.p_star, record.prediction) for record in records]
 
 
-@pytest.mark.parametrize(("slots", "budget"), [(1, 3), (2, 3)])
+@pytest.mark.parametrize(("slots", "budget"), [(1, 2), (2, 2)])
 def test_killed_after_any_write_it_continues(tmp_path, slots, budget):
     """Wherever a driver dies between two writes, the next one loses and repeats nothing, and, one trial at a time,
     ends with the very same search.

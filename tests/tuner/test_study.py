@@ -118,7 +118,7 @@ def test_nothing_but_failures(study):
 
 def test_confidence_waits_for_what_is_pending(study):
     """A study that has become confident asks for nothing more and still hears the trials in flight out."""
-    result, executor = run(study("search.confidence=0.01", "search.parallel_trials=3", "space.pp=[1]"), slots=3)
+    result, executor = run(study("search.confidence=0.01", "search.parallel_trials=3", "search.draws=100"), slots=3)
 
     assert result.stop_reason == "confident"
     assert all(record.finished for record in result.records)
