@@ -19,7 +19,6 @@ means over seeds, then over groups. Progress goes to stderr.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -34,9 +33,10 @@ from optuna.trial import TrialState
 
 from benchmarks.problems import Group, Problem, groups_of, problem_of, read_runs
 from benchmarks.searchers import prior, run_trials, thompson, uniform
-from benchmarks.timing import USERS_MISTAKE, reasons, tell
+from benchmarks.timing import answer, count_at_least, reasons, tell
 from benchmarks.trial_metrics import regret_at
 from benchmarks.workers import mapper
+from costmodels.fidelity import GROUP
 from costmodels.parallel import FURTHER_DIMENSIONS, ParallelConfig
 from costmodels.reduced import Reduction
 from costmodels.sources import setting_of
@@ -58,7 +58,6 @@ SHARE = 4
 KEPT = ("tp", "cp", "up", "vpp", "ep", "mbs", *FURTHER_DIMENSIONS)
 """What a proxy has in common with its candidate."""
 
-GROUP = ("source", "model", "device", "devices", "precision", "sequence_length", "global_batch_size")
 DEVICES = GROUP.index("devices")
 
 
@@ -81,17 +80,7 @@ class Pair:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the figures; returns the exit status."""
-    given = _arguments(argv)
-    try:
-        result = _measure(given)
-    except ConfigError as error:
-        tell(f"proxy_regret: {error}")
-        return USERS_MISTAKE
-    if given.json:
-        print(json.dumps(result, indent=2))
-    else:
-        _print(result)
-    return 0
+    return answer("proxy_regret", _arguments(argv), _measure, _print)
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -101,19 +90,12 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--measured", nargs="+", type=Path, required=True, metavar="CSV", help="the groups to search")
-    parser.add_argument("--seeds", type=_count, default=10, help="runs on each group (10)")
-    parser.add_argument("--proxies", type=_count, default=12, help="trials of smaller jobs at most (12)")
-    parser.add_argument("--min-candidates", type=_count, default=20, help="leave out smaller groups (20)")
-    parser.add_argument("--workers", type=_count, default=2, help="processes (2)")
+    parser.add_argument("--seeds", type=count_at_least(1), default=10, help="runs on each group (10)")
+    parser.add_argument("--proxies", type=count_at_least(1), default=12, help="trials of smaller jobs at most (12)")
+    parser.add_argument("--min-candidates", type=count_at_least(1), default=20, help="leave out smaller groups (20)")
+    parser.add_argument("--workers", type=count_at_least(1), default=2, help="processes (2)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser.parse_args(argv)
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, but got {text}")
-    return value
 
 
 def _measure(given: argparse.Namespace) -> dict[str, Any]:

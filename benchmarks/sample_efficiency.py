@@ -23,7 +23,6 @@ given.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -37,9 +36,10 @@ import numpy as np
 from benchmarks.peers import PEERS, missing
 from benchmarks.problems import Group, Problem, problem_of, read_groups, read_runs
 from benchmarks.searchers import AbstractSearcher, prior, run_trials, thompson, uniform
-from benchmarks.timing import USERS_MISTAKE, count_at_least, tell
+from benchmarks.timing import answer, count_at_least, tell
 from benchmarks.trial_metrics import Trials, is_stopped_on_best, quantile, regret_at, share_explored, trials_to
 from benchmarks.workers import mapper
+from costmodels.fidelity import GROUP
 from costmodels.measured import MeasuredRun
 from costmodels.runtime import find_runtime
 from hardware.errors import ConfigError, did_you_mean
@@ -54,7 +54,6 @@ WITHOUT_CHANCE = ("prior",)
 """Searchers that do the same whatever the seed: one run tells all."""
 
 MAX_TRIALS = 100
-GROUP = ("source", "model", "device", "devices", "precision", "sequence_length", "global_batch_size")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -70,17 +69,7 @@ class _Task:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the figures; returns the exit status."""
-    given = _arguments(argv)
-    try:
-        result = _measure(given)
-    except ConfigError as error:
-        tell(f"sample_efficiency: {error}")
-        return USERS_MISTAKE
-    if given.json:
-        print(json.dumps(result, indent=2))
-    else:
-        _print(result)
-    return 0
+    return answer("sample_efficiency", _arguments(argv), _measure, _print)
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:

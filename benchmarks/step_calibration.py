@@ -17,9 +17,8 @@ the log. Figures are over the candidates and seeds of all groups together.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,13 +29,12 @@ from numpy.typing import NDArray
 
 from benchmarks.problems import Group, Problem, problem_of, read_groups, read_runs
 from benchmarks.searchers import thompson
-from benchmarks.timing import USERS_MISTAKE, count_at_least, publish, tell
+from benchmarks.timing import answer, count_at_least, publish, tell
 from benchmarks.trial_metrics import quantile
 from benchmarks.workers import mapper
 from costmodels.measured import MeasuredRun
 from costmodels.operators import FloatArray
 from costmodels.runtime import find_runtime
-from hardware.errors import ConfigError
 
 NUM_DRAWS = 400
 INTERVAL = (0.025, 0.5, 0.975)
@@ -71,21 +69,15 @@ class _Task:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the tables; returns the exit status."""
-    given = _arguments(argv)
-    try:
-        result = _measure(given)
-    except ConfigError as error:
-        tell(f"step_calibration: {error}")
-        return USERS_MISTAKE
-    if given.json:
-        print(json.dumps(result, indent=2))
-        return 0
+    return answer("step_calibration", _arguments(argv), _measure, _print)
+
+
+def _print(result: Mapping[str, Any]) -> None:
     for name in ("groups", "sources", "overall"):
         print(name)
         publish(result[name], as_json=False)
     for reason, count in result["skipped"].items():
         print(f"skipped {count:,}: {reason}")
-    return 0
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:

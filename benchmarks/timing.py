@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from hardware.errors import ConfigError
+
 USERS_MISTAKE = 2
 """Exit status of a mistake in what was given."""
 
@@ -50,6 +52,32 @@ def count_at_least(least: int) -> Callable[[str], int]:
         return value
 
     return count
+
+
+def answer(
+    program: str,
+    given: argparse.Namespace,
+    measure: Callable[[argparse.Namespace], dict[str, Any]],
+    show: Callable[[dict[str, Any]], None],
+) -> int:
+    """What a program of benchmarks/ does once it knows what was `given`: its figures on stdout, and the exit status.
+
+    Args:
+        program: Its name, before the message on a mistake.
+        given: Its arguments; `json` says whether to print one JSON object.
+        measure: Makes the figures; raises ConfigError on a mistake in what was given.
+        show: Prints them as tables.
+    """
+    try:
+        figures = measure(given)
+    except ConfigError as error:
+        tell(f"{program}: {error}")
+        return USERS_MISTAKE
+    if given.json:
+        print(json.dumps(figures, indent=2))
+    else:
+        show(figures)
+    return 0
 
 
 def publish(rows: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:

@@ -23,6 +23,9 @@ from costmodels.sources import MeasuredSetting, setting_of, source_of
 from costmodels.step_time import estimate_step
 from hardware.errors import ConfigError
 
+GROUP = ("source", "model", "device", "devices", "precision", "sequence_length", "global_batch_size")
+"""What the runs of a group share, in the order of `group_key`."""
+
 UNCLEAN = ("OUTLIER", "LOW-MFU", "SUSPECT")
 """Tags in a run's notes that say that its throughput is not what its configuration explains."""
 
@@ -45,7 +48,7 @@ class Predictions:
 
 
 def group_key(run: MeasuredRun) -> tuple[Hashable, ...]:
-    """What the runs of a group share."""
+    """What the runs of a group share, by the names of GROUP."""
     return (
         run.source,
         run.model.name,
@@ -121,8 +124,7 @@ def _judge_group(runs: Sequence[MeasuredRun], predictions: Predictions, at: np.n
     measured = np.array([run.step_time_s or np.nan for run in runs])
     predicted = predictions.step_time_s[at]
     timed = np.isfinite(measured)
-    names = ("source", "model", "device", "devices", "precision", "sequence_length", "global_batch_size")
-    figures: dict[str, Any] = dict(zip(names, group_key(runs[0]), strict=True))
+    figures: dict[str, Any] = dict(zip(GROUP, group_key(runs[0]), strict=True))
     figures |= {"n": int(timed.sum()), **_error_figures(predicted[timed], measured[timed])}
     # what is called infeasible would not be tried: it stands behind all that fits, as `meshtune rank` has it
     believed = np.where(predictions.fits[at], predicted, predicted + predicted.max(initial=0.0))

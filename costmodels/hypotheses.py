@@ -28,7 +28,7 @@ STEP_PRIOR = HyperPrior(amplitude=0.3, length_scale=3.0, noise=0.03)
 
 ROUGH_PRIOR, ROUGH_CHANCE = replace(STEP_PRIOR, length_scale=1.0), 0.25
 """A world whose errors change within an octave or three, and how probable it is beside the smooth one. Without it a
-few trials that agree make all candidates look alike."""
+few trials that agree make all candidates look alike. Chosen on the Ultra-Scale Playbook's groups."""
 
 FEW_OUTLIERS = (1.0, 19.0)
 """Runs that something slowed down, and other runs, that are taken to have been seen before any."""

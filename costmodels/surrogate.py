@@ -55,7 +55,7 @@ FEWEST_TO_LEARN = 3
 
 DOUBT = 6.0
 """Observations to which all variances are doubled, once hyperparameters are learned and no past tells them: the most
-likely ones are too sure of candidates unlike those that were measured. Chosen on measured groups."""
+likely ones are too sure of candidates unlike those that were measured. Chosen on the Ultra-Scale Playbook's groups."""
 
 OUTLYING = 4.0
 """Deviations above what all others let expect from which on a measured candidate is an outlier."""

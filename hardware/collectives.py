@@ -65,16 +65,6 @@ def send_recv_s(message_bytes: ArrayLike, group: GroupLinks) -> FloatArray:
     return _fastest_s(message_bytes, group.lines.hop, group.row)
 
 
-def ring_exchange_s(message_bytes: ArrayLike, group: GroupLinks) -> FloatArray:
-    """Time in which every member's B / n visits all members of the ring [s], [g]: n - 1 exchanges with a neighbour.
-
-    All members wait for the slowest hop of every exchange. Source: Liu, Zaharia and Abbeel, "Ring Attention with
-    Blockwise Transformers for Near-Infinite Context" (2023).
-    """
-    size = group.size
-    return (size - 1) * send_recv_s(np.asarray(message_bytes, dtype=np.float64) / size, group)
-
-
 def _fastest_s(message_bytes: ArrayLike, lines: FloatArray, row: IntArray) -> FloatArray:
     """The least of the lines [k, 2, u] at these messages [s], [g]."""
     message = np.asarray(message_bytes, dtype=np.float64)

@@ -1,10 +1,7 @@
 """The programs of benchmarks/ that fit the cost model and quote its errors."""
 
-import json
 import math
-import os
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +9,12 @@ import pytest
 
 from benchmarks import fidelity, fit_profiles
 from benchmarks.noise_floor import noise_floor
-from costmodels.fidelity import predict, settings_of
+from costmodels.fidelity import GROUP, predict, settings_of
 from costmodels.measured import read_measured
 from costmodels.runtime import catalog_path, find_prior, read_profile
+from tests.benchmark_runs import run_from_root
 from tests.tuner.broken_studies import rows
 
-ROOT = Path(__file__).resolve().parents[1]
 KEYS = {
     "n",
     "num_groups",
@@ -33,7 +30,6 @@ KEYS = {
     "best_called_infeasible",
     "skipped",
 }
-GROUP = {"source", "model", "device", "devices", "precision", "sequence_length", "global_batch_size"}
 LAYOUTS = ((8, 1, 1), (8, 1, 2), (4, 2, 1), (4, 2, 2), (2, 4, 1), (2, 4, 2))
 TIMES_S = (1.50, 1.40, 1.20, 1.10, 1.00, 0.95)
 RUNS = tuple(
@@ -44,28 +40,9 @@ FAILED = {"tp": 1, "dp": 8, "seq_parallel": 0, "step_seconds": "", "notes": "FAI
 
 
 @pytest.fixture
-def write(tmp_path):
-    """Writes a CSV file of measured runs; its path."""
-
-    def write_rows(name, *changes):
-        path = tmp_path / name
-        path.write_text(rows(*changes), encoding="utf-8")
-        return path
-
-    return write_rows
-
-
-@pytest.fixture
-def quoted(capsys):
-    """Runs the benchmark with `--json`; its object."""
-
-    def call(*arguments):
-        status = fidelity.main([*map(str, arguments), "--json"])
-        captured = capsys.readouterr()
-        assert status == 0, captured.err
-        return json.loads(captured.out)
-
-    return call
+def quoted(answered):
+    """Runs the benchmark; its object."""
+    return partial(answered, fidelity)
 
 
 def test_the_keys_of_the_json(quoted, write):
@@ -75,7 +52,7 @@ def test_the_keys_of_the_json(quoted, write):
     assert told["overall"].keys() >= KEYS
     assert told["overall"]["noise_floor"].keys() >= {"median_ape", "median_tau", "median_regret", "mean_regret"}
     (group,), (source,) = told["groups"], told["by_source"]
-    assert group.keys() >= KEYS | GROUP | {"tau", "rank_of_best", "regret", "num_configs"}
+    assert group.keys() >= KEYS | set(GROUP) | {"tau", "rank_of_best", "regret", "num_configs"}
     assert source.keys() >= KEYS - {"skipped"}
     assert (told["overall"]["n"], group["n"], group["num_configs"]) == (6, 6, 6)
     assert group["ok_called_feasible"] == told["overall"]["ok_called_feasible"] == 1.0
@@ -182,15 +159,7 @@ def test_bad_files_are_one_message(tmp_path, capsys, content, words):
 
 def test_it_starts_from_the_root_of_the_project(write):
     """`python -m benchmarks.fidelity` works as documented, and an unknown runtime is status 2 without a traceback."""
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.fidelity", "--quote", write("runs.csv", *RUNS), "--runtime", "megatrn"],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_from_root("fidelity", "--quote", write("runs.csv", *RUNS), "--runtime", "megatrn")
 
     assert (done.returncode, done.stdout) == (2, "")
     assert "did you mean 'megatron-core'?" in done.stderr

@@ -3,11 +3,9 @@
 import json
 
 import numpy as np
-import pytest
 
 from benchmarks import proxy_regret
 from benchmarks.problems import groups_of, problem_of, read_runs
-from tests.tuner.broken_studies import rows
 
 LAYOUTS = ((8, 1, 1), (8, 1, 2), (4, 1, 1), (4, 1, 2), (4, 2, 1), (4, 2, 2), (2, 2, 1), (2, 2, 2), (2, 1, 4))
 """tp, pp and mbs of the runs; dp fills the devices."""
@@ -30,18 +28,6 @@ def runs_on(devices, *, without=()):
     ]
 
 
-@pytest.fixture
-def write(tmp_path):
-    """Writes a CSV file of measured runs; its path."""
-
-    def write_rows(*changes):
-        path = tmp_path / "runs.csv"
-        path.write_text(rows(*changes), encoding="utf-8")
-        return path
-
-    return write_rows
-
-
 def pairs_in(path):
     """The pairs of the file's groups."""
     groups, _ = groups_of(read_runs([path])[0], 2)
@@ -50,7 +36,7 @@ def pairs_in(path):
 
 def test_the_sibling_is_the_largest_on_a_quarter_of_the_devices(write):
     """Of groups on 8, 16, 32 and 64 devices the last has that on 16 as sibling, and the second has none."""
-    path = write(*(run for devices in (8, 16, 32, 64) for run in runs_on(devices)))
+    path = write("runs.csv", *(run for devices in (8, 16, 32, 64) for run in runs_on(devices)))
 
     found = {pair.group.runs[0].devices: pair.sibling.runs[0].devices for pair in pairs_in(path)}
 
@@ -59,12 +45,12 @@ def test_the_sibling_is_the_largest_on_a_quarter_of_the_devices(write):
 
 def test_another_batch_is_no_sibling(write):
     """A group of the same model with another global batch is another job."""
-    assert not pairs_in(write(*runs_on(64), *({**run, "gbs": 512} for run in runs_on(16))))
+    assert not pairs_in(write("runs.csv", *runs_on(64), *({**run, "gbs": 512} for run in runs_on(16))))
 
 
 def test_a_proxy_keeps_all_but_pp_and_dp(write):
     """Each candidate is answered by a run with its tp and mbs and the nearest pp; one that nobody ran has no proxy."""
-    path = write(*runs_on(64), *runs_on(16, without=[(4, 2, 1), (2, 2, 2)]))
+    path = write("runs.csv", *runs_on(64), *runs_on(16, without=[(4, 2, 1), (2, 2, 2)]))
 
     (pair,) = pairs_in(path)
 
@@ -81,7 +67,7 @@ def test_a_proxy_keeps_all_but_pp_and_dp(write):
 
 def test_only_the_last_trials_use_all_devices(write):
     """A run has at most the proxies that are allowed, then three different candidates at full size."""
-    (pair,) = pairs_in(write(*runs_on(64), *runs_on(16)))
+    (pair,) = pairs_in(write("runs.csv", *runs_on(64), *runs_on(16)))
 
     count, at_full_size = proxy_regret.run_with_proxies(pair, problem_of(pair.group, ()), 4, seed=0)
 
@@ -91,7 +77,7 @@ def test_only_the_last_trials_use_all_devices(write):
 
 def test_it_prints_one_object(write, capsys):
     """With --json standard output holds one object, with the regret of each way on each group and over all."""
-    path = write(*runs_on(64), *runs_on(16))
+    path = write("runs.csv", *runs_on(64), *runs_on(16))
 
     status = proxy_regret.main(
         ["--measured", str(path), "--seeds", "1", "--min-candidates", "2", "--workers", "1", "--json"]
@@ -108,7 +94,7 @@ def test_it_prints_one_object(write, capsys):
 
 def test_files_without_siblings_are_one_message(write, capsys):
     """Who gives measurements of one size alone is told what is missing, with exit status 2."""
-    status = proxy_regret.main(["--measured", str(write(*runs_on(64))), "--min-candidates", "2"])
+    status = proxy_regret.main(["--measured", str(write("runs.csv", *runs_on(64))), "--min-candidates", "2"])
 
     assert status == 2
     assert "a quarter of the other's devices" in capsys.readouterr().err

@@ -2,11 +2,8 @@
 
 import json
 import math
-import os
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,24 +14,13 @@ from benchmarks import peers, sample_efficiency
 from benchmarks.problems import Problem, groups_of, problem_of, read_runs, stranger_to
 from benchmarks.searchers import run_trials
 from benchmarks.trial_metrics import Trials, is_stopped_on_best, quantile, regret_at, share_explored, trials_to
+from costmodels.fidelity import GROUP
 from costmodels.parallel import ConfigGrid, ParallelConfig
 from costmodels.predicted import Predicted
-from tests.tuner.broken_studies import rows
+from tests.benchmark_runs import FAILED, RUNS, TIMES_S, run_from_root
 from trials.backend import Observation, Status
 from tuner.belief import belief_of
 
-ROOT = Path(__file__).resolve().parents[1]
-
-LAYOUTS = ((8, 1, 1), (8, 1, 2), (4, 2, 1), (4, 2, 2), (4, 2, 4), (2, 4, 1), (2, 4, 2), (2, 4, 4))
-TIMES_S = (1.5, 1.4, 1.2, 1.1, 1.15, 1.0, 0.95, 1.3)
-RUNS = tuple(
-    {"tp": tp, "dp": dp, "mbs": mbs, "step_seconds": seconds}
-    for (tp, dp, mbs), seconds in zip(LAYOUTS, TIMES_S, strict=True)
-)
-FAILED = tuple(
-    {"tp": 1, "dp": 8, "mbs": mbs, "seq_parallel": 0, "step_seconds": "", "notes": "FAILED: out of memory"}
-    for mbs in (1, 2)
-)
 FIGURES = {
     "median_trials_to_5pct",
     "p90_trials_to_5pct",
@@ -64,28 +50,9 @@ NEEDED = [
 
 
 @pytest.fixture
-def write(tmp_path):
-    """Writes a CSV file of measured runs; its path."""
-
-    def write_rows(name, *changes):
-        path = tmp_path / name
-        path.write_text(rows(*changes), encoding="utf-8")
-        return path
-
-    return write_rows
-
-
-@pytest.fixture
-def told(capsys):
-    """Runs the benchmark in this process with `--json`; its object."""
-
-    def call(*arguments):
-        status = sample_efficiency.main([*map(str, arguments), "--workers", "1", "--json"])
-        captured = capsys.readouterr()
-        assert status == 0, captured.err
-        return json.loads(captured.out)
-
-    return call
+def told(answered):
+    """Runs the benchmark in one process; its object."""
+    return partial(answered, sample_efficiency, "--workers", "1")
 
 
 def grouped(*paths, min_candidates=2):
@@ -430,7 +397,7 @@ def test_the_keys_of_the_json(told, write):
 
     (group,) = result["groups"]
     assert result.keys() == {"groups", "overall", "skipped", "settings"}
-    assert group.keys() >= {*sample_efficiency.GROUP, "num_candidates", "runtime", "samplers"}
+    assert group.keys() >= {*GROUP, "num_candidates", "runtime", "samplers"}
     assert list(result["overall"]) == ["thompson", "random"]
     assert all(figures.keys() >= FIGURES for figures in result["overall"].values())
     assert all(figures.keys() >= FIGURES for figures in group["samplers"].values())
@@ -540,15 +507,7 @@ def test_it_starts_from_the_root_of_the_project(told, write):
     """`python -m benchmarks.sample_efficiency` works as documented; worker processes change nothing but the time."""
     path = write("runs.csv", *RUNS, *FAILED)
     arguments = ["--measured", str(path), "--samplers", "thompson,random", "--seeds", "2", "--min-candidates", "2"]
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.sample_efficiency", *arguments, "--workers", "2", "--json"],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_from_root("sample_efficiency", *arguments, "--workers", "2", "--json")
 
     assert done.returncode == 0, done.stderr
     results = [json.loads(done.stdout)["overall"], told(*arguments)["overall"]]

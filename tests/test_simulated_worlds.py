@@ -2,20 +2,16 @@
 
 import json
 import math
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 
 import pytest
 
 from benchmarks import simulated_worlds
 from benchmarks.simulated_worlds import A2_FEASIBLE, SEARCHED, Search, feasible_counts, prepared, row_of, search_in
 from benchmarks.workers import mapper
+from tests.benchmark_runs import run_from_root
 from trials.backend import Status
-
-ROOT = Path(__file__).resolve().parents[1]
 
 SMALL = "llama2-34b-16"
 """The study with the fewest candidates."""
@@ -28,16 +24,9 @@ def small():
 
 
 @pytest.fixture
-def told(capsys):
-    """Runs the benchmark in this process with `--json`; its object."""
-
-    def call(*arguments):
-        status = simulated_worlds.main([*map(str, arguments), "--workers", "1", "--json"])
-        captured = capsys.readouterr()
-        assert status == 0, captured.err
-        return json.loads(captured.out)
-
-    return call
+def told(answered):
+    """Runs the benchmark in one process; its object."""
+    return partial(answered, simulated_worlds, "--workers", "1")
 
 
 def search(**changes):
@@ -173,15 +162,7 @@ def test_mistakes_are_one_message(capsys, arguments, words):
 def test_it_starts_from_the_root_of_the_project(told):
     """`python -m benchmarks.simulated_worlds` works as documented, and says the same each time but for the seconds."""
     arguments = ["--studies", SMALL, "--seeds", "1", "--trials", "2"]
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.simulated_worlds", *arguments, "--workers", "1", "--json"],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_from_root("simulated_worlds", *arguments, "--workers", "1", "--json")
 
     assert done.returncode == 0, done.stderr
     results = [json.loads(done.stdout)["studies"], told(*arguments)["studies"]]

@@ -1,10 +1,7 @@
 """The benchmark of the step-level surrogate's calibration: its metric, what it looks at, and its command line."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,46 +9,15 @@ import pytest
 from benchmarks import step_calibration
 from benchmarks.problems import problem_of, read_groups
 from benchmarks.step_calibration import HeldOut, figures, held_out, run_and_look
-from tests.tuner.broken_studies import rows
+from tests.benchmark_runs import FAILED, RUNS, run_from_root
 
-ROOT = Path(__file__).resolve().parents[1]
-
-LAYOUTS = ((8, 1, 1), (8, 1, 2), (4, 2, 1), (4, 2, 2), (4, 2, 4), (2, 4, 1), (2, 4, 2), (2, 4, 4))
-TIMES_S = (1.5, 1.4, 1.2, 1.1, 1.15, 1.0, 0.95, 1.3)
-RUNS = tuple(
-    {"tp": tp, "dp": dp, "mbs": mbs, "step_seconds": seconds}
-    for (tp, dp, mbs), seconds in zip(LAYOUTS, TIMES_S, strict=True)
-)
-FAILED = tuple(
-    {"tp": 1, "dp": 8, "mbs": mbs, "seq_parallel": 0, "step_seconds": "", "notes": "FAILED: out of memory"}
-    for mbs in (1, 2)
-)
 ROW = {"trials", "groups", "n", "coverage", "worst_tenth", "error", "width"}
 
 
 @pytest.fixture
-def write(tmp_path):
-    """Writes a CSV file of measured runs; its path."""
-
-    def write_rows(name, *changes):
-        path = tmp_path / name
-        path.write_text(rows(*changes), encoding="utf-8")
-        return path
-
-    return write_rows
-
-
-@pytest.fixture
-def told(capsys):
-    """Runs the benchmark in this process with `--json`; its object."""
-
-    def call(*arguments):
-        status = step_calibration.main([*map(str, arguments), "--workers", "1", "--json"])
-        captured = capsys.readouterr()
-        assert status == 0, captured.err
-        return json.loads(captured.out)
-
-    return call
+def told(answered):
+    """Runs the benchmark in one process; its object."""
+    return partial(answered, step_calibration, "--workers", "1")
 
 
 def held(num_trials, is_inside, error=0.1, width=0.5):
@@ -189,15 +155,7 @@ def test_it_starts_from_the_root_of_the_project(told, write):
     """`python -m benchmarks.step_calibration` works as documented, and says the same each time."""
     path = write("runs.csv", *RUNS)
     arguments = ["--measured", str(path), "--seeds", "1", "--trials", "0,2", "--min-candidates", "2"]
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.step_calibration", *arguments, "--workers", "1", "--json"],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_from_root("step_calibration", *arguments, "--workers", "1", "--json")
 
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == told(*arguments)

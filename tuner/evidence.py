@@ -222,6 +222,11 @@ class _Entry:
         return self.observation.peak_memory_bytes if self.observation and self.status is Status.OK else None
 
 
+def status_without_value(trial: FrozenTrial, state: TrialState) -> Status:
+    """How a trial ended that gave no step time; a loop that is not ours tells by Optuna's state alone."""
+    return Status(trial.user_attrs.get(STATUS, Status.PRUNED if state == TrialState.PRUNED else Status.CRASHED))
+
+
 def _entry(ending: Ending, position_of: Callable[[Mapping[str, Any]], int | None]) -> _Entry | None:
     """The trial, if its parameters name a candidate."""
     trial, state, values = ending
@@ -233,7 +238,7 @@ def _entry(ending: Ending, position_of: Callable[[Mapping[str, Any]], int | None
     if state == TrialState.COMPLETE and values and values[0] < math.inf:
         status, value_s = Status.OK, values[0]
     elif state.is_finished():
-        status = Status(trial.user_attrs.get(STATUS, Status.PRUNED if state == TrialState.PRUNED else Status.CRASHED))
+        status = status_without_value(trial, state)
     stored = trial.user_attrs.get(OBSERVATION) if status else None
     proxy = trial.user_attrs.get(PROXY)
     return _Entry(

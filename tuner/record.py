@@ -28,7 +28,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from costmodels.parallel import DEGREES, Value
 from trials.backend import Observation, Status
-from tuner.evidence import OBSERVATION, STATUS
+from tuner.evidence import OBSERVATION, status_without_value
 from tuner.population import P_STAR
 from tuner.proxy import PROXY, Proxy
 
@@ -103,7 +103,7 @@ def _record(trial: FrozenTrial, p_star: float | None) -> TrialRecord:
     prediction = trial.user_attrs.get(PREDICTION, {})
     observation, proxy = trial.user_attrs.get(OBSERVATION), trial.user_attrs.get(PROXY)
     finished = trial.state.is_finished()
-    status = Status(trial.user_attrs.get(STATUS, Status.OK if trial.state == TrialState.COMPLETE else Status.CRASHED))
+    status = Status.OK if trial.state == TrialState.COMPLETE else status_without_value(trial, trial.state)
     return TrialRecord(
         number=trial.number,
         params=dict(trial.params),

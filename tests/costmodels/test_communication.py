@@ -10,7 +10,7 @@ from costmodels.parallel import ParallelConfig
 from costmodels.placement import place
 from costmodels.runtime import find_runtime
 from hardware.cluster import find_cluster
-from hardware.collectives import all_gather_s, all_reduce_s, all_to_all_s, reduce_scatter_s, ring_exchange_s
+from hardware.collectives import all_gather_s, all_reduce_s, all_to_all_s, reduce_scatter_s, send_recv_s
 from tests.costmodels.random_settings import cases, grid_of, job_of
 
 MEGATRON = replace(find_runtime("megatron-core"), network_efficiency=1.0, overlap_efficiency=1.0, expert_imbalance=0.0)
@@ -112,7 +112,7 @@ def test_ring_passes_keys_and_values_once_forward_and_twice_backward():
 
     found = communication(job, HOST, config)
 
-    one = ring_exchange_s(all_keys_and_values, place(HOST, grid_of(config)).cp)[0]
+    one = 7 * send_recv_s(all_keys_and_values / 8, place(HOST, grid_of(config)).cp)[0]
     assert found.cp[0] == pytest.approx(3 * one)
 
 
@@ -122,7 +122,7 @@ def test_attention_hides_the_ring_where_the_runtime_overlaps_it():
     config = ParallelConfig(cp=8)
     bare = communication(job, HOST, config).cp[0]
 
-    latency_s = 3 * ring_exchange_s(0.0, place(HOST, grid_of(config)).cp)[0]
+    latency_s = 3 * 7 * send_recv_s(0.0, place(HOST, grid_of(config)).cp)[0]
     assert communication(job, HOST, config, core_s=bare * 8 / 7).cp[0] == pytest.approx(latency_s)
     assert communication(job, HOST, config, core_s=bare / 2).cp[0] == pytest.approx(bare * (1 - 7 / 16))
     hidden = [communication(job, HOST, config, runtime=NANOTRON, core_s=core_s).cp[0] for core_s in (0.0, 1.0)]
@@ -151,7 +151,7 @@ def test_grouped_queries_shrink_ring_and_ulysses_alike():
     few, many = communication(fewer, HOST, config), communication(all_heads, HOST, config)
 
     assert few.up[0] < many.up[0]
-    latency_s = 3 * ring_exchange_s(0.0, place(HOST, grid_of(config)).cp)[0]
+    latency_s = 3 * send_recv_s(0.0, place(HOST, grid_of(config)).cp)[0]
     assert many.cp[0] - latency_s == pytest.approx(4 * (few.cp[0] - latency_s), rel=0.01)
 
 
