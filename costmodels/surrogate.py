@@ -67,7 +67,7 @@ SURPRISING = 0.05
 """Probability of an outlier, which speaks against hypotheses that need many; assumed."""
 
 OUTLIER_SIZE = 1.0
-"""Root mean square of the logarithm by which an outlier lies above the others, where none was seen; assumed."""
+"""Mean logarithm by which an outlier lies above the others, counted as one that was seen; assumed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -292,7 +292,7 @@ class Fitted:
         of_others = np.float32(np.sqrt(own_variance)) * rng.standard_normal(drawn.shape, dtype=np.float32)
         if self.hypothesis.outliers is not None:
             is_outlier = rng.random(drawn.shape, dtype=np.float32) < self._outlier_rate(self.hypothesis.outliers)
-            far = np.abs(rng.standard_normal(int(is_outlier.sum()), dtype=np.float32))
+            far = rng.standard_exponential(int(is_outlier.sum()), dtype=np.float32)
             of_others[is_outlier] += np.float32(self._outlier_size()) * far
         self._carry_over(seen, own, of_others)
         drawn += of_others
@@ -321,8 +321,8 @@ class Fitted:
         return float((before[0] + found) / (before[0] + before[1] + len(self.surprise)))
 
     def _outlier_size(self) -> float:
-        """How far above the others outliers lie: root mean square of the logarithm."""
-        return float(np.sqrt(self.surprise[self.surprise > 0].mean())) if self.surprise.any() else OUTLIER_SIZE
+        """How far above the others outliers lie: mean of the logarithm."""
+        return float(np.mean([OUTLIER_SIZE, *np.sqrt(self.surprise[self.surprise > 0])]))
 
     def mean_and_deviation(self, at: IntArray) -> tuple[FloatArray, FloatArray]:
         """Mean and standard deviation of the logarithm for candidates `at` as if they had not been measured [m]."""

@@ -132,6 +132,21 @@ def test_outliers_of_the_past_are_left_out(rng):
     assert warm.prior.noise < 0.06
 
 
+@pytest.mark.parametrize(("num_fast", "is_kept"), [(1, False), (4, True)])
+def test_a_configuration_that_does_well_in_every_job_is_believed(rng, num_fast, is_kept):
+    """Runs far faster than the fit predicts are kept where the like of them were so in other jobs, not where one was."""
+    groups = [group_of(rng, 10, rng.normal(0, 0.02, 10)) for _ in range(4)]
+    for number, group in enumerate(groups):
+        group.predicted.features[0] = (2.0, 2.0, 2.0)
+        if number < num_fast:
+            group.step_time_s[0] *= np.exp(-0.4)
+
+    *_, warm = step_hypotheses(predicted_of(rng), Experience(predicted=predicted_of(rng), groups=tuple(groups)))
+
+    assert warm.past is not None
+    assert (np.count_nonzero(warm.past.values < -0.3) == num_fast) == is_kept
+
+
 @pytest.mark.parametrize(("count", "is_told"), [(FEWEST_PAST - 1, False), (FEWEST_PAST, True)])
 def test_a_few_runs_are_no_history(rng, count, is_told):
     """Fewer than FEWEST_PAST runs with a time make no hypothesis, however many there are without one."""

@@ -67,14 +67,15 @@ def share_of_memory(belief):
 
 
 def test_before_any_trial_draws_are_about_the_predictions(belief):
-    """The median draw of a candidate that surely fits is its prediction, within a factor of 1.15, and what needs half
-    again what there is hardly ever runs.
+    """The median draw of a candidate that surely fits is its prediction or, as now and then something slows a run down,
+    up to a factor of 1.3 above, and what needs half again what there is hardly ever runs.
     """
     fresh = drawn(belief, evidence())
     share = share_of_memory(belief)
 
     error = np.median(fresh, axis=0) - np.log(belief.predicted.step_time_s)
-    assert np.abs(error[share < 0.6]).max() < np.log(1.15)
+    assert error[share < 0.6].max() < np.log(1.3)
+    assert error[share < 0.6].min() > -np.log(1.1)
     assert (np.isfinite(fresh[:, share < 0.6]).mean(axis=0) > 0.9).all()
     assert np.isfinite(fresh[:, share > 1.5]).mean() < 0.2
 
