@@ -4,8 +4,9 @@
 
 A group is what was measured of one job on one cluster; its sibling is the same job on a quarter of the devices or
 fewer, the largest there is. A trial of a proxy is answered by the sibling's run with the candidate's tp, cp, up, ep,
-mbs, ZeRO stage and further dimensions and the nearest pp; dp follows. A candidate without such a run has no proxy.
-Layers and batch are those of the full job, as somebody measured them: only devices are fewer.
+mbs, ZeRO stage and further dimensions and the nearest pp; dp follows. Layers and batch are those of the full job, as
+somebody measured them: only devices are fewer. As in a study, a proxy must probably fit; a candidate without such a run
+has none.
 
 At most --proxies trials run so, fewer where the study is confident that they settled what they can, then three at full
 size. Beside the regret of these three stand: as many trials in all, each at full size; the prior's first three; three
@@ -22,7 +23,7 @@ import argparse
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ from costmodels.sources import setting_of
 from hardware.errors import ConfigError
 from trials.backend import Observation
 from tuner.evidence import OBSERVATION, STATUS
-from tuner.proxy import PROXY, Proxy, ProxyOptions
+from tuner.proxy import PROXY, Proxy, ProxyOptions, probably_fits
 from tuner.proxy_plan import ProxyPlan
 from tuner.rules import Setting
 from tuner.sampler import ThompsonSampler
@@ -172,10 +173,18 @@ def _nearest(config: ParallelConfig, smaller: Sequence[Proxy]) -> Proxy | None:
     return min(alike, key=lambda proxy: (abs(math.log(proxy.config.pp / config.pp)), proxy.config.pp), default=None)
 
 
+def that_fit(pair: Pair, problem: Problem) -> Pair:
+    """The pair with those proxies that probably fit into memory."""
+    setting = _setting(problem)
+    fit = {proxy for proxy in pair.outcomes if probably_fits(proxy, setting, SpaceOptions())}
+    return replace(pair, proxies=tuple(proxy if proxy in fit else None for proxy in pair.proxies))
+
+
 def _figures(pair: Pair, num_proxies: int, seeds: int) -> dict[str, Any]:
     """Regrets on one group."""
     group = pair.group
     problem = problem_of(group, ())
+    pair = that_fit(pair, problem)
     times = group.step_time_s
     regrets: dict[str, list[float]] = {"proxies": [], "all_at_full_size": [], "prior": [], "random": []}
     used = []
@@ -195,13 +204,19 @@ def _figures(pair: Pair, num_proxies: int, seeds: int) -> dict[str, Any]:
         "sibling_devices": pair.sibling.key[DEVICES],
         "num_candidates": len(times),
         "num_with_proxy": sum(proxy is not None for proxy in pair.proxies),
-        "regret_of_best_with_proxy": float(
-            min(time_s for time_s, proxy in zip(times, pair.proxies, strict=True) if proxy) / times.min() - 1
-        ),
+        "regret_of_best_with_proxy": _regret_of_best_with_proxy(pair),
         "runtime": problem.runtime,
         "mean_proxies": float(np.mean(used)),
         "mean_regret": {name: float(np.mean(values)) for name, values in regrets.items()},
     }
+
+
+def _regret_of_best_with_proxy(pair: Pair) -> float | None:
+    """Slowdown of the best candidate that has a proxy; None where none has."""
+    times = pair.group.step_time_s
+    with_proxy = [time_s for time_s, proxy in zip(times, pair.proxies, strict=True) if proxy is not None]
+    best = min(with_proxy, default=math.inf)
+    return float(best / times.min() - 1) if math.isfinite(best) else None
 
 
 def run_with_proxies(pair: Pair, problem: Problem, num_proxies: int, seed: int) -> tuple[int, list[int]]:
@@ -233,11 +248,9 @@ def run_with_proxies(pair: Pair, problem: Problem, num_proxies: int, seed: int) 
 
 def _plan(pair: Pair, problem: Problem, num_proxies: int) -> ProxyPlan:
     """Proxies that are all known beforehand."""
-    assert problem.belief.proxies is not None, "a group has one setting"
-    full = problem.belief.proxies.setting
     return ProxyPlan(
         options=ProxyOptions(hosts=1, layers=None, full_trials=AT_FULL_SIZE),
-        setting=Setting(job=full.job, cluster=full.cluster, runtime=full.runtime),
+        setting=_setting(problem),
         space=SpaceOptions(),
         grid=problem.grid,
         max_trials=num_proxies + AT_FULL_SIZE,
@@ -246,13 +259,20 @@ def _plan(pair: Pair, problem: Problem, num_proxies: int) -> ProxyPlan:
     )
 
 
+def _setting(problem: Problem) -> Setting:
+    """The full job of a group."""
+    assert problem.belief.proxies is not None, "a group has one setting"
+    full = problem.belief.proxies.setting
+    return Setting(job=full.job, cluster=full.cluster, runtime=full.runtime)
+
+
 def _print(result: Mapping[str, Any]) -> None:
     for row in result["groups"]:
         print(
             f"{row['model']} on {row['devices']} devices, proxies on {row['sibling_devices']}: "
             f"{row['num_with_proxy']} of {row['num_candidates']} candidates have one, "
-            f"{row['mean_proxies']:.1f} ran; regret {_shown(row['mean_regret'])}; of the best with a proxy "
-            f"{row['regret_of_best_with_proxy']:.1%}"
+            f"{row['mean_proxies']:.1f} ran; regret {_shown(row['mean_regret'])}"
+            + ("" if (best := row["regret_of_best_with_proxy"]) is None else f"; of the best with a proxy {best:.1%}")
         )
     print(f"All {len(result['groups'])} groups: mean {_shown(result['overall']['mean_regret'])}")
     print(f"  median {_shown(result['overall']['median_regret'])}")

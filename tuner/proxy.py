@@ -95,7 +95,7 @@ def proxy_of(
                 batch = smaller.dp * smaller.mbs * smaller.pp * _rounds(config, setting)
                 reduction = Reduction(hosts=hosts, layers=layers, global_batch_size=batch)
                 found = Proxy(reduction=reduction, config=smaller)
-                if _is_valid(found, config, setting, rules) and _fits(found, setting, space):
+                if _is_valid(found, config, setting, rules) and probably_fits(found, setting, space):
                     return found
     return None
 
@@ -140,7 +140,7 @@ def _is_valid(found: Proxy, config: ParallelConfig, setting: Setting, rules: Spa
     return not broken or broken <= set(broken_rules(setting, rules, config))
 
 
-def _fits(found: Proxy, setting: Setting, space: SpaceOptions) -> bool:
+def probably_fits(found: Proxy, setting: Setting, space: SpaceOptions) -> bool:
     """Whether the proxy probably leaves the headroom free, given how far predictions of memory are off."""
     smaller = found.setting(setting)
     grid = ConfigGrid.from_configs([found.config])

@@ -134,7 +134,7 @@ def test_outliers_of_the_past_are_left_out(rng):
 
 @pytest.mark.parametrize(("num_fast", "is_kept"), [(1, False), (4, True)])
 def test_a_configuration_that_does_well_in_every_job_is_believed(rng, num_fast, is_kept):
-    """Runs far faster than the fit predicts are kept where the like of them were so in other jobs, not where one was."""
+    """Runs far faster than predicted are kept where the like of them were so in other jobs, not where one was."""
     groups = [group_of(rng, 10, rng.normal(0, 0.02, 10)) for _ in range(4)]
     for number, group in enumerate(groups):
         group.predicted.features[0] = (2.0, 2.0, 2.0)
