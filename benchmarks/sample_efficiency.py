@@ -12,8 +12,9 @@ megatron-core, or nanotron where megatron-core is the source's own or was fitted
 runtime predicts, with the constants that it had before any run, and learns from the runs of the history; those of the
 group itself are left out. --runtime names the profile in either case.
 
-Samplers: thompson is Meshtune's; tpe, gp and cmaes are Optuna's, botorch is its GP with log expected improvement (see
-benchmarks/peers.py); random is uniform; prior goes by predicted step time, what is predicted not to fit last.
+Samplers: thompson is Meshtune's, and thompson+ucb, for example, is the same with another explorer (run where named);
+tpe, gp and cmaes are Optuna's, botorch is its GP with log expected improvement (see benchmarks/peers.py); random is
+uniform; prior goes by predicted step time, what is predicted not to fit last.
 
 A run ends when the fastest candidate has been tried and the sampler would stop, or with its budget of trials. Figures
 are medians over seeds within a group, then over groups. Progress goes to stderr; exit status 2 is a mistake in what was
@@ -43,13 +44,17 @@ from costmodels.fidelity import GROUP
 from costmodels.measured import MeasuredRun
 from costmodels.runtime import find_runtime
 from hardware.errors import ConfigError, did_you_mean
+from tuner.explorers import EXPLORERS
 
 SEARCHERS: dict[str, Callable[[Problem, int], AbstractSearcher]] = {
     "thompson": thompson,
     **PEERS,
     "random": uniform,
     "prior": prior,
+    **{f"thompson+{name}": partial(thompson, explorer=name) for name in EXPLORERS if name != "draws"},
 }
+USUAL = tuple(name for name in SEARCHERS if "+" not in name)
+"""Searchers that run unless others are named."""
 WITHOUT_CHANCE = ("prior",)
 """Searchers that do the same whatever the seed: one run tells all."""
 
@@ -80,7 +85,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--measured", nargs="+", type=Path, required=True, metavar="CSV", help="the groups to search")
     parser.add_argument("--history", nargs="+", type=Path, default=[], metavar="CSV", help="runs that are known before")
-    parser.add_argument("--samplers", default=",".join(SEARCHERS), help="which to run, with commas between (all)")
+    parser.add_argument(
+        "--samplers", default=",".join(USUAL), help=f"which to run, with commas between ({','.join(USUAL)})"
+    )
     parser.add_argument("--seeds", type=count_at_least(1), default=20, help="runs of each sampler on each group (20)")
     parser.add_argument(
         "--min-candidates", type=count_at_least(2), default=20, help="leave out groups of fewer, timed or failed (20)"

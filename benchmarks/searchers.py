@@ -19,6 +19,7 @@ from benchmarks.trial_metrics import Trials
 from costmodels.operators import FloatArray
 from trials.backend import Observation
 from tuner.evidence import OBSERVATION, STATUS, Evidence
+from tuner.explorers import EXPLORERS
 from tuner.sampler import ThompsonSampler
 
 
@@ -74,9 +75,9 @@ class Thompson(AbstractSearcher):
         return self._sampler.evidence(self._study.get_trials(deepcopy=False))
 
 
-def thompson(problem: Problem, seed: int) -> Thompson:
-    """The sampler that a study of this problem would have, everything else at its default."""
-    return Thompson(ThompsonSampler(problem.grid, problem.belief, seed=seed))
+def thompson(problem: Problem, seed: int, explorer: str = "draws") -> Thompson:
+    """The sampler that a study of this problem would have with this explorer, everything else at its default."""
+    return Thompson(ThompsonSampler(problem.grid, problem.belief, seed=seed, explorer=EXPLORERS[explorer]))
 
 
 class InOrder(AbstractSearcher):
