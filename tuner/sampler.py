@@ -45,13 +45,18 @@ from tuner.population import P_STAR, as_json, attribute_of, shares
 from tuner.proxy import Proxy
 from tuner.proxy_plan import ProxyPlan
 
+CONFIRMATIONS = 4
+"""How many times as many further draws must agree before a study is confident: of so many looks at M draws, one will
+find more than `confidence` of them by chance."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Population:
     """The empirical population S of one moment.
 
     Attributes:
-        fastest: The fastest candidate of each draw in which one can run [at most M].
+        fastest: The fastest candidate of each draw in which one can run: at most M, or 1 + CONFIRMATIONS times as many
+            where the first M exceed the confidence.
         p_star: Share of these that are explored (FlexParallel equation 6).
         log_step_s: The draws of the log step time [M, n], with a head start of the sampler's tolerance for what was
             explored; infinite where a candidate cannot run.
@@ -241,14 +246,19 @@ class ThompsonSampler(BaseSampler):
         if self._cached is None or self._cached[0] != key:
             num_ended = len(evidence.explored) + len(evidence.impossible) + len(evidence.proxies)
             rng = np.random.default_rng([self._seed, 0, num_ended, len(evidence.measured)])
-            drawn = self._belief.draw(evidence, self._draws, rng)
-            drawn[:, sorted(evidence.explored)] -= np.float32(np.log1p(self._tolerance))
-            fastest = np.argmin(drawn, axis=1).astype(np.int64)
-            fastest = fastest[np.isfinite(drawn[np.arange(len(drawn)), fastest])]
-            tried = np.isin(fastest, sorted(evidence.explored))
-            p_star = float(tried.mean()) if len(fastest) else 0.0
+            drawn, fastest = self._drawn(evidence, rng)
+            if _p_star(fastest, evidence.explored) > self._confidence:
+                fastest = np.concatenate([fastest, *(self._drawn(evidence, rng)[1] for _ in range(CONFIRMATIONS))])
+            p_star = _p_star(fastest, evidence.explored)
             self._cached = (key, Population(fastest=fastest, p_star=p_star, log_step_s=drawn))
         return self._cached[1]
+
+    def _drawn(self, evidence: Evidence, rng: np.random.Generator) -> tuple[NDArray[np.float32], IntArray]:
+        """M joint draws of the log step times [M, n], and the fastest of each in which one runs."""
+        drawn = self._belief.draw(evidence, self._draws, rng)
+        drawn[:, sorted(evidence.explored)] -= np.float32(np.log1p(self._tolerance))
+        fastest = np.argmin(drawn, axis=1).astype(np.int64)
+        return drawn, fastest[np.isfinite(drawn[np.arange(len(drawn)), fastest])]
 
     def is_confident(self, evidence: Evidence) -> bool:
         """Whether the best candidate has been tried with probability above eta."""
@@ -351,3 +361,8 @@ class ThompsonSampler(BaseSampler):
             trials=len(timed),
             devices=max(proxy.config.num_devices for proxy in timed),
         )
+
+
+def _p_star(fastest: IntArray, explored: Collection[int]) -> float:
+    """Share of the draws that name an explored candidate (FlexParallel equation 6)."""
+    return float(np.isin(fastest, sorted(explored)).mean()) if len(fastest) else 0.0

@@ -15,7 +15,7 @@ from tuner.belief import belief_of
 from tuner.evidence import STATUS
 from tuner.lessons import lessons_of
 from tuner.population import P_STAR, read_moments
-from tuner.sampler import ThompsonSampler
+from tuner.sampler import CONFIRMATIONS, ThompsonSampler
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -154,12 +154,23 @@ def test_p_star_is_the_share_of_draws_whose_fastest_was_tried(grid):
     assert population.p_star == pytest.approx(1 - len(unexplored) / len(population.fastest))
 
 
+def test_confidence_is_confirmed_by_further_draws(grid):
+    """Where a hundred draws exceed the confidence, further ones take part in p_star; below it they are not made."""
+    sampler = make(grid)
+    study, _ = run(sampler, world(grid)[1], len(grid))
+    evidence = sampler.evidence(study.get_trials(deepcopy=False))
+
+    assert sampler.is_confident(evidence)
+    assert len(sampler.population(evidence).fastest) == (1 + CONFIRMATIONS) * 100
+    assert len(make(grid, confidence=1.0).population(evidence).fastest) == 100
+
+
 def test_nobody_pays_trials_for_less_than_the_tolerance(grid):
     """A draw names a tried candidate that is within the tolerance of its fastest; with tolerance 0 only the fastest."""
     _, true = world(grid)
     shares = []
     for tolerance in (0.0, 0.01, 0.9):
-        sampler = make(grid, tolerance=tolerance)
+        sampler = make(grid, tolerance=tolerance, confidence=1.0)
         study, order = run(sampler, true, 3)
         population = sampler.population(sampler.evidence(study.get_trials(deepcopy=False)))
         drawn = population.log_step_s
