@@ -45,7 +45,7 @@ from tuner.population import P_STAR, as_json, attribute_of, shares
 from tuner.proxy import Proxy
 from tuner.proxy_plan import ProxyPlan
 
-CONFIRMATIONS = 4
+CONFIRMATIONS = 2
 """How many times as many further draws must agree before a study is confident: of so many looks at M draws, one will
 find more than `confidence` of them by chance."""
 
@@ -246,16 +246,18 @@ class ThompsonSampler(BaseSampler):
         if self._cached is None or self._cached[0] != key:
             num_ended = len(evidence.explored) + len(evidence.impossible) + len(evidence.proxies)
             rng = np.random.default_rng([self._seed, 0, num_ended, len(evidence.measured)])
-            drawn, fastest = self._drawn(evidence, rng)
+            drawn, fastest = self._drawn(evidence, self._draws, rng)
             if _p_star(fastest, evidence.explored) > self._confidence:
-                fastest = np.concatenate([fastest, *(self._drawn(evidence, rng)[1] for _ in range(CONFIRMATIONS))])
+                fastest = np.append(fastest, self._drawn(evidence, CONFIRMATIONS * self._draws, rng)[1])
             p_star = _p_star(fastest, evidence.explored)
             self._cached = (key, Population(fastest=fastest, p_star=p_star, log_step_s=drawn))
         return self._cached[1]
 
-    def _drawn(self, evidence: Evidence, rng: np.random.Generator) -> tuple[NDArray[np.float32], IntArray]:
-        """M joint draws of the log step times [M, n], and the fastest of each in which one runs."""
-        drawn = self._belief.draw(evidence, self._draws, rng)
+    def _drawn(
+        self, evidence: Evidence, num_draws: int, rng: np.random.Generator
+    ) -> tuple[NDArray[np.float32], IntArray]:
+        """Joint draws of the log step times [num_draws, n], and the fastest of each in which one runs."""
+        drawn = self._belief.draw(evidence, num_draws, rng)
         drawn[:, sorted(evidence.explored)] -= np.float32(np.log1p(self._tolerance))
         fastest = np.argmin(drawn, axis=1).astype(np.int64)
         return drawn, fastest[np.isfinite(drawn[np.arange(len(drawn)), fastest])]
