@@ -25,7 +25,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,7 +33,7 @@ from optuna.trial import TrialState
 
 from benchmarks.problems import Group, Problem, groups_of, problem_of, read_runs
 from benchmarks.searchers import prior, run_trials, thompson, uniform
-from benchmarks.timing import answer, count_at_least, reasons, tell
+from benchmarks.timing import answer, count_at_least, reasons, searching, tell
 from benchmarks.trial_metrics import regret_at
 from benchmarks.workers import mapper
 from costmodels.fidelity import GROUP
@@ -85,17 +84,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.proxy_regret",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--measured", nargs="+", type=Path, required=True, metavar="CSV", help="the groups to search")
+    parser = searching("proxy_regret", __doc__)
     parser.add_argument("--seeds", type=count_at_least(1), default=10, help="runs on each group (10)")
     parser.add_argument("--proxies", type=count_at_least(1), default=12, help="trials of smaller jobs at most (12)")
     parser.add_argument("--min-candidates", type=count_at_least(1), default=20, help="leave out smaller groups (20)")
-    parser.add_argument("--workers", type=count_at_least(1), default=2, help="processes (2)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser.parse_args(argv)
 
 

@@ -37,7 +37,7 @@ import numpy as np
 from benchmarks.peers import PEERS, missing
 from benchmarks.problems import Group, Problem, problem_of, read_groups, read_runs
 from benchmarks.searchers import AbstractSearcher, prior, run_trials, thompson, uniform
-from benchmarks.timing import answer, count_at_least, tell
+from benchmarks.timing import answer, count_at_least, searching, tell
 from benchmarks.trial_metrics import Trials, is_stopped_on_best, quantile, regret_at, share_explored, trials_to
 from benchmarks.workers import mapper
 from costmodels.fidelity import GROUP
@@ -78,12 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.sample_efficiency",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--measured", nargs="+", type=Path, required=True, metavar="CSV", help="the groups to search")
+    parser = searching("sample_efficiency", __doc__)
     parser.add_argument("--history", nargs="+", type=Path, default=[], metavar="CSV", help="runs that are known before")
     parser.add_argument(
         "--samplers", default=",".join(USUAL), help=f"which to run, with commas between ({','.join(USUAL)})"
@@ -96,8 +91,6 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--trials", type=count_at_least(1), default=MAX_TRIALS, help=f"budget of trials of each run ({MAX_TRIALS})"
     )
-    parser.add_argument("--workers", type=count_at_least(1), default=2, help="processes (2)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser.parse_args(argv)
 
 

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from benchmarks.problems import Group, Problem, problem_of, read_groups, read_runs
 from benchmarks.searchers import thompson
-from benchmarks.timing import answer, count_at_least, publish, tell
+from benchmarks.timing import answer, count_at_least, publish, searching, tell
 from benchmarks.trial_metrics import quantile
 from benchmarks.workers import mapper
 from costmodels.measured import MeasuredRun
@@ -81,12 +81,7 @@ def _print(result: Mapping[str, Any]) -> None:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.step_calibration",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--measured", nargs="+", type=Path, required=True, metavar="CSV", help="the groups to search")
+    parser = searching("step_calibration", __doc__)
     parser.add_argument("--history", nargs="+", type=Path, default=[], metavar="CSV", help="runs that are known before")
     parser.add_argument("--seeds", type=count_at_least(1), default=5, help="runs of the sampler on each group (5)")
     parser.add_argument(
@@ -96,8 +91,6 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--min-candidates", type=count_at_least(2), default=10, help="leave out groups of fewer, timed or failed (10)"
     )
     parser.add_argument("--runtime", help="the profile that predicts, whatever the source")
-    parser.add_argument("--workers", type=count_at_least(1), default=2, help="processes (2)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser.parse_args(argv)
 
 

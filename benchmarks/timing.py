@@ -9,6 +9,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from hardware.errors import ConfigError
@@ -40,6 +41,19 @@ def arguments(description: str, **options: int) -> argparse.Namespace:
     for name, default in options.items():
         parser.add_argument(f"--{name}", type=int, default=default, help=f"default {default}")
     return parser.parse_args()
+
+
+def searching(program: str, description: str | None) -> argparse.ArgumentParser:
+    """The parser of a benchmark that searches measured groups: `--measured`, `--workers` and `--json`."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{program}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--measured", nargs="+", type=Path, required=True, metavar="CSV", help="the groups to search")
+    parser.add_argument("--workers", type=count_at_least(1), default=2, help="processes (2)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
 
 
 def count_at_least(least: int) -> Callable[[str], int]:

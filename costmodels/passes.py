@@ -150,7 +150,7 @@ def one_forward_one_backward(pp: int, vpp: int, num_micro_batches: int) -> PassO
 
 
 def zero_bubble(pp: int, vpp: int, num_micro_batches: int) -> PassOrder:
-    """ZB-H1: 1F1B whose weight gradients fill what would be bubble (Qi et al. 2023, section 2.1 and figure 3).
+    """ZB-H1: 1F1B whose weight gradients fill what would be bubble (Qi et al. 2023, section 2).
 
     Stage s runs the weight gradients of a micro-batch s backward passes later, so that no stage holds more activations
     than the first does under 1F1B; what is left at the end runs then.

@@ -42,7 +42,7 @@ OF_THE_STOP = {
     "median_share_of_feasible_explored",
     "median_trials_at_stop",
 }
-NEEDED = [
+NEEDED = [  # the core installs without the peers' libraries: `missing` names the one and how to get it
     pytest.param(name, marks=pytest.mark.skipif(bool(why), reason=f"{name} {why}"))
     for name in sample_efficiency.SEARCHERS
     for why in [peers.missing(name) or ""]
@@ -349,6 +349,7 @@ def test_a_peer_is_told_the_candidate_that_was_tried():
     assert np.exp([trial.value for trial in complete_trials(peer)]) == pytest.approx([6, 6, 3, 2, 6, 5, 10])
 
 
+# the core installs without the library of CMA-ES
 @pytest.mark.skipif(bool(peers.missing("cmaes")), reason=f"cmaes {peers.missing('cmaes')}")
 def test_cma_es_is_told_the_candidate_that_was_tried():
     """The point that CMA-ES keeps beside a trial is that of the candidate, between 0 and 1 in each dimension."""

@@ -108,7 +108,7 @@ def test_the_slowest_stage_sets_the_pace(stage_s, micro_batches):
 @given(pp=st.integers(1, 8), micro_batches=st.integers(1, 24))
 def test_weight_gradients_fill_the_bubble(pp, micro_batches):
     """ZB-H1 leaves (pp - 1) * (forward + backward - weights) of the bubble, a third of 1F1B's where all three are equal
-    (Qi et al. 2023, table 1).
+    (Qi et al. 2023, section 2).
     """
     assume(micro_batches >= 2 * pp)
     times = equal_times(pass_order("zero-bubble", pp, 1, micro_batches), backward_s=1.0, weights_s=1.0)
@@ -129,7 +129,7 @@ def test_activations_in_flight_are_those_of_the_memory_model(pp, vpp, rounds):
 
 @given(pp=st.integers(1, 8), micro_batches=st.integers(1, 24))
 def test_zero_bubble_holds_no_more_than_the_first_stage_of_1f1b(pp, micro_batches):
-    """Late weight gradients keep activations, but on no stage more than on the first of 1F1B (Qi et al. 2023, 2.1)."""
+    """Late weight gradients keep activations, but on no stage more than on the first of 1F1B (Qi et al. 2023)."""
     held = pass_order("zero-bubble", pp, 1, micro_batches).peak_in_flight()
 
     assert held.max() <= pass_order("1f1b", pp, 1, micro_batches).peak_in_flight().max()
