@@ -218,7 +218,7 @@ def block_communication(
         cp=_ring_s(runtime, grid, alone_s, beside.attention_core, passes),
         up=np.asarray(passes * alone_s["up.all_to_all"]),
         ep=ep,
-        collectives=_issued(job, grid),
+        collectives=issued_collectives(job, grid),
     )
 
 
@@ -232,7 +232,7 @@ def _distinct_share(top_k: int, group: GroupLinks) -> FloatArray:
     return np.asarray(places * (1 - (1 - 1 / places) ** top_k) / top_k)
 
 
-def _issued(job: TrainingJob, grid: ConfigGrid) -> dict[Block, FloatArray]:
+def issued_collectives(job: TrainingJob, grid: ConfigGrid) -> dict[Block, FloatArray]:
     """Collectives that one micro-batch issues per block [n], both passes and recomputation together."""
     is_split = {
         "tp": grid.tp > 1,

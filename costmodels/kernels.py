@@ -17,6 +17,7 @@ from costmodels.kernel_attention import attention_alone_s
 from costmodels.kernel_catalog import kernel_constants, matmul_table
 from costmodels.kernel_matmul import matmul_alone_s
 from costmodels.operators import Collective, FloatArray, Operator, OpKind, Phase
+from costmodels.parallel import ConfigGrid
 from costmodels.runtime import RuntimeProfile
 from hardware.cluster import GroupLinks
 from hardware.collectives import all_gather_s, all_reduce_s, all_to_all_s, reduce_scatter_s, send_recv_s
@@ -48,6 +49,21 @@ def kernel_s(
     return alone_s(operator, device) / share_in_training(operator.kind, runtime)
 
 
+def execution_s(
+    operator: Operator,
+    device: Device,
+    job: TrainingJob,
+    runtime: RuntimeProfile,
+    shapes: ConfigGrid,
+    kernel_time: KernelTime = kernel_s,
+) -> FloatArray:
+    """Time of one execution on the rank that has the most to do, for every shape row [u]."""
+    seconds = kernel_time(operator, device, job, runtime) / runtime.speed_of(device.name)
+    if operator.kind == OpKind.GROUPED_MATMUL:
+        seconds = seconds * np.where(shapes.ep > 1, 1.0 + runtime.expert_imbalance, 1.0)
+    return np.asarray(seconds)
+
+
 def collective_s(collective: Collective) -> FloatArray:
     """Time of one collective inside a training step, nothing hidden [..., g]."""
     alone = _COLLECTIVE_ALONE[collective.kind]
@@ -55,6 +71,11 @@ def collective_s(collective: Collective) -> FloatArray:
     if collective.further_messages is None:
         return seconds
     return np.asarray(seconds + collective.further_messages * alone(np.zeros(1), collective.group))
+
+
+def collective_latency_s(collective: Collective) -> FloatArray:
+    """The part of `collective_s` in which nothing is sent yet: what messages without a byte take [..., g]."""
+    return np.asarray(_COLLECTIVE_ALONE[collective.kind](np.zeros(1), collective.group) * collective.messages)
 
 
 def share_in_training(kind: OpKind, runtime: RuntimeProfile) -> float:

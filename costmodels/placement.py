@@ -55,12 +55,44 @@ def place(cluster: Cluster, grid: ConfigGrid) -> Groups:
     Experts are dealt over all ranks of a stage, neighbours first, as in Megatron-Core's expert groups (order
     "tp-ep-dp", with an expert tensor degree of its own), so the same holds where `ep` divides dp alone.
     """
+    strides, sizes = zip(*_extents(grid).values(), strict=True)
+    links = cluster.group_links(np.concatenate(strides), np.concatenate(sizes)).split(len(strides))
+    return Groups(all_hosts=cluster.num_hosts, **dict(zip(_extents(grid), links, strict=True)))
+
+
+def place_replica(cluster: Cluster, grid: ConfigGrid, ranks: IntArray, stage: int, replica: int) -> Groups:
+    """The groups of the one configuration in `grid` as one replica of one stage sees them.
+
+    Args:
+        cluster: Where.
+        grid: One configuration.
+        ranks: The rank of the cluster that stands for each rank of the configuration [devices].
+        stage: Number of the stage.
+        replica: Number of the data parallel replica.
+    """
+    of_stage = ranks.reshape(int(grid.pp[0]), -1)[stage]
+    of_replica = of_stage.reshape(int(grid.dp[0]), -1)[replica]
+    of_pipeline = ranks.reshape(int(grid.pp[0]), int(grid.dp[0]), -1)[:, replica].ravel()
+    inside = dict.fromkeys(("tp", "expert_tp", "up", "cp"), of_replica)
+    entries = []
+    for name, (stride, size) in _extents(grid).items():
+        members = inside.get(name, of_stage)
+        if name == "pp":
+            entries.append(of_pipeline.reshape(int(grid.pp[0]), -1).T)
+        else:
+            entries.append(members.reshape(-1, int(size[0]), int(stride[0])).swapaxes(1, 2).reshape(-1, int(size[0])))
+    links = cluster.links_among(entries).split(len(entries))
+    return Groups(all_hosts=cluster.num_hosts, **dict(zip(_extents(grid), links, strict=True)))
+
+
+def _extents(grid: ConfigGrid) -> dict[str, tuple[IntArray, IntArray]]:
+    """The distance of neighbours in each dimension's groups, and their sizes [n]."""
     ones = np.ones_like(grid.tp)
     inner = grid.tp * grid.up * grid.cp
     shared = grid.up * grid.cp * grid.dp
     experts = grid.expert_tensor * grid.ep
     shards = expert_shards(grid)
-    asked = {
+    return {
         "tp": (ones, grid.tp),
         "expert_tp": (ones, grid.expert_tensor),
         "up": (grid.tp, grid.up),
@@ -72,9 +104,6 @@ def place(cluster: Cluster, grid: ConfigGrid) -> Groups:
         "expert_weights": (experts, shards),
         "expert_copies": (experts * shards, np.maximum(grid.tp * shared // (experts * shards), 1)),
     }
-    strides, sizes = zip(*asked.values(), strict=True)
-    links = cluster.group_links(np.concatenate(strides), np.concatenate(sizes)).split(len(asked))
-    return Groups(all_hosts=cluster.num_hosts, **dict(zip(asked, links, strict=True)))
 
 
 def expert_shards(grid: ConfigGrid) -> IntArray:

@@ -48,24 +48,28 @@ def assign_layers(model: ModelSpec, runtime: RuntimeProfile, pp: int, vpp: int) 
     compute (nanotron models/base.py: a stage ends with the block that takes the cumulative cost past its share).
     A count that can't be cut evenly is spread as evenly as possible (Megatron-LM's pipeline layout).
     """
-    num_layers = model.num_layers
-    padded = -(-num_layers // runtime.layer_padding) * runtime.layer_padding
-    layers = np.arange(num_layers)
-    if runtime.layer_split == "balanced":
-        stage_of_layer = _balanced_stages(model, pp)
-    elif padded % (pp * vpp) == 0:
-        stage_of_layer = (layers // (padded // (pp * vpp))) % pp
-    else:
-        stage_of_layer = (layers * pp * vpp // num_layers) % pp
-    is_moe = _moe_layers(model)
+    stage_of_layer = chunk_of_layer(model, runtime, pp, vpp) % pp
+    is_moe = moe_layers(model)
     return StageLayers(
         dense=np.bincount(stage_of_layer[~is_moe], minlength=pp),
         moe=np.bincount(stage_of_layer[is_moe], minlength=pp),
     )
 
 
+def chunk_of_layer(model: ModelSpec, runtime: RuntimeProfile, pp: int, vpp: int) -> IntArray:
+    """The virtual stage of each layer [num_layers], as `assign_layers` says; virtual stage c stands on stage c % pp."""
+    num_layers = model.num_layers
+    padded = -(-num_layers // runtime.layer_padding) * runtime.layer_padding
+    layers = np.arange(num_layers)
+    if runtime.layer_split == "balanced":
+        return _balanced_stages(model, pp * vpp)
+    if padded % (pp * vpp) == 0:
+        return layers // (padded // (pp * vpp))
+    return layers * pp * vpp // num_layers
+
+
 @lru_cache(maxsize=64)
-def _moe_layers(model: ModelSpec) -> NDArray[np.bool_]:
+def moe_layers(model: ModelSpec) -> NDArray[np.bool_]:
     """Whether each layer has experts [num_layers]."""
     return np.array([model.is_moe_layer(layer) for layer in range(model.num_layers)], dtype=np.bool_)
 

@@ -12,11 +12,12 @@ from dataclasses import dataclass, fields
 from functools import reduce
 
 import numpy as np
-from scipy.special import ndtr
 
+from costmodels.breakdown import BREAKDOWN, EXPOSED_PARTS
 from costmodels.communication import Beside, block_communication
 from costmodels.job import TrainingJob
-from costmodels.kernels import CollectiveTime, KernelTime, collective_s, kernel_s
+from costmodels.kernels import CollectiveTime, KernelTime, collective_s, execution_s, kernel_s
+from costmodels.launches import beyond_device_s, hops_launch_s, issue_s
 from costmodels.memory import MemoryEstimate
 from costmodels.operators import (
     BLOCKS,
@@ -32,6 +33,7 @@ from costmodels.operators import (
     unique_shapes,
     unique_tokens,
 )
+from costmodels.overheads import overhead_s
 from costmodels.parallel import ConfigGrid, IntArray
 from costmodels.placement import (
     Groups,
@@ -39,22 +41,15 @@ from costmodels.placement import (
     local_parameters,
     pipelines,
     place,
-    sharded_parameters,
 )
 from costmodels.residuals import layer_residual
 from costmodels.runtime import RuntimeProfile
 from costmodels.schedules import bubble_s
 from costmodels.transfers import exposed_transfers_s
+from costmodels.weight_passes import accumulation_s, optimizer_pass_s
 from costmodels.weight_traffic import weight_traffic
 from hardware.cluster import Cluster
 from hardware.device import Device
-
-BREAKDOWN = ("compute", "tp", "cp", "up", "ep", "dp", "pp", "host", "bubble", "optimizer", "overhead")
-EXPOSED_PARTS = ("tp", "cp", "up", "ep")
-
-OPTIMIZER_PASS_BYTES = 34
-"""Bytes that an Adam step moves per parameter it owns: gradient, master weight and two moments read (16), the last
-three written with the 16-bit weight (14), and the gradient read once more for its norm (4)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -99,21 +94,6 @@ def block_times(
     )
     sums = {f.name: [getattr(times, f.name) for times in both] for f in fields(BlockTimes)}
     return BlockTimes(**{name: rest[:, token_of] + core for name, (rest, core) in sums.items()})
-
-
-def execution_s(
-    operator: Operator,
-    device: Device,
-    job: TrainingJob,
-    runtime: RuntimeProfile,
-    shapes: ConfigGrid,
-    kernel_time: KernelTime = kernel_s,
-) -> FloatArray:
-    """Time of one execution on the rank that has the most to do, for every shape row [u]."""
-    seconds = kernel_time(operator, device, job, runtime) / runtime.speed_of(device.name)
-    if operator.kind == OpKind.GROUPED_MATMUL:
-        seconds = seconds * np.where(shapes.ep > 1, 1.0 + runtime.expert_imbalance, 1.0)
-    return np.asarray(seconds)
 
 
 def _summed(
@@ -229,12 +209,8 @@ def estimate_step(
             breakdown[part][at] = seconds
     of_each = groups.take(layouts.weights_of)
     breakdown["pp"] = exposed_transfers_s(job, runtime, grid, of_each, num_micro_batches, collective_time)
-    stalled = _stalled_share(runtime, groups, memory, layouts.weights_of)
-    ways = np.where(grid.pp == 2, 1.0, 2.0)  # of two stages each receives only one way
-    breakdown["overhead"] = ways * runtime.stall_s * (num_micro_batches + grid.pp - 1) * stalled
-    waits = runtime.straggler_share * np.log2(max(cluster.num_hosts, 1))
-    passes = _sum(seconds for part, seconds in breakdown.items() if part != "overhead")
-    breakdown["overhead"] += runtime.step_overhead_s + waits * passes
+    passes_s = _sum(seconds for part, seconds in breakdown.items() if part != "overhead")
+    breakdown["overhead"] = overhead_s(job, cluster, runtime, grid, of_each.pp.hosts, memory, passes_s)
     if runtime.residuals:
         unexplained = np.exp(layer_residual(runtime.residuals, cluster.devices[0].name, job, shapes))[shape_of]
         breakdown = {part: seconds * unexplained for part, seconds in breakdown.items()}
@@ -266,14 +242,11 @@ class _Pricing:
         self.layers = max(job.model.num_layers // self.pp, 1)
         weights = pipeline.weights
         local = local_parameters(job, weights, self.stages.blocks)
-        slowest = self.stages.smallest([device.memory_bandwidth_bytes_per_s for device in cluster.devices])
-        bandwidth = runtime.memory_efficiency * slowest[:, None]
-        self.accumulate_s = _accumulated_bytes(runtime, weights) * (local.dense + local.expert) / bandwidth
-        owned = np.where(weights.zero_stage >= 1, sharded_parameters(weights, local), local.dense + local.expert)
-        self.optimizer_s = (OPTIMIZER_PASS_BYTES * owned / bandwidth).max(axis=0)
+        bandwidth = self.stages.smallest([device.memory_bandwidth_bytes_per_s for device in cluster.devices])
+        self.accumulate_s = accumulation_s(runtime, weights, local, bandwidth)
+        self.optimizer_s = optimizer_pass_s(runtime, weights, local, bandwidth).max(axis=0)
         self.traffic = weight_traffic(job, runtime, weights, groups, local, collective_time)
-        is_pending = (groups.pp.hosts > 1) & (weights.tp > 1)
-        self.issue_s = runtime.collective_launch_s + np.where(is_pending, weights.tp * runtime.pending_transfer_s, 0.0)
+        self.issue_s = issue_s(runtime, weights, groups)
 
     def parts_s(self, costs: _BlockCosts, vpp: IntArray, num_micro_batches: IntArray) -> dict[str, FloatArray]:
         """Parts of the step that depend on its stages, each [k]."""
@@ -284,7 +257,7 @@ class _Pricing:
         parts |= dict(zip(EXPOSED_PARTS, stages.blocks @ costs.exposed, strict=True))
         device_s = _sum(parts.values())
         if not runtime.captured_graph:
-            parts["host"] = _beyond_device_s(device_s, self._host_s(costs, vpp))
+            parts["host"] = beyond_device_s(device_s, self._host_s(costs, vpp))
         # what a pass really takes, waits included, is the time beside which data parallel traffic can run
         pass_s = _sum(parts.values())
         both = parts["compute"]
@@ -304,52 +277,10 @@ class _Pricing:
     def _host_s(self, costs: _BlockCosts, vpp: IntArray) -> FloatArray:
         """Host time to launch one micro-batch's operators and collectives on every kind of stage [c, k]."""
         launches, collectives = self.stages.blocks @ costs.host
-        hops = 2 * vpp * self.runtime.hop_launch_s if self.pp > 1 else 0.0
-        return np.asarray(launches + collectives * self.issue_s[self.row] + hops)
+        hops_s = hops_launch_s(self.runtime, self.pp, vpp)
+        return np.asarray(launches + collectives * self.issue_s[self.row] + hops_s)
 
 
 def _sum(terms: Iterable[FloatArray]) -> FloatArray:
     """The sum of arrays of one shape."""
     return reduce(np.add, terms)
-
-
-def _beyond_device_s(device_s: FloatArray, host_s: FloatArray) -> FloatArray:
-    """What a stage takes beyond its device's time because the host launches for so long.
-
-    Launches run ahead of the device, so a stage takes the longer of host and device time (Megatron-Core's and
-    PyTorch's guides call a step that the host sets the pace of launch-bound). The two are joined by their norm of order
-    four: a large order is their maximum, but parts of a layer wait for the host although the whole does not (assumed).
-    """
-    fourth_power = np.square(np.square(device_s)) + np.square(np.square(host_s))
-    return np.asarray(np.sqrt(np.sqrt(fourth_power)) - device_s)
-
-
-def _accumulated_bytes(runtime: RuntimeProfile, weights: ConfigGrid) -> FloatArray:
-    """Bytes per parameter that one micro-batch moves beyond its products to sum up the weights' gradients [w].
-
-    Inside the product, the fp32 (or 16-bit) sum is read and written where a bare product writes 2 bytes; in a pass of
-    its own the product's result is read once more. Under ZeRO 3 nothing is summed: the gathered weights and the whole
-    gradients are copied into and out of the collectives' buffers, forward and backward (FSDP2, copy-in and copy-out).
-    """
-    sum_bytes = runtime.gradient_message_bytes
-    own = 2.0 * sum_bytes - 2.0 if runtime.fused_accumulation else 2.0 + 2.0 * sum_bytes
-    copies = 2 * 4.0 + 2.0 + sum_bytes
-    return np.where(weights.zero_stage == 3, copies, own)
-
-
-def _stalled_share(
-    runtime: RuntimeProfile, groups: Groups, memory: MemoryEstimate | None, weights_of: IntArray
-) -> FloatArray:
-    """Share of the micro-batches that stall [n].
-
-    Where the peak with its fragmentation exceeds the device, PyTorch's allocator gives cached blocks back and asks the
-    driver again, which waits for the device (PyTorch CUDA notes, memory management, num_alloc_retries). Whether it does
-    is as uncertain as the memory. Of the Ultra-Scale Playbook's runs whose peak was predicted above the device, 31 of
-    37 lost a second per micro-batch; pipelines over 64 hosts, 108 of 110, for a reason that its source does not tell.
-    """
-    stalled = np.zeros(len(weights_of))
-    if memory is not None:
-        stalled = ndtr(np.log(memory.peak_bytes / memory.capacity_bytes) / runtime.memory_error)
-    if runtime.stalled_hosts:
-        stalled = np.maximum(stalled, (groups.pp.hosts > 1)[weights_of] & (groups.all_hosts >= runtime.stalled_hosts))
-    return np.asarray(stalled, dtype=np.float64)

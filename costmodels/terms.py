@@ -32,7 +32,7 @@ from scipy.sparse import csr_array
 
 from costmodels.communication import layer_collectives, layer_uses
 from costmodels.job import TrainingJob
-from costmodels.kernels import CollectiveTime, KernelTime, collective_s, kernel_s
+from costmodels.kernels import CollectiveTime, KernelTime, collective_s, execution_s, kernel_s
 from costmodels.memory import MemoryEstimate
 from costmodels.operators import (
     Block,
@@ -51,7 +51,7 @@ from costmodels.operators import (
 from costmodels.parallel import ConfigGrid, IntArray
 from costmodels.placement import local_parameters, pipelines, place
 from costmodels.runtime import RuntimeProfile
-from costmodels.step_time import estimate_step, execution_s
+from costmodels.step_time import estimate_step
 from costmodels.transfers import transfer_collectives, transfer_executions
 from costmodels.weight_traffic import weight_collectives, weight_executions
 from hardware.cluster import Cluster

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -152,6 +152,11 @@ class Cluster:
         index = [self.devices.index(group.device) for group in self.groups]
         return np.repeat(index, [group.num_devices for group in self.groups])
 
+    def rank_host_kind(self) -> IntArray:
+        """The first group with the same devices and links as every rank's own, [n]."""
+        kinds = [(group.device, group.devices_per_host, group.intra_links, group.nic_links) for group in self.groups]
+        return np.repeat([kinds.index(kind) for kind in kinds], [group.num_devices for group in self.groups])
+
     def group_links(self, stride: IntArray, size: IntArray) -> GroupLinks:
         """What the groups {base + i * stride, i < size} that tile all ranks communicate over.
 
@@ -172,22 +177,35 @@ class Cluster:
         pairs = list(zip(stride[first].tolist(), size[first].tolist(), strict=True))
         assert all(self.num_devices % (s * n) == 0 for s, n in pairs), f"stride * size divides {self.num_devices} ranks"
         fabric = _fabric(self)
-        found = [fabric.worst_links(s, n) for s, n in pairs]
-        sizes = np.array([row for row, _ in found], dtype=np.int64).reshape(-1, 4)
-        costs = np.array([row for _, row in found]).reshape(-1, 3, len(LinkCost._fields))
-        intra, pair, inter = (
-            CostArrays(**dict(zip(LinkCost._fields, cost.T, strict=True))) for cost in costs.swapaxes(0, 1)
-        )
-        kinds = GroupKinds(
-            size=sizes[:, 0],
-            hosts=sizes[:, 1],
-            members_per_host=sizes[:, 2],
-            max_members_per_host=sizes[:, 3],
-            intra=intra,
-            pair=pair,
-            inter=inter,
-        )
-        return GroupLinks(kinds=kinds, lines=cost_lines(kinds), row=row)
+        return _group_links([fabric.worst_links(s, n) for s, n in pairs], row)
+
+    def links_among(self, entries: Sequence[IntArray]) -> GroupLinks:
+        """What given groups of ranks communicate over; a ring visits host after host, whatever their order.
+
+        Args:
+            entries: For each entry its groups, all of one size: the ranks of each [groups, size].
+        """
+        fabric = _fabric(self)
+        return _group_links([fabric.links_among(ranks) for ranks in entries], np.arange(len(entries)))
+
+
+def _group_links(found: Sequence[_WorstLinks], row: IntArray) -> GroupLinks:
+    """The links of groups whose kinds were `found`."""
+    sizes = np.array([row for row, _ in found], dtype=np.int64).reshape(-1, 4)
+    costs = np.array([row for _, row in found]).reshape(-1, 3, len(LinkCost._fields))
+    intra, pair, inter = (
+        CostArrays(**dict(zip(LinkCost._fields, cost.T, strict=True))) for cost in costs.swapaxes(0, 1)
+    )
+    kinds = GroupKinds(
+        size=sizes[:, 0],
+        hosts=sizes[:, 1],
+        members_per_host=sizes[:, 2],
+        max_members_per_host=sizes[:, 3],
+        intra=intra,
+        pair=pair,
+        inter=inter,
+    )
+    return GroupLinks(kinds=kinds, lines=cost_lines(kinds), row=row)
 
 
 @functools.lru_cache(maxsize=16)
@@ -221,12 +239,20 @@ class _Fabric:
         return self.found[stride, size]
 
     def _worst_links(self, stride: int, size: int) -> _WorstLinks:
-        costs = np.zeros((3, len(LinkCost._fields)))
-        if size == 1:
-            return (1, 1, 1, 1), costs
-        # one row per group of ranks; hosts ascend within it, so members on one host stand side by side: a run
         alike = math.gcd(stride, self.neighbours)  # groups that begin on so many neighbours are on the same hosts
         hosts = self.rank_host[::alike].reshape(-1, size, stride // alike).swapaxes(1, 2).reshape(-1, size)
+        return self._links(hosts)
+
+    def links_among(self, ranks: IntArray) -> _WorstLinks:
+        """The same for given groups [groups, size]."""
+        return self._links(np.sort(self.rank_host[ranks], axis=1))
+
+    def _links(self, hosts: IntArray) -> _WorstLinks:
+        """The same for the hosts of each member [groups, size]; they ascend, so that those on one host are a run."""
+        costs = np.zeros((3, len(LinkCost._fields)))
+        size = hosts.shape[1]
+        if size == 1:
+            return (1, 1, 1, 1), costs
         starts_run = np.ones(hosts.shape, dtype=bool)
         starts_run[:, 1:] = hosts[:, 1:] != hosts[:, :-1]
         first = np.flatnonzero(starts_run)

@@ -10,7 +10,8 @@ from costmodels.memory import MemoryEstimate
 from costmodels.parallel import ParallelConfig
 from costmodels.placement import place
 from costmodels.runtime import find_runtime
-from costmodels.step_time import BREAKDOWN, estimate_step, model_flops_utilisation
+from costmodels.breakdown import BREAKDOWN
+from costmodels.step_time import estimate_step, model_flops_utilisation
 from hardware.cluster import cluster_from_mapping, find_cluster
 from hardware.collectives import all_gather_s, send_recv_s
 from tests.costmodels.random_settings import cases, grid_of, job_of

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 
 from costmodels.executions import collective_executions, operator_executions
-from costmodels.kernels import collective_s, kernel_s
+from costmodels.kernels import collective_s, execution_s, kernel_s
 from costmodels.memory import estimate_memory
 from costmodels.operators import COLLECTIVES
 from costmodels.parallel import ConfigGrid, ParallelConfig
 from costmodels.runtime import find_runtime
-from costmodels.step_time import estimate_step, execution_s
+from costmodels.step_time import estimate_step
 from costmodels.terms import step_terms
 from hardware.cluster import find_cluster
 from tests.costmodels.random_settings import MIXED, cases, grid_of, job_of, meshes

@@ -7,7 +7,7 @@ import optuna
 import pytest
 
 from costmodels.memory import MEMORY_PARTS
-from costmodels.step_time import BREAKDOWN
+from costmodels.breakdown import BREAKDOWN
 from hardware.errors import ConfigError
 from trials.backend import Observation, Status
 from tuner.candidates import candidates_of, prediction_json
