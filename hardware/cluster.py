@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,25 @@ class HostGroup:
         return self.hosts * self.devices_per_host
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SlowPair:
+    """Two hosts between which a path is slower than the NICs of both.
+
+    Attributes:
+        first_host: Number of the one host, in rank order.
+        second_host: Number of the other, which is the larger.
+        share: What is left between them of the bandwidth that their NICs give.
+    """
+
+    first_host: int
+    second_host: int
+    share: float
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.first_host < self.second_host, f"a pair ascends: {self.first_host}, {self.second_host}"
+        assert 0 < self.share <= 1, f"a share is above 0 and at most 1, but got {self.share}"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class GroupLinks:
     """What groups of ranks communicate over, one entry for each of g groups.
@@ -106,14 +125,23 @@ class Cluster:
         groups: The groups of equal hosts.
         inter_group_links: Parallel links of one device to hosts of another group, on top of the NICs of both; none
             means that the NICs alone decide.
+        slow_pairs: Hosts between which a path is slow. A group of ranks that has members on both is as slow between
+            hosts, also where its collectives might go around that path (assumed).
+        networks: The network of each group, ascending; `inter_group_links` join unlike networks. Empty means that every
+            group is a network of its own.
     """
 
     name: str
     groups: tuple[HostGroup, ...]
     inter_group_links: tuple[Link, ...] = ()
+    slow_pairs: tuple[SlowPair, ...] = ()
+    networks: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         assert self.groups, "a cluster has hosts"
+        assert all(pair.second_host < self.num_hosts for pair in self.slow_pairs), "a slow pair joins two of the hosts"
+        assert len(self.networks) in (0, len(self.groups)), "each group is in a network"
+        assert list(self.networks) == sorted(self.networks), "groups of one network stand side by side"
 
     @property
     def num_devices(self) -> int:
@@ -220,6 +248,7 @@ class _Fabric:
         groups = cluster.groups
         self.rank_host = cluster.rank_host()
         self.host_group = np.repeat(np.arange(len(groups)), [group.hosts for group in groups])
+        self.host_network = np.array(cluster.networks or range(len(groups)))[self.host_group]
         # [host group, members on a host, field of LinkCost]; no link joins fewer than two members
         most = max(2, *(group.devices_per_host for group in groups))
         self.intra_cost = np.zeros((len(groups), most + 1, len(LinkCost._fields)))
@@ -230,7 +259,25 @@ class _Fabric:
         self.between_groups = combined(cluster.inter_group_links) if cluster.inter_group_links else None
         # so many neighbouring ranks stand on one host, wherever they begin
         self.neighbours = math.gcd(*(group.devices_per_host for group in groups))
+        self.pair_ranks, self.pair_cost = self._slow_pairs(cluster.slow_pairs)
         self.found: dict[tuple[int, int], _WorstLinks] = {}
+
+    def _slow_pairs(self, pairs: tuple[SlowPair, ...]) -> tuple[IntArray, FloatArray]:
+        """The ranks on both hosts of every slow pair [2, pair, rank], the last one repeated, and the cost between them.
+
+        The cost is [pair, field of LinkCost].
+        """
+        hosts = np.array([[pair.first_host, pair.second_host] for pair in pairs], dtype=np.int64).reshape(-1, 2).T
+        begin, end = np.searchsorted(self.rank_host, hosts), np.searchsorted(self.rank_host, hosts, side="right")
+        slots = np.arange(np.max(end - begin, initial=1))
+        ranks = np.minimum(begin[:, :, None] + slots, end[:, :, None] - 1)
+        cost = self.nic_cost[self.host_group[hosts]].max(axis=0)
+        if self.between_groups is not None:
+            crosses = self.host_network[hosts[0]] != self.host_network[hosts[1]]
+            cost[crosses] = np.maximum(cost[crosses], self.between_groups.cost())
+        shares = np.array([pair.share for pair in pairs])
+        per_byte = [field.endswith("_s_per_byte") for field in LinkCost._fields]
+        return ranks, np.where(per_byte, cost / shares[:, None], cost)
 
     def worst_links(self, stride: int, size: int) -> _WorstLinks:
         """For one (stride, size) the four sizes of `GroupKinds`, and what its three links cost [3, fields]."""
@@ -262,14 +309,20 @@ class _Fabric:
         local = members >= 2
         crossing = hosts_spanned[first // size] >= 2
         # few (kind of host, members) occur among many runs
-        inside = np.flatnonzero(np.bincount(kind[local] * (size + 1) + members[local]))
-        inside_kind, inside_members = np.divmod(inside, size + 1)
+        width = self.intra_cost.shape[1]
+        inside = np.flatnonzero(np.bincount(kind[local] * width + members[local]))
+        inside_kind, inside_members = np.divmod(inside, width)
         costs[0] = self.intra_cost[inside_kind, inside_members].max(axis=0, initial=0.0)
         costs[1] = self.intra_cost[inside_kind, 2].max(axis=0, initial=0.0)
         costs[2] = self.nic_cost[np.flatnonzero(np.bincount(kind[crossing]))].max(axis=0, initial=0.0)
-        spans_kinds = np.any(self.host_group[hosts[:, 0]] != self.host_group[hosts[:, -1]])
-        if self.between_groups is not None and spans_kinds:
+        spans_networks = np.any(self.host_network[hosts[:, 0]] != self.host_network[hosts[:, -1]])
+        if self.between_groups is not None and spans_networks:
             costs[2] = np.maximum(costs[2], self.between_groups.cost())
+        if len(self.pair_cost):
+            # the number of the group of ranks that each rank is in
+            group = self.pair_ranks // (stride * size) * stride + self.pair_ranks % stride
+            meet = np.any(group[0][:, :, None] == group[1][:, None, :], axis=(1, 2))
+            costs[2] = np.maximum(costs[2], self.pair_cost[meet].max(axis=0, initial=0.0))
         return (size, int(hosts_spanned.max()), int(members.min()), int(members.max())), costs
 
 
@@ -301,14 +354,20 @@ class _GroupForm(StrictModel):
     nic_links: list[_LinkForm] | None = Field(default=None, min_length=1)
 
 
+class _OneGroupForm(_GroupForm):
+    trace: str | None = None
+
+
 class _GroupsForm(StrictModel):
     name: str = "mixed"
     groups: list[_GroupForm] = Field(min_length=1)
     inter_group_links: list[_LinkForm] = Field(default_factory=list)
+    trace: str | None = None
 
 
 class _FileForm(StrictModel):
     file: str
+    trace: str | None = None
 
 
 class _CatalogEntry(StrictModel):
@@ -338,17 +397,35 @@ def find_cluster(name: str, hosts: int = 1) -> Cluster:
     return cluster_from_mapping({"name": name, "hosts": hosts}, Path())
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DescribedCluster:
+    """What a configuration says of a cluster.
+
+    Attributes:
+        cluster: The cluster while nothing has changed.
+        trace: The file that tells how it changes over time; None where none is named. `hardware.trace_file` reads it.
+    """
+
+    cluster: Cluster
+    trace: Path | None
+
+
 def cluster_from_mapping(mapping: Mapping[str, Any], base_dir: Path, file: str | None = None) -> Cluster:
+    """The cluster of `described_cluster`, while nothing has changed."""
+    return described_cluster(mapping, base_dir, file).cluster
+
+
+def described_cluster(mapping: Mapping[str, Any], base_dir: Path, file: str | None = None) -> DescribedCluster:
     """The cluster that a configuration describes.
 
     It names a cluster of the catalog (`{name: dgx-h100, hosts: 8}`), a device (`{device: H100-SXM-80, hosts: 8}`),
     unlike groups of both (`{groups: [...], inter_group_links: [...]}`), or a file that holds one of these
     (`{file: cluster.yaml}`). `devices_per_host`, `intra_links` and `nic_links` replace what the catalog says; beside
-    `device`, `name` is only a label.
+    `device`, `name` is only a label. `trace` names a file; one beside `file` wins over one inside that file.
 
     Args:
         mapping: The configuration.
-        base_dir: What a relative `file` is relative to.
+        base_dir: What a relative `file` or `trace` is relative to.
         file: Where the mapping stands, for messages.
 
     Raises:
@@ -356,20 +433,28 @@ def cluster_from_mapping(mapping: Mapping[str, Any], base_dir: Path, file: str |
     """
     try:
         if "file" in mapping:
-            path = base_dir / checked(_FileForm, mapping).file
+            outer = checked(_FileForm, mapping)
+            path = base_dir / outer.file
             inner = read_mapping(path)
             if "file" in inner:
                 raise ConfigError("a cluster file can't name another file", key="file", value=inner["file"]).in_file(
                     str(path)
                 )
-            return cluster_from_mapping(inner, path.parent, str(path))
+            described = described_cluster(inner, path.parent, str(path))
+            return replace(described, trace=_beside(base_dir, outer.trace) or described.trace)
         if "groups" in mapping:
-            return _mixed_cluster(checked(_GroupsForm, mapping))
-        group = _host_group(checked(_GroupForm, mapping))
+            mixed = checked(_GroupsForm, mapping)
+            return DescribedCluster(cluster=_mixed_cluster(mixed), trace=_beside(base_dir, mixed.trace))
+        form = checked(_OneGroupForm, mapping)
+        group = _host_group(form)
         _check_total((group,), key="hosts")
-        return Cluster(name=group.name, groups=(group,))
+        return DescribedCluster(cluster=Cluster(name=group.name, groups=(group,)), trace=_beside(base_dir, form.trace))
     except ConfigError as error:
         raise (error.in_file(file) if file else error) from None
+
+
+def _beside(base_dir: Path, name: str | None) -> Path | None:
+    return None if name is None else base_dir / name
 
 
 def _mixed_cluster(form: _GroupsForm) -> Cluster:

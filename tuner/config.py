@@ -24,9 +24,11 @@ from costmodels.parallel import DEGREES, FURTHER_DIMENSIONS, RECOMPUTE_MODES, Pa
 from costmodels.reduced import Reduction, least_layers
 from costmodels.runtime import RuntimeProfile, find_runtime, read_profile
 from costmodels.sources import MeasuredSetting, source_of
-from hardware.cluster import cluster_from_mapping
+from hardware.cluster import Cluster, described_cluster
 from hardware.config_file import StrictModel, checked, parse_yaml, read_mapping, read_text
+from hardware.dynamics import Trace
 from hardware.errors import ConfigError, shown_url
+from hardware.trace_file import read_trace
 from trials.backend import AbstractBackend
 from trials.replay import ReplayBackend
 from trials.simulated import SimulatedBackend
@@ -161,6 +163,7 @@ class StudyConfig:
         name: The study's name in its storage.
         file: The file it was read from.
         setting: Job, cluster and runtime.
+        trace: How the cluster changes over time, or None. Trials run on the cluster as it is described.
         options: What the study says about its space.
         search: Budget, confidence, parallel trials, seed.
         expert: The configuration in use today, or None.
@@ -176,6 +179,7 @@ class StudyConfig:
     name: str
     file: str
     setting: Setting
+    trace: Trace | None
     options: SpaceOptions
     search: SearchOptions
     expert: ParallelConfig | None
@@ -253,7 +257,8 @@ def load_study(path: Path, *, overrides: Sequence[str] = (), storage: str | None
 
 def _resolved(keys: _StudyKeys, path: Path, storage: str) -> StudyConfig:
     base_dir = path.parent
-    cluster = _under("cluster", lambda: cluster_from_mapping(keys.cluster, base_dir, None))
+    described = _under("cluster", lambda: described_cluster(keys.cluster, base_dir))
+    cluster = described.cluster
     runtime = _under("runtime", lambda: _runtime(keys.runtime, base_dir))
     group = _measured_group(keys, base_dir) if isinstance(keys.trial, _ReplayKeys) else None
     job = _job(keys, base_dir, group, runtime)
@@ -291,6 +296,7 @@ def _resolved(keys: _StudyKeys, path: Path, storage: str) -> StudyConfig:
         name=keys.name,
         file=str(path),
         setting=setting,
+        trace=_under("cluster.trace", lambda: read_trace(described.trace, cluster)) if described.trace else None,
         options=options,
         search=SearchOptions(**keys.search.model_dump()),
         expert=_expert(keys, setting, options),
@@ -595,12 +601,19 @@ def _meaning(keys: _StudyKeys, setting: Setting, group: MeasuredGroup | None) ->
         trial["rows"] = f"{len(rows)} rows, sha256 {digest[:16]}"
     return {
         "model": model,
-        "cluster": asdict(setting.cluster),
+        "cluster": _described(setting.cluster),
         "job": job,
         "runtime": asdict(setting.runtime),
         "space": {"opened": list(_space_options(keys.space).opened)},
         "trial": trial,
     }
+
+
+def _described(cluster: Cluster) -> dict[str, Any]:
+    """The cluster without what a study file can't say: what it is only while a trace has changed it."""
+    assert not cluster.slow_pairs, "a study describes the cluster while nothing has changed"
+    assert not cluster.networks, "a study describes the cluster while nothing has changed"
+    return {key: value for key, value in asdict(cluster).items() if key not in ("slow_pairs", "networks")}
 
 
 def first_difference(

@@ -1,0 +1,223 @@
+"""Reads traces: CSV files that tell how a cluster changes over time.
+
+The header is `time_s,link,share`, and rows ascend in time; blank lines and lines that begin with `#` are passed over.
+Hosts are h0, h1, ... in rank order.
+
+| link | share | from `time_s` on |
+|---|---|---|
+| `intra` | 0.8 | all links inside hosts have 0.8 of their nominal bandwidth |
+| `inter` | 0.5 | all NICs, and all links between groups of hosts, have half of it |
+| `infiniband` | 0.5 | all links of this kind; the cluster says which kinds it has |
+| `h3` | 0.25 | the NICs of host 3 have a quarter |
+| `h0-h3` | 0.1 | the path between hosts 0 and 3 has a tenth of what their NICs have |
+| `h3` | `lost` | host 3 is lost |
+| `h3` | `back` | host 3 is there again |
+
+`hardware.dynamics` says how events add up.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from hardware.cluster import Cluster
+from hardware.config_file import read_text
+from hardware.device import spelling_key
+from hardware.dynamics import INTER, INTRA, HostEvent, LinkEvent, Trace
+from hardware.errors import ConfigError, did_you_mean
+
+COLUMNS = ("time_s", "link", "share")
+LOST, BACK = "lost", "back"
+LEAST_SHARE = 1e-6
+"""Products of shares stay far from where bandwidths underflow, and no working link has less."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Row:
+    place: str
+    line: int
+    time_s: str
+    link: str
+    share: str
+
+    def mistake(self, column: str, rule: str, nearest: str | None = None) -> ConfigError:
+        """What to say of the value in one column."""
+        return ConfigError(rule, key=column, value=getattr(self, column), nearest=nearest, file=self.place)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Placed:
+    row: _Row
+    event: LinkEvent | HostEvent
+
+
+def read_trace(path: Path, cluster: Cluster) -> Trace:
+    """The trace that a CSV file holds, in the form above.
+
+    Args:
+        path: The file.
+        cluster: The cluster that it is about, while nothing has changed.
+
+    Raises:
+        ConfigError: the file can't be read, or something in it can't happen to this cluster.
+    """
+    names = _Names(cluster)
+    placed: list[_Placed] = []
+    for row in _rows(path):
+        time_s = _time_s(row, placed[-1] if placed else None)
+        placed.append(_Placed(row=row, event=_event(row, time_s, names)))
+    _check_order(placed, names)
+    return Trace(events=tuple(item.event for item in placed))
+
+
+class _Names:
+    """What a trace may name of a cluster."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        links = [link for group in cluster.groups for link in group.intra_links + group.nic_links]
+        kinds = [link.kind for link in [*links, *cluster.inter_group_links]]
+        self.num_hosts = cluster.num_hosts
+        self.hosts = f"h0 to h{self.num_hosts - 1}" if self.num_hosts > 1 else "h0"
+        # a kind that is spelled like one of the words can't be told from it
+        self.links = {spelling_key(name): name for name in [*kinds, INTRA, INTER]}
+
+    def link(self, row: _Row) -> str | tuple[int, ...]:
+        """The link that a row names, as `LinkEvent` does.
+
+        Raises:
+            ConfigError: the cluster has no such link.
+        """
+        numbers = re.fullmatch(r"h([0-9]{1,9})(?:\s*-\s*h([0-9]{1,9}))?", row.link, flags=re.IGNORECASE)
+        if numbers is None:
+            known = self.links.get(spelling_key(row.link))
+            if known is None:
+                nearest = f"{did_you_mean(row.link, self.links.values())}, hosts {self.hosts}, pairs such as h0-h1"
+                raise row.mistake("link", "is no link of the cluster", nearest)
+            return known
+        hosts = tuple(sorted(int(number) for number in numbers.groups() if number is not None))
+        if hosts[-1] >= self.num_hosts:
+            raise row.mistake("link", f"is no host of the cluster, which has {self.num_hosts}", f"valid: {self.hosts}")
+        if len(set(hosts)) < len(hosts):
+            raise row.mistake("link", "pairs a host with itself", f"the NICs of that host are h{hosts[0]}")
+        return hosts
+
+
+def _rows(path: Path) -> list[_Row]:
+    """Every row below the header."""
+    header: list[str] = []
+    rows = []
+    for line, text in enumerate(read_text(path).removeprefix("\ufeff").splitlines(), start=1):
+        if text.lstrip(' "').startswith("#"):  # a spreadsheet may have quoted the comment
+            continue
+        place = f"{path}:{line}"
+        try:
+            cells = [cell.strip() for cell in next(csv.reader([text], strict=True), [])]
+        except csv.Error as error:
+            raise ConfigError(f"is not valid CSV ({error})", file=place) from None
+        if not any(cells):
+            continue
+        if not header:
+            header = _header(cells, place)
+            continue
+        if len(cells) != len(header):
+            raise ConfigError(f"has {len(cells)} cells where the header has {len(header)}", file=place)
+        rows.append(_Row(place=place, line=line, **dict(zip(header, cells, strict=True))))
+    if not header:
+        raise ConfigError("is empty", nearest=f"the first line is {','.join(COLUMNS)}", file=str(path))
+    return rows
+
+
+def _header(cells: list[str], place: str) -> list[str]:
+    form = f"the header is {','.join(COLUMNS)}"
+    for name in cells:
+        if name not in COLUMNS:
+            raise ConfigError("is no column of a trace", key="header", value=name, nearest=form, file=place)
+    for name in COLUMNS:
+        if cells.count(name) != 1:
+            rule = "appears twice in the header" if name in cells else "is a missing column"
+            raise ConfigError(rule, key=name, nearest=form, file=place)
+    return cells
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text) if "_" not in text else None
+    except ValueError:
+        return None
+
+
+def _time_s(row: _Row, before: _Placed | None) -> float:
+    time_s = _number(row.time_s)
+    if time_s is None or not math.isfinite(time_s) or time_s < 0:
+        raise row.mistake("time_s", "must be a finite number of seconds, 0 or more")
+    if before is not None and time_s < before.event.time_s:
+        raise row.mistake(
+            "time_s", f"is earlier than {before.row.time_s} on line {before.row.line}", "rows ascend in time"
+        )
+    return time_s
+
+
+def _event(row: _Row, time_s: float, names: _Names) -> LinkEvent | HostEvent:
+    link = names.link(row)
+    word = row.share.lower()
+    if word not in (LOST, BACK):
+        return LinkEvent(time_s=time_s, link=link, share=_share(row, link))
+    if isinstance(link, str) or len(link) > 1:
+        raise row.mistake("share", f"is for a host, and {row.link} is none", f"hosts are {names.hosts}")
+    return HostEvent(time_s=time_s, host=link[0], is_lost=word == LOST)
+
+
+def _share(row: _Row, link: str | tuple[int, ...]) -> float:
+    is_host = not isinstance(link, str) and len(link) == 1
+    share = _number(row.share)
+    if share is None or math.isnan(share) or share < 0:
+        percent = _number(row.share.removesuffix("%"))
+        raise row.mistake(
+            "share",
+            "must be a number above 0 and at most 1" + f", or for a host {LOST} or {BACK}" * is_host,
+            f"{row.share} is {percent / 100:g}" if row.share.endswith("%") and percent else None,
+        )
+    if share < LEAST_SHARE:
+        raise row.mistake(
+            "share",
+            f"must be {'above 0' if share == 0 else f'at least {LEAST_SHARE:g}'}: a dead link isolates a host",
+            f"the loss of a host reads {row.time_s},{row.link if is_host else 'h0'},{LOST}",
+        )
+    if share > 1:
+        raise row.mistake("share", "must be at most 1", "1 is the bandwidth that the cluster is described with")
+    return share
+
+
+def _check_order(placed: list[_Placed], names: _Names) -> None:
+    """Hosts are lost that were there, return that were lost, and never are all lost; nothing happens twice at once."""
+    lost_since: dict[int, _Row] = {}
+    for _, at_once in itertools.groupby(placed, key=lambda item: item.event.time_s):
+        seen: dict[object, _Row] = {}
+        last_lost: _Row | None = None
+        for row, event in ((item.row, item.event) for item in at_once):
+            key = event.link if isinstance(event, LinkEvent) else event.host
+            if key in seen:
+                raise row.mistake(
+                    "link", f"changes twice at {row.time_s} s, first on line {seen[key].line}", "keep one"
+                )
+            seen[key] = row
+            if isinstance(event, LinkEvent):
+                continue
+            before = lost_since.pop(event.host, None)
+            if event.is_lost:
+                if before is not None:
+                    raise row.mistake(
+                        "link", f"is lost already, since line {before.line}", f"a return has the share {BACK}"
+                    )
+                lost_since[event.host] = last_lost = row
+            elif before is None:
+                raise row.mistake("link", "is not lost, and can't come back", f"a loss has the share {LOST}")
+        if last_lost is not None and len(lost_since) == names.num_hosts:
+            raise last_lost.mistake(
+                "link", f"is the last of {names.num_hosts} hosts: none is left", "leave one host in the cluster"
+            )
