@@ -1,26 +1,39 @@
 import pickle
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from hardware.cluster import Cluster, GroupLinks, HostGroup, cluster_from_mapping, cluster_names, find_cluster
+from hardware.cluster import (
+    Cluster,
+    GroupLinks,
+    SlowPair,
+    cluster_from_mapping,
+    cluster_names,
+    described_cluster,
+    find_cluster,
+)
 from hardware.device import find_device
 from hardware.errors import ConfigError
-from hardware.link import Link, LinkCost, combined, link_kind
+from hardware.link import LinkCost, combined, link_kind
+from tests.hardware.random_clusters import clusters, slowed_clusters
 
 NO_COST = [0.0] * len(LinkCost._fields)
 
 
 def brute_force(cluster: Cluster, stride: int, size: int) -> tuple[list[int], list[list[float]]]:
     """The sizes and the three costs of GroupKinds, each the worst over all groups, from plain loops over ranks."""
+    hosts_in_order = [
+        (group, network)
+        for group, network in zip(cluster.groups, cluster.networks or range(len(cluster.groups)), strict=True)
+        for _ in range(group.hosts)
+    ]
     place = [
-        (group, (index, host))
-        for index, group in enumerate(cluster.groups)
-        for host in range(group.hosts)
+        (group, (network, host))
+        for host, (group, network) in enumerate(hosts_in_order)
         for _ in range(group.devices_per_host)
     ]
     hosts, counts, intra, pair, inter = [], [], [], [], []
@@ -40,8 +53,24 @@ def brute_force(cluster: Cluster, stride: int, size: int) -> tuple[list[int], li
             if len({index for index, _ in on_host}) > 1 and cluster.inter_group_links:
                 links.append(combined(cluster.inter_group_links))
             inter += [link.cost() for link in links]
+            inter += slow_costs(cluster, on_host)
     worst = [[max(column) for column in zip(*costs, strict=True)] or NO_COST for costs in (intra, pair, inter)]
     return [size, max(hosts), min(counts), max(counts)], worst
+
+
+def slow_costs(cluster, on_host) -> list[list[float]]:
+    """What each slow pair among these hosts costs between hosts."""
+    network_of = {host: network for network, host in on_host}
+    nics = {host: combined(kinds[0].nic_links).cost() for (_, host), kinds in on_host.items()}
+    found = []
+    for pair in cluster.slow_pairs:
+        if nics.keys() >= {pair.first_host, pair.second_host}:
+            links = [nics[pair.first_host], nics[pair.second_host]]
+            if network_of[pair.first_host] != network_of[pair.second_host] and cluster.inter_group_links:
+                links.append(combined(cluster.inter_group_links).cost())
+            worst = zip(LinkCost._fields, map(max, zip(*links, strict=True)), strict=True)
+            found.append([cost / pair.share if "per_byte" in field else cost for field, cost in worst])
+    return found
 
 
 def sizes_of(found: GroupLinks, row: int) -> list[int]:
@@ -68,31 +97,6 @@ def ask(cluster, pairs) -> GroupLinks:
     return cluster.group_links(stride, size)
 
 
-links = st.builds(
-    Link,
-    kind=st.sampled_from(["test", "nvlink4", "pcie3"]),
-    bandwidth_bytes_per_s=st.sampled_from([1e9, 2e9, 5e9, 1e11]),
-    latency_s=st.sampled_from([1e-6, 2e-6, 5e-6]),
-    exclusive_group=st.sampled_from([None, "a"]),
-    mesh_peers=st.sampled_from([None, 3]),
-)
-host_groups = st.builds(
-    HostGroup,
-    name=st.just("test"),
-    device=st.sampled_from([find_device("V100"), find_device("T4")]),
-    hosts=st.integers(1, 4),
-    devices_per_host=st.integers(1, 6),
-    intra_links=st.lists(links, min_size=1, max_size=2).map(tuple),
-    nic_links=st.lists(links, min_size=1, max_size=2).map(tuple),
-)
-clusters = st.builds(
-    Cluster,
-    name=st.just("test"),
-    groups=st.lists(host_groups, min_size=1, max_size=3).map(tuple),
-    inter_group_links=st.lists(links, max_size=1).map(tuple),
-)
-
-
 @given(clusters)
 @settings(max_examples=60, deadline=None)
 def test_group_links_agree_with_brute_force(cluster):
@@ -105,6 +109,44 @@ def test_group_links_agree_with_brute_force(cluster):
         sizes, costs = brute_force(cluster, stride, size)
         assert sizes_of(found, row) == sizes, (stride, size)
         assert costs_of(found, row) == costs, (stride, size)
+
+
+@given(slowed_clusters())
+@settings(max_examples=60, deadline=None)
+def test_slow_pairs_and_networks_agree_with_brute_force(cluster):
+    """A slow pair slows groups of ranks on both of its hosts; only unlike networks need links between groups."""
+    pairs = divisor_pairs(cluster.num_devices)
+
+    found = ask(cluster, pairs)
+
+    for row, (stride, size) in enumerate(pairs):
+        sizes, costs = brute_force(cluster, stride, size)
+        assert sizes_of(found, row) == sizes, (stride, size)
+        assert costs_of(found, row) == costs, (stride, size)
+
+
+def test_a_slow_pair_costs_bandwidth_and_no_latency():
+    """Half the bandwidth between two hosts doubles what a byte costs groups on both, and nothing else of anybody."""
+    cluster = find_cluster("dgx-h100", 4)
+    slow = replace(cluster, slow_pairs=(SlowPair(first_host=1, second_host=3, share=0.5),))
+    questions = [(1, 8), (1, 16), (8, 2), (16, 2), (8, 4), (1, 32)]
+
+    before, after = ask(cluster, questions), ask(slow, questions)
+
+    for row, question in enumerate(questions):
+        meets = question in [(16, 2), (8, 4), (1, 32)]
+        factor = [2.0 if meets and field.endswith("_s_per_byte") else 1.0 for field in LinkCost._fields]
+        assert costs_of(after, row)[:2] == costs_of(before, row)[:2]
+        assert costs_of(after, row)[2] == [cost * f for cost, f in zip(costs_of(before, row)[2], factor, strict=True)]
+        assert sizes_of(after, row) == sizes_of(before, row)
+
+
+def test_a_slow_pair_joins_two_of_the_hosts():
+    """Who loses hosts and forgets to number the pairs anew is told so."""
+    pair = SlowPair(first_host=1, second_host=3, share=0.5)
+
+    with pytest.raises(AssertionError, match="joins two of the hosts"):
+        replace(find_cluster("dgx-h100", 3), slow_pairs=(pair,))
 
 
 @given(clusters)
@@ -274,6 +316,26 @@ def test_a_cluster_file_is_relative_to_the_study(tmp_path):
         assert str(caught.value).startswith(str(tmp_path / name))
 
 
+def test_a_cluster_may_name_a_trace(tmp_path):
+    """`trace` is relative to the file that names it, changes no cluster, and one beside `file` wins over one inside."""
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "traced.yaml").write_text("name: dgx-a100\ntrace: a.csv\n")
+    inside, plain = {"file": "inner/traced.yaml"}, find_cluster("dgx-a100")
+
+    for mapping, trace in (
+        ({"name": "dgx-a100"}, None),
+        ({"name": "dgx-a100", "trace": None}, None),
+        ({"name": "dgx-a100", "trace": "a.csv"}, tmp_path / "a.csv"),
+        (inside, tmp_path / "inner" / "a.csv"),
+        (inside | {"trace": "b.csv"}, tmp_path / "b.csv"),
+    ):
+        described = described_cluster(mapping, tmp_path)
+        assert (described.cluster, described.trace) == (plain, trace)
+        assert cluster_from_mapping(mapping, tmp_path) == plain
+    groups = {"groups": [{"name": "dgx-a100"}], "trace": "a.csv"}
+    assert described_cluster(groups, tmp_path).trace == tmp_path / "a.csv"
+
+
 LINK = {"kind": "ib", "bandwidth_gb_per_s": 25, "latency_us": 4}
 
 
@@ -294,6 +356,8 @@ LINK = {"kind": "ib", "bandwidth_gb_per_s": 25, "latency_us": 4}
         ({"groups": [{"device": "V100"}, {"device": "T5"}]}, "groups.1.device = 'T5'"),
         ({"groups": []}, "groups"),
         ({"groups": [{"device": "V100"}], "hosts": 2}, "hosts = 2: unknown key"),
+        ({"groups": [{"device": "V100", "trace": "a.csv"}]}, "groups.0.trace = 'a.csv': unknown key"),
+        ({"device": "V100", "trace": 3}, "trace = 3: must be text"),
         ({"file": 3}, "file = 3"),
         ({}, "needs `name`, `device`, `groups` or `file`"),
     ],

@@ -269,6 +269,20 @@ CASES: list[BrokenStudy] = [
     broken("unknown backend", study(trial="{backend: slurm}"), "trial.backend = 'slurm'", "replay, simulated"),
     broken("unknown fidelity", study(trial="{backend: simulated, fidelity: exact}"), "trial.fidelity = 'exact'"),
     broken("recompute of the expert", study(expert="{tp: 8, recompute: half}"), "expert.recompute = 'half'", "mode"),
+    broken(
+        "a trace that is not there",
+        study(cluster="{name: dgx-h100, trace: net.csv}"),
+        "cluster.trace: ",
+        "net.csv: no such file",
+    ),
+    broken(
+        "a trace of another cluster",
+        study(cluster="{name: dgx-h100, trace: net.csv}"),
+        "cluster.trace: ",
+        "net.csv:2: link = 'h1': is no host of the cluster",
+        "valid: h0",
+        **{"net.csv": "time_s,link,share\n60,h1,lost\n"},
+    ),
     # out of range
     broken("no hosts", study(cluster="{name: dgx-h100, hosts: 0}"), "cluster.hosts = 0", "greater than or equal to 1"),
     broken("negative hosts", study(cluster="{name: dgx-h100, hosts: -1}"), "cluster.hosts = -1", "must be greater"),

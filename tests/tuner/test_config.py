@@ -184,6 +184,20 @@ def test_paths_are_relative_to_the_study(tmp_path, monkeypatch):
     assert load_study(replay).measured.runs[0].place == "rows.csv:2"
 
 
+def test_a_cluster_may_change_over_time(tmp_path, good_study):
+    """A cluster's trace is read with the study, and changes neither the study's cluster nor what its trials mean."""
+    write(tmp_path, "time_s,link,share\n60,inter,0.5\n", "net.csv")
+    plain = load_study(good_study)
+
+    traced = load_study(write(tmp_path, study(cluster="{name: dgx-h100, trace: net.csv}")))
+
+    assert plain.trace is None
+    assert [event.time_s for event in traced.trace.events] == [60]
+    assert traced.setting.cluster == plain.setting.cluster
+    assert traced.meaning == plain.meaning
+    assert plain.meaning["cluster"].keys() == {"name", "groups", "inter_group_links"}
+
+
 def test_storage_precedence(good_study, monkeypatch):
     """--storage wins over MESHTUNE_STORAGE, which wins over --set and the file, which win over the default."""
     in_file = {"overrides": ["storage=sqlite:///file.db"]}
