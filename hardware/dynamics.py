@@ -183,8 +183,8 @@ def _changed(cluster: Cluster, state: _State) -> Cluster:
     for network, group in enumerate(cluster.groups):
         hosts = [host for host in itertools.islice(number, group.hosts) if host not in state.lost]
         number_now.update(zip(hosts, itertools.count(len(number_now))))
+        intra_links = _scaled(group.intra_links, shares, shares.get(INTRA, 1.0))
         for nic_share, alike in itertools.groupby(hosts, key=lambda host: shares.get((host,), 1.0)):
-            intra_links = _scaled(group.intra_links, shares, shares.get(INTRA, 1.0))
             nic_links = _scaled(group.nic_links, shares, shares.get(INTER, 1.0) * nic_share)
             parts.append(replace(group, hosts=len(list(alike)), intra_links=intra_links, nic_links=nic_links))
             networks.append(network)
