@@ -116,28 +116,32 @@ def one_forward_one_backward(pp: int, vpp: int, num_micro_batches: int) -> PassO
     """1F1B: as many forward passes as stages follow, then one of each in turns (Narayanan et al. 2021, section 2.2.1).
 
     With chunks it is the interleaved schedule of section 2.2.2, in the order of megatron-core's
-    pipeline_parallel/schedules.py (get_pp_rank_microbatches, get_schedule_table): micro-batches go in rounds of pp,
-    each round through one chunk after the other.
+    pipeline_parallel/schedules.py (get_pp_rank_microbatches, get_schedule_table): micro-batches go in rounds, each
+    round through one chunk after the other. A round has pp of them, or as many more as make the rounds equal.
 
     Raises:
-        ValueError: chunks need whole rounds.
+        ValueError: there are no equal rounds.
     """
-    if vpp > 1 and num_micro_batches % pp:
-        raise ValueError(f"num_micro_batches must be a multiple of pp={pp} where vpp > 1, but got {num_micro_batches}.")
+    num_rounds = max(num_micro_batches // pp, 1)
+    if vpp > 1 and num_micro_batches % num_rounds:
+        raise ValueError(
+            f"num_micro_batches must be a multiple of pp={pp} where vpp > 1, or less than twice that, "
+            f"but got {num_micro_batches}."
+        )
     total = num_micro_batches * vpp
-    of_round = pp * vpp if vpp > 1 else total
+    of_round = num_micro_batches // num_rounds
 
     def at(kind: Kind, number: int) -> Pass:
         """The pass of one kind that a stage runs as its `number`-th."""
         if vpp == 1:
             return Pass(kind, number, 0)
-        rounds, within = divmod(number, of_round)
-        chunk, member = divmod(within, pp)
-        return Pass(kind, rounds * pp + member, chunk if kind == Kind.FORWARD else vpp - 1 - chunk)
+        rounds, within = divmod(number, of_round * vpp)
+        chunk, member = divmod(within, of_round)
+        return Pass(kind, rounds * of_round + member, chunk if kind == Kind.FORWARD else vpp - 1 - chunk)
 
     def of_stage(stage: int) -> Iterator[Pass]:
         behind = pp - stage - 1
-        warm_up = min(total, behind if vpp == 1 else 2 * behind + (vpp - 1) * pp)
+        warm_up = min(total, behind if vpp == 1 else 2 * behind + (vpp - 1) * of_round)
         for number in range(warm_up):
             yield at(Kind.FORWARD, number)
         for number in range(total - warm_up):

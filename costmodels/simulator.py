@@ -145,7 +145,7 @@ def simulate_step(
     )
     writer = _Writer(runtime, config, stages, orders)
     timeline = run(writer.graph, writer.capacity, runtime.overlap_efficiency)
-    breakdown = _breakdown(timeline, writer.labels, stages, orders)
+    breakdown = _breakdown(timeline, writer, stages, orders)
     hosts = cluster.rank_host()[assignment.ranks(cluster)].reshape(config.pp, -1)
     spans = np.array([1 + int((hosts != hosts[0]).any())])
     passes_s = np.array([timeline.makespan_s])
@@ -189,6 +189,7 @@ class _Writer:
         """What runs on a stage before the first task of a pass."""
         self.computed: dict[tuple[int, int, int], list[int]] = {}
         """The tasks of all kinds of replicas that end the gradients of a piece, by stage, chunk and position."""
+        self.shared = [self._shared_links(stage) for stage in range(self.pp)]
         gathers = [self._gathers(stage) for stage in range(self.pp)]
         for kind, order in enumerate(orders):
             self._passes(kind, order, gathers)
@@ -219,6 +220,16 @@ class _Writer:
         )
         devices = tuple(self._device(kind, label.stage) for kind in range(self.num_kinds))
         return self._message(label, slowest, uses, devices, after)
+
+    def _shared_links(self, stage: int) -> set[str]:
+        """The links of a stage on which something may be under way while a pass runs."""
+        found: set[str] = set()
+        for work in self._of_stage(stage):
+            beside = [work.forward_hop, work.backward_hop, work.each_gather]
+            beside += [work.once_gather] if self.runtime.overlaps_weight_gather else []
+            beside += [work.once_reduce] if self.runtime.overlaps_gradients else []
+            found |= {message.link for message in beside if message.seconds > 0}
+        return found
 
     def _of_stage(self, stage: int) -> list[StageWork]:
         return [works[stage] for works in self.stages]
@@ -280,27 +291,40 @@ class _Writer:
         key = (kind, pass_kind, micro_batch, virtual)
         devices = (self._device(kind, stage),)
         order = list(work.order(chunk, pass_kind))
+        is_whole = not needs and not (is_last and self._reduces(stage))
         begins_s = work.begins_s
         self.begins[key] = len(self.graph)
         self.before[len(self.graph)] = last
-        if not needs and not (is_last and self._reduces(stage)):
-            seconds = begins_s + sum(work.piece_s(chunk, at, pass_kind) for at in order)
-            end = self._add(label, Route(seconds), after=[last], devices=devices)
+        end = last
+        for pieces in [order] if is_whole else [[at] for at in order]:
+            route = self._computing(kind, stage, pass_kind, chunk, pieces, begins_s)
+            begins_s = 0.0
+            own = label if is_whole else label._replace(piece=pieces[0])
+            after = [end, *(needs[chunk, at] for at in pieces if (chunk, at) in needs)]
+            end = self._add(own, route, after=after, devices=devices)
             if is_last:
-                for at in order:
-                    self.computed.setdefault((stage, chunk, at), []).append(end)
-        else:
-            end = last
-            for at in order:
-                seconds = begins_s + work.piece_s(chunk, at, pass_kind)
-                begins_s = 0.0
-                after = [end, needs.get((chunk, at), NOTHING)]
-                end = self._add(label._replace(piece=at), Route(seconds), after=after, devices=devices)
-                if is_last:
+                for at in pieces:
                     self.computed.setdefault((stage, chunk, at), []).append(end)
         end = self._sharded(kind, stage, pass_kind, chunk, end, devices)
         self.ends[key] = end
         return end
+
+    def _computing(
+        self, kind: int, stage: int, pass_kind: Kind, chunk: int, pieces: Sequence[int], begins_s: float
+    ) -> Route:
+        """Some pieces of one pass.
+
+        Its collectives alternate with kernels, many times in the life of what else is on their links: it takes its mean
+        share of these. At that share both slow down as they do if each collective in turn shares the link.
+        """
+        work = self.stages[kind][stage]
+        seconds = begins_s + sum(work.piece_s(chunk, at, pass_kind) for at in pieces)
+        uses: list[tuple[int, float]] = []
+        for link in self.shared[stage]:
+            busy_s = sum(work.traffic_s(chunk, at, pass_kind, link) for at in pieces)
+            if busy_s > 0:
+                uses += [(self._resource(kind, stage, link, way), busy_s / seconds) for way in (OUT, IN)]
+        return Route(seconds, tuple(uses))
 
     def _sharded(self, kind: int, stage: int, pass_kind: Kind, chunk: int, end: int, devices: tuple[int, ...]) -> int:
         """ZeRO 3's traffic of one pass, beside it or after it; returns the task that ends both."""
@@ -398,22 +422,27 @@ class _Writer:
 
 def _breakdown(
     timeline: Timeline,
-    labels: Sequence[Label],
+    writer: _Writer,
     stages: tuple[tuple[StageWork, ...], ...],
     orders: Sequence[PassOrder],
 ) -> dict[str, float]:
     """Where the critical path goes, by BREAKDOWN.
 
-    Passes on it beyond those of the stage that has the most to do are bubble.
+    Passes on it beyond those of the stage that has the most to do are bubble; what slows a pass down is traffic of
+    weights beside it.
     """
     seconds = dict.fromkeys(BREAKDOWN, 0.0)
     on_path = dict.fromkeys(Role, 0.0)
-    previous_s = 0.0
+    slowed_s = previous_s = 0.0
     for task in timeline.critical_path():
-        on_path[labels[task].role] += float(timeline.end_s[task]) - previous_s
-        previous_s = float(timeline.end_s[task])
+        role, end_s = writer.labels[task].role, float(timeline.end_s[task])
+        on_path[role] += end_s - previous_s
+        if role == Role.PASS:
+            slowed_s += end_s - previous_s - writer.graph.routes[task][0].work_s
+        previous_s = end_s
+    on_path[Role.PASS] -= slowed_s
     seconds["pp"] = on_path[Role.HOP]
-    seconds["dp"] = on_path[Role.GATHER] + on_path[Role.REDUCE]
+    seconds["dp"] = on_path[Role.GATHER] + on_path[Role.REDUCE] + slowed_s
     seconds["optimizer"] = on_path[Role.OPTIMIZER]
     busiest, busiest_s = {"compute": 0.0}, 0.0
     for works, order in zip(stages, orders, strict=True):

@@ -115,6 +115,12 @@ class StageWork:
         """The same with what it waits for the host."""
         return self.stretch * self.device_s(chunk, at, kind)
 
+    def traffic_s(self, chunk: int, at: int, kind: Kind, link: str) -> float:
+        """How long collectives of a piece keep a link busy in a pass, alone."""
+        piece, again = self.chunks[chunk][at]
+        segments = self.programs[piece, again, kind]
+        return sum(work.seconds for segment in segments for work in segment.traffic if work.link == link)
+
     def parts_s(self) -> dict[str, float]:
         """Where the time of one micro-batch's passes goes: kernels, exposed collectives by part, the host."""
         parts = {"compute": sum(map(sum, self.accumulation_s)), "pp": len(self.chunks) * 2 * self.begins_s}

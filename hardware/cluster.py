@@ -259,25 +259,19 @@ class _Fabric:
         self.between_groups = combined(cluster.inter_group_links) if cluster.inter_group_links else None
         # so many neighbouring ranks stand on one host, wherever they begin
         self.neighbours = math.gcd(*(group.devices_per_host for group in groups))
-        self.pair_ranks, self.pair_cost = self._slow_pairs(cluster.slow_pairs)
+        self.pair_hosts, self.pair_cost = self._slow_pairs(cluster.slow_pairs)
         self.found: dict[tuple[int, int], _WorstLinks] = {}
 
     def _slow_pairs(self, pairs: tuple[SlowPair, ...]) -> tuple[IntArray, FloatArray]:
-        """The ranks on both hosts of every slow pair [2, pair, rank], the last one repeated, and the cost between them.
-
-        The cost is [pair, field of LinkCost].
-        """
+        """Both hosts of every slow pair [2, pair], and the cost between them [pair, field of LinkCost]."""
         hosts = np.array([[pair.first_host, pair.second_host] for pair in pairs], dtype=np.int64).reshape(-1, 2).T
-        begin, end = np.searchsorted(self.rank_host, hosts), np.searchsorted(self.rank_host, hosts, side="right")
-        slots = np.arange(np.max(end - begin, initial=1))
-        ranks = np.minimum(begin[:, :, None] + slots, end[:, :, None] - 1)
         cost = self.nic_cost[self.host_group[hosts]].max(axis=0)
         if self.between_groups is not None:
             crosses = self.host_network[hosts[0]] != self.host_network[hosts[1]]
             cost[crosses] = np.maximum(cost[crosses], self.between_groups.cost())
         shares = np.array([pair.share for pair in pairs])
         per_byte = [field.endswith("_s_per_byte") for field in LinkCost._fields]
-        return ranks, np.where(per_byte, cost / shares[:, None], cost)
+        return hosts, np.where(per_byte, cost / shares[:, None], cost)
 
     def worst_links(self, stride: int, size: int) -> _WorstLinks:
         """For one (stride, size) the four sizes of `GroupKinds`, and what its three links cost [3, fields]."""
@@ -315,14 +309,13 @@ class _Fabric:
         costs[0] = self.intra_cost[inside_kind, inside_members].max(axis=0, initial=0.0)
         costs[1] = self.intra_cost[inside_kind, 2].max(axis=0, initial=0.0)
         costs[2] = self.nic_cost[np.flatnonzero(np.bincount(kind[crossing]))].max(axis=0, initial=0.0)
-        spans_networks = np.any(self.host_network[hosts[:, 0]] != self.host_network[hosts[:, -1]])
-        if self.between_groups is not None and spans_networks:
-            costs[2] = np.maximum(costs[2], self.between_groups.cost())
-        if len(self.pair_cost):
-            # the number of the group of ranks that each rank is in
-            group = self.pair_ranks // (stride * size) * stride + self.pair_ranks % stride
-            meet = np.any(group[0][:, :, None] == group[1][:, None, :], axis=(1, 2))
-            costs[2] = np.maximum(costs[2], self.pair_cost[meet].max(axis=0, initial=0.0))
+        if self.between_groups is not None:
+            networks = self.host_network[hosts]
+            if np.any(networks != networks[:, :1]):
+                costs[2] = np.maximum(costs[2], self.between_groups.cost())
+        for pair, cost in zip(self.pair_hosts.T, self.pair_cost, strict=True):
+            if np.any((hosts == pair[0]).any(axis=1) & (hosts == pair[1]).any(axis=1)):
+                costs[2] = np.maximum(costs[2], cost)
         return (size, int(hosts_spanned.max()), int(members.min()), int(members.max())), costs
 
 
