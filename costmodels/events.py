@@ -152,6 +152,7 @@ class _Engine:
             for other in after:
                 self.followers[other].append(task)
         self.left_s = [routes[0].work_s for routes in graph.routes]
+        self.uses = [routes[0].uses for routes in graph.routes]
         self.rate = [0.0] * num_tasks
         self.since_s = [0.0] * num_tasks
         self.version = [0] * num_tasks
@@ -159,6 +160,7 @@ class _Engine:
         self.on_resource: list[set[int]] = [set() for _ in capacity]
         num_devices = 1 + max((device for devices in graph.devices for device in devices), default=NOTHING)
         self.on_device: list[set[int]] = [set() for _ in range(num_devices)]
+        self.known_rates: dict[tuple[tuple[int, ...], tuple[float, ...]], list[float]] = {}
         self.heap: list[tuple[float, int, int, int]] = []
         self.num_pushed = 0
 
@@ -220,28 +222,23 @@ class _Engine:
                 self.waited_for[follower] = task
                 self._begin(follower, now_s)
 
-    def _uses(self, task: int) -> Uses:
-        return self.graph.routes[task][self.route[task]].uses
-
     def _enter(self, task: int) -> None:
-        for resource, _ in self._uses(task):
+        for resource, _ in self.uses[task]:
             self.on_resource[resource].add(task)
         for device in self.graph.devices[task]:
             self.on_device[device].add(task)
 
     def _leave(self, task: int) -> None:
-        for resource, _ in self._uses(task):
+        for resource, _ in self.uses[task]:
             self.on_resource[resource].discard(task)
         for device in self.graph.devices[task]:
             self.on_device[device].discard(task)
 
     def _beside(self, task: int) -> set[int]:
         """The other tasks at work on its links and devices."""
-        found: set[int] = set()
-        for resource, _ in self._uses(task):
-            found |= self.on_resource[resource]
-        for device in self.graph.devices[task]:
-            found |= self.on_device[device]
+        places = [self.on_resource[resource] for resource, _ in self.uses[task]]
+        places += [self.on_device[device] for device in self.graph.devices[task]]
+        found = set().union(*[place for place in places if len(place) > 1 or task not in place])
         found.discard(task)
         return found
 
@@ -251,13 +248,13 @@ class _Engine:
         if len(routes) == 1:
             return
         needs_s = []
-        for number, route in enumerate(routes):
-            self.route[task] = number
+        for route in routes:
+            self.uses[task] = route.uses
             members = self._component(task)
             rate = self._rates(members)[members.index(task)]
             needs_s.append(route.work_s / rate if rate > 0 else np.inf)
         self.route[task] = int(np.argmin(needs_s))
-        self.left_s[task] = routes[self.route[task]].work_s
+        self.left_s[task], self.uses[task] = routes[self.route[task]]
 
     def _component(self, task: int) -> list[int]:
         """The task and all whose rates its own may change."""
@@ -271,15 +268,21 @@ class _Engine:
         return sorted(found)
 
     def _rates(self, members: Sequence[int]) -> list[float]:
-        limits = []
-        for task in members:
-            others = max((len(self.on_device[device] - {task}) for device in self.graph.devices[task]), default=0)
-            limits.append(1.0 / (1.0 + self.harm * others))
-        return fair_rates([self._uses(task) for task in members], limits, self.capacity)
+        """Rates of tasks that share links and devices; the same few constellations return again and again."""
+        limits = [1.0] * len(members)
+        if self.harm:
+            for at, task in enumerate(members):
+                others = max((len(self.on_device[device] - {task}) for device in self.graph.devices[task]), default=0)
+                limits[at] = 1.0 / (1.0 + self.harm * others)
+        uses = [self.uses[task] for task in members]
+        key = (tuple(map(id, uses)), tuple(limits))
+        if key not in self.known_rates:
+            self.known_rates[key] = fair_rates(uses, limits, self.capacity)
+        return self.known_rates[key]
 
     def _rate_alone(self, task: int) -> float:
         """The same where nothing is at work beside it."""
-        return min([1.0, *(self.capacity[resource] / amount for resource, amount in self._uses(task) if amount > 0)])
+        return min([1.0, *(self.capacity[resource] / amount for resource, amount in self.uses[task] if amount > 0)])
 
     def _share(self, task: int, now_s: float) -> list[int]:
         """Gives new rates to the task and all around it; returns these."""

@@ -185,6 +185,8 @@ class _Writer:
         self.ends: dict[tuple[int, int, int, int], int] = {}
         """The last task of a pass, by kind of replicas, kind of pass, micro-batch and virtual stage."""
         self.begins: dict[tuple[int, int, int, int], int] = {}
+        self.routes: dict[tuple[int, int, Kind, int, int, float], Route] = {}
+        """What some pieces of one pass take; alike for all micro-batches."""
         self.before: dict[int, int] = {}
         """What runs on a stage before the first task of a pass."""
         self.computed: dict[tuple[int, int, int], list[int]] = {}
@@ -291,7 +293,7 @@ class _Writer:
         key = (kind, pass_kind, micro_batch, virtual)
         devices = (self._device(kind, stage),)
         order = list(work.order(chunk, pass_kind))
-        is_whole = not needs and not (is_last and self._reduces(stage))
+        is_whole = not order or (not needs and not (is_last and self._reduces(stage)))
         begins_s = work.begins_s
         self.begins[key] = len(self.graph)
         self.before[len(self.graph)] = last
@@ -317,6 +319,14 @@ class _Writer:
         Its collectives alternate with kernels, many times in the life of what else is on their links: it takes its mean
         share of these. At that share both slow down as they do if each collective in turn shares the link.
         """
+        key = (kind, stage, pass_kind, chunk, pieces[0] if len(pieces) == 1 else -1, begins_s)
+        if key not in self.routes:
+            self.routes[key] = self._route(kind, stage, pass_kind, chunk, pieces, begins_s)
+        return self.routes[key]
+
+    def _route(
+        self, kind: int, stage: int, pass_kind: Kind, chunk: int, pieces: Sequence[int], begins_s: float
+    ) -> Route:
         work = self.stages[kind][stage]
         seconds = begins_s + sum(work.piece_s(chunk, at, pass_kind) for at in pieces)
         uses: list[tuple[int, float]] = []
@@ -360,6 +370,7 @@ class _Writer:
         if num_virtual == 1:
             return
         waits = self.config.vpp > 1 and not self.runtime.overlaps_p2p
+        uses: dict[tuple[int, int], Uses] = {}
         for (replicas, number, micro_batch, virtual), begin in list(self.begins.items()):
             if replicas != kind:
                 continue
@@ -381,13 +392,13 @@ class _Writer:
                 continue
             work = self.stages[kind][stage]
             message = work.forward_hop if is_forward else work.backward_hop
-            uses = (
-                (self._resource(kind, stage, message.link, OUT), 1.0),
-                (self._resource(kind, to, message.link, IN), 1.0),
-            )
+            way = (stage, to)
+            if way not in uses:
+                ends = ((stage, OUT), (to, IN))
+                uses[way] = tuple((self._resource(kind, end, message.link, side), 1.0) for end, side in ends)
             after = [sent, self.before[begin]] if waits else [sent]
             label = Label(Role.HOP, kind, stage, number, micro_batch, sender)
-            self.graph.wait(begin, self._message(label, message, uses, (), after))
+            self.graph.wait(begin, self._message(label, message, uses[way], (), after))
 
     def _reductions(self, stage: int) -> list[int]:
         """Reduces the gradients of a stage; the tasks that end it."""

@@ -28,25 +28,33 @@ def fair_rates(uses: Sequence[Uses], limits: Sequence[float], capacity: Mapping[
         limits: The most that each may have; 1 where nothing but the links hold it back.
         capacity: Of every resource.
     """
-    rates = [0.0] * len(uses)
-    left = {resource: capacity[resource] for crossed in uses for resource, _ in crossed}
-    is_open = set(range(len(uses)))
+    wanted: dict[int, float] = {}
+    for crossed, limit in zip(uses, limits, strict=True):
+        for resource, amount in crossed:
+            wanted[resource] = wanted.get(resource, 0.0) + amount * limit
+    scarce = {resource for resource, amount in wanted.items() if amount > capacity[resource] * _ROUNDING}
+    if not scarce:
+        return list(limits)
+    rates = list(limits)
+    left = {resource: capacity[resource] for resource in scarce}
+    crossing = [tuple(use for use in crossed if use[0] in scarce) for crossed in uses]
+    is_open = {transfer for transfer, crossed in enumerate(crossing) if crossed}
     while is_open:
-        wanted: dict[int, float] = {}
+        amounts = dict.fromkeys(scarce, 0.0)
         for transfer in is_open:
-            for resource, amount in uses[transfer]:
-                wanted[resource] = wanted.get(resource, 0.0) + amount
-        shares = {resource: left[resource] / amount for resource, amount in wanted.items() if amount > 0}
-        fair = min([*shares.values(), *(limits[transfer] for transfer in is_open)])
-        full = {resource for resource, share in shares.items() if share <= fair * _ROUNDING}
+            for resource, amount in crossing[transfer]:
+                amounts[resource] += amount
+        shares = {resource: left[resource] / amount for resource, amount in amounts.items() if amount > 0}
+        fair = min(*shares.values(), *(limits[transfer] for transfer in is_open)) * _ROUNDING
+        full = {resource for resource, share in shares.items() if share <= fair}
         settled = [
             transfer
             for transfer in is_open
-            if limits[transfer] <= fair * _ROUNDING or any(resource in full for resource, _ in uses[transfer])
+            if limits[transfer] <= fair or any(resource in full for resource, _ in crossing[transfer])
         ]
         for transfer in settled:
-            rates[transfer] = fair
-            for resource, amount in uses[transfer]:
-                left[resource] = max(left[resource] - fair * amount, 0.0)
+            rates[transfer] = min(fair / _ROUNDING, limits[transfer])
+            for resource, amount in crossing[transfer]:
+                left[resource] = max(left[resource] - rates[transfer] * amount, 0.0)
         is_open.difference_update(settled)
     return rates

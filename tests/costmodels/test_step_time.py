@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from costmodels.breakdown import BREAKDOWN
 from costmodels.kernels import kernel_s
 from costmodels.memory import MemoryEstimate
 from costmodels.parallel import ParallelConfig
 from costmodels.placement import place
 from costmodels.runtime import find_runtime
-from costmodels.breakdown import BREAKDOWN
 from costmodels.step_time import estimate_step, model_flops_utilisation
 from hardware.cluster import cluster_from_mapping, find_cluster
 from hardware.collectives import all_gather_s, send_recv_s

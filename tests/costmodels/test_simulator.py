@@ -1,0 +1,183 @@
+"""The event simulator: where it must agree with the closed form, and where it must not."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from costmodels.assignment import Assignment
+from costmodels.breakdown import BREAKDOWN
+from costmodels.parallel import ParallelConfig
+from costmodels.passes import Kind
+from costmodels.runtime import find_runtime, runtime_names
+from costmodels.simulator import Role, simulate_step
+from costmodels.step_time import estimate_step
+from hardware.cluster import cluster_from_mapping, find_cluster
+from tests.costmodels.random_settings import cases, grid_of, job_of
+
+MEGATRON = find_runtime("megatron-core")
+TWO_KINDS = cluster_from_mapping(
+    {"groups": [{"name": "dgx-h100", "hosts": 1}, {"name": "dgx-a100", "hosts": 1}]}, Path()
+)
+
+
+def simulated(case_or_job, cluster, runtime, config, **rest):
+    """A simulated step's time."""
+    return simulate_step(case_or_job, cluster, runtime, config, **rest).step_time_s
+
+
+def closed_form(job, cluster, runtime, config):
+    """The closed form's step time."""
+    return float(estimate_step(job, cluster, runtime, grid_of(config)).step_time_s[0])
+
+
+@given(
+    runtime=st.sampled_from(runtime_names()),
+    pp=st.sampled_from([1, 2, 4]),
+    vpp=st.sampled_from([1, 2, 4]),
+    rounds=st.integers(4, 12),
+    mbs=st.sampled_from([1, 2]),
+    recompute=st.sampled_from(["none", "selective", "full"]),
+)
+@settings(max_examples=60, deadline=None)
+def test_equal_stages_without_contention_agree_with_the_closed_form(runtime, pp, vpp, rounds, mbs, recompute):
+    """Within 2%: stages of equal layers on hosts of their own, next to no vocabulary, one replica.
+
+    Of messages that do not run beside compute, the closed form counts those of all chunks while the pipeline fills; and
+    it hides no traffic beside products that are recomputed.
+    """
+    profile = find_runtime(runtime)
+    assume(vpp == 1 or (pp > 1 and profile.overlaps_p2p))
+    assume(recompute != "full" or not profile.overlaps_tensor)
+    profile = replace(profile, layer_padding=1, residuals=(), stalled_hosts=0)
+    job = job_of("llama3-8b", batch=rounds * pp * mbs, vocab_size=64)
+    cluster = find_cluster("dgx-h100", hosts=pp)
+    config = ParallelConfig(pp=pp, tp=8, vpp=vpp, mbs=mbs, recompute=recompute, sequence_parallel=True, zero_stage=0)
+
+    assert simulated(job, cluster, profile, config) == pytest.approx(
+        closed_form(job, cluster, profile, config), rel=0.02
+    )
+
+
+@given(cases(max_configs=1), st.sampled_from(["1f1b", "gpipe", "zero-bubble"]))
+@settings(max_examples=60, deadline=None)
+def test_every_configuration_can_be_simulated(case, schedule):
+    """Parts are never negative and add up, and no stage's own passes are longer than the step."""
+    config = case.grid.config(0)
+    micro_batches = case.job.global_batch_size // (config.dp * config.mbs)
+    assume(micro_batches * config.pp * config.vpp <= 2000)
+    rounds = max(micro_batches // config.pp, 1)
+    assume(config.vpp == 1 or (schedule == "1f1b" and micro_batches % rounds == 0))
+    found = simulate_step(case.job, case.cluster, case.runtime, config, schedule=schedule)
+
+    assert tuple(found.breakdown_s) == BREAKDOWN
+    assert min(found.breakdown_s.values()) >= -1e-9 * found.step_time_s
+    assert sum(found.breakdown_s.values()) == pytest.approx(found.step_time_s)
+    assert np.isfinite(found.timeline.end_s).all()
+    for works, kind in zip(found.stages, found.replicas, strict=True):
+        busiest_s = max(sum(work.parts_s().values()) for work in works)
+        assert found.step_time_s >= kind.micro_batches * busiest_s * (1 - 1e-9)
+
+
+def test_replicas_that_are_alike_are_simulated_once():
+    """Eight times the replicas on eight times the hosts make no more tasks."""
+    config = ParallelConfig(pp=2, tp=8, dp=2)
+    few = simulate_step(job_of(batch=32), find_cluster("dgx-h100", hosts=4), MEGATRON, config)
+    many = simulate_step(job_of(batch=256), find_cluster("dgx-h100", hosts=32), MEGATRON, replace(config, dp=16))
+
+    assert len(many.labels) == len(few.labels)
+    assert [kind.count for kind in many.replicas] == [16]
+
+
+def test_an_unlike_replica_sets_the_pace_and_less_work_helps_it():
+    """Of two replicas the A100's ends last; with fewer micro-batches for it the step ends sooner.
+
+    No sooner than a perfect split would have it, which is (1 + r) / 2 times as fast for times in the ratio r.
+    """
+    job, config = job_of(batch=48), ParallelConfig(tp=8, dp=2)
+    even = simulate_step(job, TWO_KINDS, MEGATRON, config)
+    fast_s, slow_s = (sum(works[0].parts_s().values()) for works in even.stages)
+    ratio = slow_s / fast_s
+    share = round(48 / (1 + 1 / ratio))
+    uneven = simulate_step(job, TWO_KINDS, MEGATRON, config, assignment=Assignment(micro_batches=(share, 48 - share)))
+
+    assert len(even.replicas) == 2
+    assert ratio > 1.5
+    assert even.step_time_s >= 24 * slow_s
+    gain = even.step_time_s / uneven.step_time_s
+    assert 0.9 * (1 + ratio) / 2 < gain <= (1 + ratio) / 2
+
+
+def test_fewer_layers_on_the_slow_stage_help():
+    """A pipeline over H100 and A100 is faster when the A100's stage holds fewer of the layers."""
+    job, config = job_of(batch=32), ParallelConfig(pp=2, tp=8)
+    even = simulated(job, TWO_KINDS, MEGATRON, config)
+    uneven = simulated(job, TWO_KINDS, MEGATRON, config, assignment=Assignment(layers=(22, 10)))
+
+    assert uneven < 0.8 * even
+
+
+def test_the_order_of_hosts_decides_who_has_the_head():
+    """With the head's layers on the fast host, and as many layers on either, a step is shorter."""
+    job, config = job_of(batch=32), ParallelConfig(pp=2, tp=8)
+    head_on_slow = simulated(job, TWO_KINDS, MEGATRON, config)
+    head_on_fast = simulated(job, TWO_KINDS, MEGATRON, config, assignment=Assignment(hosts=(1, 0)))
+
+    assert head_on_fast < head_on_slow
+
+
+def test_recomputing_some_layers_costs_their_forward_pass():
+    """Half of the layers recomputed in full cost half of what all of them cost."""
+    job, cluster = job_of(batch=64), find_cluster("dgx-h100")
+    config = ParallelConfig(tp=8)
+    none = simulated(job, cluster, MEGATRON, config)
+    half = simulated(job, cluster, MEGATRON, config, assignment=Assignment(recomputed=(16,)))
+    full = simulated(job, cluster, MEGATRON, replace(config, recompute="full"))
+
+    assert half - none == pytest.approx(0.5 * (full - none), rel=0.02)
+
+
+def test_zero_bubble_and_chunks_shorten_the_bubble():
+    """With few micro-batches, ZB-H1 and interleaving beat 1F1B, which GPipe equals in time.
+
+    With tp it may be otherwise: traffic that 1F1B hides beside the weights' gradients has nothing beside it in ZB-H1.
+    """
+    job, cluster = job_of(batch=8, vocab_size=64), find_cluster("dgx-h100")
+    config = ParallelConfig(pp=8)
+    plain = simulated(job, cluster, MEGATRON, config)
+
+    assert simulated(job, cluster, MEGATRON, config, schedule="gpipe") == pytest.approx(plain, rel=0.02)
+    assert simulated(job, cluster, MEGATRON, config, schedule="zero-bubble") < 0.95 * plain
+    assert simulated(job, cluster, MEGATRON, replace(config, vpp=4)) < 0.9 * plain
+
+
+def test_gradients_and_messages_share_a_nic():
+    """While gradients leave for other hosts, a stage's messages over the same NIC take longer than alone."""
+    job, cluster = job_of(batch=16), find_cluster("v100-pcie", hosts=4)
+    config = ParallelConfig(pp=2, tp=8, dp=2, zero_stage=1)
+    job = replace(job, precision="fp16")
+    found = simulate_step(job, cluster, MEGATRON, config)
+    hops = [task for task, label in enumerate(found.labels) if label.role == Role.HOP]
+    seconds = found.timeline.end_s[hops] - found.timeline.start_s[hops]
+
+    assert seconds.max() > 1.5 * seconds.min()
+
+
+def test_a_later_stage_reduces_its_gradients_in_the_bubble():
+    """The last stage's gradients are on their way while the first stage still computes."""
+    found = simulate_step(
+        job_of(batch=32), find_cluster("dgx-h100", hosts=8), MEGATRON, ParallelConfig(pp=4, tp=8, dp=2)
+    )
+    reduced_s = {
+        label.stage: found.timeline.end_s[task] for task, label in enumerate(found.labels) if label.role == Role.REDUCE
+    }
+    last_pass_s = max(
+        found.timeline.end_s[task]
+        for task, label in enumerate(found.labels)
+        if label.role == Role.PASS and label.stage == 0 and label.kind == Kind.BACKWARD
+    )
+
+    assert reduced_s[3] < last_pass_s < reduced_s[0]
