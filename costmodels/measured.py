@@ -474,7 +474,7 @@ def _config(row: _Row) -> ParallelConfig:
         )
     try:
         return ParallelConfig(
-            **known,
+            **known,  # type: ignore[arg-type] # known degrees, all of them integers
             recompute=mode,
             zero_stage=zero_stage,
             sequence_parallel=bool(sequence_parallel),

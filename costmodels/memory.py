@@ -15,7 +15,7 @@ query and head (Dao 2023) instead of 5 a s / h.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import numpy as np
@@ -89,6 +89,14 @@ class MemoryEstimate:
     peak_bytes: FloatArray
     parts_bytes: dict[str, FloatArray]
     capacity_bytes: FloatArray
+
+    def take(self, index: IntArray) -> MemoryEstimate:
+        """The estimates at the positions `index`."""
+        return MemoryEstimate(
+            peak_bytes=self.peak_bytes[index],
+            parts_bytes={part: values[index] for part, values in self.parts_bytes.items()},
+            capacity_bytes=self.capacity_bytes[index],
+        )
 
     def peak_as(self, meaning: MemoryMeaning) -> FloatArray:
         """The peak as a source counts it [n]: tensors `allocated`, memory `reserved` for them, all on the `device`."""
@@ -297,12 +305,35 @@ def estimate_memory(
     job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile, grid: ConfigGrid, *, stage: WhichStage = "fullest"
 ) -> MemoryEstimate:
     """Peak memory of every configuration, by part, on the fullest stage, or on the one that a source reports."""
-    shapes, shape_of = unique_shapes(grid)
-    passes = _Passes(job, runtime, shapes)
-    num_micro_batches = job.global_batch_size // (grid.dp * grid.mbs)
-    memory_bytes = [float(device.memory_bytes) for device in cluster.devices]
     parts = {part: np.zeros(len(grid)) for part in MEMORY_PARTS}
     capacity = np.zeros(len(grid))
+    for hosts, at in grid.by_host_order():
+        ordered = cluster.reordered(hosts)
+        own = grid if len(at) == len(grid) else grid.take(at)
+        for part, values in _parts_bytes(job, ordered, runtime, own, stage).items():
+            (capacity if part == _CAPACITY else parts[part])[at] = values
+    return MemoryEstimate(peak_bytes=np.asarray(sum(parts.values())), parts_bytes=parts, capacity_bytes=capacity)
+
+
+_CAPACITY = "capacity"
+
+
+def _parts_bytes(
+    job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile, grid: ConfigGrid, stage: WhichStage
+) -> dict[str, FloatArray]:
+    """The parts of the fullest stage, and the memory of its smallest device as _CAPACITY, each [n].
+
+    The hosts of the cluster stand in the order of the ranks. Of replicas that run unequal numbers of micro-batches the
+    busiest ones hold the most.
+    """
+    shapes, shape_of = unique_shapes(grid)
+    passes = _Passes(job, runtime, shapes, has_recomputed=grid.has_recomputed)
+    num_micro_batches = job.global_batch_size // (grid.dp * grid.mbs)
+    if not grid.is_even:
+        most = np.array([max(one.micro_batches, default=0) for one in grid.assignments])[grid.assignment]
+        num_micro_batches = np.where(most > 0, most, num_micro_batches)
+    memory_bytes = [float(device.memory_bytes) for device in cluster.devices]
+    parts = {part: np.zeros(len(grid)) for part in (*MEMORY_PARTS, _CAPACITY)}
     for pipeline in pipelines(job, cluster, runtime, grid).each:
         stages, at = pipeline.stages, pipeline.at
         # of stages of one kind the first holds the most micro-batches
@@ -316,8 +347,8 @@ def estimate_memory(
         chosen = np.ravel_multi_index((fullest, np.arange(len(at))), share.shape)
         for part, values in needed.items():
             parts[part][at] = values.take(chosen)
-        capacity[at] = smallest[fullest, 0]
-    return MemoryEstimate(peak_bytes=np.asarray(sum(parts.values())), parts_bytes=parts, capacity_bytes=capacity)
+        parts[_CAPACITY][at] = smallest[fullest, 0]
+    return parts
 
 
 def _is_wanted(stages: StageKinds, stage: WhichStage) -> NDArray[np.bool_]:
@@ -411,9 +442,11 @@ def _ends(job: TrainingJob, runtime: RuntimeProfile, shapes: ConfigGrid) -> _End
 class _Passes:
     """What the passes of micro-batches keep; computed once per shape row [u]."""
 
-    def __init__(self, job: TrainingJob, runtime: RuntimeProfile, shapes: ConfigGrid) -> None:
+    def __init__(self, job: TrainingJob, runtime: RuntimeProfile, shapes: ConfigGrid, *, has_recomputed: bool) -> None:
         self.runtime = runtime
         self.layers = layer_activations(job, runtime, shapes)
+        full = np.full(len(shapes), RECOMPUTE_MODES.index("full"))
+        self.again = layer_activations(job, runtime, replace(shapes, recompute=full)) if has_recomputed else self.layers
         self.ends = _ends(job, runtime, shapes)
 
     def parts(self, stages: StageKinds, in_flight: FloatArray, row: IntArray) -> dict[str, FloatArray]:
@@ -421,7 +454,9 @@ class _Passes:
         dynamic = self._dynamic(stages, in_flight, row)
         slack = self.runtime.activation_slack * np.asarray(sum(dynamic.values()))
         if self.runtime.gathered_share:
-            gathered = self.layers.gathered[row] * stages.held(Block.ATTENTION) * in_flight
+            once, again = stages.held(Block.ATTENTION), stages.held_again(Block.ATTENTION)
+            gathered = self.layers.gathered[row] * (once - again) + self.again.gathered[row] * again
+            gathered = gathered * in_flight
             slack = slack + self.runtime.gathered_share * gathered
         overhead = np.full(slack.shape, float(self.runtime.memory_overhead_bytes))
         return dynamic | {"fragmentation": slack, "overhead": overhead}
@@ -430,9 +465,17 @@ class _Passes:
         """Activations, logits and buffers at the fullest of the three moments [c, k]."""
         layers, ends = self.layers.take(row), self.ends.take(row)
         num_dense, num_moe = stages.held(Block.DENSE_MLP), stages.held(Block.MOE_MLP)
-        one = layers.dense * num_dense + layers.moe * num_moe
+        dense_again, moe_again = stages.held_again(Block.DENSE_MLP), stages.held_again(Block.MOE_MLP)
+        one = layers.dense * (num_dense - dense_again) + layers.moe * (num_moe - moe_again)
+        working = np.maximum(
+            layers.dense_working * (num_dense > dense_again), layers.moe_working * (num_moe > moe_again)
+        )
+        if stages.again.any():
+            again = self.again.take(row)
+            one = one + again.dense * dense_again + again.moe * moe_again
+            working = np.maximum(working, again.dense_working * (dense_again > 0))
+            working = np.maximum(working, again.moe_working * (moe_again > 0))
         kept = one * in_flight
-        working = np.maximum(layers.dense_working * (num_dense > 0), layers.moe_working * (num_moe > 0))
         gradient = np.maximum(layers.dense_gradient * (num_dense > 0), layers.moe_gradient * (num_moe > 0))
         logits, beside_logits = (values * stages.held(Block.HEAD) for values in (ends.logits, ends.beside_logits))
         table = ends.table_gradient * stages.held(Block.EMBEDDING)

@@ -12,12 +12,16 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodels.assignment import ASSIGNMENT_FIELDS, EVEN, Assignment, parse_assignment, parse_numbers
 from hardware.errors import ConfigError, did_you_mean
 
 DEGREES = ("pp", "tp", "dp", "cp", "up", "vpp", "ep", "mbs")
 RECOMPUTE_MODES = ("none", "selective", "full")
 ZERO_STAGES = (0, 1, 2, 3)
-FURTHER_DIMENSIONS = ("recompute", "zero_stage", "sequence_parallel", "expert_tp", "dp_shard")
+ENUMERATED_DIMENSIONS = ("recompute", "zero_stage", "sequence_parallel", "expert_tp", "dp_shard")
+"""Further dimensions whose values are combined with those of all others."""
+FURTHER_DIMENSIONS = (*ENUMERATED_DIMENSIONS, "assignment")
+"""All of them; an assignment is planned for each combination."""
 
 IntArray = NDArray[np.int64]
 Value = int | str | bool
@@ -41,6 +45,7 @@ class ParallelConfig:
         sequence_parallel: Whether norms and residuals are split along the sequence over tp.
         expert_tp: Tensor parallel degree of the experts; 0 is that of the rest, tp.
         dp_shard: Data parallel ranks over which ZeRO shards; the others hold copies (HSDP). 0 is all of dp.
+        assignment: Uneven layers, micro-batches and hosts; as text it is read.
     """
 
     pp: int = 1
@@ -56,6 +61,7 @@ class ParallelConfig:
     sequence_parallel: bool = True
     expert_tp: int = 0
     dp_shard: int = 0
+    assignment: Assignment = EVEN
 
     def __post_init__(self) -> None:
         """Refuses values that no study could mean."""
@@ -78,6 +84,8 @@ class ParallelConfig:
                 raise ConfigError("must be a whole number of at least 0", key=name, value=value)
         if type(self.sequence_parallel) is not bool:
             raise ConfigError("must be true or false", key="sequence_parallel", value=self.sequence_parallel)
+        if isinstance(self.assignment, str):  # as studies keep it
+            object.__setattr__(self, "assignment", parse_assignment(self.assignment))
 
     @property
     def num_devices(self) -> int:
@@ -86,11 +94,12 @@ class ParallelConfig:
 
     def values(self, dimensions: Iterable[str] = DEGREES) -> dict[str, Value]:
         """The named dimensions and their values, in the order of `dimensions`."""
-        return {name: getattr(self, name) for name in dimensions}
+        return {name: str(self.assignment) if name == "assignment" else getattr(self, name) for name in dimensions}
 
     def __str__(self) -> str:
         """The form that `--config` takes, degrees of 1 included."""
-        return ",".join(f"{name}={getattr(self, name)}" for name in DEGREES)
+        degrees = ",".join(f"{name}={getattr(self, name)}" for name in DEGREES)
+        return f"{degrees},{self.assignment}" if self.assignment else degrees
 
 
 def parse_config(text: str, defaults: Mapping[str, Value], *, option: str = "--config") -> ParallelConfig:
@@ -100,23 +109,27 @@ def parse_config(text: str, defaults: Mapping[str, Value], *, option: str = "--c
         ConfigError: an entry is not `name=value`, names no dimension, or its value is out of range; it names `option`.
     """
     values: dict[str, Value] = dict(defaults)
+    uneven: dict[str, tuple[int, ...]] = {}
     seen: set[str] = set()
     for entry in filter(None, (part.strip() for part in text.split(","))):
         name, equals, value = (part.strip() for part in entry.partition("="))
         if not equals:
             raise ConfigError("must read name=value", key=option, value=entry, nearest="for example pp=4,tp=2")
-        if name not in DEGREES + FURTHER_DIMENSIONS:
+        known = DEGREES + ENUMERATED_DIMENSIONS + ASSIGNMENT_FIELDS
+        if name not in known:
             raise ConfigError(
-                "is no dimension of a configuration",
-                key=option,
-                value=name,
-                nearest=did_you_mean(name, DEGREES + FURTHER_DIMENSIONS),
+                "is no dimension of a configuration", key=option, value=name, nearest=did_you_mean(name, known)
             )
         if name in seen:
             raise ConfigError("is given twice", key=f"{option} {name}", value=value)
         seen.add(name)
-        values[name] = _parse_value(name, value, option)
+        if name in ASSIGNMENT_FIELDS:
+            uneven[name] = parse_numbers(value, f"{option} {name}")
+        else:
+            values[name] = _parse_value(name, value, option)
     try:
+        if uneven:
+            values["assignment"] = str(Assignment(**uneven))
         return ParallelConfig(**values)  # type: ignore[arg-type] # the values' types are checked by ParallelConfig
     except ConfigError as error:
         raise error.under(option) from None
@@ -139,7 +152,8 @@ def _parse_value(name: str, text: str, option: str) -> Value:
 class ConfigGrid:
     """n configurations as arrays of shape [n], one per dimension.
 
-    `recompute` holds indices into RECOMPUTE_MODES. `opened` names the further dimensions that a study searches.
+    `recompute` holds indices into RECOMPUTE_MODES, `assignment` those into `assignments`, whose first one is EVEN.
+    `opened` names the further dimensions that a study searches.
     """
 
     pp: IntArray
@@ -155,6 +169,8 @@ class ConfigGrid:
     sequence_parallel: NDArray[np.bool_]
     expert_tp: IntArray
     dp_shard: IntArray
+    assignment: IntArray
+    assignments: tuple[Assignment, ...] = (EVEN,)
     opened: tuple[str, ...] = ()
 
     def __len__(self) -> int:
@@ -176,10 +192,27 @@ class ConfigGrid:
         """The names that identify a candidate: the eight degrees and the opened dimensions."""
         return DEGREES + self.opened
 
+    @property
+    def is_even(self) -> bool:
+        """Whether nothing is uneven."""
+        return len(self.assignments) == 1
+
+    @property
+    def has_recomputed(self) -> bool:
+        """Whether some layers run again in full apart from what `recompute` says."""
+        return any(self.assignments[code].recomputed for code in np.unique(self.assignment).tolist())
+
+    def by_host_order(self) -> list[tuple[tuple[int, ...], IntArray]]:
+        """The orders of hosts and the positions of the configurations that have each."""
+        orders: dict[tuple[int, ...], int] = {}
+        number = np.array([orders.setdefault(one.hosts, len(orders)) for one in self.assignments])[self.assignment]
+        found = [(order, np.flatnonzero(number == at)) for order, at in orders.items()]
+        return [(order, at) for order, at in found if len(at)]
+
     def take(self, index: NDArray[np.int64] | NDArray[np.bool_]) -> ConfigGrid:
         """The configurations at `index` (positions, or a mask of shape [n])."""
-        arrays = {f.name: getattr(self, f.name)[index] for f in fields(self) if f.name != "opened"}
-        return ConfigGrid(**arrays, opened=self.opened)
+        arrays = {name: getattr(self, name)[index] for name in _COLUMNS}
+        return ConfigGrid(**arrays, assignments=self.assignments, opened=self.opened)
 
     def config(self, position: int) -> ParallelConfig:
         """The configuration at one position."""
@@ -191,6 +224,7 @@ class ConfigGrid:
             sequence_parallel=bool(self.sequence_parallel[position]),
             expert_tp=int(self.expert_tp[position]),
             dp_shard=int(self.dp_shard[position]),
+            assignment=self.assignments[self.assignment[position]],
         )
 
     def values(self, position: int) -> dict[str, Value]:
@@ -203,16 +237,18 @@ class ConfigGrid:
 
     def positions(self) -> dict[tuple[Value, ...], int]:
         """Where each candidate stands, by the values of `dimensions`."""
-        columns = [
-            [RECOMPUTE_MODES[code] for code in self.recompute] if name == "recompute" else getattr(self, name).tolist()
-            for name in self.dimensions
-        ]
+        spellings = {"recompute": RECOMPUTE_MODES, "assignment": [str(assignment) for assignment in self.assignments]}
+        columns: list[list[Value]] = []
+        for name in self.dimensions:
+            column = getattr(self, name).tolist()
+            columns.append([spellings[name][code] for code in column] if name in spellings else column)
         return {key: position for position, key in enumerate(zip(*columns, strict=True))}
 
     @classmethod
     def from_configs(cls, configs: Sequence[ParallelConfig], opened: tuple[str, ...] = ()) -> ConfigGrid:
         """The grid of the given configurations, in their order."""
         degrees = {name: np.array([getattr(c, name) for c in configs], dtype=np.int64) for name in DEGREES}
+        numbers = {EVEN: 0}
         return cls(
             **degrees,
             recompute=np.array([RECOMPUTE_MODES.index(c.recompute) for c in configs], dtype=np.int64),
@@ -220,13 +256,20 @@ class ConfigGrid:
             sequence_parallel=np.array([c.sequence_parallel for c in configs], dtype=np.bool_),
             expert_tp=np.array([c.expert_tp for c in configs], dtype=np.int64),
             dp_shard=np.array([c.dp_shard for c in configs], dtype=np.int64),
+            assignment=np.array([numbers.setdefault(c.assignment, len(numbers)) for c in configs], dtype=np.int64),
+            assignments=tuple(numbers),
             opened=opened,
         )
+
+
+_COLUMNS = tuple(field.name for field in fields(ConfigGrid) if field.name not in ("assignments", "opened"))
 
 
 def concatenate(grids: Sequence[ConfigGrid]) -> ConfigGrid:
     """The configurations of several grids one after the other; all open the same dimensions."""
     assert len({grid.opened for grid in grids}) == 1, "grids that open different dimensions are different spaces"
-    names = [f.name for f in fields(ConfigGrid) if f.name != "opened"]
-    arrays = {name: np.concatenate([getattr(grid, name) for grid in grids]) for name in names}
-    return ConfigGrid(**arrays, opened=grids[0].opened)
+    arrays = {name: np.concatenate([getattr(grid, name) for grid in grids]) for name in _COLUMNS}
+    numbers = {EVEN: 0}
+    codes = [np.array([numbers.setdefault(one, len(numbers)) for one in grid.assignments]) for grid in grids]
+    arrays["assignment"] = np.concatenate([code[grid.assignment] for code, grid in zip(codes, grids, strict=True)])
+    return ConfigGrid(**arrays, assignments=tuple(numbers), opened=grids[0].opened)

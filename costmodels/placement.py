@@ -17,7 +17,7 @@ from costmodels.job import TrainingJob
 from costmodels.operators import BLOCKS, Block, FloatArray, local_kv_size
 from costmodels.parallel import ConfigGrid, IntArray
 from costmodels.runtime import RuntimeProfile
-from costmodels.schedules import assign_layers
+from costmodels.schedules import StageLayers, assign_layers
 from hardware.cluster import Cluster, GroupLinks
 from hardware.distinct import distinct_rows
 
@@ -60,16 +60,16 @@ def place(cluster: Cluster, grid: ConfigGrid) -> Groups:
     return Groups(all_hosts=cluster.num_hosts, **dict(zip(_extents(grid), links, strict=True)))
 
 
-def place_replica(cluster: Cluster, grid: ConfigGrid, ranks: IntArray, stage: int, replica: int) -> Groups:
+def place_replica(cluster: Cluster, grid: ConfigGrid, stage: int, replica: int) -> Groups:
     """The groups of the one configuration in `grid` as one replica of one stage sees them.
 
     Args:
         cluster: Where.
         grid: One configuration.
-        ranks: The rank of the cluster that stands for each rank of the configuration [devices].
         stage: Number of the stage.
         replica: Number of the data parallel replica.
     """
+    ranks = np.arange(cluster.num_devices)
     of_stage = ranks.reshape(int(grid.pp[0]), -1)[stage]
     of_replica = of_stage.reshape(int(grid.dp[0]), -1)[replica]
     of_pipeline = ranks.reshape(int(grid.pp[0]), int(grid.dp[0]), -1)[:, replica].ravel()
@@ -121,6 +121,7 @@ class StageKinds:
 
     Attributes:
         blocks: Blocks that a stage of each kind holds [c, len(BLOCKS)].
+        again: Those of them that run again in full, whatever the configuration recomputes [c, len(BLOCKS)].
         has_device: Whether some of its ranks stand on each of `cluster.devices` [c, d].
         count: Stages of each kind [c].
         first: Number of the first of them [c].
@@ -128,6 +129,7 @@ class StageKinds:
     """
 
     blocks: FloatArray
+    again: FloatArray
     has_device: NDArray[np.bool_]
     count: IntArray
     first: IntArray
@@ -136,6 +138,21 @@ class StageKinds:
     def held(self, block: Block) -> FloatArray:
         """How many such blocks a stage of each kind holds [c, 1]."""
         return self.blocks[:, [BLOCKS.index(block)]]
+
+    def held_again(self, block: Block) -> FloatArray:
+        """How many of these run again in full [c, 1]."""
+        return self.again[:, [BLOCKS.index(block)]]
+
+    def total(self, costs: FloatArray) -> FloatArray:
+        """What costs of single blocks make of each kind of stage [..., c, k].
+
+        Args:
+            costs: Of every block [..., len(BLOCKS), k], and where some run again, then of those that do
+                [..., 2 * len(BLOCKS), k].
+        """
+        if costs.shape[-2] == len(BLOCKS):
+            return np.asarray(self.blocks @ costs)
+        return np.asarray(np.concatenate([self.blocks - self.again, self.again], axis=1) @ costs)
 
     def slowest(self, seconds: Sequence[FloatArray] | FloatArray) -> FloatArray:
         """What the slowest of its devices makes each kind of stage take [..., c, k], from what each device would."""
@@ -147,15 +164,16 @@ class StageKinds:
         return np.asarray(np.where(self.has_device, figures, np.inf).min(axis=1))
 
 
-def stage_kinds(blocks: FloatArray, has_device: NDArray[np.bool_]) -> StageKinds:
-    """The kinds of stages that hold those blocks [pp, len(BLOCKS)] on those devices [pp, d]."""
+def stage_kinds(blocks: FloatArray, again: FloatArray, has_device: NDArray[np.bool_]) -> StageKinds:
+    """The kinds of stages that hold those blocks, some of which run again [pp, len(BLOCKS)], on devices [pp, d]."""
     numbers: dict[tuple[float, ...], int] = {}
-    rows = np.concatenate([blocks, has_device], axis=1).tolist()
+    rows = np.concatenate([blocks, again, has_device], axis=1).tolist()
     kind = np.array([numbers.setdefault(tuple(row), len(numbers)) for row in rows])
     is_kind = kind[:, None] == np.arange(len(numbers))
     first = is_kind.argmax(axis=0)
     return StageKinds(
         blocks=blocks[first],
+        again=again[first],
         has_device=has_device[first],
         count=is_kind.sum(axis=0),
         first=first,
@@ -199,8 +217,22 @@ class Pipelines:
     weights_of: IntArray
 
 
-def pipelines(job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile, grid: ConfigGrid) -> Pipelines:
-    """The configurations of each layout; chunks per stage make another layout only where layers fall differently."""
+def pipelines(
+    job: TrainingJob,
+    cluster: Cluster,
+    runtime: RuntimeProfile,
+    grid: ConfigGrid,
+    has_device: NDArray[np.bool_] | None = None,
+) -> Pipelines:
+    """The configurations of each layout; chunks per stage make another layout only where layers fall differently.
+
+    Args:
+        job: What is trained.
+        cluster: Its hosts stand in the order of the ranks.
+        runtime: How it lays layers on stages.
+        grid: The configurations.
+        has_device: The devices of the stages [pp, d] where the configurations, all of one pp, do not use all of them.
+    """
     layouts, layout = _layouts(job, runtime, grid)
     replicas = grid.dp * grid.cp * grid.up
     # the layout comes first, so that the rows of one layout stand side by side
@@ -208,11 +240,12 @@ def pipelines(job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile, grid:
     kept, weights_of = distinct_rows(columns)
     weights = grid.take(kept)
     each = []
-    for blocks, at, weights_at in zip(layouts, _positions(layout), _positions(layout[kept]), strict=True):
+    for stages, at, weights_at in zip(layouts, _positions(layout), _positions(layout[kept]), strict=True):
+        devices = stage_devices(cluster, len(stages.dense)) if has_device is None else has_device
         each.append(
             Pipeline(
-                pp=len(blocks),
-                stages=stage_kinds(blocks, stage_devices(cluster, len(blocks))),
+                pp=len(stages.dense),
+                stages=stage_kinds(stages.blocks, stages.again, devices),
                 at=at,
                 weights=weights.take(weights_at),
                 weights_at=weights_at,
@@ -222,14 +255,17 @@ def pipelines(job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile, grid:
     return Pipelines(each=tuple(each), weights=weights, weights_of=weights_of)
 
 
-def _layouts(job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid) -> tuple[list[FloatArray], IntArray]:
-    """What blocks the stages hold [pp, len(BLOCKS)], each way once, and the number of each configuration's [n]."""
-    first, cut = distinct_rows([grid.pp, grid.vpp])
-    cuts = zip(grid.pp[first].tolist(), grid.vpp[first].tolist(), strict=True)
-    blocks = [assign_layers(job.model, runtime, pp, vpp).blocks for pp, vpp in cuts]
+def _layouts(job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid) -> tuple[list[StageLayers], IntArray]:
+    """What layers the stages hold, each way once, and the number of each configuration's [n]."""
+    first, cut = distinct_rows([grid.pp, grid.vpp, grid.assignment])
+    found = []
+    for at in first.tolist():
+        assignment = grid.assignments[grid.assignment[at]]
+        found.append(assign_layers(job.model, runtime, int(grid.pp[at]), int(grid.vpp[at]), assignment))
     numbers: dict[bytes, int] = {}
-    number = np.array([numbers.setdefault(held.tobytes(), len(numbers)) for held in blocks], dtype=np.int64)
-    return list(dict(zip(number.tolist(), blocks, strict=True)).values()), number[cut]
+    keys = [np.stack([own.dense, own.moe, own.dense_again, own.moe_again]).tobytes() for own in found]
+    number = np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
+    return list(dict(zip(number.tolist(), found, strict=True)).values()), number[cut]
 
 
 def _positions(number: IntArray) -> list[IntArray]:

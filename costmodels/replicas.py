@@ -3,7 +3,7 @@
 The ranks of one replica on one stage are a cell. Cells are alike where they stand on the same kinds of hosts and cross
 these in the same places; replicas are alike where their cells are, on every stage, and they run as many micro-batches.
 
-Letters: p stages, r replicas, c ranks of a cell.
+Letters: p stages, r replicas, d kinds of devices, k rows.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from costmodels.parallel import IntArray, ParallelConfig
+from costmodels.job import TrainingJob
+from costmodels.parallel import ConfigGrid, IntArray, ParallelConfig
 from hardware.cluster import Cluster
 from hardware.distinct import distinct_rows
 
@@ -34,20 +36,17 @@ class ReplicaKind:
     devices: tuple[tuple[int, ...], ...]
 
 
-def replica_kinds(
-    cluster: Cluster, config: ParallelConfig, ranks: IntArray, micro_batches: IntArray
-) -> tuple[ReplicaKind, ...]:
+def replica_kinds(cluster: Cluster, config: ParallelConfig, micro_batches: IntArray) -> tuple[ReplicaKind, ...]:
     """The kinds of replicas, in the order of their first ones.
 
     Args:
         cluster: Where.
         config: The configuration.
-        ranks: The rank of the cluster that stands for each rank of the configuration [devices].
         micro_batches: What each replica runs in a step [r].
     """
-    cells = ranks.reshape(config.pp, config.dp, -1)
-    hosts = cluster.rank_host()[cells]
-    device, host_kind = cluster.rank_device_index()[cells], cluster.rank_host_kind()[cells]
+    shape = (config.pp, config.dp, -1)
+    hosts = cluster.rank_host().reshape(shape)
+    device, host_kind = cluster.rank_device_index().reshape(shape), cluster.rank_host_kind().reshape(shape)
     inside = hosts - hosts.min(axis=2, keepdims=True)  # tells where a cell crosses hosts
     moves = hosts[1:, :, 0] != hosts[:-1, :, 0]
     columns = [
@@ -68,3 +67,42 @@ def replica_kinds(
         for number, at in enumerate(first.tolist())
     ]
     return tuple(sorted(found, key=lambda one: one.first))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ReplicaRows:
+    """Configurations of a grid, each as one kind of its replicas sees it; where all are alike, that is all of them.
+
+    Attributes:
+        at: Positions in the grid [k].
+        num_micro_batches: What each of these replicas runs in a step [k].
+        has_device: Whether some of their ranks stand on each of the cluster's devices, by stage [p, d]; None where
+            those of all replicas count.
+    """
+
+    at: IntArray
+    num_micro_batches: IntArray
+    has_device: NDArray[np.bool_] | None = None
+
+
+def even_rows(job: TrainingJob, grid: ConfigGrid) -> ReplicaRows:
+    """All configurations of a grid whose replicas run equal numbers of micro-batches."""
+    return ReplicaRows(at=np.arange(len(grid)), num_micro_batches=job.global_batch_size // (grid.dp * grid.mbs))
+
+
+def replica_rows(job: TrainingJob, cluster: Cluster, grid: ConfigGrid) -> list[ReplicaRows]:
+    """The same of any grid: replicas that run unequal numbers of micro-batches are told apart by their devices."""
+    shares = [grid.assignments[code].micro_batches for code in grid.assignment.tolist()]
+    even = even_rows(job, grid)
+    plain = np.flatnonzero([not share for share in shares])
+    found = [ReplicaRows(at=plain, num_micro_batches=even.num_micro_batches[plain])] if len(plain) else []
+    unlike: dict[tuple[tuple[int, ...], ...], list[tuple[int, int]]] = {}
+    for position, share in enumerate(shares):
+        if share:
+            for kind in replica_kinds(cluster, grid.config(position), np.array(share)):
+                unlike.setdefault(kind.devices, []).append((position, kind.micro_batches))
+    for devices, rows in unlike.items():
+        at, micro_batches = np.array(rows).T
+        has_device = np.array([[number in own for number in range(len(cluster.devices))] for own in devices])
+        found.append(ReplicaRows(at=at, num_micro_batches=micro_batches, has_device=has_device))
+    return found

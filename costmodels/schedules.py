@@ -8,6 +8,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodels.assignment import EVEN, Assignment
 from costmodels.model_spec import ModelSpec
 from costmodels.operators import BLOCKS, Block, FloatArray
 from costmodels.parallel import IntArray
@@ -21,10 +22,14 @@ class StageLayers:
     Attributes:
         dense: Layers with a dense MLP [pp].
         moe: Layers with experts [pp].
+        dense_again: Those of `dense` whose forward pass runs again in full, whatever the configuration recomputes [pp].
+        moe_again: Those of `moe` [pp].
     """
 
     dense: IntArray
     moe: IntArray
+    dense_again: IntArray
+    moe_again: IntArray
 
     @property
     def blocks(self) -> FloatArray:
@@ -39,33 +44,56 @@ class StageLayers:
         }
         return np.stack([held[block] for block in BLOCKS], axis=1).astype(np.float64)
 
+    @property
+    def again(self) -> FloatArray:
+        """How many of each Block run again in full [pp, len(BLOCKS)]."""
+        held = dict.fromkeys(BLOCKS, np.zeros_like(self.dense)) | {
+            Block.ATTENTION: self.dense_again + self.moe_again,
+            Block.DENSE_MLP: self.dense_again,
+            Block.MOE_MLP: self.moe_again,
+        }
+        return np.stack([held[block] for block in BLOCKS], axis=1).astype(np.float64)
 
-def assign_layers(model: ModelSpec, runtime: RuntimeProfile, pp: int, vpp: int) -> StageLayers:
-    """The layers of each stage.
+
+def assign_layers(
+    model: ModelSpec, runtime: RuntimeProfile, pp: int, vpp: int, assignment: Assignment = EVEN
+) -> StageLayers:
+    """The layers of each stage; of those of a virtual stage the first `assignment.recomputed` ones run again.
 
     "even": the layer count, padded with no-op layers to the runtime's multiple, is cut into pp*vpp equal chunks, and
     chunk c stands on stage c % pp (Narayanan et al. 2021, section 2.2). "balanced": contiguous blocks of about equal
     compute (nanotron models/base.py: a stage ends with the block that takes the cumulative cost past its share).
     A count that can't be cut evenly is spread as evenly as possible (Megatron-LM's pipeline layout).
     """
-    stage_of_layer = chunk_of_layer(model, runtime, pp, vpp) % pp
-    is_moe = moe_layers(model)
+    virtual = chunk_of_layer(model, runtime, pp, vpp, assignment.layers)
+    is_moe, again = moe_layers(model), np.zeros(len(virtual), dtype=np.bool_)
+    if assignment.recomputed:
+        place = np.arange(len(virtual)) - np.searchsorted(virtual, virtual)  # within its virtual stage
+        again = place < np.array(assignment.recomputed)[virtual]
+
+    def held(chosen: NDArray[np.bool_]) -> IntArray:
+        return np.bincount(virtual[chosen] % pp, minlength=pp)
+
     return StageLayers(
-        dense=np.bincount(stage_of_layer[~is_moe], minlength=pp),
-        moe=np.bincount(stage_of_layer[is_moe], minlength=pp),
+        dense=held(~is_moe), moe=held(is_moe), dense_again=held(~is_moe & again), moe_again=held(is_moe & again)
     )
 
 
-def chunk_of_layer(model: ModelSpec, runtime: RuntimeProfile, pp: int, vpp: int) -> IntArray:
+def chunk_of_layer(
+    model: ModelSpec, runtime: RuntimeProfile, pp: int, vpp: int, layers: tuple[int, ...] = ()
+) -> IntArray:
     """The virtual stage of each layer [num_layers], as `assign_layers` says; virtual stage c stands on stage c % pp."""
+    if layers:
+        assert (len(layers), sum(layers)) == (pp * vpp, model.num_layers), "every layer is in a virtual stage"
+        return np.repeat(np.arange(pp * vpp), layers)
     num_layers = model.num_layers
     padded = -(-num_layers // runtime.layer_padding) * runtime.layer_padding
-    layers = np.arange(num_layers)
+    layer = np.arange(num_layers)
     if runtime.layer_split == "balanced":
         return _balanced_stages(model, pp * vpp)
     if padded % (pp * vpp) == 0:
-        return layers // (padded // (pp * vpp))
-    return layers * pp * vpp // num_layers
+        return layer // (padded // (pp * vpp))
+    return layer * pp * vpp // num_layers
 
 
 @lru_cache(maxsize=64)

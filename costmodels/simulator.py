@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from costmodels.assignment import EVEN, Assignment
 from costmodels.breakdown import BREAKDOWN
 from costmodels.events import NOTHING, Route, TaskGraph, Timeline, run
 from costmodels.job import TrainingJob
@@ -105,7 +104,6 @@ def simulate_step(
     runtime: RuntimeProfile,
     config: ParallelConfig,
     *,
-    assignment: Assignment = EVEN,
     schedule: str = "1f1b",
     kernel_time: KernelTime = kernel_s,
     collective_time: CollectiveTime = collective_s,
@@ -118,7 +116,6 @@ def simulate_step(
         cluster: Where; the configuration occupies all of its devices.
         runtime: What overlaps with what, and the kernels' efficiency.
         config: The configuration.
-        assignment: Uneven work.
         schedule: One of `passes.SCHEDULES`.
         kernel_time: Time of a kernel.
         collective_time: Time of a collective.
@@ -128,16 +125,16 @@ def simulate_step(
         ValueError: the schedule can't be had with these degrees.
     """
     grid = ConfigGrid.from_configs([config])
+    cluster = cluster.reordered(config.assignment.hosts)
     even = job.global_batch_size // (config.dp * config.mbs)
-    micro_batches = np.array(assignment.micro_batches or (even,) * config.dp, dtype=np.int64)
-    kinds = replica_kinds(cluster, config, assignment.ranks(cluster), micro_batches)
+    micro_batches = np.array(config.assignment.micro_batches or (even,) * config.dp, dtype=np.int64)
+    kinds = replica_kinds(cluster, config, micro_batches)
     orders = [pass_order(schedule, config.pp, config.vpp, kind.micro_batches) for kind in kinds]
     stages = stage_works(
         job,
         cluster,
         runtime,
         config,
-        assignment,
         kinds,
         splits_backward=orders[0].splits_backward,
         kernel_time=kernel_time,
@@ -146,7 +143,7 @@ def simulate_step(
     writer = _Writer(runtime, config, stages, orders)
     timeline = run(writer.graph, writer.capacity, runtime.overlap_efficiency)
     breakdown = _breakdown(timeline, writer, stages, orders)
-    hosts = cluster.rank_host()[assignment.ranks(cluster)].reshape(config.pp, -1)
+    hosts = cluster.rank_host().reshape(config.pp, -1)
     spans = np.array([1 + int((hosts != hosts[0]).any())])
     passes_s = np.array([timeline.makespan_s])
     breakdown["overhead"] = float(overhead_s(job, cluster, runtime, grid, spans, memory, passes_s)[0])

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from costmodels.assignment import Assignment
 from costmodels.job import TrainingJob
 from costmodels.kernels import CollectiveTime, KernelTime, collective_latency_s
 from costmodels.launches import beyond_device_s, hops_launch_s, issue_s
@@ -147,31 +146,27 @@ def stage_works(
     cluster: Cluster,
     runtime: RuntimeProfile,
     config: ParallelConfig,
-    assignment: Assignment,
     kinds: tuple[ReplicaKind, ...],
     *,
     splits_backward: bool,
     kernel_time: KernelTime,
     collective_time: CollectiveTime,
 ) -> tuple[tuple[StageWork, ...], ...]:
-    """What every stage of every kind of replicas runs [k][p]."""
-    builder = _Builder(job, cluster, runtime, config, assignment, splits_backward, kernel_time, collective_time)
+    """What every stage of every kind of replicas runs [k][p]; the cluster's hosts stand in the order of the ranks."""
+    builder = _Builder(job, cluster, runtime, config, splits_backward, kernel_time, collective_time)
     return tuple(tuple(builder.stage(kind, stage) for stage in range(config.pp)) for kind in kinds)
 
 
 def virtual_stages(
-    job: TrainingJob, runtime: RuntimeProfile, config: ParallelConfig, assignment: Assignment
+    job: TrainingJob, runtime: RuntimeProfile, config: ParallelConfig
 ) -> tuple[tuple[tuple[Piece, bool], ...], ...]:
     """The pieces of each virtual stage [v], and whether each is a layer whose forward pass runs again in full.
 
     Of the layers of a virtual stage the first ones are recomputed.
     """
     num_virtual = config.pp * config.vpp
-    if assignment.layers:
-        virtual_of_layer = np.repeat(np.arange(num_virtual), assignment.layers)
-    else:
-        virtual_of_layer = chunk_of_layer(job.model, runtime, config.pp, config.vpp)
-    recomputed = assignment.recomputed or (0,) * num_virtual
+    virtual_of_layer = chunk_of_layer(job.model, runtime, config.pp, config.vpp, config.assignment.layers)
+    recomputed = config.assignment.recomputed or (0,) * num_virtual
     found: list[list[tuple[Piece, bool]]] = [[] for _ in range(num_virtual)]
     for virtual, is_moe in zip(virtual_of_layer.tolist(), moe_layers(job.model).tolist(), strict=True):
         again = len(found[virtual]) < recomputed[virtual]
@@ -193,7 +188,6 @@ class _Builder:
         cluster: Cluster,
         runtime: RuntimeProfile,
         config: ParallelConfig,
-        assignment: Assignment,
         splits_backward: bool,
         kernel_time: KernelTime,
         collective_time: CollectiveTime,
@@ -202,9 +196,8 @@ class _Builder:
         self.splits_backward = splits_backward
         self.kernel_time, self.collective_time = kernel_time, collective_time
         self.grid = ConfigGrid.from_configs([config])
-        self.ranks = assignment.ranks(cluster)
-        self.cells = self.ranks.reshape(config.pp, config.dp, -1)
-        self.virtual = virtual_stages(job, runtime, config, assignment)
+        self.cells = np.arange(cluster.num_devices).reshape(config.pp, config.dp, -1)
+        self.virtual = virtual_stages(job, runtime, config)
         self.has_recomputed = any(again for pieces in self.virtual for _, again in pieces)
         self.launches = {again: piece_launches(job, runtime, own) for again, own in self._flavours()}
         self.found: dict[tuple[object, ...], StageWork] = {}
@@ -249,7 +242,7 @@ class _Builder:
 
     def _priced(self, kind: ReplicaKind, stage: int) -> tuple[Groups, int, _Programs]:
         """The groups of a stage, the number of the device that sets its pace, and its programs on this."""
-        groups = place_replica(self.cluster, self.grid, self.ranks, stage, kind.first)
+        groups = place_replica(self.cluster, self.grid, stage, kind.first)
         priced = [(number, self._programs_on(number, groups)) for number in kind.devices[stage]]
         overlap = self.runtime.overlap_efficiency
 

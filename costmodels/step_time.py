@@ -8,7 +8,7 @@ the bubble; data parallel reduction and the optimizer close the step.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import reduce
 
 import numpy as np
@@ -34,7 +34,7 @@ from costmodels.operators import (
     unique_tokens,
 )
 from costmodels.overheads import overhead_s
-from costmodels.parallel import ConfigGrid, IntArray
+from costmodels.parallel import RECOMPUTE_MODES, ConfigGrid, IntArray
 from costmodels.placement import (
     Groups,
     Pipeline,
@@ -42,6 +42,7 @@ from costmodels.placement import (
     pipelines,
     place,
 )
+from costmodels.replicas import ReplicaRows, even_rows, replica_rows
 from costmodels.residuals import layer_residual
 from costmodels.runtime import RuntimeProfile
 from costmodels.schedules import bubble_s
@@ -139,6 +140,11 @@ class _BlockCosts:
     exposed: FloatArray
     host: FloatArray
 
+    def beside(self, again: _BlockCosts) -> _BlockCosts:
+        """These, and then those of blocks that run again in full."""
+        pairs = {f.name: (getattr(self, f.name), getattr(again, f.name)) for f in fields(self)}
+        return _BlockCosts(**{name: np.concatenate(pair, axis=-2) for name, pair in pairs.items()})
+
     def take(self, row: IntArray) -> _BlockCosts:
         """The costs of configurations whose shapes are those rows."""
         return _BlockCosts(**{f.name: getattr(self, f.name).take(row, axis=-1) for f in fields(self)})
@@ -195,11 +201,45 @@ def estimate_step(
         kernel_time: t_hat of one operator; a surrogate's draw or a hidden world replaces `kernel_s`.
         collective_time: The same of one collective.
     """
+    prices = (kernel_time, collective_time)
+    if grid.is_even:
+        breakdown = _parts_s(job, cluster, runtime, grid, even_rows(job, grid), prices, memory)
+        return StepEstimate(step_time_s=_sum(breakdown.values()), breakdown_s=breakdown)
+    step_time_s, breakdown = np.zeros(len(grid)), {part: np.zeros(len(grid)) for part in BREAKDOWN}
+    for hosts, at in grid.by_host_order():
+        ordered = cluster.reordered(hosts)
+        for rows in replica_rows(job, ordered, grid.take(at)):
+            chosen = at[rows.at]
+            of_chosen = None if memory is None else memory.take(chosen)
+            parts = _parts_s(job, ordered, runtime, grid.take(chosen), rows, prices, of_chosen)
+            seconds = _sum(parts.values())
+            longer = seconds > step_time_s[chosen]
+            step_time_s[chosen[longer]] = seconds[longer]
+            for part, own in parts.items():
+                breakdown[part][chosen[longer]] = own[longer]
+    return StepEstimate(step_time_s=step_time_s, breakdown_s=breakdown)
+
+
+def _parts_s(
+    job: TrainingJob,
+    cluster: Cluster,
+    runtime: RuntimeProfile,
+    grid: ConfigGrid,
+    rows: ReplicaRows,
+    prices: tuple[KernelTime, CollectiveTime],
+    memory: MemoryEstimate | None,
+) -> dict[str, FloatArray]:
+    """The breakdown of configurations whose hosts stand in the order of the ranks, each as its replicas see it [n]."""
+    kernel_time, collective_time = prices
     shapes, shape_of = unique_shapes(grid)
     costs = _block_costs(job, cluster, runtime, shapes, kernel_time, collective_time)
-    layouts = pipelines(job, cluster, runtime, grid)
+    if grid.has_recomputed:
+        full = np.full(len(shapes), RECOMPUTE_MODES.index("full"))
+        again = _block_costs(job, cluster, runtime, replace(shapes, recompute=full), kernel_time, collective_time)
+        costs = costs.beside(again)
+    layouts = pipelines(job, cluster, runtime, grid, rows.has_device)
     groups = place(cluster, layouts.weights)
-    num_micro_batches = job.global_batch_size // (grid.dp * grid.mbs)
+    num_micro_batches = rows.num_micro_batches
     breakdown = {part: np.zeros(len(grid)) for part in BREAKDOWN}
     for pipeline in layouts.each:
         at = pipeline.at
@@ -214,7 +254,7 @@ def estimate_step(
     if runtime.residuals:
         unexplained = np.exp(layer_residual(runtime.residuals, cluster.devices[0].name, job, shapes))[shape_of]
         breakdown = {part: seconds * unexplained for part, seconds in breakdown.items()}
-    return StepEstimate(step_time_s=_sum(breakdown.values()), breakdown_s=breakdown)
+    return breakdown
 
 
 def model_flops_utilisation(job: TrainingJob, cluster: Cluster, step_time_s: FloatArray) -> FloatArray:
@@ -251,10 +291,10 @@ class _Pricing:
     def parts_s(self, costs: _BlockCosts, vpp: IntArray, num_micro_batches: IntArray) -> dict[str, FloatArray]:
         """Parts of the step that depend on its stages, each [k]."""
         runtime, stages, row = self.runtime, self.stages, self.row
-        forward, backward = stages.slowest(stages.blocks @ costs.compute)
+        forward, backward = stages.slowest(stages.total(costs.compute))
         backward = backward + self.accumulate_s.take(row, axis=1)
         parts = {"compute": forward + backward}
-        parts |= dict(zip(EXPOSED_PARTS, stages.blocks @ costs.exposed, strict=True))
+        parts |= dict(zip(EXPOSED_PARTS, stages.total(costs.exposed), strict=True))
         device_s = _sum(parts.values())
         if not runtime.captured_graph:
             parts["host"] = beyond_device_s(device_s, self._host_s(costs, vpp))
@@ -276,7 +316,7 @@ class _Pricing:
 
     def _host_s(self, costs: _BlockCosts, vpp: IntArray) -> FloatArray:
         """Host time to launch one micro-batch's operators and collectives on every kind of stage [c, k]."""
-        launches, collectives = self.stages.blocks @ costs.host
+        launches, collectives = self.stages.total(costs.host)
         hops_s = hops_launch_s(self.runtime, self.pp, vpp)
         return np.asarray(launches + collectives * self.issue_s[self.row] + hops_s)
 

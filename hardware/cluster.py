@@ -6,6 +6,7 @@ Letters in shapes: n ranks, g groups of ranks that are asked about.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -127,8 +128,8 @@ class Cluster:
             means that the NICs alone decide.
         slow_pairs: Hosts between which a path is slow. A group of ranks that has members on both is as slow between
             hosts, also where its collectives might go around that path (assumed).
-        networks: The network of each group, ascending; `inter_group_links` join unlike networks. Empty means that every
-            group is a network of its own.
+        networks: The network of each group; `inter_group_links` join unlike networks. Empty means that every group is a
+            network of its own.
     """
 
     name: str
@@ -141,7 +142,6 @@ class Cluster:
         assert self.groups, "a cluster has hosts"
         assert all(pair.second_host < self.num_hosts for pair in self.slow_pairs), "a slow pair joins two of the hosts"
         assert len(self.networks) in (0, len(self.groups)), "each group is in a network"
-        assert list(self.networks) == sorted(self.networks), "groups of one network stand side by side"
 
     @property
     def num_devices(self) -> int:
@@ -184,6 +184,26 @@ class Cluster:
         """The first group with the same devices and links as every rank's own, [n]."""
         kinds = [(group.device, group.devices_per_host, group.intra_links, group.nic_links) for group in self.groups]
         return np.repeat([kinds.index(kind) for kind in kinds], [group.num_devices for group in self.groups])
+
+    def reordered(self, hosts: Sequence[int]) -> Cluster:
+        """The same hosts in another order, each given by its number; no order leaves the cluster as it is.
+
+        Neighbours of one group stay a group.
+        """
+        if not hosts:
+            return self
+        assert sorted(hosts) == list(range(self.num_hosts)), "an order names every host once"
+        group_of_host = np.repeat(np.arange(len(self.groups)), [group.hosts for group in self.groups])
+        runs = [(group, len(list(run))) for group, run in itertools.groupby(group_of_host[list(hosts)].tolist())]
+        place = {host: number for number, host in enumerate(hosts)}
+        pairs = [(sorted((place[pair.first_host], place[pair.second_host])), pair.share) for pair in self.slow_pairs]
+        networks = self.networks or range(len(self.groups))
+        return replace(
+            self,
+            groups=tuple(replace(self.groups[group], hosts=count) for group, count in runs),
+            slow_pairs=tuple(SlowPair(first_host=a, second_host=b, share=share) for (a, b), share in pairs),
+            networks=tuple(networks[group] for group, _ in runs) if self.inter_group_links else (),
+        )
 
     def group_links(self, stride: IntArray, size: IntArray) -> GroupLinks:
         """What the groups {base + i * stride, i < size} that tile all ranks communicate over.

@@ -23,7 +23,7 @@ from costmodels.job import TrainingJob
 from costmodels.kernels import collective_s, kernel_s
 from costmodels.memory import MemoryEstimate, estimate_memory
 from costmodels.operators import Collective, FloatArray, Operator, Phase
-from costmodels.parallel import DEGREES, FURTHER_DIMENSIONS, ConfigGrid, ParallelConfig
+from costmodels.parallel import DEGREES, ENUMERATED_DIMENSIONS, FURTHER_DIMENSIONS, ConfigGrid, ParallelConfig
 from costmodels.reduced import Reduction
 from costmodels.runtime import RuntimeProfile
 from costmodels.step_time import StepEstimate, estimate_step
@@ -115,7 +115,8 @@ class SimulatedBackend(AbstractBackend):
                 reason=f"needs {needed / 2**30:.1f} GiB of {capacity / 2**30:.1f} GiB",
                 origin="synthetic",
             )
-        rng = np.random.default_rng([self.seed, _code(repr(config.values(DEGREES + FURTHER_DIMENSIONS)))])
+        dimensions = FURTHER_DIMENSIONS if config.assignment else ENUMERATED_DIMENSIONS
+        rng = np.random.default_rng([self.seed, _code(repr(config.values(DEGREES + dimensions)))])
         steps = self.hidden_step(grid).step_time_s[0] * np.exp(self.noise * rng.standard_normal(self.num_steps))
         for step_time_s in steps.tolist():
             time.sleep(self.seconds_per_trial / self.num_steps)

@@ -64,7 +64,7 @@ def reasons_against(config: StudyConfig, space: Space, chosen: ParallelConfig) -
     return why_not(config.setting, config.options, chosen) | {
         f"job.{name}": f"the study fixes {name} to {fixed[name]}; space.{name} would search it"
         for name in FURTHER_DIMENSIONS
-        if name not in config.options.opened and getattr(chosen, name) != fixed[name]
+        if name not in config.options.opened and chosen.values([name])[name] != fixed[name]
     }
 
 

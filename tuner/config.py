@@ -20,7 +20,14 @@ from pydantic import AfterValidator, Field
 from costmodels.job import TrainingJob
 from costmodels.measured import MeasuredGroup, read_measured_group
 from costmodels.model_catalog import load_model
-from costmodels.parallel import DEGREES, FURTHER_DIMENSIONS, RECOMPUTE_MODES, ParallelConfig, Value
+from costmodels.parallel import (
+    DEGREES,
+    ENUMERATED_DIMENSIONS,
+    FURTHER_DIMENSIONS,
+    RECOMPUTE_MODES,
+    ParallelConfig,
+    Value,
+)
 from costmodels.reduced import Reduction, least_layers
 from costmodels.runtime import RuntimeProfile, find_runtime, read_profile
 from costmodels.sources import MeasuredSetting, source_of
@@ -420,13 +427,13 @@ def _measured_group(keys: _StudyKeys, base_dir: Path) -> MeasuredGroup:
 def _space_options(keys: _SpaceKeys) -> SpaceOptions:
     allowed: list[tuple[str, tuple[int, ...]]] = []
     opened: list[str] = []
-    for name in DEGREES + FURTHER_DIMENSIONS:
+    for name in DEGREES + ENUMERATED_DIMENSIONS:
         values = getattr(keys, name)
         if values is None:
             continue
         if not values or len(set(values)) < len(values):
             raise ConfigError("must list at least one value, each once", key=f"space.{name}", value=values)
-        if name in FURTHER_DIMENSIONS:
+        if name in ENUMERATED_DIMENSIONS:
             opened.append(name)
         codes = [RECOMPUTE_MODES.index(value) if name == "recompute" else int(value) for value in values]
         allowed.append((name, tuple(sorted(codes))))
@@ -488,7 +495,12 @@ def _check_absent_dimensions(setting: Setting, options: SpaceOptions) -> None:
 def _further_defaults(job: TrainingJob, runtime: RuntimeProfile) -> dict[str, Value]:
     default_sp = runtime.sequence_parallel if job.sequence_parallel is None else job.sequence_parallel
     fixed = {name: getattr(job, name) for name in ("recompute", "zero_stage", "expert_tp", "dp_shard")}
-    return fixed | {"sequence_parallel": default_sp}
+    return fixed | {"sequence_parallel": default_sp, "assignment": ""}
+
+
+def _dimensions_of(config: ParallelConfig) -> tuple[str, ...]:
+    """What tells a configuration; an even assignment needs no telling."""
+    return DEGREES + (FURTHER_DIMENSIONS if config.assignment else ENUMERATED_DIMENSIONS)
 
 
 def _expert(keys: _StudyKeys, setting: Setting, options: SpaceOptions) -> ParallelConfig | None:
@@ -596,7 +608,7 @@ def _meaning(keys: _StudyKeys, setting: Setting, group: MeasuredGroup | None) ->
     for unrelated in ("time_limit_s", "seconds_per_trial", "measured", "proxy"):
         trial.pop(unrelated, None)
     if group is not None:
-        rows = [[*run.config.values(DEGREES + FURTHER_DIMENSIONS).values(), run.step_time_s] for run in group.runs]
+        rows = [[*run.config.values(_dimensions_of(run.config)).values(), run.step_time_s] for run in group.runs]
         digest = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
         trial["rows"] = f"{len(rows)} rows, sha256 {digest[:16]}"
     return {

@@ -185,13 +185,15 @@ def _failures_in_words(result: RunResult) -> str:
 
 def in_words(values: Mapping[str, Any]) -> str:
     """A configuration as `--config` takes it."""
-    return ",".join(f"{name}={value_in_words(value)}" for name, value in values.items())
+    told = [str(value) if name == "assignment" else f"{name}={value_in_words(value)}" for name, value in values.items()]
+    return ",".join(filter(None, told))
 
 
 def config_in_words(config: StudyConfig, chosen: ParallelConfig) -> str:
     """As `--config` takes it, with the dimensions in which it differs from the job."""
     fixed = config.config_defaults
-    changed = [name for name in fixed if name not in config.dimensions and getattr(chosen, name) != fixed[name]]
+    values = chosen.values(fixed)
+    changed = [name for name in fixed if name not in config.dimensions and values[name] != fixed[name]]
     return in_words(chosen.values((*config.dimensions, *changed)))
 
 

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from costmodels.memory import estimate_memory
-from costmodels.parallel import ConfigGrid, ParallelConfig
+from costmodels.parallel import DEGREES, FURTHER_DIMENSIONS, ConfigGrid, ParallelConfig
 from costmodels.reduced import Reduction, least_layers
 from tuner.rules import Setting
 from tuner.space import SpaceOptions, broken_rules, divisors, launchable
@@ -67,7 +67,8 @@ class Proxy:
 
     def as_json(self) -> dict[str, Any]:
         """The proxy as a trial keeps it."""
-        return {**asdict(self.reduction), "devices": self.config.num_devices, "config": asdict(self.config)}
+        values = self.config.values(DEGREES + FURTHER_DIMENSIONS)
+        return {**asdict(self.reduction), "devices": self.config.num_devices, "config": values}
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> Proxy:

@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from costmodels.assignment import EVEN
 from costmodels.job import TrainingJob
 from costmodels.memory import MemoryEstimate, estimate_memory
 from costmodels.parallel import (
     DEGREES,
-    FURTHER_DIMENSIONS,
+    ENUMERATED_DIMENSIONS,
     RECOMPUTE_MODES,
     ConfigGrid,
     IntArray,
@@ -159,12 +160,17 @@ def enumerate_space(setting: Setting, options: SpaceOptions) -> tuple[ConfigGrid
         columns = {name: column[keep] for name, column in columns.items()}
         num_rows = int(keep.sum())
     _check_size(num_rows, MAX_CANDIDATES, "configurations")
-    order = np.lexsort([columns[name] for name in reversed(DEGREES + FURTHER_DIMENSIONS)])
+    order = np.lexsort([columns[name] for name in reversed(DEGREES + ENUMERATED_DIMENSIONS)])
     columns = {name: column[order] for name, column in columns.items()}
     sequence_parallel = columns.pop("sequence_parallel").astype(np.bool_)
-    return ConfigGrid(**columns, sequence_parallel=sequence_parallel, opened=options.opened), {
-        name: count for name, count in removed.items() if count
-    }
+    assignment = np.zeros(num_rows, dtype=np.int64)
+    return ConfigGrid(
+        **columns,
+        sequence_parallel=sequence_parallel,
+        assignment=assignment,
+        assignments=(EVEN,),
+        opened=options.opened,
+    ), {name: count for name, count in removed.items() if count}
 
 
 def _check_size(number: int, limit: int, what: str) -> None:
@@ -196,7 +202,7 @@ def _raw_values(setting: Setting, options: SpaceOptions) -> dict[str, IntArray]:
         "mbs": divisors(job.global_batch_size),
         "vpp": divisors(setting.padded_layers),
         "ep": divisors(max(job.model.num_experts, 1)),
-        **{name: further[name] if name in options.opened else fixed[name] for name in FURTHER_DIMENSIONS},
+        **{name: further[name] if name in options.opened else fixed[name] for name in ENUMERATED_DIMENSIONS},
     }
     return {name: np.array(entries, dtype=np.int64) for name, entries in values.items()}
 
@@ -221,7 +227,7 @@ def _factorisations(number: int, parts: int) -> IntArray:
 def broken_rules(setting: Setting, options: SpaceOptions, config: ParallelConfig) -> dict[str, str]:
     """Every rule in force that `config` breaks, with its reason."""
     grid = ConfigGrid.from_configs([config], options.opened)
-    columns = {name: grid.matrix([name])[:, 0] for name in DEGREES + FURTHER_DIMENSIONS}
+    columns = {name: grid.matrix([name])[:, 0] for name in DEGREES + ENUMERATED_DIMENSIONS}
     return {
         rule.name: rule.reason(setting)
         for rule in active_rules(setting, options)

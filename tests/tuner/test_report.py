@@ -6,8 +6,8 @@ from html.parser import HTMLParser
 import optuna
 import pytest
 
-from costmodels.memory import MEMORY_PARTS
 from costmodels.breakdown import BREAKDOWN
+from costmodels.memory import MEMORY_PARTS
 from hardware.errors import ConfigError
 from trials.backend import Observation, Status
 from tuner.candidates import candidates_of, prediction_json

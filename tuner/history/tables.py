@@ -38,7 +38,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import DBAPIError
 
-from costmodels.parallel import ParallelConfig
+from costmodels.parallel import DEGREES, FURTHER_DIMENSIONS, ParallelConfig
 from hardware.errors import ConfigError, shown_url
 from trials.backend import Observation
 from tuner.history.past import facts_of_profile, log_spread, timed_samples
@@ -140,7 +140,7 @@ def keep_run(
         "job": _json(asdict(setting.job)),
         "cluster": _json(asdict(setting.cluster)),
         "facts": _json(dict(facts_of_profile(asdict(setting.runtime)))),
-        "config": _json(asdict(config)),
+        "config": _json(config.values(DEGREES + FURTHER_DIMENSIONS)),
         "status": str(observation.status),
         "step_time_s": statistics.median(steps_s) if steps_s else None,
         "num_steps": len(steps_s),
