@@ -28,7 +28,8 @@ class Groups:
 
     `weights` is the group over which a dense weight is reduced (up, cp and dp together), or sharded where dp_shard
     splits it; `weight_copies` are the ranks that hold a copy of one shard. `expert_weights` and `expert_copies` are the
-    same for an expert, `expert_tp` is the group that splits it. `all_hosts` is the number of the cluster's hosts.
+    same for an expert, `expert_tp` is the group that splits it. `ends` are a rank of the first stage and its partner on
+    the last. `all_hosts` is the number of the cluster's hosts.
     """
 
     all_hosts: int
@@ -38,6 +39,7 @@ class Groups:
     cp: GroupLinks
     ep: GroupLinks
     pp: GroupLinks
+    ends: GroupLinks
     weights: GroupLinks
     weight_copies: GroupLinks
     expert_weights: GroupLinks
@@ -57,7 +59,8 @@ def place(cluster: Cluster, grid: ConfigGrid) -> Groups:
     """
     strides, sizes = zip(*_extents(grid).values(), strict=True)
     links = cluster.group_links(np.concatenate(strides), np.concatenate(sizes)).split(len(strides))
-    return Groups(all_hosts=cluster.num_hosts, **dict(zip(_extents(grid), links, strict=True)))
+    ends = cluster.end_links(grid.tp * grid.up * grid.cp * grid.dp)
+    return Groups(all_hosts=cluster.num_hosts, ends=ends, **dict(zip(_extents(grid), links, strict=True)))
 
 
 def place_replica(cluster: Cluster, grid: ConfigGrid, stage: int, replica: int) -> Groups:
@@ -81,8 +84,10 @@ def place_replica(cluster: Cluster, grid: ConfigGrid, stage: int, replica: int) 
             entries.append(of_pipeline.reshape(int(grid.pp[0]), -1).T)
         else:
             entries.append(members.reshape(-1, int(size[0]), int(stride[0])).swapaxes(1, 2).reshape(-1, int(size[0])))
+    stages = ranks.reshape(int(grid.pp[0]), -1)
+    entries.append(np.stack([stages[0], stages[-1]], axis=1)[:, : len(stages)])
     links = cluster.links_among(entries).split(len(entries))
-    return Groups(all_hosts=cluster.num_hosts, **dict(zip(_extents(grid), links, strict=True)))
+    return Groups(all_hosts=cluster.num_hosts, **dict(zip((*_extents(grid), "ends"), links, strict=True)))
 
 
 def _extents(grid: ConfigGrid) -> dict[str, tuple[IntArray, IntArray]]:
@@ -282,10 +287,12 @@ class LocalParameters:
     Attributes:
         dense: Weights that all ranks of the `weights` group share.
         expert: Weights that the `expert_weights` group shares.
+        tied: Those of the dense that the stage has a copy of, and the stage at the pipeline's other end another.
     """
 
     dense: FloatArray
     expert: FloatArray
+    tied: FloatArray
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -358,6 +365,10 @@ def local_parameters(job: TrainingJob, grid: ConfigGrid, blocks: FloatArray) -> 
     return LocalParameters(
         dense=blocks @ np.stack([held[block] for block in BLOCKS]),
         expert=np.outer(blocks[:, BLOCKS.index(Block.MOE_MLP)], each.expert),
+        tied=np.outer(
+            blocks[:, BLOCKS.index(Block.EMBEDDING)] + blocks[:, BLOCKS.index(Block.HEAD)],
+            each.table * ((grid.pp > 1) & model.tied_embeddings),
+        ),
     )
 
 

@@ -3,7 +3,9 @@
 Sources: gradients leave bucket by bucket beside the last micro-batch's backward pass, the last bucket after it (Li et
 al. 2020, PyTorch Distributed, section 3.2.3). ZeRO 1 and 2 scatter the gradients and gather the weights once per step,
 ZeRO 3 does both for every micro-batch (ZeRO, Rajbhandari et al. 2020, section 7.2). Where dp_shard leaves copies of the
-shards, they add up their gradients once per step (HSDP, PyTorch FSDP2).
+shards, they add up their gradients once per step (HSDP, PyTorch FSDP2). Where the head is the embedding's table, the
+first and the last stage add up the gradients of their copies once per step, after everything else (Megatron-LM,
+allreduce_word_embedding_grads; DeepSpeed runtime/pipe/module.py, allreduce_tied_weight_gradients).
 
 Letters: c kinds of stages, w rows of weights (see `placement.Pipeline`), k configurations.
 """
@@ -34,6 +36,7 @@ class WeightTraffic:
         each_scatter: Scattering the gradients after a backward pass, under ZeRO 3.
         once_reduce: Reducing the gradients once per step.
         once_gather: Gathering the weights once per step, under ZeRO 1 and 2.
+        once_tied: Adding up the gradients of a tied table once per step; nothing hides it.
         one_layer: ZeRO 3's gathering and scattering of one layer, which no compute of a step's begin and end hides.
     """
 
@@ -41,6 +44,7 @@ class WeightTraffic:
     each_scatter: FloatArray
     once_reduce: FloatArray
     once_gather: FloatArray
+    once_tied: FloatArray
     one_layer: FloatArray
 
     def take(self, row: IntArray) -> WeightTraffic:
@@ -73,6 +77,7 @@ class WeightTraffic:
             reduction = np.maximum(exposed_s(runtime, reduction, backward), reduction / layers)
         if runtime.overlaps_weight_gather:
             gather = np.maximum(exposed_s(runtime, gather, forward), self.one_layer)
+        reduction = reduction + self.once_tied
         return np.asarray(np.maximum(reduction - head_start, 0.0).max(axis=0) + gather.max(axis=0))
 
 
@@ -111,11 +116,17 @@ def weight_collectives(
     add_all("", local.dense, groups.weights, shards, groups.weight_copies)
     if job.model.is_moe:
         add_all("expert_", local.expert, groups.expert_weights, expert_shards(weights), groups.expert_copies)
+    if job.model.tied_embeddings:
+        added = local.tied * (runtime.gradient_bytes / efficiency)
+        add("tied.all_reduce", OpKind.ALL_REDUCE, added, groups.ends)
     return found
 
 
 def weight_executions(weights: ConfigGrid, num_micro_batches: IntArray) -> tuple[tuple[str, Phase, FloatArray], ...]:
-    """How often a step executes them on each stage [w]: the name after `expert_` or nothing, the phase, the number."""
+    """How often a step executes them on each stage [w]: the name after `expert_` or nothing, the phase, the number.
+
+    Stages that send nothing don't execute it.
+    """
     stage = weights.zero_stage
     each = np.where(stage == 3, num_micro_batches, 0).astype(np.float64)
     once = ((stage == 1) | (stage == 2)).astype(np.float64)
@@ -125,6 +136,7 @@ def weight_executions(weights: ConfigGrid, num_micro_batches: IntArray) -> tuple
         ("weights.reduce_scatter", Phase.BACKWARD, each + once),
         ("weights.all_reduce", Phase.BACKWARD, (stage == 0).astype(np.float64)),
         ("copies.all_reduce", Phase.BACKWARD, (weights.copies > 1).astype(np.float64)),
+        ("tied.all_reduce", Phase.BACKWARD, (weights.pp > 1).astype(np.float64)),
     )
 
 
@@ -150,8 +162,18 @@ def weight_traffic(
         each_scatter=np.where(stage == 3, scatter, 0.0),
         once_reduce=np.select([stage == 0, stage < 3], [whole, scattered], between_copies),
         once_gather=np.where((stage == 1) | (stage == 2), gather, 0.0),
+        once_tied=_sent_s(collectives, alone_s, "tied.all_reduce", whole),
         one_layer=np.where(stage == 3, (gather + scattered) / max(job.model.num_layers // pp, 1), 0.0),
     )
+
+
+def _sent_s(
+    collectives: Mapping[str, Collective], alone_s: Mapping[str, FloatArray], site: str, like: FloatArray
+) -> FloatArray:
+    """Time of a collective that some stages execute, or none [c, w]; `like` has the shape."""
+    if site not in collectives:
+        return np.zeros(like.shape)
+    return np.where(collectives[site].wire_bytes > 0, alone_s[site], 0.0)
 
 
 def _dense_and_expert_s(alone_s: Mapping[str, FloatArray], site: str) -> FloatArray:

@@ -62,6 +62,8 @@ class GroupKinds:
         pair: The same to just one of them; on a full mesh that is one wire.
         inter: A member's own share of the network, which no other rank's groups can take: a group with m members on
             a host has m shares there.
+        hop: The same for messages from each member to the next, where members whose next one is on their own host
+            leave their share of a common adapter to the others.
     """
 
     size: IntArray
@@ -71,6 +73,7 @@ class GroupKinds:
     intra: CostArrays
     pair: CostArrays
     inter: CostArrays
+    hop: CostArrays
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -218,19 +221,19 @@ def _hops(groups: GroupKinds) -> list[FloatArray]:
     The base time is that of the short protocol in both: there is no pipeline to fill (measured: vidur's send_recv on
     A100 and H100).
     """
-    pair, inter = groups.pair, groups.inter
-    base_s = np.maximum(pair.short_base_s, inter.short_base_s)
+    pair, network = groups.pair, groups.hop
+    base_s = np.maximum(pair.short_base_s, network.short_base_s)
     return [
         np.array(
             [
-                base_s + np.maximum(pair.short_hop_s, inter.short_hop_s),
-                np.maximum(pair.short_s_per_byte, inter.short_s_per_byte),
+                base_s + np.maximum(pair.short_hop_s, network.short_hop_s),
+                np.maximum(pair.short_s_per_byte, network.short_s_per_byte),
             ]
         ),
         np.array(
             [
-                base_s + np.maximum(pair.long_hop_s, inter.long_hop_s),
-                np.maximum(pair.hop_s_per_byte, inter.hop_s_per_byte),
+                base_s + np.maximum(pair.long_hop_s, network.long_hop_s),
+                np.maximum(pair.hop_s_per_byte, network.hop_s_per_byte),
             ]
         ),
     ]

@@ -29,6 +29,9 @@ MAX_DEVICES = 1_000_000
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 _WorstLinks = tuple[tuple[int, int, int, int], FloatArray]
+_LINKS = ("intra", "pair", "inter", "hop")
+"""The links of `GroupKinds`, in the order of an answer's rows."""
+_IS_PER_BYTE = np.array([field.endswith("s_per_byte") for field in LinkCost._fields])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -236,22 +239,30 @@ class Cluster:
         fabric = _fabric(self)
         return _group_links([fabric.links_among(ranks) for ranks in entries], np.arange(len(entries)))
 
+    def end_links(self, length: IntArray) -> GroupLinks:
+        """What pairs of ranks communicate over, each of the first `length` ranks with one of the last so many [g].
+
+        So do the first and the last stage of a pipeline, whose stages are `length` ranks long. Where one stage is all
+        of the ranks, nobody has a partner.
+        """
+        first, row = distinct_rows([np.asarray(length, dtype=np.int64)])
+        lengths = np.asarray(length, dtype=np.int64)[first].tolist()
+        assert all(self.num_devices % one == 0 for one in lengths), f"length divides {self.num_devices} ranks"
+        fabric = _fabric(self)
+        return _group_links([fabric.worst_end_links(one) for one in lengths], row)
+
 
 def _group_links(found: Sequence[_WorstLinks], row: IntArray) -> GroupLinks:
-    """The links of groups whose kinds were `found`."""
+    """The answers as arrays, of which every entry is a `row`."""
     sizes = np.array([row for row, _ in found], dtype=np.int64).reshape(-1, 4)
-    costs = np.array([row for _, row in found]).reshape(-1, 3, len(LinkCost._fields))
-    intra, pair, inter = (
-        CostArrays(**dict(zip(LinkCost._fields, cost.T, strict=True))) for cost in costs.swapaxes(0, 1)
-    )
+    costs = np.array([row for _, row in found]).reshape(-1, len(_LINKS), len(LinkCost._fields))
+    links = [CostArrays(**dict(zip(LinkCost._fields, cost.T, strict=True))) for cost in costs.swapaxes(0, 1)]
     kinds = GroupKinds(
         size=sizes[:, 0],
         hosts=sizes[:, 1],
         members_per_host=sizes[:, 2],
         max_members_per_host=sizes[:, 3],
-        intra=intra,
-        pair=pair,
-        inter=inter,
+        **dict(zip(_LINKS, links, strict=True)),
     )
     return GroupLinks(kinds=kinds, lines=cost_lines(kinds), row=row)
 
@@ -276,6 +287,7 @@ class _Fabric:
             for members in range(2, group.devices_per_host + 1):
                 self.intra_cost[row, members] = combined(group.intra_links, members=members).cost(members)
         self.nic_cost = np.array([combined(group.nic_links).cost() for group in groups])
+        self.sharers = np.array([combined(group.nic_links).sharers for group in groups])
         self.between_groups = combined(cluster.inter_group_links) if cluster.inter_group_links else None
         # so many neighbouring ranks stand on one host, wherever they begin
         self.neighbours = math.gcd(*(group.devices_per_host for group in groups))
@@ -294,26 +306,33 @@ class _Fabric:
         return hosts, np.where(per_byte, cost / shares[:, None], cost)
 
     def worst_links(self, stride: int, size: int) -> _WorstLinks:
-        """For one (stride, size) the four sizes of `GroupKinds`, and what its three links cost [3, fields]."""
+        """For one (stride, size) the four sizes of `GroupKinds`, and what its links cost [4, fields]."""
         if (stride, size) not in self.found:
-            self.found[stride, size] = self._worst_links(stride, size)
+            alike = math.gcd(stride, self.neighbours)  # groups that begin on so many neighbours are on the same hosts
+            hosts = self.rank_host[::alike].reshape(-1, size, stride // alike).swapaxes(1, 2).reshape(-1, size)
+            self.found[stride, size] = self._worst_links(hosts, alike)
         return self.found[stride, size]
-
-    def _worst_links(self, stride: int, size: int) -> _WorstLinks:
-        alike = math.gcd(stride, self.neighbours)  # groups that begin on so many neighbours are on the same hosts
-        hosts = self.rank_host[::alike].reshape(-1, size, stride // alike).swapaxes(1, 2).reshape(-1, size)
-        return self._links(hosts)
 
     def links_among(self, ranks: IntArray) -> _WorstLinks:
         """The same for given groups [groups, size]."""
-        return self._links(np.sort(self.rank_host[ranks], axis=1))
+        return self._worst_links(np.sort(self.rank_host[ranks], axis=1), 1)
 
-    def _links(self, hosts: IntArray) -> _WorstLinks:
-        """The same for the hosts of each member [groups, size]; they ascend, so that those on one host are a run."""
-        costs = np.zeros((3, len(LinkCost._fields)))
+    def worst_end_links(self, length: int) -> _WorstLinks:
+        """The same for pairs of the first and the last `length` ranks."""
+        if (-length, 2) not in self.found:
+            ranks = len(self.rank_host)
+            alike = math.gcd(length, self.neighbours)
+            ends = np.stack([self.rank_host[:length:alike], self.rank_host[ranks - length :: alike]], axis=1)
+            self.found[-length, 2] = self._worst_links(ends if length < ranks else ends[:, :1], alike)
+        return self.found[-length, 2]
+
+    def _worst_links(self, hosts: IntArray, alike: int) -> _WorstLinks:
+        """The worst of groups on those hosts [rows, size]; each row stands for `alike` groups."""
         size = hosts.shape[1]
+        costs = np.zeros((len(_LINKS), len(LinkCost._fields)))
         if size == 1:
             return (1, 1, 1, 1), costs
+        # hosts ascend within a row, so members on one host stand side by side: a run
         starts_run = np.ones(hosts.shape, dtype=bool)
         starts_run[:, 1:] = hosts[:, 1:] != hosts[:, :-1]
         first = np.flatnonzero(starts_run)
@@ -329,14 +348,29 @@ class _Fabric:
         costs[0] = self.intra_cost[inside_kind, inside_members].max(axis=0, initial=0.0)
         costs[1] = self.intra_cost[inside_kind, 2].max(axis=0, initial=0.0)
         costs[2] = self.nic_cost[np.flatnonzero(np.bincount(kind[crossing]))].max(axis=0, initial=0.0)
+        costs[3] = self._hop_cost(hosts, alike) if (self.sharers > 1).any() else costs[2]
         if self.between_groups is not None:
             networks = self.host_network[hosts]
             if np.any(networks != networks[:, :1]):
-                costs[2] = np.maximum(costs[2], self.between_groups.cost())
+                costs[2:] = np.maximum(costs[2:], self.between_groups.cost())
         for pair, cost in zip(self.pair_hosts.T, self.pair_cost, strict=True):
             if np.any((hosts == pair[0]).any(axis=1) & (hosts == pair[1]).any(axis=1)):
-                costs[2] = np.maximum(costs[2], cost)
+                costs[2:] = np.maximum(costs[2:], cost)
         return (size, int(hosts_spanned.max()), int(members.min()), int(members.max())), costs
+
+    def _hop_cost(self, hosts: IntArray, alike: int) -> FloatArray:
+        """What the network costs messages from each member to the next, all at once [fields].
+
+        A host's adapter is shared by as many of its devices as send off the host, or receive from others.
+        """
+        leaves = hosts[:, :-1] != hosts[:, 1:]
+        count = len(self.host_group)
+        sent, received = (np.bincount(ends[leaves], minlength=count) for ends in (hosts[:, :-1], hosts[:, 1:]))
+        busy = alike * np.maximum(sent, received)
+        crossing = np.flatnonzero(busy)
+        kind = self.host_group[crossing]
+        share = np.minimum(busy[crossing] / self.sharers[kind], 1.0)
+        return np.asarray((self.nic_cost[kind] * np.where(_IS_PER_BYTE, share[:, None], 1.0)).max(axis=0, initial=0.0))
 
 
 class _LinkForm(StrictModel):
@@ -346,9 +380,11 @@ class _LinkForm(StrictModel):
     exclusive_group: str | None = None
     mesh_peers: int | None = Field(default=None, ge=1)
     efficiency: float | None = Field(default=None, gt=0, le=1.5)
+    sharers: int = Field(default=1, ge=1, le=MAX_DEVICES)
 
     def link(self) -> Link:
         return Link(
+            sharers=self.sharers,
             kind=self.kind,
             bandwidth_bytes_per_s=self.bandwidth_gb_per_s * 1e9,
             latency_s=self.latency_us * 1e-6,

@@ -96,6 +96,7 @@ class LinkEntry(StrictModel):
     latency_us: SourcedNumber
     mesh_peers: SourcedNumber | None = None
     efficiency: SourcedNumber | None = None
+    sharers: SourcedNumber | None = None
 
     def link(self) -> Link:
         """The link in SI units."""
@@ -105,6 +106,7 @@ class LinkEntry(StrictModel):
             latency_s=self.latency_us.value * 1e-6,
             mesh_peers=int(self.mesh_peers.value) if self.mesh_peers else None,
             efficiency=self.efficiency.value if self.efficiency else None,
+            sharers=int(self.sharers.value) if self.sharers else 1,
         )
 
 

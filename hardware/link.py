@@ -105,6 +105,8 @@ class Link:
         mesh_peers: On a full mesh, the number of peers that the bandwidth is divided over by wire, so that a group
             of m devices uses (m - 1) / mesh_peers of it. None means a switch: any group gets all of it.
         efficiency: Share of the bandwidth that the long messages of collectives reach; None takes the kind's.
+        sharers: Devices of one host whose shares make up one adapter: a device that sends while the others are silent
+            gets so many times the bandwidth. 1 is an adapter of its own.
     """
 
     kind: str
@@ -113,12 +115,14 @@ class Link:
     exclusive_group: str | None = None
     mesh_peers: int | None = None
     efficiency: float | None = None
+    sharers: int = 1
 
     def __post_init__(self) -> None:
         assert self.bandwidth_bytes_per_s > 0, f"a link carries data, but got {self.bandwidth_bytes_per_s} bytes/s"
         assert self.latency_s >= 0, f"a latency is never negative, but got {self.latency_s} s"
         assert self.mesh_peers is None or self.mesh_peers >= 1, f"a mesh has peers, but got {self.mesh_peers}"
         assert self.efficiency is None or self.efficiency > 0, f"a link carries data, but got {self.efficiency}"
+        assert self.sharers >= 1, f"an adapter has a device, but got {self.sharers}"
 
     def among(self, members: int) -> Link:
         """This link as each of a group of `members` devices on one fabric sees it: without `mesh_peers`."""
@@ -130,6 +134,7 @@ class Link:
             latency_s=self.latency_s,
             exclusive_group=self.exclusive_group,
             efficiency=self.efficiency,
+            sharers=self.sharers,
         )
 
     def reached(self, members: int) -> float:
@@ -168,7 +173,8 @@ def combined(links: tuple[Link, ...], *, members: int = 2) -> Link:
 
     The widest link of every exclusive group works, and all links without a group work, together: their bandwidths
     add up, and so do the shares of them that long messages reach. The latency is that of the widest one, which a
-    message too short to be split would take alone, and so is the rest of its kind (assumed).
+    message too short to be split would take alone, and so is the rest of its kind (assumed). Of what several devices
+    share no more than the least shared of the links is lent.
 
     Source: the multi-edge links of "Rethinking Dynamic Networks and Heterogeneous Computing with Automatic
     Parallelization", section 3.1: concurrent or conflicting resources between one pair of devices.
@@ -188,6 +194,7 @@ def combined(links: tuple[Link, ...], *, members: int = 2) -> Link:
         bandwidth_bytes_per_s=bandwidth,
         latency_s=working[0].latency_s,
         efficiency=working[0].efficiency if len(working) == 1 else reached,
+        sharers=min(link.sharers for link in working),
     )
 
 
