@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import reduce
 
 import numpy as np
 from numpy.typing import NDArray
@@ -159,10 +158,16 @@ class StageKinds:
             return np.asarray(self.blocks @ costs)
         return np.asarray(np.concatenate([self.blocks - self.again, self.again], axis=1) @ costs)
 
-    def slowest(self, seconds: Sequence[FloatArray] | FloatArray) -> FloatArray:
-        """What the slowest of its devices makes each kind of stage take [..., c, k], from what each device would."""
-        masked = [own * is_on for own, is_on in zip(seconds, self.has_device.T[:, :, None], strict=True)]
-        return np.asarray(reduce(np.maximum, masked))
+    def slowest(self, seconds: FloatArray) -> FloatArray:
+        """The parts of its time [p, c, k] on the device that makes each kind of stage slowest, from those of each [d].
+
+        Ranks of a stage wait for each other in every micro-batch, in collectives or at its end.
+        """
+        if len(seconds) == 1:
+            return np.asarray(seconds[0])
+        is_on = self.has_device.T[:, :, None]
+        slowest = np.where(is_on, seconds.sum(axis=1), -np.inf).argmax(axis=0)
+        return np.asarray(np.take_along_axis(seconds, slowest[None, None], axis=0)[0])
 
     def smallest(self, figures: Sequence[float]) -> FloatArray:
         """The smallest of a figure of `cluster.devices` among the devices of each kind of stage [c]."""

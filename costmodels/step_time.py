@@ -14,7 +14,7 @@ from functools import reduce
 import numpy as np
 
 from costmodels.breakdown import BREAKDOWN, EXPOSED_PARTS
-from costmodels.communication import Beside, block_communication
+from costmodels.communication import Beside, BlockCommunication, block_communication
 from costmodels.job import TrainingJob
 from costmodels.kernels import CollectiveTime, KernelTime, collective_s, execution_s, kernel_s
 from costmodels.launches import beyond_device_s, hops_launch_s, issue_s
@@ -132,7 +132,7 @@ class _BlockCosts:
 
     Attributes:
         compute: Seconds of the forward and the backward pass on each kind of device [d, 2, len(BLOCKS), u].
-        exposed: Exposed seconds of EXPOSED_PARTS [4, len(BLOCKS), u].
+        exposed: Exposed seconds of EXPOSED_PARTS beside the compute of each kind of device [d, 4, len(BLOCKS), u].
         host: Seconds to launch the operators, and the number of collectives [2, len(BLOCKS), u].
     """
 
@@ -159,25 +159,37 @@ def _block_costs(
     collective_time: CollectiveTime,
 ) -> _BlockCosts:
     times = [block_times(job, device, runtime, shapes, kernel_time) for device in cluster.devices]
-    fastest = times[0]  # compute of the first kind of device stands for all where communication hides beside it
-    beside = Beside(
-        products=dict(zip(BLOCKS, fastest.products, strict=True)),
-        weight_gradients=dict(zip(BLOCKS, fastest.weight_gradients, strict=True)),
-        attention_core=np.max([t.attention_core.sum(axis=0) for t in times], axis=0),
+    groups = place(cluster, shapes)
+    found = [
+        block_communication(job, runtime, shapes, groups, _beside(of_device), collective_time) for of_device in times
+    ]
+    issued = [found[0].collectives[block] for block in BLOCKS]
+    return _BlockCosts(
+        compute=np.array([(t.forward, t.backward) for t in times]),
+        exposed=np.array([_exposed_parts(communication) for communication in found]),
+        host=np.array([times[0].launches * runtime.launch_s, issued]),
     )
-    found = block_communication(job, runtime, shapes, place(cluster, shapes), beside, collective_time)
+
+
+def _beside(times: BlockTimes) -> Beside:
+    """The compute of one kind of device beside which communication may run."""
+    return Beside(
+        products=dict(zip(BLOCKS, times.products, strict=True)),
+        weight_gradients=dict(zip(BLOCKS, times.weight_gradients, strict=True)),
+        attention_core=times.attention_core.sum(axis=0),
+    )
+
+
+def _exposed_parts(found: BlockCommunication) -> list[list[FloatArray]]:
+    """What blocks expose of EXPOSED_PARTS [4, len(BLOCKS), u]."""
     by_block: dict[str, dict[Block, FloatArray]] = {
         "tp": found.tp,
         "cp": {Block.ATTENTION: found.cp},
         "up": {Block.ATTENTION: found.up},
         "ep": {Block.MOE_MLP: found.ep},
     }
-    none = np.zeros(len(shapes))
-    return _BlockCosts(
-        compute=np.array([(t.forward, t.backward) for t in times]),
-        exposed=np.array([[by_block[part].get(block, none) for block in BLOCKS] for part in EXPOSED_PARTS]),
-        host=np.array([fastest.launches * runtime.launch_s, [found.collectives[block] for block in BLOCKS]]),
-    )
+    none = np.zeros_like(found.cp)
+    return [[by_block[part].get(block, none) for block in BLOCKS] for part in EXPOSED_PARTS]
 
 
 def estimate_step(
@@ -248,7 +260,7 @@ def _parts_s(
         for part, seconds in parts.items():
             breakdown[part][at] = seconds
     of_each = groups.take(layouts.weights_of)
-    breakdown["pp"] = exposed_transfers_s(job, runtime, grid, of_each, num_micro_batches, collective_time)
+    breakdown["pp"] += exposed_transfers_s(job, runtime, grid, of_each, num_micro_batches, collective_time)
     passes_s = _sum(seconds for part, seconds in breakdown.items() if part != "overhead")
     breakdown["overhead"] = overhead_s(job, cluster, runtime, grid, of_each.pp.hosts, memory, passes_s)
     if runtime.residuals:
@@ -291,10 +303,11 @@ class _Pricing:
     def parts_s(self, costs: _BlockCosts, vpp: IntArray, num_micro_batches: IntArray) -> dict[str, FloatArray]:
         """Parts of the step that depend on its stages, each [k]."""
         runtime, stages, row = self.runtime, self.stages, self.row
-        forward, backward = stages.slowest(stages.total(costs.compute))
+        of_devices = np.concatenate([stages.total(costs.compute), stages.total(costs.exposed)], axis=1)
+        forward, backward, *exposed = stages.slowest(of_devices)
         backward = backward + self.accumulate_s.take(row, axis=1)
         parts = {"compute": forward + backward}
-        parts |= dict(zip(EXPOSED_PARTS, stages.total(costs.exposed), strict=True))
+        parts |= dict(zip(EXPOSED_PARTS, exposed, strict=True))
         device_s = _sum(parts.values())
         if not runtime.captured_graph:
             parts["host"] = beyond_device_s(device_s, self._host_s(costs, vpp))
@@ -309,7 +322,8 @@ class _Pricing:
         slowest = np.ravel_multi_index((stage_s.argmax(axis=0), np.arange(len(row))), stage_s.shape)
         parts = {part: num_micro_batches * seconds.take(slowest) for part, seconds in parts.items()}
         head_start = stages.before @ backward_s / vpp
-        parts["dp"] += traffic.per_step_s(runtime, forward_s, backward_s, head_start, self.layers)
+        reduced_s, parts["pp"] = traffic.per_step_s(runtime, forward_s, backward_s, head_start, self.layers)
+        parts["dp"] += reduced_s
         parts["bubble"] = bubble_s(stage_s, stages.count, vpp)
         parts["optimizer"] = self.optimizer_s[row]
         return parts

@@ -67,18 +67,20 @@ class WeightTraffic:
         backward: FloatArray,
         head_start: FloatArray,
         layers: int,
-    ) -> FloatArray:
-        """What a step waits once [k]; of `layers` the last one's gradients leave after the backward pass.
+    ) -> tuple[FloatArray, FloatArray]:
+        """What a step waits once, and how much longer for a tied table [k].
 
-        A later stage ends its last backward pass earlier, by its `head_start` [c, k].
+        Of `layers` the last one's gradients leave after the backward pass. A later stage ends its last backward pass
+        earlier, by its `head_start` [c, k].
         """
         reduction, gather = self.once_reduce, self.once_gather
         if runtime.overlaps_gradients:
             reduction = np.maximum(exposed_s(runtime, reduction, backward), reduction / layers)
         if runtime.overlaps_weight_gather:
             gather = np.maximum(exposed_s(runtime, gather, forward), self.one_layer)
-        reduction = reduction + self.once_tied
-        return np.asarray(np.maximum(reduction - head_start, 0.0).max(axis=0) + gather.max(axis=0))
+        waits = np.maximum(reduction - head_start, 0.0).max(axis=0)
+        with_tied = np.maximum(reduction + self.once_tied - head_start, 0.0).max(axis=0)
+        return np.asarray(waits + gather.max(axis=0)), np.asarray(with_tied - waits)
 
 
 def weight_collectives(
