@@ -20,6 +20,9 @@ from hardware.config_file import StrictModel, checked, read_mapping
 from hardware.errors import ConfigError, did_you_mean
 
 
+LayerSplit = Literal["even", "balanced", "least-bottleneck"]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Constant:
     """What a free constant of a profile may be, and what is believed of it before any measurement.
@@ -123,8 +126,11 @@ class RuntimeProfile:
     Attributes:
         name: Catalog name.
         rule_set: Name of the rules that its configurations obey.
-        layer_split: How layers fall to stages: "even" (no-op layers at the end fill a padded count) or "balanced"
-            (contiguous blocks of equal cost, embedding and head counted).
+        layer_split: How layers fall to stages: "even" (no-op layers at the end fill a padded count), "balanced"
+            (contiguous blocks of equal cost, embedding and head counted) or "least-bottleneck" (contiguous blocks of
+            which the largest is as small as can be, the head counted).
+        stage_layers: Layers of each stage where a run states them, one stage after the other; they go before
+            `layer_split` in pipelines of so many stages. Empty states nothing.
         layer_padding: Layer counts are padded with no-op layers to a multiple of this; 1 pads nothing.
         vocabulary_multiple: Rows of the vocabulary that each tp rank holds are padded to a multiple of this.
         pads_whole_vocabulary: Whether that holds also where tp is 1.
@@ -185,7 +191,7 @@ class RuntimeProfile:
 
     name: str
     rule_set: str
-    layer_split: str
+    layer_split: LayerSplit
     layer_padding: int
     vocabulary_multiple: int
     pads_whole_vocabulary: bool
@@ -238,6 +244,7 @@ class RuntimeProfile:
     log_errors: tuple[tuple[str, float], ...]
     step_error: float
     memory_error: float
+    stage_layers: tuple[int, ...] = ()
 
     def speed_of(self, device_name: str) -> float:
         """Relative speed of a device's kernels; 1 for a device that was never measured under this runtime."""
@@ -251,7 +258,7 @@ class RuntimeProfile:
 
 
 class _Layers(StrictModel):
-    split: Literal["even", "balanced"]
+    split: LayerSplit
     padding: Annotated[int, Field(ge=1)] = 1
 
 

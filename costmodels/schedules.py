@@ -63,6 +63,7 @@ def assign_layers(
     "even": the layer count, padded with no-op layers to the runtime's multiple, is cut into pp*vpp equal chunks, and
     chunk c stands on stage c % pp (Narayanan et al. 2021, section 2.2). "balanced": contiguous blocks of about equal
     compute (nanotron models/base.py: a stage ends with the block that takes the cumulative cost past its share).
+    "least-bottleneck": contiguous blocks of which the largest is as small as can be (AMP, Li et al. 2022, section 3.4).
     A count that can't be cut evenly is spread as evenly as possible (Megatron-LM's pipeline layout).
     """
     virtual = chunk_of_layer(model, runtime, pp, vpp, assignment.layers)
@@ -91,6 +92,8 @@ def chunk_of_layer(
     layer = np.arange(num_layers)
     if runtime.layer_split == "balanced":
         return _balanced_stages(model, pp * vpp)
+    if runtime.layer_split == "least-bottleneck":
+        return _least_bottleneck_stages(model, pp * vpp)
     if padded % (pp * vpp) == 0:
         return layer // (padded // (pp * vpp))
     return layer * pp * vpp // num_layers
@@ -104,15 +107,7 @@ def moe_layers(model: ModelSpec) -> NDArray[np.bool_]:
 
 def _balanced_stages(model: ModelSpec, pp: int) -> IntArray:
     """Stage of each layer [num_layers] when blocks are cut at equal shares of the compute, the head's included."""
-    costs = np.array(
-        [
-            model.moe_layer_active_parameters if model.is_moe_layer(layer) else model.dense_layer_parameters
-            for layer in range(model.num_layers)
-        ]
-        + [model.hidden_size * model.vocab_size],
-        dtype=np.float64,
-    )
-    cumulative = np.cumsum(costs)
+    cumulative = np.cumsum(_block_costs(model))
     thresholds = cumulative[-1] * (np.arange(1, pp + 1) / pp)
     stages = np.zeros(model.num_layers, dtype=np.int64)
     stage = 0
@@ -121,6 +116,43 @@ def _balanced_stages(model: ModelSpec, pp: int) -> IntArray:
         if cumulative[layer] > thresholds[stage] and stage < pp - 1:
             stage += 1
     return stages
+
+
+def _block_costs(model: ModelSpec) -> FloatArray:
+    """The compute of each layer and of the head, in parameters that a token meets [num_layers + 1]."""
+    layers = [
+        model.moe_layer_active_parameters if model.is_moe_layer(layer) else model.dense_layer_parameters
+        for layer in range(model.num_layers)
+    ]
+    return np.array([*layers, model.hidden_size * model.vocab_size], dtype=np.float64)
+
+
+@lru_cache(maxsize=64)
+def _least_bottleneck_stages(model: ModelSpec, pp: int) -> IntArray:
+    """Stage of each layer [num_layers] when the costliest stage costs as little as can be.
+
+    Of such cuts the one whose stages differ least, by their squares. The last stage may hold the head alone.
+    """
+    ends = np.concatenate([[0.0], np.cumsum(_block_costs(model))])
+    # cost[i, j] of a stage that holds the blocks from i to j - 1; one without a block is none
+    cost = np.where(np.tri(len(ends), k=-1, dtype=np.bool_).T, ends - ends[:, None], np.inf)
+    largest = _cut(cost, pp, np.maximum)[0]
+    _, cuts = _cut(np.where(cost <= largest * (1 + 1e-9), cost**2, np.inf), pp, np.add)
+    return np.asarray(np.searchsorted(cuts, np.arange(model.num_layers), side="right"))
+
+
+def _cut(cost: FloatArray, pp: int, joined: np.ufunc) -> tuple[float, list[int]]:
+    """The least cost of `pp` stages of all blocks, joined by sum or maximum, and where the stages but the last end."""
+    best, chosen = cost[0], []
+    for _ in range(pp - 1):
+        through = joined(best[:, None], cost)  # so far up to the row's block, then one stage up to the column's
+        chosen.append(through.argmin(axis=0))
+        best = through.min(axis=0)
+    cuts, end = [], len(best) - 1
+    for at in reversed(chosen):
+        end = int(at[end])
+        cuts.append(end)
+    return float(best[-1]), cuts[::-1]
 
 
 def bubble_s(stage_s: FloatArray, count: IntArray, vpp: IntArray | int) -> FloatArray:

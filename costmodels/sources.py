@@ -1,16 +1,23 @@
 """Which runtime, hosts and habits stand behind each source of measured runs (catalog/sources.yaml).
 
-A measured row says what was configured, not what its runtime does. The table gives each known source its runtime; an
-unknown one falls to FALLBACK_RUNTIME or, where its rows show plain FSDP, to FSDP_RUNTIME.
+A measured row says what was configured, not what its runtime does. The table gives each known source its runtime; a
+name that goes on after a dash is the same source (`amp-neurips22` is `amp`). An unknown one falls to FALLBACK_RUNTIME
+or, where its rows show plain FSDP, to FSDP_RUNTIME.
+
+Unlike devices (`mixed:4xV100-SXM-16+12xT4-16`) stand host by host in the order in which the row names them, and ranks
+count them in that order. Hosts are those that the source states for the device, else its usual ones. A number of
+devices that fills no whole hosts is taken to be so many hosts that each give the largest common share.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,10 +26,10 @@ from pydantic import Field, TypeAdapter
 from costmodels.job import PRECISIONS, TrainingJob
 from costmodels.measured import MeasuredRun
 from costmodels.memory import MemoryMeaning, WhichStage
-from costmodels.runtime import CONSTANTS, RuntimeProfile, find_runtime
+from costmodels.runtime import CONSTANTS, LayerSplit, RuntimeProfile, find_runtime
 from hardware.cluster import Cluster, cluster_from_mapping
 from hardware.config_file import StrictModel, read_mapping
-from hardware.device import find_devices
+from hardware.device import find_device, find_devices
 from hardware.errors import ConfigError
 
 FALLBACK_RUNTIME = "megatron-core"
@@ -70,11 +77,24 @@ class _Nic(StrictModel):
     kind: str
     bandwidth_gb_per_s: float
     latency_us: float
+    efficiency: float | None = None
+    sharers: int = 1
 
 
-class _Hosts(StrictModel):
+class _HostsOf(StrictModel):
     devices: Annotated[int, Field(ge=1)] | None = None
     nic: _Nic | None = None
+    intra: _Nic | None = None
+
+
+class _Hosts(_HostsOf):
+    """The hosts of a source: of all its devices, or by the catalog's name of one."""
+
+    of: dict[str, _HostsOf] = Field(default_factory=dict)
+
+    def of_device(self, name: str) -> _HostsOf:
+        """The hosts of one kind of device."""
+        return self.of.get(name, self)
 
 
 class Source(StrictModel):
@@ -88,7 +108,9 @@ class Source(StrictModel):
     """Whether its step times mean anything; those of test suites of tiny models are launch-bound."""
     hosts: _Hosts = _Hosts()
     precision: str | None = None
-    facts: dict[str, bool | int] = Field(default_factory=dict)
+    tied: bool | None = None
+    """Whether the head is the embedding's table, where that is known and the rows don't tell."""
+    facts: dict[str, bool | int | LayerSplit] = Field(default_factory=dict)
     reason: str
 
 
@@ -111,12 +133,19 @@ def _sources() -> dict[str, Source]:
 
 def is_known_source(name: str) -> bool:
     """Whether the table has the source, so that nothing of it is guessed."""
-    return name in _sources()
+    return _known_source(name) is not None
+
+
+def _known_source(name: str) -> Source | None:
+    """The table's source of that name, or of the longest part of it that ends before a dash; None if there is none."""
+    while name and name not in _sources():
+        name = name.rpartition("-")[0]
+    return _sources().get(name)
 
 
 def source_of(run: MeasuredRun) -> Source:
     """What is known of the run's source, or guessed from its columns and remarks."""
-    known = _sources().get(run.source)
+    known = _known_source(run.source)
     if known is not None:
         return known
     lowered = f"{run.source} {run.notes}".lower()
@@ -141,8 +170,7 @@ def setting_of(run: MeasuredRun, runtimes: Mapping[str, RuntimeProfile], runtime
     name = runtime or source.runtime
     profile = runtimes.get(name) or find_runtime(name)
     cluster = cluster_of(run.device, run.devices, source.hosts)
-    if cluster.num_devices != run.devices:
-        raise ConfigError(f"names other devices than the {run.devices} of the run", key="device", value=run.device)
+    model = run.model if source.tied is None else replace(run.model, tied_embeddings=source.tied)
     precision = source.precision or run.precision
     if precision not in PRECISIONS:
         precision = "bf16"
@@ -150,7 +178,7 @@ def setting_of(run: MeasuredRun, runtimes: Mapping[str, RuntimeProfile], runtime
         precision = "fp32"  # before Ampere
     return MeasuredSetting(
         job=TrainingJob(
-            model=run.model,
+            model=model,
             sequence_length=run.sequence_length,
             global_batch_size=run.global_batch_size,
             precision=precision,
@@ -172,51 +200,71 @@ def facts_of(run: MeasuredRun) -> dict[str, Any]:
     for pattern, fact, value in NOTE_FACTS:
         if re.search(pattern, run.notes):
             facts[fact] = value
+    stated = stated_stage_layers(run)
+    if stated:
+        facts["stage_layers"] = stated
     known = {field.name for field in fields(RuntimeProfile)} - NO_FACTS | set(CONSTANTS)
     assert set(facts) <= known, f"{sorted(set(facts) - known)} are no facts of a profile"
     return facts
 
 
-@cache
-def _cluster(device: str, devices: int, devices_per_host: int, nic: tuple[str, float, float] | None) -> Cluster:
-    group: dict[str, Any] = {
-        "device": device,
-        "hosts": devices // devices_per_host,
-        "devices_per_host": devices_per_host,
-    }
-    if nic is not None:
-        kind, bandwidth, latency = nic
-        group["nic_links"] = [{"kind": kind, "bandwidth_gb_per_s": bandwidth, "latency_us": latency}]
-    return cluster_from_mapping(group, Path())
+def stated_stage_layers(run: MeasuredRun) -> tuple[int, ...]:
+    """Layers of each stage that the run's remarks state, the first stage's first; empty where they state none.
+
+    `layers per stage incl. embedding(1)+head(1): 8/9/9`, or bounds in DeepSpeed's list of modules, `partition: [0, 9,
+    16, 23, 30]`: embedding and one function before the layers, two functions, the head and the loss behind them.
+    """
+    num_layers = run.model.num_layers
+    counts = re.search(r"layers per stage incl\. embedding\(1\)\+head\(1\): (\d+(?:/\d+)*)", run.notes)
+    if counts:
+        held = [int(count) for count in counts[1].split("/")]
+        held[0] -= 1
+        held[-1] -= 1
+    else:
+        bounds = re.search(r"partition\W+(0(?:,\s*\d+)+)", run.notes)
+        ends = [int(end) for end in bounds[1].split(",")] if bounds else []
+        inside = [min(max(end - 2, 0), num_layers) for end in ends if ends[-1] == num_layers + 6]
+        held = [end - start for start, end in pairwise(inside)]
+    is_whole = len(held) == run.config.pp and sum(held) == num_layers and all(count >= 0 for count in held)
+    return tuple(held) if is_whole else ()
 
 
 def cluster_of(device: str, devices: int, hosts: _Hosts) -> Cluster:
     """The cluster that so many devices of a measured file's kind make.
 
     Raises:
-        ConfigError: the device is unknown.
+        ConfigError: a device is unknown, or unlike ones are others than so many.
     """
     pairs = find_devices(device)
-    if len(pairs) > 1 or pairs[0][0]:
-        groups = []
-        for count, kind in pairs:
-            per_host = _devices_per_host(count, hosts.devices or kind.devices_per_host)
-            groups.append({"device": kind.name, "hosts": count // per_host, "devices_per_host": per_host})
-        return cluster_from_mapping({"groups": groups}, Path())
-    kind = pairs[0][1]
-    per_host = _devices_per_host(devices, hosts.devices or kind.devices_per_host)
-    nic = hosts.nic
-    return _cluster(
-        kind.name,
-        devices,
-        per_host,
-        (nic.kind, nic.bandwidth_gb_per_s, nic.latency_us) if nic else None,
-    )
+    is_mixed = pairs[0][0] > 0
+    named = sum(count for count, _ in pairs)
+    if is_mixed and named != devices:
+        raise ConfigError(
+            f"names {named} devices, but the run has {devices}",
+            key="device",
+            value=device,
+            nearest="the counts are devices, not hosts",
+        )
+    return _cluster(tuple((count or devices, kind.name) for count, kind in pairs), hosts.model_dump_json())
+
+
+@cache
+def _cluster(counts: tuple[tuple[int, str], ...], hosts_json: str) -> Cluster:
+    """Hosts of so many devices of each name, group by group."""
+    hosts = _Hosts.model_validate_json(hosts_json)
+    groups = []
+    for count, name in counts:
+        own = hosts.of_device(name)
+        per_host = _devices_per_host(count, own.devices or find_device(name).devices_per_host)
+        group: dict[str, Any] = {"device": name, "hosts": count // per_host, "devices_per_host": per_host}
+        links = {"nic_links": own.nic, "intra_links": own.intra}
+        groups.append(group | {key: [link.model_dump()] for key, link in links.items() if link})
+    return cluster_from_mapping(groups[0] if len(groups) == 1 else {"groups": groups}, Path())
 
 
 def _devices_per_host(devices: int, in_host: int) -> int:
-    """Devices that each host gives to a job: all of them, or the largest share that divides the job evenly."""
-    return next(size for size in range(min(devices, in_host), 0, -1) if devices % size == 0)
+    """Devices that each host gives to a job: all of them, or the largest share of a host that makes up the job."""
+    return devices if devices <= in_host else math.gcd(devices, in_host)
 
 
 __all__ = [
