@@ -482,7 +482,7 @@ def _held_out(runs: Sequence[TimedRun], profile: RuntimeProfile, on_progress: Ca
 
 
 def _cells(runs: Sequence[TimedRun]) -> list[Cell]:
-    return [cell_of(run.setting.cluster.devices[0].name, run.setting.job, run.config) for run in runs]
+    return [cell_of(run.setting.cluster.device_names, run.setting.job, run.config) for run in runs]
 
 
 def _residuals_of(residuals: Sequence[LayerResidual], runs: Sequence[TimedRun]) -> FloatArray:
@@ -490,7 +490,7 @@ def _residuals_of(residuals: Sequence[LayerResidual], runs: Sequence[TimedRun]) 
     found = np.zeros(len(runs))
     for setting, at in by_setting([run.setting for run in runs]).items():
         grid = ConfigGrid.from_configs([runs[i].config for i in at])
-        found[at] = layer_residual(residuals, setting.cluster.devices[0].name, setting.job, grid)
+        found[at] = layer_residual(residuals, setting.cluster.device_names, setting.job, grid)
     return found
 
 

@@ -4,7 +4,7 @@ Whole layers run faster or slower than the sum of their kernels for reasons that
 library picks, how launches of that size overlap), and the same for every pipeline, batch and depth that cuts a layer to
 that size. So what calibration leaves of the runs is averaged per cell of equal layers (device, hidden size, tp, tokens,
 sequence length) and smoothed: cells that differ by an octave tell little of each other, and where no run was measured
-the residual is zero.
+the residual is zero. What pipelines over unlike devices leave unexplained tells nothing of any one of these.
 
 Letters: u unique shape rows, e cells.
 """
@@ -33,7 +33,7 @@ MIN_RUNS = 3
 
 
 Cell = tuple[str, int, int, int, int]
-"""Device, hidden size, tp, tokens and sequence length of equal layers."""
+"""Device (or unlike ones, as `Cluster.device_names`), hidden size, tp, tokens and sequence length of equal layers."""
 
 
 def cell_of(device: str, job: TrainingJob, config: ParallelConfig) -> Cell:

@@ -103,7 +103,7 @@ class LayerResidual:
     """One cell of equal layers and what a fit leaves unexplained of them (see residuals.py).
 
     Attributes:
-        device: Name of the device.
+        device: Name of the device, or of unlike ones as `Cluster.device_names` has it.
         hidden_size: Of the model.
         tp: Tensor parallel degree.
         tokens: Tokens of one micro-batch on one rank.

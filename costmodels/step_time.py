@@ -264,7 +264,7 @@ def _parts_s(
     passes_s = _sum(seconds for part, seconds in breakdown.items() if part != "overhead")
     breakdown["overhead"] = overhead_s(job, cluster, runtime, grid, of_each.pp.hosts, memory, passes_s)
     if runtime.residuals:
-        unexplained = np.exp(layer_residual(runtime.residuals, cluster.devices[0].name, job, shapes))[shape_of]
+        unexplained = np.exp(layer_residual(runtime.residuals, cluster.device_names, job, shapes))[shape_of]
         breakdown = {part: seconds * unexplained for part, seconds in breakdown.items()}
     return breakdown
 

@@ -171,6 +171,11 @@ class Cluster:
         """The unlike devices, each once, in rank order."""
         return tuple(dict.fromkeys(group.device for group in self.groups))
 
+    @property
+    def device_names(self) -> str:
+        """The names of the unlike devices, joined by +: of one kind its name alone."""
+        return "+".join(device.name for device in self.devices)
+
     def rank_host(self) -> IntArray:
         """The host of every rank, [n], ascending."""
         devices_per_host = np.repeat(
