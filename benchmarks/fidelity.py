@@ -4,7 +4,9 @@
 
 A fit begins with each profile as it was before it saw any run. Without `--fit` the shipped profiles are quoted. Beside
 each figure stands, in brackets, what a perfect model would score if repeated measurements of one configuration spread
-by `--noise`. Progress goes to stderr; exit status 2 is a mistake in what was given.
+by `--noise`. Groups on unlike devices (`mixed:8xV100-SXM-16+12xT4-16`) stand in a table of their own too, each with the
+seconds that predicting and ranking its layouts took. Progress goes to stderr; exit status 2 is a mistake in what was
+given.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -151,7 +154,31 @@ def quote(given: Given, profiles: Mapping[str, RuntimeProfile], *, runtime: str 
         "groups": [_group_json(group) for group in groups],
         "overall": overall,
         "by_source": [_source_json(source, runs, predictions, noise) for source in sources],
+        "unlike": _unlike(given.runs, profiles, runtime),
     }
+
+
+def _unlike(
+    runs: Sequence[MeasuredRun], profiles: Mapping[str, RuntimeProfile], runtime: str | None
+) -> list[dict[str, Any]]:
+    """The figures of every group on unlike devices, and `rank_s`: from its runs to their order, cluster included."""
+    of_group: dict[tuple[Any, ...], list[MeasuredRun]] = {}
+    for run in runs:
+        if run.device.lower().lstrip().startswith("mixed:"):
+            of_group.setdefault(group_key(run), []).append(run)
+    found = []
+    for own in of_group.values():
+        start_s = time.perf_counter()
+        known, settings, _ = settings_of(own, profiles, runtime)
+        if not known:
+            continue
+        predictions = predict(known, settings)
+        np.argsort(predictions.step_time_s)
+        rank_s = time.perf_counter() - start_s
+        (group,), _ = judge(known, predictions)
+        hosts = [f"{each.hosts} x {each.devices_per_host} {each.device.name}" for each in settings[0].cluster.groups]
+        found.append({**_group_json(group), "hosts": hosts, "rank_s": rank_s})
+    return found
 
 
 def _floor(runs: Sequence[MeasuredRun], noise: float) -> dict[str, Any]:
@@ -211,21 +238,58 @@ def _print(result: Mapping[str, Any]) -> None:
     overall = result["overall"]
     header = ["source", "runs", "groups", "ranked", *(title for _, title in COLUMNS), "memory", "ok fit", "failed not"]
     lines = [_line(figures["source"], figures) for figures in result["by_source"]] + [_line("all", overall)]
-    widths = [max(map(len, column)) for column in zip(header, *lines, strict=True)]
-    for line in (header, *lines):
-        first, *rest = (cell.rjust(width) for cell, width in zip(line, widths, strict=True))
-        print("  ".join([first.strip().ljust(widths[0]), *rest]))
+    _print_table(header, lines)
     noise = overall["noise_floor"]["noise"]
     print(
         f"In brackets: what a perfect model would score if repeated measurements spread by {noise:.0%}. Tau and regret "
         "are those of groups of at least 5 configurations."
     )
+    if result["unlike"]:
+        _print_unlike(result["unlike"])
     wrong = overall["best_called_infeasible"]
     print(f"Groups whose measured best is called infeasible: {wrong}")
     if overall["unclean"]:
         print(f"{overall['unclean']:,} runs tagged {', '.join(UNCLEAN)} were left out")
     for reason, count in overall["skipped"].items():
         print(f"skipped {count:,}: {reason}")
+
+
+def _print_unlike(groups: Sequence[Mapping[str, Any]]) -> None:
+    """One line for each group on unlike devices."""
+    header = [
+        "unlike hosts",
+        "model",
+        "runs",
+        "layouts",
+        "median error",
+        "Spearman",
+        "rank of best",
+        "regret",
+        "seconds",
+    ]
+    lines = [
+        [
+            " + ".join(group["hosts"]),
+            group["model"],
+            f"{group['n']:,}",
+            f"{group['num_configs']:,}",
+            _shown(group["median_ape"], is_share=True),
+            _shown(group["spearman"], is_share=False),
+            str(group["rank_of_best"] or "-"),
+            _shown(group["regret"], is_share=True),
+            f"{group['rank_s']:.3f}",
+        ]
+        for group in groups
+    ]
+    _print_table(header, lines)
+
+
+def _print_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    """Columns as wide as their widest cell, the first to the left and the others to the right."""
+    widths = [max(map(len, column)) for column in zip(header, *lines, strict=True)]
+    for line in (header, *lines):
+        first, *rest = (cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+        print("  ".join([first.strip().ljust(widths[0]), *rest]))
 
 
 def _line(name: str, figures: Mapping[str, Any]) -> list[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy.stats import kendalltau
+from scipy.stats import kendalltau, spearmanr
 
 from costmodels.measured import MeasuredRun
 from costmodels.memory import estimate_memory
@@ -79,7 +79,7 @@ def settings_of(
             for device in setting.cluster.devices:
                 device.peak_flop_per_s(setting.job.precision)
         except ConfigError as error:
-            skipped[f"{error.key}: {error.value} {error.rule}"] += 1
+            skipped[f"{error.key}: {error.value} {error.rule}{f'; {error.nearest}' if error.nearest else ''}"] += 1
             continue
         kept.append(run if source_of(run).timed else replace(run, step_time_s=None))
         settings.append(setting)
@@ -147,18 +147,25 @@ def _error_figures(predicted: FloatArray, measured: FloatArray) -> dict[str, flo
 
 
 def _order_figures(runs: Sequence[MeasuredRun], predicted: FloatArray) -> dict[str, Any]:
-    """Kendall's tau-b, the rank of the true best in the predicted order, and the first choice's true slowdown."""
+    """Kendall's tau-b, Spearman's rho, the true best's rank in the predicted order, and the first choice's slowdown."""
     times: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for run, step_time_s in zip(runs, predicted, strict=True):
         times[repr(run.config)].append((run.step_time_s or np.nan, float(step_time_s)))
-    figures: dict[str, Any] = {"num_configs": len(times), "tau": None, "rank_of_best": None, "regret": None}
+    figures: dict[str, Any] = {
+        "num_configs": len(times),
+        "tau": None,
+        "spearman": None,
+        "rank_of_best": None,
+        "regret": None,
+    }
     if len(times) < MIN_CONFIGS_TO_RANK:
         return figures
     measured, believed = np.array([np.median(pairs, axis=0) for pairs in times.values()]).T
     best, chosen = np.argmin(measured), np.argmin(believed)
-    tau = kendalltau(measured, believed).statistic
+    tells = np.ptp(measured) > 0 and np.ptp(believed) > 0
     return figures | {
-        "tau": float(tau) if np.isfinite(tau) else 0.0,
+        "tau": float(kendalltau(measured, believed).statistic) if tells else 0.0,
+        "spearman": float(spearmanr(measured, believed).statistic) if tells else 0.0,
         "rank_of_best": int(np.sum(believed < believed[best])) + 1,
         "regret": float(measured[chosen] / measured[best] - 1),
     }

@@ -19,8 +19,8 @@ from pydantic import Field
 from hardware.config_file import StrictModel, checked, read_mapping
 from hardware.errors import ConfigError, did_you_mean
 
-
 LayerSplit = Literal["even", "balanced", "least-bottleneck"]
+"""How layers may fall to stages; see `RuntimeProfile.layer_split`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,7 +163,8 @@ class RuntimeProfile:
         stalled_hosts: Hosts from which on pipeline transfers were seen to stall; 0 is never.
         deduplicates_tokens: Whether a token is sent once to a host, or a rank, that holds several of its experts.
         scatters_p2p: Whether a tp rank sends its share of the activations to the next stage, which gathers them, also
-            without sequence parallelism.
+            without sequence parallelism, and the same of their gradients back; "activations" for those alone.
+        sends_mask: Whether an attention mask in 16 bits travels with the activations of each micro-batch.
         captured_graph: Whether the device replays a whole captured or compiled step: no launch waits for the host.
         matmul_efficiency: Matrix products: speed inside a training step over their speed alone (see kernels.py).
         grouped_matmul_efficiency: The same for the experts' grouped products.
@@ -220,8 +221,9 @@ class RuntimeProfile:
     overlaps_ring: bool
     overlaps_p2p: bool
     deduplicates_tokens: bool
-    scatters_p2p: bool
+    scatters_p2p: bool | Literal["activations"]
     captured_graph: bool
+    sends_mask: bool
     stalled_hosts: int
     matmul_efficiency: float
     grouped_matmul_efficiency: float
@@ -342,7 +344,8 @@ class ProfileFile(StrictModel):
     fused: _Fused
     overlaps: _Overlaps
     deduplicates_tokens: bool = False
-    scatters_p2p: bool = False
+    scatters_p2p: bool | Literal["activations"] = False
+    sends_mask: bool = False
     attention_dropout: bool = False
     captured_graph: bool = False
     stalled_hosts: Annotated[int, Field(ge=0)] = 0
@@ -436,6 +439,7 @@ def read_profile(path: Path) -> RuntimeProfile:
         **{f"overlaps_{name}": value for name, value in entry.overlaps.model_dump().items()},
         deduplicates_tokens=entry.deduplicates_tokens,
         scatters_p2p=entry.scatters_p2p,
+        sends_mask=entry.sends_mask,
         attention_dropout=entry.attention_dropout,
         captured_graph=entry.captured_graph,
         stalled_hosts=entry.stalled_hosts,

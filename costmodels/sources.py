@@ -1,12 +1,13 @@
 """Which runtime, hosts and habits stand behind each source of measured runs (catalog/sources.yaml).
 
 A measured row says what was configured, not what its runtime does. The table gives each known source its runtime; a
-name that goes on after a dash is the same source (`amp-neurips22` is `amp`). An unknown one falls to FALLBACK_RUNTIME
-or, where its rows show plain FSDP, to FSDP_RUNTIME.
+name that has a known one between dashes is that source (`amp-neurips22` is `amp`). An unknown one falls to
+FALLBACK_RUNTIME or, where its rows show plain FSDP, to FSDP_RUNTIME.
 
-Unlike devices (`mixed:4xV100-SXM-16+12xT4-16`) stand host by host in the order in which the row names them, and ranks
-count them in that order. Hosts are those that the source states for the device, else its usual ones. A number of
-devices that fills no whole hosts is taken to be so many hosts that each give the largest common share.
+Unlike devices (`mixed:12xV100-SXM-16+4xT4-16`) stand kind by kind and host by host, in the order in which the source's
+hosts are known to stand, else in that of the row; ranks count them so. Hosts are those that the source states for the
+device, else its usual ones. A number of devices that fills no whole hosts is taken to be as many hosts as give equal
+shares, the largest that divides a host.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from pydantic import Field, TypeAdapter
 from costmodels.job import PRECISIONS, TrainingJob
 from costmodels.measured import MeasuredRun
 from costmodels.memory import MemoryMeaning, WhichStage
-from costmodels.runtime import CONSTANTS, LayerSplit, RuntimeProfile, find_runtime
+from costmodels.runtime import CONSTANTS, RuntimeProfile, find_runtime
 from hardware.cluster import Cluster, cluster_from_mapping
 from hardware.config_file import StrictModel, read_mapping
 from hardware.device import find_device, find_devices
@@ -88,13 +89,21 @@ class _HostsOf(StrictModel):
 
 
 class _Hosts(_HostsOf):
-    """The hosts of a source: of all its devices, or by the catalog's name of one."""
+    """The hosts of a source: of all its devices, or by the catalog's name of one, in the order in which they stand."""
 
     of: dict[str, _HostsOf] = Field(default_factory=dict)
 
     def of_device(self, name: str) -> _HostsOf:
         """The hosts of one kind of device."""
         return self.of.get(name, self)
+
+    def in_order(self, counts: tuple[tuple[int, str], ...]) -> tuple[tuple[int, str], ...]:
+        """Devices of each name in the order of their hosts; as given where the source does not tell it of each."""
+        order = list(self.of)
+        return tuple(sorted(counts, key=lambda each: order.index(each[1]))) if self._tells(counts) else counts
+
+    def _tells(self, counts: tuple[tuple[int, str], ...]) -> bool:
+        return all(name in self.of for _, name in counts)
 
 
 class Source(StrictModel):
@@ -110,7 +119,7 @@ class Source(StrictModel):
     precision: str | None = None
     tied: bool | None = None
     """Whether the head is the embedding's table, where that is known and the rows don't tell."""
-    facts: dict[str, bool | int | LayerSplit] = Field(default_factory=dict)
+    facts: dict[str, bool | int | str] = Field(default_factory=dict)
     reason: str
 
 
@@ -137,10 +146,9 @@ def is_known_source(name: str) -> bool:
 
 
 def _known_source(name: str) -> Source | None:
-    """The table's source of that name, or of the longest part of it that ends before a dash; None if there is none."""
-    while name and name not in _sources():
-        name = name.rpartition("-")[0]
-    return _sources().get(name)
+    """The table's source of that name, or else the longest that stands in it between dashes; None if there is none."""
+    inside = [known for known in _sources() if f"-{known}-" in f"-{name.lower()}-"]
+    return _sources()[max(inside, key=len)] if inside else None
 
 
 def source_of(run: MeasuredRun) -> Source:
@@ -253,7 +261,7 @@ def _cluster(counts: tuple[tuple[int, str], ...], hosts_json: str) -> Cluster:
     """Hosts of so many devices of each name, group by group."""
     hosts = _Hosts.model_validate_json(hosts_json)
     groups = []
-    for count, name in counts:
+    for count, name in hosts.in_order(counts):
         own = hosts.of_device(name)
         per_host = _devices_per_host(count, own.devices or find_device(name).devices_per_host)
         group: dict[str, Any] = {"device": name, "hosts": count // per_host, "devices_per_host": per_host}

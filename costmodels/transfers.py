@@ -21,14 +21,17 @@ def transfer_collectives(
     """What one hop calls, by its name, for every configuration [n].
 
     With sequence parallelism each tp rank sends its own share (Narayanan et al. 2021, section 4.1, scatter/gather); a
-    runtime that scatters without it has to gather what arrives.
+    runtime that scatters without it has to gather what arrives. `pp.activations` is what goes forward where that is
+    something else than what comes back; `pp.send_recv` is the rest.
     """
     efficiency = runtime.network_efficiency
     message = job.element_bytes * residual_tokens(job, grid) * job.model.hidden_size / efficiency
     gather = {}
-    sent = message
-    if runtime.scatters_p2p:
-        sent = np.where(_is_whole(grid), message / grid.tp, message)
+    share = np.where(_is_whole(grid), message / grid.tp, message)
+    forward = share if _scatters(runtime, Phase.FORWARD) else message
+    if runtime.sends_mask:
+        forward = forward + job.element_bytes * job.sequence_length**2 / efficiency
+    if _scatters(runtime, Phase.FORWARD):
         gather["pp.all_gather"] = Collective(
             name="pp.all_gather",
             kind=OpKind.ALL_GATHER,
@@ -36,11 +39,14 @@ def transfer_collectives(
             network_efficiency=efficiency,
             group=groups.tp,
         )
+    sent = {"pp.send_recv": share if _scatters(runtime, Phase.BACKWARD) else message, "pp.start": np.zeros(1)}
+    if _is_lopsided(runtime):
+        sent["pp.activations"] = forward
     return gather | {
         name: Collective(
             name=name, kind=OpKind.SEND_RECV, wire_bytes=wire_bytes, network_efficiency=efficiency, group=groups.pp
         )
-        for name, wire_bytes in (("pp.send_recv", sent), ("pp.start", np.zeros(1)))
+        for name, wire_bytes in sent.items()
     }
 
 
@@ -52,9 +58,15 @@ def transfer_executions(
     `pp.start` is no execution of its own: it is what a hidden transfer still costs.
     """
     hops = np.where(grid.pp > 1, (grid.pp * grid.vpp - 1.0) * num_micro_batches, 0.0)
-    gathers = np.where(_is_whole(grid), hops, 0.0) if runtime.scatters_p2p else np.zeros(len(grid))
+    gathers = np.where(_is_whole(grid), hops, 0.0)
+    none = np.zeros(len(grid))
     return tuple(
-        (name, phase, count) for name, count in (("pp.send_recv", hops), ("pp.all_gather", gathers)) for phase in Phase
+        each
+        for phase in Phase
+        for each in (
+            (_hop_name(runtime, phase), phase, hops),
+            ("pp.all_gather", phase, gathers if _scatters(runtime, phase) else none),
+        )
     )
 
 
@@ -68,15 +80,32 @@ def exposed_transfers_s(
 ) -> FloatArray:
     """What a step waits for transfers between stages [n]."""
     collectives = transfer_collectives(job, runtime, grid, groups)
-    hop = collective_time(collectives["pp.send_recv"])
-    if runtime.scatters_p2p:
-        hop = hop + np.where(_is_whole(grid), collective_time(collectives["pp.all_gather"]), 0.0)
-    exposed = hop * (num_micro_batches + grid.pp - 1) * grid.vpp
-    if runtime.overlaps_p2p:
-        # beside compute in the steady state, where each chunk still waits for its message to begin
-        beginnings = collective_time(collectives["pp.start"]) * num_micro_batches * grid.vpp
-        exposed = np.where(grid.vpp > 1, hop * (grid.pp - 1) + beginnings, exposed)
-    return np.where(grid.pp > 1, 2 * exposed, 0.0)
+    total = np.zeros(len(grid))
+    for phase in Phase:
+        hop = collective_time(collectives[_hop_name(runtime, phase)])
+        if _scatters(runtime, phase):
+            hop = hop + np.where(_is_whole(grid), collective_time(collectives["pp.all_gather"]), 0.0)
+        exposed = hop * (num_micro_batches + grid.pp - 1) * grid.vpp
+        if runtime.overlaps_p2p:
+            # beside compute in the steady state, where each chunk still waits for its message to begin
+            beginnings = collective_time(collectives["pp.start"]) * num_micro_batches * grid.vpp
+            exposed = np.where(grid.vpp > 1, hop * (grid.pp - 1) + beginnings, exposed)
+        total += exposed
+    return np.where(grid.pp > 1, total, 0.0)
+
+
+def _hop_name(runtime: RuntimeProfile, phase: Phase) -> str:
+    return "pp.activations" if phase == Phase.FORWARD and _is_lopsided(runtime) else "pp.send_recv"
+
+
+def _is_lopsided(runtime: RuntimeProfile) -> bool:
+    """Whether other bytes go forward than come back."""
+    return runtime.sends_mask or runtime.scatters_p2p == "activations"
+
+
+def _scatters(runtime: RuntimeProfile, phase: Phase) -> bool:
+    """Whether tp ranks send their share of what goes to the next stage, or comes back."""
+    return runtime.scatters_p2p is True or (phase == Phase.FORWARD and runtime.scatters_p2p == "activations")
 
 
 def _is_whole(grid: ConfigGrid) -> np.ndarray:

@@ -328,7 +328,9 @@ class _Fabric:
             ranks = len(self.rank_host)
             alike = math.gcd(length, self.neighbours)
             ends = np.stack([self.rank_host[:length:alike], self.rank_host[ranks - length :: alike]], axis=1)
-            self.found[-length, 2] = self._worst_links(ends if length < ranks else ends[:, :1], alike)
+            sizes, costs = self._worst_links(ends if length < ranks else ends[:, :1], alike)
+            costs[2] = costs[3]  # the ranks between them are silent
+            self.found[-length, 2] = sizes, costs
         return self.found[-length, 2]
 
     def _worst_links(self, hosts: IntArray, alike: int) -> _WorstLinks:
