@@ -6,8 +6,8 @@ FALLBACK_RUNTIME or, where its rows show plain FSDP, to FSDP_RUNTIME.
 
 Unlike devices (`mixed:12xV100-SXM-16+4xT4-16`) stand kind by kind and host by host, in the order in which the source's
 hosts are known to stand, else in that of the row; ranks count them so. Hosts are those that the source states for the
-device, else its usual ones. A number of devices that fills no whole hosts is taken to be as many hosts as give equal
-shares, the largest that divides a host.
+device, else its usual ones. Of unlike devices, a number that fills no whole hosts is taken to stand on hosts of the
+largest size that divides both.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def is_known_source(name: str) -> bool:
 
 def _known_source(name: str) -> Source | None:
     """The table's source of that name, or else the longest that stands in it between dashes; None if there is none."""
-    inside = [known for known in _sources() if f"-{known}-" in f"-{name.lower()}-"]
+    inside = [known for known in _sources() if f"-{known}-".lower() in f"-{name}-".lower()]
     return _sources()[max(inside, key=len)] if inside else None
 
 
@@ -263,7 +263,9 @@ def _cluster(counts: tuple[tuple[int, str], ...], hosts_json: str) -> Cluster:
     groups = []
     for count, name in hosts.in_order(counts):
         own = hosts.of_device(name)
-        per_host = _devices_per_host(count, own.devices or find_device(name).devices_per_host)
+        in_host = own.devices or find_device(name).devices_per_host
+        is_cut = len(counts) > 1 and count > in_host
+        per_host = math.gcd(count, in_host) if is_cut else _devices_per_host(count, in_host)
         group: dict[str, Any] = {"device": name, "hosts": count // per_host, "devices_per_host": per_host}
         links = {"nic_links": own.nic, "intra_links": own.intra}
         groups.append(group | {key: [link.model_dump()] for key, link in links.items() if link})
@@ -271,8 +273,8 @@ def _cluster(counts: tuple[tuple[int, str], ...], hosts_json: str) -> Cluster:
 
 
 def _devices_per_host(devices: int, in_host: int) -> int:
-    """Devices that each host gives to a job: all of them, or the largest share of a host that makes up the job."""
-    return devices if devices <= in_host else math.gcd(devices, in_host)
+    """Devices that each host gives to a job: all of them, or the largest share that divides the job evenly."""
+    return next(size for size in range(min(devices, in_host), 0, -1) if devices % size == 0)
 
 
 __all__ = [

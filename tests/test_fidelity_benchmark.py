@@ -202,3 +202,70 @@ def test_a_refit_of_the_catalog_keeps_facts_and_guesses(write, tmp_path, monkeyp
     assert fitted.matmul_efficiency != find_prior("megatron-core").matmul_efficiency
     assert "fitted_on: 6 runs of made up\n" in first
     assert "megatron-core: 6 runs of made up" in capsys.readouterr().out
+
+
+UNLIKE = tuple(
+    {
+        **run,
+        "source": "amp-test",
+        "device": "mixed:12xV100-SXM-16+4xT4-16",
+        "devices": 16,
+        "precision": "fp16",
+        "seq_parallel": 0,
+        "hidden": 1024,
+        "heads": 16,
+        "kv_heads": 16,
+        "ffn": 4096,
+        "layers": 24,
+        "seq_len": 1024,
+        "gbs": 32,
+    }
+    | {"tp": tp, "pp": pp, "dp": 16 // tp // pp, "mbs": mbs, "step_seconds": 1 + tp + pp / 10 + mbs / 100}
+    for run in RUNS[:1]
+    for tp in (1, 2, 4)
+    for pp in (1, 2, 4)
+    for mbs in (1, 2)
+)
+
+
+def test_unlike_devices_have_a_table_of_their_own(quoted, write):
+    """A group on unlike devices says what its hosts are, how its layouts were ranked, and in how many seconds."""
+    told = quoted("--quote", write("runs.csv", *RUNS, *UNLIKE))
+
+    (group,) = told["unlike"]
+    assert group["hosts"] == ["3 x 4 V100-SXM-16", "1 x 4 T4-16"]
+    assert group["num_configs"] == 18
+    assert 1 <= group["rank_of_best"] <= 18
+    assert -1 <= group["spearman"] <= 1
+    assert group["regret"] >= 0
+    assert 0 < group["rank_s"] < 10
+    assert {each["device"] for each in told["groups"]} >= {group["device"]}
+
+
+def test_the_table_of_unlike_devices_in_words(write, capsys):
+    """Its line names the hosts and the model; without such groups there is no table."""
+    fidelity.main(["--quote", str(write("unlike.csv", *UNLIKE))])
+    with_it = capsys.readouterr().out
+    fidelity.main(["--quote", str(write("runs.csv", *RUNS))])
+
+    assert "3 x 4 V100-SXM-16 + 1 x 4 T4-16" in with_it
+    assert "Spearman" in with_it
+    assert "Spearman" not in capsys.readouterr().out
+
+
+def test_tens_of_layouts_on_unlike_devices_are_ranked_in_a_second(quoted, write):
+    """Also where every run states how its layers were cut, and so has a cluster and a runtime of its own."""
+    cuts = {1: "26", 2: "14/12", 4: "8/7/7/4"}
+    stated = [{**run, "notes": f"layers per stage incl. embedding(1)+head(1): {cuts[run['pp']]}"} for run in UNLIKE]
+    (group,) = quoted("--quote", write("runs.csv", *stated))["unlike"]
+
+    assert group["rank_s"] < 1
+
+
+def test_counts_that_are_not_the_runs_devices_are_told(write, capsys):
+    """A string of unlike devices that names others than the run's is the user's mistake."""
+    wrong = [{**run, "device": "mixed:3xV100-SXM-16+1xT4-16"} for run in UNLIKE]
+    status = fidelity.main(["--quote", str(write("runs.csv", *wrong))])
+
+    assert status == 2
+    assert "names 4 devices, but the run has 16; the counts are devices, not hosts" in capsys.readouterr().err

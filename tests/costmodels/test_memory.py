@@ -576,3 +576,17 @@ def test_the_smaller_of_two_kinds_of_devices_decides():
 
     assert found.capacity_bytes.tolist() == [mixed.groups[0].device.memory_bytes] * 2
     assert mixed.groups[0].device.memory_bytes < 41 * 2**30
+
+
+def test_each_stage_must_fit_its_own_devices():
+    """The first stage holds the most micro-batches: on the larger devices it fits, on the smaller ones it does not."""
+    large, small = ({"device": name, "hosts": 1} for name in ("A100-SXM-80", "A100-SXM-40"))
+    job = job_of("llama3-8b", vocab_size=128)
+    config = ParallelConfig(pp=2, tp=8, mbs=16)
+
+    def fits(*groups):
+        cluster = cluster_from_mapping({"groups": list(groups)}, Path())
+        return bool(estimate_memory(job, cluster, MEGATRON, grid_of(config)).fits(0.0)[0])
+
+    assert fits(large, small)
+    assert not fits(small, large)

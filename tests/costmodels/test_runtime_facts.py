@@ -102,3 +102,26 @@ def test_fp4_multiplies_faster_than_fp8_and_both_faster_than_bf16():
     assert times == sorted(times, reverse=True)
     assert kept == sorted(kept, reverse=True)
     assert np.all(np.diff(times) < 0)
+
+
+def test_a_mask_travels_forward_alone():
+    """With the mask of one sequence each micro-batch takes longer forward, the same for any micro-batch size."""
+    config = replace(PIPELINE, sequence_parallel=False)
+    masked = replace(MEGATRON, sends_mask=True)
+    more_s = [
+        (step_s(masked, replace(config, mbs=mbs)) - step_s(MEGATRON, replace(config, mbs=mbs))) * mbs for mbs in (1, 2)
+    ]
+
+    assert more_s[0] > 0
+    assert more_s[1] < 1.5 * more_s[0]
+
+
+def test_shares_of_the_activations_alone_save_half():
+    """Ranks that send shares forward and all of the gradients back are between those that do neither and both."""
+    config = replace(PIPELINE, sequence_parallel=False)
+    none, forward, both = (
+        step_s(replace(MEGATRON, scatters_p2p=scatters), config) for scatters in (False, "activations", True)
+    )
+
+    assert both < forward < none
+    assert forward == pytest.approx((none + both) / 2)

@@ -1,3 +1,4 @@
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -145,3 +146,34 @@ def test_interleaving_holds_more_but_never_more_than_all(pp, vpp, rounds):
     assert np.all(interleaved <= m)
     assert interleaved[0] >= plain[0]
     assert np.all(np.diff(interleaved) <= 0)
+
+
+@given(st.sampled_from(model_names()), st.integers(1, 4))
+def test_the_least_bottleneck_is_that_of_every_cut(name, pp):
+    """No way to cut the first six layers and the head into contiguous stages has a smaller largest stage."""
+    model = replace(find_model(name), num_layers=6)
+    split = replace(MEGATRON, layer_split="least-bottleneck", layer_padding=1)
+    layers = [
+        model.moe_layer_active_parameters if model.is_moe_layer(layer) else model.dense_layer_parameters
+        for layer in range(6)
+    ]
+    costs = np.array([*layers, model.hidden_size * model.vocab_size], dtype=np.float64)
+
+    def largest(cuts):
+        return max(part.sum() for part in np.split(costs, cuts))
+
+    stages = assign_layers(model, split, pp, 1)
+    ends = np.cumsum(stages.dense + stages.moe)
+
+    assert ends[-1] == 6
+    every = itertools.combinations(range(1, 7), pp - 1)
+    assert largest(ends[:-1]) == pytest.approx(min(largest(cuts) for cuts in every))
+
+
+def test_stated_layers_stand_where_they_are_stated():
+    """A run's own cut goes before its runtime's, in pipelines of as many stages alone."""
+    stated = replace(MEGATRON, stage_layers=(10, 6, 16))
+    model = find_model("llama3-8b")
+
+    assert assign_layers(model, stated, 3, 1).dense.tolist() == [10, 6, 16]
+    assert assign_layers(model, stated, 4, 1).dense.tolist() == [8, 8, 8, 8]

@@ -79,3 +79,82 @@ def test_an_unknown_device_is_a_mistake_with_its_name():
     """Nothing is guessed of a device that the catalog lacks."""
     with pytest.raises(ConfigError, match="Abacus-9000"):
         setting_of(replace(PLAIN, device="Abacus-9000"), {})
+
+
+# Unlike devices
+
+AWS = {"source": "amp-neurips22", "precision": "fp16", "devices": 16}
+
+
+def mixed_run(device, config=None, **changes):
+    """A run of AMP's on unlike devices."""
+    return replace(PLAIN, device=device, config=config or ParallelConfig(pp=4, dp=4), **{**AWS, **changes})
+
+
+def hosts_of(run):
+    """(hosts, devices per host, device) of each group of its cluster."""
+    return [(g.hosts, g.devices_per_host, g.device.name) for g in setting_of(run, {}).cluster.groups]
+
+
+@pytest.mark.parametrize(
+    ("device", "devices", "expected"),
+    [
+        ("mixed:8xV100-SXM-16+12xT4-16", 20, [(1, 8, "V100-SXM-16"), (3, 4, "T4-16")]),
+        ("mixed:12xT4-16+12xV100-SXM-16", 24, [(3, 4, "T4-16"), (3, 4, "V100-SXM-16")]),
+        ("mixed: 24xH100 + 2xA100", 26, [(3, 8, "H100-SXM-80"), (1, 2, "A100-SXM-80")]),
+        ("mixed:8xA100", 8, [(1, 8, "A100-SXM-80")]),
+    ],
+)
+def test_unlike_devices_fill_their_usual_hosts(device, devices, expected):
+    """Counts are devices; they stand on their usual hosts in the row's order, or on hosts that divide both."""
+    run = mixed_run(device, ParallelConfig(dp=devices), devices=devices, source="unknown")
+
+    assert hosts_of(run) == expected
+
+
+@pytest.mark.parametrize("device", ["mixed:12xV100-SXM-16+4xT4-16", "mixed:4xT4-16+12xV100-SXM-16"])
+def test_a_source_knows_its_unlike_hosts(device):
+    """AMP's hosts of four share one adapter each, 10 Gb/s for V100 and 50 for T4, and the former come first."""
+    run = mixed_run(device)
+    nics = [group.nic_links[0] for group in setting_of(run, {}).cluster.groups]
+
+    assert hosts_of(run) == [(3, 4, "V100-SXM-16"), (1, 4, "T4-16")]
+    assert [nic.sharers * nic.bandwidth_bytes_per_s * 8 for nic in nics] == [10e9, 50e9]
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        ("mixed:12V100-SXM-16+4xT4-16", "COUNTxNAME"),
+        ("mixed:12xV100-SXM-16+8xT4-16", "names 20 devices, but the run has 16"),
+        ("mixed:12xV101+4xT4-16", "not a known device"),
+    ],
+)
+def test_a_wrong_string_of_unlike_devices_is_a_mistake(device, words):
+    """What is wrong with a string is said in words."""
+    with pytest.raises(ConfigError, match=words):
+        setting_of(mixed_run(device), {})
+
+
+@pytest.mark.parametrize(("name", "known"), [("AMP", True), ("neurips-amp-2022", True), ("ampere-runs", False)])
+def test_a_source_is_known_by_a_part_of_its_name(name, known):
+    """A known name between dashes is that source; a part of a word is not."""
+    assert is_known_source(name) == known
+
+
+@pytest.mark.parametrize(
+    ("notes", "pp", "layers"),
+    [
+        ("DeepSpeed; layers per stage incl. embedding(1)+head(1): 3/3/4; x", 3, (2, 3, 3)),
+        ("partition: [0, 5, 10, 14], tp 2", 3, (3, 5, 0)),
+        ("partition [0, 14]", 1, (8,)),
+        ("layers per stage incl. embedding(1)+head(1): 3/3/5", 3, ()),
+        ("partition: [0, 5, 14]", 3, ()),
+        ("partitioned by hand", 2, ()),
+    ],
+)
+def test_the_layers_of_stages_that_a_run_states(notes, pp, layers):
+    """Remarks that cut the whole model into the run's stages are believed; others leave the cut to the runtime."""
+    run = replace(PLAIN, notes=notes, config=ParallelConfig(pp=pp, dp=2))
+
+    assert setting_of(replace(run, devices=2 * pp), {}).runtime.stage_layers == layers

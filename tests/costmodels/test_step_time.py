@@ -445,3 +445,126 @@ def test_mfu_is_model_flops_over_peak():
     utilisation = model_flops_utilisation(job, HOST, np.array([2.0]))
 
     assert utilisation[0] == pytest.approx(flop / (2.0 * 8 * HOST.devices[0].peak_flop_per_s("bf16")))
+
+
+# Unlike devices
+
+FAST, SLOW = "V100-SXM-16", "T4-16"
+SECONDS = {FAST: 1.0, SLOW: 4.0}
+CHEAP = replace(MEGATRON, launch_s=1e-6, collective_launch_s=1e-6, hop_launch_s=1e-6, step_overhead_s=1e-4)
+
+
+def unlike(*groups):
+    """Hosts of four devices, each (name, hosts), behind adapters of 10 Gb/s for the fast ones and 50 for the slow."""
+    gigabytes = {FAST: 0.3125, SLOW: 1.5625}
+    return cluster_from_mapping(
+        {
+            "groups": [
+                {
+                    "device": name,
+                    "hosts": hosts,
+                    "devices_per_host": 4,
+                    "nic_links": [
+                        {"kind": "test", "bandwidth_gb_per_s": gigabytes[name], "latency_us": 1, "sharers": 4}
+                    ],
+                }
+                for name, hosts in groups
+            ]
+        },
+        Path(),
+    )
+
+
+def counted_s(operator, device, *_):
+    """Every operator takes a second on the fast device and four on the slow one."""
+    return np.full(len(operator.moved_bytes), SECONDS[device.name])
+
+
+def by_hand(cluster, config, model="llama3-8b", **changes):
+    """The estimate with those operators, and collectives that take no time."""
+    job = job_of(model, batch=32, vocab_size=128, **changes)
+    return estimate_step(
+        job,
+        cluster,
+        CHEAP,
+        grid_of(config),
+        kernel_time=counted_s,
+        collective_time=lambda collective: 0.0 * collective.wire_bytes,
+    )
+
+
+@pytest.mark.parametrize("config", [ParallelConfig(dp=8), ParallelConfig(tp=8), ParallelConfig(tp=2, dp=4)])
+def test_a_stage_with_a_slow_rank_is_as_slow_as_that(config):
+    """One stage over both kinds of devices computes four times as long as on the fast ones, whichever come first."""
+    mixed = [by_hand(unlike(*pair), config) for pair in (((FAST, 1), (SLOW, 1)), ((SLOW, 1), (FAST, 1)))]
+    fast, slow = (by_hand(unlike((name, 2)), config) for name in (FAST, SLOW))
+
+    for found in mixed:
+        assert found.breakdown_s["compute"][0] == pytest.approx(slow.breakdown_s["compute"][0], rel=1e-2)
+        assert found.breakdown_s["compute"][0] == pytest.approx(4 * fast.breakdown_s["compute"][0], rel=1e-2)
+
+
+def test_a_pipeline_over_kinds_has_the_pace_of_the_slow_stage():
+    """Two stages of 16 layers, 8 micro-batches: 8 times the slow stage, and the fast one once."""
+    config = ParallelConfig(pp=2, dp=4)
+    slow, fast = (by_hand(unlike((name, 2)), config).breakdown_s for name in (SLOW, FAST))
+    for pair in (((FAST, 1), (SLOW, 1)), ((SLOW, 1), (FAST, 1))):
+        found = by_hand(unlike(*pair), config).breakdown_s
+
+        assert found["compute"][0] == pytest.approx(slow["compute"][0], rel=0.02)  # the head has a few operators more
+        assert found["bubble"][0] == pytest.approx(found["compute"][0] / 8 / 4, rel=0.05)
+        assert found["bubble"][0] == pytest.approx(fast["bubble"][0], rel=0.05)
+
+
+@pytest.mark.parametrize("runtime", ["megatron-core", "nanotron", "maxtext"])
+def test_one_stage_does_not_care_which_hosts_come_first(runtime):
+    """What hides behind compute hides behind that of the device that the stage waits for."""
+    config = ParallelConfig(tp=4, dp=4)
+    orders = (((FAST, 2), (SLOW, 2)), ((SLOW, 2), (FAST, 2)))
+    profile = replace(find_runtime(runtime), residuals=())
+    first, second = (
+        estimate(replace(job_of("llama3-8b", batch=64), precision="fp16"), unlike(*order), config, runtime=profile)
+        for order in orders
+    )
+
+    assert first.step_time_s[0] == pytest.approx(second.step_time_s[0], rel=1e-12)
+
+
+def test_replicas_on_unlike_hosts_reduce_at_the_slower_adapter():
+    """A ring over four hosts moves 2 * 15/16 of the gradients through 10 Gb/s per host, of which it reaches 80%."""
+    job = replace(job_of("llama3-8b", batch=64), precision="fp16")
+    plain = replace(CHEAP, overlaps_gradients=False, network_efficiency=1.0, gradient_message_bytes=4)
+    config = ParallelConfig(dp=16, zero_stage=0)
+    found = estimate(job, unlike((FAST, 3), (SLOW, 1)), config, runtime=plain)
+
+    expected_s = job.model.num_parameters * 4 * 2 * 15 / 16 / (0.8 * 1.25e9)
+    assert found.breakdown_s["dp"][0] == pytest.approx(expected_s, rel=0.01)
+
+
+def test_replicas_inside_a_host_never_see_the_network():
+    """Stages of one host each reduce their gradients over its own links, a hundred times as fast."""
+    job = replace(job_of("llama3-8b", batch=64), precision="fp16")
+    plain = replace(CHEAP, overlaps_gradients=False)
+    cluster = unlike((FAST, 3), (SLOW, 1))
+    across, inside = (
+        estimate(job, cluster, config, runtime=plain).breakdown_s["dp"][0]
+        for config in (ParallelConfig(dp=16), ParallelConfig(pp=4, dp=4))
+    )
+
+    assert inside < across / 20
+
+
+def test_a_tied_table_is_summed_between_the_ends():
+    """First and last stage send each other the table's gradients once per step, four ranks per adapter."""
+    job = replace(job_of("llama3-8b", batch=64), precision="fp16")
+    tied = replace(job, model=replace(job.model, tied_embeddings=True))
+    cluster = unlike((FAST, 3), (SLOW, 1))
+    plain = replace(CHEAP, network_efficiency=1.0, gradient_bytes=2)
+    first, second = (
+        estimate(one, cluster, ParallelConfig(pp=4, dp=4), runtime=plain).breakdown_s["pp"][0] for one in (job, tied)
+    )
+
+    table_bytes = 2 * job.model.embedding_parameters
+    assert second - first == pytest.approx(table_bytes / (0.8 * 0.3125e9), rel=0.01)
+    alone = estimate(tied, cluster, ParallelConfig(tp=4, dp=4), runtime=plain).breakdown_s["pp"][0]
+    assert alone == 0

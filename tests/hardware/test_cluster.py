@@ -368,3 +368,47 @@ def test_a_mistake_is_one_message(mapping, message, tmp_path):
         cluster_from_mapping(mapping, tmp_path, file="study.yaml")
 
     assert str(caught.value).startswith(f"study.yaml: {message}")
+
+
+def shared_hosts(hosts: int) -> Cluster:
+    """Hosts of four devices behind one adapter of 4 GB/s."""
+    nic = {"kind": "test", "bandwidth_gb_per_s": 1, "latency_us": 1, "sharers": 4}
+    return cluster_from_mapping({"device": "T4-16", "hosts": hosts, "nic_links": [nic]}, Path())
+
+
+@pytest.mark.parametrize(
+    ("stride", "size", "sharers"), [(8, 2, 4), (4, 4, 4), (2, 8, 2), (1, 16, 1), (1, 4, 0), (2, 2, 0)]
+)
+def test_who_sends_alone_gets_the_whole_adapter(stride, size, sharers):
+    """Of four devices behind an adapter only those whose next stage is on another host share it."""
+    cluster = shared_hosts(4)
+    kinds = ask(cluster, [(stride, size)]).kinds
+    own = cluster.groups[0].nic_links[0].cost()
+
+    assert kinds.hop.hop_s_per_byte[0] == pytest.approx(own.hop_s_per_byte * sharers / 4)
+    assert kinds.hop.long_hop_s[0] == (own.long_hop_s if sharers else 0)
+    assert kinds.inter.long_s_per_byte[0] == (own.long_s_per_byte if sharers else 0)
+
+
+@pytest.mark.parametrize(("length", "hosts", "sharers"), [(1, 2, 1), (2, 2, 2), (4, 2, 4), (8, 2, 4)])
+def test_the_ends_of_a_pipeline(length, hosts, sharers):
+    """The first and the last ranks are pairs on two hosts, which share the adapters with nobody else."""
+    cluster = shared_hosts(4)
+
+    found = cluster.end_links(np.array([length, cluster.num_devices]))
+
+    assert sizes_of(found, 0) == [2, hosts, 1, 1]
+    own = cluster.groups[0].nic_links[0].cost()
+    assert found.kinds.inter.long_s_per_byte[found.row[0]] == pytest.approx(own.long_s_per_byte * sharers / 4)
+    assert sizes_of(found, 1) == [1, 1, 1, 1]
+
+
+def test_a_group_over_unlike_hosts_crosses_the_slower_adapter():
+    """Whichever way round the hosts stand, what crosses between them is as slow as the slower of both."""
+    nics = [{"kind": "test", "bandwidth_gb_per_s": bandwidth, "latency_us": 1} for bandwidth in (1, 5)]
+    for pair in (nics, nics[::-1]):
+        groups = [{"device": "T4-16", "nic_links": [nic]} for nic in pair]
+        across = ask(cluster_from_mapping({"groups": groups}, Path()), [(1, 8), (4, 2), (1, 4)]).kinds
+
+        assert (1 / across.inter.long_s_per_byte[1:]).tolist() == pytest.approx([0.8e9, 0.8e9])
+        assert across.inter.long_s_per_byte[0] == 0
