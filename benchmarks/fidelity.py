@@ -172,10 +172,8 @@ def _unlike(
         known, settings, _ = settings_of(own, profiles, runtime)
         if not known:
             continue
-        predictions = predict(known, settings)
-        np.argsort(predictions.step_time_s)
+        (group,), _ = judge(known, predict(known, settings))
         rank_s = time.perf_counter() - start_s
-        (group,), _ = judge(known, predictions)
         hosts = [f"{each.hosts} x {each.devices_per_host} {each.device.name}" for each in settings[0].cluster.groups]
         found.append({**_group_json(group), "hosts": hosts, "rank_s": rank_s})
     return found
