@@ -14,9 +14,11 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
+from costmodels.assignment import Assignment
 from costmodels.job import RECOMPUTE_MODULES
 from costmodels.measured_model import model_of
 from costmodels.model_spec import ModelSpec
@@ -422,6 +424,8 @@ def _run(row: _Row, tied: Mapping[tuple[str, str], bool]) -> MeasuredRun:
         raise _UnusableRow(f"impossible architecture: {error}") from None
     if model is None:
         raise _UnusableRow("no whole architecture")
+    layers = stated_layers(row.cells["notes"], model.num_layers, config.pp) if config.vpp == 1 else ()
+    config = replace(config, assignment=Assignment(layers=layers))
     step_time_s, tokens_per_s = row.number("step_seconds"), row.number("tokens_per_s_per_device")
     if not step_time_s and tokens_per_s:
         step_time_s = sequence_length * batch / (tokens_per_s * config.num_devices)
@@ -483,6 +487,26 @@ def _config(row: _Row) -> ParallelConfig:
         )
     except ConfigError as error:
         raise error.in_file(row.place) from None
+
+
+def stated_layers(notes: str, num_layers: int, pp: int) -> tuple[int, ...]:
+    """Layers of each stage that a run's remarks state, the first stage's first; empty where they state none.
+
+    `layers per stage incl. embedding(1)+head(1): 8/9/9`, or bounds in DeepSpeed's list of modules, `partition: [0, 9,
+    16, 23, 30]`: embedding and one function before the layers, two functions, the head and the loss behind them.
+    """
+    counts = re.search(r"layers per stage incl\. embedding\(1\)\+head\(1\): (\d+(?:/\d+)*)", notes)
+    if counts:
+        held = [int(count) for count in counts[1].split("/")]
+        held[0] -= 1
+        held[-1] -= 1
+    else:
+        bounds = re.search(r"partition\W+(0(?:,\s*\d+)+)", notes)
+        ends = [int(end) for end in bounds[1].split(",")] if bounds else []
+        inside = [min(max(end - 2, 0), num_layers) for end in ends if ends[-1] == num_layers + 6]
+        held = [end - start for start, end in pairwise(inside)]
+    is_whole = len(held) == pp and sum(held) == num_layers and all(count >= 0 for count in held)
+    return tuple(held) if is_whole else ()
 
 
 def _expert_tp(degrees: Mapping[str, int], notes: str) -> int:

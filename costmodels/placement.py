@@ -7,7 +7,7 @@ order "tp-cp-ep-dp-pp"). A dimension's stride is the product of the faster degre
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from costmodels.parallel import ConfigGrid, IntArray
 from costmodels.runtime import RuntimeProfile
 from costmodels.schedules import StageLayers, assign_layers
 from hardware.cluster import Cluster, GroupLinks
+from hardware.device import Device
 from hardware.distinct import distinct_rows
 
 
@@ -60,6 +61,21 @@ def place(cluster: Cluster, grid: ConfigGrid) -> Groups:
     links = cluster.group_links(np.concatenate(strides), np.concatenate(sizes)).split(len(strides))
     ends = cluster.end_links(grid.tp * grid.up * grid.cp * grid.dp)
     return Groups(all_hosts=cluster.num_hosts, ends=ends, **dict(zip(_extents(grid), links, strict=True)))
+
+
+def place_on(cluster: Cluster, device: Device, grid: ConfigGrid) -> Groups:
+    """The same as the ranks on one kind of device see them.
+
+    Groups inside a stage cross the links of their own hosts alone, where they can all be on such hosts.
+    """
+    whole, part = place(cluster, grid), cluster.only(device)
+    found = {}
+    for name in ("tp", "expert_tp", "up", "cp", "ep"):
+        stride, size = _extents(grid)[name]
+        fits = part.num_devices % (stride * size) == 0
+        own = part.group_links(np.where(fits, stride, 1), np.where(fits, size, 1))
+        found[name] = getattr(whole, name).where(fits, own)
+    return replace(whole, **found)
 
 
 def place_replica(cluster: Cluster, grid: ConfigGrid, stage: int, replica: int) -> Groups:

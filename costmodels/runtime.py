@@ -129,8 +129,6 @@ class RuntimeProfile:
         layer_split: How layers fall to stages: "even" (no-op layers at the end fill a padded count), "balanced"
             (contiguous blocks of equal cost, embedding and head counted) or "least-bottleneck" (contiguous blocks of
             which the largest is as small as can be, the head counted).
-        stage_layers: Layers of each stage where a run states them, one stage after the other; they go before
-            `layer_split` in pipelines of so many stages. Empty states nothing.
         layer_padding: Layer counts are padded with no-op layers to a multiple of this; 1 pads nothing.
         vocabulary_multiple: Rows of the vocabulary that each tp rank holds are padded to a multiple of this.
         pads_whole_vocabulary: Whether that holds also where tp is 1.
@@ -246,7 +244,6 @@ class RuntimeProfile:
     log_errors: tuple[tuple[str, float], ...]
     step_error: float
     memory_error: float
-    stage_layers: tuple[int, ...] = ()
 
     def speed_of(self, device_name: str) -> float:
         """Relative speed of a device's kernels; 1 for a device that was never measured under this runtime."""

@@ -149,7 +149,7 @@ def simulate_step(
     breakdown["overhead"] = float(overhead_s(job, cluster, runtime, grid, spans, memory, passes_s)[0])
     unexplained = 1.0
     if runtime.residuals:
-        unexplained = float(np.exp(layer_residual(runtime.residuals, cluster.devices[0].name, job, grid))[0])
+        unexplained = float(np.exp(layer_residual(runtime.residuals, cluster.device_names, job, grid))[0])
     breakdown = {part: seconds * unexplained for part, seconds in breakdown.items()}
     return Simulation(
         step_time_s=sum(breakdown.values()),
@@ -412,6 +412,16 @@ class _Writer:
             share = works[0].weight_share[chunk][at]
             last = self._collective(label, [work.once_reduce.scaled(share) for work in works], [last, *tasks])
         return [last, *passes]
+
+    def _tied(self, reductions: Sequence[list[int]]) -> list[int]:
+        """Adds up the gradients of a tied table, which the first and the last stage have copies of."""
+        first, last = self._of_stage(0), self._of_stage(self.pp - 1)
+        if self.pp == 1 or not max(work.once_tied.seconds for work in first) > 0:
+            return []
+        after = [*reductions[0], *reductions[-1]]
+        label = Label(Role.REDUCE, ALL, self.pp - 1)
+        slowest = max((work.once_tied for work in (*first, *last)), key=lambda message: message.seconds)
+        return [self._message(label, slowest, (), (), after)]
 
     def _close(self, reductions: Sequence[list[int]]) -> None:
         """The optimizer steps when all gradients' norm is known, and weights are gathered that no pass waits for."""

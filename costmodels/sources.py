@@ -18,7 +18,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib.resources import files
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -208,33 +207,9 @@ def facts_of(run: MeasuredRun) -> dict[str, Any]:
     for pattern, fact, value in NOTE_FACTS:
         if re.search(pattern, run.notes):
             facts[fact] = value
-    stated = stated_stage_layers(run)
-    if stated:
-        facts["stage_layers"] = stated
     known = {field.name for field in fields(RuntimeProfile)} - NO_FACTS | set(CONSTANTS)
     assert set(facts) <= known, f"{sorted(set(facts) - known)} are no facts of a profile"
     return facts
-
-
-def stated_stage_layers(run: MeasuredRun) -> tuple[int, ...]:
-    """Layers of each stage that the run's remarks state, the first stage's first; empty where they state none.
-
-    `layers per stage incl. embedding(1)+head(1): 8/9/9`, or bounds in DeepSpeed's list of modules, `partition: [0, 9,
-    16, 23, 30]`: embedding and one function before the layers, two functions, the head and the loss behind them.
-    """
-    num_layers = run.model.num_layers
-    counts = re.search(r"layers per stage incl\. embedding\(1\)\+head\(1\): (\d+(?:/\d+)*)", run.notes)
-    if counts:
-        held = [int(count) for count in counts[1].split("/")]
-        held[0] -= 1
-        held[-1] -= 1
-    else:
-        bounds = re.search(r"partition\W+(0(?:,\s*\d+)+)", run.notes)
-        ends = [int(end) for end in bounds[1].split(",")] if bounds else []
-        inside = [min(max(end - 2, 0), num_layers) for end in ends if ends[-1] == num_layers + 6]
-        held = [end - start for start, end in pairwise(inside)]
-    is_whole = len(held) == run.config.pp and sum(held) == num_layers and all(count >= 0 for count in held)
-    return tuple(held) if is_whole else ()
 
 
 def cluster_of(device: str, devices: int, hosts: _Hosts) -> Cluster:

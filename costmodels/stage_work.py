@@ -24,7 +24,7 @@ from costmodels.placement import Groups, local_parameters, place_replica
 from costmodels.replicas import ReplicaKind
 from costmodels.runtime import RuntimeProfile
 from costmodels.schedules import chunk_of_layer, moe_layers
-from costmodels.transfers import transfer_collectives
+from costmodels.transfers import hop_collectives, transfer_collectives
 from costmodels.weight_passes import accumulation_s, optimizer_pass_s
 from costmodels.weight_traffic import weight_collectives, weight_traffic
 from hardware.cluster import Cluster
@@ -77,6 +77,7 @@ class StageWork:
         each_scatter: Gradients of all chunks, after each backward pass (ZeRO 3).
         once_gather: Weights of all chunks, once per step.
         once_reduce: Gradients of all chunks, once per step.
+        once_tied: Gradients of a table that the stage at the pipeline's other end has a copy of, once per step.
         one_layer_s: What a step waits for the weights of its first layer (ZeRO 3).
         weight_share: The part of all its weights that each piece of each chunk holds.
         optimizer_s: The optimizer's step.
@@ -95,6 +96,7 @@ class StageWork:
     each_scatter: Message
     once_gather: Message
     once_reduce: Message
+    once_tied: Message
     one_layer_s: float
     weight_share: tuple[tuple[float, ...], ...]
     optimizer_s: float
@@ -197,6 +199,7 @@ class _Builder:
         self.kernel_time, self.collective_time = kernel_time, collective_time
         self.grid = ConfigGrid.from_configs([config])
         self.cells = np.arange(cluster.num_devices).reshape(config.pp, config.dp, -1)
+        self.shares_adapters = any(link.sharers > 1 for group in cluster.groups for link in group.nic_links)
         self.virtual = virtual_stages(job, runtime, config)
         self.has_recomputed = any(again for pieces in self.virtual for _, again in pieces)
         self.launches = {again: piece_launches(job, runtime, own) for again, own in self._flavours()}
@@ -307,12 +310,13 @@ class _Builder:
             stretch=1.0,
             accumulation_s=_by_chunk(accumulation, chunks),
             begins_s=self._begins_s(groups),
-            forward_hop=self._hop(kind, stage, stage + 1, groups),
-            backward_hop=self._hop(kind, stage, stage - 1, groups),
+            forward_hop=self._hop(kind, stage, stage + 1, Phase.FORWARD, groups),
+            backward_hop=self._hop(kind, stage, stage - 1, Phase.BACKWARD, groups),
             each_gather=gather(float(traffic.each_gather[0, 0])),
             each_scatter=reduce(float(traffic.each_scatter[0, 0])),
             once_gather=gather(float(traffic.once_gather[0, 0])),
             once_reduce=reduce(float(traffic.once_reduce[0, 0])),
+            once_tied=_message_of(collectives, "tied.all_reduce")(float(traffic.once_tied[0, 0])),
             one_layer_s=float(traffic.one_layer[0, 0]),
             weight_share=_by_chunk(share, chunks),
             optimizer_s=float(optimizer_pass_s(runtime, grid, local, bandwidth)[0, 0]),
@@ -327,20 +331,24 @@ class _Builder:
             self.collective_time(transfer_collectives(self.job, self.runtime, self.grid, groups)["pp.start"])[0]
         )
 
-    def _hop(self, kind: ReplicaKind, stage: int, to: int, groups: Groups) -> Message:
-        """What handing one micro-batch from a stage to a neighbour takes."""
+    def _hop(self, kind: ReplicaKind, stage: int, to: int, phase: Phase, groups: Groups) -> Message:
+        """What handing one micro-batch from a stage to a neighbour takes, or its gradients back.
+
+        Where devices share an adapter, all replicas' messages leave at once.
+        """
         if self.config.pp == 1:
             return NO_MESSAGE
-        ends = np.stack([self.cells[stage, kind.first], self.cells[to % self.config.pp, kind.first]], axis=1)
-        between = replace(groups, pp=self.cluster.links_among([ends]))
+        ends = np.stack([self.cells[stage], self.cells[to % self.config.pp]], axis=-1)
+        pairs = ends.reshape(-1, 2) if self.shares_adapters else ends[kind.first]
+        between = replace(groups, pp=self.cluster.links_among([pairs]))
         collectives = transfer_collectives(self.job, self.runtime, self.grid, between)
-        send = collectives["pp.send_recv"]
-        seconds = float(self.collective_time(send)[0])
-        gathered_s = 0.0
-        if self.runtime.scatters_p2p and not self.config.sequence_parallel and self.config.tp > 1:
-            gathered_s = float(self.collective_time(collectives["pp.all_gather"])[0])
-        latency_s = min(float(collective_latency_s(send)[0]), seconds)
-        return Message(seconds=seconds + gathered_s, latency_s=latency_s + gathered_s, link=_link(send))
+        seconds = latency_s = 0.0
+        for name, count in hop_collectives(self.runtime, self.grid, phase):
+            own_s = float(count[0] * self.collective_time(collectives[name])[0])
+            seconds += own_s
+            is_sent = name != "pp.all_gather"  # which crosses other links
+            latency_s += min(float(collective_latency_s(collectives[name])[0]), own_s) if is_sent else own_s
+        return Message(seconds=seconds, latency_s=latency_s, link=_link(collectives["pp.send_recv"]))
 
     def _stretch(self, work: StageWork, groups: Groups) -> float:
         """Time of a pass over that of its device; both passes of a micro-batch wait for the host alike."""
@@ -378,8 +386,10 @@ def _message_of(collectives: Mapping[str, Collective], site: str) -> Callable[[f
         if name in collectives and collectives[name].group.size[0] > 1
     )
 
+    link = _link(collectives[site]) if site in collectives else INSIDE
+
     def message(seconds: float) -> Message:
-        return Message(seconds=seconds, latency_s=min(latency_s, seconds), link=_link(collectives[site]))
+        return Message(seconds=seconds, latency_s=min(latency_s, seconds), link=link)
 
     return message
 

@@ -41,6 +41,7 @@ from costmodels.placement import (
     local_parameters,
     pipelines,
     place,
+    place_on,
 )
 from costmodels.replicas import ReplicaRows, even_rows, replica_rows
 from costmodels.residuals import layer_residual
@@ -159,9 +160,12 @@ def _block_costs(
     collective_time: CollectiveTime,
 ) -> _BlockCosts:
     times = [block_times(job, device, runtime, shapes, kernel_time) for device in cluster.devices]
-    groups = place(cluster, shapes)
+    groups = [place(cluster, shapes)]
+    if len(cluster.devices) > 1:
+        groups = [place_on(cluster, device, shapes) for device in cluster.devices]
     found = [
-        block_communication(job, runtime, shapes, groups, _beside(of_device), collective_time) for of_device in times
+        block_communication(job, runtime, shapes, own, _beside(of_device), collective_time)
+        for of_device, own in zip(times, groups, strict=True)
     ]
     issued = [found[0].collectives[block] for block in BLOCKS]
     return _BlockCosts(

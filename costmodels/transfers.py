@@ -58,16 +58,16 @@ def transfer_executions(
     `pp.start` is no execution of its own: it is what a hidden transfer still costs.
     """
     hops = np.where(grid.pp > 1, (grid.pp * grid.vpp - 1.0) * num_micro_batches, 0.0)
-    gathers = np.where(_is_whole(grid), hops, 0.0)
-    none = np.zeros(len(grid))
     return tuple(
-        each
-        for phase in Phase
-        for each in (
-            (_hop_name(runtime, phase), phase, hops),
-            ("pp.all_gather", phase, gathers if _scatters(runtime, phase) else none),
-        )
+        (name, phase, hops * count) for phase in Phase for name, count in hop_collectives(runtime, grid, phase)
     )
+
+
+def hop_collectives(runtime: RuntimeProfile, grid: ConfigGrid, phase: Phase) -> tuple[tuple[str, FloatArray], ...]:
+    """What handing one micro-batch on, or its gradients back, executes: the name, the number of executions [n]."""
+    gathers = _is_whole(grid).astype(np.float64)
+    sends = ((_hop_name(runtime, phase), np.ones(len(grid))),)
+    return (*sends, ("pp.all_gather", gathers)) if _scatters(runtime, phase) else sends
 
 
 def exposed_transfers_s(
@@ -82,9 +82,8 @@ def exposed_transfers_s(
     collectives = transfer_collectives(job, runtime, grid, groups)
     total = np.zeros(len(grid))
     for phase in Phase:
-        hop = collective_time(collectives[_hop_name(runtime, phase)])
-        if _scatters(runtime, phase):
-            hop = hop + np.where(_is_whole(grid), collective_time(collectives["pp.all_gather"]), 0.0)
+        each = hop_collectives(runtime, grid, phase)
+        hop = np.sum([count * collective_time(collectives[name]) for name, count in each], axis=0)
         exposed = hop * (num_micro_batches + grid.pp - 1) * grid.vpp
         if runtime.overlaps_p2p:
             # beside compute in the steady state, where each chunk still waits for its message to begin

@@ -13,7 +13,7 @@ sends it nearly twice) and 1455 (in-switch reduction from five devices on).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,10 @@ class CostArrays:
     reduce_base_s: FloatArray
     reduce_s_per_byte: FloatArray
     ring_only: FloatArray
+
+
+LINKS = ("intra", "pair", "inter", "hop")
+"""The links of `GroupKinds`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -91,6 +95,31 @@ class CostLines:
     reduce: FloatArray
     exchange: FloatArray
     hop: FloatArray
+
+
+def joined_kinds(first: GroupKinds, second: GroupKinds) -> GroupKinds:
+    """The kinds of both, one after the other."""
+    return GroupKinds(
+        size=np.append(first.size, second.size),
+        hosts=np.append(first.hosts, second.hosts),
+        members_per_host=np.append(first.members_per_host, second.members_per_host),
+        max_members_per_host=np.append(first.max_members_per_host, second.max_members_per_host),
+        intra=_joined(first.intra, second.intra),
+        pair=_joined(first.pair, second.pair),
+        inter=_joined(first.inter, second.inter),
+        hop=_joined(first.hop, second.hop),
+    )
+
+
+def _joined(first: CostArrays, second: CostArrays) -> CostArrays:
+    names = [field.name for field in fields(CostArrays)]
+    return CostArrays(**{name: np.append(getattr(first, name), getattr(second, name)) for name in names})
+
+
+def joined_lines(first: CostLines, second: CostLines) -> CostLines:
+    """The lines of both, one after the other."""
+    names = [field.name for field in fields(CostLines)]
+    return CostLines(**{name: np.concatenate([getattr(first, name), getattr(second, name)], axis=2) for name in names})
 
 
 def cost_lines(groups: GroupKinds) -> CostLines:

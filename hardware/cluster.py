@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hardware.algorithms import CostArrays, CostLines, GroupKinds, cost_lines
+from hardware.algorithms import LINKS, CostArrays, CostLines, GroupKinds, cost_lines, joined_kinds, joined_lines
 from hardware.config_file import SourcedNumber, StrictModel, checked, read_mapping
 from hardware.device import CATALOG, Device, LinkEntry, find_device, spelling_key
 from hardware.distinct import distinct_rows
@@ -29,8 +29,6 @@ MAX_DEVICES = 1_000_000
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 _WorstLinks = tuple[tuple[int, int, int, int], FloatArray]
-_LINKS = ("intra", "pair", "inter", "hop")
-"""The links of `GroupKinds`, in the order of an answer's rows."""
 _IS_PER_BYTE = np.array([field.endswith("s_per_byte") for field in LinkCost._fields])
 
 
@@ -115,6 +113,12 @@ class GroupLinks:
         """The entries that `index` (integers or a mask) selects, in its order."""
         return GroupLinks(kinds=self.kinds, lines=self.lines, row=self.row[index])
 
+    def where(self, chosen: NDArray[np.bool_], other: GroupLinks) -> GroupLinks:
+        """These entries, or those of `other` where they are chosen [g]."""
+        kinds, lines = joined_kinds(self.kinds, other.kinds), joined_lines(self.lines, other.lines)
+        row = np.where(chosen, other.row + len(self.kinds.size), self.row)
+        return GroupLinks(kinds=kinds, lines=lines, row=row)
+
     def split(self, parts: int) -> list[GroupLinks]:
         """The entries in so many equal parts, one after the other."""
         return [GroupLinks(kinds=self.kinds, lines=self.lines, row=row) for row in np.split(self.row, parts)]
@@ -193,6 +197,11 @@ class Cluster:
         kinds = [(group.device, group.devices_per_host, group.intra_links, group.nic_links) for group in self.groups]
         return np.repeat([kinds.index(kind) for kind in kinds], [group.num_devices for group in self.groups])
 
+    def only(self, device: Device) -> Cluster:
+        """Its hosts of one kind of device."""
+        groups = tuple(group for group in self.groups if group.device == device)
+        return Cluster(name=self.name, groups=groups)
+
     def reordered(self, hosts: Sequence[int]) -> Cluster:
         """The same hosts in another order, each given by its number; no order leaves the cluster as it is.
 
@@ -260,14 +269,14 @@ class Cluster:
 def _group_links(found: Sequence[_WorstLinks], row: IntArray) -> GroupLinks:
     """The answers as arrays, of which every entry is a `row`."""
     sizes = np.array([row for row, _ in found], dtype=np.int64).reshape(-1, 4)
-    costs = np.array([row for _, row in found]).reshape(-1, len(_LINKS), len(LinkCost._fields))
+    costs = np.array([row for _, row in found]).reshape(-1, len(LINKS), len(LinkCost._fields))
     links = [CostArrays(**dict(zip(LinkCost._fields, cost.T, strict=True))) for cost in costs.swapaxes(0, 1)]
     kinds = GroupKinds(
         size=sizes[:, 0],
         hosts=sizes[:, 1],
         members_per_host=sizes[:, 2],
         max_members_per_host=sizes[:, 3],
-        **dict(zip(_LINKS, links, strict=True)),
+        **dict(zip(LINKS, links, strict=True)),
     )
     return GroupLinks(kinds=kinds, lines=cost_lines(kinds), row=row)
 
@@ -336,7 +345,7 @@ class _Fabric:
     def _worst_links(self, hosts: IntArray, alike: int) -> _WorstLinks:
         """The worst of groups on those hosts [rows, size]; each row stands for `alike` groups."""
         size = hosts.shape[1]
-        costs = np.zeros((len(_LINKS), len(LinkCost._fields)))
+        costs = np.zeros((len(LINKS), len(LinkCost._fields)))
         if size == 1:
             return (1, 1, 1, 1), costs
         # hosts ascend within a row, so members on one host stand side by side: a run

@@ -34,9 +34,12 @@ def counted(job, cluster, config, runtime=MEGATRON):
 @settings(max_examples=150, deadline=None)
 @given(cases())
 def test_collectives_sum_to_their_parts_of_the_step(case):
-    """On one stage and without overlap, the collectives' executions together take the step's tp, cp, up, ep and dp."""
+    """On one stage and without overlap, the collectives' executions together take the step's tp, cp, up, ep and dp.
+
+    On hosts of one kind: where they are unlike, a step waits for the slowest device, which may have the better links.
+    """
     at = np.flatnonzero(case.grid.pp == 1)
-    assume(len(at))
+    assume(len(at) and len(case.cluster.groups) == 1)
     grid, runtime = case.grid.take(at[:1]), without_overlap(case.runtime)
     step = estimate_step(case.job, case.cluster, runtime, grid).breakdown_s
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from costmodels.assignment import Assignment
 from costmodels.model_catalog import find_model, model_names
 from costmodels.runtime import find_runtime, runtime_names
 from costmodels.schedules import assign_layers, bubble_s, stage_in_flight
@@ -170,10 +171,11 @@ def test_the_least_bottleneck_is_that_of_every_cut(name, pp):
     assert largest(ends[:-1]) == pytest.approx(min(largest(cuts) for cuts in every))
 
 
-def test_stated_layers_stand_where_they_are_stated():
-    """A run's own cut goes before its runtime's, in pipelines of as many stages alone."""
-    stated = replace(MEGATRON, stage_layers=(10, 6, 16))
+def test_assigned_layers_stand_where_they_are_assigned():
+    """An assignment goes before the runtime's own cut."""
     model = find_model("llama3-8b")
 
-    assert assign_layers(model, stated, 3, 1).dense.tolist() == [10, 6, 16]
-    assert assign_layers(model, stated, 4, 1).dense.tolist() == [8, 8, 8, 8]
+    assert assign_layers(model, MEGATRON, 3, 1, Assignment(layers=(10, 6, 16))).dense.tolist() == [10, 6, 16]
+    assert assign_layers(model, MEGATRON, 2, 2, Assignment(layers=(9, 7, 10, 6))).dense.tolist() == [19, 13]
+    again = assign_layers(model, MEGATRON, 2, 2, Assignment(recomputed=(8, 1, 0, 2)))
+    assert again.dense_again.tolist() == [8, 3]

@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from costmodels.measured import stated_layers
 from costmodels.parallel import ParallelConfig
 from costmodels.runtime import find_runtime, runtime_names
 from costmodels.sources import FALLBACK_RUNTIME, FSDP_RUNTIME, RUNTIME_WORDS, is_known_source, setting_of, source_of
@@ -155,6 +156,4 @@ def test_a_source_is_known_by_a_part_of_its_name(name, known):
 )
 def test_the_layers_of_stages_that_a_run_states(notes, pp, layers):
     """Remarks that cut the whole model into the run's stages are believed; others leave the cut to the runtime."""
-    run = replace(PLAIN, notes=notes, config=ParallelConfig(pp=pp, dp=2))
-
-    assert setting_of(replace(run, devices=2 * pp), {}).runtime.stage_layers == layers
+    assert stated_layers(notes, PLAIN.model.num_layers, pp) == layers
