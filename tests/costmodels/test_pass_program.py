@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from costmodels.block_costs import block_times
 from costmodels.communication import issued_collectives, layer_collectives, layer_uses
 from costmodels.kernels import collective_s, kernel_s
 from costmodels.operators import BLOCKS, Block, OpKind, Phase, unique_shapes
 from costmodels.parallel import ConfigGrid
 from costmodels.pass_program import Piece, Segment, Work, piece_launches, piece_programs
 from costmodels.placement import place
-from costmodels.step_time import block_times
 from tests.costmodels.random_settings import cases
 
 BLOCKS_OF = {

@@ -160,7 +160,7 @@ def test_an_impossible_order_is_refused():
 
 @pytest.mark.parametrize(
     ("schedule", "vpp", "micro_batches", "told"),
-    [("gpipe", 2, 4, "vpp must be 1"), ("zero-bubble", 2, 4, "vpp must be 1"), ("1f1b", 2, 5, "multiple of pp=4")],
+    [("gpipe", 2, 4, "vpp must be 1"), ("zero-bubble", 2, 4, "vpp must be 1"), ("1f1b", 2, 9, "multiple of pp=4")],
 )
 def test_schedules_say_what_they_cannot_do(schedule, vpp, micro_batches, told):
     """A schedule without chunks, or an incomplete round of them, is refused with the number that is wrong."""
