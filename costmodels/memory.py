@@ -351,6 +351,26 @@ def _parts_bytes(
     return parts
 
 
+def stage_needed_bytes(
+    job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid, stages: StageKinds, in_flight: FloatArray
+) -> FloatArray:
+    """What stages that hold those layers need of their devices [c, k], each beside any others.
+
+    Args:
+        job: What is trained.
+        runtime: How it keeps weights and activations.
+        grid: Configurations of one pp [k].
+        stages: The stages [c].
+        in_flight: Micro-batches whose activations they hold [c, k].
+    """
+    shapes, shape_of = unique_shapes(grid)
+    passes = _Passes(job, runtime, shapes, has_recomputed=bool(stages.again.any()))
+    needed = passes.parts(stages, in_flight, shape_of)
+    del needed["fragmentation"]
+    states = _states(job, runtime, grid, stages)
+    return np.asarray(sum(needed.values()) + sum(states.values()))
+
+
 def _is_wanted(stages: StageKinds, stage: WhichStage) -> NDArray[np.bool_]:
     """Which kinds of stages may be the one that is asked for [c, 1]."""
     ends = {"first": Block.EMBEDDING, "last": Block.HEAD}

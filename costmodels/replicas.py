@@ -24,16 +24,24 @@ class ReplicaKind:
     """Replicas that are alike.
 
     Attributes:
-        first: Number of the first of them.
-        count: How many they are.
+        replicas: Their numbers, ascending.
         micro_batches: What each of them runs in a step.
         devices: The kinds of devices of its cells, as numbers of `cluster.devices`, of every stage.
     """
 
-    first: int
-    count: int
+    replicas: tuple[int, ...]
     micro_batches: int
     devices: tuple[tuple[int, ...], ...]
+
+    @property
+    def first(self) -> int:
+        """The one that is simulated."""
+        return self.replicas[0]
+
+    @property
+    def count(self) -> int:
+        """How many they are."""
+        return len(self.replicas)
 
 
 def replica_kinds(cluster: Cluster, config: ParallelConfig, micro_batches: IntArray) -> tuple[ReplicaKind, ...]:
@@ -55,18 +63,19 @@ def replica_kinds(cluster: Cluster, config: ParallelConfig, micro_batches: IntAr
         *moves.astype(np.int64),
         micro_batches,
     ]
-    first, kind = distinct_rows([np.asarray(column, dtype=np.int64) for column in columns])
-    counts = np.bincount(kind)
-    found = [
-        ReplicaKind(
-            first=int(at),
-            count=int(counts[number]),
-            micro_batches=int(micro_batches[at]),
-            devices=tuple(tuple(np.unique(device[stage, at]).tolist()) for stage in range(config.pp)),
+    _, kind = distinct_rows([np.asarray(column, dtype=np.int64) for column in columns])
+    found = []
+    for number in dict.fromkeys(kind.tolist()):
+        replicas = np.flatnonzero(kind == number)
+        devices = device[:, replicas[0]]
+        found.append(
+            ReplicaKind(
+                replicas=tuple(replicas.tolist()),
+                micro_batches=int(micro_batches[replicas[0]]),
+                devices=tuple(tuple(np.unique(of_stage).tolist()) for of_stage in devices),
+            )
         )
-        for number, at in enumerate(first.tolist())
-    ]
-    return tuple(sorted(found, key=lambda one: one.first))
+    return tuple(found)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -1,0 +1,1 @@
+"""Planners: searches over what a configuration leaves open."""
