@@ -73,7 +73,7 @@ def planned(
             found = _with_layers(job, ordered, runtime, found, "recomputed" in parts, memory_headroom)
             variants.append(ConfigGrid.from_configs(found, grid.opened))
         if "micro_batches" in parts:
-            found = [_with_shares(job, ordered, runtime, config) for config in found]
+            found = _with_shares(job, ordered, runtime, found)
             variants.append(ConfigGrid.from_configs(found, grid.opened))
     seconds = np.stack([_judged_s(job, cluster, runtime, variant, memory_headroom) for variant in variants])
     chosen = seconds.argmin(axis=0)
@@ -240,35 +240,56 @@ def _given_back(cost_s: FloatArray, layers: IntArray, num_layers: int, least: in
     return layers
 
 
-def _with_shares(job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile, config: ParallelConfig) -> ParallelConfig:
-    """The configuration with micro-batches for its replicas by their pace, on hosts in the order of the ranks."""
-    even = job.global_batch_size // (config.dp * config.mbs)
-    kinds = replica_kinds(cluster, config, np.full(config.dp, even))
-    if len({kind.devices for kind in kinds}) < 2:
-        return config
-    grid = ConfigGrid.from_configs([replace(config, assignment=Assignment())])
-    held = config.assignment.layers or None
+def _with_shares(
+    job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile, configs: Sequence[ParallelConfig]
+) -> list[ParallelConfig]:
+    """The configurations with micro-batches for unlike replicas by their pace, on hosts in the order of the ranks."""
+    found = list(configs)
+    alike: dict[tuple[object, ...], list[tuple[int, tuple[ReplicaKind, ...]]]] = {}
+    for at, config in enumerate(configs):
+        even = job.global_batch_size // (config.dp * config.mbs)
+        kinds = replica_kinds(cluster, config, np.full(config.dp, even))
+        devices = tuple(kind.devices for kind in kinds)
+        if len(set(devices)) > 1:
+            alike.setdefault((config.pp, config.vpp, devices), []).append((at, kinds))
+    for members in alike.values():
+        chosen = [configs[at] for at, _ in members]
+        pace_s, fill_s = _paces_s(job, cluster, runtime, chosen, members[0][1])
+        for column, (at, kinds) in enumerate(members):
+            config = configs[at]
+            unit = config.pp if config.vpp > 1 else 1  # rounds of the interleaved schedule
+            rounds = job.global_batch_size // config.mbs // unit
+            shares = share_micro_batches(pace_s[:, column], fill_s[:, column], kinds, rounds, unit)
+            if shares is not None:
+                found[at] = replace(config, assignment=replace(config.assignment, micro_batches=shares))
+    return found
+
+
+def _paces_s(
+    job: TrainingJob,
+    cluster: Cluster,
+    runtime: RuntimeProfile,
+    configs: Sequence[ParallelConfig],
+    kinds: Sequence[ReplicaKind],
+) -> tuple[FloatArray, FloatArray]:
+    """What a micro-batch takes the slowest stage of each kind of replicas, and the others on its way [kinds, k]."""
+    layers = np.array([config.assignment.layers or _even_layers(job, config) for config in configs])
+    layers = layers.reshape(len(configs), configs[0].vpp, configs[0].pp).sum(axis=1).T
+    grid = ConfigGrid.from_configs([replace(config, assignment=Assignment()) for config in configs])
     pace_s, fill_s = [], []
     for kind in kinds:
         has_device = np.array([[number in own for number in range(len(cluster.devices))] for own in kind.devices])
-        times_s = stage_tables(job, cluster, runtime, grid, has_device).time_s[:, :, 0]
-        layers = np.array(held or _even_layers(job, config)).reshape(config.vpp, config.pp).sum(axis=0)
-        of_stage = times_s[np.arange(config.pp), layers]
-        pace_s.append(of_stage.max())
-        fill_s.append((of_stage.sum() - of_stage.max()) / config.vpp)
-    unit = config.pp if config.vpp > 1 else 1  # rounds of the interleaved schedule
-    shares = share_micro_batches(np.array(pace_s), np.array(fill_s), kinds, even * config.dp // unit, unit)
-    if shares is None:
-        return config
-    return replace(config, assignment=replace(config.assignment, micro_batches=shares))
+        times_s = stage_tables(job, cluster, runtime, grid, has_device).time_s
+        of_stage = np.take_along_axis(times_s, layers[:, None], axis=1)[:, 0]
+        pace_s.append(of_stage.max(axis=0))
+        fill_s.append((of_stage.sum(axis=0) - of_stage.max(axis=0)) / configs[0].vpp)
+    return np.array(pace_s), np.array(fill_s)
 
 
 def _even_layers(job: TrainingJob, config: ParallelConfig) -> list[int]:
     """Layers of every virtual stage in equal shares, near enough for a pace."""
-    num_virtual = config.pp * config.vpp
-    return [
-        job.model.num_layers // num_virtual + (at < job.model.num_layers % num_virtual) for at in range(num_virtual)
-    ]
+    each, more = divmod(job.model.num_layers, config.pp * config.vpp)
+    return [each + (at < more) for at in range(config.pp * config.vpp)]
 
 
 def share_micro_batches(
