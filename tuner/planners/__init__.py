@@ -1,1 +1,1 @@
-"""Planners: searches over what a configuration leaves open."""
+"""Planners: searches for the best plan of one configuration, with a proof of how good it is."""
