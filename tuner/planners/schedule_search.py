@@ -1,0 +1,112 @@
+"""The scheduling problem as branch and bound sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from tuner.planners.branch_and_bound import AbstractProblem
+from tuner.planners.frontier import Merit
+from tuner.planners.outcome import Incumbent
+from tuner.planners.schedule_bounds import cost_bound_s
+from tuner.planners.schedule_state import NOWHERE, ScheduleState, empty_state, next_states
+from tuner.planners.schedule_tables import schedule_tables
+from tuner.planners.scheduling import Run, Schedule, Transfer, Workload
+
+
+class ScheduleNode(NamedTuple):
+    """A partial schedule and the bound on its cost."""
+
+    state: ScheduleState
+    bound: float
+
+
+class SchedulingProblem(AbstractProblem[ScheduleNode, Schedule]):
+    """The scheduling problem of a workload."""
+
+    def __init__(self, workload: Workload) -> None:
+        self.workload = workload
+        self._tables = schedule_tables(workload)
+
+    def root(self) -> ScheduleNode:
+        """Nothing is scheduled."""
+        state = empty_state(self.workload)
+        return ScheduleNode(state, cost_bound_s(state, self.workload, self._tables))
+
+    def children(self, node: ScheduleNode, cutoff: float) -> Iterable[ScheduleNode]:
+        """The next run or transfer."""
+        for state in next_states(node.state, self.workload, self._tables):
+            bound = max(node.bound, cost_bound_s(state, self.workload, self._tables))
+            if bound < cutoff:
+                yield ScheduleNode(state, bound)
+
+    def lower_bound(self, node: ScheduleNode) -> float:
+        """From critical paths and load."""
+        return node.bound
+
+    def complete(self, node: ScheduleNode) -> Incumbent[Schedule] | None:
+        """The schedule, once every operator has run."""
+        if not all(node.state.done):
+            return None
+        events = node.state.events
+        schedule = Schedule(
+            runs=tuple(event for event in events if isinstance(event, Run)),
+            transfers=tuple(event for event in events if isinstance(event, Transfer)),
+        )
+        return Incumbent(cost=schedule.cost_s(self.workload), solution=schedule)
+
+    def greedy(self, node: ScheduleNode) -> Incumbent[Schedule] | None:
+        """Adds what raises the bound least, and of equals what starts first, again and again."""
+        current: ScheduleNode | None = node
+        while current is not None and not all(current.state.done):
+            following = self.children(current, float("inf"))
+            current = min(following, key=lambda child: (child.bound, child.state.last_s), default=None)
+        return None if current is None else self.complete(current)
+
+    def merit(self, node: ScheduleNode) -> Merit:
+        """What follows depends on what is done, on homes that still matter, and on data that wait for a consumer.
+
+        Then all times decide, none of which counts below the start of what was added last, and the memory in use.
+        """
+        state, tables = node.state, self._tables
+        waiting = [
+            op
+            for op, is_done in enumerate(state.done)
+            if is_done and any(not state.done[to] and not state.sent[edge] for edge, to in tables.after[op])
+        ]
+        settled = [op for op, is_done in enumerate(state.done) if not is_done and state.home[op] != NOWHERE]
+        sent = tuple(
+            is_sent and not state.done[consumer]
+            for is_sent, consumer in zip(state.sent, self.workload.edges[:, 1].tolist(), strict=True)
+        )
+        homes = tuple((op, state.home[op]) for op in waiting + settled)
+        times = [*state.device_s, *(state.end_s[op] for op in waiting + settled)]
+        # links that may be exchanged for each other are compared in the order in which they are free
+        times += [time for _, time in sorted(zip(tables.link_class, state.link_s, strict=True))]
+        times += self._ends_s(state)
+        return Merit(
+            (state.done, sent, homes),
+            (
+                state.last_s,
+                *(max(time, state.last_s) for time in times),
+                self._settled_s(state),
+                *state.used_bytes,
+            ),
+        )
+
+    def _ends_s(self, state: ScheduleState) -> list[float]:
+        """The last end so far of every model that is not complete; a number of them that the key tells."""
+        return [
+            max((state.end_s[op] for op in ops if state.done[op]), default=0.0)
+            for ops in self._tables.ops_of
+            if not all(state.done[op] for op in ops)
+        ]
+
+    def _settled_s(self, state: ScheduleState) -> float:
+        """What the complete models cost."""
+        weights: list[float] = self.workload.weights.tolist()
+        return sum(
+            weights[model] * max(state.end_s[op] for op in ops)
+            for model, ops in enumerate(self._tables.ops_of)
+            if all(state.done[op] for op in ops)
+        )
