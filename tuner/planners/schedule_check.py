@@ -18,8 +18,9 @@ TOLERANCE_S = 1e-6
 
 def violations(workload: Workload, schedule: Schedule) -> list[str]:
     """A sentence for each rule that a schedule breaks; empty for a valid one."""
-    checks = (_completeness, _durations, _routes, _precedence, _one_at_a_time, _memory)
-    return [sentence for check in checks for sentence in check(workload, schedule)]
+    checks = (_durations, _routes, _precedence, _one_at_a_time, _memory)
+    missing = list(_completeness(workload, schedule))
+    return missing or [sentence for check in checks for sentence in check(workload, schedule)]
 
 
 def _completeness(workload: Workload, schedule: Schedule) -> Iterator[str]:

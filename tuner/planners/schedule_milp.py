@@ -18,6 +18,7 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tuner.planners.mixed_integer import MixedInteger, Terms
 from tuner.planners.outcome import Limits, Outcome
@@ -48,6 +49,7 @@ class _ScheduleProgram:
         self.sends = self.program.variables((len(self.edges),))
         self.ends = self.program.variables((len(workload.weights),))
         self.horizon_s = self._horizon_s()
+        self.reach = self._reach()
         self._devices()
         self._ways()
         self._precedence()
@@ -61,6 +63,13 @@ class _ScheduleProgram:
             max((way.transfer_s(size) for _, way in self.ways), default=0.0) for size in self.workload.data_bytes
         ]
         return float(finite.max(axis=1).sum() + sum(slowest))
+
+    def _reach(self) -> NDArray[np.bool_]:
+        """Whether the second operator is the first or comes after it, whatever the devices [V, V]."""
+        reach = np.eye(self.workload.num_ops, dtype=np.bool_)
+        for u, v in sorted(self.edges, reverse=True):  # rows of later operators are complete when an earlier one asks
+            reach[u] |= reach[v]
+        return reach
 
     def _time(self, op: int) -> Terms:
         """How long an operator runs."""
@@ -98,11 +107,16 @@ class _ScheduleProgram:
 
     def _one_at_a_time(self) -> None:
         for one, other in itertools.combinations(range(self.workload.num_ops), 2):
+            if self.reach[one, other]:
+                continue
             both = [[(self.x[one, device], -1.0), (self.x[other, device], -1.0)] for device in range(self.x.shape[1])]
             ends = [[(self.starts[op], 1.0), *self._time(op)] for op in (one, other)]
             self._disjoint(self.starts[one], self.starts[other], ends, both)
         numbers = range(len(self.workload.links))
         for one, other in itertools.combinations(range(len(self.edges)), 2):
+            # a transfer to an operator, and one from it or from a later one, are in order already
+            if any(self.reach[self.edges[a][1], self.edges[b][0]] for a, b in ((one, other), (other, one))):
+                continue
             both = [
                 [
                     (self.y[edge, at], -1.0)
@@ -165,4 +179,6 @@ class _ScheduleProgram:
             schedule = Schedule(runs=tuple(runs), transfers=tuple(transfers))
             return schedule.cost_s(self.workload), schedule
 
-        return self.program.solve(limits, read)
+        # With its presolve, HiGHS (of SciPy 1.17.1) calls schedules optimal that cost 0.5% more than others that its
+        # program admits, once in some hundred random workloads (measured).
+        return self.program.solve(limits, read, presolve=False)
