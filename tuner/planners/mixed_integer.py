@@ -58,23 +58,16 @@ class MixedInteger:
         """Adds a linear expression to what is minimised."""
         self._cost.extend(terms)
 
-    def solve(
-        self,
-        limits: Limits,
-        read: Callable[[NDArray[np.float64]], tuple[float, Solution]],
-        *,
-        presolve: bool = True,
-    ) -> Outcome[Solution]:
+    def solve(self, limits: Limits, read: Callable[[NDArray[np.float64]], tuple[float, Solution]]) -> Outcome[Solution]:
         """The optimum, or what is known of it when a limit is met.
 
         Args:
             limits: Time, nodes of HiGHS's tree, and its relative gap.
             read: The cost and the solution that the values of all variables mean.
-            presolve: Whether HiGHS first makes the program smaller.
         """
         size = len(self._upper)
         start_s = time.perf_counter()
-        options: dict[str, float | int] = {"mip_rel_gap": max(limits.gap, ROUNDING), "presolve": presolve}
+        options: dict[str, float | int] = {"mip_rel_gap": max(limits.gap, ROUNDING)}
         if math.isfinite(limits.time_s):
             options["time_limit"] = limits.time_s
         if math.isfinite(limits.nodes):
