@@ -5,7 +5,10 @@ Two things hold each model up, whatever is done:
 - Its critical path. Every operator still to run starts on a device when that is free and its inputs have come, each
   input taking the way on which it comes first, as if nothing else were sent. After it, at least its quickest
   successors follow.
-- Its load. The work that is left is spread over all devices, each from when it is free on.
+- Its load. The work that is left is spread over all devices, each from when it is free on. With any weights of the
+  devices that add up to 1, a second of device d counts weight d; an operator takes at least the least of its weighted
+  times; and what all devices give until T is no less than what all operators take (the dual of the linear program that
+  splits operators at will).
 
 For a set of models the second holds together: they can't all be complete before the work of all is done. The bound is
 the least weighted sum of completion times that grants each set its load and each model its path. In it the models end
@@ -33,7 +36,9 @@ def cost_bound_s(state: ScheduleState, workload: Workload, tables: ScheduleTable
     left = [model for model, ops in enumerate(tables.ops_of) if not all(state.done[op] for op in ops)]
     settled_s = sum(weights[model] * path_s[model] for model in range(len(weights)) if model not in left)
     work_s = [sum(tables.least_work_s[op] for op in tables.ops_of[model] if not state.done[op]) for model in left]
-    free_s = sorted(max(free, state.last_s) for free in state.device_s)
+    free_s = sorted(
+        (max(free, state.last_s), weight) for free, weight in zip(state.device_s, tables.device_weight, strict=True)
+    )
     least_s = [0.0] * (1 << len(left))
     for models in range(1, len(least_s)):
         members = [at for at in range(len(left)) if models >> at & 1]
@@ -44,15 +49,20 @@ def cost_bound_s(state: ScheduleState, workload: Workload, tables: ScheduleTable
     return settled_s + least_s[-1]
 
 
-def _load_end_s(free_s: Sequence[float], work_s: float) -> float:
-    """When devices that are free from `free_s` on, in rising order, have done the work together at the earliest."""
-    end_s = 0.0
-    total_s = work_s
-    for count, free in enumerate(free_s, start=1):
-        total_s += free
-        if count == len(free_s) or total_s <= free_s[count] * count:
-            end_s = total_s / count
+def _load_end_s(free_s: Sequence[tuple[float, float]], work_s: float) -> float:
+    """When all work can be done at the earliest.
+
+    Args:
+        free_s: From when on each device is free, and its weight; in rising order.
+        work_s: In weighted seconds.
+    """
+    end_s, total_s, weights = 0.0, work_s, 0.0
+    for free, weight in free_s:
+        if weights and total_s <= free * weights:
             break
+        total_s += free * weight
+        weights += weight
+        end_s = total_s / weights
     return end_s
 
 

@@ -9,6 +9,7 @@ from tuner.planners.branch_and_bound import AbstractProblem
 from tuner.planners.frontier import Merit
 from tuner.planners.outcome import Incumbent
 from tuner.planners.schedule_bounds import cost_bound_s
+from tuner.planners.schedule_greedy import complete_greedily
 from tuner.planners.schedule_state import NOWHERE, ScheduleState, empty_state, next_states
 from tuner.planners.schedule_tables import schedule_tables
 from tuner.planners.scheduling import Run, Schedule, Transfer, Workload
@@ -56,12 +57,9 @@ class SchedulingProblem(AbstractProblem[ScheduleNode, Schedule]):
         return Incumbent(cost=schedule.cost_s(self.workload), solution=schedule)
 
     def greedy(self, node: ScheduleNode) -> Incumbent[Schedule] | None:
-        """Adds what raises the bound least, and of equals what starts first, again and again."""
-        current: ScheduleNode | None = node
-        while current is not None and not all(current.state.done):
-            following = self.children(current, float("inf"))
-            current = min(following, key=lambda child: (child.bound, child.state.last_s), default=None)
-        return None if current is None else self.complete(current)
+        """See `schedule_greedy`."""
+        state = complete_greedily(node.state, self.workload, self._tables)
+        return None if state is None else self.complete(ScheduleNode(state, node.bound))
 
     def merit(self, node: ScheduleNode) -> Merit:
         """What follows depends on what is done, on homes that still matter, and on data that wait for a consumer.

@@ -5,6 +5,10 @@ needs has arrived and its devices or links are free, and never before what was a
 waiting is built so, in the order of its own starts. Runs and transfers are added one by one, because a transfer may
 have to pass a link long before its consumer runs. A transfer settles where its consumer will run.
 
+What could have started before the last addition would wait for nothing but that order, and need not be tried: added
+before the other, with which it shares neither a device nor a link, it starts and ends earlier, and all else is the
+same. An addition that takes no time ends no earlier, so it is tried nevertheless.
+
 Letters as in `scheduling`.
 """
 
@@ -36,6 +40,7 @@ class ScheduleState(NamedTuple):
         link_s: When each link is free [links].
         used_bytes: Of each device [D].
         last_s: The start of what was added last.
+        could_s: When it could have started, had nothing been added later than that before.
         events: What was added.
     """
 
@@ -47,6 +52,7 @@ class ScheduleState(NamedTuple):
     link_s: tuple[float, ...]
     used_bytes: tuple[float, ...]
     last_s: float
+    could_s: float
     events: tuple[Run | Transfer, ...]
 
 
@@ -62,19 +68,30 @@ def empty_state(workload: Workload) -> ScheduleState:
         link_s=(0.0,) * len(workload.links),
         used_bytes=(0.0,) * num_devices,
         last_s=0.0,
+        could_s=0.0,
         events=(),
     )
 
 
 def next_states(state: ScheduleState, workload: Workload, tables: ScheduleTables) -> Iterator[ScheduleState]:
-    """Every state with one more run or transfer; of choices that differ by a symmetry, one."""
+    """Every state with one more run or transfer that must be tried; of choices that differ by a symmetry, one."""
     untouched = _untouched(state, workload)
     for op in range(workload.num_ops):
         if not state.done[op]:
-            yield from _with_run(state, workload, tables, op, untouched)
+            for added in with_run(state, workload, tables, op, untouched):
+                if not _waits_in_vain(state, added):
+                    yield added
             for edge, producer in tables.before[op]:
                 if state.done[producer] and not state.sent[edge]:
-                    yield from _with_transfer(state, workload, tables, edge, untouched)
+                    for added in with_transfer(state, workload, tables, edge, untouched):
+                        if not _waits_in_vain(state, added):
+                            yield added
+
+
+def _waits_in_vain(state: ScheduleState, added: ScheduleState) -> bool:
+    """Whether what was added could have started before the addition before it."""
+    event = added.events[-1]
+    return added.could_s < state.last_s and event.end_s > event.start_s
 
 
 def _untouched(state: ScheduleState, workload: Workload) -> frozenset[int]:
@@ -84,10 +101,18 @@ def _untouched(state: ScheduleState, workload: Workload) -> frozenset[int]:
     return frozenset(devices) - touched.union(state.home)
 
 
-def _with_run(
+def with_run(
     state: ScheduleState, workload: Workload, tables: ScheduleTables, op: int, untouched: frozenset[int]
 ) -> Iterator[ScheduleState]:
-    """The operator on every device that has its inputs: whole, split, and fused with each of its successors."""
+    """The operator on every device that has its inputs: whole, split, and fused with each of its successors.
+
+    Args:
+        state: Before.
+        workload: The problem.
+        tables: Of it.
+        op: Not yet done.
+        untouched: Devices that are spared where one that is like them is left.
+    """
     for home in range(workload.num_devices):
         start_s = _inputs_s(state, tables, op, home)
         if math.isinf(start_s) or not prefixes_kept((home,), untouched, tables.device_class):
@@ -148,7 +173,8 @@ def _run(
         inputs_s: When all inputs are there.
         memory_bytes: Of the operators; None takes that of the one.
     """
-    start_s = max(inputs_s, state.last_s, *(state.device_s[device] for device in devices))
+    could_s = max(inputs_s, *(state.device_s[device] for device in devices))
+    start_s = max(could_s, state.last_s)
     end_s = start_s + max(part_s) + gather_s
     if math.isinf(end_s):
         return
@@ -175,6 +201,7 @@ def _run(
         device_s=tuple(device_s),
         used_bytes=tuple(used),
         last_s=start_s,
+        could_s=could_s,
         events=(*state.events, run),
     )
 
@@ -193,10 +220,18 @@ def _edges_bytes(
     return float(sum(workload.data_bytes[edge] for edge in made + sent))
 
 
-def _with_transfer(
+def with_transfer(
     state: ScheduleState, workload: Workload, tables: ScheduleTables, edge: int, untouched: frozenset[int]
 ) -> Iterator[ScheduleState]:
-    """The edge's data sent to every device on which the consumer may run, over every way."""
+    """The edge's data sent to every device on which the consumer may run, over every way.
+
+    Args:
+        state: Before.
+        workload: The problem.
+        tables: Of it.
+        edge: Its producer is done, its data are not sent.
+        untouched: As for `with_run`.
+    """
     producer, consumer = workload.edges[edge].tolist()
     source = state.home[producer]
     settled = state.home[consumer]
@@ -216,7 +251,8 @@ def _with_transfer(
 def _sent(
     state: ScheduleState, way: Way, edge: int, producer: int, consumer: int, target: int, size: float
 ) -> ScheduleState:
-    start_s = max(state.end_s[producer], state.last_s, *(state.link_s[link] for link in way.links))
+    could_s = max(state.end_s[producer], *(state.link_s[link] for link in way.links))
+    start_s = max(could_s, state.last_s)
     end_s = start_s + way.transfer_s(size)
     link_s = list(state.link_s)
     for link in way.links:
@@ -230,5 +266,6 @@ def _sent(
         end_s=tuple(ends_s),
         link_s=tuple(link_s),
         last_s=start_s,
+        could_s=could_s,
         events=(*state.events, transfer),
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tuner.planners.scheduling import Fusion, Split, Way, Workload, ways_between
+from tuner.planners.scheduling import FloatArray, Fusion, Split, Way, Workload, ways_between
 
 Table = tuple[tuple[float, ...], ...]
 
@@ -31,7 +31,8 @@ class ScheduleTables:
         fusions: Of each operator as the first [V].
         least_exec_s: Time of each operator on each device that no split and no fusion can undercut: the shares of two
             fused operators add up to no more than the fused one [V][D].
-        least_work_s: The same for what it takes of all devices together [V].
+        device_weight: How much a second of each device counts when work is spread over all; they add up to 1 [D].
+        least_work_s: What an operator takes of all devices together, in such seconds [V].
         least_bytes: The same for the memory that it takes [V].
         to_end_s: Least time from the end of an operator on a device to the end of all that follows [V][D].
         device_class: Devices of one number may be exchanged for each other [D].
@@ -47,6 +48,7 @@ class ScheduleTables:
     splits: tuple[tuple[Split, ...], ...]
     fusions: tuple[tuple[Fusion, ...], ...]
     least_exec_s: Table
+    device_weight: tuple[float, ...]
     least_work_s: tuple[float, ...]
     least_bytes: tuple[float, ...]
     to_end_s: Table
@@ -64,7 +66,7 @@ def schedule_tables(workload: Workload) -> ScheduleTables:
     ways = ways_between(workload)
     transfer_s = _transfer_s(workload, ways)
     least_exec_s = _least_exec_s(workload)
-    least_work_s = _least_work_s(workload)
+    device_weight = _device_weight(workload)
     return ScheduleTables(
         before=before,
         after=after,
@@ -77,7 +79,8 @@ def schedule_tables(workload: Workload) -> ScheduleTables:
         splits=tuple(tuple(split for split in workload.splits if split.op == op) for op in ops),
         fusions=tuple(tuple(fusion for fusion in workload.fusions if fusion.first == op) for op in ops),
         least_exec_s=least_exec_s,
-        least_work_s=least_work_s,
+        device_weight=tuple(device_weight.tolist()),
+        least_work_s=_least_work_s(workload, device_weight),
         least_bytes=_least_bytes(workload),
         to_end_s=_to_end_s(workload, after, transfer_s, least_exec_s),
         device_class=_device_classes(workload),
@@ -118,12 +121,24 @@ def _least_exec_s(workload: Workload) -> Table:
     return tuple(tuple(row) for row in least.tolist())
 
 
-def _least_work_s(workload: Workload) -> tuple[float, ...]:
-    least = workload.exec_s.min(axis=1)
+def _device_weight(workload: Workload) -> FloatArray:
+    """The speed of each device, as a share of that of all: how much slower than the best one it runs operators.
+
+    Any positive weights make a valid bound on the load; these make it exact where a device is as much slower with
+    one operator as with another.
+    """
+    slowness = workload.exec_s / workload.exec_s.min(axis=1, keepdims=True)
+    speed = 1 / np.ma.masked_invalid(slowness).mean(axis=0).filled(1.0)
+    return np.asarray(speed / speed.sum())
+
+
+def _least_work_s(workload: Workload, device_weight: FloatArray) -> tuple[float, ...]:
+    least = (workload.exec_s * device_weight).min(axis=1)
     for split in workload.splits:
-        least[split.op] = min(least[split.op], sum(sorted(split.part_s)[: split.parts]))
+        parts = sorted((np.array(split.part_s) * device_weight).tolist())
+        least[split.op] = min(least[split.op], sum(parts[: split.parts]))
     for fusion in workload.fusions:
-        both = min(fusion.exec_s)
+        both = (np.array(fusion.exec_s) * device_weight).min()
         least[fusion.first] = min(least[fusion.first], both)
         least[fusion.second] = min(least[fusion.second], both - least[fusion.first])
     return tuple(least.tolist())

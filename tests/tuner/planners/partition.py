@@ -73,3 +73,10 @@ class Partition(AbstractProblem):
         """The optimum, by trying everything; None if nothing fits."""
         costs = [max(self.sums(node)) for node in itertools.product(range(self.num_bins), repeat=len(self.numbers))]
         return min((cost for cost in costs if cost <= self.capacity), default=None)
+
+
+HARD = Partition(numbers=(97, 89, 83, 71, 67, 61, 59, 53, 47, 43, 41, 37, 31), has_greedy=False, has_dominance=False)
+"""Takes a few thousand nodes."""
+
+HARD_OPTIMUM = 260
+"""A third of the sum, rounded up."""

@@ -1,18 +1,13 @@
 import itertools
 import math
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.tuner.planners.partition import Partition
-from trials.ray_workers import RayWorkers
+from tests.tuner.planners.partition import HARD, HARD_OPTIMUM, Partition
 from tuner.planners.branch_and_bound import branch_and_bound
 from tuner.planners.outcome import Known, Limits, Stop
-from tuner.planners.workers import InProcessWorkers, ProcessWorkers
-
-HARD = Partition(numbers=(97, 89, 83, 71, 67, 61, 59, 53, 47, 43, 41, 37, 31), has_greedy=False, has_dominance=False)
-"""Takes a few thousand nodes."""
+from tuner.planners.workers import InProcessWorkers
 
 problems = st.builds(
     Partition,
@@ -51,22 +46,6 @@ def test_it_finds_the_optimum_or_says_that_there_is_none(problem):
         assert problem.complete(outcome.best.solution).cost == least
 
 
-@pytest.mark.parametrize(
-    "workers", [InProcessWorkers(), ProcessWorkers(2), RayWorkers(2)], ids=lambda w: type(w).__name__
-)
-def test_workers_find_what_one_finds(workers):
-    """Searched by several, a problem has the same optimum, and its lack of a solution is found too."""
-    with workers:
-        together = branch_and_bound(HARD, workers=workers)
-        too_full = branch_and_bound(
-            Partition(numbers=HARD.numbers, capacity=259.0, has_dominance=False), workers=workers
-        )
-
-    assert together.known is Known.OPTIMAL
-    assert together.best.cost == branch_and_bound(HARD).best.cost == 260
-    assert (too_full.known, too_full.best) == (Known.INFEASIBLE, None)
-
-
 def test_workers_keep_to_the_limits():
     """A limit of nodes ends a common search, with a bound that still holds."""
     with InProcessWorkers() as workers:
@@ -74,7 +53,7 @@ def test_workers_keep_to_the_limits():
 
     assert outcome.stop is Stop.NODES
     assert outcome.nodes <= 101
-    assert outcome.bound <= 260
+    assert outcome.bound <= HARD_OPTIMUM
 
 
 @settings(max_examples=50, deadline=None)
@@ -104,7 +83,7 @@ def test_a_gap_that_is_good_enough_ends_the_search():
 
     assert (outcome.stop, outcome.known) == (Stop.GAP, Known.FEASIBLE)
     assert 0 < outcome.gap <= 0.2
-    assert outcome.best.cost * (1 - 0.2) <= 260
+    assert outcome.best.cost * (1 - 0.2) <= HARD_OPTIMUM
     assert outcome.nodes < branch_and_bound(HARD).nodes
 
 
@@ -130,7 +109,7 @@ def test_the_trace_only_gets_better():
         assert before.cost >= after.cost
         assert before.bound <= after.bound
         assert before.gap >= after.gap
-    assert all(progress.bound <= 260 <= progress.cost for progress in outcome.trace)
+    assert all(progress.bound <= HARD_OPTIMUM <= progress.cost for progress in outcome.trace)
     assert outcome.trace[-1].gap == 0
 
 

@@ -1,3 +1,4 @@
+import dataclasses
 import inspect
 import math
 
@@ -5,7 +6,10 @@ import pytest
 
 from hardware.errors import ConfigError
 from tests.tuner.planners import worker_tasks
+from tests.tuner.planners.partition import HARD, HARD_OPTIMUM
 from trials.ray_workers import RayBound, RayWorkers
+from tuner.planners.branch_and_bound import branch_and_bound
+from tuner.planners.outcome import Known
 from tuner.planners.workers import AbstractBound, AbstractWorkers, InProcessWorkers, LocalBound, ProcessWorkers
 
 
@@ -40,6 +44,14 @@ class WorkersContract:
     def test_what_one_offers_the_others_see(self, workers):
         """An offer reaches tasks that run at the same time or later."""
         assert workers.map(worker_tasks.offer_or_wait, range(2), best_known=10.0) == [7.0, 7.0]
+
+    def test_a_search_together_ends_as_one_alone(self, workers):
+        """Searched by several, a problem has the same optimum, and its lack of a solution is found too."""
+        together = branch_and_bound(HARD, workers=workers)
+        too_full = branch_and_bound(dataclasses.replace(HARD, capacity=HARD_OPTIMUM - 1), workers=workers)
+
+        assert (together.known, together.best.cost) == (Known.OPTIMAL, HARD_OPTIMUM)
+        assert (too_full.known, too_full.best) == (Known.INFEASIBLE, None)
 
     def test_it_fits_the_contract(self, workers):
         """Its members have the names and parameters that the contract gives them."""
