@@ -8,9 +8,10 @@ not be made in the order of their starts here, so nothing waits for that order.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterator
 
-from tuner.planners.schedule_bounds import cost_bound_s
+from tuner.planners.schedule_bounds import cost_bounds_s
 from tuner.planners.schedule_state import NOWHERE, ScheduleState, with_run, with_transfer
 from tuner.planners.schedule_tables import ScheduleTables
 from tuner.planners.scheduling import Workload
@@ -23,20 +24,25 @@ _NONE_SPARED: frozenset[int] = frozenset()
 
 def complete_greedily(state: ScheduleState, workload: Workload, tables: ScheduleTables) -> ScheduleState | None:
     """A complete schedule that begins so; None if every attempt runs out of memory."""
+    best, best_s = None, math.inf
     beam = [state]
-    complete: list[tuple[float, ScheduleState]] = []
     while beam:
-        grown: dict[tuple[object, ...], tuple[float, float, ScheduleState]] = {}
-        for member in beam:
-            for child in _placements(member, workload, tables):
-                bound_s = cost_bound_s(child, workload, tables)
-                if all(child.done):
-                    complete.append((bound_s, child))
-                else:
-                    # the same runs placed in another order are one attempt
-                    grown.setdefault((child.done, child.home, child.end_s), (bound_s, sum(child.end_s), child))
-        beam = [child for _, _, child in heapq.nsmallest(BEAM, grown.values(), key=lambda entry: entry[:2])]
-    return min(complete, key=lambda entry: entry[0], default=(0.0, None))[1]
+        # the same runs placed in another order are one attempt
+        grown = {
+            (child.done, child.home, child.end_s): child
+            for member in beam
+            for child in _placements(member, workload, tables)
+        }
+        children = list(grown.values())
+        bounds_s = cost_bounds_s(children, workload, tables).tolist()
+        open_ = []
+        for child, bound_s in zip(children, bounds_s, strict=True):
+            if not all(child.done):
+                open_.append((bound_s, sum(child.end_s), child))
+            elif bound_s < best_s:
+                best, best_s = child, bound_s
+        beam = [child for _, _, child in heapq.nsmallest(BEAM, open_, key=lambda entry: entry[:2])]
+    return best
 
 
 def _placements(state: ScheduleState, workload: Workload, tables: ScheduleTables) -> Iterator[ScheduleState]:

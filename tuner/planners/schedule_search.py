@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import numpy as np
+
 from tuner.planners.branch_and_bound import AbstractProblem
 from tuner.planners.frontier import Merit
 from tuner.planners.outcome import Incumbent
-from tuner.planners.schedule_bounds import cost_bound_s
+from tuner.planners.schedule_bounds import cost_bounds_s
 from tuner.planners.schedule_greedy import complete_greedily
 from tuner.planners.schedule_state import NOWHERE, ScheduleState, empty_state, next_states
 from tuner.planners.schedule_tables import schedule_tables
@@ -32,14 +34,15 @@ class SchedulingProblem(AbstractProblem[ScheduleNode, Schedule]):
     def root(self) -> ScheduleNode:
         """Nothing is scheduled."""
         state = empty_state(self.workload)
-        return ScheduleNode(state, cost_bound_s(state, self.workload, self._tables))
+        return ScheduleNode(state, float(cost_bounds_s([state], self.workload, self._tables)[0]))
 
     def children(self, node: ScheduleNode, cutoff: float) -> Iterable[ScheduleNode]:
         """The next run or transfer."""
-        for state in next_states(node.state, self.workload, self._tables):
-            bound = max(node.bound, cost_bound_s(state, self.workload, self._tables))
-            if bound < cutoff:
-                yield ScheduleNode(state, bound)
+        states = list(next_states(node.state, self.workload, self._tables))
+        bounds_s = cost_bounds_s(states, self.workload, self._tables)
+        for state, bound_s in zip(states, np.maximum(bounds_s, node.bound).tolist(), strict=True):
+            if bound_s < cutoff:
+                yield ScheduleNode(state, bound_s)
 
     def lower_bound(self, node: ScheduleNode) -> float:
         """From critical paths and load."""

@@ -1,4 +1,4 @@
-"""What the search for a schedule asks again and again, laid out for quick answers: plain lists, no arrays.
+"""What the search for a schedule asks again and again, laid out for quick answers.
 
 Letters as in `scheduling`.
 """
@@ -6,17 +6,14 @@ Letters as in `scheduling`.
 from __future__ import annotations
 
 import itertools
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from tuner.planners.scheduling import FloatArray, Fusion, Split, Way, Workload, ways_between
-
-Table = tuple[tuple[float, ...], ...]
+from tuner.planners.scheduling import FloatArray, Fusion, IntArray, Split, Way, Workload, ways_between
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ScheduleTables:
     """A workload, looked up.
 
@@ -24,17 +21,21 @@ class ScheduleTables:
         before: Edge and producer of everything an operator takes [V].
         after: Edge and consumer of everything it makes [V].
         ways: From device to device.
-        way_s: Time of each edge's data over each of these ways [E].
+        way_links: Links of every way, those to one device together [W].
+        way_source: The device from which each leads [W].
+        way_first: For each device to which ways lead, the first of them.
+        way_targets: These devices.
+        each_way_s: Time of each edge's data over every way [E, W].
         transfer_s: Least time of each edge's data from device to device; 0 on one device, inf where no link leads
-            [E][D][D].
+            [E, D, D].
         splits: Of each operator [V].
         fusions: Of each operator as the first [V].
         least_exec_s: Time of each operator on each device that no split and no fusion can undercut: the shares of two
-            fused operators add up to no more than the fused one [V][D].
+            fused operators add up to no more than the fused one [V, D].
         device_weight: How much a second of each device counts when work is spread over all; they add up to 1 [D].
         least_work_s: What an operator takes of all devices together, in such seconds [V].
         least_bytes: The same for the memory that it takes [V].
-        to_end_s: Least time from the end of an operator on a device to the end of all that follows [V][D].
+        to_end_s: Least time from the end of an operator on a device to the end of all that follows [V, D].
         device_class: Devices of one number may be exchanged for each other [D].
         link_class: Links of one number may be exchanged for each other [links].
         ops_of: Of each model [n].
@@ -43,15 +44,19 @@ class ScheduleTables:
     before: tuple[tuple[tuple[int, int], ...], ...]
     after: tuple[tuple[tuple[int, int], ...], ...]
     ways: dict[tuple[int, int], tuple[Way, ...]]
-    way_s: tuple[dict[tuple[int, int], tuple[float, ...]], ...]
-    transfer_s: tuple[Table, ...]
+    way_links: tuple[tuple[int, ...], ...]
+    way_source: IntArray
+    way_first: IntArray
+    way_targets: IntArray
+    each_way_s: FloatArray
+    transfer_s: FloatArray
     splits: tuple[tuple[Split, ...], ...]
     fusions: tuple[tuple[Fusion, ...], ...]
-    least_exec_s: Table
-    device_weight: tuple[float, ...]
-    least_work_s: tuple[float, ...]
-    least_bytes: tuple[float, ...]
-    to_end_s: Table
+    least_exec_s: FloatArray
+    device_weight: FloatArray
+    least_work_s: FloatArray
+    least_bytes: FloatArray
+    to_end_s: FloatArray
     device_class: tuple[int, ...]
     link_class: tuple[int, ...]
     ops_of: tuple[tuple[int, ...], ...]
@@ -64,6 +69,11 @@ def schedule_tables(workload: Workload) -> ScheduleTables:
     before = tuple(tuple((edge, u) for edge, u, v in ends if v == op) for op in ops)
     after = tuple(tuple((edge, v) for edge, u, v in ends if u == op) for op in ops)
     ways = ways_between(workload)
+    every_way = sorted(
+        ((target, source, way) for (source, target), of_pair in ways.items() for way in of_pair),
+        key=lambda entry: (entry[0], entry[1], entry[2].links),
+    )
+    targets = [target for target, _, _ in every_way]
     transfer_s = _transfer_s(workload, ways)
     least_exec_s = _least_exec_s(workload)
     device_weight = _device_weight(workload)
@@ -71,15 +81,18 @@ def schedule_tables(workload: Workload) -> ScheduleTables:
         before=before,
         after=after,
         ways=ways,
-        way_s=tuple(
-            {pair: tuple(way.transfer_s(size) for way in of_pair) for pair, of_pair in ways.items()}
-            for size in workload.data_bytes.tolist()
-        ),
+        way_links=tuple(way.links for _, _, way in every_way),
+        way_source=np.array([source for _, source, _ in every_way], dtype=np.int64),
+        way_first=np.array([targets.index(target) for target in dict.fromkeys(targets)], dtype=np.int64),
+        way_targets=np.array(list(dict.fromkeys(targets)), dtype=np.int64),
+        each_way_s=np.array(
+            [[way.transfer_s(size) for _, _, way in every_way] for size in workload.data_bytes.tolist()]
+        ).reshape(len(workload.data_bytes), len(every_way)),
         transfer_s=transfer_s,
         splits=tuple(tuple(split for split in workload.splits if split.op == op) for op in ops),
         fusions=tuple(tuple(fusion for fusion in workload.fusions if fusion.first == op) for op in ops),
         least_exec_s=least_exec_s,
-        device_weight=tuple(device_weight.tolist()),
+        device_weight=device_weight,
         least_work_s=_least_work_s(workload, device_weight),
         least_bytes=_least_bytes(workload),
         to_end_s=_to_end_s(workload, after, transfer_s, least_exec_s),
@@ -91,21 +104,16 @@ def schedule_tables(workload: Workload) -> ScheduleTables:
     )
 
 
-def _transfer_s(workload: Workload, ways: dict[tuple[int, int], tuple[Way, ...]]) -> tuple[Table, ...]:
-    devices = range(workload.num_devices)
-
-    def least(size: float, source: int, target: int) -> float:
-        if source == target:
-            return 0.0
-        return min((way.transfer_s(size) for way in ways.get((source, target), ())), default=math.inf)
-
-    return tuple(
-        tuple(tuple(least(size, source, target) for target in devices) for source in devices)
-        for size in workload.data_bytes.tolist()
-    )
+def _transfer_s(workload: Workload, ways: dict[tuple[int, int], tuple[Way, ...]]) -> FloatArray:
+    least = np.full((len(workload.data_bytes), workload.num_devices, workload.num_devices), np.inf)
+    least[:, range(workload.num_devices), range(workload.num_devices)] = 0.0
+    for edge, size in enumerate(workload.data_bytes.tolist()):
+        for (source, target), of_pair in ways.items():
+            least[edge, source, target] = min(way.transfer_s(size) for way in of_pair)
+    return least
 
 
-def _least_exec_s(workload: Workload) -> Table:
+def _least_exec_s(workload: Workload) -> FloatArray:
     least = workload.exec_s.copy()
     for split in workload.splits:
         for home in range(workload.num_devices):
@@ -118,7 +126,7 @@ def _least_exec_s(workload: Workload) -> Table:
         least[fusion.second] = np.minimum(
             least[fusion.second], both - np.where(np.isfinite(both), least[fusion.first], 0.0)
         )
-    return tuple(tuple(row) for row in least.tolist())
+    return least
 
 
 def _device_weight(workload: Workload) -> FloatArray:
@@ -132,8 +140,8 @@ def _device_weight(workload: Workload) -> FloatArray:
     return np.asarray(speed / speed.sum())
 
 
-def _least_work_s(workload: Workload, device_weight: FloatArray) -> tuple[float, ...]:
-    least = (workload.exec_s * device_weight).min(axis=1)
+def _least_work_s(workload: Workload, device_weight: FloatArray) -> FloatArray:
+    least: FloatArray = (workload.exec_s * device_weight).min(axis=1)
     for split in workload.splits:
         parts = sorted((np.array(split.part_s) * device_weight).tolist())
         least[split.op] = min(least[split.op], sum(parts[: split.parts]))
@@ -141,42 +149,31 @@ def _least_work_s(workload: Workload, device_weight: FloatArray) -> tuple[float,
         both = (np.array(fusion.exec_s) * device_weight).min()
         least[fusion.first] = min(least[fusion.first], both)
         least[fusion.second] = min(least[fusion.second], both - least[fusion.first])
-    return tuple(least.tolist())
+    return least
 
 
-def _least_bytes(workload: Workload) -> tuple[float, ...]:
+def _least_bytes(workload: Workload) -> FloatArray:
     least = workload.memory_bytes.copy()
     np.add.at(least, workload.edges[:, 0], workload.data_bytes)
     for split in workload.splits:  # other devices than the one that is asked may hold most of it
         least[split.op] = 0.0
     for fusion in workload.fusions:
         least[[fusion.first, fusion.second]] = 0.0
-    return tuple(least.tolist())
+    return least
 
 
 def _to_end_s(
     workload: Workload,
     after: tuple[tuple[tuple[int, int], ...], ...],
-    transfer_s: tuple[Table, ...],
-    least_exec_s: Table,
-) -> Table:
-    devices = range(workload.num_devices)
-    rows: dict[int, tuple[float, ...]] = {}
+    transfer_s: FloatArray,
+    least_exec_s: FloatArray,
+) -> FloatArray:
+    to_end_s = np.zeros_like(workload.exec_s)
     for op in reversed(range(workload.num_ops)):
-        rows[op] = tuple(
-            max(
-                (
-                    min(
-                        transfer_s[edge][home][device] + least_exec_s[to][device] + rows[to][device]
-                        for device in devices
-                    )
-                    for edge, to in after[op]
-                ),
-                default=0.0,
-            )
-            for home in devices
-        )
-    return tuple(rows[op] for op in range(workload.num_ops))
+        for edge, to in after[op]:
+            onward_s = (transfer_s[edge] + least_exec_s[to] + to_end_s[to]).min(axis=1)
+            to_end_s[op] = np.maximum(to_end_s[op], onward_s)
+    return to_end_s
 
 
 def _device_classes(workload: Workload) -> tuple[int, ...]:

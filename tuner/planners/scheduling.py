@@ -108,6 +108,7 @@ class Workload:
         num_ops, num_devices = self.exec_s.shape
         assert self.model_of.shape == self.memory_bytes.shape == (num_ops,), "one model and one size per operator"
         assert set(self.model_of.tolist()) == set(range(len(self.weights))), "every model has operators, and a weight"
+        assert (self.weights > 0).all(), "a model that does not count is left out"
         assert self.capacity_bytes.shape == (num_devices,), "one capacity per device"
         assert self.edges.shape == (len(self.data_bytes), 2), "two ends and one size per edge"
         assert (self.edges[:, 0] < self.edges[:, 1]).all(), "operators stand after their predecessors"
