@@ -37,10 +37,14 @@ GREEDY_EVERY = 200
 RECORD_EVERY = 1000
 """Nodes between two entries of the trace without an improvement."""
 
-NODES_PER_WORKER = 32
-"""Open nodes that a worker is dealt: enough that one with nothing below it leaves no worker idle."""
+FIRST_DEAL = 32
+"""Open nodes per worker before any are dealt: enough that one with nothing below it leaves no worker idle."""
 
-FIRST_SLICE_S, LAST_SLICE_S = 0.1, 2.0
+LARGEST_DEAL = 3000
+"""Open nodes that a worker is dealt at most. With fewer it soon expands nodes that would not have their turn yet; with
+more they take longer on their way (measured)."""
+
+FIRST_SLICE_S, LAST_SLICE_S = 0.1, 5.0
 """How long workers search between two deals: short at first, when few nodes are open; then so long that sending nodes
 to and fro hardly counts."""
 
@@ -261,10 +265,10 @@ class _Report(Generic[Node, Solution]):
 
 def _run_together(search: _Search[Node, Solution], limits: Limits, workers: AbstractWorkers) -> Stop:
     """As `_Search.run`, with the nodes below dealt to workers."""
-    enough = NODES_PER_WORKER * workers.num_workers
+    enough = FIRST_DEAL * workers.num_workers
     slice_s = FIRST_SLICE_S
     while (stop := search.run(limits, enough)) is None:
-        dealt = search.frontier.take(enough)
+        dealt = search.frontier.take(LARGEST_DEAL * workers.num_workers)
         spent_s = search.clock() - search.start_s
         slice_limits = replace(
             limits,

@@ -22,6 +22,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -176,8 +177,7 @@ def _way(workload: Workload, numbers: tuple[int, ...]) -> Way:
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
+class Run(NamedTuple):
     """An operator at work.
 
     Attributes:
@@ -193,8 +193,7 @@ class Run:
     end_s: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Transfer:
+class Transfer(NamedTuple):
     """Data on their way.
 
     Attributes:
