@@ -23,6 +23,10 @@ LayerSplit = Literal["even", "balanced", "least-bottleneck"]
 """How layers may fall to stages; see `RuntimeProfile.layer_split`."""
 
 
+UnevenPart = Literal["layers", "recomputed", "micro_batches", "hosts"]
+"""What of an `Assignment` a framework may be told; see `RuntimeProfile.uneven`."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Constant:
     """What a free constant of a profile may be, and what is believed of it before any measurement.
@@ -135,6 +139,7 @@ class RuntimeProfile:
         recompute_modes: Recompute modes that it offers.
         zero_stages: ZeRO stages that it offers.
         sequence_parallel: Whether norms are split over tp unless the job says otherwise.
+        uneven: Parts of an `Assignment` that it can be told; the order of hosts is that in which a job is started.
         gradient_bytes: Bytes of gradient memory per parameter (accumulation buffers included).
         shards_gradients: Whether gradients are kept only as shards wherever optimizer states are sharded.
         gradient_message_bytes: Bytes per parameter on the wire when gradients are reduced.
@@ -197,6 +202,7 @@ class RuntimeProfile:
     recompute_modes: tuple[str, ...]
     zero_stages: tuple[int, ...]
     sequence_parallel: bool
+    uneven: tuple[str, ...]
     gradient_bytes: int
     shards_gradients: bool
     gradient_message_bytes: int
@@ -270,6 +276,7 @@ class _Supports(StrictModel):
     recompute: list[Literal["none", "selective", "full"]]
     zero_stages: list[Annotated[int, Field(ge=0, le=3)]]
     sequence_parallel: bool
+    uneven: list[UnevenPart] = Field(default_factory=lambda: list[UnevenPart](("hosts",)))
 
 
 class _Gradients(StrictModel):
@@ -427,6 +434,7 @@ def read_profile(path: Path) -> RuntimeProfile:
         recompute_modes=tuple(entry.supports.recompute),
         zero_stages=tuple(entry.supports.zero_stages),
         sequence_parallel=entry.supports.sequence_parallel,
+        uneven=tuple(entry.supports.uneven),
         gradient_bytes=entry.gradients.memory_bytes_per_parameter,
         shards_gradients=entry.gradients.sharded,
         gradient_message_bytes=entry.gradients.message_bytes_per_parameter,

@@ -192,10 +192,20 @@ class Cluster:
         index = [self.devices.index(group.device) for group in self.groups]
         return np.repeat(index, [group.num_devices for group in self.groups])
 
-    def rank_host_kind(self) -> IntArray:
-        """The first group with the same devices and links as every rank's own, [n]."""
+    @property
+    def host_kinds(self) -> tuple[int, ...]:
+        """The first group with the same devices and links as each group."""
         kinds = [(group.device, group.devices_per_host, group.intra_links, group.nic_links) for group in self.groups]
-        return np.repeat([kinds.index(kind) for kind in kinds], [group.num_devices for group in self.groups])
+        return tuple(kinds.index(kind) for kind in kinds)
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether hosts are unlike."""
+        return len(set(self.host_kinds)) > 1
+
+    def rank_host_kind(self) -> IntArray:
+        """The kind of every rank's host, by `host_kinds`, [n]."""
+        return np.repeat(self.host_kinds, [group.num_devices for group in self.groups])
 
     def only(self, device: Device) -> Cluster:
         """Its hosts of one kind of device."""

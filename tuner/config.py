@@ -80,6 +80,7 @@ class _SpaceKeys(StrictModel):
     sequence_parallel: list[bool] | None = None
     expert_tp: list[NotNegative] | None = None
     dp_shard: list[NotNegative] | None = None
+    assignment: list[Literal["layers", "recomputed", "micro_batches", "hosts"]] | None = None
 
 
 class _SearchKeys(StrictModel):
@@ -271,7 +272,8 @@ def _resolved(keys: _StudyKeys, path: Path, storage: str) -> StudyConfig:
     job = _job(keys, base_dir, group, runtime)
     for device in cluster.devices:
         _under("job", lambda device=device: device.peak_flop_per_s(job.precision))
-    options = _space_options(keys.space)
+    uneven = _uneven(keys.space, cluster, runtime) if group is None else ()
+    options = _space_options(keys.space, uneven)
     setting = setting_for(job, cluster, runtime, options)
     if group is not None and group.devices != cluster.num_devices:
         raise ConfigError(
@@ -312,7 +314,7 @@ def _resolved(keys: _StudyKeys, path: Path, storage: str) -> StudyConfig:
         time_limit_s=keys.trial.time_limit_s,
         storage=storage,
         history=tuple(keys.history),
-        meaning=_meaning(keys, setting, group),
+        meaning=_meaning(keys, setting, options, group),
         measured=group,
     )
 
@@ -424,7 +426,22 @@ def _measured_group(keys: _StudyKeys, base_dir: Path) -> MeasuredGroup:
     return _under("trial", lambda: read_measured_group(trial.measured, trial.where, base_dir))  # type: ignore[no-any-return] # _under returns what the lambda does
 
 
-def _space_options(keys: _SpaceKeys) -> SpaceOptions:
+def _uneven(keys: _SpaceKeys, cluster: Cluster, runtime: RuntimeProfile) -> tuple[str, ...]:
+    """What may be uneven: what the study says, or on unlike hosts all that the runtime can be told."""
+    if keys.assignment is None:
+        return runtime.uneven if cluster.is_mixed else ()
+    for part in keys.assignment:
+        if part not in runtime.uneven:
+            raise ConfigError(
+                f"can't be told to the runtime {runtime.name}",
+                key="space.assignment",
+                value=part,
+                nearest=f"valid: {', '.join(runtime.uneven)}",
+            )
+    return tuple(dict.fromkeys(keys.assignment))
+
+
+def _space_options(keys: _SpaceKeys, uneven: tuple[str, ...]) -> SpaceOptions:
     allowed: list[tuple[str, tuple[int, ...]]] = []
     opened: list[str] = []
     for name in DEGREES + ENUMERATED_DIMENSIONS:
@@ -441,7 +458,8 @@ def _space_options(keys: _SpaceKeys) -> SpaceOptions:
         rule_set=keys.rules,
         without=tuple(keys.without),
         allowed=tuple(allowed),
-        opened=tuple(opened),
+        opened=(*opened, "assignment") if uneven else tuple(opened),
+        uneven=uneven,
         memory_headroom=keys.memory_headroom,
     )
 
@@ -599,7 +617,7 @@ def _apply_override(mapping: dict[str, Any], override: str) -> None:
         raise ConfigError(error.rule, key=f"--set {path}", value=text, nearest=error.nearest) from None
 
 
-def _meaning(keys: _StudyKeys, setting: Setting, group: MeasuredGroup | None) -> dict[str, Any]:
+def _meaning(keys: _StudyKeys, setting: Setting, options: SpaceOptions, group: MeasuredGroup | None) -> dict[str, Any]:
     """The resolved values under the study file's keys that give a trial its meaning, as JSON."""
     job = asdict(setting.job)
     model = job.pop("model")
@@ -616,7 +634,7 @@ def _meaning(keys: _StudyKeys, setting: Setting, group: MeasuredGroup | None) ->
         "cluster": _described(setting.cluster),
         "job": job,
         "runtime": asdict(setting.runtime),
-        "space": {"opened": list(_space_options(keys.space).opened)},
+        "space": {"opened": list(options.opened)},
         "trial": trial,
     }
 

@@ -41,6 +41,7 @@ from optuna.trial import FrozenTrial, TrialState
 from scipy.special import stdtrit
 
 from costmodels.parallel import Value
+from tuner.parameters import params_of
 from tuner.proxy import PROXY
 
 MARGIN = 0.1
@@ -103,7 +104,8 @@ class ClearlySlowerPruner(BasePruner):
 
     def _is_kept(self, trial: FrozenTrial) -> bool:
         return trial.number == 0 or (
-            self._expert is not None and {name: trial.params.get(name) for name in self._expert} == dict(self._expert)
+            self._expert is not None
+            and {name: trial.params.get(name) for name in self._expert} == params_of(self._expert)
         )
 
 

@@ -29,6 +29,7 @@ from optuna.trial import FrozenTrial, TrialState
 from costmodels.parallel import DEGREES, Value
 from trials.backend import Observation, Status
 from tuner.evidence import OBSERVATION, status_without_value
+from tuner.parameters import values_of
 from tuner.population import P_STAR
 from tuner.proxy import PROXY, Proxy
 
@@ -106,7 +107,7 @@ def _record(trial: FrozenTrial, p_star: float | None) -> TrialRecord:
     status = Status.OK if trial.state == TrialState.COMPLETE else status_without_value(trial, trial.state)
     return TrialRecord(
         number=trial.number,
-        params=dict(trial.params),
+        params=values_of(trial),
         finished=finished,
         status=status if finished else None,
         step_time_s=trial.values[0] if trial.state == TrialState.COMPLETE and trial.values else None,

@@ -35,12 +35,13 @@ from optuna.samplers import BaseSampler, RandomSampler
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from costmodels.parallel import DEGREES, RECOMPUTE_MODES, ConfigGrid, IntArray, ParallelConfig, Value
+from costmodels.parallel import ConfigGrid, IntArray, ParallelConfig, Value
 from tuner.belief import Belief
 from tuner.evidence import Ending, Evidence, evidence_of
 from tuner.explorers import AbstractExplorer, UnexploredDraws
 from tuner.extrapolation import EXTRAPOLATED, Extrapolated
 from tuner.lessons import LEARNED
+from tuner.parameters import ASSIGNMENT, distribution_of, params_of
 from tuner.population import P_STAR, as_json, attribute_of, shares
 from tuner.proxy import Proxy
 from tuner.proxy_plan import ProxyPlan
@@ -114,10 +115,14 @@ class ThompsonSampler(BaseSampler):
         self._seed = seed
         self._stop_when_confident = stop_when_confident
         self._proxies = proxies
-        self._positions = candidates.positions()
-        self._first = None
-        if first is not None:
-            self._first = self._positions[tuple(first.values(candidates.dimensions).values())]
+        dimensions = candidates.dimensions
+        self._positions = {
+            tuple(params_of(dict(zip(dimensions, key, strict=True))).values()): at
+            for key, at in candidates.positions().items()
+        }
+        self._first = None if first is None else self.position_of(first.values(dimensions))
+        if first is not None and self._first is None:
+            raise ValueError(f"`first` must be a candidate, but got {first}.")
         self._independent = RandomSampler(seed=seed)
         self._cached: tuple[tuple[object, ...], Population] | None = None
 
@@ -134,17 +139,7 @@ class ThompsonSampler(BaseSampler):
     @property
     def search_space(self) -> dict[str, BaseDistribution]:
         """The Optuna distributions of a trial's parameters: one per dimension that identifies a candidate."""
-        return {name: self._distribution(name) for name in self._candidates.dimensions}
-
-    def _distribution(self, name: str) -> BaseDistribution:
-        if name == "recompute":
-            return CategoricalDistribution(RECOMPUTE_MODES)
-        if name == "sequence_parallel":
-            return CategoricalDistribution((False, True))
-        values = getattr(self._candidates, name)
-        low, high = int(values.min()), int(values.max())
-        # the same form whatever the range, or a study whose space was narrowed could not be resumed
-        return IntDistribution(low, high, log=name in DEGREES)
+        return {name: distribution_of(name, self._candidates) for name in self._candidates.dimensions}
 
     def suggest(self, trial: Trial) -> ParallelConfig:
         """The configuration of `trial`; its parameters are the candidate's dimensions under their own names."""
@@ -154,7 +149,10 @@ class ThompsonSampler(BaseSampler):
                 suggested[name] = trial.suggest_int(name, distribution.low, distribution.high, log=distribution.log)
             elif isinstance(distribution, CategoricalDistribution):
                 suggested[name] = trial.suggest_categorical(name, distribution.choices)  # type: ignore[assignment] # the choices are text or bool
-        return self.config_of(suggested)
+        config = self.config_of(suggested)
+        if config.assignment:
+            trial.set_user_attr(ASSIGNMENT, str(config.assignment))
+        return config
 
     def config_of(self, params: Mapping[str, Any]) -> ParallelConfig:
         """The candidate that a trial's parameters name.
@@ -170,9 +168,10 @@ class ThompsonSampler(BaseSampler):
     def position_of(self, params: Mapping[str, Any]) -> int | None:
         """Where the candidate that a trial's parameters name stands, or None."""
         try:
-            return self._positions.get(tuple(params[name] for name in self._candidates.dimensions))
+            named = {name: params[name] for name in self._candidates.dimensions}
         except KeyError:
             return None
+        return self._positions.get(tuple(params_of(named).values()))
 
     # What Optuna calls
 
@@ -193,7 +192,7 @@ class ThompsonSampler(BaseSampler):
         evidence = self.evidence(others)
         if not evidence.num_decisions and attribute_of(None) not in study.user_attrs:
             self._keep_population(study, None, evidence)
-        return dict(self._candidates.values(self.choose(evidence)))
+        return params_of(self._candidates.values(self.choose(evidence)))
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution

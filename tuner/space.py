@@ -25,13 +25,17 @@ from costmodels.parallel import (
     concatenate,
 )
 from costmodels.runtime import RuntimeProfile
+from costmodels.step_time import estimate_step
 from hardware.cluster import Cluster
 from hardware.errors import ConfigError, did_you_mean
+from tuner.planners.uneven import planned
 from tuner.rules import DUPLICATE_RULES, LAYER_PADDING, RULE_SETS, RULES, Columns, Keep, Rule, Setting
 
 MAX_CANDIDATES = 5_000_000
 MAX_COMBINATIONS = 40_000_000
 """Rows that enumeration holds at once, a few gigabytes at most."""
+MOST_PLANNED = 400
+"""Configurations of a study for which uneven work is planned."""
 STAGES: tuple[tuple[str, ...], ...] = (
     ("pp", "tp", "dp", "cp", "up"),
     ("expert_tp",),
@@ -54,6 +58,7 @@ class SpaceOptions:
         without: Rules switched off.
         allowed: Values that a dimension may take, where the study tightens it.
         opened: Further dimensions that the study searches.
+        uneven: Parts of an assignment that are planned for every configuration, beside its even one.
         memory_headroom: Share of each device's memory that must stay free; what may keep it free is not dropped.
     """
 
@@ -61,6 +66,7 @@ class SpaceOptions:
     without: tuple[str, ...] = ()
     allowed: tuple[tuple[str, tuple[int, ...]], ...] = ()
     opened: tuple[str, ...] = ()
+    uneven: tuple[str, ...] = ()
     memory_headroom: float = 0.08
 
 
@@ -224,15 +230,65 @@ def _factorisations(number: int, parts: int) -> IntArray:
     return np.array([(*row, rest) for row, rest in zip(rows, rests, strict=True)], dtype=np.int64)
 
 
+def with_plans(setting: Setting, options: SpaceOptions, grid: ConfigGrid) -> ConfigGrid:
+    """The configurations, and after them those of which uneven work is predicted to make more.
+
+    Where there are very many, work is planned for the MOST_PLANNED that are predicted to be the fastest with even work.
+    """
+    job, cluster, runtime = setting.job, setting.cluster, setting.runtime
+    chosen = np.arange(len(grid))
+    if len(grid) > MOST_PLANNED:
+        chosen = np.sort(np.argsort(estimate_step(job, cluster, runtime, grid).step_time_s)[:MOST_PLANNED])
+    found = planned(job, cluster, runtime, grid.take(chosen), options.uneven, memory_headroom=options.memory_headroom)
+    return concatenate([grid, found.take(found.assignment > 0)])
+
+
 def broken_rules(setting: Setting, options: SpaceOptions, config: ParallelConfig) -> dict[str, str]:
     """Every rule in force that `config` breaks, with its reason."""
     grid = ConfigGrid.from_configs([config], options.opened)
     columns = {name: grid.matrix([name])[:, 0] for name in DEGREES + ENUMERATED_DIMENSIONS}
-    return {
+    broken = {
         rule.name: rule.reason(setting)
         for rule in active_rules(setting, options)
         if not bool(np.all(rule.keep(setting, columns)))
     }
+    wrong = assignment_error(setting, config)
+    return broken | ({"assignment": wrong} if wrong else {})
+
+
+def assignment_error(setting: Setting, config: ParallelConfig) -> str | None:
+    """Why a configuration's uneven work is none of this job on this cluster; None if it is."""
+    given, job, hosts = config.assignment, setting.job, setting.cluster.num_hosts
+    num_virtual, rounds = config.pp * config.vpp, job.global_batch_size // config.mbs
+    layers = given.layers or (job.model.num_layers,) * num_virtual
+    checks = (
+        (len(given.layers) not in (0, num_virtual), f"layers must name {num_virtual} numbers, one per virtual stage"),
+        (
+            given.layers and sum(given.layers) != job.model.num_layers,
+            f"layers must add up to the model's {job.model.num_layers}, but give {sum(given.layers)}",
+        ),
+        (
+            len(given.recomputed) not in (0, num_virtual),
+            f"recomputed must name {num_virtual} numbers, one per virtual stage",
+        ),
+        (
+            any(again > held for again, held in zip(given.recomputed, layers, strict=False)),
+            "recomputed must not exceed the layers of a virtual stage",
+        ),
+        (
+            len(given.micro_batches) not in (0, config.dp),
+            f"micro_batches must name {config.dp} numbers, one per replica",
+        ),
+        (
+            given.micro_batches and sum(given.micro_batches) != rounds,
+            f"micro_batches must add up to the step's {rounds}, but give {sum(given.micro_batches)}",
+        ),
+        (
+            sorted(given.hosts) not in ([], list(range(hosts))),
+            f"hosts must name each of the {hosts} hosts once, from 0 on",
+        ),
+    )
+    return next((reason for is_wrong, reason in checks if is_wrong), None)
 
 
 def why_not(setting: Setting, options: SpaceOptions, config: ParallelConfig) -> dict[str, str]:
@@ -249,6 +305,8 @@ def why_not(setting: Setting, options: SpaceOptions, config: ParallelConfig) -> 
 def launchable(setting: Setting, config: ParallelConfig) -> bool:
     """Whether the cost model can price the configuration: its sizes divide what they split."""
     needed = ("devices", "global_batch", "ep_within_stage", "dp_shard_within_dp")
+    if assignment_error(setting, config):
+        return False
     return all(RULES[name].keep(setting, _columns(config)).all() for name in needed) and (
         config.pp <= setting.padded_layers and max(setting.job.model.num_experts, 1) % config.ep == 0
     )
@@ -274,6 +332,8 @@ def build_space(
         fitting = np.ones(len(grid), dtype=np.bool_)
     else:
         grid, removed = enumerate_space(setting, options)
+        if options.uneven and len(grid):
+            grid = with_plans(setting, options, grid)
         memory = estimate_memory(setting.job, setting.cluster, setting.runtime, grid)
         fitting = _kept(setting, memory, options)
     num_before_memory = len(grid)

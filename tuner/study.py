@@ -38,6 +38,7 @@ from tuner.experience import OnProgress, prior_belief, unheard
 from tuner.explorers import EXPLORERS
 from tuner.extrapolation import Extrapolated, extrapolated_of
 from tuner.history import Past, keep_run, make_tables, past_of
+from tuner.parameters import ASSIGNMENT
 from tuner.population import P_STAR
 from tuner.proxy import PROXY, Proxy
 from tuner.proxy_plan import ProxyPlan
@@ -482,6 +483,9 @@ class _Run:
             position,
             self.config.options.memory_headroom,
         )
+        assignment = self.candidates.space.grid.config(position).assignment
+        if assignment:
+            self._set_attribute(number, ASSIGNMENT, str(assignment))
         self._set_attribute(number, PREDICTION, prediction)
 
     def record(self, number: int, observation: Observation) -> None:

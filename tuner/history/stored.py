@@ -26,6 +26,7 @@ from trials.backend import Observation, Status
 from tuner.evidence import OBSERVATION
 from tuner.history.past import Fact, Past, PastRun, PastSample, facts_of_profile, log_spread, timed_samples
 from tuner.history.tables import RUNS, SAMPLES, device_names, has_tables
+from tuner.parameters import ASSIGNMENT
 from tuner.proxy import PROXY
 from tuner.record import MEANING
 from tuner.storage import reading_engine
@@ -200,11 +201,12 @@ class _Reader:
         except (ConfigError, ValueError, TypeError, KeyError):
             self.skipped[UNREADABLE] += len(observed)
             return [], []
-        params = self.params(study_id)
+        params, assignments = self.params(study_id), self.assignments(study_id)
         for name, trial_id in observed:
             try:
                 observation = Observation.from_json(json.loads(observations[trial_id]))
-                run = described.run(self.group(name), params.get(trial_id, {}), observation)
+                dimensions = params.get(trial_id, {}) | {ASSIGNMENT: assignments.get(trial_id, "")}
+                run = described.run(self.group(name), dimensions, observation)
             except (ConfigError, ValueError, TypeError, KeyError):
                 self.skipped[UNREADABLE] += 1
                 continue
@@ -223,6 +225,15 @@ class _Reader:
         rows = list(self.connection.execute(wanted))
         smaller = {row.trial_id for row in rows if row.key == PROXY}
         return {row.trial_id: row.value_json for row in rows if row.trial_id not in smaller}
+
+    def assignments(self, study_id: int) -> dict[int, str]:
+        """The assignment of each trial of a study whose work was uneven."""
+        wanted = (
+            select(_ATTRIBUTES.c.trial_id, _ATTRIBUTES.c.value_json)
+            .join(_TRIALS, _TRIALS.c.trial_id == _ATTRIBUTES.c.trial_id)
+            .where((_TRIALS.c.study_id == study_id) & (_ATTRIBUTES.c.key == ASSIGNMENT))
+        )
+        return {row.trial_id: str(json.loads(row.value_json)) for row in self.connection.execute(wanted)}
 
     def params(self, study_id: int) -> dict[int, dict[str, Any]]:
         """The parameters of each trial of a study."""
