@@ -8,6 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from costmodels.assignment import Assignment
 from costmodels.job import TrainingJob
 from costmodels.model_catalog import load_model
 from costmodels.parallel import DEGREES, RECOMPUTE_MODES, ParallelConfig
@@ -260,3 +261,18 @@ def test_every_exporter_keeps_the_contract(target):
 
     assert export.target == target
     assert export.text.endswith("\n")
+
+
+def test_uneven_work_is_a_layout_and_notes():
+    """Layers per virtual stage are Megatron-LM's layout; what it can't be told is noted by its name."""
+    uneven = Assignment(
+        layers=(10, 8, 8, 6), recomputed=(2, 0, 0, 0), micro_batches=(40, 24), hosts=(*range(4, 8), *range(4))
+    )
+    export = megatron(setting_of(), pp=2, vpp=2, tp=8, dp=2, assignment=uneven)
+
+    assert flags_of(export.text)["--pipeline-model-parallel-layout"] == ["Et*10|t*8|t*8|t*6L"]
+    assert "--num-virtual-stages-per-pipeline-rank" not in export.text
+    told = "\n".join(export.notes)
+    assert "hosts: give node ranks in the order 4-7/0-3 (8 x dgx-h100)" in told
+    assert "--recompute-num-layers 2" in told
+    assert "micro_batches: Megatron-LM gives every replica as many; 40/24" in told

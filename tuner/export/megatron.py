@@ -9,7 +9,9 @@ grammar); its Megatron-FSDP guide for the flags that sharded gradients and weigh
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
 
+from costmodels.assignment import numbers_in_words
 from costmodels.parallel import ParallelConfig
 from costmodels.schedules import assign_layers
 from tuner.export.exporter import Export
@@ -32,6 +34,7 @@ def export_megatron(setting: Setting, config: ParallelConfig) -> Export:
     parts = [
         _tensor(setting, config),
         _pipeline(setting, config),
+        _uneven(setting, config),
         _context(setting, config),
         _experts(setting, config),
         _batch(setting, config),
@@ -86,6 +89,10 @@ def _pipeline(setting: Setting, config: ParallelConfig) -> _Part:
     layers, padded = setting.job.model.num_layers, setting.padded_layers
     size = f"--pipeline-model-parallel-size {config.pp}"
     chunks = config.pp * config.vpp
+    if config.assignment.layers:
+        note = "pp: the layout gives each virtual stage the layers that were planned for it"
+        layout = _layout(list(config.assignment.layers))
+        return _Part(flags=(size, f"--pipeline-model-parallel-layout '{layout}'"), notes=(note,))
     if layers % chunks == 0:
         virtual = (f"--num-virtual-stages-per-pipeline-rank {config.vpp}",) if config.vpp > 1 else ()
         notes = (
@@ -111,6 +118,27 @@ def _pipeline(setting: Setting, config: ParallelConfig) -> _Part:
         note += f"; the layout implies vpp={config.vpp}"
     layout = _layout([int(count) for count in stages.dense + stages.moe])
     return _Part(flags=(size, f"--pipeline-model-parallel-layout '{layout}'"), notes=(note,))
+
+
+def _uneven(setting: Setting, config: ParallelConfig) -> _Part:
+    """What no flag tells of uneven work: the order of hosts, and what Megatron-LM cannot do."""
+    given, cluster = config.assignment, setting.cluster
+    notes = []
+    if given.hosts:
+        kinds = [group.name for group in cluster.groups for _ in range(group.hosts)]
+        order = [f"{len(list(run))} x {kind}" for kind, run in groupby(kinds[host] for host in given.hosts)]
+        notes.append(f"hosts: give node ranks in the order {numbers_in_words(given.hosts)} ({', then '.join(order)})")
+    if given.recomputed:
+        notes.append(
+            "recomputed: Megatron-LM recomputes as many layers on every stage; --recompute-method block "
+            f"--recompute-num-layers {max(given.recomputed)} fits wherever the plan does, and takes longer"
+        )
+    if given.micro_batches:
+        notes.append(
+            f"micro_batches: Megatron-LM gives every replica as many; {numbers_in_words(given.micro_batches)} needs a "
+            "sampler of your own"
+        )
+    return _Part(notes=tuple(notes))
 
 
 def _layout(layers_of_part: list[int]) -> str:

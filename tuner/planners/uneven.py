@@ -38,7 +38,7 @@ MOST_ORDERS = 6
 TABLE_NUMBERS = 4_000_000
 """Numbers of a table that are held at once: some tens of megabytes."""
 BISECTIONS = 40
-SLACKS = (1.0, 1.01, 1.03, 1.1)
+SLACKS = (1.0, 1.01, 1.03, 1.1, 1.25, 1.5, 2.0, 4.0, 1e9)
 """Multiples of the least time of the slowest stage: with few micro-batches it may pay to let it take a bit longer."""
 
 
@@ -312,7 +312,7 @@ def share_micro_batches(
         """Rounds that a replica of each kind ends in a time, one at least."""
         return np.maximum(((limit_s - fill_s) / (unit * pace_s)).astype(np.int64), 1)
 
-    low, high = 0.0, float((rounds * unit * pace_s + fill_s).max())
+    low, high = 0.0, 1.001 * float((rounds * unit * pace_s + fill_s).max())
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
         low, high = (low, middle) if counts @ taken(middle) >= rounds else (middle, high)
