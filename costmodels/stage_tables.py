@@ -17,7 +17,7 @@ from costmodels.job import TrainingJob
 from costmodels.kernels import collective_s, kernel_s
 from costmodels.memory import stage_needed_bytes
 from costmodels.operators import BLOCKS, Block, FloatArray, unique_shapes
-from costmodels.parallel import RECOMPUTE_MODES, ConfigGrid
+from costmodels.parallel import RECOMPUTE_MODES, ConfigGrid, IntArray
 from costmodels.placement import Pipeline, StageKinds, place, stage_devices
 from costmodels.runtime import RuntimeProfile
 from costmodels.schedules import stage_in_flight
@@ -60,10 +60,38 @@ def stage_tables(
         grid: The configurations [k].
         has_device: The devices of the stages [p, d] where they are those of some replicas alone.
     """
-    pp, num_layers = int(grid.pp[0]), job.model.num_layers
-    assert (grid.pp == pp).all(), "a table is of one number of stages"
-    assert (grid.vpp == grid.vpp[0]).all(), "a table is of one number of chunks"
-    stages = _every_stage(job, stage_devices(cluster, pp) if has_device is None else has_device)
+    num_layers = job.model.num_layers
+    has_device = stage_devices(cluster, int(grid.pp[0])) if has_device is None else has_device
+    stages = _every_stage(job, has_device)
+    times_s, needed = stage_figures(job, cluster, runtime, grid, stages)
+    shape = (2, len(has_device), num_layers + 1, len(grid))
+    time_s, again_s = times_s.reshape(shape)
+    needed_bytes, again_bytes = needed.reshape(shape)
+    smallest = stages.smallest([float(device.memory_bytes) for device in cluster.devices])
+    return StageTables(
+        time_s=time_s,
+        again_s=again_s,
+        needed_bytes=needed_bytes,
+        again_bytes=again_bytes,
+        capacity_bytes=smallest.reshape(shape[:3])[0, :, 0],
+    )
+
+
+def stage_figures(
+    job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile, grid: ConfigGrid, stages: StageKinds
+) -> tuple[FloatArray, FloatArray]:
+    """What one micro-batch takes any stages, forward and backward, and what they need of their devices [c, k].
+
+    Args:
+        job: What is trained.
+        cluster: Its hosts stand in the order of the ranks.
+        runtime: What overlaps with what.
+        grid: Configurations of one pp and vpp [k].
+        stages: What the stages hold, and the number of each in a pipeline; any of them [c].
+    """
+    pp = int(grid.pp[0])
+    assert (grid.pp == pp).all(), "a stage is one of so many"
+    assert (grid.vpp == grid.vpp[0]).all(), "a stage has so many chunks"
     shapes, shape_of = unique_shapes(grid)
     full = np.full(len(shapes), RECOMPUTE_MODES.index("full"))
     once = block_costs(job, cluster, runtime, shapes, kernel_s, collective_s)
@@ -75,16 +103,25 @@ def stage_tables(
     num_micro_batches = job.global_batch_size // (grid.dp * grid.mbs)
     in_flight = stage_in_flight(stages.first[:, None], pp, grid.vpp, num_micro_batches)
     needed = stage_needed_bytes(job, runtime, grid, stages, in_flight)
-    shape = (2, pp, num_layers + 1, len(grid))
-    time_s, again_s = np.sum(list(parts.values()), axis=0).reshape(shape)
-    needed_bytes, again_bytes = needed.reshape(shape)
-    smallest = stages.smallest([float(device.memory_bytes) for device in cluster.devices])
-    return StageTables(
-        time_s=time_s,
-        again_s=again_s,
-        needed_bytes=needed_bytes,
-        again_bytes=again_bytes,
-        capacity_bytes=smallest.reshape(shape[:3])[0, :, 0],
+    return np.sum(list(parts.values()), axis=0), needed
+
+
+def alternatives(blocks: FloatArray, again: FloatArray, has_device: NDArray[np.bool_], number: IntArray) -> StageKinds:
+    """Stages that are alternatives of each other, so that none comes before another.
+
+    Args:
+        blocks: What each holds [c, len(BLOCKS)].
+        again: What of that runs again in full [c, len(BLOCKS)].
+        has_device: Its devices [c, d].
+        number: Its number in the pipeline [c].
+    """
+    return StageKinds(
+        blocks=blocks,
+        again=again,
+        has_device=has_device,
+        count=np.ones(len(blocks), dtype=np.int64),
+        first=number,
+        before=np.zeros((0, 0), dtype=np.int64),
     )
 
 
@@ -102,11 +139,4 @@ def _every_stage(job: TrainingJob, has_device: NDArray[np.bool_]) -> StageKinds:
     both = np.stack([blocks, blocks]).reshape(-1, len(BLOCKS))
     again = np.stack([np.zeros_like(layers), layers]).reshape(-1, len(BLOCKS))
     stage = np.tile(np.repeat(np.arange(pp), len(numbers)), 2)
-    return StageKinds(
-        blocks=both,
-        again=again,
-        has_device=has_device[stage],
-        count=np.ones(len(stage), dtype=np.int64),
-        first=stage,
-        before=np.zeros((0, 0), dtype=np.int64),  # these stages are alternatives, and none comes before another
-    )
+    return alternatives(both, again, has_device[stage], stage)

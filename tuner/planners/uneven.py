@@ -29,6 +29,7 @@ from costmodels.runtime import RuntimeProfile
 from costmodels.stage_tables import StageTables, stage_tables
 from costmodels.step_time import estimate_step
 from hardware.cluster import Cluster
+from tuner.planners.stage_problem import over_chunks
 
 PARTS = ("layers", "recomputed", "micro_batches", "hosts")
 """What may be uneven, by the fields of `Assignment`."""
@@ -132,8 +133,8 @@ def _with_layers(
             if (layers > 0).all() and layers.sum() == job.model.num_layers:
                 own = replace(
                     configs[at].assignment,
-                    layers=_over_chunks(layers, even[0].vpp),
-                    recomputed=_over_chunks(again, even[0].vpp) if again.any() else (),
+                    layers=over_chunks(layers, even[0].vpp),
+                    recomputed=over_chunks(again, even[0].vpp) if again.any() else (),
                 )
                 found[at] = replace(configs[at], assignment=own)
     return found
@@ -149,12 +150,6 @@ def _batches(configs: Sequence[ParallelConfig], num_layers: int) -> Iterator[lis
         step = max(1, TABLE_NUMBERS // (pp * (num_layers + 1)))
         for start in range(0, len(positions), step):
             yield positions[start : start + step]
-
-
-def _over_chunks(of_stage: IntArray, vpp: int) -> tuple[int, ...]:
-    """What the virtual stages get of each stage's number, in equal shares; the first ones get what is left over."""
-    chunks = np.arange(vpp)[:, None]
-    return tuple(int(number) for number in (of_stage // vpp + (chunks < of_stage % vpp)).ravel())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
