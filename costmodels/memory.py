@@ -302,7 +302,13 @@ class _LayerTally:
 
 
 def estimate_memory(
-    job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile, grid: ConfigGrid, *, stage: WhichStage = "fullest"
+    job: TrainingJob,
+    cluster: Cluster,
+    runtime: RuntimeProfile,
+    grid: ConfigGrid,
+    *,
+    stage: WhichStage = "fullest",
+    schedule: str = "1f1b",
 ) -> MemoryEstimate:
     """Peak memory of every configuration, by part, on the fullest stage, or on the one that a source reports."""
     parts = {part: np.zeros(len(grid)) for part in MEMORY_PARTS}
@@ -337,7 +343,7 @@ def _parts_bytes(
     for pipeline in pipelines(job, cluster, runtime, grid).each:
         stages, at = pipeline.stages, pipeline.at
         # of stages of one kind the first holds the most micro-batches
-        in_flight = stage_in_flight(stages.first[:, None], pipeline.pp, grid.vpp[at], num_micro_batches[at])
+        in_flight = stage_in_flight(stages.first[:, None], pipeline.pp, grid.vpp[at], num_micro_batches[at], schedule)
         needed = passes.parts(stages, in_flight, shape_of[at])
         for part, values in _states(job, runtime, pipeline.weights, stages).items():
             needed[part] = needed.get(part, 0.0) + values.take(pipeline.weights_of, axis=1)

@@ -166,7 +166,11 @@ def bubble_s(stage_s: FloatArray, count: IntArray, vpp: IntArray | int) -> Float
 
 
 def stage_in_flight(
-    stage: IntArray, pp: IntArray | int, vpp: IntArray | int, num_micro_batches: IntArray
+    stage: IntArray,
+    pp: IntArray | int,
+    vpp: IntArray | int,
+    num_micro_batches: IntArray,
+    schedule: str = "1f1b",
 ) -> FloatArray:
     """Micro-batches whose activations a stage holds at its peak, in units of the whole stage's layers; elementwise.
 
@@ -174,7 +178,13 @@ def stage_in_flight(
     stage. Sources: Narayanan et al. 2021, section 2.2; megatron-core pipeline_parallel/schedules.py,
     get_pp_rank_microbatches (warm-up count); stage 0 then gives Korthikanti et al. 2022, section 4.2.3:
     L(1 + (p-1)/(p m)).
+
+    The other schedules of `passes.py` know no chunks: gpipe holds all m on every stage, zero-bubble as many as 1F1B's
+    first stage (Qi et al. 2023, section 2).
     """
+    if schedule != "1f1b":
+        held = num_micro_batches if schedule == "gpipe" else np.minimum(num_micro_batches, pp)
+        return np.asarray(held + np.zeros_like(stage), dtype=np.float64)
     behind = pp - stage - 1
     chunks = np.where(np.asarray(vpp) == 1, behind + 1, 2 * behind + (np.asarray(vpp) - 1) * pp + 1)
     return np.asarray(np.minimum(num_micro_batches * vpp, chunks) / vpp, dtype=np.float64)

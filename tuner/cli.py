@@ -17,27 +17,33 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from hardware.errors import ConfigError, shown_url
+from tuner import cli_predictions
+from tuner.cli_options import (
+    FOUND_NOTHING,
+    INTERRUPTED,
+    USERS_MISTAKE,
+    AsJson,
+    Overrides,
+    Storage,
+    StudyFile,
+    launchable_config,
+    load,
+    whole_number,
+)
 from tuner.console import (
     NOTHING_WORKS,
-    config_in_words,
-    hosts_in_words,
     in_words,
     p_star_in_words,
     print_calibration,
     print_extrapolated,
     print_json,
-    print_reasons,
     print_run,
-    print_space,
-    print_table,
     printable,
     pruned_in_words,
-    value_in_words,
     warn,
 )
 
 if TYPE_CHECKING:  # these load numpy, Optuna and Ray
-    from costmodels.parallel import ParallelConfig
     from tuner.config import StudyConfig
     from tuner.study import RunResult
 
@@ -49,25 +55,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-
-StudyFile = Annotated[Path, typer.Argument(metavar="STUDY", help="Study file (YAML).")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Replace a key of the study file, e.g. search.seed=3."),
-]
-Storage = Annotated[
-    str | None,
-    typer.Option(metavar="URL", help="Database of the study; wins over MESHTUNE_STORAGE and the study file."),
-]
-Config = Annotated[
-    str,
-    typer.Option("--config", metavar="pp=4,tp=2,...", help="A configuration; what is left out is 1 or the job's."),
-]
-
-FOUND_NOTHING = 1
-USERS_MISTAKE = 2
-INTERRUPTED = 130
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """What every misuse of the command line is; typer has had a copy of click's class and click's own."""
@@ -153,9 +140,9 @@ def run(
     The same command continues a study that was interrupted.
     """
     changes = list(overrides or [])
-    changes += [f"search.max_trials={_whole_number('--trials', trials, 1)}"] if trials is not None else []
-    changes += [f"search.seed={_whole_number('--seed', seed, 0)}"] if seed is not None else []
-    config = _load(study, changes, storage)
+    changes += [f"search.max_trials={whole_number('--trials', trials, 1)}"] if trials is not None else []
+    changes += [f"search.seed={whole_number('--seed', seed, 0)}"] if seed is not None else []
+    config = load(study, changes, storage)
 
     # after the study has been read: loading Optuna takes seconds, and a mistake should be told at once
     from tuner.progress import ProgressLine
@@ -174,13 +161,6 @@ def run(
         raise typer.Exit(INTERRUPTED)
     if result.best is None and result.extrapolated is None:
         raise typer.Exit(FOUND_NOTHING)
-
-
-def _whole_number(option: str, text: str, least: int) -> int:
-    """The number that an option holds; typer's own message would not show the value."""
-    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) >= least):
-        raise ConfigError(f"must be a whole number of at least {least}", key=option, value=text)
-    return int(text)
 
 
 def _interrupt(_signal: int, _frame: object) -> NoReturn:
@@ -212,215 +192,10 @@ def _run_payload(config: StudyConfig, result: RunResult) -> dict[str, Any]:
     }
 
 
-@app.command(short_help="Count what can work, and tell why the rest cannot.")
-def space(
-    study: StudyFile,
-    list_configs: Annotated[bool, typer.Option("--list", help="Print every candidate.")] = False,
-    why: Annotated[
-        str | None, typer.Option(metavar="pp=8,tp=3,...", help="Tell everything that keeps a configuration out.")
-    ] = None,
-    overrides: Overrides = None,
-    as_json: AsJson = False,
-) -> None:
-    """Count the configurations that can work, and tell why the others cannot."""
-    from costmodels.parallel import parse_config
-    from tuner.candidates import reasons_against
-
-    config = _load(study, overrides)
-    chosen = None if why is None else parse_config(why, config.config_defaults, option="--why")
-    found = config.space()
-    if chosen is None:
-        warn(found.warnings)
-    payload: dict[str, Any] = {
-        "grid": found.num_before_memory,
-        "feasible": len(found.grid),
-        "removed": found.removed,
-    }
-    configs = [found.grid.values(position) for position in range(len(found.grid))] if list_configs else []
-    reasons = reasons_against(config, found, chosen) if chosen is not None else {}
-    if as_json:
-        listed = {"configs": configs} if list_configs else {}
-        told = {"config": chosen.values(config.dimensions), "reasons": reasons} if chosen is not None else {}
-        print_json(payload | listed | told)
-    else:
-        for values in configs:
-            typer.echo(in_words(values))
-        if chosen is not None:
-            print_reasons(config, chosen, reasons)
-        elif not list_configs:
-            print_space(config, found)
-    if chosen is None and not len(found.grid):
-        raise typer.Exit(FOUND_NOTHING)
-
-
-@app.command(short_help="Predict step time and memory of one configuration.")
-def predict(study: StudyFile, chosen: Config, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Predict step time and memory of one configuration, in the searched space or not."""
-    from tuner.candidates import predicted, prediction_errors
-
-    config = _load(study, overrides)
-    wanted, broken = _launchable(config, chosen)
-    warn(tuple(f"{name}: {reason}" for name, reason in broken.items()))
-    payload = predicted(config, wanted) | prediction_errors(config, wanted)
-    if as_json:
-        print_json(payload)
-        return
-    typer.echo(f"Predicted for {config_in_words(config, wanted)}")
-    typer.echo(
-        f"{payload['step_time_s']:.4g} s per step, {payload['tokens_per_s_per_device']:,.0f} tokens/s per device, "
-        f"MFU {payload['mfu']:.1%}"
-    )
-    low_s, high_s = payload["step_time_range_s"]
-    leading = ", ".join(f"{name} {effect:.1%}" for name, effect in payload["step_time_from_constants"].items())
-    typer.echo(
-        f"  {low_s:.3g} to {high_s:.3g} s with probability 68%"
-        + (f"; constants that weigh most: {leading}" if leading else "")
-    )
-    for part, seconds in payload["breakdown_s"].items():
-        if seconds:
-            typer.echo(f"  {part:<12} {seconds:10.4f} s  {seconds / payload['step_time_s']:6.1%}")
-    spare = f"{config.options.memory_headroom:.0%} must stay free"
-    fits = f"fits ({spare})" if payload["fits"] else f"DOES NOT FIT ({spare})"
-    capacity = payload["memory_capacity_bytes"]
-    typer.echo(f"{payload['peak_memory_bytes'] / 2**30:.1f} GiB of {capacity / 2**30:.1f} GiB per device: {fits}")
-    low_gib, high_gib = (size / 2**30 for size in payload["peak_memory_range_bytes"])
-    typer.echo(
-        f"  {low_gib:.1f} to {high_gib:.1f} GiB with probability 68%; "
-        f"probability of fit {payload['fit_probability']:.2f}"
-    )
-    for part, size in payload["memory_bytes"].items():
-        if size:
-            typer.echo(f"  {part:<13} {size / 2**30:10.2f} GiB")
-
-
-def _launchable(config: StudyConfig, text: str) -> tuple[ParallelConfig, dict[str, str]]:
-    """The configuration that `--config` names, with the rules of the study that it breaks.
-
-    Raises:
-        ConfigError: it cannot be launched at all.
-    """
-    from costmodels.parallel import parse_config
-    from tuner.space import broken_rules, launchable
-
-    wanted = parse_config(text, config.config_defaults)
-    broken = broken_rules(config.setting, config.options, wanted)
-    if launchable(config.setting, wanted):
-        return wanted, broken
-    devices, rest = config.setting.cluster.num_devices, wanted.num_devices // wanted.dp
-    nearest = "`meshtune space --list` prints configurations that can"
-    if wanted.num_devices != devices and devices % rest == 0:
-        nearest = f"with dp={devices // rest} it would occupy the {devices} devices"
-    raise ConfigError(
-        "cannot be launched: " + ("; ".join(broken.values()) or "its degrees do not divide the job"),
-        file=config.file,
-        key="--config",
-        value=str(wanted),
-        nearest=nearest,
-    )
-
-
-@app.command(short_help="Print the configurations predicted to be fastest.")
-def rank(
-    study: StudyFile,
-    top: Annotated[
-        str | None,
-        typer.Option(metavar="K", help="How many configurations to print; 10 without it."),
-    ] = None,
-    hosts: Annotated[
-        str | None, typer.Option(metavar="2,4,8,...", help="The best configuration for each number of hosts instead.")
-    ] = None,
-    overrides: Overrides = None,
-    as_json: AsJson = False,
-) -> None:
-    """Print the configurations that the cost model predicts to be fastest; no trial is run."""
-    from tuner.candidates import candidates_of, ranking, tokens_per_s_per_device
-
-    num_rows = 10 if top is None else _whole_number("--top", top, 1)
-    if hosts is not None and top is not None:
-        raise ConfigError("cannot be combined with --hosts, which prints one for each size", key="--top", value=top)
-    config = _load(study, overrides)
-    if hosts is not None:
-        _rank_sizes(config, hosts, as_json)
-        return
-    candidates = candidates_of(config)
-    warn(candidates.space.warnings)
-    step_time_s, grid, memory = candidates.estimate.step_time_s, candidates.space.grid, candidates.space.memory
-    fits = memory.fits(config.options.memory_headroom)
-    rows: list[dict[str, Any]] = [
-        {
-            **grid.values(int(position)),
-            "step_time_s": float(step_time_s[position]),
-            "peak_memory_bytes": int(memory.peak_bytes[position]),
-            "fits": bool(fits[position]),
-            "tokens_per_s_per_device": tokens_per_s_per_device(config.setting, float(step_time_s[position])),
-        }
-        for position in ranking(config, candidates)[:num_rows]
-    ]
-    if as_json:
-        print_json({"configs": rows})
-    elif rows:
-        print_table(
-            ["rank", *grid.dimensions, "step [s]", "memory [GiB]", "tokens/s/device"],
-            [
-                [
-                    str(place),
-                    *(value_in_words(row[name]) for name in grid.dimensions),
-                    f"{row['step_time_s']:.4g}",
-                    f"{row['peak_memory_bytes'] / 2**30:.1f}" + ("" if row["fits"] else "!"),
-                    f"{row['tokens_per_s_per_device']:,.0f}",
-                ]
-                for place, row in enumerate(rows, start=1)
-            ],
-        )
-        if not all(row["fits"] for row in rows):
-            capacity = int(memory.capacity_bytes.min()) / 2**30
-            headroom = config.options.memory_headroom
-            typer.echo(
-                f"! does not fit: {capacity:.1f} GiB per device, of which {headroom:.0%} must stay free", err=True
-            )
-    if not rows:
-        if not as_json:
-            typer.echo(NOTHING_WORKS, err=True)
-        raise typer.Exit(FOUND_NOTHING)
-
-
-def _rank_sizes(config: StudyConfig, text: str, as_json: bool) -> None:
-    from tuner.sizes import best_by_size, parse_sizes
-
-    sizes = best_by_size(config, parse_sizes(config, text))
-    smallest = next((size for size in sorted(sizes, key=lambda size: size.hosts) if size.config is not None), None)
-    if as_json:
-        print_json(
-            {
-                "sizes": [size.as_json(config.dimensions) for size in sizes],
-                "smallest_that_fits": smallest.hosts if smallest else None,
-            }
-        )
-    else:
-        header = ["hosts", "devices", *config.dimensions, "step [s]", "memory [GiB]", "tokens/s/device"]
-        print_table(
-            header,
-            [
-                [
-                    str(size.hosts),
-                    f"{size.devices:,}",
-                    *(value_in_words(value) for value in size.config.values(config.dimensions).values()),
-                    f"{size.step_time_s:.4g}",
-                    f"{size.peak_memory_bytes / 2**30:.1f}",
-                    f"{size.tokens_per_s_per_device:,.0f}",
-                ]
-                if size.config is not None
-                else [str(size.hosts), f"{size.devices:,}"] + ["-"] * (len(header) - 2)
-                for size in sizes
-            ],
-        )
-        for size in sizes:
-            if size.reason:
-                typer.echo(f"{hosts_in_words(size.hosts)}: {size.reason}")
-        if smallest is not None:
-            typer.echo(f"Smallest that fits: {hosts_in_words(smallest.hosts)} ({smallest.devices:,} devices)")
-    if smallest is None:
-        raise typer.Exit(FOUND_NOTHING)
+app.command(short_help="Count what can work, and tell why the rest cannot.")(cli_predictions.space)
+app.command(short_help="Predict step time and memory of one configuration.")(cli_predictions.predict)
+app.command(short_help="Simulate one step of one configuration, pass by pass.")(cli_predictions.simulate)
+app.command(short_help="Print the configurations predicted to be fastest.")(cli_predictions.rank)
 
 
 @app.command(short_help="Fit a runtime's profile to measured steps.")
@@ -455,7 +230,7 @@ def calibrate(
 @app.command()
 def status(study: StudyFile, storage: Storage = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Tell how far a study is; it may be running."""
-    config = _load(study, overrides, storage)
+    config = load(study, overrides, storage)
 
     from tuner.extrapolation import extrapolated_of
     from tuner.population import P_STAR, in_lines, read_moments
@@ -515,7 +290,7 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
 @app.command(short_help="Print the best configuration that is known.")
 def best(study: StudyFile, storage: Storage = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Print the best configuration: measured if the study has run, else predicted."""
-    config = _load(study, overrides, storage)
+    config = load(study, overrides, storage)
 
     from tuner.best import best_configuration
     from tuner.candidates import tokens_per_s_per_device
@@ -553,7 +328,7 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Write one HTML file that shows what was found and why."""
-    config = _load(study, overrides, storage)
+    config = load(study, overrides, storage)
 
     from tuner.report import write_report
 
@@ -577,9 +352,9 @@ def export(
     from tuner.export import find_exporter
 
     exporter = find_exporter(to)
-    config = _load(study, overrides, storage)
+    config = load(study, overrides, storage)
     if chosen is not None:
-        wanted, broken = _launchable(config, chosen)
+        wanted, broken = launchable_config(config, chosen)
         notes = tuple(f"{name}: {reason}" for name, reason in broken.items())
     else:
         from tuner.best import best_configuration
@@ -610,12 +385,6 @@ def _write(out: Path, text: str) -> None:
         out.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot be written ({error.strerror})", key="--out", value=str(out)) from None
-
-
-def _load(study: Path, overrides: list[str] | None = None, storage: str | None = None) -> StudyConfig:
-    from tuner.config import load_study
-
-    return load_study(study, overrides=overrides or (), storage=storage)
 
 
 def _finish_empty(as_json: bool, payload: Mapping[str, Any]) -> NoReturn:

@@ -12,6 +12,7 @@ import typer
 
 if TYPE_CHECKING:  # these load numpy, Optuna and Ray
     from costmodels.parallel import ParallelConfig
+    from costmodels.simulator import Simulation
     from tuner.calibrate import CalibratedFile
     from tuner.config import StudyConfig
     from tuner.extrapolation import Extrapolated
@@ -130,6 +131,35 @@ def print_reasons(config: StudyConfig, chosen: ParallelConfig, reasons: Mapping[
     typer.echo(f"{named} " + ("is in the space as the expert's, although:" if stays else "is not in the space:"))
     for name, reason in reasons.items():
         typer.echo(f"  {name}: {reason}")
+
+
+def print_simulation(simulation: Simulation, payload: Mapping[str, Any]) -> None:
+    """Both models' steps side by side, and the pipeline in characters."""
+    from costmodels.stage_rows import stage_rows
+    from tuner.stage_text import LEGEND, pipeline_lines
+
+    step_s, closed_form_s = payload["step_time_s"], payload["predicted_step_time_s"]
+    typer.echo(
+        f"{step_s:.4g} s per step, {payload['tokens_per_s_per_device']:,.0f} tokens/s per device, "
+        f"MFU {payload['mfu']:.1%}"
+    )
+    of_1f1b = "" if payload["schedule"] == "1f1b" else ", which knows 1f1b only"
+    typer.echo(f"  {step_s / closed_form_s - 1:+.1%} from the closed form of `meshtune predict`{of_1f1b}:")
+    rows = [
+        [part, *(cell for value, whole in values for cell in (f"{value:.4f}", f"{value / whole:.1%}"))]
+        for part, values in {
+            part: ((seconds, step_s), (payload["predicted_breakdown_s"].get(part, 0.0), closed_form_s))
+            for part, seconds in payload["breakdown_s"].items()
+        }.items()
+        if any(value for value, _ in values)
+    ]
+    print_table(
+        ["part", "simulated [s]", "share", "predicted [s]", "share"],
+        [*rows, ["step", f"{step_s:.4f}", "", f"{closed_form_s:.4f}", ""]],
+    )
+    typer.echo(f"{payload['operator_events']:,} kernels and collectives. Every stage over the step ({LEGEND}):")
+    for line in pipeline_lines(stage_rows(simulation), simulation.timeline.makespan_s):
+        typer.echo(line)
 
 
 def print_calibration(done: CalibratedFile) -> None:

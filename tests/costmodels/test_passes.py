@@ -127,6 +127,16 @@ def test_activations_in_flight_are_those_of_the_memory_model(pp, vpp, rounds):
     assert order.peak_in_flight().tolist() == expected.tolist()
 
 
+@given(schedule=st.sampled_from(["gpipe", "zero-bubble"]), pp=st.integers(1, 8), micro_batches=st.integers(1, 24))
+def test_the_memory_model_knows_the_other_schedules(schedule, pp, micro_batches):
+    """What gpipe and zero-bubble hold at their peak is what `stage_in_flight` says of them, stage by stage."""
+    order = pass_order(schedule, pp, 1, micro_batches)
+
+    expected = stage_in_flight(np.arange(pp), pp, 1, np.array(micro_batches), schedule)
+
+    assert order.peak_in_flight().tolist() == expected.tolist()
+
+
 @given(pp=st.integers(1, 8), micro_batches=st.integers(1, 24))
 def test_zero_bubble_holds_no_more_than_the_first_stage_of_1f1b(pp, micro_batches):
     """Late weight gradients keep activations, but on no stage more than on the first of 1F1B (Qi et al. 2023)."""

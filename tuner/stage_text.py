@@ -1,0 +1,56 @@
+"""A simulated pipeline in characters: a line for each stage, a column for each slice of the step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from costmodels.passes import Kind
+from costmodels.simulator import Role
+from costmodels.stage_rows import StageRow
+
+_LETTERS = {Kind.FORWARD: "F", Kind.BACKWARD: "B", Kind.WEIGHTS: "W"}
+IDLE = "."
+LEGEND = "F forward, B backward, W weight gradients, O optimizer, . idle"
+NUM_COLUMNS = 96
+MAX_ROWS = 32
+_GAP = " ... "
+
+
+def pipeline_lines(rows: Sequence[StageRow], makespan_s: float) -> Iterator[str]:
+    """The stages line by line, each with the share of the step in which it is idle.
+
+    A column is as long as half of a short forward pass, so that each pass is seen, where that makes NUM_COLUMNS or
+    fewer; else a whole one, of which only the first and the last are shown; what most of a column is, it shows.
+    """
+    shown = rows[:MAX_ROWS]
+    forward_s = [s.end_s - s.start_s for row in shown for s in row.computing if s.kind == Kind.FORWARD]
+    column_s = max(min(forward_s), makespan_s / 10_000)
+    number = round(makespan_s / column_s)
+    if 2 * number <= NUM_COLUMNS:
+        number *= 2
+    column_s = makespan_s / max(number, 1)
+    unlike = len({row.replica for row in rows}) > 1
+    for row in shown:
+        name = f"replica {row.replica} stage {row.stage}" if unlike else f"stage {row.stage}"
+        drawn = _letters(row, column_s, number)
+        if number > NUM_COLUMNS:
+            half = (NUM_COLUMNS - len(_GAP)) // 2
+            drawn = drawn[:half] + _GAP + drawn[-half:]
+        yield f"  {name:<{22 if unlike else 9}} {row.idle_share:6.1%} idle  {drawn}"
+    if len(rows) > len(shown):
+        yield f"  and {len(rows) - len(shown):,} more, which --trace and --json tell"
+
+
+def _letters(row: StageRow, column_s: float, number: int) -> str:
+    """What takes most of each column."""
+    taken: list[dict[str, float]] = [{} for _ in range(number)]
+    for span in row.computing:
+        letter = "O" if span.role == Role.OPTIMIZER else _LETTERS[Kind(span.kind)]
+        for column in range(int(span.start_s / column_s), min(int(span.end_s / column_s) + 1, number)):
+            begin_s = max(span.start_s, column * column_s)
+            end_s = min(span.end_s, (column + 1) * column_s)
+            taken[column][letter] = taken[column].get(letter, 0.0) + max(end_s - begin_s, 0.0)
+    return "".join(
+        max(column, key=column.__getitem__) if column and sum(column.values()) >= column_s / 2 else IDLE
+        for column in taken
+    )
