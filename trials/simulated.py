@@ -6,6 +6,9 @@ kind. What is neither gets such a factor over the log degrees, and so does the p
 space err alike, as real kernels and networks do, and a surrogate has something to learn. The world is a function of its
 seed; repeated trials of one configuration give the same observation.
 
+What such operators and collectives add up to is told by the closed form of a step, which the tuner believes in too, or
+by the event simulator, which is another program: its pipelines and its overlap differ from what the tuner expects.
+
 g is a sum of NUM_WAVES random Fourier features, nearly a draw from a Gaussian process with a squared-exponential kernel
 (Rahimi and Recht 2007, section 3). Letters: n configurations or shapes, d features.
 """
@@ -15,23 +18,30 @@ from __future__ import annotations
 import time
 import zlib
 from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 import numpy as np
 
+from costmodels.breakdown import BREAKDOWN
 from costmodels.executions import collective_executions, operator_executions
 from costmodels.job import TrainingJob
 from costmodels.kernels import collective_s, kernel_s
 from costmodels.memory import MemoryEstimate, estimate_memory
 from costmodels.operators import Collective, FloatArray, Operator, Phase
 from costmodels.parallel import DEGREES, ENUMERATED_DIMENSIONS, FURTHER_DIMENSIONS, ConfigGrid, ParallelConfig
+from costmodels.passes import pass_order
 from costmodels.reduced import Reduction
 from costmodels.runtime import RuntimeProfile
+from costmodels.simulator import simulate_step
 from costmodels.step_time import StepEstimate, estimate_step
 from hardware.cluster import Cluster
 from hardware.device import Device
-from hardware.errors import ConfigError
+from hardware.errors import ConfigError, did_you_mean
 from trials.backend import AbstractBackend, Observation, OnStep, OperatorSample, Origin, Status, unheard
 from trials.replay import check_seconds_per_trial
+
+Fidelity = Literal["step_time", "simulator"]
+"""What computes a step from its operators and collectives: the closed form, or the event simulator."""
 
 NUM_WAVES = 64
 LENGTH_SCALE = 4.0
@@ -53,6 +63,7 @@ class SimulatedBackend(AbstractBackend):
         job: What is trained.
         cluster: Where.
         runtime: What overlaps with what.
+        fidelity: What computes a step.
         seed: Which world.
         noise: Standard deviation of the log of a step's time from step to step.
         operator_error: Standard deviation of the log error of operators, of collectives and of ERRING_PARTS.
@@ -63,6 +74,7 @@ class SimulatedBackend(AbstractBackend):
     job: TrainingJob
     cluster: Cluster
     runtime: RuntimeProfile
+    fidelity: Fidelity = "step_time"
     seed: int = 0
     noise: float = 0.02
     operator_error: float = 0.3
@@ -75,6 +87,13 @@ class SimulatedBackend(AbstractBackend):
         for key in ("noise", "operator_error"):
             if not 0 <= getattr(self, key) <= 1:
                 raise ConfigError("must be from 0 to 1", key=key, value=getattr(self, key))
+        if self.fidelity not in get_args(Fidelity):
+            raise ConfigError(
+                "is no fidelity",
+                key="fidelity",
+                value=self.fidelity,
+                nearest=did_you_mean(self.fidelity, get_args(Fidelity)),
+            )
         if self.num_steps < 1:
             raise ConfigError("must be at least 1", key="num_steps", value=self.num_steps)
         if self.seed < 0:
@@ -115,6 +134,9 @@ class SimulatedBackend(AbstractBackend):
                 reason=f"needs {needed / 2**30:.1f} GiB of {capacity / 2**30:.1f} GiB",
                 origin="synthetic",
             )
+        refusal = self._refusal(config)
+        if refusal:
+            return Observation(status=Status.CRASHED, reason=refusal, origin="synthetic")
         dimensions = FURTHER_DIMENSIONS if config.assignment else ENUMERATED_DIMENSIONS
         rng = np.random.default_rng([self.seed, _code(repr(config.values(DEGREES + dimensions)))])
         steps = self.hidden_step(grid).step_time_s[0] * np.exp(self.noise * rng.standard_normal(self.num_steps))
@@ -130,8 +152,35 @@ class SimulatedBackend(AbstractBackend):
         )
 
     def hidden_step(self, grid: ConfigGrid) -> StepEstimate:
-        """The world's own step times without noise [n]; for judging a tuner, which never sees them."""
-        believed = estimate_step(
+        """The world's own step times without noise [n]; for judging a tuner, which never sees them.
+
+        The event simulator takes a second for each configuration or longer.
+
+        Raises:
+            ValueError: the event simulator has no order in which the passes of a configuration could run.
+        """
+        believed = self._closed_form(grid) if self.fidelity == "step_time" else self._simulated(grid)
+        degrees = _log2(grid.matrix(DEGREES))
+        parts = {
+            part: seconds * np.exp(self._error(f"part {part}", degrees)) if part in ERRING_PARTS else seconds
+            for part, seconds in believed.breakdown_s.items()
+        }
+        return StepEstimate(step_time_s=np.sum(list(parts.values()), axis=0), breakdown_s=parts)
+
+    def _refusal(self, config: ParallelConfig) -> str:
+        """Why no order of its passes can be had; empty if one can, or where nobody asks for one."""
+        if self.fidelity == "step_time":
+            return ""
+        even = self.job.global_batch_size // (config.dp * config.mbs)
+        try:
+            for num_micro_batches in config.assignment.micro_batches or (even,):
+                pass_order("1f1b", config.pp, config.vpp, num_micro_batches)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    def _closed_form(self, grid: ConfigGrid) -> StepEstimate:
+        return estimate_step(
             self.job,
             self.cluster,
             self.runtime,
@@ -140,12 +189,25 @@ class SimulatedBackend(AbstractBackend):
             collective_time=self._collective_s,
             memory=self.hidden_memory(grid),
         )
-        degrees = _log2(grid.matrix(DEGREES))
-        parts = {
-            part: seconds * np.exp(self._error(f"part {part}", degrees)) if part in ERRING_PARTS else seconds
-            for part, seconds in believed.breakdown_s.items()
-        }
-        return StepEstimate(step_time_s=np.sum(list(parts.values()), axis=0), breakdown_s=parts)
+
+    def _simulated(self, grid: ConfigGrid) -> StepEstimate:
+        """The same from the event simulator, one configuration after the other."""
+        steps = [
+            simulate_step(
+                self.job,
+                self.cluster,
+                self.runtime,
+                config,
+                kernel_time=self._kernel_s,
+                collective_time=self._collective_s,
+                memory=self.hidden_memory(ConfigGrid.from_configs([config])),
+            )
+            for config in map(grid.config, range(len(grid)))
+        ]
+        return StepEstimate(
+            step_time_s=np.array([step.step_time_s for step in steps]),
+            breakdown_s={part: np.array([step.breakdown_s[part] for step in steps]) for part in BREAKDOWN},
+        )
 
     def hidden_memory(self, grid: ConfigGrid) -> MemoryEstimate:
         """The world's own memory [n]; for judging a tuner, which never sees it."""

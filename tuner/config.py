@@ -38,7 +38,7 @@ from hardware.errors import ConfigError, shown_url
 from hardware.trace_file import read_trace
 from trials.backend import AbstractBackend
 from trials.replay import ReplayBackend
-from trials.simulated import SimulatedBackend
+from trials.simulated import Fidelity, SimulatedBackend
 from tuner.proxy import ProxyOptions
 from tuner.rules import Setting
 from tuner.space import Space, SpaceOptions, active_rules, broken_rules, build_space, launchable, setting_for
@@ -118,7 +118,7 @@ class _ReplayKeys(StrictModel):
 
 class _SimulatedKeys(StrictModel):
     backend: Literal["simulated"]
-    fidelity: Literal["step_time"] = "step_time"
+    fidelity: Fidelity = "step_time"
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
     noise: Annotated[float, Field(ge=0, le=1)] = 0.02
     operator_error: Annotated[float, Field(ge=0, le=1)] = 0.3
@@ -293,6 +293,7 @@ def _resolved(keys: _StudyKeys, path: Path, storage: str) -> StudyConfig:
             job=job,
             cluster=cluster,
             runtime=setting.runtime,
+            fidelity=keys.trial.fidelity,
             seed=keys.trial.seed,
             noise=keys.trial.noise,
             operator_error=keys.trial.operator_error,
