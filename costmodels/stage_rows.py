@@ -58,11 +58,11 @@ class StageRow:
 def stage_rows(simulation: Simulation) -> tuple[StageRow, ...]:
     """The stages of the first kind of replicas, then those of the next.
 
-    A pass whose pieces wait for weights is one span; what it waits is idle.
+    A pass is one span, or several where its pieces wait for weights between them.
     """
     pp, timeline = len(simulation.stages[0]), simulation.timeline
     spans: dict[tuple[int, int], list[Span]] = {}
-    passes: dict[Label, tuple[float, float]] = {}
+    passes: dict[Label, list[tuple[float, float]]] = {}
     busy_s = np.zeros((len(simulation.replicas), pp))
     starts, ends = timeline.start_s.tolist(), timeline.end_s.tolist()
     for label, start_s, end_s in zip(simulation.labels, starts, ends, strict=True):
@@ -71,13 +71,15 @@ def stage_rows(simulation: Simulation) -> tuple[StageRow, ...]:
         if label.role in (Role.PASS, Role.OPTIMIZER):
             busy_s[label.replicas, label.stage] += end_s - start_s
         if label.role == Role.PASS:
-            whole = label._replace(piece=-1)
-            passes[whole] = (passes.get(whole, (start_s, end_s))[0], end_s)
+            pieces = passes.setdefault(label._replace(piece=-1), [])
+            begin_s = pieces.pop()[0] if pieces and pieces[-1][1] >= start_s else start_s
+            pieces.append((begin_s, end_s))
             continue
         for replicas in range(len(simulation.replicas)) if label.replicas == ALL else (label.replicas,):
             spans.setdefault((replicas, label.stage), []).append(_span(label, pp, start_s, end_s))
-    for label, (start_s, end_s) in passes.items():
-        spans.setdefault((label.replicas, label.stage), []).append(_span(label, pp, start_s, end_s))
+    for label, pieces in passes.items():
+        own = spans.setdefault((label.replicas, label.stage), [])
+        own += [_span(label, pp, start_s, end_s) for start_s, end_s in pieces]
     idle = 1.0 - busy_s / timeline.makespan_s
     found = []
     for replicas, kind in enumerate(simulation.replicas):

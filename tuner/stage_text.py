@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Sequence
 
 from costmodels.passes import Kind
@@ -19,12 +20,12 @@ _GAP = " ... "
 def pipeline_lines(rows: Sequence[StageRow], makespan_s: float) -> Iterator[str]:
     """The stages line by line, each with the share of the step in which it is idle.
 
-    A column is as long as half of a short forward pass, so that each pass is seen, where that makes NUM_COLUMNS or
-    fewer; else a whole one, of which only the first and the last are shown; what most of a column is, it shows.
+    A column is half of an ordinary forward pass where NUM_COLUMNS of them hold the step, else a whole one; of more the
+    first and the last are shown. A column shows what takes most of it.
     """
     shown = rows[:MAX_ROWS]
     forward_s = [s.end_s - s.start_s for row in shown for s in row.computing if s.kind == Kind.FORWARD]
-    column_s = max(min(forward_s), makespan_s / 10_000)
+    column_s = max(statistics.median(forward_s), makespan_s / 10_000)
     number = round(makespan_s / column_s)
     if 2 * number <= NUM_COLUMNS:
         number *= 2

@@ -38,6 +38,7 @@ IDENTITIES = (
     "population",
     "accuracy",
     "time",
+    "pipeline",
     "memory",
     "flags",
     "trials",

@@ -57,6 +57,9 @@ MEASURED = "#56B4E9"
 FAILED = "#D55E00"
 EXPERT = "#E69F00"
 CONFIDENCE = "#8A8F98"
+FORWARD = _TOL_MUTED["cyan"]
+BACKWARD = _TOL_MUTED["indigo"]
+WEIGHT_GRADIENTS = _TOL_MUTED["sand"]
 INK = "#1B1E23"
 """Marks and lines that stand on any colour, with an edge of white."""
 _TEXT = "#7A808A"
