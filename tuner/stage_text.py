@@ -24,8 +24,7 @@ def pipeline_lines(rows: Sequence[StageRow], makespan_s: float) -> Iterator[str]
     first and the last are shown. A column shows what takes most of it.
     """
     shown = rows[:MAX_ROWS]
-    forward_s = [s.end_s - s.start_s for row in shown for s in row.computing if s.kind == Kind.FORWARD]
-    column_s = max(statistics.median(forward_s), makespan_s / 10_000)
+    column_s = max(_ordinary_s(shown), makespan_s / 10_000)
     number = round(makespan_s / column_s)
     if 2 * number <= NUM_COLUMNS:
         number *= 2
@@ -40,6 +39,17 @@ def pipeline_lines(rows: Sequence[StageRow], makespan_s: float) -> Iterator[str]
         yield f"  {name:<{22 if unlike else 9}} {row.idle_share:6.1%} idle  {drawn}"
     if len(rows) > len(shown):
         yield f"  and {len(rows) - len(shown):,} more, which --trace and --json tell"
+
+
+def _ordinary_s(rows: Sequence[StageRow]) -> float:
+    """The median time of a forward pass; that in pieces is as long as these together."""
+    forward_s: dict[tuple[int, int, int, int], float] = {}
+    for row in rows:
+        for span in row.computing:
+            if span.kind == Kind.FORWARD:
+                key = (row.replica, row.stage, span.micro_batch, span.chunk)
+                forward_s[key] = forward_s.get(key, 0.0) + span.end_s - span.start_s
+    return statistics.median(forward_s.values())
 
 
 def _letters(row: StageRow, column_s: float, number: int) -> str:

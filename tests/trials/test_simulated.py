@@ -1,4 +1,5 @@
 import dataclasses
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,10 @@ from costmodels.operators import COLLECTIVES, OpKind, Phase
 from costmodels.parallel import ConfigGrid, ParallelConfig
 from costmodels.reduced import Reduction
 from costmodels.runtime import find_runtime
+from costmodels.simulator import simulate_step
 from costmodels.step_time import estimate_step
 from costmodels.terms import step_terms
+from costmodels.trace import operator_events
 from hardware.cluster import find_cluster
 from hardware.errors import ConfigError
 from tests.trials.backend_contract import BackendContract
@@ -29,6 +32,12 @@ def world():
     job = TrainingJob(model=group.model, sequence_length=4096, global_batch_size=256)
     cluster = find_cluster("p5-h100", hosts=16)
     return SimulatedBackend(job=job, cluster=cluster, runtime=find_runtime("nanotron"), seed=3)
+
+
+@pytest.fixture(scope="module")
+def event_world(world):
+    """The same kernels and collectives, put together by the event simulator."""
+    return dataclasses.replace(world, fidelity="simulator")
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +65,18 @@ class TestSimulatedBackend(BackendContract):
         return all_candidates.take(np.arange(0, len(all_candidates), 4))
 
 
+class TestSimulatedBackendOfEvents(BackendContract):
+    @pytest.fixture
+    def backend(self, event_world):
+        """The same world under the event simulator."""
+        return event_world
+
+    @pytest.fixture
+    def grid(self, all_candidates):
+        """Some configurations."""
+        return all_candidates.take(np.arange(0, len(all_candidates), 16))
+
+
 def test_trials_scatter_around_the_hidden_time(world, all_candidates):
     """The median of a trial's steps is the hidden step time, up to the noise asked for."""
     hidden_s = world.hidden_step(all_candidates).step_time_s
@@ -76,6 +97,58 @@ def test_without_error_it_is_the_cost_model(world, all_candidates):
     exact = dataclasses.replace(world, operator_error=0.0)
 
     assert log_error(exact, all_candidates) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_an_exact_world_of_events_is_the_simulators(event_world, all_candidates):
+    """With no operator error a world of the event simulator has the simulator's steps, and the closed form misses them
+    by some percent.
+    """
+    exact = dataclasses.replace(event_world, operator_error=0.0)
+    some = all_candidates.take(np.arange(0, len(all_candidates), 8))
+    hidden = exact.hidden_step(some)
+
+    config = some.config(3)
+    memory = exact.hidden_memory(ConfigGrid.from_configs([config]))
+    step = simulate_step(exact.job, exact.cluster, exact.runtime, config, memory=memory)
+    assert hidden.step_time_s[3] == pytest.approx(step.step_time_s)
+    assert 0.005 < log_error(exact, some).std() < 0.1
+
+
+def test_the_fidelity_changes_steps_and_nothing_else(world, event_world, all_candidates):
+    """Both kinds of worlds agree on memory, on what fits, and on the operators that a trial measures."""
+    for position in range(0, len(all_candidates), 25):
+        config = all_candidates.config(position)
+        closed, events = (backend.measure(config, trial_number=0) for backend in (world, event_world))
+
+        assert closed.status == events.status
+        assert closed.peak_memory_bytes == events.peak_memory_bytes
+        assert closed.operator_samples == events.operator_samples
+        assert closed.status is not Status.OK or closed.step_times_s != events.step_times_s
+
+
+def test_a_trial_samples_what_the_event_simulator_runs(event_world):
+    """Operators and collectives of the layers are executed as often as the simulator runs them on one pipeline."""
+    config = ParallelConfig(pp=4, tp=4, dp=8, mbs=2, recompute="selective")
+    step = simulate_step(event_world.job, event_world.cluster, event_world.runtime, config)
+    events = operator_events(step)
+    ran = Counter(events.names[name] for name in events.name[events.device < config.pp])
+    sampled = Counter()
+    for sample in event_world.measure(config, trial_number=0).operator_samples:
+        sampled[sample.name] += sample.count
+
+    in_layers = {name for name in sampled if not name.startswith(("weights.", "tp.softmax"))}
+    assert len(in_layers) > 20
+    assert {name: ran[name] for name in in_layers} == {name: sampled[name] for name in in_layers}
+
+
+def test_micro_batches_without_rounds_crash_in_a_world_of_events(event_world):
+    """Chunks need equal rounds of micro-batches: without them the program cannot run, and says why."""
+    unlucky = dataclasses.replace(event_world, job=dataclasses.replace(event_world.job, global_batch_size=9 * 8))
+    config = ParallelConfig(pp=4, tp=4, dp=8, vpp=2)
+    found = unlucky.measure(config, trial_number=0)
+
+    assert found.status is Status.CRASHED
+    assert "multiple of pp=4" in found.reason
 
 
 def test_another_seed_is_another_world(world, all_candidates):
@@ -158,11 +231,22 @@ def test_samples_have_the_shapes_of_the_terms(world, all_candidates):
         assert {(name, shape) for name, shape in asked if name in used} <= measured
 
 
-@pytest.mark.parametrize("field", [{"noise": -0.1}, {"operator_error": 2.0}, {"num_steps": 0}, {"seed": -1}])
+@pytest.mark.parametrize(
+    "field", [{"noise": -0.1}, {"operator_error": 2.0}, {"num_steps": 0}, {"seed": -1}, {"fidelity": "exact"}]
+)
 def test_a_senseless_world_is_refused(world, field):
     """A field out of its range is named in the message."""
     with pytest.raises(ConfigError, match=next(iter(field))):
         dataclasses.replace(world, **field)
+
+
+def test_a_smaller_job_keeps_the_fidelity(event_world):
+    """A proxy of a world of the event simulator runs in it, too."""
+    smaller = event_world.reduced(Reduction(hosts=1, layers=8, global_batch_size=16))
+    observation = smaller.measure(ParallelConfig(pp=2, tp=2, dp=2, mbs=2), trial_number=0)
+
+    assert smaller.fidelity == "simulator"
+    assert observation.status is Status.OK
 
 
 def test_a_smaller_job_runs_in_the_same_world(world):

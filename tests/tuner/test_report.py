@@ -18,6 +18,7 @@ from tuner.record import OBSERVATION, ORIGIN, PREDICTION, STOP_REASON
 from tuner.report import SECTIONS, collect, render_report, write_report
 from tuner.report.figures import part_colour, time_axis
 from tuner.report.outcomes import outcomes_table
+from tuner.report.pipeline import pipeline_section
 from tuner.report.population import ABOVE
 from tuner.report.words import in_short
 from tuner.study import make_sampler, open_study
@@ -437,3 +438,41 @@ def test_what_stopping_early_saved_is_told(tmp_path):
     text = visible(render_report(replace(data, records=records)))
 
     assert "none failed; 1 stopped early, about 14.000 s of steps saved" in text
+
+
+# The pipeline
+
+
+def test_the_pipeline_of_the_best_is_drawn(tmp_path):
+    """The report shows what every stage of the best configuration does, and how long it is idle."""
+    config = study_of(tmp_path, text=STUDY.replace("recompute: [none, full]", "pp: [4], vpp: [1], recompute: [full]"))
+    run(config, 2)
+    drawn = pipeline_section(collect(config))
+
+    assert 'id="figure-pipeline"' in drawn
+    for words in ("in its trial", "are idle for", "sets the pace", "stage 0", "stage 3"):
+        assert words in drawn
+    for kind in ("forward", "backward", "idle"):
+        assert "<span><i" in drawn
+        assert f'"name":"{kind}"' in drawn
+    assert "micro-batch %{customdata[0]}" in drawn
+
+
+def test_a_long_step_is_drawn_at_its_ends(tmp_path):
+    """Of very many passes the picture holds the first and the last ones, says what it leaves out, and stays small."""
+    text = STUDY.replace("recompute: [none, full]", "pp: [2], tp: [4], vpp: [1], mbs: [1], recompute: [full]")
+    config = study_of(tmp_path, text=text.replace("batch_size: 64", "batch_size: 2048"))
+    run(config, 1)
+    drawn = pipeline_section(collect(config))
+
+    assert re.search(r"Drawn are the first \S+ m?s and the last \S+ m?s; the \S+ s between are left out", drawn)
+    assert len(drawn) < 200_000
+
+
+def test_too_many_passes_are_not_simulated(tmp_path, monkeypatch):
+    """Where a step has more passes than a page may wait for, it names the command that writes them."""
+    config = study_of(tmp_path)
+    run(config, 1)
+    monkeypatch.setattr("tuner.report.pipeline.MAX_SIMULATED", 1)
+
+    assert "`meshtune simulate --trace`" in pipeline_section(collect(config))
