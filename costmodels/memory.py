@@ -316,7 +316,7 @@ def estimate_memory(
     for hosts, at in grid.by_host_order():
         ordered = cluster.reordered(hosts)
         own = grid if len(at) == len(grid) else grid.take(at)
-        for part, values in _parts_bytes(job, ordered, runtime, own, stage).items():
+        for part, values in _parts_bytes(job, ordered, runtime, own, stage, schedule).items():
             (capacity if part == _CAPACITY else parts[part])[at] = values
     return MemoryEstimate(peak_bytes=np.asarray(sum(parts.values())), parts_bytes=parts, capacity_bytes=capacity)
 
@@ -325,7 +325,7 @@ _CAPACITY = "capacity"
 
 
 def _parts_bytes(
-    job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile, grid: ConfigGrid, stage: WhichStage
+    job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile, grid: ConfigGrid, stage: WhichStage, schedule: str
 ) -> dict[str, FloatArray]:
     """The parts of the fullest stage, and the memory of its smallest device as _CAPACITY, each [n].
 

@@ -93,9 +93,10 @@ def _check(config: StudyConfig, chosen: ParallelConfig, schedule: str) -> None:
             value=schedule,
             nearest=f"vpp=1, or --schedule {SCHEDULE}",
         )
-    micro_batches = config.setting.job.global_batch_size // (chosen.dp * chosen.mbs)
+    even = config.setting.job.global_batch_size // (chosen.dp * chosen.mbs)
     try:
-        pass_order(schedule, chosen.pp, chosen.vpp, micro_batches)
+        for num_micro_batches in chosen.assignment.micro_batches or (even,):
+            pass_order(schedule, chosen.pp, chosen.vpp, num_micro_batches)
     except ValueError as error:
         raise ConfigError(
             f"cannot be run: {str(error).rstrip('.')}", key="--config", value=str(chosen), nearest="with vpp=1 it can"
