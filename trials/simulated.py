@@ -154,7 +154,7 @@ class SimulatedBackend(AbstractBackend):
     def hidden_step(self, grid: ConfigGrid) -> StepEstimate:
         """The world's own step times without noise [n]; for judging a tuner, which never sees them.
 
-        The event simulator takes a second for each configuration or longer.
+        The event simulator takes up to some seconds for each configuration.
 
         Raises:
             ValueError: the event simulator has no order in which the passes of a configuration could run.

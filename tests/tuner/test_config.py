@@ -60,7 +60,11 @@ def test_what_a_study_leaves_out_has_its_documented_default(good_study):
     assert config.measured is None
     assert isinstance(config.backend, SimulatedBackend)
     assert (config.backend.seed, config.backend.noise, config.backend.operator_error) == (0, 0.02, 0.3)
-    assert (config.backend.num_steps, config.backend.seconds_per_trial) == (5, 0.0)
+    assert (config.backend.fidelity, config.backend.num_steps, config.backend.seconds_per_trial) == (
+        "step_time",
+        5,
+        0.0,
+    )
     assert (job.recompute_modules, job.expert_tp, job.dp_shard) == (("core_attn",), 0, 0)
     assert config.config_defaults == {
         "recompute": "none",
