@@ -23,14 +23,15 @@ from enum import StrEnum
 from costmodels.communication import issued_collectives, layer_collectives
 from costmodels.job import TrainingJob
 from costmodels.kernels import CollectiveTime, KernelTime, collective_latency_s, collective_s, execution_s, kernel_s
-from costmodels.operators import Block, OpKind, Phase, is_core, is_recomputed, step_operators
+from costmodels.operators import Block, Collective, OpKind, Phase, is_core, is_recomputed, step_operators
 from costmodels.parallel import ConfigGrid, ParallelConfig
 from costmodels.placement import Groups
 from costmodels.runtime import RuntimeProfile
 from hardware.device import Device
 
-INSIDE, BETWEEN = "intra", "inter"
-"""The links that a collective crosses: those inside a host, or the network between hosts."""
+INSIDE, BETWEEN, ACROSS = "inside a host", "between hosts", "across switches"
+LINKS = (INSIDE, BETWEEN, ACROSS)
+"""The links that a collective crosses; across switches it crosses a host's network too."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +44,7 @@ class Work:
         part: The part of the step's breakdown that it counts to.
         seconds: What it takes alone.
         latency_s: The part of that in which a collective's links are idle.
-        link: INSIDE or BETWEEN for a collective, nothing for a kernel.
+        link: One of LINKS for a collective, nothing for a kernel.
     """
 
     name: str
@@ -173,7 +174,7 @@ class _Builder:
                 part=site.split(".")[0].removeprefix("expert_"),
                 seconds=float(collective_time(collective)[0]),
                 latency_s=float(collective_latency_s(collective)[0]),
-                link=BETWEEN if collective.group.hosts[0] > 1 else INSIDE,
+                link=link_of(collective),
             )
             for site, collective in layer_collectives(job, runtime, grid, groups).items()
         }
@@ -371,6 +372,13 @@ class _Builder:
         if self.config.sequence_parallel:
             return self._calls("tp.all_gather", gathers) + self._calls("tp.reduce_scatter", scatters)
         return self._calls("tp.all_reduce", reductions)
+
+
+def link_of(collective: Collective) -> str:
+    """The links that a collective of one group crosses."""
+    if collective.group.switches[0] > 1:
+        return ACROSS
+    return BETWEEN if collective.group.hosts[0] > 1 else INSIDE
 
 
 def _scaled(works: Sequence[Work], factor: float) -> tuple[Work, ...]:

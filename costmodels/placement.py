@@ -101,7 +101,7 @@ def place_replica(cluster: Cluster, grid: ConfigGrid, stage: int, replica: int) 
             entries.append(members.reshape(-1, int(size[0]), int(stride[0])).swapaxes(1, 2).reshape(-1, int(size[0])))
     stages = ranks.reshape(int(grid.pp[0]), -1)
     entries.append(np.stack([stages[0], stages[-1]], axis=1)[:, : len(stages)])
-    links = cluster.links_among(entries).split(len(entries))
+    links = cluster.links_among(entries, of_stage).split(len(entries))
     return Groups(all_hosts=cluster.num_hosts, **dict(zip((*_extents(grid), "ends"), links, strict=True)))
 
 

@@ -29,8 +29,7 @@ class Reduction:
 
     def cluster(self, cluster: Cluster) -> Cluster:
         """The hosts that it runs on."""
-        (group,) = cluster.groups
-        return replace(cluster, groups=(replace(group, hosts=self.hosts),))
+        return cluster.with_hosts(self.hosts)
 
 
 def least_layers(model: ModelSpec) -> int:

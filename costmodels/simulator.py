@@ -14,7 +14,7 @@ Letters: p stages, v virtual stages, k kinds of replicas.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ from costmodels.kernels import CollectiveTime, KernelTime, collective_s, kernel_
 from costmodels.memory import MemoryEstimate
 from costmodels.overheads import overhead_s
 from costmodels.parallel import ConfigGrid, ParallelConfig
-from costmodels.pass_program import BETWEEN, INSIDE
+from costmodels.pass_program import ACROSS, BETWEEN, INSIDE, LINKS
 from costmodels.passes import Kind, PassOrder, pass_order
 from costmodels.replicas import ReplicaKind, replica_kinds
 from costmodels.residuals import layer_residual
@@ -40,8 +40,8 @@ from hardware.sharing import Uses
 ALL = -1
 """The kind of replicas of what all of them do together."""
 
-_LINKS = (INSIDE, BETWEEN)
 OUT, IN = 0, 1
+_DETOUR = "detour"
 
 
 class Role(StrEnum):
@@ -178,7 +178,9 @@ class _Writer:
         self.runtime, self.config, self.stages, self.orders = runtime, config, stages, orders
         self.graph, self.labels = TaskGraph(), list[Label]()
         self.num_kinds, self.pp = len(stages), config.pp
-        self.capacity = [1.0] * (self.num_kinds * self.pp * len(_LINKS) * 2)
+        self.resources: dict[tuple[str, int, int, int], int] = {}
+        self.ways: dict[tuple[Message, tuple[tuple[int, int, int], ...]], tuple[Route, ...]] = {}
+        """What messages take of their links; the same object for equal ones."""
         self.ends: dict[tuple[int, int, int, int], int] = {}
         """The last task of a pass, by kind of replicas, kind of pass, micro-batch and virtual stage."""
         self.begins: dict[tuple[int, int, int, int], int] = {}
@@ -202,25 +204,63 @@ class _Writer:
     def _device(self, kind: int, stage: int) -> int:
         return kind * self.pp + stage
 
-    def _resource(self, kind: int, stage: int, link: str, direction: int) -> int:
-        return (self._device(kind, stage) * len(_LINKS) + _LINKS.index(link)) * 2 + direction
+    @property
+    def capacity(self) -> list[float]:
+        """Of every resource: all of it."""
+        return [1.0] * len(self.resources)
 
-    def _message(self, label: Label, message: Message, uses: Uses, devices: tuple[int, ...], after: list[int]) -> int:
-        route = Route(message.seconds - message.latency_s, uses)
-        return self._add(label, route, latency_s=message.latency_s, devices=devices, after=after)
+    def _resource(self, name: str, first: int, second: int, way: int) -> int:
+        return self.resources.setdefault((name, first, second, way), len(self.resources))
 
-    def _collective(self, label: Label, messages: Sequence[Message], after: list[int]) -> int:
+    def _uses(self, ends: Iterable[tuple[int, int, int]], link: str) -> Uses:
+        """What a message takes of its links; each end is a kind of replicas, a stage, and a way.
+
+        The devices of a stage send at the same time, and together take all of an adapter that they share.
+        """
+        found: dict[int, float] = {}
+        for kind, stage, way in ends:
+            work = self.stages[kind][stage]
+            if link in (INSIDE, _DETOUR):
+                found[self._resource(link, kind, stage, way)] = 1.0
+                continue
+            nic = ("adapter", work.host, 0, way) if work.shares_adapter else ("nic", kind, stage, way)
+            found[self._resource(*nic)] = 1.0
+            if link == ACROSS:
+                uplink = self._resource("uplink", work.switch, 0, way)
+                found[uplink] = max(found.get(uplink, 0.0), work.uplink_share)
+        return tuple(found.items())
+
+    def _routes(self, message: Message, ends: Sequence[tuple[int, int, int]]) -> tuple[Route, ...]:
+        """The links that a message may take: its own, or inside a host those that they exclude."""
+        key = (message, tuple(ends))
+        if key not in self.ways:
+            seconds = message.seconds - message.latency_s
+            aside = max(self.stages[kind][stage].detour for kind, stage, _ in ends)
+            routes = [Route(seconds, self._uses(ends, message.link))]
+            if message.link == INSIDE and aside > 0:
+                routes.append(Route(aside * seconds, self._uses(ends, _DETOUR)))
+            self.ways[key] = tuple(routes)
+        return self.ways[key]
+
+    def _message(
+        self,
+        label: Label,
+        message: Message,
+        ends: Sequence[tuple[int, int, int]],
+        after: Iterable[int],
+        devices: tuple[int, ...] = (),
+    ) -> int:
+        routes = self._routes(message, ends)
+        return self._add(label, *routes, latency_s=message.latency_s, devices=devices, after=after)
+
+    def _collective(self, label: Label, messages: Sequence[Message], after: Iterable[int]) -> int:
         """A collective over weights of a stage, which every kind of replicas takes part in; the slowest one's time."""
         slowest = max(messages, key=lambda message: message.seconds)
-        uses = tuple(
-            (self._resource(kind, label.stage, message.link, direction), 1.0)
-            for kind, message in enumerate(messages)
-            for direction in (OUT, IN)
-        )
+        ends = [(kind, label.stage, way) for kind in range(self.num_kinds) for way in (OUT, IN)]
         devices = tuple(self._device(kind, label.stage) for kind in range(self.num_kinds))
-        return self._message(label, slowest, uses, devices, after)
+        return self._message(label, slowest, ends, after, devices)
 
-    def _shared_links(self, stage: int) -> set[str]:
+    def _shared_links(self, stage: int) -> tuple[str, ...]:
         """The links of a stage on which something may be under way while a pass runs."""
         found: set[str] = set()
         for work in self._of_stage(stage):
@@ -228,7 +268,9 @@ class _Writer:
             beside += [work.once_gather] if self.runtime.overlaps_weight_gather else []
             beside += [work.once_reduce] if self.runtime.overlaps_gradients else []
             found |= {message.link for message in beside if message.seconds > 0}
-        return found
+            # other stages may be on the same adapter or uplink
+            found |= {BETWEEN} if work.shares_adapter or work.uplink_share else set()
+        return tuple(link for link in LINKS if link in found or (link != INSIDE and found - {INSIDE}))
 
     def _of_stage(self, stage: int) -> list[StageWork]:
         return [works[stage] for works in self.stages]
@@ -326,12 +368,13 @@ class _Writer:
     ) -> Route:
         work = self.stages[kind][stage]
         seconds = begins_s + sum(work.piece_s(chunk, at, pass_kind) for at in pieces)
-        uses: list[tuple[int, float]] = []
+        uses: dict[int, float] = {}
         for link in self.shared[stage]:
             busy_s = sum(work.traffic_s(chunk, at, pass_kind, link) for at in pieces)
             if busy_s > 0:
-                uses += [(self._resource(kind, stage, link, way), busy_s / seconds) for way in (OUT, IN)]
-        return Route(seconds, tuple(uses))
+                for resource, amount in self._uses([(kind, stage, OUT), (kind, stage, IN)], link):
+                    uses[resource] = uses.get(resource, 0.0) + amount * busy_s / seconds
+        return Route(seconds, tuple(uses.items()))
 
     def _sharded(self, kind: int, stage: int, pass_kind: Kind, chunk: int, end: int, devices: tuple[int, ...]) -> int:
         """ZeRO 3's traffic of one pass, beside it or after it; returns the task that ends both."""
@@ -347,11 +390,11 @@ class _Writer:
                 latency_s=message.latency_s + after.latency_s,
                 link=message.link,
             )
-        uses = tuple((self._resource(kind, stage, message.link, direction), 1.0) for direction in (OUT, IN))
+        ends = [(kind, stage, way) for way in (OUT, IN)]
         label = Label(Role.GATHER, kind, stage, virtual=chunk * self.pp + stage)
         if not self.runtime.overlaps_weight_gather:
-            return self._message(label, message, uses, devices, [end])
-        beside = self._message(label, message, uses, devices, list(self.graph.after[end]))
+            return self._message(label, message, ends, [end], devices)
+        beside = self._message(label, message, ends, list(self.graph.after[end]), devices)
         return self._add(Label(Role.BARRIER, kind, stage), Route(0.0), after=[end, beside])
 
     def _reduces(self, stage: int) -> bool:
@@ -367,7 +410,6 @@ class _Writer:
         if num_virtual == 1:
             return
         waits = self.config.vpp > 1 and not self.runtime.overlaps_p2p
-        uses: dict[tuple[int, int], Uses] = {}
         for (replicas, number, micro_batch, virtual), begin in list(self.begins.items()):
             if replicas != kind:
                 continue
@@ -389,13 +431,9 @@ class _Writer:
                 continue
             work = self.stages[kind][stage]
             message = work.forward_hop if is_forward else work.backward_hop
-            way = (stage, to)
-            if way not in uses:
-                ends = ((stage, OUT), (to, IN))
-                uses[way] = tuple((self._resource(kind, end, message.link, side), 1.0) for end, side in ends)
             after = [sent, self.before[begin]] if waits else [sent]
             label = Label(Role.HOP, kind, stage, number, micro_batch, sender)
-            self.graph.wait(begin, self._message(label, message, uses[way], (), after))
+            self.graph.wait(begin, self._message(label, message, ((kind, stage, OUT), (kind, to, IN)), after))
 
     def _reductions(self, stage: int) -> list[int]:
         """Reduces the gradients of a stage; the tasks that end it."""
@@ -421,7 +459,8 @@ class _Writer:
         after = [*reductions[0], *reductions[-1]]
         label = Label(Role.REDUCE, ALL, self.pp - 1)
         slowest = max((work.once_tied for work in (*first, *last)), key=lambda message: message.seconds)
-        return [self._message(label, slowest, (), (), after)]
+        ends = [(kind, stage, way) for kind in range(self.num_kinds) for stage in (0, self.pp - 1) for way in (OUT, IN)]
+        return [self._message(label, slowest, ends, after)]
 
     def _close(self, reductions: Sequence[list[int]]) -> None:
         """The optimizer steps when all gradients' norm is known, and weights are gathered that no pass waits for."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from costmodels.kernels import CollectiveTime, KernelTime, collective_latency_s
 from costmodels.launches import beyond_device_s, hops_launch_s, issue_s
 from costmodels.operators import BLOCKS, Block, Collective, FloatArray, Phase
 from costmodels.parallel import ConfigGrid, ParallelConfig
-from costmodels.pass_program import BETWEEN, INSIDE, Piece, Program, Segment, Work, piece_launches, piece_programs
+from costmodels.pass_program import INSIDE, Piece, Program, Segment, Work, link_of, piece_launches, piece_programs
 from costmodels.passes import Kind
 from costmodels.placement import Groups, local_parameters, place_replica
 from costmodels.replicas import ReplicaKind
@@ -28,6 +29,7 @@ from costmodels.transfers import hop_collectives, transfer_collectives
 from costmodels.weight_passes import accumulation_s, optimizer_pass_s
 from costmodels.weight_traffic import weight_collectives, weight_traffic
 from hardware.cluster import Cluster
+from hardware.link import combined, detour
 
 _BLOCKS_OF = {
     Piece.DENSE_LAYER: (Block.ATTENTION, Block.DENSE_MLP),
@@ -44,7 +46,7 @@ class Message:
     Attributes:
         seconds: What it takes alone.
         latency_s: The part of that in which the links are idle.
-        link: INSIDE a host or BETWEEN hosts.
+        link: One of `pass_program.LINKS`.
     """
 
     seconds: float
@@ -81,6 +83,12 @@ class StageWork:
         one_layer_s: What a step waits for the weights of its first layer (ZeRO 3).
         weight_share: The part of all its weights that each piece of each chunk holds.
         optimizer_s: The optimizer's step.
+        shares_adapter: Whether the devices of its hosts share an adapter.
+        uplink_share: The part of the switch's uplink that the stage takes at its full rate.
+        detour: Time on the links that a transfer inside a host excludes, over that on those that it takes; 0 where
+            there are none. Another transfer may take them.
+        host: Number of the first host of the replica that is simulated, where an adapter or a switch is shared.
+        switch: Number of that host's leaf switch.
     """
 
     device: str
@@ -100,6 +108,11 @@ class StageWork:
     one_layer_s: float
     weight_share: tuple[tuple[float, ...], ...]
     optimizer_s: float
+    shares_adapter: bool
+    uplink_share: float
+    detour: float
+    host: int = 0
+    switch: int = 0
 
     def order(self, chunk: int, kind: Kind) -> range:
         """The positions of a chunk's pieces in the order in which a pass runs them."""
@@ -200,6 +213,7 @@ class _Builder:
         self.grid = ConfigGrid.from_configs([config])
         self.cells = np.arange(cluster.num_devices).reshape(config.pp, config.dp, -1)
         self.shares_adapters = any(link.sharers > 1 for group in cluster.groups for link in group.nic_links)
+        self.group_ends = np.cumsum([group.hosts for group in cluster.groups])
         self.virtual = virtual_stages(job, runtime, config)
         self.has_recomputed = any(again for pieces in self.virtual for _, again in pieces)
         self.launches = {again: piece_launches(job, runtime, own) for again, own in self._flavours()}
@@ -216,7 +230,11 @@ class _Builder:
             if where not in self.programs:
                 self.programs[where] = self._priced(kind, stage)
             self.found[key] = self._work(kind, stage, chunks, *self.programs[where])
-        return self.found[key]
+        if not (self.shares_adapters or self.cluster.switches):
+            return self.found[key]
+        host = self._host(kind, stage)
+        switch = self.cluster.switches[host] if self.cluster.switches else 0
+        return replace(self.found[key], host=host, switch=switch)
 
     def _flavours(self) -> tuple[tuple[bool, ParallelConfig], ...]:
         """The configuration as it is, and with full recomputation where some layers have that."""
@@ -228,11 +246,12 @@ class _Builder:
         cell, whole = self.cells[stage, kind.first], self.cells[stage].ravel()
         hosts, host_kinds = self.cluster.rank_host(), self.cluster.rank_host_kind()
         spans_hosts = bool((hosts[self.cells[:, kind.first]] != hosts[cell]).any())
-        least = 0 if self.cluster.slow_pairs else hosts[whole].min()
+        tells_hosts = bool(self.cluster.slow_pairs or self.cluster.switches)
+        least = 0 if tells_hosts else hosts[whole].min()
         return (
             (hosts[cell] - least).tobytes(),
             host_kinds[cell].tobytes(),
-            np.unique(hosts[whole] - least).tobytes(),
+            np.bincount(hosts[whole] - least).tobytes(),
             host_kinds[whole].tobytes(),
             spans_hosts,
         )
@@ -240,7 +259,8 @@ class _Builder:
     def _hop_key(self, kind: ReplicaKind, stage: int, to: int) -> tuple[object, ...]:
         ends = self.cells[stage, kind.first], self.cells[to % self.config.pp, kind.first]
         hosts, host_kinds = self.cluster.rank_host(), self.cluster.rank_host_kind()
-        pairs = self.cluster.slow_pairs and (hosts[ends[0]].tobytes(), hosts[ends[1]].tobytes())
+        tells_hosts = self.cluster.slow_pairs or self.cluster.switches
+        pairs = tells_hosts and (hosts[ends[0]].tobytes(), hosts[ends[1]].tobytes())
         return (bool((hosts[ends[0]] != hosts[ends[1]]).any()), *(host_kinds[end].tobytes() for end in ends), pairs)
 
     def _priced(self, kind: ReplicaKind, stage: int) -> tuple[Groups, int, _Programs]:
@@ -320,8 +340,22 @@ class _Builder:
             one_layer_s=float(traffic.one_layer[0, 0]),
             weight_share=_by_chunk(share, chunks),
             optimizer_s=float(optimizer_pass_s(runtime, grid, local, bandwidth)[0, 0]),
+            **self._surroundings(kind, stage),
         )
         return replace(work, stretch=self._stretch(work, groups))
+
+    def _host(self, kind: ReplicaKind, stage: int) -> int:
+        return int(self.cluster.rank_host()[self.cells[stage, kind.first, 0]])
+
+    def _surroundings(self, kind: ReplicaKind, stage: int) -> dict[str, Any]:
+        """What the stage may share with others, as fields of its work."""
+        group = self.cluster.groups[int(np.searchsorted(self.group_ends, self._host(kind, stage), side="right"))]
+        way, aside = combined(group.intra_links), detour(group.intra_links)
+        return {
+            "shares_adapter": combined(group.nic_links).sharers > 1,
+            "uplink_share": self.cluster.uplink_share(self.cells[stage].ravel()) if self.cluster.switches else 0.0,
+            "detour": way.bandwidth_bytes_per_s / aside.bandwidth_bytes_per_s if aside else 0.0,
+        }
 
     def _begins_s(self, groups: Groups) -> float:
         """What each pass waits for its message to begin where messages run beside compute."""
@@ -340,7 +374,7 @@ class _Builder:
             return NO_MESSAGE
         ends = np.stack([self.cells[stage], self.cells[to % self.config.pp]], axis=-1)
         pairs = ends.reshape(-1, 2) if self.shares_adapters else ends[kind.first]
-        between = replace(groups, pp=self.cluster.links_among([pairs]))
+        between = replace(groups, pp=self.cluster.links_among([pairs], ends.ravel()))
         collectives = transfer_collectives(self.job, self.runtime, self.grid, between)
         seconds = latency_s = 0.0
         for name, count in hop_collectives(self.runtime, self.grid, phase):
@@ -348,7 +382,7 @@ class _Builder:
             seconds += own_s
             is_sent = name != "pp.all_gather"  # which crosses other links
             latency_s += min(float(collective_latency_s(collectives[name])[0]), own_s) if is_sent else own_s
-        return Message(seconds=seconds, latency_s=latency_s, link=_link(collectives["pp.send_recv"]))
+        return Message(seconds=seconds, latency_s=latency_s, link=link_of(collectives["pp.send_recv"]))
 
     def _stretch(self, work: StageWork, groups: Groups) -> float:
         """Time of a pass over that of its device; both passes of a micro-batch wait for the host alike."""
@@ -374,10 +408,6 @@ def _by_chunk(values: FloatArray, chunks: tuple[tuple[tuple[Piece, bool], ...], 
     return tuple(tuple(part.tolist()) for part in np.split(values, ends))
 
 
-def _link(collective: Collective) -> str:
-    return BETWEEN if collective.group.hosts[0] > 1 else INSIDE
-
-
 def _message_of(collectives: Mapping[str, Collective], site: str) -> Callable[[float], Message]:
     """Makes messages of what such collectives take, in which the links are idle for as long as in these."""
     latency_s = sum(
@@ -386,7 +416,7 @@ def _message_of(collectives: Mapping[str, Collective], site: str) -> Callable[[f
         if name in collectives and collectives[name].group.size[0] > 1
     )
 
-    link = _link(collectives[site]) if site in collectives else INSIDE
+    link = link_of(collectives[site]) if site in collectives else INSIDE
 
     def message(seconds: float) -> Message:
         return Message(seconds=seconds, latency_s=min(latency_s, seconds), link=link)

@@ -62,6 +62,7 @@ class GroupKinds:
         hosts: h, the hosts that a group spans, at most.
         members_per_host: m, the smallest number of members that a group has on one of its hosts.
         max_members_per_host: M, the largest such number.
+        switches: The leaf switches that a group spans, at most.
         intra: The link of a member to those on its host.
         pair: The same to just one of them; on a full mesh that is one wire.
         inter: A member's own share of the network, which no other rank's groups can take: a group with m members on
@@ -74,6 +75,7 @@ class GroupKinds:
     hosts: IntArray
     members_per_host: IntArray
     max_members_per_host: IntArray
+    switches: IntArray
     intra: CostArrays
     pair: CostArrays
     inter: CostArrays
@@ -104,6 +106,7 @@ def joined_kinds(first: GroupKinds, second: GroupKinds) -> GroupKinds:
         hosts=np.append(first.hosts, second.hosts),
         members_per_host=np.append(first.members_per_host, second.members_per_host),
         max_members_per_host=np.append(first.max_members_per_host, second.max_members_per_host),
+        switches=np.append(first.switches, second.switches),
         intra=_joined(first.intra, second.intra),
         pair=_joined(first.pair, second.pair),
         inter=_joined(first.inter, second.inter),

@@ -28,7 +28,7 @@ MAX_DEVICES = 1_000_000
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
-_WorstLinks = tuple[tuple[int, int, int, int], FloatArray]
+_WorstLinks = tuple[tuple[int, int, int, int, int], FloatArray]
 _IS_PER_BYTE = np.array([field.endswith("s_per_byte") for field in LinkCost._fields])
 
 
@@ -109,6 +109,11 @@ class GroupLinks:
         """Hosts that a group spans, at most, [g]."""
         return self.kinds.hosts.take(self.row)
 
+    @property
+    def switches(self) -> IntArray:
+        """Leaf switches that a group spans, at most, [g]."""
+        return self.kinds.switches.take(self.row)
+
     def take(self, index: NDArray[Any]) -> GroupLinks:
         """The entries that `index` (integers or a mask) selects, in its order."""
         return GroupLinks(kinds=self.kinds, lines=self.lines, row=self.row[index])
@@ -137,6 +142,9 @@ class Cluster:
             hosts, also where its collectives might go around that path (assumed).
         networks: The network of each group; `inter_group_links` join unlike networks. Empty means that every group is a
             network of its own.
+        switches: The leaf switch of every host. Empty means that nothing between the hosts is narrower than their NICs.
+        uplink_bytes_per_s: What all hosts under one leaf switch together send to others, and receive from them; None
+            where there are no switches.
     """
 
     name: str
@@ -144,11 +152,15 @@ class Cluster:
     inter_group_links: tuple[Link, ...] = ()
     slow_pairs: tuple[SlowPair, ...] = ()
     networks: tuple[int, ...] = ()
+    switches: tuple[int, ...] = ()
+    uplink_bytes_per_s: float | None = None
 
     def __post_init__(self) -> None:
         assert self.groups, "a cluster has hosts"
         assert all(pair.second_host < self.num_hosts for pair in self.slow_pairs), "a slow pair joins two of the hosts"
         assert len(self.networks) in (0, len(self.groups)), "each group is in a network"
+        assert len(self.switches) in (0, self.num_hosts), "each host is under a switch"
+        assert bool(self.switches) == (self.uplink_bytes_per_s is not None), "switches have uplinks"
 
     @property
     def num_devices(self) -> int:
@@ -230,7 +242,17 @@ class Cluster:
             groups=tuple(replace(self.groups[group], hosts=count) for group, count in runs),
             slow_pairs=tuple(SlowPair(first_host=a, second_host=b, share=share) for (a, b), share in pairs),
             networks=tuple(networks[group] for group, _ in runs) if self.inter_group_links else (),
+            switches=tuple(self.switches[host] for host in hosts) if self.switches else (),
         )
+
+    def with_hosts(self, hosts: int) -> Cluster:
+        """A cluster of one group with another number of hosts; those beyond it are under switches like its own."""
+        (group,) = self.groups
+        switches: tuple[int, ...] = ()
+        if self.switches:
+            under_one = self.switches.count(self.switches[0])
+            switches = tuple(host // under_one for host in range(hosts))
+        return replace(self, groups=(replace(group, hosts=hosts),), switches=switches)
 
     def group_links(self, stride: IntArray, size: IntArray) -> GroupLinks:
         """What the groups {base + i * stride, i < size} that tile all ranks communicate over.
@@ -254,14 +276,19 @@ class Cluster:
         fabric = _fabric(self)
         return _group_links([fabric.worst_links(s, n) for s, n in pairs], row)
 
-    def links_among(self, entries: Sequence[IntArray]) -> GroupLinks:
+    def links_among(self, entries: Sequence[IntArray], at_work: IntArray) -> GroupLinks:
         """What given groups of ranks communicate over; a ring visits host after host, whatever their order.
 
         Args:
             entries: For each entry its groups, all of one size: the ranks of each [groups, size].
+            at_work: All ranks that communicate at that time; others lend them their shares of adapters and uplinks.
         """
         fabric = _fabric(self)
-        return _group_links([fabric.links_among(ranks) for ranks in entries], np.arange(len(entries)))
+        return _group_links([fabric.links_among(ranks, at_work) for ranks in entries], np.arange(len(entries)))
+
+    def uplink_share(self, ranks: IntArray) -> float:
+        """The part of its uplink that those under the first rank's leaf switch take, all of `ranks` sending at once."""
+        return _fabric(self).uplink_share(ranks)
 
     def end_links(self, length: IntArray) -> GroupLinks:
         """What pairs of ranks communicate over, each of the first `length` ranks with one of the last so many [g].
@@ -278,7 +305,7 @@ class Cluster:
 
 def _group_links(found: Sequence[_WorstLinks], row: IntArray) -> GroupLinks:
     """The answers as arrays, of which every entry is a `row`."""
-    sizes = np.array([row for row, _ in found], dtype=np.int64).reshape(-1, 4)
+    sizes = np.array([row for row, _ in found], dtype=np.int64).reshape(-1, 5)
     costs = np.array([row for _, row in found]).reshape(-1, len(LINKS), len(LinkCost._fields))
     links = [CostArrays(**dict(zip(LinkCost._fields, cost.T, strict=True))) for cost in costs.swapaxes(0, 1)]
     kinds = GroupKinds(
@@ -286,6 +313,7 @@ def _group_links(found: Sequence[_WorstLinks], row: IntArray) -> GroupLinks:
         hosts=sizes[:, 1],
         members_per_host=sizes[:, 2],
         max_members_per_host=sizes[:, 3],
+        switches=sizes[:, 4],
         **dict(zip(LINKS, links, strict=True)),
     )
     return GroupLinks(kinds=kinds, lines=cost_lines(kinds), row=row)
@@ -311,7 +339,12 @@ class _Fabric:
             for members in range(2, group.devices_per_host + 1):
                 self.intra_cost[row, members] = combined(group.intra_links, members=members).cost(members)
         self.nic_cost = np.array([combined(group.nic_links).cost() for group in groups])
-        self.sharers = np.array([combined(group.nic_links).sharers for group in groups])
+        nics = [combined(group.nic_links) for group in groups]
+        self.sharers = np.array([nic.sharers for nic in nics])
+        self.nic_bandwidth = np.array([nic.bandwidth_bytes_per_s for nic in nics])
+        self.devices = np.array([group.devices_per_host for group in groups])
+        self.host_switch = np.array(cluster.switches or [0] * cluster.num_hosts)
+        self.uplink = cluster.uplink_bytes_per_s or math.inf
         self.between_groups = combined(cluster.inter_group_links) if cluster.inter_group_links else None
         # so many neighbouring ranks stand on one host, wherever they begin
         self.neighbours = math.gcd(*(group.devices_per_host for group in groups))
@@ -330,16 +363,31 @@ class _Fabric:
         return hosts, np.where(per_byte, cost / shares[:, None], cost)
 
     def worst_links(self, stride: int, size: int) -> _WorstLinks:
-        """For one (stride, size) the four sizes of `GroupKinds`, and what its links cost [4, fields]."""
+        """For one (stride, size) the five sizes of `GroupKinds`, and what its links cost [4, fields]."""
         if (stride, size) not in self.found:
             alike = math.gcd(stride, self.neighbours)  # groups that begin on so many neighbours are on the same hosts
             hosts = self.rank_host[::alike].reshape(-1, size, stride // alike).swapaxes(1, 2).reshape(-1, size)
             self.found[stride, size] = self._worst_links(hosts, alike)
         return self.found[stride, size]
 
-    def links_among(self, ranks: IntArray) -> _WorstLinks:
-        """The same for given groups [groups, size]."""
-        return self._worst_links(np.sort(self.rank_host[ranks], axis=1), 1)
+    def links_among(self, ranks: IntArray, at_work: IntArray) -> _WorstLinks:
+        """The same for given groups [groups, size], while only some ranks communicate."""
+        busy = np.bincount(self.rank_host[at_work], minlength=len(self.host_group))
+        return self._worst_links(np.sort(self.rank_host[ranks], axis=1), 1, busy)
+
+    def uplink_share(self, ranks: IntArray) -> float:
+        """What `Cluster.uplink_share` says."""
+        busy = np.bincount(self.rank_host[ranks], minlength=len(self.host_group))
+        crowding = (
+            self._demand(busy)[self.host_switch == self.host_switch[self.rank_host[ranks[0]]]].sum() / self.uplink
+        )
+        return float(min(crowding, 1.0))
+
+    def _demand(self, busy: IntArray) -> FloatArray:
+        """What hosts send if so many of their devices do [bytes/s], [hosts]; the devices of an adapter all it has."""
+        group = self.host_group
+        devices = np.where(self.sharers[group] > 1, np.where(busy > 0, self.sharers[group], 0), busy)
+        return np.asarray(devices * self.nic_bandwidth[group])
 
     def worst_end_links(self, length: int) -> _WorstLinks:
         """The same for pairs of the first and the last `length` ranks."""
@@ -352,12 +400,15 @@ class _Fabric:
             self.found[-length, 2] = sizes, costs
         return self.found[-length, 2]
 
-    def _worst_links(self, hosts: IntArray, alike: int) -> _WorstLinks:
-        """The worst of groups on those hosts [rows, size]; each row stands for `alike` groups."""
+    def _worst_links(self, hosts: IntArray, alike: int, busy: IntArray | None = None) -> _WorstLinks:
+        """The worst of groups on those hosts [rows, size]; each row stands for `alike` groups.
+
+        `busy` devices of each host communicate at that time, all of them where it is None.
+        """
         size = hosts.shape[1]
         costs = np.zeros((len(LINKS), len(LinkCost._fields)))
         if size == 1:
-            return (1, 1, 1, 1), costs
+            return (1, 1, 1, 1, 1), costs
         # hosts ascend within a row, so members on one host stand side by side: a run
         starts_run = np.ones(hosts.shape, dtype=bool)
         starts_run[:, 1:] = hosts[:, 1:] != hosts[:, :-1]
@@ -374,7 +425,20 @@ class _Fabric:
         costs[0] = self.intra_cost[inside_kind, inside_members].max(axis=0, initial=0.0)
         costs[1] = self.intra_cost[inside_kind, 2].max(axis=0, initial=0.0)
         costs[2] = self.nic_cost[np.flatnonzero(np.bincount(kind[crossing]))].max(axis=0, initial=0.0)
+        if busy is not None and (self.sharers > 1).any():
+            runs = hosts.ravel()[first][crossing]
+            costs[2] = self._nic_costs(
+                kind[crossing], np.clip(busy[runs], 1, self.sharers[kind[crossing]]) / self.sharers[kind[crossing]]
+            )
         costs[3] = self._hop_cost(hosts, alike) if (self.sharers > 1).any() else costs[2]
+        switches = 1
+        if math.isfinite(self.uplink):
+            switch = np.sort(self.host_switch[hosts], axis=1)
+            switches = 1 + int((switch[:, 1:] != switch[:, :-1]).sum(axis=1).max())
+            if switches > 1:
+                demand = self._demand(self.devices[self.host_group] if busy is None else busy)
+                crowding = np.bincount(self.host_switch, weights=demand)[switch].max() / self.uplink
+                costs[2:] *= np.where(_IS_PER_BYTE, max(crowding, 1.0), 1.0)
         if self.between_groups is not None:
             networks = self.host_network[hosts]
             if np.any(networks != networks[:, :1]):
@@ -382,7 +446,7 @@ class _Fabric:
         for pair, cost in zip(self.pair_hosts.T, self.pair_cost, strict=True):
             if np.any((hosts == pair[0]).any(axis=1) & (hosts == pair[1]).any(axis=1)):
                 costs[2:] = np.maximum(costs[2:], cost)
-        return (size, int(hosts_spanned.max()), int(members.min()), int(members.max())), costs
+        return (size, int(hosts_spanned.max()), int(members.min()), int(members.max()), switches), costs
 
     def _hop_cost(self, hosts: IntArray, alike: int) -> FloatArray:
         """What the network costs messages from each member to the next, all at once [fields].
@@ -395,7 +459,10 @@ class _Fabric:
         busy = alike * np.maximum(sent, received)
         crossing = np.flatnonzero(busy)
         kind = self.host_group[crossing]
-        share = np.minimum(busy[crossing] / self.sharers[kind], 1.0)
+        return self._nic_costs(kind, np.minimum(busy[crossing] / self.sharers[kind], 1.0))
+
+    def _nic_costs(self, kind: IntArray, share: FloatArray) -> FloatArray:
+        """The worst of NICs of those host groups, of whose time per byte a share is left [fields]."""
         return np.asarray((self.nic_cost[kind] * np.where(_IS_PER_BYTE, share[:, None], 1.0)).max(axis=0, initial=0.0))
 
 
@@ -429,7 +496,13 @@ class _GroupForm(StrictModel):
     nic_links: list[_LinkForm] | None = Field(default=None, min_length=1)
 
 
+class _SwitchForm(StrictModel):
+    hosts: int = Field(ge=1, le=MAX_DEVICES)
+    uplink_gb_per_s: float = Field(gt=0, le=1e9)
+
+
 class _OneGroupForm(_GroupForm):
+    switch: _SwitchForm | None = None
     trace: str | None = None
 
 
@@ -437,6 +510,7 @@ class _GroupsForm(StrictModel):
     name: str = "mixed"
     groups: list[_GroupForm] = Field(min_length=1)
     inter_group_links: list[_LinkForm] = Field(default_factory=list)
+    switch: _SwitchForm | None = None
     trace: str | None = None
 
 
@@ -496,7 +570,9 @@ def described_cluster(mapping: Mapping[str, Any], base_dir: Path, file: str | No
     It names a cluster of the catalog (`{name: dgx-h100, hosts: 8}`), a device (`{device: H100-SXM-80, hosts: 8}`),
     unlike groups of both (`{groups: [...], inter_group_links: [...]}`), or a file that holds one of these
     (`{file: cluster.yaml}`). `devices_per_host`, `intra_links` and `nic_links` replace what the catalog says; beside
-    `device`, `name` is only a label. `trace` names a file; one beside `file` wins over one inside that file.
+    `device`, `name` is only a label. `switch: {hosts: 4, uplink_gb_per_s: 200}` puts so many neighbouring hosts under
+    each leaf switch, whose uplink they share, in each direction. `trace` names a file; one beside `file` wins over one
+    inside that file.
 
     Args:
         mapping: The configuration.
@@ -519,13 +595,23 @@ def described_cluster(mapping: Mapping[str, Any], base_dir: Path, file: str | No
             return replace(described, trace=_beside(base_dir, outer.trace) or described.trace)
         if "groups" in mapping:
             mixed = checked(_GroupsForm, mapping)
-            return DescribedCluster(cluster=_mixed_cluster(mixed), trace=_beside(base_dir, mixed.trace))
+            cluster = _under_switches(_mixed_cluster(mixed), mixed.switch)
+            return DescribedCluster(cluster=cluster, trace=_beside(base_dir, mixed.trace))
         form = checked(_OneGroupForm, mapping)
         group = _host_group(form)
         _check_total((group,), key="hosts")
-        return DescribedCluster(cluster=Cluster(name=group.name, groups=(group,)), trace=_beside(base_dir, form.trace))
+        cluster = _under_switches(Cluster(name=group.name, groups=(group,)), form.switch)
+        return DescribedCluster(cluster=cluster, trace=_beside(base_dir, form.trace))
     except ConfigError as error:
         raise (error.in_file(file) if file else error) from None
+
+
+def _under_switches(cluster: Cluster, form: _SwitchForm | None) -> Cluster:
+    """The cluster with so many neighbouring hosts under each leaf switch."""
+    if form is None:
+        return cluster
+    switches = tuple(host // form.hosts for host in range(cluster.num_hosts))
+    return replace(cluster, switches=switches, uplink_bytes_per_s=form.uplink_gb_per_s * 1e9)
 
 
 def _beside(base_dir: Path, name: str | None) -> Path | None:

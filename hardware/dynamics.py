@@ -204,6 +204,7 @@ def _changed(cluster: Cluster, state: _State) -> Cluster:
         ),
         # the parts of a group still reach each other as before
         networks=tuple(networks) if is_split and cluster.inter_group_links else (),
+        switches=tuple(cluster.switches[host] for host in number_now) if cluster.switches else (),
     )
 
 

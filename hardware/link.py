@@ -180,13 +180,7 @@ def combined(links: tuple[Link, ...], *, members: int = 2) -> Link:
     Parallelization", section 3.1: concurrent or conflicting resources between one pair of devices.
     """
     assert links, "devices that exchange data have at least one link"
-    widest_first = sorted(
-        (link.among(members) for link in links), key=lambda link: (-link.bandwidth_bytes_per_s, link.latency_s)
-    )
-    working: list[Link] = []
-    for link in widest_first:
-        if link.exclusive_group is None or all(link.exclusive_group != used.exclusive_group for used in working):
-            working.append(link)
+    working, _ = _working_and_excluded(links, members)
     bandwidth = sum(link.bandwidth_bytes_per_s for link in working)
     reached = sum(link.bandwidth_bytes_per_s * _long_efficiency(link) for link in working) / bandwidth
     return Link(
@@ -196,6 +190,28 @@ def combined(links: tuple[Link, ...], *, members: int = 2) -> Link:
         efficiency=working[0].efficiency if len(working) == 1 else reached,
         sharers=min(link.sharers for link in working),
     )
+
+
+def detour(links: tuple[Link, ...], *, members: int = 2) -> Link | None:
+    """What another transfer may take while one is on the `combined` links: those that these exclude; None if none.
+
+    Links that exclude each other do so within one transfer (the same source): two transfers at once may take one each.
+    """
+    _, excluded = _working_and_excluded(links, members)
+    return combined(tuple(excluded), members=members) if excluded else None
+
+
+def _working_and_excluded(links: tuple[Link, ...], members: int) -> tuple[list[Link], list[Link]]:
+    """The links that one transfer takes together, the widest first, and the others."""
+    widest_first = sorted(
+        (link.among(members) for link in links), key=lambda link: (-link.bandwidth_bytes_per_s, link.latency_s)
+    )
+    working: list[Link] = []
+    excluded: list[Link] = []
+    for link in widest_first:
+        is_free = link.exclusive_group is None or all(link.exclusive_group != used.exclusive_group for used in working)
+        (working if is_free else excluded).append(link)
+    return working, excluded
 
 
 def _long_efficiency(link: Link) -> float:

@@ -641,10 +641,11 @@ def _meaning(keys: _StudyKeys, setting: Setting, options: SpaceOptions, group: M
 
 
 def _described(cluster: Cluster) -> dict[str, Any]:
-    """The cluster without what a study file can't say: what it is only while a trace has changed it."""
+    """The cluster without what it is only while a trace has changed it, and without the switches that it has not."""
     assert not cluster.slow_pairs, "a study describes the cluster while nothing has changed"
     assert not cluster.networks, "a study describes the cluster while nothing has changed"
-    return {key: value for key, value in asdict(cluster).items() if key not in ("slow_pairs", "networks")}
+    left_out = {"slow_pairs", "networks"} | (set() if cluster.switches else {"switches", "uplink_bytes_per_s"})
+    return {key: value for key, value in asdict(cluster).items() if key not in left_out}
 
 
 def first_difference(

@@ -10,7 +10,7 @@ import numpy as np
 
 from costmodels.parallel import ParallelConfig
 from costmodels.step_time import estimate_step
-from hardware.cluster import MAX_DEVICES, Cluster
+from hardware.cluster import MAX_DEVICES
 from hardware.errors import ConfigError
 from tuner.candidates import tokens_per_s_per_device
 from tuner.config import StudyConfig
@@ -99,7 +99,7 @@ def best_by_size(config: StudyConfig, sizes: Sequence[int]) -> list[Size]:
 
 
 def _best_of(config: StudyConfig, hosts: int) -> Size:
-    setting = replace(config.setting, cluster=_resized(config.setting.cluster, hosts))
+    setting = replace(config.setting, cluster=config.setting.cluster.with_hosts(hosts))
     devices = setting.cluster.num_devices
     expert = config.expert if config.expert is not None and config.expert.num_devices == devices else None
     try:
@@ -127,8 +127,3 @@ def _why_none(space: Space) -> str:
         return f"none of the {space.num_before_memory:,} configurations that obey every rule fits in memory"
     rule = max(space.removed, key=lambda name: space.removed[name], default=None)
     return "no configuration obeys every rule" + (f"; {rule} removed the most" if rule else "")
-
-
-def _resized(cluster: Cluster, hosts: int) -> Cluster:
-    (group,) = cluster.groups
-    return replace(cluster, groups=(replace(group, hosts=hosts),))

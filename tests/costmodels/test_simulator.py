@@ -182,3 +182,52 @@ def test_a_later_stage_reduces_its_gradients_in_the_bubble():
     )
 
     assert reduced_s[3] < last_pass_s < reduced_s[0]
+
+
+def hop_seconds(found):
+    """How long each message to the next stage took, by the stage that sends."""
+    seconds: dict[int, list[float]] = {}
+    for task, label in enumerate(found.labels):
+        if label.role == Role.HOP and label.kind == Kind.FORWARD:
+            seconds.setdefault(label.stage, []).append(found.timeline.end_s[task] - found.timeline.start_s[task])
+    return seconds
+
+
+def pcie_cluster(**group):
+    """Hosts of four devices on PCIe, each with one adapter for all of them."""
+    nic = {"kind": "infiniband", "bandwidth_gb_per_s": 3.0, "latency_us": 4, "sharers": 4}
+    described = {"device": "A100-SXM-80", "devices_per_host": 4, "hosts": 4, "nic_links": [nic]}
+    return cluster_from_mapping(described | group, Path())
+
+
+def test_a_lone_sender_has_the_whole_adapter():
+    """Of a host's two stages only the second sends to another host: two devices with the shares of four."""
+    job, config = job_of(batch=32), ParallelConfig(pp=8, tp=2)
+    alone = simulate_step(job, pcie_cluster(), MEGATRON, config)
+    own = {"kind": "infiniband", "bandwidth_gb_per_s": 3.0, "latency_us": 4}
+    unshared = simulate_step(job, pcie_cluster(nic_links=[own]), MEGATRON, config)
+
+    assert min(hop_seconds(alone)[1]) < 0.6 * min(hop_seconds(unshared)[1])
+
+
+def test_stages_under_one_switch_share_its_uplink():
+    """A narrow uplink delays messages to hosts under other switches, not those under the same one."""
+    job, config = job_of(batch=32), ParallelConfig(pp=4, tp=4)
+    free = hop_seconds(simulate_step(job, pcie_cluster(), MEGATRON, config))
+    narrow = hop_seconds(simulate_step(job, pcie_cluster(switch={"hosts": 2, "uplink_gb_per_s": 4}), MEGATRON, config))
+
+    assert min(narrow[1]) > 2 * min(free[1])
+    assert min(narrow[0]) == pytest.approx(min(free[0]))
+
+
+def test_a_transfer_takes_the_link_that_another_one_excludes():
+    """Gradients on NVLink leave messages PCIe, where both exclude each other; without PCIe they share NVLink."""
+    nvlink = {"kind": "nvlink3", "bandwidth_gb_per_s": 20, "latency_us": 1, "exclusive_group": "peer"}
+    pcie = {"kind": "pcie4", "bandwidth_gb_per_s": 18, "latency_us": 1, "exclusive_group": "peer"}
+    job, config = job_of(batch=8), ParallelConfig(pp=2, dp=2, zero_stage=0)
+    both = simulate_step(job, pcie_cluster(hosts=1, intra_links=[nvlink, pcie]), MEGATRON, config)
+    one = simulate_step(job, pcie_cluster(hosts=1, intra_links=[nvlink]), MEGATRON, config)
+
+    assert both.timeline.route.max() == 1
+    assert one.timeline.route.max() == 0
+    assert both.step_time_s <= one.step_time_s

@@ -16,6 +16,7 @@ from hardware.cluster import (
     described_cluster,
     find_cluster,
 )
+from hardware.collectives import send_recv_s
 from hardware.device import find_device
 from hardware.errors import ConfigError
 from hardware.link import LinkCost, combined, link_kind
@@ -412,3 +413,29 @@ def test_a_group_over_unlike_hosts_crosses_the_slower_adapter():
 
         assert (1 / across.inter.long_s_per_byte[1:]).tolist() == pytest.approx([0.8e9, 0.8e9])
         assert across.inter.long_s_per_byte[0] == 0
+
+
+def test_an_uplink_slows_groups_across_switches_alone():
+    """Four devices of 3 GB/s behind 4 GB/s get a third of that each; groups under one switch do not notice."""
+    nic = {"kind": "infiniband", "bandwidth_gb_per_s": 3.0, "latency_us": 4}
+    described = {"device": "A100-SXM-80", "devices_per_host": 2, "hosts": 4, "nic_links": [nic]}
+    free = cluster_from_mapping(described, Path())
+    narrow = cluster_from_mapping(described | {"switch": {"hosts": 2, "uplink_gb_per_s": 4}}, Path())
+    pairs, all_hosts = (np.array([2]), np.array([2])), (np.array([2]), np.array([4]))
+    size = 1e10
+
+    assert send_recv_s(size, narrow.group_links(*pairs))[0] == send_recv_s(size, free.group_links(*pairs))[0]
+    assert narrow.group_links(*pairs).switches.tolist() == [1]
+    slowed = send_recv_s(size, narrow.group_links(*all_hosts))[0] / send_recv_s(size, free.group_links(*all_hosts))[0]
+    assert slowed == pytest.approx(4 * 3 / 4, rel=0.01)
+
+
+def test_hosts_keep_their_switches_in_any_order():
+    """Reordering and resizing move switches with their hosts."""
+    cluster = cluster_from_mapping(
+        {"name": "dgx-h100", "hosts": 4, "switch": {"hosts": 2, "uplink_gb_per_s": 100}}, Path()
+    )
+
+    assert cluster.switches == (0, 0, 1, 1)
+    assert cluster.reordered((0, 2, 1, 3)).switches == (0, 1, 0, 1)
+    assert cluster.with_hosts(6).switches == (0, 0, 1, 1, 2, 2)
