@@ -52,7 +52,7 @@ def test_equal_stages_without_contention_agree_with_the_closed_form(runtime, pp,
     profile = find_runtime(runtime)
     assume(vpp == 1 or (pp > 1 and profile.overlaps_p2p))
     assume(recompute != "full" or not profile.overlaps_tensor)
-    profile = replace(profile, layer_padding=1, residuals=(), stalled_hosts=0)
+    profile = replace(profile, layer_split="even", layer_padding=1, residuals=(), stalled_hosts=0)
     job = job_of("llama3-8b", batch=rounds * pp * mbs, vocab_size=64)
     cluster = find_cluster("dgx-h100", hosts=pp)
     config = ParallelConfig(pp=pp, tp=8, vpp=vpp, mbs=mbs, recompute=recompute, sequence_parallel=True, zero_stage=0)
