@@ -1,9 +1,8 @@
-"""The passes of one step through a pipeline: in which order each stage runs them, and when.
+"""The passes of one step through a pipeline: in which order each stage runs them.
 
 A model cut into pp * vpp virtual stages, of which stage s of the pipeline holds those numbered s, s + pp, ...: a
 micro-batch goes forward through all of them in order, and backward in the opposite one. What a stage runs next is
-fixed beforehand, by the schedule; when, follows from what it waits for. Stages may be unlike: every virtual stage has
-times of its own, so that the bubble is not a formula but what is left.
+fixed beforehand, by the schedule; when, follows from what it waits for (see simulator.py).
 
 Letters: p stages, v virtual stages in all, m micro-batches, n passes.
 """
@@ -81,24 +80,6 @@ class PassOrder:
         change = (self.kind == Kind.FORWARD).astype(np.int64) - (self.kind == last)
         peaks = [np.cumsum(change[self.stage == stage]).max() for stage in range(self.pp)]
         return np.array(peaks, dtype=np.float64) / self.vpp
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class PassTimes:
-    """When the passes of an order run.
-
-    Attributes:
-        start_s: [n]
-        end_s: [n]
-    """
-
-    start_s: FloatArray
-    end_s: FloatArray
-
-    @property
-    def makespan_s(self) -> float:
-        """From the first start to the last end."""
-        return float(self.end_s.max())
 
 
 def gpipe(pp: int, vpp: int, num_micro_batches: int) -> PassOrder:
@@ -196,70 +177,6 @@ def pass_order(schedule: str, pp: int, vpp: int, num_micro_batches: int) -> Pass
     if schedule in ONE_CHUNK and vpp > 1:
         raise ValueError(f"vpp must be 1 under {schedule}, but got {vpp}.")
     return SCHEDULES[schedule](pp, vpp, num_micro_batches)
-
-
-def pass_times(order: PassOrder, pass_s: FloatArray, transfer_s: FloatArray) -> PassTimes:
-    """When every pass runs: as soon as its stage has ended the one before, and what it needs has arrived.
-
-    A forward pass needs the activations of the virtual stage before, a backward pass the gradients of the one after,
-    or its own forward pass at the last; a pass of weight gradients needs its backward pass. Transfers run beside
-    compute, and do not wait for each other.
-
-    Args:
-        order: Passes, n of them.
-        pass_s: What a pass of each kind takes on each virtual stage [3, v].
-        transfer_s: Forward and backward, from one virtual stage to the next, or back [2, v - 1].
-
-    Raises:
-        ValueError: the passes wait for each other.
-    """
-    last = order.pp * order.vpp - 1
-    virtual = order.virtual_stage
-    duration_s = pass_s[order.kind, virtual].tolist()
-    needs, delay_s = _needs(order, virtual, last, transfer_s)
-    end_s = [-1.0] * len(duration_s)
-    start_s = [0.0] * len(duration_s)
-    ends = np.searchsorted(order.stage, np.arange(order.pp), side="right").tolist()
-    following = np.searchsorted(order.stage, np.arange(order.pp)).tolist()
-    free_s = [0.0] * order.pp
-    waiting: dict[int, int] = {}  # the stage that waits for a pass
-    ready = list(range(order.pp))
-    while ready:
-        stage = ready.pop()
-        for at in range(following[stage], ends[stage]):
-            needed = needs[at]
-            if needed >= 0 and end_s[needed] < 0:
-                waiting[needed] = stage
-                following[stage] = at
-                break
-            arrives_s = end_s[needed] + delay_s[at] if needed >= 0 else 0.0
-            start_s[at] = max(free_s[stage], arrives_s)
-            end_s[at] = free_s[stage] = start_s[at] + duration_s[at]
-            if at in waiting:
-                ready.append(waiting.pop(at))
-        else:
-            following[stage] = ends[stage]
-    if waiting:
-        raise ValueError("The passes wait for each other: this is no order in which a pipeline can run.")
-    return PassTimes(start_s=np.array(start_s), end_s=np.array(end_s))
-
-
-def _needs(order: PassOrder, virtual: IntArray, last: int, transfer_s: FloatArray) -> tuple[list[int], list[float]]:
-    """The pass that each one waits for, -1 for none [n], and how long after its end that is there [n]."""
-    is_forward, is_backward = order.kind == Kind.FORWARD, order.kind == Kind.BACKWARD
-    place = np.full((len(Kind), order.num_micro_batches, last + 1), -1)
-    place[order.kind, order.micro_batch, virtual] = np.arange(len(virtual))
-    turns = is_backward & (virtual == last)
-    from_kind = np.where(is_forward | turns, Kind.FORWARD, Kind.BACKWARD)
-    comes_before = is_forward & (virtual > 0)
-    comes_after = is_backward & ~turns
-    from_virtual = virtual - comes_before + comes_after
-    needed = place[from_kind, order.micro_batch, from_virtual]
-    needed = np.where(is_forward & (virtual == 0), -1, needed)
-    delay_s = np.zeros(len(virtual))
-    delay_s[comes_before] = transfer_s[0, virtual[comes_before] - 1]
-    delay_s[comes_after] = transfer_s[1, virtual[comes_after]]
-    return needed.tolist(), delay_s.tolist()
 
 
 def _order(pp: int, vpp: int, num_micro_batches: int, of_stage: Callable[[int], Iterator[Pass]]) -> PassOrder:

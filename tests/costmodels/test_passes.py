@@ -7,8 +7,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from costmodels.passes import SCHEDULES, Kind, PassOrder, pass_order, pass_times
+from costmodels.passes import SCHEDULES, Kind, PassOrder, pass_order
 from costmodels.schedules import bubble_s, stage_in_flight
+from tests.costmodels.pass_times import pass_times
 
 
 @st.composite

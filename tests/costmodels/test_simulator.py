@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from costmodels.assignment import Assignment
 from costmodels.breakdown import BREAKDOWN
 from costmodels.parallel import ParallelConfig
-from costmodels.passes import Kind
+from costmodels.passes import Kind, pass_order
 from costmodels.runtime import find_runtime, runtime_names
 from costmodels.simulator import Role, simulate_step
 from costmodels.step_time import estimate_step
 from hardware.cluster import cluster_from_mapping, find_cluster
+from tests.costmodels.pass_times import pass_times
 from tests.costmodels.random_settings import cases, grid_of, job_of
 
 MEGATRON = find_runtime("megatron-core")
@@ -231,3 +232,43 @@ def test_a_transfer_takes_the_link_that_another_one_excludes():
     assert both.timeline.route.max() == 1
     assert one.timeline.route.max() == 0
     assert both.step_time_s <= one.step_time_s
+
+
+@given(
+    pp=st.sampled_from([2, 4]),
+    vpp=st.sampled_from([1, 2]),
+    rounds=st.integers(1, 6),
+    schedule=st.sampled_from(["1f1b", "gpipe", "zero-bubble"]),
+    layers=st.lists(st.integers(1, 9), min_size=8, max_size=8),
+)
+@settings(max_examples=30, deadline=None)
+def test_passes_run_when_what_they_wait_for_is_there(pp, vpp, rounds, schedule, layers):
+    """On hosts of their own, unlike stages run their passes at the times that a plain walk through the order gives."""
+    assume(schedule == "1f1b" or vpp == 1)
+    cut = tuple(layers[: pp * vpp])
+    job = job_of(batch=rounds * pp, num_layers=sum(cut))
+    config = ParallelConfig(pp=pp, tp=8, vpp=vpp, zero_stage=0, assignment=Assignment(layers=cut))
+    found = simulate_step(job, find_cluster("dgx-h100", hosts=pp), MEGATRON, config, schedule=schedule)
+    order = pass_order(schedule, pp, vpp, rounds * pp)
+    works, virtual = found.stages[0], range(pp * vpp)
+    pass_s = np.zeros((3, pp * vpp))
+    for kind in set(order.kind.tolist()):
+        for at in virtual:
+            work, chunk = works[at % pp], at // pp
+            pieces = range(len(work.chunks[chunk]))
+            pass_s[kind, at] = work.begins_s + sum(work.piece_s(chunk, piece, Kind(kind)) for piece in pieces)
+    hops = np.array(
+        [
+            [works[at % pp].forward_hop.seconds for at in virtual[:-1]],
+            [works[at % pp].backward_hop.seconds for at in virtual[1:]],
+        ]
+    )
+    expected = pass_times(order, pass_s, hops)
+    starts = {
+        (label.kind, label.micro_batch, label.virtual): found.timeline.start_s[task]
+        for task, label in enumerate(found.labels)
+        if label.role == Role.PASS
+    }
+
+    keys = zip(order.kind.tolist(), order.micro_batch.tolist(), order.virtual_stage.tolist(), strict=True)
+    assert [starts[key] for key in keys] == pytest.approx(expected.start_s.tolist(), abs=1e-9)
