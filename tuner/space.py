@@ -28,7 +28,7 @@ from costmodels.runtime import RuntimeProfile
 from costmodels.step_time import estimate_step
 from hardware.cluster import Cluster
 from hardware.errors import ConfigError, did_you_mean
-from tuner.planners.uneven import planned
+from tuner.planners.uneven import planned, refined
 from tuner.rules import DUPLICATE_RULES, LAYER_PADDING, RULE_SETS, RULES, Columns, Keep, Rule, Setting
 
 MAX_CANDIDATES = 5_000_000
@@ -36,6 +36,8 @@ MAX_COMBINATIONS = 40_000_000
 """Rows that enumeration holds at once, a few gigabytes at most."""
 MOST_PLANNED = 400
 """Configurations of a study for which uneven work is planned."""
+MOST_PROVEN = 8
+"""Of these, configurations whose stages branch and bound looks for."""
 STAGES: tuple[tuple[str, ...], ...] = (
     ("pp", "tp", "dp", "cp", "up"),
     ("expert_tp",),
@@ -233,14 +235,21 @@ def _factorisations(number: int, parts: int) -> IntArray:
 def with_plans(setting: Setting, options: SpaceOptions, grid: ConfigGrid) -> ConfigGrid:
     """The configurations, and after them those of which uneven work is predicted to make more.
 
-    Where there are very many, work is planned for the MOST_PLANNED that are predicted to be the fastest with even work.
+    Where there are very many, work is planned for the MOST_PLANNED that are predicted to be the fastest with even work;
+    for the MOST_PROVEN fastest of these, branch and bound looks for better stages.
     """
     job, cluster, runtime = setting.job, setting.cluster, setting.runtime
+    headroom, parts = options.memory_headroom, options.uneven
     chosen = np.arange(len(grid))
     if len(grid) > MOST_PLANNED:
         chosen = np.sort(np.argsort(estimate_step(job, cluster, runtime, grid).step_time_s)[:MOST_PLANNED])
-    found = planned(job, cluster, runtime, grid.take(chosen), options.uneven, memory_headroom=options.memory_headroom)
-    return concatenate([grid, found.take(found.assignment > 0)])
+    found = planned(job, cluster, runtime, grid.take(chosen), parts, memory_headroom=headroom)
+    found = found.take(found.assignment > 0)
+    if not len(found):
+        return grid
+    order = np.argsort(estimate_step(job, cluster, runtime, found).step_time_s)
+    best = refined(job, cluster, runtime, found.take(order[:MOST_PROVEN]), parts, memory_headroom=headroom)
+    return concatenate([grid, best, found.take(np.sort(order[MOST_PROVEN:]))])
 
 
 def broken_rules(setting: Setting, options: SpaceOptions, config: ParallelConfig) -> dict[str, str]:

@@ -29,13 +29,16 @@ from costmodels.runtime import RuntimeProfile
 from costmodels.stage_tables import StageTables, stage_tables
 from costmodels.step_time import estimate_step
 from hardware.cluster import Cluster
-from tuner.planners.stage_problem import over_chunks
+from tuner.planners.outcome import Limits
+from tuner.planners.stage_problem import best_stages, over_chunks
 
 PARTS = ("layers", "recomputed", "micro_batches", "hosts")
 """What may be uneven, by the fields of `Assignment`."""
 
 MOST_ORDERS = 6
 """Orders of host groups that are tried; more than three groups have more orders than that."""
+PROOF_S = 1.0
+"""Seconds that branch and bound may take for one configuration."""
 TABLE_NUMBERS = 4_000_000
 """Numbers of a table that are held at once: some tens of megabytes."""
 BISECTIONS = 40
@@ -80,6 +83,44 @@ def planned(
     chosen = seconds.argmin(axis=0)
     return ConfigGrid.from_configs(
         [variants[number].config(position) for position, number in enumerate(chosen.tolist())], grid.opened
+    )
+
+
+def refined(
+    job: TrainingJob,
+    cluster: Cluster,
+    runtime: RuntimeProfile,
+    grid: ConfigGrid,
+    parts: Sequence[str],
+    *,
+    memory_headroom: float,
+) -> ConfigGrid:
+    """The configurations with the stages that branch and bound proves best, where that is predicted to be faster [n].
+
+    Of layers that are unlike, and of stages of which some recompute, a cut by pace alone need not be the best.
+    """
+    if "layers" not in parts:
+        return grid
+    found = []
+    for config in (grid.config(position) for position in range(len(grid))):
+        best = config
+        if 1 < config.pp * config.vpp <= job.model.num_layers and not config.assignment.micro_batches:
+            best, _ = best_stages(
+                job,
+                cluster,
+                runtime,
+                config,
+                memory_headroom=memory_headroom,
+                may_recompute="recomputed" in parts,
+                may_reorder="hosts" in parts,
+                limits=Limits(time_s=PROOF_S),
+            )
+        found.append(best)
+    proven = ConfigGrid.from_configs(found, grid.opened)
+    seconds = np.stack([_judged_s(job, cluster, runtime, each, memory_headroom) for each in (grid, proven)])
+    is_better = seconds[1] < seconds[0]
+    return ConfigGrid.from_configs(
+        [(proven if better else grid).config(at) for at, better in enumerate(is_better.tolist())], grid.opened
     )
 
 

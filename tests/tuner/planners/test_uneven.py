@@ -17,7 +17,9 @@ from costmodels.stage_tables import StageTables, stage_tables
 from costmodels.step_time import estimate_step
 from hardware.cluster import cluster_from_mapping, find_cluster
 from tests.costmodels.random_settings import grid_of, job_of
-from tuner.planners.uneven import PARTS, cut_layers, host_orders, planned, share_micro_batches
+from tuner.planners.outcome import Known
+from tuner.planners.stage_problem import best_stages
+from tuner.planners.uneven import PARTS, cut_layers, host_orders, planned, refined, share_micro_batches
 
 MEGATRON = find_runtime("megatron-core")
 TWO_KINDS = cluster_from_mapping(
@@ -182,3 +184,32 @@ def test_recomputing_some_layers_makes_room():
     assert 0 < sum(found.config(0).assignment.recomputed) < 80
     steps = [estimate_step(job, cluster, MEGATRON, each).step_time_s[0] for each in (found, full)]
     assert steps[0] < steps[1]
+
+
+def test_branch_and_bound_never_makes_a_plan_slower():
+    """Of layers with and without experts, under a tight memory, proven stages are at least as fast and fit."""
+    job = job_of("deepseek-v3", batch=256)
+    cluster = find_cluster("dgx-h200", hosts=64)
+    grid = grid_of(*[ParallelConfig(pp=pp, tp=2, dp=256 // pp, ep=16, mbs=1) for pp in (4, 8, 16)])
+    parts = ("layers", "recomputed")
+    found = planned(job, cluster, MEGATRON, grid, parts, memory_headroom=0.08)
+    proven = refined(job, cluster, MEGATRON, found, parts, memory_headroom=0.08)
+    before, after = (estimate_step(job, cluster, MEGATRON, each).step_time_s for each in (found, proven))
+    fits_before, fits_after = (estimate_memory(job, cluster, MEGATRON, each).fits(0.08) for each in (found, proven))
+
+    assert (fits_after | ~fits_before).all()
+    assert (after[fits_before] <= before[fits_before] * (1 + 1e-9)).all()
+
+
+def test_a_proof_places_stages_on_the_hosts_that_it_names():
+    """Branch and bound's stages stand on whole hosts of their kind, and its cost is near the closed form's."""
+    job, config = job_of(batch=128), ParallelConfig(pp=4, tp=8)
+    best, outcome = best_stages(job, TWO_KINDS, MEGATRON, config, memory_headroom=0.08)
+    hosts = best.assignment.hosts or tuple(range(4))
+    names = ["H100-SXM-80" if host < 2 else "A100-SXM-80" for host in hosts]
+
+    assert outcome.known is Known.OPTIMAL
+    assert [TWO_KINDS.devices[stage.kind].name for stage in outcome.best.solution.stages] == names
+    assert best.assignment.layers == tuple(stage.num_layers for stage in outcome.best.solution.stages)
+    closed_form_s = estimate_step(job, TWO_KINDS, MEGATRON, grid_of(best)).step_time_s[0]
+    assert outcome.best.cost == pytest.approx(closed_form_s, rel=0.08)
