@@ -146,6 +146,7 @@ class StageKinds:
         count: Stages of each kind [c].
         first: Number of the first of them [c].
         before: Stages of each kind that come before the first of another [c, c], the other's row.
+        kind_of_stage: The kind of every stage [pp].
     """
 
     blocks: FloatArray
@@ -154,6 +155,7 @@ class StageKinds:
     count: IntArray
     first: IntArray
     before: IntArray
+    kind_of_stage: IntArray
 
     def held(self, block: Block) -> FloatArray:
         """How many such blocks a stage of each kind holds [c, 1]."""
@@ -204,6 +206,7 @@ def stage_kinds(blocks: FloatArray, again: FloatArray, has_device: NDArray[np.bo
         count=is_kind.sum(axis=0),
         first=first,
         before=(np.cumsum(is_kind, axis=0) - is_kind)[first],
+        kind_of_stage=kind,
     )
 
 

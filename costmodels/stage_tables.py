@@ -122,6 +122,7 @@ def alternatives(blocks: FloatArray, again: FloatArray, has_device: NDArray[np.b
         count=np.ones(len(blocks), dtype=np.int64),
         first=number,
         before=np.zeros((0, 0), dtype=np.int64),
+        kind_of_stage=number,
     )
 
 
