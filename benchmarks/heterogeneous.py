@@ -311,16 +311,22 @@ def slowed(cluster: Cluster, share: float) -> Cluster:
 
 
 def bands(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The bandwidths at which doubling tp costs what the paper says, and the gain of planning anew."""
+    """The bandwidths between which doubling tp costs what the paper says, and what planning anew gains at most.
+
+    Between two bandwidths the cost is taken to change evenly with the logarithm.
+    """
     for model in dict.fromkeys(row["model"] for row in rows):
         own = [row for row in rows if row["model"] == model]
-        inside = {
-            name: [row["bandwidth"] for row in own if least <= row["cost"] <= most]
-            for name, (least, most) in (("25% to 52%", LOW_BAND), ("2% to 8%", HIGH_BAND))
-        }
+        cost = np.minimum.accumulate([row["cost"] for row in own])[::-1]
+        log_share = np.log2([row["bandwidth"] for row in own])[::-1]
+        inside = {}
+        for name, (least, most) in (("25% to 52%", LOW_BAND), ("2% to 8%", HIGH_BAND)):
+            narrow, wide = (2.0 ** np.interp(limit, cost, log_share) for limit in (most, least))
+            is_reached = cost[0] <= most and cost[-1] >= least
+            inside[name] = f"{narrow:.2g} to {wide:.2g}" if is_reached else "not reached"
         yield {
             "model": model,
-            **{name: ", ".join(f"{share:g}" for share in shares) or "none" for name, shares in inside.items()},
+            **inside,
             "least cost": min(row["cost"] for row in own),
             "most cost": max(row["cost"] for row in own),
             "planning anew gains, at most": max(row["anew"] for row in own),
