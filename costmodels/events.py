@@ -157,10 +157,12 @@ class _Engine:
         self.since_s = [0.0] * num_tasks
         self.version = [0] * num_tasks
         self.is_working = [False] * num_tasks
+        self.is_free = [self._is_free(task) for task in range(num_tasks)]
         self.on_resource: list[set[int]] = [set() for _ in capacity]
         num_devices = 1 + max((device for devices in graph.devices for device in devices), default=NOTHING)
         self.on_device: list[set[int]] = [set() for _ in range(num_devices)]
         self.known_rates: dict[tuple[tuple[int, ...], tuple[float, ...]], list[float]] = {}
+        self.known_alone: dict[int, float] = {}
         self.heap: list[tuple[float, int, int, int]] = []
         self.num_pushed = 0
 
@@ -173,7 +175,7 @@ class _Engine:
             now_s, _, task, version = heapq.heappop(self.heap)
             if version != self.version[task]:
                 continue
-            if self.is_working[task] or self._is_free(task):
+            if self.is_working[task] or self.is_free[task]:
                 self._end(task, now_s)
             else:
                 self._work(task, now_s)
@@ -192,7 +194,7 @@ class _Engine:
     def _begin(self, task: int, now_s: float) -> None:
         self.start_s[task] = now_s
         latency_s = self.graph.latency_s[task]
-        if self._is_free(task):
+        if self.is_free[task]:
             self._push(now_s + latency_s + self.left_s[task], task)
         elif latency_s > 0:
             self._push(now_s + latency_s, task)
@@ -236,9 +238,11 @@ class _Engine:
 
     def _beside(self, task: int) -> set[int]:
         """The other tasks at work on its links and devices."""
-        places = [self.on_resource[resource] for resource, _ in self.uses[task]]
-        places += [self.on_device[device] for device in self.graph.devices[task]]
-        found = set().union(*[place for place in places if len(place) > 1 or task not in place])
+        found: set[int] = set()
+        for resource, _ in self.uses[task]:
+            found |= self.on_resource[resource]
+        for device in self.graph.devices[task]:
+            found |= self.on_device[device]
         found.discard(task)
         return found
 
@@ -272,7 +276,8 @@ class _Engine:
         limits = [1.0] * len(members)
         if self.harm:
             for at, task in enumerate(members):
-                others = max((len(self.on_device[device] - {task}) for device in self.graph.devices[task]), default=0)
+                places = [self.on_device[device] for device in self.graph.devices[task]]
+                others = max([len(place) - (task in place) for place in places], default=0)
                 limits[at] = 1.0 / (1.0 + self.harm * others)
         uses = [self.uses[task] for task in members]
         key = (tuple(map(id, uses)), tuple(limits))
@@ -282,7 +287,11 @@ class _Engine:
 
     def _rate_alone(self, task: int) -> float:
         """The same where nothing is at work beside it."""
-        return min([1.0, *(self.capacity[resource] / amount for resource, amount in self.uses[task] if amount > 0)])
+        uses = self.uses[task]
+        key = id(uses)
+        if key not in self.known_alone:
+            self.known_alone[key] = min([1.0, *(self.capacity[place] / amount for place, amount in uses if amount > 0)])
+        return self.known_alone[key]
 
     def _share(self, task: int, now_s: float) -> list[int]:
         """Gives new rates to the task and all around it; returns these."""

@@ -181,6 +181,7 @@ class _Writer:
         self.resources: dict[tuple[str, int, int, int], int] = {}
         self.ways: dict[tuple[Message, tuple[tuple[int, int, int], ...]], tuple[Route, ...]] = {}
         """What messages take of their links; the same object for equal ones."""
+        self.gradients_kind = stages[0][0].gradients_kind
         self.ends: dict[tuple[int, int, int, int], int] = {}
         """The last task of a pass, by kind of replicas, kind of pass, micro-batch and virtual stage."""
         self.begins: dict[tuple[int, int, int, int], int] = {}
@@ -307,9 +308,9 @@ class _Writer:
                 is_first = pass_kind == Kind.FORWARD and (stage, chunk) not in seen
                 if is_first:
                     seen.add((stage, chunk))
-                if pass_kind == work.gradients_kind:
+                if pass_kind == self.gradients_kind:
                     remaining[chunk] -= 1
-                is_last = pass_kind == work.gradients_kind and not remaining[chunk]
+                is_last = pass_kind == self.gradients_kind and not remaining[chunk]
                 needs = gathers[stage] if is_first else {}
                 last = self._pass(kind, stage, pass_kind, micro_batch, chunk, last, needs, is_last=is_last)
 
@@ -383,7 +384,7 @@ class _Writer:
             return end
         share = sum(work.weight_share[chunk])
         message = work.each_gather.scaled(share)
-        if pass_kind == work.gradients_kind:
+        if pass_kind == self.gradients_kind:
             after = work.each_scatter.scaled(share)
             message = Message(
                 seconds=message.seconds + after.seconds,

@@ -8,6 +8,7 @@ Letters: p stages, v virtual stages.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -69,6 +70,7 @@ class StageWork:
         device: Name of the device that sets its pace.
         chunks: The pieces of each of its virtual stages, and whether each is recomputed in full.
         programs: The program of each piece in each kind of pass, and of the same with its layer recomputed in full.
+        program_s: What each program takes its device.
         overlap_efficiency: Of the runtime.
         stretch: Time of a pass over that of its device: launches of the host take the rest.
         accumulation_s: What summing up the gradients of each piece of each chunk adds.
@@ -94,6 +96,7 @@ class StageWork:
     device: str
     chunks: tuple[tuple[tuple[Piece, bool], ...], ...]
     programs: Mapping[tuple[Piece, bool, Kind], Program]
+    program_s: Mapping[tuple[Piece, bool, Kind], float]
     overlap_efficiency: float
     stretch: float
     accumulation_s: tuple[tuple[float, ...], ...]
@@ -122,7 +125,7 @@ class StageWork:
     def device_s(self, chunk: int, at: int, kind: Kind) -> float:
         """What a piece takes its device in a pass."""
         piece, again = self.chunks[chunk][at]
-        seconds = sum(s.duration_s(self.overlap_efficiency) for s in self.programs[piece, again, kind])
+        seconds = self.program_s[piece, again, kind]
         return seconds + (self.accumulation_s[chunk][at] if kind == self.gradients_kind else 0.0)
 
     def piece_s(self, chunk: int, at: int, kind: Kind) -> float:
@@ -138,22 +141,21 @@ class StageWork:
     def parts_s(self) -> dict[str, float]:
         """Where the time of one micro-batch's passes goes: kernels, exposed collectives by part, the host."""
         parts = {"compute": sum(map(sum, self.accumulation_s)), "pp": len(self.chunks) * 2 * self.begins_s}
-        for pieces in self.chunks:
-            for piece, again in pieces:
-                for kind in Kind:
-                    for segment in self.programs.get((piece, again, kind), ()):
-                        parts["compute"] += segment.kernels_s
-                        exposed = segment.duration_s(self.overlap_efficiency) - segment.kernels_s
-                        for work in segment.traffic:
-                            parts[work.part] = parts.get(work.part, 0.0) + exposed * work.seconds / segment.traffic_s
+        numbers = Counter(piece for pieces in self.chunks for piece in pieces)
+        for (piece, again, _), program in self.programs.items():
+            number = numbers[piece, again]
+            for segment in program if number else ():
+                parts["compute"] += number * segment.kernels_s
+                exposed = number * (segment.duration_s(self.overlap_efficiency) - segment.kernels_s)
+                for work in segment.traffic:
+                    parts[work.part] = parts.get(work.part, 0.0) + exposed * work.seconds / segment.traffic_s
         device_s = sum(parts.values()) - parts["pp"]
         return parts | {"host": (self.stretch - 1.0) * device_s}
 
     @property
     def gradients_kind(self) -> Kind:
         """The pass that computes the gradients of the weights."""
-        splits = any(kind == Kind.WEIGHTS for _, _, kind in self.programs)
-        return Kind.WEIGHTS if splits else Kind.BACKWARD
+        return Kind.WEIGHTS if (Piece.HEAD, False, Kind.WEIGHTS) in self.programs else Kind.BACKWARD
 
 
 def stage_works(
@@ -307,6 +309,7 @@ class _Builder:
         programs: _Programs,
     ) -> StageWork:
         job, runtime, grid = self.job, self.runtime, self.grid
+        overlap = runtime.overlap_efficiency
         pieces = [piece for chunk in chunks for piece, _ in chunk]
         held = np.array([_blocks_of(piece) for piece in pieces], dtype=np.float64).reshape(-1, len(BLOCKS))
         whole = held.sum(axis=0, keepdims=True)
@@ -326,7 +329,8 @@ class _Builder:
             device=self.cluster.devices[device].name,
             chunks=chunks,
             programs=programs,
-            overlap_efficiency=runtime.overlap_efficiency,
+            program_s={key: sum(s.duration_s(overlap) for s in program) for key, program in programs.items()},
+            overlap_efficiency=overlap,
             stretch=1.0,
             accumulation_s=_by_chunk(accumulation, chunks),
             begins_s=self._begins_s(groups),

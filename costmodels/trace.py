@@ -17,9 +17,9 @@ import numpy as np
 
 from costmodels.operators import FloatArray
 from costmodels.parallel import IntArray
-from costmodels.pass_program import Segment
+from costmodels.pass_program import Piece, Segment
 from costmodels.passes import Kind
-from costmodels.simulator import Label, Role, Simulation
+from costmodels.simulator import Role, Simulation
 from costmodels.stage_work import StageWork
 
 PASSES, COMPUTE, COMMUNICATION, WEIGHTS, TRANSFERS = range(5)
@@ -63,6 +63,15 @@ class _Template(NamedTuple):
     end_s: FloatArray
 
 
+class _PieceEvents(NamedTuple):
+    """Events of one piece in a pass; alike in all layers that are."""
+
+    name: IntArray
+    stream: IntArray
+    start_s: FloatArray
+    lasts_s: FloatArray
+
+
 def operator_events(simulation: Simulation) -> OperatorEvents:
     """The kernels and collectives of a simulated step."""
     return _Collector(simulation).collect()
@@ -74,16 +83,19 @@ class _Collector:
         self.pp = len(simulation.stages[0])
         self.names: dict[str, int] = {}
         self.templates: dict[tuple[int, int, int, int], _Template] = {}
+        self.pieces: dict[tuple[int, Piece, bool, int, float], _PieceEvents] = {}
 
     def collect(self) -> OperatorEvents:
-        timeline, columns = self.simulation.timeline, []
+        timeline = self.simulation.timeline
         members: dict[tuple[int, int, int, int, int], list[int]] = {}
+        others: list[int] = []
         for task, label in enumerate(self.simulation.labels):
             if label.role == Role.PASS:
                 key = (label.replicas, label.stage, label.virtual // self.pp, label.kind, label.piece)
                 members.setdefault(key, []).append(task)
             elif label.role != Role.BARRIER:
-                columns.append(self._single(task, label))
+                others.append(task)
+        columns = [self._single(others)]
         for (replicas, stage, chunk, kind, piece), tasks in members.items():
             template = self._template(self.simulation.stages[replicas][stage], chunk, Kind(kind), piece)
             start_s, end_s = timeline.start_s[tasks], timeline.end_s[tasks]
@@ -91,9 +103,9 @@ class _Collector:
             shape = (len(tasks), len(template.name))
             columns.append(
                 (
-                    np.broadcast_to(template.name, shape).ravel(),
+                    np.tile(template.name, len(tasks)),
                     np.full(shape, replicas * self.pp + stage).ravel(),
-                    np.broadcast_to(template.stream, shape).ravel(),
+                    np.tile(template.stream, len(tasks)),
                     (start_s[:, None] + scale[:, None] * template.start_s).ravel(),
                     (start_s[:, None] + scale[:, None] * template.end_s).ravel(),
                 )
@@ -106,18 +118,22 @@ class _Collector:
     def _number(self, name: str) -> int:
         return self.names.setdefault(name, len(self.names))
 
-    def _single(self, task: int, label: Label) -> tuple[Any, ...]:
-        """A message between stages, a collective over weights or the optimizer's step.
+    def _single(self, tasks: list[int]) -> tuple[Any, ...]:
+        """Messages between stages, collectives over weights and the optimizer's steps, each one event.
 
         What all replicas do together is shown on the first kind's device.
         """
-        stream = {Role.HOP: TRANSFERS, Role.OPTIMIZER: COMPUTE}.get(label.role, WEIGHTS)
+        streams = {Role.HOP: TRANSFERS, Role.OPTIMIZER: COMPUTE}
         names = {Role.HOP: "pp.send_recv", Role.OPTIMIZER: "optimizer", Role.GATHER: "weights.gather"}
-        name = names.get(label.role, "gradients.reduce")
-        device = max(label.replicas, 0) * self.pp + label.stage
+        labels = [self.simulation.labels[task] for task in tasks]
         timeline = self.simulation.timeline
-        row = (self._number(name), device, stream)
-        return (*(np.array([value]) for value in row), timeline.start_s[[task]], timeline.end_s[[task]])
+        return (
+            np.array([self._number(names.get(label.role, "gradients.reduce")) for label in labels], dtype=np.int64),
+            np.array([max(label.replicas, 0) * self.pp + label.stage for label in labels], dtype=np.int64),
+            np.array([streams.get(label.role, WEIGHTS) for label in labels], dtype=np.int64),
+            timeline.start_s[tasks],
+            timeline.end_s[tasks],
+        )
 
     def _template(self, work: StageWork, chunk: int, kind: Kind, piece: int) -> _Template:
         key = (id(work), chunk, kind, piece)
@@ -126,31 +142,37 @@ class _Collector:
         return self.templates[key]
 
     def _written(self, work: StageWork, chunk: int, kind: Kind, piece: int) -> _Template:
-        rows: list[tuple[int, int, float, float]] = []
-        now_s = work.begins_s
+        now_s, columns = work.begins_s, []
         for at in work.order(chunk, kind) if piece < 0 else (piece,):
-            held, again = work.chunks[chunk][at]
-            begin_s = now_s
+            events = self._piece(work, chunk, at, kind)
+            start_s = now_s + events.start_s
+            columns.append((events.name, events.stream, start_s, start_s + events.lasts_s))
+            now_s += work.piece_s(chunk, at, kind)
+        empty = (np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
+        return _Template(now_s, *(np.concatenate(column) for column in zip(*(columns or [empty]), strict=True)))
+
+    def _piece(self, work: StageWork, chunk: int, at: int, kind: Kind) -> _PieceEvents:
+        held, again = work.chunks[chunk][at]
+        accumulation_s = work.accumulation_s[chunk][at] if kind == work.gradients_kind else 0.0
+        key = (id(work), held, again, kind, accumulation_s)
+        if key not in self.pieces:
+            rows: list[tuple[int, int, float, float]] = []
             device_s = 0.0
             for segment in work.programs[held, again, kind]:
-                rows += self._segment(segment, work, begin_s, device_s)
+                rows += self._segment(segment, work, device_s)
                 device_s += segment.duration_s(work.overlap_efficiency)
-            if kind == work.gradients_kind and work.accumulation_s[chunk][at] > 0:
-                start_s = begin_s + work.stretch * device_s
-                rows.append((self._number(_ACCUMULATION), COMPUTE, start_s, start_s + work.accumulation_s[chunk][at]))
-            now_s += work.piece_s(chunk, at, kind)
-        name, stream, start, end = zip(*rows, strict=True) if rows else ((), (), (), ())
-        return _Template(
-            seconds=now_s,
-            name=np.array(name, dtype=np.int64),
-            stream=np.array(stream, dtype=np.int64),
-            start_s=np.array(start, dtype=np.float64),
-            end_s=np.array(end, dtype=np.float64),
-        )
+            if accumulation_s > 0:
+                rows.append((self._number(_ACCUMULATION), COMPUTE, work.stretch * device_s, accumulation_s))
+            name, stream, start_s, lasts_s = zip(*rows, strict=True) if rows else ((), (), (), ())
+            self.pieces[key] = _PieceEvents(
+                name=np.array(name, dtype=np.int64),
+                stream=np.array(stream, dtype=np.int64),
+                start_s=np.array(start_s, dtype=np.float64),
+                lasts_s=np.array(lasts_s, dtype=np.float64),
+            )
+        return self.pieces[key]
 
-    def _segment(
-        self, segment: Segment, work: StageWork, begin_s: float, device_s: float
-    ) -> Iterator[tuple[int, int, float, float]]:
+    def _segment(self, segment: Segment, work: StageWork, device_s: float) -> Iterator[tuple[int, int, float, float]]:
         """The events of a segment that begins `device_s` after the piece, on the device's own clock.
 
         While both streams are at work, each is slower.
@@ -166,8 +188,7 @@ class _Collector:
             for one in works:
                 start_s, end_s = at(done_s), at(done_s + one.seconds)
                 done_s += one.seconds
-                started_s = begin_s + work.stretch * start_s
-                yield self._number(one.name), stream, started_s, started_s + (end_s - start_s)
+                yield self._number(one.name), stream, work.stretch * start_s, end_s - start_s
 
 
 def chrome_trace(simulation: Simulation) -> str:
