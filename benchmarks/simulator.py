@@ -1,0 +1,398 @@
+"""The event simulator beside the closed form, and how fast it is.
+
+    python -m benchmarks.simulator [--json]
+
+Agreement: both predict the same feasible configurations, drawn with a seed from the spaces of the studies, about
+equally many of each; a difference is the simulator's step time over the closed form's, less one. Where they are more
+than 2% apart, both predict the configuration again without one thing that they count differently, each in turn, and
+without all of them: the cause of a difference is the one without which least of it is left.
+
+Speed: `simulate_step` and `operator_events` together, the median of some repetitions in one process on one thread.
+Progress goes to stderr; exit status 2 is a mistake in what was given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from benchmarks.timing import answer, count_at_least, median_s, publish, tell
+from benchmarks.workers import mapper
+from costmodels.breakdown import BREAKDOWN
+from costmodels.job import TrainingJob
+from costmodels.kernels import CollectiveTime, collective_s
+from costmodels.memory import MemoryEstimate
+from costmodels.operators import Collective, FloatArray
+from costmodels.parallel import DEGREES, ConfigGrid, ParallelConfig
+from costmodels.runtime import RuntimeProfile
+from costmodels.simulator import simulate_step
+from costmodels.step_time import estimate_step
+from costmodels.trace import operator_events
+from hardware.cluster import Cluster, find_cluster
+from hardware.errors import ConfigError
+from tuner.config import load_study
+from tuner.rules import Setting
+
+FOLDER = Path(__file__).resolve().parents[1] / "configs" / "studies"
+STUDIES = (*sorted(FOLDER.glob("*.yaml")), *sorted((FOLDER / "flexparallel").glob("*.yaml")))
+LARGE_STUDY = FOLDER / "flexparallel" / "pangu-135b-8192.yaml"
+
+NEAR = 0.02
+"""A difference that needs no cause."""
+QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
+NUM_LARGEST = 20
+AT_ONCE = 8
+"""Configurations that a worker takes together."""
+
+LITTLE_VOCABULARY = 64
+"""Words of a model whose head is nothing beside a layer."""
+
+GATHERS = ("weights.all_gather", "expert_weights.all_gather")
+GRADIENTS = ("weights.", "expert_weights.", "copies.", "expert_copies.", "tied.")
+MESSAGES = ("pp.",)
+CAUSES = ("unequal stages", "messages", "gathers", "gradients")
+"""What both count differently.
+
+- unequal stages: the head, and layers that virtual stages cannot share equally. The closed form waits for the slowest
+  stage in every pass, and for each of the others once.
+- messages between stages: those that the closed form hides, and what shares their links.
+- gathers: weights that come back before the first passes, and slow these down on every stage.
+- gradients: how much of them later stages, and chunks that end early, reduce before the first stage's last pass.
+"""
+
+CLASSES: Mapping[str, Callable[[ParallelConfig], bool]] = {
+    "pp = 1": lambda config: config.pp == 1,
+    "pp > 1, vpp = 1": lambda config: config.pp > 1 and config.vpp == 1,
+    "vpp > 1": lambda config: config.vpp > 1,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compared:
+    """One configuration as both predict it.
+
+    Attributes:
+        study: Name of its study.
+        config: The configuration.
+        step_time_s: The simulator's.
+        difference: That over the closed form's, less one; None where its schedule cannot be had.
+        parts: The difference by BREAKDOWN, each over the closed form's step time.
+        left: The difference without each of CAUSES and without "all"; empty where it is small.
+    """
+
+    study: str
+    config: ParallelConfig
+    step_time_s: float = 0.0
+    difference: float | None = None
+    parts: Mapping[str, float]
+    left: Mapping[str, float]
+
+    @property
+    def cause(self) -> str:
+        """That without which least is left."""
+        return min(CAUSES, key=lambda cause: abs(self.left[cause]))
+
+    @property
+    def part(self) -> str:
+        """The part of the breakdown that differs most."""
+        return max(BREAKDOWN, key=lambda part: abs(self.parts[part]))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Task:
+    study: Path
+    positions: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Feasible:
+    name: str
+    setting: Setting
+    grid: ConfigGrid
+    memory: MemoryEstimate
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the tables; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.simulator",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--configs", type=count_at_least(1), default=1000, help="configurations to compare (1000)")
+    parser.add_argument("--seed", type=count_at_least(0), default=0, help="of their draw (0)")
+    parser.add_argument("--studies", nargs="+", type=Path, default=list(STUDIES), metavar="YAML", help="where from")
+    parser.add_argument("--repeats", type=count_at_least(1), default=5, help="repetitions of each timing (5)")
+    parser.add_argument("--workers", type=count_at_least(1), default=2, help="processes that compare (2)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return answer("simulator", parser.parse_args(argv), measure, show)
+
+
+def measure(given: argparse.Namespace) -> dict[str, Any]:
+    """Agreement and speed."""
+    with threadpool_limits(1):
+        speed = [_speed_row(*case, given.repeats) for case in _speed_cases()]
+    tasks = list(_drawn(given.studies, given.configs, given.seed))
+    total = sum(len(task.positions) for task in tasks)
+    begin_s = time.perf_counter()
+    found: list[Compared] = []
+    with mapper(given.workers) as each:
+        for number, compared in enumerate(each(_compare, tasks)):
+            found += compared
+            if number % 10 == 9:
+                tell(f"{len(found)} of {total}: {time.perf_counter() - begin_s:.0f} s")
+    return {"seed": given.seed, "seconds": time.perf_counter() - begin_s, **agreement(found), "speed": speed}
+
+
+def agreement(found: Sequence[Compared]) -> dict[str, Any]:
+    """The figures of configurations that both predicted."""
+    known = [one for one in found if one.difference is not None]
+    if not known:
+        raise ConfigError("hold no configuration that can be simulated", key="--studies")
+    differences = _differences(known)
+    largest = sorted(known, key=lambda one: -abs(one.difference or 0.0))[:NUM_LARGEST]
+    return {
+        "configurations": len(known),
+        "without_schedule": len(found) - len(known),
+        "studies": dict(Counter(one.study for one in known)),
+        "quantiles": {f"{share:g}": float(np.quantile(differences, share)) for share in QUANTILES},
+        "within_2pct": float(np.mean(np.abs(differences) <= NEAR)),
+        "classes": [
+            _class_row(name, [one for one in known if belongs(one.config)])
+            for name, belongs in {**CLASSES, "all": lambda _: True}.items()
+        ],
+        "largest": [_largest_row(one) for one in largest],
+    }
+
+
+def _differences(found: Sequence[Compared]) -> FloatArray:
+    return np.array([one.difference for one in found], dtype=np.float64)
+
+
+def _class_row(name: str, found: Sequence[Compared]) -> dict[str, Any]:
+    """A class: how far apart, and how many of the differences beyond NEAR have each cause."""
+    apart = np.abs(_differences(found))
+    far = [one for one in found if one.left]
+    causes = Counter(one.cause for one in far)
+    return {
+        "class": name,
+        "configurations": len(found),
+        "median": float(np.median(apart)) if len(apart) else None,
+        "p95": float(np.quantile(apart, 0.95)) if len(apart) else None,
+        "largest": float(apart.max()) if len(apart) else None,
+        "within_2pct": float(np.mean(apart <= NEAR)) if len(apart) else None,
+        "beyond": len(far),
+        **{cause: causes[cause] for cause in CAUSES},
+        "largest_without_all": max((abs(one.left["all"]) for one in far), default=None),
+    }
+
+
+def _largest_row(one: Compared) -> dict[str, Any]:
+    assert one.difference is not None, "what cannot be simulated does not differ"
+    return {
+        "study": one.study,
+        "config": one.config.values(DEGREES),
+        "difference": one.difference,
+        "part": one.part,
+        "of_part": one.parts[one.part],
+        "cause": one.cause if one.left else None,
+        "without": dict(one.left),
+    }
+
+
+def _drawn(studies: Sequence[Path], count: int, seed: int) -> Iterator[_Task]:
+    """Feasible configurations of every study, about equally many of each: small ones give all that they have."""
+    sizes = []
+    for path in studies:
+        sizes.append(len(_feasible(path).grid))
+        tell(f"{_feasible(path).name}: {sizes[-1]:,} feasible configurations")
+    left, numbers = min(count, sum(sizes)), [0] * len(sizes)
+    while left:
+        open_at = [at for at, size in enumerate(sizes) if numbers[at] < size]
+        for at in open_at[:left]:
+            more = min(max(left // len(open_at), 1), sizes[at] - numbers[at])
+            numbers[at] += more
+            left -= more
+    for number, (path, size) in enumerate(zip(studies, sizes, strict=True)):
+        chosen = np.random.default_rng([seed, number]).choice(size, numbers[number], replace=False)
+        for start in range(0, len(chosen), AT_ONCE):
+            yield _Task(study=path, positions=tuple(chosen[start : start + AT_ONCE].tolist()))
+
+
+@lru_cache(maxsize=32)
+def _feasible(path: Path) -> _Feasible:
+    """The candidates of a study that are predicted to fit."""
+    study = load_study(path)
+    space = study.space()
+    fits = np.flatnonzero(space.memory.fits(study.options.memory_headroom))
+    return _Feasible(name=path.stem, setting=study.setting, grid=space.grid.take(fits), memory=space.memory.take(fits))
+
+
+def _compare(task: _Task) -> list[Compared]:
+    known = _feasible(task.study)
+    return [
+        compared(known.name, known.setting, known.grid.config(at), known.memory.take(np.array([at])))
+        for at in task.positions
+    ]
+
+
+def compared(study: str, setting: Setting, config: ParallelConfig, memory: MemoryEstimate) -> Compared:
+    """One configuration as both predict it, with the causes of a difference beyond NEAR."""
+    job, runtime = setting.job, setting.runtime
+
+    def both(
+        job: TrainingJob = job, runtime: RuntimeProfile = runtime, time: CollectiveTime = collective_s
+    ) -> tuple[float, float, dict[str, float]]:
+        return _both(job, setting.cluster, runtime, config, memory, time)
+
+    try:
+        step_time_s, difference, parts = both()
+    except ValueError:
+        return Compared(study=study, config=config, parts={}, left={})
+    left = {}
+    if abs(difference) > NEAR:
+        equal = _equal(job, runtime, config)
+        left = {
+            "unequal stages": both(*equal)[1],
+            "messages": both(time=_without(MESSAGES))[1],
+            "gathers": both(time=_without(GATHERS))[1],
+            "gradients": both(time=_without(GRADIENTS, GATHERS))[1],
+            "all": both(*equal, _without(MESSAGES + GRADIENTS))[1],
+        }
+    return Compared(study=study, config=config, step_time_s=step_time_s, difference=difference, parts=parts, left=left)
+
+
+def _both(
+    job: TrainingJob,
+    cluster: Cluster,
+    runtime: RuntimeProfile,
+    config: ParallelConfig,
+    memory: MemoryEstimate,
+    collective_time: CollectiveTime,
+) -> tuple[float, float, dict[str, float]]:
+    """The simulated step, its difference, and that by part."""
+    grid = ConfigGrid.from_configs([config])
+    simulated = simulate_step(job, cluster, runtime, config, collective_time=collective_time, memory=memory)
+    estimate = estimate_step(job, cluster, runtime, grid, collective_time=collective_time, memory=memory)
+    estimated_s = float(estimate.step_time_s[0])
+    parts = {
+        part: (simulated.breakdown_s[part] - float(seconds[0])) / estimated_s
+        for part, seconds in estimate.breakdown_s.items()
+    }
+    return simulated.step_time_s, simulated.step_time_s / estimated_s - 1, parts
+
+
+def _equal(job: TrainingJob, runtime: RuntimeProfile, config: ParallelConfig) -> tuple[TrainingJob, RuntimeProfile]:
+    """The same with as many layers in every virtual stage, and next to no head."""
+    num_virtual = config.pp * config.vpp
+    layers = -(-job.model.num_layers // num_virtual) * num_virtual
+    model = replace(job.model, num_layers=layers, vocab_size=LITTLE_VOCABULARY)
+    return replace(job, model=model), replace(runtime, layer_padding=1, layer_split="even")
+
+
+def _without(names: tuple[str, ...], but: tuple[str, ...] = ()) -> CollectiveTime:
+    """The time of collectives of which some, whose names begin so, take none."""
+
+    def seconds(collective: Collective) -> FloatArray:
+        own_s = collective_s(collective)
+        is_none = collective.name.startswith(names) and not collective.name.startswith(but or "\0")
+        return np.zeros_like(own_s) if is_none else own_s
+
+    return seconds
+
+
+def _speed_cases() -> Iterator[tuple[str, Setting, ParallelConfig]]:
+    """Configurations in which nothing contends, then the largest study's expert's and others on as many devices."""
+    study = load_study(LARGE_STUDY)
+    assert study.expert is not None, "the study names it"
+    setting, expert = study.setting, study.expert
+    for pp, vpp in ((8, 1), (16, 1)):
+        # one replica, stages on hosts of their own: only tp inside the hosts, and messages one at a time
+        alone = replace(setting, cluster=find_cluster("ascend-910b", hosts=pp))
+        alone = replace(alone, job=replace(setting.job, global_batch_size=8 * pp))
+        yield "nothing contends", alone, replace(expert, pp=pp, vpp=vpp, dp=1, zero_stage=0)
+    yield "8,192 devices, the expert's", setting, expert
+    for pp, tp, vpp in ((8, 8, 1), (8, 4, 2), (16, 8, 1), (16, 8, 6), (32, 4, 3), (1, 8, 1)):
+        dp = setting.cluster.num_devices // (pp * tp)
+        yield "8,192 devices", setting, replace(expert, pp=pp, tp=tp, dp=dp, vpp=vpp)
+
+
+def _speed_row(name: str, setting: Setting, config: ParallelConfig, repeats: int) -> dict[str, Any]:
+    job, cluster, runtime = setting.job, setting.cluster, setting.runtime
+    simulation = simulate_step(job, cluster, runtime, config)
+    events = len(operator_events(simulation))
+    simulate_s = median_s(lambda: simulate_step(job, cluster, runtime, config), repeats)
+    events_s = median_s(lambda: operator_events(simulation), repeats)
+    seconds = simulate_s + events_s
+    return {
+        "case": name,
+        "config": config.values(DEGREES),
+        "tasks": len(simulation.labels),
+        "events": events,
+        "simulate_s": simulate_s,
+        "events_s": events_s,
+        "seconds": seconds,
+        "events_per_s": events / seconds,
+    }
+
+
+def show(figures: dict[str, Any]) -> None:
+    """The tables, each below its title."""
+    print(
+        f"{figures['configurations']:,} configurations (seed {figures['seed']}): simulator over closed form, less 1\n"
+    )
+    print("  ".join(f"{float(share):.0%}: {_percent(value)}" for share, value in figures["quantiles"].items()))
+    print(f"within 2%: {figures['within_2pct']:.1%}; without a schedule: {figures['without_schedule']}\n")
+    print("By class; of differences beyond 2% how many have which cause, and the largest without all of these\n")
+    publish(
+        [
+            row
+            | {name: _percent(row[name]) for name in ("median", "p95", "largest", "within_2pct")}
+            | {"largest_without_all": _percent(row["largest_without_all"])}
+            for row in figures["classes"]
+        ],
+        as_json=False,
+    )
+    print("\nThe largest differences; the part of the breakdown that differs most, and what is left without a cause\n")
+    publish([_in_words(row) for row in figures["largest"]], as_json=False)
+    print("\nSpeed on one thread, medians\n")
+    publish(
+        [
+            row | {"config": _degrees(row["config"]), "events_per_s": f"{row['events_per_s']:,.0f}"}
+            for row in figures["speed"]
+        ],
+        as_json=False,
+    )
+
+
+def _in_words(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "study": row["study"],
+        "config": _degrees(row["config"]),
+        "difference": _percent(row["difference"]),
+        "part": f"{row['part']} {_percent(row['of_part'])}",
+        "cause": row["cause"] or "-",
+        **{f"no {cause}": _percent(row["without"].get(cause)) for cause in (*CAUSES, "all")},
+    }
+
+
+def _degrees(config: Mapping[str, Any]) -> str:
+    """The degrees beyond 1."""
+    return " ".join(f"{name}{value}" for name, value in config.items() if value != 1) or "-"
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
