@@ -1,12 +1,13 @@
 """How far the cost model can be trusted: fits it on some measured runs and quotes its errors on others.
 
-    python -m benchmarks.fidelity --fit A.csv --quote B.csv [C.csv ...] [--json]
+    python -m benchmarks.fidelity --fit A.csv --quote B.csv [C.csv ...] [--model both] [--json]
 
 A fit begins with each profile as it was before it saw any run. Without `--fit` the shipped profiles are quoted. Beside
 each figure stands, in brackets, what a perfect model would score if repeated measurements of one configuration spread
-by `--noise`. Groups on unlike devices (`mixed:8xV100-SXM-16+12xT4-16`) stand in a table of their own too, each with the
-seconds that predicting and ranking its layouts took. Progress goes to stderr; exit status 2 is a mistake in what was
-given.
+by `--noise`. `--model simulator` quotes the event simulator in place of the closed form, `--model both` one beside the
+other, on the runs that both can predict; profiles are fitted with the closed form whichever is quoted. Groups on unlike
+devices (`mixed:8xV100-SXM-16+12xT4-16`) stand in a table of their own too, each with the seconds that predicting and
+ranking its layouts took. Progress goes to stderr; exit status 2 is a mistake in what was given.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.noise_floor import noise_floor
-from benchmarks.timing import USERS_MISTAKE, reasons, tell
+from benchmarks.simulated_runs import simulated, taken
+from benchmarks.timing import USERS_MISTAKE, count_at_least, reasons, tell
 from costmodels.calibration import Calibration, calibrate_all
 from costmodels.fidelity import UNCLEAN, Predictions, group_key, is_clean, judge, predict, settings_of
 from costmodels.measured import MeasuredRun, read_measured_and_skipped
@@ -32,6 +34,7 @@ from costmodels.runtime import RuntimeProfile, find_prior, find_runtime
 from hardware.errors import ConfigError
 
 SEED = 0
+CLOSED_FORM, SIMULATOR, BOTH = MODELS = ("closed_form", "simulator", "both")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,9 +59,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         if given.runtime is not None:
             find_runtime(given.runtime)
         quoted = _read(given.quote, raw=given.raw)
+        if given.most_per_group is not None:
+            quoted = _fewer(quoted, given.most_per_group)
         fits = _fit(given.fit, quoted.runs, given.runtime) if given.fit else {}
         result = quote(
-            quoted, {name: fit.profile for name, fit in fits.items()}, runtime=given.runtime, noise=given.noise
+            quoted,
+            {name: fit.profile for name, fit in fits.items()},
+            runtime=given.runtime,
+            noise=given.noise,
+            model=given.model,
         )
     except ConfigError as error:
         tell(f"fidelity: {error}")
@@ -84,6 +93,10 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--noise", type=_noise, default=0.09, help="standard deviation of the log of a repeated measurement (0.09)"
     )
+    parser.add_argument("--model", choices=MODELS, default=CLOSED_FORM, help=f"what predicts ({CLOSED_FORM})")
+    parser.add_argument(
+        "--most-per-group", type=count_at_least(1), metavar="N", help="quote N runs of each group at most, drawn"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser.parse_args(argv)
 
@@ -108,6 +121,16 @@ def _read(paths: Sequence[Path], *, raw: bool) -> Given:
     return Given(runs=kept, skipped=skipped, unclean=len(runs) - len(kept))
 
 
+def _fewer(given: Given, most: int) -> Given:
+    """At most so many runs of each group, drawn without regard to what they measured."""
+    positions: dict[tuple[Any, ...], list[int]] = {}
+    for position, run in enumerate(given.runs):
+        positions.setdefault(group_key(run), []).append(position)
+    rng = np.random.default_rng(SEED)
+    kept = sorted(at for own in positions.values() for at in rng.choice(own, min(most, len(own)), replace=False))
+    return replace(given, runs=tuple(given.runs[at] for at in kept))
+
+
 def _fit(paths: Sequence[Path], quoted: Sequence[MeasuredRun], runtime: str | None) -> dict[str, Calibration]:
     """One calibration for each runtime of the files' runs; what is quoted too is told."""
     given = _read(paths, raw=False)
@@ -129,39 +152,65 @@ def _identity(run: MeasuredRun) -> tuple[Any, ...]:
     return (*group_key(run), run.config, run.step_time_s)
 
 
-def quote(given: Given, profiles: Mapping[str, RuntimeProfile], *, runtime: str | None, noise: float) -> dict[str, Any]:
+def quote(
+    given: Given, profiles: Mapping[str, RuntimeProfile], *, runtime: str | None, noise: float, model: str = CLOSED_FORM
+) -> dict[str, Any]:
     """The figures of every group, of every source and of all runs together, with the noise's floor.
+
+    Under BOTH they are the closed form's, and the simulator's of the same runs stand under "simulator".
 
     Args:
         given: The runs to quote.
         profiles: Fitted profiles that replace the catalog's of the same name.
         runtime: Name of the profile to use whatever the source; None asks the table of sources.
         noise: Standard deviation of the logarithm of a repeated measurement.
+        model: One of MODELS.
 
     Raises:
         ConfigError: none of the runs can be predicted.
     """
     runs, settings, fallen = settings_of(given.runs, profiles, runtime)
-    skipped = Counter(given.skipped) + fallen
     if not runs:
-        raise ConfigError("none of the quoted runs can be predicted", nearest=reasons(skipped))
+        raise ConfigError("none of the quoted runs can be predicted", nearest=reasons(Counter(given.skipped) + fallen))
     tell(f"predicting {len(runs):,} runs")
-    predictions = predict(runs, settings)
+    quoted = {CLOSED_FORM: predict(runs, settings)}
+    if model != CLOSED_FORM:
+        kept, quoted[SIMULATOR], unfit = simulated(runs, settings, quoted[CLOSED_FORM])
+        quoted[CLOSED_FORM] = taken(quoted[CLOSED_FORM], np.array(kept, dtype=np.int64))
+        runs, fallen = [runs[position] for position in kept], fallen + unfit
+        if not runs:
+            raise ConfigError("none of the quoted runs can be simulated", nearest=reasons(fallen))
+    skipped = Counter(given.skipped) + fallen
+    figures = {
+        name: _figures(runs, predictions, noise, {"skipped": dict(skipped), "unclean": given.unclean})
+        for name, predictions in quoted.items()
+    }
+    shown = figures[SIMULATOR if model == SIMULATOR else CLOSED_FORM]
+    beside = {SIMULATOR: figures[SIMULATOR]} if model == BOTH else {}
+    return {**shown, "unlike": _unlike(given.runs, profiles, runtime, model), "model": model, **beside}
+
+
+def _figures(
+    runs: Sequence[MeasuredRun], predictions: Predictions, noise: float, told: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Those of every group, of all runs, to which is added what else is `told`, and of every source."""
     groups, overall = judge(runs, predictions)
-    overall |= {"skipped": dict(skipped), "unclean": given.unclean, "noise_floor": _floor(runs, noise)}
-    sources = sorted({run.source for run in runs})
     return {
         "groups": [_group_json(group) for group in groups],
-        "overall": overall,
-        "by_source": [_source_json(source, runs, predictions, noise) for source in sources],
-        "unlike": _unlike(given.runs, profiles, runtime),
+        "overall": {**overall, **told, "noise_floor": _floor(runs, noise)},
+        "by_source": [
+            _source_json(source, runs, predictions, noise) for source in sorted({run.source for run in runs})
+        ],
     }
 
 
 def _unlike(
-    runs: Sequence[MeasuredRun], profiles: Mapping[str, RuntimeProfile], runtime: str | None
+    runs: Sequence[MeasuredRun], profiles: Mapping[str, RuntimeProfile], runtime: str | None, model: str
 ) -> list[dict[str, Any]]:
-    """The figures of every group on unlike devices, and `rank_s`: from its runs to their order, cluster included."""
+    """The figures of every group on unlike devices, and `rank_s`: from its runs to their order, cluster included.
+
+    Only SIMULATOR quotes the simulator here.
+    """
     of_group: dict[tuple[Any, ...], list[MeasuredRun]] = {}
     for run in runs:
         if run.device.lower().lstrip().startswith("mixed:"):
@@ -172,7 +221,13 @@ def _unlike(
         known, settings, _ = settings_of(own, profiles, runtime)
         if not known:
             continue
-        (group,), _ = judge(known, predict(known, settings))
+        predictions = predict(known, settings)
+        if model == SIMULATOR:
+            kept, predictions, _ = simulated(known, settings, predictions)
+            known = [known[position] for position in kept]
+            if not known:
+                continue
+        (group,), _ = judge(known, predictions)
         rank_s = time.perf_counter() - start_s
         hosts = [f"{each.hosts} x {each.devices_per_host} {each.device.name}" for each in settings[0].cluster.groups]
         found.append({**_group_json(group), "hosts": hosts, "rank_s": rank_s})
@@ -186,14 +241,7 @@ def _floor(runs: Sequence[MeasuredRun], noise: float) -> dict[str, Any]:
 def _source_json(source: str, runs: Sequence[MeasuredRun], predictions: Predictions, noise: float) -> dict[str, Any]:
     at = np.array([position for position, run in enumerate(runs) if run.source == source])
     own = [runs[position] for position in at]
-    _, figures = judge(
-        own,
-        Predictions(
-            step_time_s=predictions.step_time_s[at],
-            peak_memory_bytes=predictions.peak_memory_bytes[at],
-            fits=predictions.fits[at],
-        ),
-    )
+    _, figures = judge(own, taken(predictions, at))
     return {"source": source, **figures, "noise_floor": _floor(own, noise)}
 
 
@@ -242,6 +290,8 @@ def _print(result: Mapping[str, Any]) -> None:
         f"In brackets: what a perfect model would score if repeated measurements spread by {noise:.0%}. Tau and regret "
         "are those of groups of at least 5 configurations."
     )
+    if SIMULATOR in result:
+        _print_beside(result, result[SIMULATOR])
     if result["unlike"]:
         _print_unlike(result["unlike"])
     wrong = overall["best_called_infeasible"]
@@ -250,6 +300,60 @@ def _print(result: Mapping[str, Any]) -> None:
         print(f"{overall['unclean']:,} runs tagged {', '.join(UNCLEAN)} were left out")
     for reason, count in overall["skipped"].items():
         print(f"skipped {count:,}: {reason}")
+
+
+BESIDE = (
+    ("median_ape", "median error"),
+    ("mean_ape", "mean error"),
+    ("p90_ape", "90th perc."),
+    ("bias", "bias"),
+    ("median_tau", "median tau"),
+    ("median_regret", "median regret"),
+    ("mean_regret", "mean regret"),
+)
+"""What is shown of a source as the closed form has it and, behind a bar, the simulator."""
+
+BESIDE_IN_GROUPS = (
+    ("median_ape", "median error"),
+    ("tau", "tau"),
+    ("spearman", "Spearman"),
+    ("rank_of_best", "rank of best"),
+    ("regret", "regret"),
+)
+"""The same of a group."""
+
+
+def _print_beside(closed_form: Mapping[str, Any], simulator: Mapping[str, Any]) -> None:
+    """Sources and ranked groups, each figure of the closed form beside that of the simulator."""
+    print("\nThe closed form | the event simulator")
+    pairs = [*zip(closed_form["by_source"], simulator["by_source"], strict=True)]
+    pairs.append((closed_form["overall"] | {"source": "all"}, simulator["overall"]))
+    lines = [[one["source"], f"{one['n']:,}", *(_pair(one, other, key) for key, _ in BESIDE)] for one, other in pairs]
+    _print_table(["source", "runs", *(title for _, title in BESIDE)], lines)
+    ranked = [
+        pair for pair in zip(closed_form["groups"], simulator["groups"], strict=True) if pair[0]["tau"] is not None
+    ]
+    if not ranked:
+        return
+    print()
+    lines = [
+        [
+            f"{one['source']}: {one['model']}, {one['devices']} {one['device']}, {one['sequence_length']} tokens, "
+            f"batch {one['global_batch_size']}",
+            str(one["num_configs"]),
+            *(_pair(one, other, key) for key, _ in BESIDE_IN_GROUPS),
+        ]
+        for one, other in ranked
+    ]
+    _print_table(["group", "layouts", *(title for _, title in BESIDE_IN_GROUPS)], lines)
+    print()
+
+
+def _pair(one: Mapping[str, Any], other: Mapping[str, Any], key: str) -> str:
+    if key == "rank_of_best":
+        return f"{one[key]} | {other[key]}"
+    is_share = key not in ("median_tau", "tau", "spearman")
+    return f"{_shown(one[key], is_share=is_share)} | {_shown(other[key], is_share=is_share)}"
 
 
 def _print_unlike(groups: Sequence[Mapping[str, Any]]) -> None:

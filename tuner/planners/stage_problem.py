@@ -180,7 +180,8 @@ class _Figures:
         if in_flight[0] == in_flight[-1]:
             # nothing tells weights and activations apart, and nothing needs to
             kept = self.layer_bytes[0] / in_flight[0]
-            return np.asarray(kept if not again else kept - (self.layer_bytes[0] - self.again_bytes[0]) / in_flight[0])
+            saved = np.maximum(self.layer_bytes[0] - self.again_bytes[0], 0.0) / in_flight[0]
+            return np.asarray(kept - saved if again else kept)
         return np.asarray((needed[0] - needed[1]) / (in_flight[0] - in_flight[-1]))
 
     def again_once_bytes(self, in_flight: FloatArray) -> float:
