@@ -410,7 +410,7 @@ class _Writer:
         num_virtual = self.pp * self.config.vpp
         if num_virtual == 1:
             return
-        waits = self.config.vpp > 1 and not self.runtime.overlaps_p2p
+        waits = not self.runtime.overlaps_p2p
         for (replicas, number, micro_batch, virtual), begin in list(self.begins.items()):
             if replicas != kind:
                 continue

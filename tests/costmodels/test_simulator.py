@@ -168,6 +168,18 @@ def test_gradients_and_messages_share_a_nic():
     assert seconds.max() > 1.5 * seconds.min()
 
 
+def test_messages_that_wait_for_their_receiver_cost_every_micro_batch():
+    """Where messages do not run beside compute, a micro-batch pays for one hop: both ways are taken at once."""
+    job, cluster = job_of(batch=64, vocab_size=64), find_cluster("v100-pcie", hosts=4)
+    job, config = replace(job, precision="fp16"), ParallelConfig(pp=4, tp=8)
+    waits, hides = (
+        simulate_step(job, cluster, replace(MEGATRON, overlaps_p2p=overlaps, straggler_share=0.0), config)
+        for overlaps in (False, True)
+    )
+
+    assert waits.step_time_s - hides.step_time_s == pytest.approx(64 * waits.stages[0][0].forward_hop.seconds, rel=0.05)
+
+
 def test_a_later_stage_reduces_its_gradients_in_the_bubble():
     """The last stage's gradients are on their way while the first stage still computes."""
     found = simulate_step(
