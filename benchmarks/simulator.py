@@ -57,16 +57,18 @@ LITTLE_VOCABULARY = 64
 """Words of a model whose head is nothing beside a layer."""
 
 GATHERS = ("weights.all_gather", "expert_weights.all_gather")
-GRADIENTS = ("weights.", "expert_weights.", "copies.", "expert_copies.", "tied.")
+WEIGHTS = ("weights.", "expert_weights.", "copies.", "expert_copies.", "tied.")
 MESSAGES = ("pp.",)
 CAUSES = ("unequal stages", "messages", "gathers", "gradients")
 """What both count differently.
 
-- unequal stages: the head, and layers that virtual stages cannot share equally. The closed form waits for the slowest
-  stage in every pass, and for each of the others once.
-- messages between stages: those that the closed form hides, and what shares their links.
-- gathers: weights that come back before the first passes, and slow these down on every stage.
-- gradients: how much of them later stages, and chunks that end early, reduce before the first stage's last pass.
+- unequal stages: the head, and layers that virtual stages cannot share equally. The closed form waits once for all that
+  the other stages do, as a slowest stage at the end does; one in front runs forward passes meanwhile.
+- messages between stages: they slow down collectives of layers on the same links. What is not hidden, the closed form
+  counts for either way, though both are taken at once.
+- gathers of weights beside the first passes.
+- gradients: the last backward pass of every stage is slower beside their reduction, for which the closed form charges
+  one stage; and chunks that end early reduce theirs sooner, where it hides them beside one backward pass alone.
 """
 
 CLASSES: Mapping[str, Callable[[ParallelConfig], bool]] = {
@@ -139,9 +141,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
     """Agreement and speed."""
+    tasks = list(_drawn(given.studies, given.configs, given.seed))
     with threadpool_limits(1):
         speed = [_speed_row(*case, given.repeats) for case in _speed_cases()]
-    tasks = list(_drawn(given.studies, given.configs, given.seed))
     total = sum(len(task.positions) for task in tasks)
     begin_s = time.perf_counter()
     found: list[Compared] = []
@@ -265,8 +267,8 @@ def compared(study: str, setting: Setting, config: ParallelConfig, memory: Memor
             "unequal stages": both(*equal)[1],
             "messages": both(time=_without(MESSAGES))[1],
             "gathers": both(time=_without(GATHERS))[1],
-            "gradients": both(time=_without(GRADIENTS, GATHERS))[1],
-            "all": both(*equal, _without(MESSAGES + GRADIENTS))[1],
+            "gradients": both(time=_without(WEIGHTS, but=GATHERS))[1],
+            "all": both(*equal, _without(MESSAGES + WEIGHTS))[1],
         }
     return Compared(study=study, config=config, step_time_s=step_time_s, difference=difference, parts=parts, left=left)
 

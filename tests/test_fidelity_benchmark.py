@@ -108,6 +108,50 @@ def test_runs_that_were_fitted_too_are_told(write, capsys):
     assert "6 of the quoted runs were fitted too" in capsys.readouterr().err
 
 
+def test_the_simulator_stands_beside_the_closed_form(quoted, write):
+    """Both are judged on the same runs; `--model simulator` alone has the figures that stand beside."""
+    file = write("runs.csv", *RUNS, FAILED)
+    plain, both, alone = (quoted("--quote", file, "--model", name) for name in ("closed_form", "both", "simulator"))
+
+    assert both["by_source"] == plain["by_source"]
+    assert "simulator" not in plain
+    assert both["simulator"].keys() == {"groups", "overall", "by_source"}
+    assert both["simulator"]["overall"] == alone["overall"]
+    assert both["simulator"]["overall"]["median_ape"] != both["overall"]["median_ape"]
+    # what fits and what it needs does not depend on the model of time
+    assert both["simulator"]["overall"]["ok_called_feasible"] == both["overall"]["ok_called_feasible"]
+    assert both["simulator"]["overall"]["memory_median_ape"] == both["overall"]["memory_median_ape"]
+
+
+def test_runs_without_a_schedule_are_counted(quoted, write):
+    """A run whose micro-batches make no equal rounds is left out of both, and named with its source."""
+    strange = {**RUNS[0], "tp": 2, "pp": 4, "dp": 1, "vpp": 2, "gbs": 9}
+    told = quoted("--quote", write("runs.csv", *RUNS, strange), "--model", "both")
+
+    assert told["overall"]["n"] == told["simulator"]["overall"]["n"] == 6
+    (reason,) = told["overall"]["skipped"]
+    assert reason.startswith("made up: num_micro_batches must be a multiple of pp=4")
+
+
+def test_figures_of_both_models_in_words(write, capsys):
+    """A second and a third table have a bar between the figures of the two, by source and by ranked group."""
+    fidelity.main(["--quote", str(write("runs.csv", *RUNS)), "--model", "both"])
+
+    out = capsys.readouterr().out
+    assert "The closed form | the event simulator" in out
+    assert sum(line.count(" | ") == len(fidelity.BESIDE) for line in out.splitlines()) == 2
+    assert sum(line.count(" | ") == len(fidelity.BESIDE_IN_GROUPS) for line in out.splitlines()) == 1
+
+
+def test_few_runs_of_each_group_can_be_quoted(quoted, write):
+    """`--most-per-group` draws so many of each group, the same ones each time."""
+    file = write("runs.csv", *RUNS, *({**run, "source": "theirs"} for run in RUNS[:2]))
+    told = quoted("--quote", file, "--most-per-group", 3)
+
+    assert {source["source"]: source["n"] for source in told["by_source"]} == {"made up": 3, "theirs": 2}
+    assert told == quoted("--quote", file, "--most-per-group", 3)
+
+
 def test_a_named_runtime_is_used_for_every_row(quoted, write):
     """`--runtime` predicts every row with one profile."""
     file = write("runs.csv", *RUNS)
