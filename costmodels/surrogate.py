@@ -329,6 +329,15 @@ class Fitted:
         mean, deviation = self.process.mean_and_deviation(self.hypothesis.points.take(at))
         return self.hypothesis.log_predicted[at] + mean, np.sqrt(deviation**2 + self.process.hyper.noise**2)
 
+    def expected(self, seen: Seen, same_as: IntArray) -> FloatArray:
+        """Mean of the logarithm [n]; see `Surrogate.expected`."""
+        mean, _ = self.mean_and_deviation(np.arange(len(self.hypothesis.log_predicted)))
+        of_measured, variance = self.process.hyper.noise**2 + self.surprise, self.hypothesis.variance(seen)
+        own = (seen.log_value - mean[seen.measured]) * of_measured / (of_measured + variance)
+        known = same_as >= 0
+        mean[known] += own[same_as[known]]
+        return mean
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Surrogate:
@@ -376,6 +385,15 @@ class Surrogate:
         mean = self.probabilities @ np.array([mean for mean, _ in moments])
         square = self.probabilities @ np.array([mean**2 + deviation**2 for mean, deviation in moments])
         return mean, np.sqrt(np.maximum(square - mean**2, 0.0))
+
+    def expected(self, same_as: IntArray) -> FloatArray:
+        """Mean of the logarithm for all candidates [n], with what measured ones have to themselves.
+
+        Args:
+            same_as: For each candidate the place among `seen.measured` of one that is the same configuration, itself or
+                elsewhere, and has the same to itself; -1 where none is [n].
+        """
+        return np.asarray(self.probabilities @ np.array([one.expected(self.seen, same_as) for one in self.fitted]))
 
     def probability_above(self, log_edge: FloatArray, at: IntArray) -> FloatArray:
         """Probability that the quantity of each of `at` [m], had it not been measured, exceeds exp(log_edge) [m]."""

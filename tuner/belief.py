@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from costmodels.crash_surrogate import OWN_CRASH, CrashSurrogate, Kinds, crash_surrogate, kinds_of
 from costmodels.hypotheses import Experience, memory_hypotheses, step_hypotheses
 from costmodels.operators import FloatArray
-from costmodels.parallel import ConfigGrid
+from costmodels.parallel import ConfigGrid, IntArray
 from costmodels.predicted import Predicted, together
 from costmodels.runtime import CONSTANTS
 from costmodels.surrogate import Hypothesis, Seen, Surrogate, after
@@ -43,6 +43,25 @@ SLOW_MISHAP = 1e-4
 
 TELLING = 0.5
 """Probability from which on a kind of configuration is reported as broken."""
+
+
+FEWEST_DRAWS = 2
+"""Draws of the operators where only their mean is wanted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Expected:
+    """What is to be expected of n candidates.
+
+    Attributes:
+        log_step_s: Mean of the log step time [n].
+        log_needed: Mean of the logarithm of the memory that is needed, in bytes [n].
+        is_broken: Whether its trial did not run, or its kind is probably one that the runtime cannot run [n].
+    """
+
+    log_step_s: FloatArray
+    log_needed: FloatArray
+    is_broken: NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -113,6 +132,42 @@ class Belief:
         if len(limited):
             drawn[:, limited] = np.maximum(drawn[:, limited], np.log(list(evidence.limits_s.values())))
         return drawn
+
+    def expected(self, evidence: Evidence, same_as: IntArray) -> Expected:
+        """What is to be expected of every candidate, as one number each.
+
+        Args:
+            evidence: What the trials told.
+            same_as: For each candidate the one, itself or another, whose trial ran its configuration [n].
+        """
+        count = len(self.predicted)
+        if evidence.proxies:
+            wider, seen = self.with_proxies(evidence)
+            behind = np.arange(count, len(wider.predicted))
+            found = wider.expected(seen, np.concatenate([same_as, behind]))
+            return Expected(
+                log_step_s=found.log_step_s[:count], log_needed=found.log_needed[:count], is_broken=found.is_broken[:count]
+            )
+        place = np.full(count, -1, dtype=np.int64)
+        place[evidence.measured] = np.arange(len(evidence.measured))
+        # the draws of the operators are not looked at, only their mean
+        steps, _ = self._steps(evidence, FEWEST_DRAWS, np.random.default_rng(0))
+        everywhere = np.arange(count)
+        crashed = np.array(sorted(evidence.crashed), dtype=np.int64)
+        misfit_probability = np.zeros(len(crashed))
+        log_needed = np.log(self.predicted.needed_bytes)
+        if self.memory:
+            memory = self._memory(evidence)
+            log_needed, _ = memory.mean_and_deviation(everywhere)
+            misfit_probability = memory.probability_above(np.log(self.predicted.capacity_bytes[crashed]), crashed)
+        is_broken = np.zeros(count, dtype=np.bool_)
+        if len(crashed):
+            found_broken = self._crashes(evidence, misfit_probability).broken_probability()
+            broken = [self.kinds.names.index(name) for name, chance in found_broken.items() if chance > TELLING]
+            is_broken |= self.kinds.holds[:, broken].any(axis=1)
+        is_broken[np.isin(same_as, sorted(evidence.explored))] = False
+        is_broken[np.isin(same_as, sorted(evidence.impossible))] = True
+        return Expected(log_step_s=steps.expected(place[same_as]), log_needed=log_needed, is_broken=is_broken)
 
     def _steps(
         self, evidence: Evidence, num_draws: int, rng: np.random.Generator

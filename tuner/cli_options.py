@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,6 +29,15 @@ Config = Annotated[
     typer.Option("--config", metavar="pp=4,tp=2,...", help="A configuration; what is left out is 1 or the job's."),
 ]
 
+At = Annotated[
+    str | None,
+    typer.Option("--at", metavar="SECONDS", help="On the cluster as a trace has it then; cluster.trace, or --network."),
+]
+Network = Annotated[
+    Path | None,
+    typer.Option("--network", metavar="TRACE", help="How the cluster changes (CSV), in place of cluster.trace."),
+]
+
 FOUND_NOTHING = 1
 USERS_MISTAKE = 2
 INTERRUPTED = 130
@@ -40,8 +50,44 @@ def whole_number(option: str, text: str, least: int) -> int:
     return int(text)
 
 
-def launchable_config(config: StudyConfig, text: str) -> tuple[ParallelConfig, dict[str, str]]:
+def number(option: str, text: str, *, above_zero: bool = False) -> float:
+    """The finite number that an option holds, 0 or more."""
+    rule = "must be a number " + ("above 0" if above_zero else "of at least 0")
+    try:
+        found = float(text) if "_" not in text else math.nan
+    except ValueError:
+        found = math.nan
+    if not (math.isfinite(found) and (found > 0 if above_zero else found >= 0)):
+        raise ConfigError(rule, key=option, value=text)
+    return found
+
+
+def at_time(config: StudyConfig, at: str | None, network: Path | None) -> tuple[StudyConfig, str]:
+    """The study on its cluster as a trace has it at `--at`, and in words what is missing then.
+
+    Raises:
+        ConfigError: no trace is named, or it can't be read.
+    """
+    if at is None:
+        if network is not None:
+            raise ConfigError(
+                "needs --at, which says when", key="--network", value=str(network), nearest="for example --at 3600"
+            )
+        return config, ""
+    from tuner.network import missing_in_words, study_at, trace_of
+
+    time_s = number("--at", at)
+    trace = trace_of(config, network, option="--at", value=at)
+    return study_at(config, trace, time_s), missing_in_words(config.setting.cluster, trace, time_s)
+
+
+def launchable_config(config: StudyConfig, text: str, missing: str = "") -> tuple[ParallelConfig, dict[str, str]]:
     """The configuration that `--config` names, with the rules of the study that it breaks.
+
+    Args:
+        config: The study.
+        text: The option's value.
+        missing: What its cluster lacks, for the message.
 
     Raises:
         ConfigError: it cannot be launched at all.
@@ -58,7 +104,8 @@ def launchable_config(config: StudyConfig, text: str) -> tuple[ParallelConfig, d
     if wanted.num_devices != devices and devices % rest == 0:
         nearest = f"with dp={devices // rest} it would occupy the {devices} devices"
     raise ConfigError(
-        "cannot be launched: " + ("; ".join(broken.values()) or "its degrees do not divide the job"),
+        "cannot be launched: " + ("; ".join(broken.values()) or "its degrees do not divide the job")
+        + (f"; {missing}" if missing else ""),
         file=config.file,
         key="--config",
         value=str(wanted),

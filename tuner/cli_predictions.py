@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hardware.errors import ConfigError
-from tuner.cli_options import FOUND_NOTHING, AsJson, Config, Overrides, StudyFile, launchable_config, load, whole_number
+from tuner.cli_options import (
+    FOUND_NOTHING,
+    AsJson,
+    At,
+    Config,
+    Network,
+    Overrides,
+    StudyFile,
+    at_time,
+    launchable_config,
+    load,
+    whole_number,
+)
 from tuner.console import (
     NOTHING_WORKS,
     config_in_words,
@@ -68,12 +80,19 @@ def space(
         raise typer.Exit(FOUND_NOTHING)
 
 
-def predict(study: StudyFile, chosen: Config, overrides: Overrides = None, as_json: AsJson = False) -> None:
+def predict(
+    study: StudyFile,
+    chosen: Config,
+    at: At = None,
+    network: Network = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
     """Predict step time and memory of one configuration, in the searched space or not."""
     from tuner.candidates import predicted, prediction_errors
 
-    config = load(study, overrides)
-    wanted, broken = launchable_config(config, chosen)
+    config, missing = at_time(load(study, overrides), at, network)
+    wanted, broken = launchable_config(config, chosen, missing)
     warn(tuple(f"{name}: {reason}" for name, reason in broken.items()))
     payload = predicted(config, wanted) | prediction_errors(config, wanted)
     if as_json:
@@ -125,6 +144,8 @@ def simulate(
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a trace for Perfetto; compressed if it ends in .gz.")
     ] = None,
+    at: At = None,
+    network: Network = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
@@ -134,8 +155,8 @@ def simulate(
     """
     from tuner.simulation import simulated, simulation_json, write_trace
 
-    config = load(study, overrides)
-    wanted, broken = launchable_config(config, chosen)
+    config, missing = at_time(load(study, overrides), at, network)
+    wanted, broken = launchable_config(config, chosen, missing)
     simulation = simulated(config, wanted, schedule)
     payload = simulation_json(config, wanted, schedule, simulation)
     if trace is not None:

@@ -74,7 +74,12 @@ class Learned:
 
 
 def prior_belief(
-    parts: Sequence[Part], grid: ConfigGrid, past: Past | None = None, *, on_progress: OnProgress = unheard
+    parts: Sequence[Part],
+    grid: ConfigGrid,
+    past: Past | None = None,
+    *,
+    elsewhere: Sequence[Part] = (),
+    on_progress: OnProgress = unheard,
 ) -> Belief:
     """What is believed of candidates before any trial.
 
@@ -82,22 +87,29 @@ def prior_belief(
         parts: The settings of the candidates; a study has one, published sweeps now and then more.
         grid: The candidates.
         past: The history.
+        elsewhere: Candidates on clusters where no trial runs, behind all others in this order; trials on the study's
+            own cluster teach of them too.
         on_progress: Called with a line of text before what takes seconds.
     """
     learned = learn(past, parts[0][0], on_progress=on_progress) if past else None
     experience = None
+    every = [*parts, *elsewhere]
     if learned:
-        fitted = [(under(setting, learned.runtime), at) for setting, at in parts]
+        fitted = [(under(setting, learned.runtime), at) for setting, at in every]
         experience = Experience(predicted=_predicted(fitted, grid), groups=learned.groups, trust=learned.trust)
     operators, proxies = None, None
     if len(parts) == 1 and len(parts[0][0].cluster.devices) == 1:
         setting = under(parts[0][0], learned.runtime) if learned else parts[0][0]
         proxies = ProxyBelief(setting=parts[0][0], fitted=setting)
+        terms_of = partial(step_terms, setting.job, runtime=setting.runtime)
         operators = OperatorBelief(
-            terms_of=partial(step_terms, setting.job, setting.cluster, setting.runtime, grid),
+            terms_of=partial(terms_of, cluster=setting.cluster, grid=grid.take(parts[0][1]) if elsewhere else grid),
             past=learned.operators if learned else (),
+            elsewhere_of=tuple(
+                partial(terms_of, cluster=other.cluster, grid=grid.take(at)) for other, at in elsewhere
+            ),
         )
-    return belief_of(_predicted(parts, grid), grid, experience=experience, operators=operators, proxies=proxies)
+    return belief_of(_predicted(every, grid), grid, experience=experience, operators=operators, proxies=proxies)
 
 
 def _predicted(parts: Sequence[Part], grid: ConfigGrid) -> Predicted:

@@ -41,15 +41,22 @@ class OperatorBelief:
     Attributes:
         terms_of: Takes the candidates' steps apart; called once, and only if there is a measured time.
         past: What was measured before the study.
+        elsewhere_of: The same of candidates on other clusters, which stand behind those of the study's own.
     """
 
     terms_of: Callable[[], StepTerms]
     past: tuple[OperatorErrors, ...] = ()
+    elsewhere_of: tuple[Callable[[], StepTerms], ...] = ()
 
     @cached_property
     def terms(self) -> StepTerms:
         """The terms of the candidates' steps."""
         return self.terms_of()
+
+    @cached_property
+    def elsewhere(self) -> tuple[StepTerms, ...]:
+        """The terms of the steps on other clusters."""
+        return tuple(terms_of() for terms_of in self.elsewhere_of)
 
     @cached_property
     def predicted_s(self) -> Mapping[Key, float]:
@@ -82,7 +89,7 @@ class OperatorBelief:
             for constant, kinds in TOLD_BY.items()
             if all(surrogate.knows(kind, phase) for kind, phase in used if kind in kinds)
         )
-        return compose(self.terms, surrogate, num_draws, rng, aside=aside), told
+        return compose(self.terms, surrogate, num_draws, rng, aside=(*self.elsewhere, *aside)), told
 
     def _predicted_s(self, aside: Sequence[StepTerms]) -> Mapping[Key, float]:
         """Predicted time of every operator of the candidates and of what ran aside."""
