@@ -146,7 +146,9 @@ class Belief:
             behind = np.arange(count, len(wider.predicted))
             found = wider.expected(seen, np.concatenate([same_as, behind]))
             return Expected(
-                log_step_s=found.log_step_s[:count], log_needed=found.log_needed[:count], is_broken=found.is_broken[:count]
+                log_step_s=found.log_step_s[:count],
+                log_needed=found.log_needed[:count],
+                is_broken=found.is_broken[:count],
             )
         place = np.full(count, -1, dtype=np.int64)
         place[evidence.measured] = np.arange(len(evidence.measured))

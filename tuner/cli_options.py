@@ -104,7 +104,8 @@ def launchable_config(config: StudyConfig, text: str, missing: str = "") -> tupl
     if wanted.num_devices != devices and devices % rest == 0:
         nearest = f"with dp={devices // rest} it would occupy the {devices} devices"
     raise ConfigError(
-        "cannot be launched: " + ("; ".join(broken.values()) or "its degrees do not divide the job")
+        "cannot be launched: "
+        + ("; ".join(broken.values()) or "its degrees do not divide the job")
         + (f"; {missing}" if missing else ""),
         file=config.file,
         key="--config",

@@ -105,9 +105,7 @@ def prior_belief(
         operators = OperatorBelief(
             terms_of=partial(terms_of, cluster=setting.cluster, grid=grid.take(parts[0][1]) if elsewhere else grid),
             past=learned.operators if learned else (),
-            elsewhere_of=tuple(
-                partial(terms_of, cluster=other.cluster, grid=grid.take(at)) for other, at in elsewhere
-            ),
+            elsewhere_of=tuple(partial(terms_of, cluster=other.cluster, grid=grid.take(at)) for other, at in elsewhere),
         )
     return belief_of(_predicted(every, grid), grid, experience=experience, operators=operators, proxies=proxies)
 

@@ -366,21 +366,26 @@ def open_study(config: StudyConfig, sampler: ThompsonSampler, storage: RDBStorag
         direction="minimize",
         load_if_exists=True,
     )
-    meaning = json.loads(json.dumps(config.meaning))
     stored = study.user_attrs.get(MEANING)
     if stored is None and not study.get_trials(deepcopy=False):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
             study.set_metric_names(["step_time_s"])  # what the dashboard writes beside its axes
         study.set_user_attr(ORIGIN, config.backend.origin)
-        study.set_user_attr(MEANING, meaning)  # last: with it the study is complete
+        # last: with it the study is complete
+        study.set_user_attr(MEANING, json.loads(json.dumps(config.meaning)))
     else:
-        _check_meaning(config, stored or {}, meaning)
+        check_meaning(config, study)
     return study
 
 
-def _check_meaning(config: StudyConfig, stored: dict[str, object], meaning: dict[str, object]) -> None:
-    difference = first_difference(stored, meaning)
+def check_meaning(config: StudyConfig, study: Study) -> None:
+    """Whether the stored trials mean what the study file says.
+
+    Raises:
+        ConfigError: they mean something else.
+    """
+    difference = first_difference(study.user_attrs.get(MEANING) or {}, json.loads(json.dumps(config.meaning)))
     if difference is not None:
         key, before, now = difference
         raise ConfigError(

@@ -1,0 +1,373 @@
+"""What can run on a cluster while it changes: configurations on sets of hosts, and how fast each is when.
+
+Words of this module:
+- A setup is a set of hosts of the nominal cluster and a configuration that occupies all of their devices.
+- A scene is a set of hosts in a state of the network: an ordinary cluster, which the cost model can price.
+- A study's trials ran on the nominal cluster. What they taught of its configurations is carried over to every scene by
+  the study's own belief: the candidates of all scenes stand behind those of the study in one surrogate.
+
+Few even layouts divide 56 devices, so where hosts are lost, or some are slower than others, setups may leave hosts idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from optuna import Study
+
+from costmodels.memory import MemoryEstimate, estimate_memory
+from costmodels.operators import FloatArray
+from costmodels.parallel import ConfigGrid, IntArray, ParallelConfig, concatenate
+from costmodels.step_time import estimate_step
+from hardware.cluster import Cluster
+from hardware.dynamics import HostEvent, Interval, Trace, cluster_at
+from hardware.errors import ConfigError
+from tuner.config import StudyConfig
+from tuner.evidence import Evidence, evidence_of
+from tuner.experience import prior_belief, unheard
+from tuner.history import past_of
+from tuner.network import lost_hosts
+from tuner.parameters import params_of, values_of
+from tuner.space import build_space, launchable
+
+MOST_KEPT = 64
+"""Configurations of a scene that may run in it: those predicted to be the fastest before any trial."""
+
+MOST_SIZES = 3
+"""Numbers of hosts for which a scene has setups, where not all hosts are there or some are slow: the largest that any
+configuration occupies."""
+
+MOST_SETS = 6
+"""Sets of hosts with setups in one interval: its own, then those of its neighbours in time."""
+
+Hosts = tuple[int, ...]
+"""Hosts of the nominal cluster by their numbers, ascending."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setup:
+    """A configuration on some hosts.
+
+    Attributes:
+        hosts: All that it occupies.
+        config: The configuration.
+    """
+
+    hosts: Hosts
+    config: ParallelConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Course:
+    """One way in which the cluster changes.
+
+    Attributes:
+        trace: What happens.
+        intervals: The stretches in which nothing does.
+    """
+
+    trace: Trace
+    intervals: tuple[Interval, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figures:
+    """What is expected of a setup in an interval.
+
+    Attributes:
+        step_time_s: Its step.
+        state_bytes: Weights and optimizer states of one device.
+        devices_per_host: Devices that share a host's way to the storage.
+        nic_bytes_per_s: Bandwidth of one device to other hosts, of the slowest.
+    """
+
+    step_time_s: float
+    state_bytes: float
+    devices_per_host: int
+    nic_bytes_per_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Options:
+    """All setups that may run.
+
+    Attributes:
+        setups: The setups [o].
+        figures: For every course and interval those that can run there, by their place in `setups`.
+        num_scenes: Clusters that were priced.
+        num_trials: Trials of the study that corrected the prices.
+    """
+
+    setups: tuple[Setup, ...]
+    figures: tuple[tuple[Mapping[int, Figures], ...], ...]
+    num_scenes: int
+    num_trials: int
+
+
+def cluster_of(nominal: Cluster, trace: Trace, time_s: float, hosts: Hosts) -> Cluster:
+    """Some hosts of the cluster as they are at a time, as a cluster of their own; all of them are there then."""
+    before = tuple(event for event in trace.events if event.time_s <= time_s)
+    lost = set(lost_hosts(trace, time_s))
+    left_out = [host for host in range(nominal.num_hosts) if host not in hosts and host not in lost]
+    absent = tuple(HostEvent(time_s=time_s, host=host, is_lost=True) for host in left_out)
+    return cluster_at(nominal, Trace(events=before + absent), time_s)
+
+
+def fastest_hosts(interval: Interval, count: int) -> Hosts:
+    """So many hosts of an interval: those that are left when, one by one, the host with the slowest network goes.
+
+    Of equals the last one goes.
+    """
+    cluster = interval.cluster
+    nic = np.repeat(
+        [sum(link.bandwidth_bytes_per_s for link in group.nic_links) for group in cluster.groups],
+        [group.hosts for group in cluster.groups],
+    )
+    left = list(range(len(interval.hosts)))
+    while len(left) > count:
+        worst = {host: float(nic[host]) for host in left}
+        for pair in cluster.slow_pairs:
+            ends = (pair.first_host, pair.second_host)
+            if worst.keys() >= {*ends}:
+                for host in ends:
+                    worst[host] = min(worst[host], pair.share * float(min(nic[list(ends)])))
+        left.remove(min(left, key=lambda host: (worst[host], -host)))
+    return tuple(interval.hosts[host] for host in left)
+
+
+def has_slow_hosts(interval: Interval, nominal: Cluster) -> bool:
+    """Whether the network of some hosts is slower than that of others, and was not at first."""
+    return bool(interval.cluster.slow_pairs) or len(interval.cluster.groups) > len(nominal.groups)
+
+
+class Pricing:
+    """Enumerates and prices setups of one study; what is asked twice is computed once."""
+
+    def __init__(self, config: StudyConfig) -> None:
+        self.config, self.nominal = config, config.setting.cluster
+        self.all_hosts: Hosts = tuple(range(self.nominal.num_hosts))
+        self._grids: dict[Cluster, ConfigGrid] = {}
+
+    def grid_on(self, hosts: Hosts) -> ConfigGrid:
+        """The study's candidates on some hosts with their nominal network, if all of them are there."""
+        cluster = cluster_of(self.nominal, Trace(events=()), 0.0, hosts)
+        if cluster not in self._grids:
+            if hosts == self.all_hosts:
+                self._grids[cluster] = self.config.space().grid
+            else:
+                setting = replace(self.config.setting, cluster=cluster)
+                try:
+                    self._grids[cluster] = build_space(setting, self.config.options, expert=None).grid
+                except ConfigError as error:
+                    raise error.in_file(self.config.file) from None
+        return self._grids[cluster]
+
+    def host_sets(self, interval: Interval) -> tuple[Hosts, ...]:
+        """The sets of hosts on which setups are looked for in an interval, the largest first."""
+        whole = len(interval.hosts) == len(self.all_hosts) and not has_slow_hosts(interval, self.nominal)
+        found: list[Hosts] = []
+        for count in range(len(interval.hosts), 0, -1):
+            hosts = fastest_hosts(interval, count)
+            if len(self.grid_on(hosts)):
+                found.append(hosts)
+            if len(found) >= (1 if whole else MOST_SIZES):
+                break
+        return tuple(found)
+
+    def smaller(self, config: ParallelConfig, interval: Interval) -> Setup | None:
+        """The same degrees with less data parallelism, on as many hosts of an interval as that can occupy.
+
+        None if there is no such configuration that can be launched and fits.
+        """
+        rest = config.num_devices // config.dp
+        for count in range(len(interval.hosts), 0, -1):
+            hosts = fastest_hosts(interval, count)
+            setting = replace(self.config.setting, cluster=cluster_of(self.nominal, Trace(events=()), 0.0, hosts))
+            devices = setting.cluster.num_devices
+            if devices % rest or devices >= self.nominal.num_devices or (devices // rest) % config.ep:
+                continue
+            chosen = replace(config, dp=devices // rest)
+            if not launchable(setting, chosen):
+                continue
+            grid = ConfigGrid.from_configs([chosen], self.config.options.opened)
+            memory = estimate_memory(setting.job, setting.cluster, setting.runtime, grid)
+            if memory.fits(self.config.options.memory_headroom)[0]:
+                return Setup(hosts=hosts, config=chosen)
+        return None
+
+
+def options_over(
+    pricing: Pricing,
+    courses: Sequence[Course],
+    besides: Sequence[Setup],
+    study: Study | None,
+    *,
+    on_progress: Callable[[str], None] = unheard,
+) -> Options:
+    """The setups that may run in some interval, and what is expected of them in each.
+
+    Args:
+        pricing: The study's.
+        courses: How the cluster may change.
+        besides: Setups to price beside those predicted to be fast.
+        study: What the study has measured; None before its first trial.
+        on_progress: Called with a line of text before what takes seconds.
+    """
+    nominal = pricing.nominal
+    cluster_in: dict[tuple[int, int, Hosts], Cluster] = {}
+    for number, course in enumerate(courses):
+        for at, sets in enumerate(_available(pricing, course, besides)):
+            for hosts in sets:
+                from_s = course.intervals[at].from_s
+                cluster_in[number, at, hosts] = cluster_of(nominal, course.trace, from_s, hosts)
+    scenes = list(dict.fromkeys((hosts, cluster) for (_, _, hosts), cluster in cluster_in.items()))
+    pool: dict[Hosts, dict[ParallelConfig, None]] = {}
+    for setup in besides:
+        pool.setdefault(setup.hosts, {})[setup.config] = None
+    for at, (hosts, cluster) in enumerate(scenes):
+        if at and at % 100 == 0:
+            on_progress(f"looked at {at:,} of {len(scenes):,} states of the cluster")
+        pool.setdefault(hosts, {}).update(dict.fromkeys(fastest_on(pricing, hosts, cluster)))
+    prices = _priced(pricing, scenes, pool, study, on_progress)
+    setups = tuple(dict.fromkeys(setup for scene in prices.found.values() for setup in scene))
+    place = {setup: number for number, setup in enumerate(setups)}
+    figures: list[list[dict[int, Figures]]] = [[{} for _ in course.intervals] for course in courses]
+    for (number, at, hosts), cluster in cluster_in.items():
+        figures[number][at] |= {place[setup]: one for setup, one in prices.found[hosts, cluster].items()}
+    return Options(
+        setups=setups,
+        figures=tuple(tuple(course) for course in figures),
+        num_scenes=len(scenes),
+        num_trials=prices.num_trials,
+    )
+
+
+def _available(pricing: Pricing, course: Course, besides: Sequence[Setup]) -> list[list[Hosts]]:
+    """The sets of hosts with setups in every interval: those of its own, of `besides`, and of its neighbours."""
+    own = [list(pricing.host_sets(interval)) for interval in course.intervals]
+    there = [set(interval.hosts) for interval in course.intervals]
+    for order in (range(1, len(own)), range(len(own) - 2, -1, -1)):
+        for at in order:
+            neighbour = own[at - 1 if order.step > 0 else at + 1]
+            more = [hosts for hosts in neighbour if hosts not in own[at] and there[at] >= {*hosts}]
+            own[at] += more[: max(MOST_SETS - len(own[at]), 0)]
+    for at, sets in enumerate(own):
+        wanted = dict.fromkeys(setup.hosts for setup in besides)
+        sets += [hosts for hosts in wanted if hosts not in sets and there[at] >= {*hosts}]
+    return own
+
+
+def fastest_on(pricing: Pricing, hosts: Hosts, cluster: Cluster) -> list[ParallelConfig]:
+    """The configurations of a scene that are predicted to be the fastest before any trial."""
+    grid, setting = pricing.grid_on(hosts), pricing.config.setting
+    if not len(grid):
+        return []
+    memory = estimate_memory(setting.job, cluster, setting.runtime, grid)
+    step_time_s = estimate_step(setting.job, cluster, setting.runtime, grid, memory=memory).step_time_s
+    misfit = ~memory.fits(pricing.config.options.memory_headroom)
+    order = np.lexsort((step_time_s, misfit))[:MOST_KEPT]
+    return [grid.config(int(position)) for position in order]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Prices:
+    """What is expected of the setups of each scene, and the number of trials that it rests on."""
+
+    found: Mapping[tuple[Hosts, Cluster], Mapping[Setup, Figures]]
+    num_trials: int
+
+
+def _priced(
+    pricing: Pricing,
+    scenes: Sequence[tuple[Hosts, Cluster]],
+    pool: Mapping[Hosts, Mapping[ParallelConfig, None]],
+    study: Study | None,
+    on_progress: Callable[[str], None],
+) -> _Prices:
+    """What is expected of every configuration of the pool in the scenes of its hosts; what cannot run is left out."""
+    config = pricing.config
+    opened, measured = config.options.opened, config.measured_setting
+    trials = [] if study is None else study.get_trials(deepcopy=False)
+    dimensions = set(config.dimensions)
+    tried = dict.fromkeys(config.config_of(values_of(trial)) for trial in trials if dimensions <= trial.params.keys())
+    own = list(dict.fromkeys([*tried, *pool.get(pricing.all_hosts, {})]))
+    grids = [ConfigGrid.from_configs(list(pool[hosts]), opened) for hosts, _ in scenes]
+    clusters = [cluster for _, cluster in scenes]
+    own_grid = ConfigGrid.from_configs(own, opened)
+    evidence = _evidence(trials, own_grid)
+    offsets = np.cumsum([len(own), *map(len, grids)]).tolist()
+    memories = [
+        estimate_memory(config.setting.job, cluster, config.setting.runtime, grid)
+        for cluster, grid in zip(clusters, grids, strict=True)
+    ]
+    knows = bool(own) and (evidence.num_decisions > 0 or bool(config.history))
+    if knows:
+        on_progress(f"{evidence.num_decisions:,} trials correct {offsets[-1] - len(own):,} predictions")
+        same_as = np.arange(offsets[-1])
+        position = {one: at for at, one in enumerate(own)}
+        for (hosts, _), start in zip(scenes, offsets, strict=False):
+            if hosts == pricing.all_hosts:
+                same_as[start : start + len(pool[hosts])] = [position[one] for one in pool[hosts]]
+        belief = prior_belief(
+            [(measured, np.arange(len(own)))],
+            concatenate([own_grid, *grids]),
+            past_of(config) if config.history else None,
+            elsewhere=[
+                (replace(measured, cluster=cluster), np.arange(start, start + len(grid)))
+                for cluster, grid, start in zip(clusters, grids, offsets, strict=False)
+            ],
+            on_progress=on_progress,
+        )
+        expected = belief.expected(evidence, same_as)
+        ran = np.isin(same_as, sorted(evidence.explored))
+    found: dict[tuple[Hosts, Cluster], dict[Setup, Figures]] = {}
+    for scene, grid, memory, start in zip(scenes, grids, memories, offsets, strict=False):
+        hosts, cluster = scene
+        at = slice(start, start + len(grid))
+        if knows:
+            step_time_s = np.exp(expected.log_step_s[at])
+            room = np.log((1 - config.options.memory_headroom) * memory.capacity_bytes)
+            can_run = ((expected.log_needed[at] <= room) | ran[at]) & ~expected.is_broken[at]
+        else:
+            setting = config.setting
+            step_time_s = estimate_step(setting.job, cluster, setting.runtime, grid, memory=memory).step_time_s
+            can_run = memory.fits(config.options.memory_headroom)
+        found[scene] = _figures(hosts, cluster, list(pool[hosts]), step_time_s, can_run, memory)
+    return _Prices(found=found, num_trials=evidence.num_decisions)
+
+
+def _evidence(trials: Sequence[object], grid: ConfigGrid) -> Evidence:
+    """What the trials tell of the configurations of a grid."""
+    positions = {
+        tuple(params_of(dict(zip(grid.dimensions, key, strict=True))).values()): at
+        for key, at in grid.positions().items()
+    }
+    return evidence_of(
+        [(trial, trial.state, trial.values) for trial in trials],
+        lambda params: positions.get(tuple(params.get(name) for name in grid.dimensions)),
+    )
+
+
+def _figures(
+    hosts: Hosts,
+    cluster: Cluster,
+    configs: Sequence[ParallelConfig],
+    step_time_s: FloatArray,
+    can_run: IntArray,
+    memory: MemoryEstimate,
+) -> dict[Setup, Figures]:
+    """What is expected of those configurations of a scene that can run."""
+    state_bytes = memory.parts_bytes["weights"] + memory.parts_bytes["optimizer"]
+    nic_bytes_per_s = min(sum(link.bandwidth_bytes_per_s for link in group.nic_links) for group in cluster.groups)
+    return {
+        Setup(hosts=hosts, config=one): Figures(
+            step_time_s=float(step_time_s[at]),
+            state_bytes=float(state_bytes[at]),
+            devices_per_host=max(group.devices_per_host for group in cluster.groups),
+            nic_bytes_per_s=nic_bytes_per_s,
+        )
+        for at, one in enumerate(configs)
+        if can_run[at]
+    }
