@@ -78,7 +78,7 @@ def replan(
 
     if robust is not None and robust not in STATISTICS:
         raise ConfigError("is no statistic", key="--robust", value=robust, nearest=did_you_mean(robust, STATISTICS))
-    traces = [trace_of(config, file, option="--trace") for file in (files or [None])]
+    traces = [trace_of(config, file, option="--trace") for file in (*files, *([] if files else [None]))]
     assumptions = Assumptions(**costs)
     if robust is not None:
         names = [str(file) for file in files] or ["cluster.trace"]

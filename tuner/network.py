@@ -64,4 +64,5 @@ def missing_in_words(cluster: Cluster, trace: Trace, time_s: float) -> str:
     if not lost:
         return ""
     left = cluster_at(cluster, trace, time_s).num_devices
-    return f"at {time_s:g} s {hosts_named(lost)} {'is' if len(lost) == 1 else 'are'} lost, and {left} of {cluster.num_devices} devices are left"
+    verb = "is" if len(lost) == 1 else "are"
+    return f"at {time_s:g} s {hosts_named(lost)} {verb} lost, and {left} of {cluster.num_devices} devices are left"

@@ -3,8 +3,8 @@
 The cluster of a study is a sequence of clusters, each for a stretch of time ("Rethinking Dynamic Networks and
 Heterogeneous Computing with Automatic Parallelization", section 2.2; hardware/dynamics.py). In each stretch a few
 setups may run: configurations on all hosts or on some (scenes.py), with step times that the study's trials have
-corrected. Changing from one to another takes time, and the loss of a host takes the steps since the last checkpoint. The
-plan is the timeline that makes the most steps until the end (timeline.py).
+corrected. Changing from one to another takes time, and the loss of a host takes the steps since the last checkpoint.
+The plan is the timeline that makes the most steps until the end (timeline.py).
 
 What it is compared with is staying: the study's best configuration runs wherever all hosts are there. While some are
 lost it waits, if all of them return before the end; else it goes on with the same degrees and less data parallelism,
@@ -43,8 +43,8 @@ from tuner.scenes import (
     Pricing,
     Setup,
     cluster_of,
-    fastest_on,
     options_over,
+    ranked,
 )
 from tuner.storage import find_study
 from tuner.study import check_meaning
@@ -79,6 +79,9 @@ class Assumptions:
         """To write or to read a checkpoint."""
         of_device = self.storage_bytes_per_s / figures.devices_per_host
         return figures.state_bytes / min(of_device, figures.nic_bytes_per_s)
+
+
+DEFAULTS = Assumptions()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -220,7 +223,7 @@ def replanned(
     trace: Trace,
     *,
     until_s: float | None = None,
-    assumptions: Assumptions = Assumptions(),  # noqa: B008 # frozen
+    assumptions: Assumptions = DEFAULTS,
     on_progress: Callable[[str], None] = unheard,
 ) -> Plan:
     """The best timeline over a trace.
@@ -257,7 +260,7 @@ def robust_choice(
     statistic: str,
     *,
     until_s: float | None = None,
-    assumptions: Assumptions = Assumptions(),  # noqa: B008 # frozen
+    assumptions: Assumptions = DEFAULTS,
     on_progress: Callable[[str], None] = unheard,
 ) -> RobustChoice:
     """The one configuration with the best statistic of the time per token over several traces, if nobody changes it.
@@ -282,7 +285,7 @@ def robust_choice(
         for interval in course.intervals
         if interval.hosts == whole
     )
-    configs = dict.fromkeys(one for cluster in clusters for one in fastest_on(pricing, whole, cluster))
+    configs = dict.fromkeys(one for cluster in clusters for one in ranked(pricing, (pricing.nominal, cluster)).configs)
     if found is not None:
         configs = dict.fromkeys([*configs, found.config])
     timelines = {one: [stays(pricing, course, one) for course in courses] for one in configs}
@@ -396,7 +399,7 @@ class _Priced:
         for at, (interval, option) in enumerate(zip(self.course.intervals, chosen, strict=True)):
             before = chosen[at - 1] if at else option
             saved_s, lost_s = self.end_s(at, before) if option != before != self.wait else (0.0, 0.0)
-            begun_s = self.begin_s(at, option) if option != before and option != self.wait else 0.0
+            begun_s = self.begin_s(at, option) if option not in (before, self.wait) else 0.0
             waits = option == self.wait
             stretches.append(
                 Stretch(
@@ -443,6 +446,14 @@ class _Priced:
         until_s = self.course.intervals[end - 1].to_s
         step_s = self.figures[at][option].step_time_s
         faster = f"{step_s:.4g} s per step in place of {old.step_time_s:.4g} s; " if old else ""
+        lost_at = next((later for later in range(at, end) if not self.choices.runs[later, before]), None)
+        if lost_at is not None:
+            lost = {*self.setups[before].hosts} - {*self.course.intervals[lost_at].hosts}
+            from_s = self.course.intervals[lost_at].from_s
+            return (
+                f"{faster}{hosts_named(lost)} will be lost at {from_s:g} s, and to change before that loses no work; "
+                f"{more:,.0f} more steps until {until_s:g} s pay for {switch_s:.0f} s of change"
+            )
         return f"{faster}{more:,.0f} more steps until {until_s:g} s pay for {switch_s:.0f} s of change"
 
 

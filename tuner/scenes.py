@@ -2,24 +2,28 @@
 
 Words of this module:
 - A setup is a set of hosts of the nominal cluster and a configuration that occupies all of their devices.
-- A scene is a set of hosts in a state of the network: an ordinary cluster, which the cost model can price.
+- A scene is the cluster that some hosts make in a state of the network, beside the one that they make nominally. The
+  cost model prices it as any cluster; sets of hosts that make the same are priced once.
 - A study's trials ran on the nominal cluster. What they taught of its configurations is carried over to every scene by
   the study's own belief: the candidates of all scenes stand behind those of the study in one surrogate.
 
-Few even layouts divide 56 devices, so where hosts are lost, or some are slower than others, setups may leave hosts idle.
+Few even layouts divide 56 devices, so where hosts are lost, or some are slower than others, setups may leave some idle.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 from optuna import Study
+from optuna.trial import FrozenTrial
 
 from costmodels.memory import MemoryEstimate, estimate_memory
 from costmodels.operators import FloatArray
-from costmodels.parallel import ConfigGrid, IntArray, ParallelConfig, concatenate
+from costmodels.parallel import ConfigGrid, ParallelConfig, concatenate
 from costmodels.step_time import estimate_step
 from hardware.cluster import Cluster
 from hardware.dynamics import HostEvent, Interval, Trace, cluster_at
@@ -42,8 +46,15 @@ configuration occupies."""
 MOST_SETS = 6
 """Sets of hosts with setups in one interval: its own, then those of its neighbours in time."""
 
+FARTHEST = 1.6
+"""Sets of hosts whose fastest setup is predicted to take so many times the step of the fastest in an interval, or more,
+are not looked at there: trials rarely correct a ratio of predictions by as much, and to change saves minutes only."""
+
 Hosts = tuple[int, ...]
 """Hosts of the nominal cluster by their numbers, ascending."""
+
+Scene = tuple[Cluster, Cluster]
+"""What some hosts make nominally, and what they make in a state of the network."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,11 +161,14 @@ class Pricing:
         self.all_hosts: Hosts = tuple(range(self.nominal.num_hosts))
         self._grids: dict[Cluster, ConfigGrid] = {}
 
-    def grid_on(self, hosts: Hosts) -> ConfigGrid:
-        """The study's candidates on some hosts with their nominal network, if all of them are there."""
-        cluster = cluster_of(self.nominal, Trace(events=()), 0.0, hosts)
+    def base(self, hosts: Hosts) -> Cluster:
+        """The cluster that some hosts make nominally."""
+        return cluster_of(self.nominal, Trace(events=()), 0.0, hosts)
+
+    def grid_on(self, cluster: Cluster) -> ConfigGrid:
+        """The study's candidates on some hosts, as these are nominally."""
         if cluster not in self._grids:
-            if hosts == self.all_hosts:
+            if cluster == self.nominal:
                 self._grids[cluster] = self.config.space().grid
             else:
                 setting = replace(self.config.setting, cluster=cluster)
@@ -170,7 +184,7 @@ class Pricing:
         found: list[Hosts] = []
         for count in range(len(interval.hosts), 0, -1):
             hosts = fastest_hosts(interval, count)
-            if len(self.grid_on(hosts)):
+            if len(self.grid_on(self.base(hosts))):
                 found.append(hosts)
             if len(found) >= (1 if whole else MOST_SIZES):
                 break
@@ -184,7 +198,7 @@ class Pricing:
         rest = config.num_devices // config.dp
         for count in range(len(interval.hosts), 0, -1):
             hosts = fastest_hosts(interval, count)
-            setting = replace(self.config.setting, cluster=cluster_of(self.nominal, Trace(events=()), 0.0, hosts))
+            setting = replace(self.config.setting, cluster=self.base(hosts))
             devices = setting.cluster.num_devices
             if devices % rest or devices >= self.nominal.num_devices or (devices // rest) % config.ep:
                 continue
@@ -216,31 +230,41 @@ def options_over(
         on_progress: Called with a line of text before what takes seconds.
     """
     nominal = pricing.nominal
-    cluster_in: dict[tuple[int, int, Hosts], Cluster] = {}
+    scene_in: dict[tuple[int, int, Hosts], Scene] = {}
+    fastest: dict[Scene, Ranked] = {}
+    asked = {setup.hosts for setup in besides}
     for number, course in enumerate(courses):
         for at, sets in enumerate(_available(pricing, course, besides)):
-            for hosts in sets:
-                from_s = course.intervals[at].from_s
-                cluster_in[number, at, hosts] = cluster_of(nominal, course.trace, from_s, hosts)
-    scenes = list(dict.fromkeys((hosts, cluster) for (_, _, hosts), cluster in cluster_in.items()))
-    pool: dict[Hosts, dict[ParallelConfig, None]] = {}
+            from_s = course.intervals[at].from_s
+            there = {hosts: (pricing.base(hosts), cluster_of(nominal, course.trace, from_s, hosts)) for hosts in sets}
+            for scene in there.values():
+                if scene not in fastest:
+                    fastest[scene] = ranked(pricing, scene)
+                    if len(fastest) % 100 == 0:
+                        on_progress(f"looked at {len(fastest):,} states of the cluster")
+            limit_s = FARTHEST * min((fastest[scene].best_s for scene in there.values()), default=math.inf)
+            scene_in |= {
+                (number, at, hosts): scene
+                for hosts, scene in there.items()
+                if hosts in asked or fastest[scene].best_s < limit_s
+            }
+    scenes = list(dict.fromkeys(scene_in.values()))
+    pool: dict[Cluster, dict[ParallelConfig, None]] = {}
     for setup in besides:
-        pool.setdefault(setup.hosts, {})[setup.config] = None
-    for at, (hosts, cluster) in enumerate(scenes):
-        if at and at % 100 == 0:
-            on_progress(f"looked at {at:,} of {len(scenes):,} states of the cluster")
-        pool.setdefault(hosts, {}).update(dict.fromkeys(fastest_on(pricing, hosts, cluster)))
-    prices = _priced(pricing, scenes, pool, study, on_progress)
-    setups = tuple(dict.fromkeys(setup for scene in prices.found.values() for setup in scene))
-    place = {setup: number for number, setup in enumerate(setups)}
+        pool.setdefault(pricing.base(setup.hosts), {})[setup.config] = None
+    for scene in scenes:
+        pool.setdefault(scene[0], {}).update(dict.fromkeys(fastest[scene].configs))
+    found, num_trials = _priced(pricing, scenes, pool, study, on_progress)
+    place: dict[Setup, int] = {}
     figures: list[list[dict[int, Figures]]] = [[{} for _ in course.intervals] for course in courses]
-    for (number, at, hosts), cluster in cluster_in.items():
-        figures[number][at] |= {place[setup]: one for setup, one in prices.found[hosts, cluster].items()}
+    for (number, at, hosts), scene in scene_in.items():
+        for config, one in found[scene].items():
+            figures[number][at][place.setdefault(Setup(hosts=hosts, config=config), len(place))] = one
     return Options(
-        setups=setups,
+        setups=tuple(place),
         figures=tuple(tuple(course) for course in figures),
         num_scenes=len(scenes),
-        num_trials=prices.num_trials,
+        num_trials=num_trials,
     )
 
 
@@ -259,86 +283,103 @@ def _available(pricing: Pricing, course: Course, besides: Sequence[Setup]) -> li
     return own
 
 
-def fastest_on(pricing: Pricing, hosts: Hosts, cluster: Cluster) -> list[ParallelConfig]:
-    """The configurations of a scene that are predicted to be the fastest before any trial."""
-    grid, setting = pricing.grid_on(hosts), pricing.config.setting
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ranked:
+    """The configurations of a scene that are predicted to be the fastest before any trial.
+
+    Attributes:
+        configs: At most MOST_KEPT, the fastest first, those that do not fit last.
+        best_s: Step time of the first; inf without one.
+    """
+
+    configs: tuple[ParallelConfig, ...]
+    best_s: float
+
+
+def ranked(pricing: Pricing, scene: Scene) -> Ranked:
+    """What is predicted to be the fastest in a scene."""
+    base, cluster = scene
+    grid, setting = pricing.grid_on(base), pricing.config.setting
     if not len(grid):
-        return []
+        return Ranked(configs=(), best_s=math.inf)
     memory = estimate_memory(setting.job, cluster, setting.runtime, grid)
     step_time_s = estimate_step(setting.job, cluster, setting.runtime, grid, memory=memory).step_time_s
     misfit = ~memory.fits(pricing.config.options.memory_headroom)
     order = np.lexsort((step_time_s, misfit))[:MOST_KEPT]
-    return [grid.config(int(position)) for position in order]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Prices:
-    """What is expected of the setups of each scene, and the number of trials that it rests on."""
-
-    found: Mapping[tuple[Hosts, Cluster], Mapping[Setup, Figures]]
-    num_trials: int
+    return Ranked(configs=tuple(map(grid.config, order.tolist())), best_s=float(step_time_s[order[0]]))
 
 
 def _priced(
     pricing: Pricing,
-    scenes: Sequence[tuple[Hosts, Cluster]],
-    pool: Mapping[Hosts, Mapping[ParallelConfig, None]],
+    scenes: Sequence[Scene],
+    pool: Mapping[Cluster, Mapping[ParallelConfig, None]],
     study: Study | None,
     on_progress: Callable[[str], None],
-) -> _Prices:
-    """What is expected of every configuration of the pool in the scenes of its hosts; what cannot run is left out."""
-    config = pricing.config
-    opened, measured = config.options.opened, config.measured_setting
+) -> tuple[dict[Scene, dict[ParallelConfig, Figures]], int]:
+    """What is expected of the configurations of the pool that can run in each scene, and after how many trials."""
+    config, setting = pricing.config, pricing.config.setting
+    opened, headroom = config.options.opened, config.options.memory_headroom
     trials = [] if study is None else study.get_trials(deepcopy=False)
     dimensions = set(config.dimensions)
     tried = dict.fromkeys(config.config_of(values_of(trial)) for trial in trials if dimensions <= trial.params.keys())
-    own = list(dict.fromkeys([*tried, *pool.get(pricing.all_hosts, {})]))
-    grids = [ConfigGrid.from_configs(list(pool[hosts]), opened) for hosts, _ in scenes]
-    clusters = [cluster for _, cluster in scenes]
+    # the study's own candidates come first; where nothing has changed, they are those of the scene
+    own = list(dict.fromkeys([*pool.get(pricing.nominal, {}), *tried]))
     own_grid = ConfigGrid.from_configs(own, opened)
-    evidence = _evidence(trials, own_grid)
-    offsets = np.cumsum([len(own), *map(len, grids)]).tolist()
+    grids = [ConfigGrid.from_configs(list(pool[base]), opened) for base, _ in scenes]
     memories = [
-        estimate_memory(config.setting.job, cluster, config.setting.runtime, grid)
-        for cluster, grid in zip(clusters, grids, strict=True)
+        estimate_memory(setting.job, cluster, setting.runtime, grid)
+        for (_, cluster), grid in zip(scenes, grids, strict=True)
     ]
+    evidence = _evidence(trials, own_grid)
     knows = bool(own) and (evidence.num_decisions > 0 or bool(config.history))
-    if knows:
-        on_progress(f"{evidence.num_decisions:,} trials correct {offsets[-1] - len(own):,} predictions")
-        same_as = np.arange(offsets[-1])
-        position = {one: at for at, one in enumerate(own)}
-        for (hosts, _), start in zip(scenes, offsets, strict=False):
-            if hosts == pricing.all_hosts:
-                same_as[start : start + len(pool[hosts])] = [position[one] for one in pool[hosts]]
-        belief = prior_belief(
-            [(measured, np.arange(len(own)))],
-            concatenate([own_grid, *grids]),
-            past_of(config) if config.history else None,
-            elsewhere=[
-                (replace(measured, cluster=cluster), np.arange(start, start + len(grid)))
-                for cluster, grid, start in zip(clusters, grids, offsets, strict=False)
-            ],
-            on_progress=on_progress,
-        )
-        expected = belief.expected(evidence, same_as)
-        ran = np.isin(same_as, sorted(evidence.explored))
-    found: dict[tuple[Hosts, Cluster], dict[Setup, Figures]] = {}
-    for scene, grid, memory, start in zip(scenes, grids, memories, offsets, strict=False):
-        hosts, cluster = scene
-        at = slice(start, start + len(grid))
-        if knows:
-            step_time_s = np.exp(expected.log_step_s[at])
-            room = np.log((1 - config.options.memory_headroom) * memory.capacity_bytes)
-            can_run = ((expected.log_needed[at] <= room) | ran[at]) & ~expected.is_broken[at]
-        else:
-            setting = config.setting
-            step_time_s = estimate_step(setting.job, cluster, setting.runtime, grid, memory=memory).step_time_s
-            can_run = memory.fits(config.options.memory_headroom)
-        found[scene] = _figures(hosts, cluster, list(pool[hosts]), step_time_s, can_run, memory)
-    return _Prices(found=found, num_trials=evidence.num_decisions)
+    if not knows:
+        return {
+            scene: _figures(
+                scene[1],
+                list(pool[scene[0]]),
+                estimate_step(setting.job, scene[1], setting.runtime, grid, memory=memory).step_time_s,
+                memory.fits(headroom),
+                memory,
+            )
+            for scene, grid, memory in zip(scenes, grids, memories, strict=True)
+        }, 0
+    starts, end = [], len(own)
+    for scene, grid in zip(scenes, grids, strict=True):
+        is_own = scene == (pricing.nominal, pricing.nominal)
+        starts.append(0 if is_own else end)
+        end += 0 if is_own else len(grid)
+    on_progress(
+        f"{evidence.num_decisions:,} trials correct {end:,} predictions on {len(scenes):,} states of the cluster"
+    )
+    changed = [at for at, start in enumerate(starts) if start]
+    same_as = np.arange(end)
+    for at in changed:
+        if scenes[at][0] == pricing.nominal:
+            same_as[starts[at] : starts[at] + len(grids[at])] = np.arange(len(grids[at]))
+    measured = config.measured_setting
+    belief = prior_belief(
+        [(measured, np.arange(len(own)))],
+        concatenate([own_grid, *(grids[at] for at in changed)]),
+        past_of(config) if config.history else None,
+        elsewhere=[
+            (replace(measured, cluster=scenes[at][1]), np.arange(starts[at], starts[at] + len(grids[at])))
+            for at in changed
+        ],
+        on_progress=on_progress,
+    )
+    expected = belief.expected(evidence, same_as)
+    ran = np.isin(same_as, sorted(evidence.explored))
+    found = {}
+    for scene, grid, memory, start in zip(scenes, grids, memories, starts, strict=True):
+        at_rows = slice(start, start + len(grid))
+        room = np.log((1 - headroom) * memory.capacity_bytes)
+        can_run = ((expected.log_needed[at_rows] <= room) | ran[at_rows]) & ~expected.is_broken[at_rows]
+        step_time_s = np.exp(expected.log_step_s[at_rows])
+        found[scene] = _figures(scene[1], list(pool[scene[0]]), step_time_s, can_run, memory)
+    return found, evidence.num_decisions
 
 
-def _evidence(trials: Sequence[object], grid: ConfigGrid) -> Evidence:
+def _evidence(trials: Sequence[FrozenTrial], grid: ConfigGrid) -> Evidence:
     """What the trials tell of the configurations of a grid."""
     positions = {
         tuple(params_of(dict(zip(grid.dimensions, key, strict=True))).values()): at
@@ -351,18 +392,17 @@ def _evidence(trials: Sequence[object], grid: ConfigGrid) -> Evidence:
 
 
 def _figures(
-    hosts: Hosts,
     cluster: Cluster,
     configs: Sequence[ParallelConfig],
     step_time_s: FloatArray,
-    can_run: IntArray,
+    can_run: NDArray[np.bool_],
     memory: MemoryEstimate,
-) -> dict[Setup, Figures]:
+) -> dict[ParallelConfig, Figures]:
     """What is expected of those configurations of a scene that can run."""
     state_bytes = memory.parts_bytes["weights"] + memory.parts_bytes["optimizer"]
     nic_bytes_per_s = min(sum(link.bandwidth_bytes_per_s for link in group.nic_links) for group in cluster.groups)
     return {
-        Setup(hosts=hosts, config=one): Figures(
+        one: Figures(
             step_time_s=float(step_time_s[at]),
             state_bytes=float(state_bytes[at]),
             devices_per_host=max(group.devices_per_host for group in cluster.groups),

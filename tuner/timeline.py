@@ -10,6 +10,7 @@ Letters: t stretches, o options.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -64,7 +65,7 @@ def steps_of(choices: Choices, timeline: Sequence[int]) -> FloatArray:
     """The steps that a timeline makes in each stretch [t], less what the switch at its beginning costs."""
     assert all(choices.runs[at, option] for at, option in enumerate(timeline)), "a timeline holds what can run"
     made = np.array([choices.steps[at, option] for at, option in enumerate(timeline)])
-    for at, (before, option) in enumerate(zip(timeline, timeline[1:], strict=False), start=1):
+    for at, (before, option) in enumerate(itertools.pairwise(timeline), start=1):
         if option != before:
             made[at] -= choices.end_steps[at, before] + choices.begin_steps[at, option]
     return made
