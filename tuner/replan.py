@@ -246,7 +246,7 @@ def replanned(
     priced = _Priced(course, options, 0, assumptions)
     return Plan(
         best=priced.timeline(best_timeline(priced.choices)),
-        staying=priced.timeline(priced.places(staying)) if staying else None,
+        staying=priced.timeline(priced.places(staying), plans=False) if staying else None,
         until_s=course.intervals[-1].to_s,
         assumptions=assumptions,
         num_scenes=options.num_scenes,
@@ -392,8 +392,8 @@ class _Priced:
         found = [self.wait if setup is None else place.get(setup, self.wait) for setup in timeline]
         return tuple(option if self.choices.runs[at, option] else self.wait for at, option in enumerate(found))
 
-    def timeline(self, chosen: Sequence[int]) -> Timeline:
-        """The timeline of those options, with reasons."""
+    def timeline(self, chosen: Sequence[int], *, plans: bool = True) -> Timeline:
+        """The timeline of those options, with reasons; `plans` says whether it is the best or that of staying."""
         made = steps_of(self.choices, chosen)
         stretches = []
         for at, (interval, option) in enumerate(zip(self.course.intervals, chosen, strict=True)):
@@ -410,12 +410,12 @@ class _Priced:
                     steps=float(made[at]),
                     switch_s=saved_s + begun_s,
                     lost_work_s=lost_s,
-                    reason=self._reason(at, chosen),
+                    reason=self._reason(at, chosen, plans=plans),
                 )
             )
         return Timeline(stretches=tuple(stretches), steps=float(made.sum()))
 
-    def _reason(self, at: int, chosen: Sequence[int]) -> str:
+    def _reason(self, at: int, chosen: Sequence[int], *, plans: bool) -> str:
         """Why an option runs in an interval."""
         interval, option = self.course.intervals[at], chosen[at]
         happened = ", ".join(map(str, interval.events))
@@ -426,9 +426,11 @@ class _Priced:
         if option == self.wait:
             return _joined(happened, f"waits for {hosts_named(lost)}" if lost else "still waits")
         if option == before:
-            return _joined(happened, "goes on, as no change would pay")
+            return _joined(happened, "goes on, as no change would pay" if plans else "goes on")
         if before == self.wait:
             return _joined(happened, "it can run again")
+        if not plans:
+            return _joined(happened, "the same degrees with less data parallelism")
         if lost:
             setup = self.setups[option]
             idle = len(interval.hosts) - len(setup.hosts)
