@@ -419,48 +419,43 @@ class _Priced:
         """Why an option runs in an interval."""
         interval, option = self.course.intervals[at], chosen[at]
         happened = ", ".join(map(str, interval.events))
-        if at == 0:
-            return _joined(happened, "nothing can run" if option == self.wait else "the beginning")
-        before = chosen[at - 1]
-        lost = {*self.setups[before].hosts} - {*interval.hosts} if before != self.wait else set()
+        before = chosen[at - 1] if at else None
+        lost = set() if before in (None, self.wait) else {*self.setups[before].hosts} - {*interval.hosts}
         if option == self.wait:
-            return _joined(happened, f"waits for {hosts_named(lost)}" if lost else "still waits")
-        if option == before:
-            return _joined(happened, "goes on, as no change would pay" if plans else "goes on")
-        if before == self.wait:
-            return _joined(happened, "it can run again")
-        if not plans:
-            return _joined(happened, "the same degrees with less data parallelism")
-        if lost:
-            setup = self.setups[option]
-            idle = len(interval.hosts) - len(setup.hosts)
+            what = f"waits for {hosts_named(lost)}" if lost else "waits"
+            what = what if self.figures[at] else "nothing can run"
+        elif before is None:
+            what = "the beginning"
+        elif option == before:
+            what = "goes on, as no change would pay" if plans else "goes on"
+        elif before == self.wait:
+            what = "it can run again"
+        elif not plans:
+            what = "the same degrees with less data parallelism"
+        elif lost:
+            idle = len(interval.hosts) - len(self.setups[option].hosts)
             rest = f", {idle} of them idle" if idle else ""
-            return _joined(happened, f"the fastest on the {len(interval.hosts)} hosts that are left{rest}")
-        return _joined(happened, self._why_it_pays(at, chosen))
+            what = f"the fastest on the {len(interval.hosts)} hosts that are left{rest}"
+        else:
+            what = self._why_it_pays(at, chosen)
+        return f"{happened}: {what}" if happened else what
 
     def _why_it_pays(self, at: int, chosen: Sequence[int]) -> str:
         """What a change by choice brings until the next one, in place of going on."""
         before, option = chosen[at - 1], chosen[at]
         end = next((later for later in range(at, len(chosen)) if chosen[later] != option), len(chosen))
+        stops = next((later for later in range(at, end) if not self.choices.runs[later, before]), end)
+        lost = set() if stops == end else {*self.setups[before].hosts} - {*self.course.intervals[stops].hosts}
+        end = end if lost else max(stops, at + 1)  # what is not priced is too slow, and nobody knows by how much
         more = self.choices.steps[at:end, option].sum() - self.choices.steps[at:end, before].sum()
-        switch_s = sum(self.end_s(at, before)) + self.begin_s(at, option)
-        old = self.figures[at].get(before)
+        old, step_s = self.figures[at].get(before), self.figures[at][option].step_time_s
+        told = [f"{step_s:.4g} s per step in place of {old.step_time_s:.4g} s"] if old else []
+        if lost:
+            from_s = self.course.intervals[stops].from_s
+            told.append(f"{hosts_named(lost)} will be lost at {from_s:g} s, and to change before that loses no work")
         until_s = self.course.intervals[end - 1].to_s
-        step_s = self.figures[at][option].step_time_s
-        faster = f"{step_s:.4g} s per step in place of {old.step_time_s:.4g} s; " if old else ""
-        lost_at = next((later for later in range(at, end) if not self.choices.runs[later, before]), None)
-        if lost_at is not None:
-            lost = {*self.setups[before].hosts} - {*self.course.intervals[lost_at].hosts}
-            from_s = self.course.intervals[lost_at].from_s
-            return (
-                f"{faster}{hosts_named(lost)} will be lost at {from_s:g} s, and to change before that loses no work; "
-                f"{more:,.0f} more steps until {until_s:g} s pay for {switch_s:.0f} s of change"
-            )
-        return f"{faster}{more:,.0f} more steps until {until_s:g} s pay for {switch_s:.0f} s of change"
-
-
-def _joined(happened: str, what: str) -> str:
-    return f"{happened}: {what}" if happened else what
+        switch_s = sum(self.end_s(at, before)) + self.begin_s(at, option)
+        return "; ".join([*told, f"{more:,.0f} more steps until {until_s:g} s pay for {switch_s:.0f} s of change"])
 
 
 def plan_json(config: StudyConfig, plan: Plan) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from tuner.experience import prior_belief, unheard
 from tuner.history import past_of
 from tuner.network import lost_hosts
 from tuner.parameters import params_of, values_of
-from tuner.space import build_space, launchable
+from tuner.space import Space, build_space, launchable
 
 MOST_KEPT = 64
 """Configurations of a scene that may run in it: those predicted to be the fastest before any trial."""
@@ -45,6 +45,10 @@ configuration occupies."""
 
 MOST_SETS = 6
 """Sets of hosts with setups in one interval: its own, then those of its neighbours in time."""
+
+MOST_CORRECTED = 24
+"""Scenes in which trials correct predictions one by one. Of more, those unlike each other are, and each of the others
+takes over the corrections of the one with the same hosts whose predicted steps are the most alike."""
 
 FARTHEST = 1.6
 """Sets of hosts whose fastest setup is predicted to take so many times the step of the fastest in an interval, or more,
@@ -159,24 +163,24 @@ class Pricing:
     def __init__(self, config: StudyConfig) -> None:
         self.config, self.nominal = config, config.setting.cluster
         self.all_hosts: Hosts = tuple(range(self.nominal.num_hosts))
-        self._grids: dict[Cluster, ConfigGrid] = {}
+        self._spaces: dict[Cluster, Space] = {}
 
     def base(self, hosts: Hosts) -> Cluster:
         """The cluster that some hosts make nominally."""
         return cluster_of(self.nominal, Trace(events=()), 0.0, hosts)
 
-    def grid_on(self, cluster: Cluster) -> ConfigGrid:
+    def space_on(self, cluster: Cluster) -> Space:
         """The study's candidates on some hosts, as these are nominally."""
-        if cluster not in self._grids:
+        if cluster not in self._spaces:
             if cluster == self.nominal:
-                self._grids[cluster] = self.config.space().grid
+                self._spaces[cluster] = self.config.space()
             else:
                 setting = replace(self.config.setting, cluster=cluster)
                 try:
-                    self._grids[cluster] = build_space(setting, self.config.options, expert=None).grid
+                    self._spaces[cluster] = build_space(setting, self.config.options, expert=None)
                 except ConfigError as error:
                     raise error.in_file(self.config.file) from None
-        return self._grids[cluster]
+        return self._spaces[cluster]
 
     def host_sets(self, interval: Interval) -> tuple[Hosts, ...]:
         """The sets of hosts on which setups are looked for in an interval, the largest first."""
@@ -184,7 +188,8 @@ class Pricing:
         found: list[Hosts] = []
         for count in range(len(interval.hosts), 0, -1):
             hosts = fastest_hosts(interval, count)
-            if len(self.grid_on(self.base(hosts))):
+            memory = self.space_on(self.base(hosts)).memory
+            if memory.fits(self.config.options.memory_headroom).any():
                 found.append(hosts)
             if len(found) >= (1 if whole else MOST_SIZES):
                 break
@@ -299,10 +304,10 @@ class Ranked:
 def ranked(pricing: Pricing, scene: Scene) -> Ranked:
     """What is predicted to be the fastest in a scene."""
     base, cluster = scene
-    grid, setting = pricing.grid_on(base), pricing.config.setting
+    space, setting = pricing.space_on(base), pricing.config.setting
+    grid, memory = space.grid, space.memory
     if not len(grid):
         return Ranked(configs=(), best_s=math.inf)
-    memory = estimate_memory(setting.job, cluster, setting.runtime, grid)
     step_time_s = estimate_step(setting.job, cluster, setting.runtime, grid, memory=memory).step_time_s
     misfit = ~memory.fits(pricing.config.options.memory_headroom)
     order = np.lexsort((step_time_s, misfit))[:MOST_KEPT]
@@ -343,15 +348,21 @@ def _priced(
             )
             for scene, grid, memory in zip(scenes, grids, memories, strict=True)
         }, 0
-    starts, end = [], len(own)
-    for scene, grid in zip(scenes, grids, strict=True):
-        is_own = scene == (pricing.nominal, pricing.nominal)
-        starts.append(0 if is_own else end)
-        end += 0 if is_own else len(grid)
-    on_progress(
-        f"{evidence.num_decisions:,} trials correct {end:,} predictions on {len(scenes):,} states of the cluster"
-    )
-    changed = [at for at, start in enumerate(starts) if start]
+    # what the prior says of each scene, to tell how alike they are and for what is taken over
+    log_prior_s = [
+        np.log(estimate_step(setting.job, cluster, setting.runtime, grid, memory=memory).step_time_s)
+        for (_, cluster), grid, memory in zip(scenes, grids, memories, strict=True)
+    ]
+    stands_for = _representatives([base for base, _ in scenes], log_prior_s)
+    corrected = sorted(set(stands_for))
+    starts, end = {}, len(own)
+    for at in corrected:
+        is_own = scenes[at] == (pricing.nominal, pricing.nominal)
+        starts[at] = 0 if is_own else end
+        end += 0 if is_own else len(grids[at])
+    trials_told = f"{evidence.num_decisions:,} trials correct the predictions"
+    on_progress(f"{trials_told} on {len(corrected):,} of {len(scenes):,} states of the cluster")
+    changed = [at for at, start in starts.items() if start]
     same_as = np.arange(end)
     for at in changed:
         if scenes[at][0] == pricing.nominal:
@@ -370,13 +381,40 @@ def _priced(
     expected = belief.expected(evidence, same_as)
     ran = np.isin(same_as, sorted(evidence.explored))
     found = {}
-    for scene, grid, memory, start in zip(scenes, grids, memories, starts, strict=True):
-        at_rows = slice(start, start + len(grid))
+    for at, (scene, memory) in enumerate(zip(scenes, memories, strict=True)):
+        of = stands_for[at]
+        rows = slice(starts[of], starts[of] + len(grids[of]))
         room = np.log((1 - headroom) * memory.capacity_bytes)
-        can_run = ((expected.log_needed[at_rows] <= room) | ran[at_rows]) & ~expected.is_broken[at_rows]
-        step_time_s = np.exp(expected.log_step_s[at_rows])
+        can_run = ((expected.log_needed[rows] <= room) | ran[rows]) & ~expected.is_broken[rows]
+        step_time_s = np.exp(expected.log_step_s[rows] + log_prior_s[at] - log_prior_s[of])
         found[scene] = _figures(scene[1], list(pool[scene[0]]), step_time_s, can_run, memory)
     return found, evidence.num_decisions
+
+
+def _representatives(bases: Sequence[Cluster], values: Sequence[FloatArray]) -> list[int]:
+    """For each scene one with the same base that stands for it; itself, if there are at most MOST_CORRECTED.
+
+    Scenes with one base have values of one shape. The first of each base stands for itself; then, one by one, the scene
+    that is the farthest from those that were chosen.
+    """
+    first = {base: at for at, base in reversed(list(enumerate(bases)))}
+    stands_for = [first[base] for base in bases]
+    away = np.array([_distance(values[at], values[of]) for at, of in enumerate(stands_for)])
+    num_chosen = len(first)
+    while num_chosen < max(min(MOST_CORRECTED, len(bases)), len(first)):
+        new = int(np.argmax(away))
+        if away[new] == 0:  # none is unlike those that were chosen
+            break
+        for at, base in enumerate(bases):
+            if base == bases[new] and (distance := _distance(values[at], values[new])) < away[at]:
+                stands_for[at], away[at] = new, distance
+        num_chosen += 1
+    return stands_for
+
+
+def _distance(one: FloatArray, other: FloatArray) -> float:
+    """The largest difference of two rows of values."""
+    return float(np.max(np.abs(one - other), initial=0.0))
 
 
 def _evidence(trials: Sequence[FrozenTrial], grid: ConfigGrid) -> Evidence:

@@ -76,22 +76,27 @@ def tuned(tmp_path_factory):
 
 
 def lost(time_s, host=3):
+    """A host is lost."""
     return HostEvent(time_s=time_s, host=host, is_lost=True)
 
 
 def back(time_s, host=3):
+    """A host returns."""
     return HostEvent(time_s=time_s, host=host, is_lost=False)
 
 
 def slow(time_s, share, link="inter"):
+    """A link changes its share."""
     return LinkEvent(time_s=time_s, link=link, share=share)
 
 
 def trace(*events):
+    """What happens, in order."""
     return Trace(events=events)
 
 
 def setups(timeline):
+    """What runs in each interval."""
     return [one.setup for one in timeline.stretches]
 
 
@@ -122,6 +127,16 @@ def test_the_hosts_with_the_slowest_network_are_left_out_first(config):
     assert fastest_hosts(nic, 3) == (0, 2, 3)
     assert fastest_hosts(path, 3) == (0, 1, 3)
     assert [has_slow_hosts(one, nominal) for one in (plain, nic, path)] == [False, True, True]
+
+
+def test_of_many_states_some_stand_for_others(monkeypatch):
+    """The first of each base stands for itself, then what is the farthest from those; others take the nearest."""
+    monkeypatch.setattr(scenes, "MOST_CORRECTED", 3)
+    values = [np.array([value]) for value in (0.0, 1.0, 9.0, 8.5, 0.2, 50.0)]
+
+    found = scenes._representatives(["a", "a", "a", "a", "a", "b"], values)
+
+    assert found == [0, 0, 2, 2, 0, 5]
 
 
 def test_every_setup_occupies_its_hosts(config):
@@ -289,7 +304,7 @@ def test_the_robust_choice_is_that_of_brute_force(config, statistic):
             before, waited = (step_s, seconds), False
         return on_trace(steps, 2000.0, config.setting.job.tokens_per_step).time_per_token_s
 
-    grid = pricing.grid_on(pricing.nominal)
+    grid = pricing.space_on(pricing.nominal).grid
     fits = config.space().memory.fits(config.options.memory_headroom)
     every = [grid.config(at) for at in np.flatnonzero(fits).tolist()]
     options = options_over(pricing, courses, [Setup(hosts=HOSTS, config=one) for one in every], None)
@@ -334,6 +349,7 @@ def meshtune(capsys, monkeypatch):
 
 
 def write_trace(*rows, name="trace.csv"):
+    """A trace file of those rows, below the header; its name."""
     Path(name).write_text("\n".join(["time_s,link,share", *rows]) + "\n", encoding="utf-8")
     return name
 
@@ -463,7 +479,7 @@ def test_a_step_on_a_slower_network_takes_longer(meshtune, tmp_path, command):
 
 
 def test_a_step_after_a_loss_needs_fewer_devices(meshtune, tmp_path):
-    """A configuration of all devices cannot run after a loss, and the message says how many are left; one of them can."""
+    """A configuration of all devices cannot run after a loss, and the message says how many are left."""
     write_trace("60,h1,lost", "70,h2,lost")
     path = write_study(tmp_path, cluster="{name: dgx-h100, hosts: 4, trace: trace.csv}")
 
