@@ -895,6 +895,9 @@ HOSTILE = "\x1b[31mred\nline\u202e\x07"
         ("status", "STUDY", "--storage", HOSTILE),
         ("export", "STUDY", "--to", "json", "--out", f"no/{HOSTILE}"),
         ("run", "STUDY", "--trials", HOSTILE),
+        ("replan", "STUDY", "--trace", HOSTILE),
+        ("replan", "STUDY", "--until", HOSTILE),
+        ("simulate", "STUDY", "--config", "tp=8", "--at", "1", "--network", HOSTILE),
     ],
     ids=lambda arguments: repr(" ".join(arguments)),
 )

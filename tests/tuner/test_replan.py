@@ -223,6 +223,19 @@ def test_a_loss_leads_to_a_configuration_of_what_is_left(config):
     assert plan.gain_over_staying >= 0
 
 
+def test_a_trace_may_begin_with_the_loss(tuned):
+    """What to do once a host is gone: the trials correct the plan though no setup of all hosts can run."""
+    plan = replanned(tuned, trace(lost(0.0)), until_s=3600.0)
+
+    (only,) = plan.best.stretches
+    (staying,) = plan.staying.stretches
+    assert plan.num_trials == 5
+    assert len(only.setup.hosts) == 2
+    assert (only.switch_s, only.lost_work_s) == (0.0, 0.0)
+    assert staying.setup.config.dp < only.setup.config.num_devices
+    assert only.step_time_s <= staying.step_time_s
+
+
 def test_a_returned_host_leads_back(config):
     """When the host returns, so does the configuration of all hosts; who stays waits for it."""
     plan = replanned(config, trace(lost(3600.0), back(40000.0)), until_s=80000.0)
