@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from optuna import Study
+
 from costmodels.parallel import ParallelConfig
 from tuner.candidates import candidates_of, predicted, ranking
 from tuner.config import StudyConfig
@@ -33,7 +35,11 @@ class Best:
 
 def best_configuration(config: StudyConfig) -> Best | None:
     """The best that is known of a study; None if no configuration works."""
-    study = find_study(config.storage, config.name)
+    return best_known(config, find_study(config.storage, config.name))
+
+
+def best_known(config: StudyConfig, study: Study | None) -> Best | None:
+    """The same of a study that was opened already; None is one that was never run."""
     records = read_records(study) if study is not None else []
     best = best_record(records)
     if best is not None and best.step_time_s is not None:

@@ -32,7 +32,7 @@ from optuna import Study
 from costmodels.parallel import ParallelConfig
 from hardware.dynamics import Trace, intervals
 from hardware.errors import ConfigError
-from tuner.best import best_configuration
+from tuner.best import best_known
 from tuner.config import StudyConfig
 from tuner.experience import unheard
 from tuner.network import hosts_named
@@ -239,7 +239,7 @@ def replanned(
         ConfigError: something happens after `until_s`, or the stored study means something else.
     """
     course, pricing, study = course_of(config, trace, until_s), Pricing(config), _stored(config)
-    found = best_configuration(config)
+    found = best_known(config, study)
     staying = stays(pricing, course, found.config) if found else None
     besides = [setup for setup in dict.fromkeys(staying or ()) if setup is not None]
     options = options_over(pricing, [course], besides, study, on_progress=on_progress)
@@ -277,7 +277,8 @@ def robust_choice(
         ConfigError: something happens after `until_s`, or the stored study means something else.
     """
     courses = [course_of(config, trace, until_s) for trace in traces]
-    pricing, study, found = Pricing(config), _stored(config), best_configuration(config)
+    pricing, study = Pricing(config), _stored(config)
+    found = best_known(config, study)
     whole = pricing.all_hosts
     clusters = dict.fromkeys(
         cluster_of(pricing.nominal, course.trace, interval.from_s, whole)
