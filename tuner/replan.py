@@ -44,7 +44,6 @@ from tuner.scenes import (
     Setup,
     cluster_of,
     options_over,
-    ranked,
 )
 from tuner.storage import find_study
 from tuner.study import check_meaning
@@ -286,7 +285,7 @@ def robust_choice(
         for interval in course.intervals
         if interval.hosts == whole
     )
-    configs = dict.fromkeys(one for cluster in clusters for one in ranked(pricing, (pricing.nominal, cluster)).configs)
+    configs = dict.fromkeys(one for cluster in clusters for one in pricing.ranked((pricing.nominal, cluster)).configs)
     if found is not None:
         configs = dict.fromkeys([*configs, found.config])
     timelines = {one: [stays(pricing, course, one) for course in courses] for one in configs}

@@ -39,9 +39,13 @@ from tuner.space import Space, build_space, launchable
 MOST_KEPT = 64
 """Configurations of a scene that may run in it: those predicted to be the fastest before any trial."""
 
-MOST_SIZES = 3
-"""Numbers of hosts for which a scene has setups, where not all hosts are there or some are slow: the largest that any
-configuration occupies."""
+MOST_SIZES = 2
+"""Numbers of hosts for which an interval has setups of its own, where not all hosts are there or some are slow: those
+that are predicted to be the fastest."""
+
+LEAST_WORK, LEAST_WORK_MIXED = 0.8, 0.4
+"""Device seconds of a step on fewer hosts, at least, over those of the fastest on the nominal cluster; the second
+where devices are unlike. What could not be faster even so is not looked at (assumed)."""
 
 MOST_SETS = 6
 """Sets of hosts with setups in one interval: its own, then those of its neighbours in time."""
@@ -157,6 +161,19 @@ def has_slow_hosts(interval: Interval, nominal: Cluster) -> bool:
     return bool(interval.cluster.slow_pairs) or len(interval.cluster.groups) > len(nominal.groups)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ranked:
+    """The configurations of a scene that are predicted to be the fastest before any trial.
+
+    Attributes:
+        configs: At most MOST_KEPT, the fastest first, those that do not fit last.
+        best_s: Step time of the first; inf without one.
+    """
+
+    configs: tuple[ParallelConfig, ...]
+    best_s: float
+
+
 class Pricing:
     """Enumerates and prices setups of one study; what is asked twice is computed once."""
 
@@ -164,6 +181,7 @@ class Pricing:
         self.config, self.nominal = config, config.setting.cluster
         self.all_hosts: Hosts = tuple(range(self.nominal.num_hosts))
         self._spaces: dict[Cluster, Space] = {}
+        self._ranked: dict[Scene, Ranked] = {}
 
     def base(self, hosts: Hosts) -> Cluster:
         """The cluster that some hosts make nominally."""
@@ -182,18 +200,41 @@ class Pricing:
                     raise error.in_file(self.config.file) from None
         return self._spaces[cluster]
 
-    def host_sets(self, interval: Interval) -> tuple[Hosts, ...]:
-        """The sets of hosts on which setups are looked for in an interval, the largest first."""
-        whole = len(interval.hosts) == len(self.all_hosts) and not has_slow_hosts(interval, self.nominal)
-        found: list[Hosts] = []
+    def ranked(self, scene: Scene) -> Ranked:
+        """What is predicted to be the fastest in a scene before any trial."""
+        if scene not in self._ranked:
+            base, cluster = scene
+            space, setting = self.space_on(base), self.config.setting
+            self._ranked[scene] = Ranked(configs=(), best_s=math.inf)
+            if len(space.grid):
+                step = (setting.job, cluster, setting.runtime, space.grid)
+                step_time_s = estimate_step(*step, memory=space.memory).step_time_s
+                misfit = ~space.memory.fits(self.config.options.memory_headroom)
+                order = np.lexsort((step_time_s, misfit))[:MOST_KEPT]
+                configs = tuple(map(space.grid.config, order.tolist()))
+                self._ranked[scene] = Ranked(configs=configs, best_s=float(step_time_s[order[0]]))
+        return self._ranked[scene]
+
+    def scene_of(self, trace: Trace, interval: Interval, hosts: Hosts) -> Scene:
+        """What some hosts make in an interval."""
+        return self.base(hosts), cluster_of(self.nominal, trace, interval.from_s, hosts)
+
+    def host_sets(self, trace: Trace, interval: Interval) -> tuple[Hosts, ...]:
+        """The sets of hosts on which setups are looked for in an interval, the fastest first."""
+        if len(interval.hosts) == len(self.all_hosts) and not has_slow_hosts(interval, self.nominal):
+            return (self.all_hosts,)
+        nominal_s = self.ranked((self.nominal, self.nominal)).best_s
+        least_work = LEAST_WORK if len(self.nominal.devices) == 1 else LEAST_WORK_MIXED
+        device_s = least_work * nominal_s * self.nominal.num_devices if math.isfinite(nominal_s) else 0.0
+        found: list[tuple[float, Hosts]] = []
         for count in range(len(interval.hosts), 0, -1):
             hosts = fastest_hosts(interval, count)
+            if found and device_s / self.base(hosts).num_devices >= min(found)[0]:
+                break
             memory = self.space_on(self.base(hosts)).memory
             if memory.fits(self.config.options.memory_headroom).any():
-                found.append(hosts)
-            if len(found) >= (1 if whole else MOST_SIZES):
-                break
-        return tuple(found)
+                found.append((self.ranked(self.scene_of(trace, interval, hosts)).best_s, hosts))
+        return tuple(hosts for _, hosts in sorted(found)[:MOST_SIZES])
 
     def smaller(self, config: ParallelConfig, interval: Interval) -> Setup | None:
         """The same degrees with less data parallelism, on as many hosts of an interval as that can occupy.
@@ -234,31 +275,28 @@ def options_over(
         study: What the study has measured; None before its first trial.
         on_progress: Called with a line of text before what takes seconds.
     """
-    nominal = pricing.nominal
     scene_in: dict[tuple[int, int, Hosts], Scene] = {}
-    fastest: dict[Scene, Ranked] = {}
+    seen: set[Scene] = set()
     asked = {setup.hosts for setup in besides}
     for number, course in enumerate(courses):
         for at, sets in enumerate(_available(pricing, course, besides)):
-            from_s = course.intervals[at].from_s
-            there = {hosts: (pricing.base(hosts), cluster_of(nominal, course.trace, from_s, hosts)) for hosts in sets}
-            for scene in there.values():
-                if scene not in fastest:
-                    fastest[scene] = ranked(pricing, scene)
-                    if len(fastest) % 100 == 0:
-                        on_progress(f"looked at {len(fastest):,} states of the cluster")
-            limit_s = FARTHEST * min((fastest[scene].best_s for scene in there.values()), default=math.inf)
+            there = {hosts: pricing.scene_of(course.trace, course.intervals[at], hosts) for hosts in sets}
+            best_s = {hosts: pricing.ranked(scene).best_s for hosts, scene in there.items()}
+            limit_s = FARTHEST * min(best_s.values(), default=math.inf)
             scene_in |= {
                 (number, at, hosts): scene
                 for hosts, scene in there.items()
-                if hosts in asked or fastest[scene].best_s < limit_s
+                if hosts in asked or best_s[hosts] < limit_s
             }
+            if len(seen) // 100 < len(seen | {*there.values()}) // 100:
+                on_progress(f"looked at {len(seen | {*there.values()}):,} states of the cluster")
+            seen |= {*there.values()}
     scenes = list(dict.fromkeys(scene_in.values()))
     pool: dict[Cluster, dict[ParallelConfig, None]] = {}
     for setup in besides:
         pool.setdefault(pricing.base(setup.hosts), {})[setup.config] = None
     for scene in scenes:
-        pool.setdefault(scene[0], {}).update(dict.fromkeys(fastest[scene].configs))
+        pool.setdefault(scene[0], {}).update(dict.fromkeys(pricing.ranked(scene).configs))
     found, num_trials = _priced(pricing, scenes, pool, study, on_progress)
     place: dict[Setup, int] = {}
     figures: list[list[dict[int, Figures]]] = [[{} for _ in course.intervals] for course in courses]
@@ -275,7 +313,7 @@ def options_over(
 
 def _available(pricing: Pricing, course: Course, besides: Sequence[Setup]) -> list[list[Hosts]]:
     """The sets of hosts with setups in every interval: those of its own, of `besides`, and of its neighbours."""
-    own = [list(pricing.host_sets(interval)) for interval in course.intervals]
+    own = [list(pricing.host_sets(course.trace, interval)) for interval in course.intervals]
     there = [set(interval.hosts) for interval in course.intervals]
     for order in (range(1, len(own)), range(len(own) - 2, -1, -1)):
         for at in order:
@@ -286,32 +324,6 @@ def _available(pricing: Pricing, course: Course, besides: Sequence[Setup]) -> li
         wanted = dict.fromkeys(setup.hosts for setup in besides)
         sets += [hosts for hosts in wanted if hosts not in sets and there[at] >= {*hosts}]
     return own
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ranked:
-    """The configurations of a scene that are predicted to be the fastest before any trial.
-
-    Attributes:
-        configs: At most MOST_KEPT, the fastest first, those that do not fit last.
-        best_s: Step time of the first; inf without one.
-    """
-
-    configs: tuple[ParallelConfig, ...]
-    best_s: float
-
-
-def ranked(pricing: Pricing, scene: Scene) -> Ranked:
-    """What is predicted to be the fastest in a scene."""
-    base, cluster = scene
-    space, setting = pricing.space_on(base), pricing.config.setting
-    grid, memory = space.grid, space.memory
-    if not len(grid):
-        return Ranked(configs=(), best_s=math.inf)
-    step_time_s = estimate_step(setting.job, cluster, setting.runtime, grid, memory=memory).step_time_s
-    misfit = ~memory.fits(pricing.config.options.memory_headroom)
-    order = np.lexsort((step_time_s, misfit))[:MOST_KEPT]
-    return Ranked(configs=tuple(map(grid.config, order.tolist())), best_s=float(step_time_s[order[0]]))
 
 
 def _priced(
