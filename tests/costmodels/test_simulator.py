@@ -255,12 +255,17 @@ def test_a_transfer_takes_the_link_that_another_one_excludes():
 )
 @settings(max_examples=30, deadline=None)
 def test_passes_run_when_what_they_wait_for_is_there(pp, vpp, rounds, schedule, layers):
-    """On hosts of their own, unlike stages run their passes at the times that a plain walk through the order gives."""
+    """On hosts of their own, unlike stages run their passes at the times that a plain walk through the order gives.
+
+    Their NICs are so fast that messages, whose latencies remain, hardly ever share one.
+    """
     assume(schedule == "1f1b" or vpp == 1)
     cut = tuple(layers[: pp * vpp])
     job = job_of(batch=rounds * pp, num_layers=sum(cut))
     config = ParallelConfig(pp=pp, tp=8, vpp=vpp, zero_stage=0, assignment=Assignment(layers=cut))
-    found = simulate_step(job, find_cluster("dgx-h100", hosts=pp), MEGATRON, config, schedule=schedule)
+    nic = {"kind": "infiniband", "bandwidth_gb_per_s": 1e6, "latency_us": 40}
+    cluster = cluster_from_mapping({"name": "dgx-h100", "hosts": pp, "nic_links": [nic]}, Path())
+    found = simulate_step(job, cluster, MEGATRON, config, schedule=schedule)
     order = pass_order(schedule, pp, vpp, rounds * pp)
     works, virtual = found.stages[0], range(pp * vpp)
     pass_s = np.zeros((3, pp * vpp))
@@ -283,4 +288,4 @@ def test_passes_run_when_what_they_wait_for_is_there(pp, vpp, rounds, schedule, 
     }
 
     keys = zip(order.kind.tolist(), order.micro_batch.tolist(), order.virtual_stage.tolist(), strict=True)
-    assert [starts[key] for key in keys] == pytest.approx(expected.start_s.tolist(), abs=1e-9)
+    assert [starts[key] for key in keys] == pytest.approx(expected.start_s.tolist(), abs=1e-6)
