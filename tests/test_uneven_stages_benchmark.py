@@ -37,6 +37,15 @@ def test_the_best_stages_are_faster_than_even_ones_that_recompute_everything(set
     assert found.gain(simulated=True) > 0.1
 
 
+def test_one_micro_batch_can_be_planned():
+    """Where a stage holds one micro-batch at most, recomputation is taken to save nothing, and planning goes on."""
+    alone = _layouts(2, 8, [16])[0]
+    found = compared(alone, ParallelConfig(pp=16, tp=4, mbs=2, zero_stage=1, sequence_parallel=True))
+
+    assert found.known in (Known.OPTIMAL, Known.INFEASIBLE)
+    assert found.best_s <= found.even_s
+
+
 def test_what_fits_in_no_way_has_no_step_time(setting):
     """A layout that exceeds the memory however it is cut is proven to, and compared with nothing."""
     found = compared(setting, ParallelConfig(pp=2, dp=32, zero_stage=0))
