@@ -229,8 +229,10 @@ def cut_layers(
     for slack in SLACKS:
         layers = _given_back(cost_s, _taken(cost_s, slack * high, vpp), num_layers, vpp)
         times_s = np.take_along_axis(cost_s, layers[:, None], axis=1)[:, 0]
+        fits = np.isfinite(times_s).all(axis=0) & (layers.sum(axis=0) == num_layers)
+        times_s = np.where(fits, times_s, 0.0)
         step_s = (num_micro_batches - 1 / vpp) * times_s.max(axis=0) + times_s.sum(axis=0) / vpp
-        better = (step_s < best_s) & (layers.sum(axis=0) == num_layers)
+        better = fits & (step_s < best_s)
         best_s, best = np.where(better, step_s, best_s), np.where(better, layers, best)
     return Cut(layers=best, recomputed=np.take_along_axis(again, best[:, None], axis=1)[:, 0])
 
@@ -267,7 +269,8 @@ def _given_back(cost_s: FloatArray, layers: IntArray, num_layers: int, least: in
     while (too_many := layers.sum(axis=0) > num_layers).any():
         above = np.take_along_axis(cost_s, layers[:, None], axis=1)[:, 0]
         below = np.take_along_axis(cost_s, np.maximum(layers - 1, 0)[:, None], axis=1)[:, 0]
-        saves_s = np.where(layers > least, above - below, -np.inf)
+        # a number of layers that does not fit is the first to go
+        saves_s = np.where(layers > least, np.where(np.isfinite(above), above, 1e30) - below, -np.inf)
         stage = saves_s.argmax(axis=0)
         too_many &= np.isfinite(saves_s[stage, columns])
         if not too_many.any():
