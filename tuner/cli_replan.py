@@ -36,6 +36,9 @@ def replan(
         str | None,
         typer.Option(metavar="mean|p90", help="The one configuration that is best over all traces, never changed."),
     ] = None,
+    unforeseen: Annotated[
+        bool, typer.Option("--unforeseen", help="Plan each interval as if nothing happened any more after it began.")
+    ] = False,
     restart: Annotated[
         str, typer.Option("--switch-restart", metavar="SECONDS", help="To stop and start all processes (assumed).")
     ] = "120",
@@ -71,6 +74,8 @@ def replan(
             value=", ".join(map(str, files)),
             nearest="--robust mean, or one trace",
         )
+    if robust is not None and unforeseen:
+        raise ConfigError("plans changes, and --robust allows none", key="--unforeseen", nearest="one of the two")
     config = load(study, overrides, storage)
 
     from tuner.network import trace_of
@@ -84,7 +89,9 @@ def replan(
         names = [str(file) for file in files] or ["cluster.trace"]
         _print_robust(config, traces, names, robust, until_s, assumptions, as_json)
         return
-    plan = replanned(config, traces[0], until_s=until_s, assumptions=assumptions, on_progress=_tell)
+    plan = replanned(
+        config, traces[0], until_s=until_s, assumptions=assumptions, foresees=not unforeseen, on_progress=_tell
+    )
     if as_json:
         print_json(plan_json(config, plan))
     elif plan.works:

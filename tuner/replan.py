@@ -4,7 +4,8 @@ The cluster of a study is a sequence of clusters, each for a stretch of time ("R
 Heterogeneous Computing with Automatic Parallelization", section 2.2; hardware/dynamics.py). In each stretch a few
 setups may run: configurations on all hosts or on some (scenes.py), with step times that the study's trials have
 corrected. Changing from one to another takes time, and the loss of a host takes the steps since the last checkpoint.
-The plan is the timeline that makes the most steps until the end (timeline.py).
+The plan is the timeline that makes the most steps until the end, or the one of somebody who foresees nothing
+(timeline.py).
 
 What it is compared with is staying: the study's best configuration runs wherever all hosts are there. While some are
 lost it waits, if all of them return before the end; else it goes on with the same degrees and less data parallelism,
@@ -47,7 +48,7 @@ from tuner.scenes import (
 )
 from tuner.storage import find_study
 from tuner.study import check_meaning
-from tuner.timeline import Choices, best_timeline, steps_of
+from tuner.timeline import Choices, best_timeline, steps_of, unforeseen_timeline
 
 AFTER_LAST_S = 3600.0
 """How long a trace goes on after its last event, where nobody says until when."""
@@ -223,6 +224,7 @@ def replanned(
     *,
     until_s: float | None = None,
     assumptions: Assumptions = DEFAULTS,
+    foresees: bool = True,
     on_progress: Callable[[str], None] = unheard,
 ) -> Plan:
     """The best timeline over a trace.
@@ -232,6 +234,7 @@ def replanned(
         trace: How its cluster changes.
         until_s: Where the plan ends.
         assumptions: What a change costs.
+        foresees: Whether the plan knows what comes next; otherwise each choice is made as if nothing came any more.
         on_progress: Called with a line of text before what takes seconds.
 
     Raises:
@@ -243,8 +246,10 @@ def replanned(
     besides = [setup for setup in dict.fromkeys(staying or ()) if setup is not None]
     options = options_over(pricing, [course], besides, study, on_progress=on_progress)
     priced = _Priced(course, options, 0, assumptions)
+    lengths_s = np.array([interval.to_s - interval.from_s for interval in course.intervals])
+    chosen = best_timeline(priced.choices) if foresees else unforeseen_timeline(priced.choices, lengths_s)
     return Plan(
-        best=priced.timeline(best_timeline(priced.choices)),
+        best=priced.timeline(chosen),
         staying=priced.timeline(priced.places(staying), plans=False) if staying else None,
         until_s=course.intervals[-1].to_s,
         assumptions=assumptions,

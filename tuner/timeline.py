@@ -61,6 +61,30 @@ def best_timeline(choices: Choices) -> tuple[int, ...]:
     return tuple(reversed(timeline))
 
 
+def unforeseen_timeline(choices: Choices, lengths_s: FloatArray) -> tuple[int, ...]:
+    """The options, one for each stretch [t], of somebody who never knows what comes next.
+
+    Each choice is the best if nothing happened any more until the end; of equals what runs already goes on.
+
+    Args:
+        choices: What can run when.
+        lengths_s: How long each stretch is [t].
+    """
+    timeline: list[int] = []
+    for at in range(len(lengths_s)):
+        value = choices.steps[at] / lengths_s[at] * lengths_s[at:].sum()
+        if timeline:
+            before = timeline[-1]
+            costs = choices.begin_steps[at] + choices.end_steps[at, before]
+            costs[before] = 0.0
+            value = value - costs
+        value[~choices.runs[at]] = -np.inf
+        best = int(np.argmax(value))
+        goes_on = timeline and choices.runs[at, timeline[-1]] and value[timeline[-1]] >= value[best]
+        timeline.append(timeline[-1] if goes_on else best)
+    return tuple(timeline)
+
+
 def steps_of(choices: Choices, timeline: Sequence[int]) -> FloatArray:
     """The steps that a timeline makes in each stretch [t], less what the switch at its beginning costs."""
     assert all(choices.runs[at, option] for at, option in enumerate(timeline)), "a timeline holds what can run"

@@ -223,6 +223,18 @@ def test_a_loss_leads_to_a_configuration_of_what_is_left(config):
     assert plan.gain_over_staying >= 0
 
 
+def test_nobody_leaves_a_host_before_a_loss_that_is_not_foreseen(config):
+    """Soon before a loss, one who knows of it is already on the other hosts; one who does not pays for the change."""
+    foreseen, unforeseen = (
+        replanned(config, trace(lost(60.0)), until_s=7200.0, foresees=foresees) for foresees in (True, False)
+    )
+
+    assert setups(foreseen.best)[0].hosts != HOSTS
+    assert setups(unforeseen.best)[0].hosts == HOSTS
+    assert unforeseen.best.stretches[1].switch_s > 120.0
+    assert unforeseen.best.steps < foreseen.best.steps
+
+
 def test_a_trace_may_begin_with_the_loss(tuned):
     """What to do once a host is gone: the trials correct the plan though no setup of all hosts can run."""
     plan = replanned(tuned, trace(lost(0.0)), until_s=3600.0)
@@ -448,6 +460,7 @@ def test_nothing_works_without_a_configuration(meshtune, tmp_path):
         (("9,inter,0.5",), ("--until", "9"), ("--until = '9'", "later than the last event", "above 9")),
         (("9,inter,0.5",), ("--until", "soon"), ("--until = 'soon'", "must be a number above 0")),
         (("9,inter,0.5",), ("--robust", "best"), ("--robust = 'best'", "mean, p90")),
+        (("9,inter,0.5",), ("--robust", "mean", "--unforeseen"), ("--unforeseen", "--robust allows none")),
         (("9,inter,0.5",), ("--trace", "trace.csv"), ("--trace", "--robust mean")),
         (("9,inter,0.5",), ("--switch-gb-per-s", "0"), ("--switch-gb-per-s = '0'", "above 0")),
         (("9,inter,0.5",), ("--switch-restart", "-1"), ("--switch-restart = '-1'", "at least 0")),

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.timeline import Choices, best_timeline, steps_of
+from tuner.timeline import Choices, best_timeline, steps_of, unforeseen_timeline
 
 
 def choices_of(count, options, *, steps, begin, end, runs):
@@ -81,3 +81,21 @@ def test_choices_without_one_that_runs_are_a_mistake_of_ours():
 
     with pytest.raises(AssertionError, match="some option can run"):
         Choices(runs=nothing.astype(bool), steps=nothing, begin_steps=nothing, end_steps=nothing)
+
+
+@given(small_choices())
+def test_nobody_makes_more_steps_than_one_who_foresees(choices):
+    """What is chosen stretch by stretch can run, and makes no more than the best timeline."""
+    found = unforeseen_timeline(choices, np.ones(len(choices.runs)))
+
+    assert all(choices.runs[at, option] for at, option in enumerate(found))
+    assert steps_of(choices, found).sum() <= steps_of(choices, best_timeline(choices)).sum() + 1e-9
+
+
+def test_a_change_is_weighed_against_all_the_time_that_seems_left():
+    """It pays for the rest of ten stretches, not for the single one in which it turns out to be better."""
+    steps = [[10, 9], *[[9, 10]], *[[10, 9]] * 8]
+    choices = choices_of(10, 2, steps=steps, begin=[[0, 0], *[[5, 5]] * 9], end=[[0, 0]] * 10, runs=[[True, True]] * 10)
+
+    assert unforeseen_timeline(choices, np.ones(10))[:3] == (0, 1, 0)
+    assert best_timeline(choices) == (0,) * 10
