@@ -61,11 +61,28 @@ def reasons_against(config: StudyConfig, space: Space, chosen: ParallelConfig) -
             return {}
         return {"measured": f"is none of the {len(space.grid):,} measured configurations"}
     fixed = config.config_defaults
-    return why_not(config.setting, config.options, chosen) | {
+    reasons = why_not(config.setting, config.options, chosen) | {
         f"job.{name}": f"the study fixes {name} to {fixed[name]}; space.{name} would search it"
         for name in FURTHER_DIMENSIONS
         if name not in config.options.opened and chosen.values([name])[name] != fixed[name]
     }
+    if (
+        not reasons
+        and chosen.assignment
+        and tuple(chosen.values(space.grid.dimensions).values()) not in (space.grid.positions())
+    ):
+        reasons["assignment"] = f"is not what is planned for these degrees: {_planned_for(space, chosen)}"
+    return reasons
+
+
+def _planned_for(space: Space, chosen: ParallelConfig) -> str:
+    """The uneven work of the candidate that differs from a configuration in nothing else."""
+    others = [name for name in space.grid.dimensions if name != "assignment"]
+    for position in np.flatnonzero(space.grid.assignment).tolist():
+        candidate = space.grid.config(position)
+        if candidate.values(others) == chosen.values(others):
+            return str(candidate.assignment)
+    return "even work"
 
 
 def tokens_per_s_per_device(setting: Setting, step_time_s: float) -> float:

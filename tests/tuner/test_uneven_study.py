@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from optuna.distributions import IntDistribution
@@ -11,6 +12,7 @@ from costmodels.assignment import Assignment
 from costmodels.parallel import ParallelConfig
 from hardware.errors import ConfigError
 from trials.backend import Status
+from tuner.candidates import reasons_against
 from tuner.config import load_study
 from tuner.history import past_of
 from tuner.parameters import ASSIGNMENT, distribution_of, params_of
@@ -135,3 +137,16 @@ def test_the_command_line_takes_uneven_work(study):
     assert json.loads(good.stdout)["step_time_s"] > 0
     assert (bad.returncode, bad.stdout) == (2, "")
     assert "layers must add up to the model's 32, but give 31" in bad.stderr
+
+
+def test_why_tells_what_is_planned_instead(study):
+    """A division that nobody planned is no candidate, and the one that was is named."""
+    config = study()
+    space = config.space()
+    planned = next(one for one in map(space.grid.config, range(len(space.grid))) if one.assignment.layers)
+    most = 32 - (planned.pp - 1)
+    other = replace(planned, assignment=Assignment(layers=(most, *(1,) * (planned.pp - 1))))
+
+    assert reasons_against(config, space, planned) == {}
+    told = reasons_against(config, space, other)["assignment"]
+    assert told == f"is not what is planned for these degrees: {planned.assignment}"
