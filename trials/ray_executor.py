@@ -13,8 +13,7 @@ them now and then, so that they outlive their worker. The mailbox has one thread
 the order of a worker's calls in that case only. It numbers the steps and keeps them until they have been read here, so
 that an answer may be late or lost. Streaming generators would do without that process, but Ray's client has none.
 
-Ray is imported when an executor is entered, not before: the import takes a second that other commands need not pay,
-and whether sockets stay on this machine is decided by the environment at that moment.
+Ray is imported when an executor is entered, not before (`ray_local.py` says why).
 """
 
 from __future__ import annotations
@@ -25,12 +24,9 @@ import logging
 import math
 import os
 import socket
-import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -39,6 +35,7 @@ from costmodels.parallel import ParallelConfig
 from costmodels.reduced import Reduction
 from hardware.errors import ConfigError
 from trials.backend import AbstractBackend, Observation, Status, tail_of
+from trials.ray_local import imported_ray, start_local_ray
 
 SLOT_WAIT_S = 30.0
 """How long a cluster has to provide the slots asked for; a study then uses those that it has."""
@@ -62,20 +59,6 @@ MAIL_EVERY_S = 0.5
 """How often the mailbox is asked for steps, so that short ones do not keep the driver busy: one turn of its loop takes
 some 40 ms with 40 trials in the study (measured)."""
 
-OBJECT_STORE_BYTES = 100_000_000
-"""Trials exchange a few kilobytes; Ray would reserve 30% of the memory."""
-
-_LOCAL_ENVIRONMENT = {
-    "RAY_gcs_rpc_server_reconnect_timeout_s": "3",  # Ray's agents outlive a killed driver by this, not by a minute
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # the only switch that keeps every socket on 127.0.0.1
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a worker without GPUs of its own still sees those of the machine
-}
-_QUIET_ENVIRONMENT = {
-    # Ray prints the raylet's error messages to standard output, which belongs to the command's result
-    "RAY_DEDUP_LOGS": "1",
-    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",
-}
 _SUBMITTED_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set, under this very name, where `ray job submit` started us
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 _HTTP2_SETTINGS = 4
@@ -352,24 +335,13 @@ class RayExecutor:
         """Starts Ray here or joins a cluster, unless the program has done so; whether it was started here."""
         address = self._address or os.environ.get("RAY_ADDRESS") or "local"
         if address != "local":
-            self._ray = _imported_ray()
+            self._ray = imported_ray()
             if not self._ray.is_initialized():
                 self._join(address)
             return False
-        with _environment(_LOCAL_ENVIRONMENT | {"PYTHONPATH": _python_path()}):
-            self._ray = _imported_ray()
-            if self._ray.is_initialized():
-                return False
-            self._owns_connection = True
-            self._ray.init(
-                address="local",
-                num_cpus=max(self._parallel_trials, os.cpu_count() or 1),
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                object_store_memory=OBJECT_STORE_BYTES,
-            )
-        return True
+        self._owns_connection = start_local_ray(max(self._parallel_trials, os.cpu_count() or 1))
+        self._ray = imported_ray()
+        return self._owns_connection
 
     def _join(self, address: str) -> None:
         """Joins the cluster at `address`.
@@ -590,36 +562,6 @@ class RayExecutor:
     def _kill(self, actor: Any) -> None:
         with contextlib.suppress(self._ray.exceptions.RayError, ValueError):
             self._ray.kill(actor, no_restart=True)
-
-
-def _imported_ray() -> Any:
-    with _environment(_QUIET_ENVIRONMENT):  # read once, at import
-        ray = import_module("ray")
-        import_module("ray.exceptions")
-    return ray
-
-
-@contextlib.contextmanager
-def _environment(changes: Mapping[str, str]) -> Iterator[None]:
-    """Sets environment variables for the processes started inside the block, and puts the old ones back."""
-    before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
-def _python_path() -> str:
-    """Where local workers find modules that are not installed: a checkout, and what else this program can import."""
-    entries = [Path(__file__).parents[1], *map(Path, sys.path)]
-    prefixes = {Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)}
-    resolved = dict.fromkeys(entry.resolve() for entry in entries)
-    return os.pathsep.join(str(path) for path in resolved if not prefixes & {path, *path.parents})
 
 
 def _check_answers(address: str) -> None:

@@ -11,7 +11,6 @@ at the bound costs nothing; it may then see an old one, which only makes it sear
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from hardware.errors import ConfigError
-from trials.ray_executor import _LOCAL_ENVIRONMENT, OBJECT_STORE_BYTES, _environment, _imported_ray, _python_path
+from trials.ray_local import imported_ray, start_local_ray
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -87,7 +86,7 @@ class RayBound:
 
 
 def _run(function: Any, task: Any, actor: Any, number: int, best_known: float) -> Any:
-    return function(task, RayBound(_imported_ray(), actor, number, best_known))
+    return function(task, RayBound(imported_ray(), actor, number, best_known))
 
 
 class RayWorkers:
@@ -109,18 +108,8 @@ class RayWorkers:
 
     def __enter__(self) -> RayWorkers:
         """Starts Ray here, unless the program has joined one."""
-        with _environment(_LOCAL_ENVIRONMENT | {"PYTHONPATH": _python_path()}):
-            self._ray = _imported_ray()
-            if not self._ray.is_initialized():
-                self._owns_connection = True
-                self._ray.init(
-                    address="local",
-                    num_cpus=self._num_workers,
-                    include_dashboard=False,
-                    log_to_driver=False,
-                    logging_level=logging.ERROR,
-                    object_store_memory=OBJECT_STORE_BYTES,
-                )
+        self._owns_connection = start_local_ray(self._num_workers)
+        self._ray = imported_ray()
         self._actor = self._ray.remote(_Bound).options(num_cpus=0).remote()
         self._remote = self._ray.remote(_run).options(num_cpus=1)
         return self

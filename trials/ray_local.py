@@ -1,0 +1,87 @@
+"""Ray on this machine: imported quietly, started with sockets that stay here, and with workers that find our modules.
+
+Ray is imported when it is needed, not before: the import takes a second that other commands need not pay, and whether
+sockets stay on this machine is decided by the environment at that moment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+OBJECT_STORE_BYTES = 100_000_000
+"""Trials and planners exchange a few kilobytes; Ray would reserve 30% of the memory."""
+
+_LOCAL_ENVIRONMENT = {
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "3",  # Ray's agents outlive a killed driver by this, not by a minute
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # the only switch that keeps every socket on 127.0.0.1
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a worker without GPUs of its own still sees those of the machine
+}
+_QUIET_ENVIRONMENT = {
+    # Ray prints the raylet's error messages to standard output, which belongs to the command's result
+    "RAY_DEDUP_LOGS": "1",
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",
+}
+
+
+def imported_ray() -> Any:
+    """The library; it is not typed, hence `Any`."""
+    with _environment(_QUIET_ENVIRONMENT):  # read once, at import
+        ray = import_module("ray")
+        import_module("ray.exceptions")
+    return ray
+
+
+def start_local_ray(num_cpus: int) -> bool:
+    """Starts Ray on this machine, unless the program has started or joined one; whether it had to.
+
+    Args:
+        num_cpus: What Ray may hand out, if it is started.
+    """
+    with _environment(_LOCAL_ENVIRONMENT | {"PYTHONPATH": _python_path()}):
+        ray = imported_ray()
+        if ray.is_initialized():
+            return False
+        try:
+            ray.init(
+                address="local",
+                num_cpus=num_cpus,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                object_store_memory=OBJECT_STORE_BYTES,
+            )
+        except BaseException:  # an interrupt, too, leaves no process behind
+            ray.shutdown()
+            raise
+    return True
+
+
+@contextlib.contextmanager
+def _environment(changes: Mapping[str, str]) -> Iterator[None]:
+    """Sets environment variables for the processes started inside the block, and puts the old ones back."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _python_path() -> str:
+    """Where local workers find modules that are not installed: a checkout, and what else this program can import."""
+    entries = [Path(__file__).parents[1], *map(Path, sys.path)]
+    prefixes = {Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)}
+    resolved = dict.fromkeys(entry.resolve() for entry in entries)
+    return os.pathsep.join(str(path) for path in resolved if not prefixes & {path, *path.parents})
