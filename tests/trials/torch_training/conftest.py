@@ -1,0 +1,42 @@
+"""Real ranks for the tests of the trainer."""
+
+import pytest
+
+pytest.importorskip("torch", reason="the trainer needs torch: pip install 'meshtune[torch]'")
+
+from trials.torch_training.rank_messages import Exit, Told
+from trials.torch_training.rank_processes import RankProcesses
+
+LIMIT_S = 120.0
+
+
+@pytest.fixture(scope="session")
+def rank_processes():
+    """One server of ranks for all tests."""
+    with RankProcesses() as processes:
+        yield processes
+
+
+@pytest.fixture
+def on_ranks(rank_processes, tmp_path):
+    """Runs `function(place, *arguments)` on each of n ranks; what they told, by rank. Fails if one of them fails."""
+
+    def run(num_ranks, function, *arguments):
+        log = tmp_path / "ranks.log"
+        port = rank_processes.reserve()
+        rank_processes.launch(
+            function, *arguments, ranks=range(num_ranks), world_size=num_ranks, host="127.0.0.1", port=port, log=log
+        )
+        told = [[] for _ in range(num_ranks)]
+        while rank_processes.running:
+            events = rank_processes.events(LIMIT_S)
+            failed = [event for event in events if isinstance(event, Exit) and event.code]
+            if failed or not events:
+                rank_processes.kill()
+                pytest.fail(f"{failed or 'hangs'}:\n{log.read_text()[-6000:]}")
+            for event in events:
+                if isinstance(event, Told):
+                    told[event.rank].append(event.value)
+        return told
+
+    return run

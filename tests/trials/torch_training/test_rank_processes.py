@@ -1,0 +1,108 @@
+import os
+import signal
+import sys
+import time
+
+import pytest
+
+from tests.trials.torch_training import rank_functions
+from trials.torch_training.rank_messages import Exit, Told
+
+
+def _launch(processes, function, *arguments, ranks=(0, 1), log, **further):
+    port = processes.reserve()
+    processes.launch(function, *arguments, ranks=ranks, world_size=2, host="127.0.0.1", port=port, log=log, **further)
+
+
+def _until_ended(processes):
+    events = []
+    while processes.running:
+        events += processes.events(60.0)
+    return events
+
+
+def test_ranks_form_a_group(on_ranks):
+    """Every rank adds up what all ranks have, over gloo."""
+    assert on_ranks(3, rank_functions.add_up) == [[3.0], [3.0], [3.0]]
+
+
+def test_a_rank_that_raises_is_told_by_its_exit_and_log(rank_processes, tmp_path):
+    """The traceback stands in the log, and the exit status is 1."""
+    _launch(rank_processes, rank_functions.raise_on_rank_1, log=tmp_path / "log")
+
+    ends = {event.rank: event.code for event in _until_ended(rank_processes) if isinstance(event, Exit)}
+
+    assert ends == {0: 0, 1: 1}
+    assert "rank 1 has had enough" in (tmp_path / "log").read_text()
+
+
+def test_a_killed_rank_is_told_by_its_signal(rank_processes, tmp_path):
+    """What a rank said before it was killed is kept, and its exit names the signal."""
+    _launch(rank_processes, rank_functions.kill_itself, ranks=(0,), log=tmp_path / "log")
+
+    events = _until_ended(rank_processes)
+
+    assert [event.value for event in events if isinstance(event, Told)] == ["before"]
+    assert [event.code for event in events if isinstance(event, Exit)] == [-signal.SIGKILL]
+
+
+@pytest.mark.parametrize("function", [rank_functions.hang, rank_functions.stop_itself])
+def test_hanging_and_stopped_ranks_can_be_killed(rank_processes, tmp_path, function):
+    """`kill` ends ranks that do nothing any more, and the next trial runs."""
+    _launch(rank_processes, function, log=tmp_path / "log")
+    pids = [event.value for _ in range(2) for event in rank_processes.events(60.0)][:2]
+
+    ends = rank_processes.kill()
+
+    assert {end.rank for end in ends} == {0, 1}
+    assert not any(_is_alive(pid) for pid in pids)
+
+
+def test_the_peak_of_memory_is_that_of_the_trial(rank_processes, tmp_path):
+    """A rank that fills 300 MiB has them in its peak, and the rank of the next trial does not."""
+    peaks = []
+    for size in (300 * 2**20, 0):
+        _launch(rank_processes, rank_functions.fill, size, ranks=(0,), log=tmp_path / "log")
+        peaks += [event.peak_bytes for event in _until_ended(rank_processes) if isinstance(event, Exit)]
+
+    assert peaks[0] - peaks[1] > 250 * 2**20
+
+
+def test_a_memory_limit_is_felt_as_a_memory_error(rank_processes, tmp_path):
+    """A rank that wants more data than its limit fails with what torch says of it."""
+    _launch(
+        rank_processes,
+        rank_functions.fill,
+        2**31,
+        ranks=(0,),
+        log=tmp_path / "log",
+        memory_limit_bytes=2**30,
+    )
+
+    assert [event.code for event in _until_ended(rank_processes) if isinstance(event, Exit)] == [1]
+    assert "allocate" in (tmp_path / "log").read_text()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal is Linux's")
+def test_ranks_die_with_their_server(rank_processes, tmp_path):
+    """Whoever kills the server leaves no rank behind, not even a stopped one."""
+    fresh = type(rank_processes)()
+    with fresh as processes:
+        _launch(processes, rank_functions.stop_itself, log=tmp_path / "log")
+        pids = [event.value for _ in range(2) for event in processes.events(60.0)][:2]
+        os.kill(processes._server.pid, signal.SIGKILL)
+        with pytest.raises(RuntimeError, match="has died"):
+            _until_ended(processes)
+    deadline_s = time.monotonic() + 10
+    while any(map(_is_alive, pids)) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+
+    assert not any(map(_is_alive, pids))
+
+
+def _is_alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as stat:  # noqa: PTH123 # not a file of ours
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

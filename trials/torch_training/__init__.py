@@ -1,0 +1,1 @@
+"""A trial that trains a real transformer with torch under exactly one configuration."""

@@ -1,0 +1,54 @@
+"""The process group of a trial's ranks: gloo between CPUs, NCCL between GPUs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore  # torch.distributed has it, but its types do not say so
+
+from trials.torch_training.rank_messages import Place
+
+TIMEOUT_S = 600.0
+"""How long a collective waits for the other ranks. A trial's own limit comes first; this one is for orphans."""
+
+
+@contextlib.contextmanager
+def process_group(place: Place, device: str) -> Iterator[torch.device]:
+    """Forms the group of all ranks, and takes it apart at the end; the device of this rank.
+
+    Args:
+        place: Who this rank is.
+        device: `cpu` or `cuda`.
+    """
+    torch.set_num_threads(1)
+    found = torch.device(device, place.local_rank) if device == "cuda" else torch.device(device)
+    if device == "cuda":
+        torch.cuda.set_device(found)
+    elif place.host in ("127.0.0.1", "localhost"):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    timeout = timedelta(seconds=TIMEOUT_S)
+    store = TCPStore(
+        place.host,
+        place.port,
+        place.world_size,
+        is_master=place.rank == 0,
+        timeout=timeout,
+        master_listen_fd=place.listening,
+        wait_for_workers=False,
+    )
+    dist.init_process_group(
+        "nccl" if device == "cuda" else "gloo",
+        store=store,
+        rank=place.rank,
+        world_size=place.world_size,
+        timeout=timeout,
+    )
+    try:
+        yield found
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,172 @@
+"""The ranks of trials on one host: starts them, hears them, and learns how they ended.
+
+The processes themselves are forked by a server that this starts once (rank_server.py); torch is imported there and not
+here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from trials.torch_training.rank_messages import Exit, Kill, Launch, Reserve, Reserved, Told
+
+START_LIMIT_S = 120.0
+"""How long importing torch may take on a busy machine."""
+
+END_LIMIT_S = 10.0
+"""How long killed ranks may take to be gone."""
+
+
+class RankProcesses:
+    """The ranks of one trial after the other, on this host.
+
+    Lifecycle: entering starts the server, which takes a second or some; `launch` starts the ranks of one trial,
+    `events` tells what they say and how they end, `kill` ends those that still run; leaving ends everything.
+    """
+
+    def __init__(self) -> None:
+        self._server: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+        self._running: set[int] = set()
+
+    def __enter__(self) -> RankProcesses:
+        """Starts the server and waits until it has imported torch.
+
+        Raises:
+            RuntimeError: it did not start.
+        """
+        ours, theirs = socket.socketpair()
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(dict.fromkeys([str(Path(__file__).parents[2]), *filter(None, sys.path)])),
+            "OMP_NUM_THREADS": "1",
+        }
+        with theirs:
+            self._server = subprocess.Popen(  # noqa: S603 # our own module
+                [sys.executable, "-m", "trials.torch_training.rank_server", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env=environment,
+                start_new_session=True,  # Ctrl-C is for the driver
+            )
+        self._connection = Connection(ours.detach())
+        try:
+            if not self._connection.poll(START_LIMIT_S):
+                raise RuntimeError(f"the server of ranks did not start within {START_LIMIT_S:.0f} s")
+            self._connection.recv()
+        except BaseException as error:
+            text = self._end()
+            if isinstance(error, (EOFError, OSError)):
+                raise RuntimeError(f"the server of ranks did not start: {text}") from None
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Ends the server and all ranks."""
+        self._end()
+
+    @property
+    def running(self) -> frozenset[int]:
+        """The ranks whose end `events` has not told yet."""
+        return frozenset(self._running)
+
+    def reserve(self) -> int:
+        """A free port of this host, kept for rank 0 of the next launch."""
+        connection = self._open()
+        assert not self._running, "one trial after the other"
+        connection.send(Reserve())
+        answer = connection.recv()
+        assert isinstance(answer, Reserved), answer
+        return answer.port
+
+    def launch(
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        ranks: Sequence[int],
+        world_size: int,
+        host: str,
+        port: int,
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        memory_limit_bytes: int | None = None,
+    ) -> None:
+        """Starts one process per rank, each of which runs `function(place, *arguments)`; see `Launch`."""
+        assert not self._running, "one trial after the other"
+        launch = Launch(
+            function=function,
+            arguments=arguments,
+            ranks=tuple(ranks),
+            world_size=world_size,
+            host=host,
+            port=port,
+            environment=environment or {},
+            memory_limit_bytes=memory_limit_bytes,
+            log=log,
+        )
+        self._running = set(ranks)
+        self._open().send(launch)
+
+    def events(self, timeout_s: float) -> list[Told | Exit]:
+        """What has happened, waiting up to `timeout_s` for the first of it.
+
+        Raises:
+            RuntimeError: the server itself has died, and with it all ranks.
+        """
+        connection = self._open()
+        found: list[Told | Exit] = []
+        while connection.poll(0 if found else timeout_s):
+            try:
+                event = connection.recv()
+            except (EOFError, OSError):
+                raise RuntimeError(f"the server of ranks has died: {self._end()}") from None
+            if isinstance(event, Exit):
+                self._running.discard(event.rank)
+            found.append(event)
+        return found
+
+    def kill(self) -> list[Exit]:
+        """Ends all ranks at once, also hanging and stopped ones; how they ended."""
+        if not self._running:
+            return []
+        self._open().send(Kill())
+        deadline_s = time.monotonic() + END_LIMIT_S
+        ends: list[Exit] = []
+        while self._running and time.monotonic() < deadline_s:
+            ends += [event for event in self.events(0.1) if isinstance(event, Exit)]
+        if self._running:
+            raise RuntimeError(f"ranks {sorted(self._running)} did not end within {END_LIMIT_S:.0f} s of being killed")
+        return ends
+
+    def _open(self) -> Connection:
+        assert self._connection is not None, "enter it first"
+        return self._connection
+
+    def _end(self) -> str:
+        """Ends the server and with it the ranks; the end of what it wrote on its standard error."""
+        connection, self._connection = self._connection, None
+        server, self._server = self._server, None
+        self._running.clear()
+        if connection is not None:
+            connection.close()
+        if server is None:
+            return ""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            _, text = server.communicate(timeout=END_LIMIT_S)
+            return text.decode(errors="replace").strip()[-2000:]
+        server.kill()
+        server.wait()
+        return ""
