@@ -1,0 +1,118 @@
+"""One rank of a trial: builds its part of the model, and trains steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from costmodels.job import TrainingJob
+from costmodels.parallel import ParallelConfig
+from costmodels.runtime import RuntimeProfile
+from trials.torch_training.attention import local_positions
+from trials.torch_training.data import sequences
+from trials.torch_training.data_parallel import replicate
+from trials.torch_training.experts import Keep, keep_all
+from trials.torch_training.gradients import finish_gradients
+from trials.torch_training.loss import cross_entropy
+from trials.torch_training.mesh import RankMesh
+from trials.torch_training.model import build_chunks
+from trials.torch_training.pipeline import passes
+from trials.torch_training.sharding import megatron_sharding
+
+LEARNING_RATE = 1e-3
+BETAS = (0.9, 0.95)
+WEIGHT_DECAY = 0.1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepResult:
+    """What a step computed, the same on all ranks.
+
+    Attributes:
+        loss: Mean over the tokens of the batch, before the step.
+        gradient_norm: Global norm of the gradients, before clipping.
+    """
+
+    loss: float
+    gradient_norm: float
+
+
+class Trainer:
+    """Trains one job under one configuration; every rank has one.
+
+    Args:
+        job: What is trained.
+        runtime: How layers fall to stages.
+        config: The configuration, which the process group's ranks fill.
+        device: Where this rank computes.
+        seed: Of weights and data.
+        keep: Which tokens experts take.
+    """
+
+    def __init__(
+        self,
+        job: TrainingJob,
+        runtime: RuntimeProfile,
+        config: ParallelConfig,
+        device: torch.device,
+        *,
+        seed: int = 0,
+        keep: Keep = keep_all,
+    ) -> None:
+        self._job, self._config = job, config
+        self._mesh = mesh = RankMesh(config, device)
+        self._sharding = megatron_sharding(sequence_parallel=config.sequence_parallel and config.tp > 1)
+        self._chunks = build_chunks(job, runtime, config, mesh, self._sharding, seed=seed, keep=keep)
+        replicas = replicate(
+            self._chunks,
+            mesh,
+            zero_stage=config.zero_stage,
+            precision=job.precision,
+            num_micro_batches=job.global_batch_size // (config.dp * config.mbs),
+        )
+        self._passes = passes(job, config, mesh, replicas, self._loss_of)
+        self._optimizer = _optimizer(job, (weight for chunk in self._chunks for weight in chunk.parameters()))
+        batch = sequences(job.model.vocab_size, job.sequence_length, job.global_batch_size, seed)
+        own = batch.chunk(config.dp)[mesh.index("dp")]
+        positions = local_positions(
+            job.sequence_length, cp=config.cp, up=config.up, cp_rank=mesh.index("cp"), up_rank=mesh.index("up")
+        )
+        self._tokens = own[:, positions].contiguous().to(device)
+        self._targets = own[:, positions + 1].contiguous().to(device)
+
+    def step(self) -> StepResult:
+        """One optimizer step; all ranks end it together."""
+        loss, norm = self.start_step()
+        losses = loss / (self._config.tp)
+        dist.all_reduce(losses)
+        return StepResult(loss=losses.item(), gradient_norm=norm.item())
+
+    def start_step(self) -> tuple[Tensor, Tensor]:
+        """The same without looking at the results: this rank's share of the loss, and the gradients' norm."""
+        loss = self._passes(self._tokens, self._targets)
+        norm = finish_gradients(self._chunks, self._mesh, self._sharding)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return loss, norm
+
+    def _loss_of(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """This rank's share of the mean over all tokens of the batch."""
+        total = cross_entropy(
+            logits,
+            targets,
+            vocab_size=self._job.model.vocab_size,
+            first=self._mesh.index("tp") * logits.shape[-1],
+            group=self._mesh.group("tp"),
+        )
+        return total / self._job.tokens_per_step
+
+
+def _optimizer(job: TrainingJob, weights: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    parameters = list({id(weight): weight for weight in weights}.values())
+    if job.optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=BETAS[0])
+    return torch.optim.AdamW(parameters, lr=LEARNING_RATE, betas=BETAS, weight_decay=WEIGHT_DECAY)
