@@ -1,0 +1,189 @@
+"""Real ranks under the recorded backend: right results, the calls that were made, and recordings that fit together."""
+
+import pytest
+
+from costmodels.operators import OpKind
+from hardware.cluster import find_cluster
+from tests.trials.torch_training import recorded_ranks
+from trials.torch_training.rank_recording import Computed, Issued, Waited, median_recording
+from trials.torch_training.virtual_clock import virtual_step, virtual_times
+
+CLUSTER = find_cluster("dgx-h100")
+
+
+def _calls(recording):
+    """Kind and bytes of every call."""
+    return [(event.kind, event.message_bytes) for event in recording.events if isinstance(event, Issued)]
+
+
+def _order(recording):
+    """The calls by their numbers, and waits by those below zero: `~call`."""
+    return [
+        event.call if isinstance(event, Issued) else ~event.call
+        for event in recording.events
+        if not isinstance(event, Computed)
+    ]
+
+
+def _told(ranks):
+    """What each of them told last, in columns."""
+    return tuple(zip(*(values[-1] for values in ranks), strict=True))
+
+
+def test_reductions(on_ranks):
+    """All that adds up gives the results of plain gloo; its message is the whole tensor, and waits count once."""
+    recordings, are_equal = _told(on_ranks(2, recorded_ranks.reductions))
+
+    assert all(map(all, are_equal))
+    for recording in recordings:
+        assert _calls(recording) == [
+            (OpKind.ALL_REDUCE, 32),
+            (OpKind.ALL_REDUCE, 32),
+            (OpKind.ALL_REDUCE, 48),
+            (OpKind.REDUCE_SCATTER, 32),
+            (OpKind.REDUCE_SCATTER, 32),
+            (OpKind.REDUCE_SCATTER, 32),
+        ]
+        assert _order(recording) == [0, ~0, 1, 2, ~2, ~1, 3, ~3, 4, ~4, 5, ~5]
+    assert virtual_step(recordings, CLUSTER).step_time_s >= max(recording.busy_s for recording in recordings)
+
+
+def test_exchanges(on_ranks):
+    """All that moves data gives the results of plain gloo; the message is what was gathered, or one member's buffer."""
+    recordings, are_equal = _told(on_ranks(2, recorded_ranks.exchanges))
+
+    assert all(map(all, are_equal))
+    for recording in recordings:
+        assert _calls(recording) == [
+            (OpKind.ALL_GATHER, 32),
+            (OpKind.ALL_GATHER, 32),
+            (OpKind.ALL_TO_ALL, 32),
+            (OpKind.ALL_TO_ALL, 12),
+            (OpKind.ALL_GATHER, 32),
+            (OpKind.ALL_GATHER, 32),
+            (OpKind.REDUCE_SCATTER, 32),
+            (OpKind.ALL_REDUCE, 0),
+        ]
+    assert virtual_step(recordings, CLUSTER).step_time_s >= max(recording.busy_s for recording in recordings)
+
+
+def test_messages(on_ranks):
+    """Batched and single messages arrive, and are recorded with both ends and their tag."""
+    recordings, are_equal = _told(on_ranks(3, recorded_ranks.ring))
+
+    assert all(map(all, are_equal))
+    messages = [
+        [(event.ends, event.tag, event.message_bytes) for event in recording.events if isinstance(event, Issued)]
+        for recording in recordings
+    ]
+    assert messages == [
+        [((0, 1), 0, 32), ((2, 0), 0, 32), ((0, 1), 3, 32)],
+        [((1, 2), 0, 32), ((0, 1), 0, 32), ((0, 1), 3, 32)],
+        [((2, 0), 0, 32), ((1, 2), 0, 32)],
+    ]
+    assert virtual_step(recordings, CLUSTER).step_time_s > 0
+
+
+def test_functional_collectives(on_ranks):
+    """Functional collectives and their gradients are those of plain gloo, and are waited for where they are used."""
+    recordings, are_equal = _told(on_ranks(2, recorded_ranks.functional))
+
+    assert all(map(all, are_equal))
+    for recording in recordings:
+        assert _calls(recording) == [
+            (OpKind.ALL_GATHER, 64),
+            (OpKind.REDUCE_SCATTER, 64),
+            (OpKind.ALL_TO_ALL, 32),
+            (OpKind.ALL_REDUCE, 32),
+            (OpKind.ALL_TO_ALL, 32),
+            (OpKind.ALL_GATHER, 64),
+            (OpKind.REDUCE_SCATTER, 64),
+        ]
+        assert _order(recording)[-1] == ~3
+    assert virtual_step(recordings, CLUSTER).step_time_s >= max(recording.busy_s for recording in recordings)
+
+
+def test_dtensors(on_ranks):
+    """Redistribution on a sub-mesh gives the right tensors, by calls on the groups of the mesh."""
+    recordings, are_equal = _told(on_ranks(4, recorded_ranks.redistribute))
+
+    assert all(map(all, are_equal))
+    for recording in recordings:
+        assert _calls(recording) == [
+            (OpKind.ALL_GATHER, 128),
+            (OpKind.ALL_GATHER, 256),
+            (OpKind.ALL_REDUCE, 256),
+            (OpKind.REDUCE_SCATTER, 256),
+        ]
+        groups = [event.group.ranks for event in recording.events if isinstance(event, Issued)]
+        inner, outer = recording.rank // 2 * 2, recording.rank % 2
+        assert groups == [(inner, inner + 1)] + [(outer, outer + 2)] * 3
+    assert virtual_step(recordings, CLUSTER).step_time_s >= max(recording.busy_s for recording in recordings)
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+def test_sharded_layers(on_ranks, in_background):
+    """FSDP2 has the gradients of plain gloo; it gathers twice and reduces once per layer, blocking or not."""
+    _, expected = _told(on_ranks(2, recorded_ranks.sharded, "gloo", False))
+    steps, gradients = _told(on_ranks(2, recorded_ranks.sharded, "recorded", in_background))
+
+    assert gradients == expected
+    for recording in map(median_recording, steps):
+        assert _calls(recording) == [(OpKind.ALL_GATHER, 512)] * 4 + [(OpKind.REDUCE_SCATTER, 512)] * 2
+        order = _order(recording)
+        if in_background:  # the next gather is on its way while the first backward computes, and nobody awaits sums
+            assert order == [0, ~0, 1, ~1, 2, ~2, 3, 4, ~3, 5, ~4, ~5]
+        else:
+            assert order == [0, ~0, 1, ~1, 2, ~2, 3, ~3, 4, ~4, 5, ~5]
+    times = virtual_times(steps, CLUSTER)
+    assert len(times.steps) == 2
+    assert times.median.step_time_s >= max(times.median.busy_s)
+
+
+def test_pipelines(on_ranks):
+    """A stage under 1F1B has the gradient of plain gloo; it hands on every micro-batch, and what comes back."""
+    _, expected = _told(on_ranks(2, recorded_ranks.pipelined, "gloo"))
+    steps, gradients = _told(on_ranks(2, recorded_ranks.pipelined, "recorded"))
+
+    assert gradients == expected
+    for recording in map(median_recording, steps):
+        assert (
+            sorted(event.ends for event in recording.events if isinstance(event, Issued)) == [(0, 1)] * 4 + [(1, 0)] * 4
+        )
+        assert _calls(recording) == [(OpKind.SEND_RECV, 64)] * 8
+    assert virtual_times(steps, CLUSTER).median.step_time_s > 0
+
+
+def test_subgroups(on_ranks):
+    """Members of a group are recorded by their numbers in the trial, and groups of the same ranks keep apart."""
+    recordings = [values[-1] for values in on_ranks(3, recorded_ranks.subgroups)]
+
+    idle, *members = recordings
+    assert _calls(idle) == []
+    for recording in members:
+        first, second, message = [event for event in recording.events if isinstance(event, Issued)]
+        assert first.group.ranks == second.group.ranks == (1, 2)
+        assert first.group != second.group
+        assert message.ends == (2, 1)
+    assert virtual_step(recordings, CLUSTER).step_time_s > 0
+
+
+def test_ways_to_wait(on_ranks):
+    """A background's call is needed where it is joined, a future's where it is taken; a call may be never needed."""
+    for recording, results, message in zip(*_told(on_ranks(2, recorded_ranks.ways_to_wait)), strict=True):
+        assert results == [[2.0, 2.0]] * 4
+        assert _order(recording) == [0, 1, ~1, 2, 3, ~3, 4, ~0, ~2]
+        assert [event.after for event in recording.events if isinstance(event, Issued)] == [None, None, 0, None, None]
+        assert "name the source" in message
+
+
+def test_waiting_is_not_computing(on_ranks):
+    """What calls cost their thread, and waiting for a rank that sleeps, is no compute; products are."""
+    recordings, used_s = _told(on_ranks(2, recorded_ranks.times))
+
+    for recording, own_s in zip(recordings, used_s, strict=True):
+        first = recording.events[0]
+        assert isinstance(first, Computed)
+        assert first.cpu_s == pytest.approx(own_s, rel=0.2, abs=0.002)
+        assert recording.busy_s - first.cpu_s < 0.02
+        assert sum(isinstance(event, Waited) for event in recording.events) == 4
