@@ -55,6 +55,11 @@ class Device:
     sources: tuple[tuple[str, str], ...]
     num_sms: int | None = None
 
+    @property
+    def is_processor(self) -> bool:
+        """Whether it is a core of a host's own processor: those talk through the kernel's loopback."""
+        return self.scale_up.kind == "loopback"
+
     def peak_flop_per_s(self, precision: str) -> float:
         """Dense peak of matrix products in `precision` [FLOP/s].
 

@@ -22,6 +22,12 @@ from costmodels.reduced import Reduction
 Origin = Literal["measured", "synthetic"]
 """Whether step times were measured on real devices, or invented by a simulated world."""
 
+Clock = Literal["wall", "virtual", "cpu"]
+"""What a step time counts: the wall clock; a virtual clock, on which every rank has a core or device to itself and the
+cluster's links between them; or the CPU time of all ranks together, a step's total work."""
+
+CLOCK_WORDS: dict[Clock, str] = {"wall": "wall clock", "virtual": "virtual clock", "cpu": "CPU seconds of all ranks"}
+
 OnStep = Callable[[float], None]
 """Hears each measured step's time [s] as it ends."""
 
@@ -110,7 +116,7 @@ class Observation:
 
     Attributes:
         status: How it ended.
-        step_times_s: Wall clock of each measured step, warm-up excluded [s]; of an unfinished trial what there was.
+        step_times_s: Each measured step on `clock`, warm-up excluded [s]; of an unfinished trial what there was.
         expected_steps: Steps that the trial would have measured; None if unknown. Told of a trial that was stopped.
         elapsed_s: Wall clock of the trial in its worker, start-up and warm-up included [s]; None if unknown.
         time_limit_s: The limit at which it was cut off [s]; None unless it was.
@@ -119,6 +125,9 @@ class Observation:
         log_tail: The end of the trial's log or traceback, at most MAX_LOG_TAIL characters.
         reason: One sentence on why it ended so, or what was unusual; empty if there is nothing to say.
         origin: Where the times come from.
+        clock: What the step times count.
+        conditions: Numbers that say under which conditions they were measured, and what the trial took besides:
+            `ranks`, `cores`, `others_cpu_share`, `group_s`, ...
     """
 
     status: Status
@@ -131,6 +140,8 @@ class Observation:
     log_tail: str = ""
     reason: str = ""
     origin: Origin = "measured"
+    clock: Clock = "wall"
+    conditions: tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self) -> None:
         assert self.step_times_s or self.status is not Status.OK, "a trial that ended well has measured a step"
@@ -184,6 +195,8 @@ class Observation:
             "log_tail": self.log_tail,
             "reason": self.reason,
             "origin": self.origin,
+            "clock": self.clock,
+            "conditions": dict(self.conditions),
         }
 
     @classmethod
@@ -200,6 +213,8 @@ class Observation:
             log_tail=entry["log_tail"],
             reason=entry["reason"],
             origin=entry["origin"],
+            clock=entry.get("clock", "wall"),
+            conditions=tuple(entry.get("conditions", {}).items()),
         )
 
 
@@ -210,6 +225,19 @@ def tail_of(log: str) -> str:
 
 def unheard(step_time_s: float) -> None:
     """For callers who wait for the end of a trial and don't follow its steps."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostNeeds:
+    """What a trial occupies on one host.
+
+    Attributes:
+        cpus: Cores.
+        gpus: GPUs.
+    """
+
+    cpus: int = 1
+    gpus: int = 0
 
 
 class AbstractBackend(ABC):
@@ -225,6 +253,32 @@ class AbstractBackend(ABC):
     @abstractmethod
     def origin(self) -> Origin:
         """Where the step times of this backend come from."""
+
+    @property
+    def clock(self) -> Clock:
+        """What the step times of this backend count."""
+        return "wall"
+
+    @property
+    def source_in_words(self) -> str:
+        """Where the step times come from and, unless it is the wall clock, what they count."""
+        return self.origin if self.clock == "wall" else f"{self.origin}, {CLOCK_WORDS[self.clock]}"
+
+    @property
+    def hosts(self) -> tuple[HostNeeds, ...]:
+        """What a trial occupies, host by host; a trial gets all of it or does not run."""
+        return (HostNeeds(),)
+
+    def check(self) -> None:  # noqa: B027 # most backends need nothing
+        """Looks whether trials can run at all, before the first one.
+
+        Raises:
+            ConfigError: they cannot.
+        """
+
+    def opened(self) -> AbstractBackend:
+        """This backend with all that it keeps warm between trials; asked for once in every worker."""
+        return self
 
     @abstractmethod
     def expected_steps(self, config: ParallelConfig) -> int | None:

@@ -34,7 +34,7 @@ from typing import Any
 from costmodels.parallel import ParallelConfig
 from costmodels.reduced import Reduction
 from hardware.errors import ConfigError
-from trials.backend import AbstractBackend, Observation, Status, tail_of
+from trials.backend import AbstractBackend, HostNeeds, Observation, Status, tail_of
 from trials.ray_local import imported_ray, start_local_ray
 
 SLOT_WAIT_S = 30.0
@@ -108,6 +108,7 @@ class _Slot:
 
     def __init__(self, backend: AbstractBackend) -> None:
         self.backend = backend
+        self.opened: AbstractBackend | None = None
 
     def ready(self) -> bool:
         """Answers once the process runs and the backend has arrived."""
@@ -126,7 +127,9 @@ class _Slot:
             mailbox.put.remote(_Step(trial_number=trial_number, attempt=attempt, step_time_s=steps_s[-1]))
 
         try:
-            backend = self.backend if reduction is None else self.backend.reduced(reduction)
+            if self.opened is None:
+                self.opened = self.backend.opened()
+            backend = self.opened if reduction is None else self.opened.reduced(reduction)
             assert backend is not None, "no smaller job is asked of a backend that measures its own only"
             observation = backend.measure(config, trial_number=trial_number, on_step=on_step)
             assert isinstance(observation, Observation), f"`measure` gives an Observation, not {observation!r}"
@@ -138,6 +141,7 @@ class _Slot:
                 log_tail=tail_of(text),
                 reason=text.rstrip().rpartition("\n")[2][:500],
                 origin=self.backend.origin,
+                clock=self.backend.clock,
             )
         return dataclasses.replace(observation, elapsed_s=time.monotonic() - begin_s)
 
@@ -167,11 +171,12 @@ class _Trial:
 
 @dataclass(slots=True)
 class _Place:
-    """One slot: the actor that fills it, and the trial that it works on."""
+    """One slot: the actor that fills it, the placement group of its resources, and the trial that it works on."""
 
     actor: Any
     ready: Any
     created_s: float
+    group: Any
     is_ready: bool = False
     trial: _Trial | None = None
 
@@ -199,6 +204,7 @@ class RayExecutor:
             raise ConfigError("must be at least 1", key="parallel_trials", value=parallel_trials)
         if time_limit_s is not None and not time_limit_s > 0:
             raise ConfigError("must be above 0", key="time_limit_s", value=time_limit_s)
+        backend.check()
         self._backend = backend
         self._parallel_trials = parallel_trials
         self._time_limit_s = time_limit_s
@@ -319,6 +325,7 @@ class RayExecutor:
             return
         for place in places:
             self._kill(place.actor)
+            self._free(place.group)
         if self._mailbox is not None:
             self._kill(self._mailbox)
         self._stored_backend = self._mailbox = self._mail = None
@@ -339,7 +346,15 @@ class RayExecutor:
             if not self._ray.is_initialized():
                 self._join(address)
             return False
-        self._owns_connection = start_local_ray(max(self._parallel_trials, os.cpu_count() or 1))
+        cores, each = os.cpu_count() or 1, sum(needs.cpus for needs in self._backend.hosts)
+        if each > 1 and self._parallel_trials > max(cores // each, 1):
+            self._slots_note = (
+                f"{max(cores // each, 1)} trials run at once instead of {self._parallel_trials}: "
+                f"each wants {each} cores of the {cores} here"
+            )
+            self._parallel_trials = max(cores // each, 1)
+        # ranks may share cores; what their times count then says the observation
+        self._owns_connection = start_local_ray(max(self._parallel_trials * each, cores))
         self._ray = imported_ray()
         return self._owns_connection
 
@@ -384,14 +399,15 @@ class RayExecutor:
                     kept.append(place)
             if not place.is_ready:
                 self._kill(place.actor)
+                self._free(place.group)
         self._places = kept
         if not kept:
             raise ConfigError(
-                f"is more than the cluster gives: no slot of one CPU within {SLOT_WAIT_S:.0f} s"
-                + (f" ({failure})" if failure else ""),
+                f"is more than the cluster gives: no slot of {_in_words(self._backend.hosts)} within "
+                f"{SLOT_WAIT_S:.0f} s" + (f" ({failure})" if failure else ""),
                 key="parallel_trials",
                 value=self._parallel_trials,
-                nearest="wait until it has a free CPU, or set address: local",
+                nearest="wait until it has that free, or set address: local",
             )
         if len(kept) < self._parallel_trials:
             self._slots_note = (
@@ -402,8 +418,27 @@ class RayExecutor:
     # Running
 
     def _new_place(self) -> _Place:
-        actor = self._slot_class.options(num_cpus=1, max_restarts=0, max_task_retries=0).remote(self._stored_backend)
-        return _Place(actor=actor, ready=actor.ready.remote(), created_s=time.monotonic())
+        group = None
+        if self._backend.hosts != (HostNeeds(),):
+            bundles = [
+                {"CPU": needs.cpus} | ({"GPU": needs.gpus} if needs.gpus else {}) for needs in self._backend.hosts
+            ]
+            strategy = "STRICT_SPREAD" if len(bundles) > 1 else "STRICT_PACK"
+            group = self._ray.util.placement_group(bundles, strategy=strategy)
+        return self._filled(group)
+
+    def _filled(self, group: Any) -> _Place:
+        """A slot with a fresh actor, in the first bundle of its group if it has one."""
+        needs = self._backend.hosts[0]
+        options: dict[str, Any] = {"num_cpus": needs.cpus, "max_restarts": 0, "max_task_retries": 0}
+        if needs.gpus:
+            options["num_gpus"] = needs.gpus
+        if group is not None:
+            options["scheduling_strategy"] = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
+                placement_group=group, placement_group_bundle_index=0
+            )
+        actor = self._slot_class.options(**options).remote(self._stored_backend)
+        return _Place(actor=actor, ready=actor.ready.remote(), created_s=time.monotonic(), group=group)
 
     def _start(self, place: _Place, trial: _Trial) -> None:
         trial.steps_s = []
@@ -477,7 +512,7 @@ class RayExecutor:
                 place.is_ready = True
                 trial.since_s = now_s
             elif now_s >= place.created_s + START_LIMIT_S:
-                self._bury(place, trial, f"did not start within {START_LIMIT_S:.0f} s", "")
+                self._bury(place, trial, f"its worker did not start within {START_LIMIT_S:.0f} s", "")
         elif (
             self._time_limit_s is not None and trial.since_s is not None and now_s >= trial.since_s + self._time_limit_s
         ):
@@ -501,6 +536,10 @@ class RayExecutor:
             self._bury(place, trial, _cause_of_death(error), str(error))
             return
         place.is_ready = True
+        if observation.status is Status.INCIDENT and not trial.deaths:  # of a process that the worker runs
+            trial.deaths.append(observation.reason)
+            self._start(place, trial)
+            return
         place.trial = None
         self._end(trial, observation)
 
@@ -518,10 +557,11 @@ class RayExecutor:
                 status=Status.INCIDENT,
                 step_times_s=tuple(trial.steps_s),
                 log_tail=tail_of(log),
-                reason=f"its worker {cause}, and so did that of a second attempt"
+                reason=f"{cause}, and so did that of a second attempt"
                 if trial.deaths[0] == cause
-                else f"its worker {' and that of a second attempt '.join(trial.deaths)}",
+                else ", and in a second attempt ".join(trial.deaths),
                 origin=self._backend.origin,
+                clock=self._backend.clock,
             ),
         )
 
@@ -543,11 +583,20 @@ class RayExecutor:
             time_limit_s=time_limit_s,
             reason=reason,
             origin=self._backend.origin,
+            clock=self._backend.clock,
         )
 
     def _end(self, trial: _Trial, observation: Observation) -> None:
-        if trial.deaths and observation.status is not Status.INCIDENT:
-            retried = f"retried once, because its worker {trial.deaths[0]}"
+        if (
+            trial.deaths
+            and observation.status is Status.INCIDENT
+            and not observation.reason.startswith(trial.deaths[0])
+        ):
+            observation = dataclasses.replace(
+                observation, reason=f"{trial.deaths[0]}, and in a second attempt {observation.reason}"
+            )
+        elif trial.deaths and observation.status is not Status.INCIDENT:
+            retried = f"retried once, because {trial.deaths[0]}"
             reason = f"{observation.reason} ({retried})" if observation.reason else retried
             observation = dataclasses.replace(observation, reason=reason)
         self._ended.append((trial.number, observation))
@@ -555,13 +604,19 @@ class RayExecutor:
     def _replace(self, place: _Place) -> None:
         """A fresh worker in the same slot."""
         self._kill(place.actor)
-        fresh = self._new_place()
+        fresh = self._filled(place.group)
         place.actor, place.ready, place.created_s = fresh.actor, fresh.ready, fresh.created_s
         place.is_ready, place.trial = False, None
 
     def _kill(self, actor: Any) -> None:
         with contextlib.suppress(self._ray.exceptions.RayError, ValueError):
             self._ray.kill(actor, no_restart=True)
+
+    def _free(self, group: Any) -> None:
+        """Gives the resources of a placement group back."""
+        if group is not None:
+            with contextlib.suppress(self._ray.exceptions.RayError, ValueError):
+                self._ray.util.remove_placement_group(group)
 
 
 def _check_answers(address: str) -> None:
@@ -603,14 +658,24 @@ def _no_cluster(address: str, cause: str) -> ConfigError:
     )
 
 
+def _in_words(hosts: tuple[HostNeeds, ...]) -> str:
+    """What a trial needs: `one CPU`, `8 CPUs`, `1 CPU and 8 GPUs on each of 2 hosts`."""
+    needs = hosts[0]
+    if len(hosts) == 1 and needs == HostNeeds():
+        return "one CPU"
+    text = f"{needs.cpus} CPU{'s' if needs.cpus > 1 else ''}"
+    text += f" and {needs.gpus} GPU{'s' if needs.gpus > 1 else ''}" if needs.gpus else ""
+    return text if len(hosts) == 1 else f"{text} on each of {len(hosts)} hosts"
+
+
 def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 
 def _cause_of_death(error: BaseException) -> str:
-    """Ray's many lines on a dead actor in one: `died (SYSTEM_ERROR: Worker unexpectedly exits ...)`."""
+    """Ray's many lines on a dead actor in one: `its worker died (SYSTEM_ERROR: Worker unexpectedly exits ...)`."""
     text = " ".join(str(error).split())
     exit_type = text.partition("Worker exit type: ")[2].partition(" ")[0]
     detail = text.partition("Worker exit detail: ")[2] or text
     sentence = detail.partition(". ")[0][:300]
-    return f"died ({exit_type}: {sentence})" if exit_type else f"died ({sentence})"
+    return f"its worker died ({exit_type}: {sentence})" if exit_type else f"its worker died ({sentence})"

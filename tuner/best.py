@@ -24,6 +24,7 @@ class Best:
         source: "measured", "synthetic" or "predicted".
         gain_over_expert: The expert's step time over this one, by the same source; None without an expert's.
         extrapolated: The proxies that it rests on, where no trial has run at full size.
+        source_in_words: The source, and what its step times count.
     """
 
     config: ParallelConfig
@@ -31,6 +32,12 @@ class Best:
     source: str
     gain_over_expert: float | None
     extrapolated: Extrapolated | None = None
+    source_in_words: str = "predicted"
+
+    @property
+    def known_in_words(self) -> str:
+        """How the step time is known."""
+        return self.extrapolated.in_words if self.extrapolated else self.source_in_words
 
 
 def best_configuration(config: StudyConfig) -> Best | None:
@@ -49,6 +56,7 @@ def best_known(config: StudyConfig, study: Study | None) -> Best | None:
             config=config.config_of(best.params),
             step_time_s=best.step_time_s,
             source=config.backend.origin,
+            source_in_words=config.backend.source_in_words,
             gain_over_expert=expert_s / best.step_time_s if expert_s else None,
         )
     extrapolated = extrapolated_of(study.user_attrs) if study is not None else None

@@ -178,6 +178,7 @@ def _run_payload(config: StudyConfig, result: RunResult) -> dict[str, Any]:
         "step_time_s": step_time_s,
         "tokens_per_s_per_device": tokens_per_s_per_device(config.setting, step_time_s) if step_time_s else None,
         "source": "predicted" if extrapolated else config.backend.origin,
+        "clock": config.backend.clock,
         "extrapolated": extrapolated is not None,
         "trials": sum(record.finished for record in result.records),
         "proxies": num_proxies(result.records),
@@ -262,6 +263,7 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
         "failed": num_failed(records),
         "pruned": num_pruned(records),
         "saved_s": saved_s(records),
+        "clock": config.backend.clock,
         "best_step_time_s": best.step_time_s if best else extrapolated.step_time_s if extrapolated else None,
         "extrapolated": extrapolated is not None,
         "p_star": stored.user_attrs.get(P_STAR, 0.0),
@@ -281,7 +283,8 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
         typer.echo(stored.user_attrs[HISTORY])
     if best is not None:
         typer.echo(f"Best: {in_words(best.params)}")
-        typer.echo(f"  {best.step_time_s:.4g} s per step; {p_star_in_words(payload['p_star'])}")
+        source = config.backend.source_in_words
+        typer.echo(f"  {best.step_time_s:.4g} s per step ({source}); {p_star_in_words(payload['p_star'])}")
     elif extrapolated is not None:
         print_extrapolated(extrapolated)
     if moments:
@@ -300,12 +303,20 @@ def best(study: StudyFile, storage: Storage = None, overrides: Overrides = None,
     if found is None:
         _finish_empty(
             as_json,
-            {"config": None, "step_time_s": None, "source": None, "extrapolated": False, "gain_over_expert": None},
+            {
+                "config": None,
+                "step_time_s": None,
+                "source": None,
+                "clock": None,
+                "extrapolated": False,
+                "gain_over_expert": None,
+            },
         )
     payload: dict[str, Any] = {
         "config": found.config.values(config.dimensions),
         "step_time_s": found.step_time_s,
         "source": found.source,
+        "clock": None if found.source == "predicted" else config.backend.clock,
         "extrapolated": found.extrapolated is not None,
         "gain_over_expert": found.gain_over_expert,
     }
@@ -313,7 +324,7 @@ def best(study: StudyFile, storage: Storage = None, overrides: Overrides = None,
         print_json(payload)
         return
     tokens_per_s = tokens_per_s_per_device(config.setting, found.step_time_s)
-    known = found.extrapolated.in_words if found.extrapolated else found.source
+    known = found.known_in_words
     typer.echo(f"Best: {in_words(payload['config'])}")
     typer.echo(f"  {found.step_time_s:.4g} s per step, {tokens_per_s:,.0f} tokens/s per device ({known})")
     if found.gain_over_expert is not None:
@@ -364,7 +375,7 @@ def export(
         if found is None:
             _finish_empty(as_json, {"target": to, "text": None, "notes": []})
         wanted = found.config
-        known = found.extrapolated.in_words if found.extrapolated else found.source
+        known = found.known_in_words
         notes = () if found.source == "measured" else (f"this configuration is {known}, not measured",)
     exported = exporter(config.setting, wanted)
     if out is not None:

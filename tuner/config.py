@@ -39,6 +39,8 @@ from hardware.trace_file import read_trace
 from trials.backend import AbstractBackend
 from trials.replay import ReplayBackend
 from trials.simulated import Fidelity, SimulatedBackend
+from trials.torch_training.backend import ClockChoice, TorchBackend
+from trials.torch_training.trainable import check_trainable
 from tuner.proxy import ProxyOptions
 from tuner.rules import Setting
 from tuner.space import Space, SpaceOptions, active_rules, broken_rules, build_space, launchable, setting_for
@@ -128,6 +130,22 @@ class _SimulatedKeys(StrictModel):
     proxy: _ProxyKeys | None = None
 
 
+class _TorchKeys(StrictModel):
+    backend: Literal["torch"]
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    clock: ClockChoice = "auto"
+    seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
+    warmup_steps: Annotated[int, Field(ge=1, le=100)] = 2
+    min_steps: Annotated[int, Field(ge=1, le=1000)] = 5
+    max_steps: Annotated[int, Field(ge=1, le=1000)] = 20
+    precision: Annotated[float, Field(gt=0, lt=1)] = 0.02
+    capacity_factor: Annotated[float, Field(gt=0, le=100)] | None = None
+    profile: bool = True
+    hang_limit_s: Annotated[float, Field(gt=0)] = 120.0
+    time_limit_s: Annotated[float, Field(gt=0)] | None = None
+    proxy: _ProxyKeys | None = None
+
+
 def _checked_name(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", name):
         raise ValueError("must be up to 128 letters, digits, dots, dashes and underscores, a letter or digit first")
@@ -143,7 +161,9 @@ class _StudyKeys(StrictModel):
     space: _SpaceKeys = _SpaceKeys()
     search: _SearchKeys = _SearchKeys()
     expert: dict[str, Any] | None = None
-    trial: Annotated[_ReplayKeys | _SimulatedKeys, Field(discriminator="backend")] = _SimulatedKeys(backend="simulated")
+    trial: Annotated[_ReplayKeys | _SimulatedKeys | _TorchKeys, Field(discriminator="backend")] = _SimulatedKeys(
+        backend="simulated"
+    )
     storage: str = DEFAULT_STORAGE
     history: list[str] = Field(default_factory=list)
 
@@ -284,22 +304,7 @@ def _resolved(keys: _StudyKeys, path: Path, storage: str) -> StudyConfig:
         )
     _check_fixed_dimensions(setting, options, measured=group is not None)
     _check_absent_dimensions(setting, options)
-    backend: AbstractBackend
-    if isinstance(keys.trial, _ReplayKeys):
-        assert group is not None, "a replay has measured rows"
-        backend = ReplayBackend(group=group, seconds_per_trial=keys.trial.seconds_per_trial)
-    else:
-        backend = SimulatedBackend(
-            job=job,
-            cluster=cluster,
-            runtime=setting.runtime,
-            fidelity=keys.trial.fidelity,
-            seed=keys.trial.seed,
-            noise=keys.trial.noise,
-            operator_error=keys.trial.operator_error,
-            num_steps=keys.trial.num_steps,
-            seconds_per_trial=keys.trial.seconds_per_trial,
-        )
+    backend = _backend(keys.trial, setting, group)
     _check_storage(storage)
     _check_history(keys.history, base_dir, storage)
     return StudyConfig(
@@ -315,8 +320,56 @@ def _resolved(keys: _StudyKeys, path: Path, storage: str) -> StudyConfig:
         time_limit_s=keys.trial.time_limit_s,
         storage=storage,
         history=tuple(keys.history),
-        meaning=_meaning(keys, setting, options, group),
+        meaning=_meaning(keys, setting, options, backend, group),
         measured=group,
+    )
+
+
+def _backend(
+    keys: _ReplayKeys | _SimulatedKeys | _TorchKeys, setting: Setting, group: MeasuredGroup | None
+) -> AbstractBackend:
+    """What runs the study's trials."""
+    if isinstance(keys, _ReplayKeys):
+        assert group is not None, "a replay has measured rows"
+        return ReplayBackend(group=group, seconds_per_trial=keys.seconds_per_trial)
+    job, cluster, runtime = setting.job, setting.cluster, setting.runtime
+    if isinstance(keys, _SimulatedKeys):
+        return SimulatedBackend(
+            job=job,
+            cluster=cluster,
+            runtime=runtime,
+            fidelity=keys.fidelity,
+            seed=keys.seed,
+            noise=keys.noise,
+            operator_error=keys.operator_error,
+            num_steps=keys.num_steps,
+            seconds_per_trial=keys.seconds_per_trial,
+        )
+    if keys.max_steps < keys.min_steps:
+        raise ConfigError(
+            f"must be at least min_steps, which is {keys.min_steps}", key="trial.max_steps", value=keys.max_steps
+        )
+    check_trainable(job)
+    is_processor = all(device.is_processor for device in cluster.devices)
+    device = keys.device if keys.device != "auto" else "cpu" if is_processor else "cuda"
+    if device == "cuda" and keys.clock == "virtual":
+        raise ConfigError(
+            "follows CPU time, which says nothing of a GPU", key="trial.clock", value="virtual", nearest="clock: wall"
+        )
+    return TorchBackend(
+        job=job,
+        cluster=cluster,
+        runtime=runtime,
+        device=device,
+        chosen_clock=keys.clock,
+        seed=keys.seed,
+        warmup_steps=keys.warmup_steps,
+        min_steps=keys.min_steps,
+        max_steps=keys.max_steps,
+        precision=keys.precision,
+        capacity_factor=keys.capacity_factor,
+        profiles=keys.profile,
+        hang_limit_s=keys.hang_limit_s,
     )
 
 
@@ -618,14 +671,22 @@ def _apply_override(mapping: dict[str, Any], override: str) -> None:
         raise ConfigError(error.rule, key=f"--set {path}", value=text, nearest=error.nearest) from None
 
 
-def _meaning(keys: _StudyKeys, setting: Setting, options: SpaceOptions, group: MeasuredGroup | None) -> dict[str, Any]:
+def _meaning(
+    keys: _StudyKeys,
+    setting: Setting,
+    options: SpaceOptions,
+    backend: AbstractBackend,
+    group: MeasuredGroup | None,
+) -> dict[str, Any]:
     """The resolved values under the study file's keys that give a trial its meaning, as JSON."""
     job = asdict(setting.job)
     model = job.pop("model")
     trial = keys.trial.model_dump()
     # a proxy trial says by itself what it ran
-    for unrelated in ("time_limit_s", "seconds_per_trial", "measured", "proxy"):
+    for unrelated in ("time_limit_s", "hang_limit_s", "seconds_per_trial", "measured", "proxy"):
         trial.pop(unrelated, None)
+    if isinstance(backend, TorchBackend):  # what `auto` has become
+        trial |= {"device": backend.device, "clock": backend.clock}
     if group is not None:
         rows = [[*run.config.values(_dimensions_of(run.config)).values(), run.step_time_s] for run in group.runs]
         digest = hashlib.sha256(json.dumps(rows).encode()).hexdigest()

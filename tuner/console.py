@@ -67,7 +67,11 @@ def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]
     if result.best is None or result.best.step_time_s is None:
         typer.echo(f"No configuration completed a trial: {_failures_in_words(result)}.")
         return
-    source = "SYNTHETIC: a simulated world, not a measurement" if payload["source"] == "synthetic" else "measured"
+    source = (
+        "SYNTHETIC: a simulated world, not a measurement"
+        if payload["source"] == "synthetic"
+        else config.backend.source_in_words
+    )
     best_s = result.best.step_time_s
     typer.echo(f"Best: {in_words(result.best.params)}")
     typer.echo(f"  {best_s:.4g} s per step, {payload['tokens_per_s_per_device']:,.0f} tokens/s per device ({source})")

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
+from trials.backend import CLOCK_WORDS
 from tuner.config import StudyConfig
 from tuner.study import Progress
 
@@ -26,6 +27,8 @@ class ProgressLine:
             console=self._console,
             disable=not self._console.is_terminal,
         )
+        clock = config.backend.clock
+        self._clock = "" if clock == "wall" else f" ({CLOCK_WORDS[clock]})"
         self._task = self._bar.add_task(config.name, total=config.search.max_trials, state="starting")
         self._lines_shown = 0
         if not self._console.is_terminal:
@@ -52,7 +55,7 @@ class ProgressLine:
 
     def _state(self, progress: Progress) -> str:
         best = progress.best
-        parts = [f"best {best.step_time_s:.4g} s" if best is not None else "no result yet"]
+        parts = [f"best {best.step_time_s:.4g} s{self._clock}" if best is not None else "no result yet"]
         if best is None and progress.extrapolated is not None:
             parts = [f"best {progress.extrapolated.step_time_s:.4g} s, {progress.extrapolated.in_words}"]
         parts.append(f"p_star {progress.p_star:.2f}")

@@ -577,6 +577,24 @@ RULE_SETS: dict[str, tuple[str, ...]] = {
         "no_expert_tp",
         *_SHARD,
     ),
+    # trials/torch_training: DTensor shards into equal parts, ring attention takes balanced chunks, Ulysses repeats
+    # key-value heads, torch/distributed/pipelining/schedules.py (rounds of micro-batches), experts over a whole stage
+    "torch-reference": (
+        *_EVERY_RUNTIME,
+        "kv_heads_whole",
+        "ffn",
+        "sequence",
+        "chunks_filled",
+        "vpp_two_stages",
+        "vpp_rounds",
+        "vpp_filled",
+        "experts",
+        "ep_within_stage",
+        "expert_tp_distinct",
+        *_FURTHER,
+        "experts_need_sequence_parallel",
+        *_SHARD,
+    ),
     # llm-foundry issue 1743 (FSDP and HSDP alone are supported; its set_torch_tp is an experiment),
     # llmfoundry/models/utils/config_moe_args.py (moe_world_size divides the ranks)
     "fsdp": (

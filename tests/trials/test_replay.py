@@ -6,7 +6,7 @@ import pytest
 from costmodels.measured import COLUMNS, read_measured_group
 from costmodels.parallel import ParallelConfig
 from hardware.errors import ConfigError
-from tests.trials.backend_contract import BackendContract
+from tests.trials.backend_contract import RepeatableBackendContract
 from trials.backend import Status
 from trials.replay import ReplayBackend
 
@@ -34,7 +34,7 @@ def small_backend(folder, *rows, **fields):
     return ReplayBackend(group=read_measured_group(["runs.csv"], {}, folder), **fields)
 
 
-class TestReplayBackend(BackendContract):
+class TestReplayBackend(RepeatableBackendContract):
     @pytest.fixture
     def backend(self, shipped):
         """The shipped sweep."""

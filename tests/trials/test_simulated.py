@@ -17,7 +17,7 @@ from costmodels.terms import step_terms
 from costmodels.trace import operator_events
 from hardware.cluster import find_cluster
 from hardware.errors import ConfigError
-from tests.trials.backend_contract import BackendContract
+from tests.trials.backend_contract import RepeatableBackendContract
 from trials.backend import Status
 from trials.replay import ReplayBackend
 from trials.simulated import SimulatedBackend
@@ -53,7 +53,7 @@ def log_error(world, grid):
     return np.log(world.hidden_step(grid).step_time_s / believed.step_time_s)
 
 
-class TestSimulatedBackend(BackendContract):
+class TestSimulatedBackend(RepeatableBackendContract):
     @pytest.fixture
     def backend(self, world):
         """That world."""
@@ -65,7 +65,7 @@ class TestSimulatedBackend(BackendContract):
         return all_candidates.take(np.arange(0, len(all_candidates), 4))
 
 
-class TestSimulatedBackendOfEvents(BackendContract):
+class TestSimulatedBackendOfEvents(RepeatableBackendContract):
     @pytest.fixture
     def backend(self, event_world):
         """The same world under the event simulator."""

@@ -2,10 +2,9 @@
 
 Letters: b sequences, s_q queries, s_k keys and values, h heads, g heads of keys and values (a divisor of h), d the size
 of a head. All tensors are [b, s, h or g, d] and narrow or wide as the caller's; log-sum-exps are [b, s_q, h] in at
-least float32. The kernels are the fused ones of torch that also tell the log-sum-exp, of which there is another one for
-each kind of device; those for GPUs want a d that is a multiple of 8. Where g < h they are handed repeated heads:
-not all of them know grouped ones, and torch's kernel for CPUs, before it did, read past the end without a word
-(https://github.com/pytorch/pytorch/pull/157893).
+least float32. The kernels are the fused ones of torch that also tell the log-sum-exp, one for each kind of device;
+those for GPUs want a d that is a multiple of 8. Where g < h they are handed repeated heads: not all of them know
+grouped ones (that for CPUs has learned it late, https://github.com/pytorch/pytorch/pull/157893).
 """
 
 from __future__ import annotations
@@ -88,18 +87,10 @@ def block_backward(
     elif q.dtype == torch.float32:
         # rows of padding have weight exp(score - inf) = 0
         lse = functional.pad(lse, (0, -q.shape[1] % LSE_ALIGNMENT), value=float("inf"))
-        seed, offset = _no_dropout(q)
+        grad_first, *qkv_first, out_first = heads_first
+        wanted = [True, True, True, False]  # the last would be that of a bias of the scores
         *grads, _ = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
-            heads_first[0],
-            *heads_first[1:4],
-            None,
-            heads_first[4],
-            lse,
-            seed,
-            offset,
-            0.0,
-            [True] * 3 + [False],
-            causal,
+            grad_first, *qkv_first, None, out_first, lse, *_no_dropout(q), 0.0, wanted, causal
         )
     else:
         grads = torch.ops.aten._scaled_dot_product_flash_attention_backward(
@@ -114,7 +105,6 @@ def block_backward(
 
 
 def _no_dropout(like: Tensor) -> tuple[Tensor, Tensor]:
-    """A state of random numbers that nobody draws from."""
-    return torch.empty(2, dtype=torch.uint64, device=like.device), torch.empty(
-        (), dtype=torch.uint64, device=like.device
-    )
+    """Seed and offset of random numbers that nobody draws."""
+    seed, offset = torch.empty(2, 2, dtype=torch.uint64, device=like.device)
+    return seed, offset

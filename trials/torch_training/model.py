@@ -9,11 +9,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from costmodels.job import TrainingJob
-from costmodels.model_spec import ModelSpec
 from costmodels.parallel import ParallelConfig
 from costmodels.runtime import RuntimeProfile
 from costmodels.schedules import chunk_of_layer
-from hardware.errors import ConfigError
 from trials.torch_training.attention import local_positions
 from trials.torch_training.blocks import Attention, DenseMlp, Embedding, Head, Surroundings, added
 from trials.torch_training.experts import Keep, MoeMlp, keep_all
@@ -72,31 +70,6 @@ class Chunk(nn.Module):
         return x if self.head is None else self.head(x)
 
 
-def check_trainable(model: ModelSpec) -> None:
-    """Refuses models that the trainer has no modules for.
-
-    Raises:
-        ConfigError: the model has a part that is missing here.
-    """
-    missing = {
-        "latent attention": model.uses_mla,
-        "more than two norms per layer": model.norms_per_layer != 2,
-        "gated shared experts": model.shared_expert_gate,
-        "router biases": model.router_bias,
-        "multi-token prediction": model.num_mtp_layers > 0,
-        "attention without a causal mask": not model.causal,
-        "heads of an odd size": model.head_dim % 2 == 1,
-    }
-    for part, has in missing.items():
-        if has:
-            raise ConfigError(
-                f"has {part}, which the torch backend cannot train",
-                key="model",
-                value=model.name,
-                nearest="use backend: command with your own trainer",
-            )
-
-
 def build_chunks(
     job: TrainingJob,
     runtime: RuntimeProfile,
@@ -110,7 +83,7 @@ def build_chunks(
     """The chunks of this rank, in the order of their virtual stages.
 
     Args:
-        job: What is trained; `check_trainable` accepts its model.
+        job: What is trained; `trainable.check_trainable` accepts it.
         runtime: How layers fall to stages.
         config: The configuration.
         mesh: The place of this rank.

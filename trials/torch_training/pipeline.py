@@ -26,7 +26,8 @@ def passes(
     job: TrainingJob, config: ParallelConfig, mesh: RankMesh, chunks: Sequence[Replicated], loss_of: LossOf
 ) -> Passes:
     """The passes of this rank."""
-    num_micro_batches = job.global_batch_size // (config.dp * config.mbs)
+    num_micro_batches, rest = divmod(job.global_batch_size, config.dp * config.mbs)
+    assert not rest, f"dp {config.dp} times mbs {config.mbs} divides the batch of {job.global_batch_size}"
     if config.pp == 1:
         return _accumulation(chunks[0], config.mbs, loss_of)
     stages: list[Any] = [_stage(job, config, mesh, chunk) for chunk in chunks]

@@ -18,12 +18,13 @@ TIMEOUT_S = 600.0
 
 
 @contextlib.contextmanager
-def process_group(place: Place, device: str) -> Iterator[torch.device]:
+def process_group(place: Place, device: str, backend: str | None = None) -> Iterator[torch.device]:
     """Forms the group of all ranks, and takes it apart at the end; the device of this rank.
 
     Args:
         place: Who this rank is.
         device: `cpu` or `cuda`.
+        backend: Name of torch's backend; None for the device's own.
     """
     torch.set_num_threads(1)
     found = torch.device(device, place.local_rank) if device == "cuda" else torch.device(device)
@@ -42,7 +43,7 @@ def process_group(place: Place, device: str) -> Iterator[torch.device]:
         wait_for_workers=False,
     )
     dist.init_process_group(
-        "nccl" if device == "cuda" else "gloo",
+        backend or ("nccl" if device == "cuda" else "gloo"),
         store=store,
         rank=place.rank,
         world_size=place.world_size,

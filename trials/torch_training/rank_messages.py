@@ -25,18 +25,18 @@ class Launch:
     """Asks for one process per rank.
 
     Attributes:
-        function: What each runs, as `function(place, *arguments)`; a function of a module.
+        function: What each runs, as `function(place, *arguments)`: `module:function`.
         arguments: What it is given besides its place.
         ranks: Which ranks, of all `world_size`.
         world_size: Ranks on all hosts together.
         host: Name or address of the host of rank 0.
         port: Where rank 0 listens; the one that its host reserved.
         environment: Variables to set.
-        memory_limit_bytes: Most data that one rank may hold (RLIMIT_DATA); None sets no limit.
+        memory_limit_bytes: Most data that one rank may add to what it starts with (RLIMIT_DATA); None sets no limit.
         log: File that what they print is appended to.
     """
 
-    function: Callable[..., Any]
+    function: str
     arguments: tuple[Any, ...] = ()
     ranks: tuple[int, ...]
     world_size: int

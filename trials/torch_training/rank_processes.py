@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
@@ -30,8 +30,9 @@ END_LIMIT_S = 10.0
 class RankProcesses:
     """The ranks of one trial after the other, on this host.
 
-    Lifecycle: entering starts the server, which takes a second or some; `launch` starts the ranks of one trial,
-    `events` tells what they say and how they end, `kill` ends those that still run; leaving ends everything.
+    Lifecycle: `start` starts the server, which takes a second or some; `launch` starts the ranks of one trial,
+    `events` tells what they say and how they end, `kill` ends those that still run; `close` ends everything. As a
+    context manager it starts and closes itself.
     """
 
     def __init__(self) -> None:
@@ -40,6 +41,16 @@ class RankProcesses:
         self._running: set[int] = set()
 
     def __enter__(self) -> RankProcesses:
+        """Starts it."""
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes it."""
+        self.close()
+
+    def start(self) -> RankProcesses:
         """Starts the server and waits until it has imported torch.
 
         Raises:
@@ -72,9 +83,7 @@ class RankProcesses:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         """Ends the server and all ranks."""
         self._end()
 
@@ -94,7 +103,7 @@ class RankProcesses:
 
     def launch(
         self,
-        function: Callable[..., Any],
+        function: str,
         *arguments: Any,
         ranks: Sequence[int],
         world_size: int,
@@ -104,7 +113,7 @@ class RankProcesses:
         environment: Mapping[str, str] | None = None,
         memory_limit_bytes: int | None = None,
     ) -> None:
-        """Starts one process per rank, each of which runs `function(place, *arguments)`; see `Launch`."""
+        """Starts one process per rank; each runs `function(place, *arguments)`, and the rest is as `Launch` has it."""
         assert not self._running, "one trial after the other"
         launch = Launch(
             function=function,

@@ -18,6 +18,7 @@ import socket
 import sys
 import traceback
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 
 from trials.torch_training.rank_messages import Exit, Kill, Launch, Place, Reserve, Reserved, Told
 
@@ -29,6 +30,7 @@ PRELOADED = (
     "torch.distributed.tensor",
     "torch.profiler",
     "torch.utils.checkpoint",
+    "trials.torch_training.rank_program",
 )
 """What ranks need and nobody should import eight times at once."""
 
@@ -104,7 +106,8 @@ class _Server:
                 listening=os.dup(self.listening.fileno()) if self.listening is not None and rank == 0 else None,
                 tell=theirs.send,
             )
-            launch.function(place, *launch.arguments)
+            module, _, function = launch.function.partition(":")
+            getattr(importlib.import_module(module), function)(place, *launch.arguments)
             code = 0
         except BaseException:  # noqa: BLE001 # a process ends here, whatever happened
             traceback.print_exc()
@@ -165,7 +168,17 @@ def _become(launch: Launch, rank: int) -> None:
         os.dup2(log, stream)
     os.close(log)
     if launch.memory_limit_bytes is not None:
-        resource.setrlimit(resource.RLIMIT_DATA, (launch.memory_limit_bytes, launch.memory_limit_bytes))
+        limit = _data_bytes() + launch.memory_limit_bytes
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def _data_bytes() -> int:
+    """Data and stacks of this process as RLIMIT_DATA counts them: private, writable mappings."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5])
+    except OSError:  # no Linux
+        return 0
+    return pages * resource.getpagesize()
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ What can't be seen:
 - Whoever takes a call's future may wait for it unseen; taking it is recorded as the wait. DistributedDataParallel does
   so: its gradients look as if nothing overlapped with them.
 - A call that is polled until it is completed is recorded as not waited for.
+- A receive from any source, and a call of a thread that did not start the step, raise while a step is recorded.
 - From C++, torch._C._distributed_c10d's single-tensor calls `_allgather_base` and `_reduce_scatter_base` and what
   `torch.ops.c10d.*` offers can't be overridden from Python. Nothing in eager torch 2.13 takes these ways, but the
   `_out` forms of functional collectives do; they work, unrecorded.

@@ -24,6 +24,15 @@ def _doubts(data: ReportData) -> list[str]:
         )
     if data.origin == "synthetic":
         doubts.append("The step times are synthetic: they say nothing about real devices.")
+    if data.config.backend.clock == "virtual":
+        doubts.append(
+            "The step times are those of a virtual clock: what each rank computed was measured, and the links between "
+            "them are the cluster's as described. Compare them with each other, not with a wall clock."
+        )
+    if data.config.backend.clock == "cpu":
+        doubts.append(
+            "The step times are CPU seconds of all ranks together: total work, in which no rank waits for another."
+        )
     if data.best is not None and data.stop_reason is not None and data.stop_reason is not StopReason.CONFIDENT:
         share = "unknown" if data.p_star is None else f"{data.p_star:.2f}"
         if data.stop_reason is not StopReason.EXHAUSTED:

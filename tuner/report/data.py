@@ -98,6 +98,11 @@ class ReportData:
         return self.extrapolated.step_time_s if self.extrapolated else None
 
     @property
+    def source_in_words(self) -> str:
+        """Where the step times come from and, unless it is the wall clock, what they count."""
+        return self.config.backend.source_in_words if self.origin == self.config.backend.origin else self.origin
+
+    @property
     def expert_values(self) -> dict[str, Value] | None:
         """The expert's configuration by the dimensions of a candidate."""
         return self.config.expert.values(self.dimensions) if self.config.expert else None

@@ -83,7 +83,7 @@ def _card(name: str, figure: str, note: str) -> Html:
 def _source_words(data: ReportData) -> str:
     """Where the step time comes from."""
     if data.best:
-        return f"trial {data.best.number}, {data.origin}"
+        return f"trial {data.best.number}, {data.source_in_words}"
     return data.extrapolated.in_words if data.extrapolated else ""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trials.backend import Status
+from trials.backend import CLOCK_WORDS, Status
 from tuner.record import TrialRecord
 from tuner.report.accuracy import relative_error
 from tuner.report.data import ReportData
@@ -11,6 +11,7 @@ from tuner.report.words import gibibytes, in_short, percent, plural, seconds, sh
 
 TITLE = "Trials"
 
+_PREDICTED = ("predicted", "error", "memory", "predicted")
 _HARMLESS = (Status.OK, Status.PRUNED, Status.CANCELLED)
 
 
@@ -18,11 +19,16 @@ def trials_section(data: ReportData) -> Html:
     """Number, dimensions, how it ended, step time, prediction and memory of each trial."""
     if not data.records:
         return section("trials", TITLE, tag("p", "No trial has been started yet.", class_="empty"))
-    head: list[Content] = ["trial", *data.dimensions, "status", "step", "predicted", "error", "memory", "predicted"]
+    head: list[Content] = ["trial", *data.dimensions, "status", _step_head(data), *_PREDICTED]
     rows = [_row(data, record) for record in data.records]
     first = 1 + len(data.dimensions)
     numeric = frozenset(range(first)) | frozenset(range(first + 1, first + 6))
     return section("trials", TITLE, table(head, rows, numeric=numeric))
+
+
+def _step_head(data: ReportData) -> str:
+    clock = data.config.backend.clock
+    return "step" if clock == "wall" else f"step ({CLOCK_WORDS[clock]})"
 
 
 def _row(data: ReportData, record: TrialRecord) -> list[Content]:

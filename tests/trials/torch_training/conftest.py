@@ -10,6 +10,11 @@ from trials.torch_training.rank_processes import RankProcesses
 LIMIT_S = 120.0
 
 
+def named(function):
+    """A function of a module as ranks import it."""
+    return f"{function.__module__}:{function.__qualname__}"
+
+
 @pytest.fixture(scope="session")
 def rank_processes():
     """One server of ranks for all tests."""
@@ -25,7 +30,13 @@ def on_ranks(rank_processes, tmp_path):
         log = tmp_path / "ranks.log"
         port = rank_processes.reserve()
         rank_processes.launch(
-            function, *arguments, ranks=range(num_ranks), world_size=num_ranks, host="127.0.0.1", port=port, log=log
+            named(function),
+            *arguments,
+            ranks=range(num_ranks),
+            world_size=num_ranks,
+            host="127.0.0.1",
+            port=port,
+            log=log,
         )
         told = [[] for _ in range(num_ranks)]
         while rank_processes.running:

@@ -1,6 +1,7 @@
 """What ranks run in the tests of recording; a module of its own, because ranks import it by name."""
 
 import contextlib
+import threading
 import time
 from datetime import timedelta
 
@@ -262,7 +263,7 @@ def subgroups(place):
 
 
 def ways_to_wait(place):
-    """Calls that are waited for in a background, by their future, or never; and a receive from anybody."""
+    """Calls that are waited for in a background, by their future, or never."""
     import torch
     import torch.distributed as dist
 
@@ -280,13 +281,31 @@ def ways_to_wait(place):
         recorder.join(calls)
         recording = recorder.stop()
         never.wait()
+        place.tell((recording, [tensor.tolist() for tensor in tensors]))
+
+
+def what_can_not_be_recorded(place):
+    """Receives from anybody, and a call of another thread; tells what is said of that."""
+    import torch
+    import torch.distributed as dist
+
+    with _groups(place) as (recorder, _):
+        told = []
+
+        def call(function):
+            try:
+                function(torch.ones(2))
+            except RuntimeError as error:
+                told.append(str(error))
+
         recorder.start()
-        try:
-            dist.recv(tensors[3])
-        except RuntimeError as error:
-            message = str(error)
+        call(dist.recv)
+        thread = threading.Thread(target=call, args=(dist.all_reduce,))
+        thread.start()
+        thread.join()
         recorder.stop()
-        place.tell((recording, [tensor.tolist() for tensor in tensors], message))
+        call(dist.all_reduce)
+        place.tell(told)
 
 
 def times(place):

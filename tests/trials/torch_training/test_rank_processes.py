@@ -11,7 +11,16 @@ from trials.torch_training.rank_messages import Exit, Told
 
 def _launch(processes, function, *arguments, ranks=(0, 1), log, **further):
     port = processes.reserve()
-    processes.launch(function, *arguments, ranks=ranks, world_size=2, host="127.0.0.1", port=port, log=log, **further)
+    processes.launch(
+        f"{function.__module__}:{function.__qualname__}",
+        *arguments,
+        ranks=ranks,
+        world_size=2,
+        host="127.0.0.1",
+        port=port,
+        log=log,
+        **further,
+    )
 
 
 def _until_ended(processes):
@@ -50,7 +59,7 @@ def test_a_killed_rank_is_told_by_its_signal(rank_processes, tmp_path):
 def test_hanging_and_stopped_ranks_can_be_killed(rank_processes, tmp_path, function):
     """`kill` ends ranks that do nothing any more, and the next trial runs."""
     _launch(rank_processes, function, log=tmp_path / "log")
-    pids = [event.value for _ in range(2) for event in rank_processes.events(60.0)][:2]
+    pids = _told(rank_processes, 2)
 
     ends = rank_processes.kill()
 
@@ -89,7 +98,7 @@ def test_ranks_die_with_their_server(rank_processes, tmp_path):
     fresh = type(rank_processes)()
     with fresh as processes:
         _launch(processes, rank_functions.stop_itself, log=tmp_path / "log")
-        pids = [event.value for _ in range(2) for event in processes.events(60.0)][:2]
+        pids = _told(processes, 2)
         os.kill(processes._server.pid, signal.SIGKILL)
         with pytest.raises(RuntimeError, match="has died"):
             _until_ended(processes)
@@ -98,6 +107,13 @@ def test_ranks_die_with_their_server(rank_processes, tmp_path):
         time.sleep(0.05)
 
     assert not any(map(_is_alive, pids))
+
+
+def _told(processes, count):
+    values = []
+    while len(values) < count:
+        values += [event.value for event in processes.events(60.0) if isinstance(event, Told)]
+    return values
 
 
 def _is_alive(pid):

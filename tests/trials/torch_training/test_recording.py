@@ -170,11 +170,17 @@ def test_subgroups(on_ranks):
 
 def test_ways_to_wait(on_ranks):
     """A background's call is needed where it is joined, a future's where it is taken; a call may be never needed."""
-    for recording, results, message in zip(*_told(on_ranks(2, recorded_ranks.ways_to_wait)), strict=True):
+    for recording, results in zip(*_told(on_ranks(2, recorded_ranks.ways_to_wait)), strict=True):
         assert results == [[2.0, 2.0]] * 4
         assert _order(recording) == [0, 1, ~1, 2, 3, ~3, 4, ~0, ~2]
         assert [event.after for event in recording.events if isinstance(event, Issued)] == [None, None, 0, None, None]
-        assert "name the source" in message
+
+
+def test_what_can_not_be_recorded(on_ranks):
+    """While a step is recorded, receives from anybody and calls of other threads raise."""
+    for [(first, second)] in on_ranks(2, recorded_ranks.what_can_not_be_recorded):
+        assert "name the source" in first
+        assert "another one communicates" in second
 
 
 def test_waiting_is_not_computing(on_ranks):

@@ -1,0 +1,194 @@
+"""The `torch` backend: a trial trains the real model for some steps, with one process per device.
+
+It runs on CPUs with gloo and on GPUs with NCCL. A step time is wall clock where every rank has its own device or core;
+with more ranks than cores wall clock would only tell the total work, so a virtual clock stands in (virtual_clock.py),
+or the CPU time of all ranks. Which one it is stands in the observation.
+
+torch itself is imported by the ranks alone.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from costmodels.job import TrainingJob
+from costmodels.parallel import ParallelConfig
+from costmodels.reduced import Reduction
+from costmodels.runtime import RuntimeProfile
+from hardware.cluster import Cluster
+from hardware.errors import ConfigError
+from trials.backend import AbstractBackend, Clock, HostNeeds, Observation, OnStep, Origin, unheard
+from trials.torch_training.processor_time import num_cores
+from trials.torch_training.rank_plan import DeviceKind, RankPlan
+from trials.torch_training.rank_processes import RankProcesses
+from trials.torch_training.rank_watch import watched
+
+ClockChoice = Literal["auto", "wall", "virtual", "cpu"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TorchBackend(AbstractBackend):
+    """Trains with torch.
+
+    Attributes:
+        job: What is trained.
+        cluster: Where; on CPUs its devices stand for cores, and the virtual clock uses its links.
+        runtime: How layers fall to stages.
+        device: What ranks compute on.
+        chosen_clock: What step times count; `auto` is wall clock where every rank has a device or core to itself, else
+            the virtual clock.
+        cores: Cores of a host, as the study's driver saw them.
+        seed: Of weights and data.
+        warmup_steps: Steps before the first measured one.
+        min_steps: Measured steps at least.
+        max_steps: Measured steps at most.
+        precision: Measuring ends when the median's relative standard error is below this.
+        capacity_factor: Most copies of tokens that an expert takes, over its even share; None drops nothing.
+        profiles: Whether operator times are measured in one more step.
+        hang_limit_s: A trial whose ranks tell nothing for so long hangs.
+    """
+
+    job: TrainingJob
+    cluster: Cluster
+    runtime: RuntimeProfile
+    device: DeviceKind
+    chosen_clock: ClockChoice = "auto"
+    cores: int = field(default_factory=num_cores)
+    seed: int = 0
+    warmup_steps: int = 2
+    min_steps: int = 5
+    max_steps: int = 20
+    precision: float = 0.02
+    capacity_factor: float | None = None
+    profiles: bool = True
+    hang_limit_s: float = 120.0
+
+    @property
+    def origin(self) -> Origin:
+        """Real training."""
+        return "measured"
+
+    @property
+    def clock(self) -> Clock:
+        """The chosen one, or the most honest one."""
+        if self.chosen_clock != "auto":
+            return self.chosen_clock
+        return "wall" if self.device == "cuda" or self.cluster.num_devices <= self.cores else "virtual"
+
+    @property
+    def hosts(self) -> tuple[HostNeeds, ...]:
+        """One core or GPU per rank; on CPUs all hosts of the cluster are one."""
+        if self.device == "cpu":
+            return (HostNeeds(cpus=self.cluster.num_devices),)
+        per_host = self.cluster.devices_per_host
+        return tuple(HostNeeds(cpus=1, gpus=per_host) for _ in range(self.cluster.num_hosts))
+
+    def check(self) -> None:
+        """Torch must be there."""
+        if importlib.util.find_spec("torch") is None:
+            raise ConfigError(
+                "needs torch, which is not installed here",
+                key="trial.backend",
+                value="torch",
+                nearest="pip install 'meshtune[torch]'",
+            )
+
+    def opened(self) -> OpenTorchBackend:
+        """With a warm server of ranks."""
+        return OpenTorchBackend(backend=self, ranks=RankProcesses().start())
+
+    def expected_steps(self, config: ParallelConfig) -> int | None:  # noqa: ARG002 # the contract's
+        """Known only where the precision changes nothing."""
+        return self.max_steps if self.min_steps == self.max_steps else None
+
+    def reduced(self, to: Reduction) -> TorchBackend:
+        """The smaller job on fewer hosts, trained as well."""
+        return replace(self, job=to.job(self.job), cluster=to.cluster(self.cluster))
+
+    def measure(self, config: ParallelConfig, *, trial_number: int, on_step: OnStep = unheard) -> Observation:
+        """One trial with a server of its own; `opened` keeps one for many."""
+        with RankProcesses() as ranks:
+            return OpenTorchBackend(backend=self, ranks=ranks).measure(
+                config, trial_number=trial_number, on_step=on_step
+            )
+
+    def plan(self, config: ParallelConfig) -> RankPlan:
+        """What each rank of a trial is to do."""
+        return RankPlan(
+            job=self.job,
+            runtime=self.runtime,
+            config=config,
+            device=self.device,
+            clock=self.clock,
+            seed=self.seed,
+            warmup_steps=self.warmup_steps,
+            min_steps=self.min_steps,
+            max_steps=self.max_steps,
+            precision=self.precision,
+            capacity_factor=self.capacity_factor,
+            profiles=self.profiles,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class OpenTorchBackend(AbstractBackend):
+    """A TorchBackend in a worker.
+
+    Attributes:
+        backend: What it measures.
+        ranks: The warm server that its ranks come from.
+    """
+
+    backend: TorchBackend
+    ranks: RankProcesses
+
+    @property
+    def origin(self) -> Origin:
+        """That of the backend."""
+        return self.backend.origin
+
+    @property
+    def clock(self) -> Clock:
+        """That of the backend."""
+        return self.backend.clock
+
+    def expected_steps(self, config: ParallelConfig) -> int | None:
+        """Those of the backend."""
+        return self.backend.expected_steps(config)
+
+    def reduced(self, to: Reduction) -> OpenTorchBackend:
+        """The smaller job, from the same server."""
+        return replace(self, backend=self.backend.reduced(to))
+
+    def measure(self, config: ParallelConfig, *, trial_number: int, on_step: OnStep = unheard) -> Observation:
+        """One trial."""
+        own, plan = self.backend, self.backend.plan(config)
+        device = own.cluster.devices[0]
+        with tempfile.TemporaryDirectory(prefix="meshtune-") as folder:
+            log = Path(folder) / f"trial-{trial_number}.log"
+            self.ranks.launch(
+                "trials.torch_training.rank_program:run_rank",
+                plan,
+                ranks=range(config.num_devices),
+                world_size=config.num_devices,
+                host="127.0.0.1",
+                port=self.ranks.reserve(),
+                log=log,
+                memory_limit_bytes=device.memory_bytes if own.device == "cpu" else None,
+            )
+            try:
+                return watched(
+                    self.ranks,
+                    plan,
+                    own.cluster,
+                    log=log,
+                    cores=own.cores,
+                    hang_limit_s=own.hang_limit_s,
+                    on_step=on_step,
+                )
+            finally:
+                self.ranks.kill()

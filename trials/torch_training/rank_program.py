@@ -1,0 +1,150 @@
+"""What a rank of a trial runs: it trains steps, measures them, and tells how it went."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+import statistics
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from trials.torch_training.experts import keep_all, keep_up_to
+from trials.torch_training.operator_profile import profiled
+from trials.torch_training.process_group import process_group
+from trials.torch_training.rank_messages import Place
+from trials.torch_training.rank_plan import Failed, Finished, RankPlan, Ready, StepTaken
+from trials.torch_training.recording import BACKEND, Recorder, register_recorded_backend
+from trials.torch_training.training import Trainer
+
+
+def run_rank(place: Place, plan: RankPlan) -> None:
+    """Trains and measures under `plan`; whatever goes wrong is told."""
+    memory = _Memory(plan)
+    try:
+        began_s = time.perf_counter()
+        recorder = register_recorded_backend() if plan.clock == "virtual" else None
+        with process_group(place, plan.device, backend=BACKEND if recorder else None) as device:
+            grouped_s = time.perf_counter()
+            keep = keep_all if plan.capacity_factor is None else keep_up_to(plan.capacity_factor)
+            trainer = Trainer(plan.job, plan.runtime, plan.config, device, seed=plan.seed, keep=keep)
+            built_s = time.perf_counter()
+            for _ in range(plan.warmup_steps):
+                trainer.step()
+            gc.collect()
+            gc.freeze()  # what is there now stays; collections inside of steps would only look at it again
+            place.tell(
+                Ready(
+                    group_s=grouped_s - began_s,
+                    build_s=built_s - grouped_s,
+                    warmup_s=time.perf_counter() - built_s,
+                )
+            )
+            _measure(place, plan, trainer, recorder, device)
+            began_s = time.perf_counter()
+            samples = profiled(trainer.step, plan.job, plan.runtime, plan.config) if plan.profiles else ()
+            place.tell(
+                Finished(peak_bytes=memory.peak_bytes(), profile_s=time.perf_counter() - began_s, samples=samples)
+            )
+    except Exception as error:  # noqa: BLE001 # the rank's boundary: a failure is a result
+        place.tell(
+            Failed(
+                is_out_of_memory=_is_out_of_memory(error),
+                reason=f"{type(error).__name__}: {error}".splitlines()[0][:500],
+                text=traceback.format_exc(),
+                peak_bytes=memory.peak_bytes(),
+            )
+        )
+
+
+def _measure(place: Place, plan: RankPlan, trainer: Trainer, recorder: Recorder | None, device: torch.device) -> None:
+    """Trains measured steps until they are precise enough, and tells each."""
+    seconds: list[float] = []
+    for number in range(plan.max_steps):
+        if recorder:
+            recorder.start()
+        began_s, began_cpu_s = time.perf_counter(), time.process_time()
+        result = trainer.step()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
+        recording = recorder.stop() if recorder else None
+        walls, cpus = _of_all_ranks([wall_s, cpu_s], device)
+        place.tell(
+            StepTaken(
+                number=number,
+                wall_s=max(walls),
+                cpu_s=sum(cpus),
+                loss=result.loss,
+                recording=recording,
+            )
+        )
+        seconds.append(max(walls) if plan.clock == "wall" else sum(cpus))
+        if len(seconds) >= plan.min_steps and median_error(seconds) <= plan.precision:
+            return
+
+
+def median_error(values: list[float]) -> float:
+    """Relative standard error of the median: 1.25 standard errors of the mean, the spread told by quartiles.
+
+    Infinite for fewer than three values.
+    """
+    if len(values) < 3:
+        return math.inf
+    lower, middle, upper = statistics.quantiles(values, n=4, method="inclusive")
+    return 1.2533 * (upper - lower) / 1.349 / math.sqrt(len(values)) / middle
+
+
+def _of_all_ranks(values: list[float], device: torch.device) -> list[list[float]]:
+    """Some numbers of every rank: for each number a list by rank."""
+    own = torch.tensor(values, dtype=torch.float64, device=device)
+    found = torch.empty(dist.get_world_size() * len(values), dtype=torch.float64, device=device)
+    dist.all_gather_into_tensor(found, own)
+    by_rank: list[list[float]] = found.view(-1, len(values)).T.tolist()
+    return by_rank
+
+
+def _is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether the error, or one that it came from, is for want of memory."""
+    while error is not None:
+        text = str(error)
+        if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(
+            sign in text for sign in ("can't allocate memory", "bad_alloc", "Cannot allocate memory", "out of memory")
+        ):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+class _Memory:
+    """The peak of what training holds: the allocator's on a GPU, the resident set beyond the start's on a CPU."""
+
+    def __init__(self, plan: RankPlan) -> None:
+        self._is_cuda = plan.device == "cuda"
+        self._start_bytes = 0
+        if not self._is_cuda:
+            with contextlib.suppress(OSError):
+                Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # forgets the peak
+            self._start_bytes = _resident_bytes("VmRSS")
+
+    def peak_bytes(self) -> int:
+        if self._is_cuda:
+            return int(torch.cuda.max_memory_reserved())
+        return max(_resident_bytes("VmHWM") - self._start_bytes, 0)
+
+
+def _resident_bytes(key: str) -> int:
+    for line in _status_lines():
+        if line.startswith(f"{key}:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _status_lines() -> Iterator[str]:
+    with contextlib.suppress(OSError):
+        yield from Path("/proc/self/status").read_text(encoding="ascii").splitlines()

@@ -1,0 +1,209 @@
+"""Watches the ranks of one trial until they have ended, and makes an observation of what they told.
+
+A rank that fails, dies or hangs takes the others of its trial with it. What it was is decided by all of them together,
+because the others soon fail too, for want of a peer: a signal that killed a rank comes first, then a lack of memory,
+then the first error that is not about a lost connection.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from hardware.cluster import Cluster
+from trials.backend import Clock, Observation, OnStep, OperatorSample, Status, tail_of
+from trials.torch_training.operator_list import mismatches, of_pipeline
+from trials.torch_training.processor_time import busy_s
+from trials.torch_training.rank_messages import Exit, Told
+from trials.torch_training.rank_plan import Failed, Finished, RankPlan, Ready, StepTaken
+from trials.torch_training.rank_processes import RankProcesses
+from trials.torch_training.virtual_clock import virtual_step
+
+GRACE_S = 3.0
+"""How long the other ranks may take to tell their side when one has failed."""
+
+MUCH_CPU = 0.1
+"""Share of the machine's CPU that other programs may use before an observation speaks of it."""
+
+_LOST_PEER = ("Connection closed by peer", "Connection reset", "Broken pipe", "Socket Timeout", "recvValue failed")
+
+
+def watched(
+    ranks: RankProcesses,
+    plan: RankPlan,
+    cluster: Cluster,
+    *,
+    log: Path,
+    cores: int,
+    hang_limit_s: float,
+    on_step: OnStep,
+) -> Observation:
+    """What became of the ranks that were just launched; those that still run afterwards are for the caller to end.
+
+    Args:
+        ranks: The running ranks.
+        plan: What they do.
+        cluster: Whose links the virtual clock counts.
+        log: What they print.
+        cores: Of the machine.
+        hang_limit_s: Silence that means a hang.
+        on_step: Hears each step's time.
+    """
+    watch = _Watch(plan, cluster, cores, on_step)
+    deadline_s = time.monotonic() + hang_limit_s
+    while ranks.running:
+        events = ranks.events(max(deadline_s - time.monotonic(), 0.0))
+        if not events and time.monotonic() >= deadline_s:
+            watch.hangs = not watch.has_failed
+            break
+        for event in events:
+            watch.hear(event)
+        deadline_s = (
+            time.monotonic() + hang_limit_s if not watch.has_failed else min(deadline_s, time.monotonic() + GRACE_S)
+        )
+    return watch.observation(log, hang_limit_s)
+
+
+class _Watch:
+    """What has been heard so far."""
+
+    def __init__(self, plan: RankPlan, cluster: Cluster, cores: int, on_step: OnStep) -> None:
+        self.plan, self.cluster, self.cores, self.on_step = plan, cluster, cores, on_step
+        self.num_ranks = plan.config.num_devices
+        self.hangs = False
+        self.ready: dict[int, Ready] = {}
+        self.open_steps: dict[int, dict[int, StepTaken]] = {}
+        self.step_times_s: list[float] = []
+        self.cpu_s = 0.0
+        self.loss = 0.0
+        self.finished: dict[int, Finished] = {}
+        self.failed: dict[int, Failed] = {}
+        self.killed: dict[int, int] = {}
+        self.exited: dict[int, int] = {}
+        self.began_s = self.ended_s = 0.0
+        self.busy_at_begin_s = self.busy_at_end_s = busy_s()
+
+    @property
+    def has_failed(self) -> bool:
+        return bool(self.failed or self.killed or self.exited)
+
+    def hear(self, event: Told | Exit) -> None:
+        if isinstance(event, Exit):
+            if event.code < 0:
+                self.killed[event.rank] = -event.code
+            elif event.code > 0:
+                self.exited[event.rank] = event.code
+            return
+        match event.value:
+            case Ready() as ready:
+                self.ready[event.rank] = ready
+                if len(self.ready) == self.num_ranks:
+                    self.began_s, self.busy_at_begin_s = time.monotonic(), busy_s()
+            case StepTaken() as taken:
+                together = self.open_steps.setdefault(taken.number, {})
+                together[event.rank] = taken
+                if len(together) == self.num_ranks:
+                    self._end_step([together[rank] for rank in range(self.num_ranks)])
+                    del self.open_steps[taken.number]
+            case Finished() as finished:
+                self.finished[event.rank] = finished
+            case Failed() as failed:
+                self.failed[event.rank] = failed
+
+    def _end_step(self, taken: Sequence[StepTaken]) -> None:
+        self.ended_s, self.busy_at_end_s = time.monotonic(), busy_s()
+        self.cpu_s += taken[0].cpu_s
+        self.loss = taken[0].loss
+        step_time_s = self._step_time_s(taken, self.plan.clock)
+        self.step_times_s.append(step_time_s)
+        self.on_step(step_time_s)
+
+    def _step_time_s(self, taken: Sequence[StepTaken], clock: Clock) -> float:
+        if clock == "virtual":
+            recordings = [step.recording for step in taken if step.recording is not None]
+            return virtual_step(recordings, self.cluster).step_time_s
+        return taken[0].wall_s if clock == "wall" else taken[0].cpu_s
+
+    def observation(self, log: Path, hang_limit_s: float) -> Observation:
+        status, reason, text = self._outcome(hang_limit_s)
+        ends: list[Finished | Failed] = [*self.finished.values(), *self.failed.values()]
+        samples: tuple[OperatorSample, ...] = ()
+        if status is Status.OK:
+            samples = of_pipeline({rank: told.samples for rank, told in self.finished.items()}, self.plan.config)
+            reason = "; ".join(self._remarks(samples))
+        return Observation(
+            status=status,
+            step_times_s=tuple(self.step_times_s),
+            peak_memory_bytes=max((end.peak_bytes for end in ends), default=None),
+            operator_samples=samples,
+            log_tail=tail_of(text or _text_of(log)) if status is not Status.OK else "",
+            reason=reason,
+            origin="measured",
+            clock=self.plan.clock,
+            conditions=self._conditions(),
+        )
+
+    def _outcome(self, hang_limit_s: float) -> tuple[Status, str, str]:
+        """How it ended, in a line, and the traceback that says so."""
+        if len(self.finished) == self.num_ranks:
+            return Status.OK, "", ""
+        if self.killed:
+            rank, number = next(iter(self.killed.items()))
+            return Status.INCIDENT, f"rank {rank} was killed by {signal.Signals(number).name}", ""
+        lacking = [(rank, failed) for rank, failed in self.failed.items() if failed.is_out_of_memory]
+        if lacking:
+            rank, failed = lacking[0]
+            return Status.OUT_OF_MEMORY, f"rank {rank}: {failed.reason}", failed.text
+        if self.failed:
+            first = [
+                (rank, failed)
+                for rank, failed in self.failed.items()
+                if not any(sign in failed.text for sign in _LOST_PEER)
+            ] or list(self.failed.items())
+            rank, failed = first[0]
+            return Status.CRASHED, f"rank {rank}: {failed.reason}", failed.text
+        if self.exited:
+            rank, code = next(iter(self.exited.items()))
+            return Status.CRASHED, f"rank {rank} ended with exit status {code}", ""
+        silent = sorted(set(range(self.num_ranks)) - set(self.finished))
+        return Status.INCIDENT, f"hangs: ranks {silent} told nothing for {hang_limit_s:g} s", ""
+
+    def _remarks(self, samples: tuple[OperatorSample, ...]) -> list[str]:
+        remarks = []
+        share = self._others_share()
+        if share is not None and share > MUCH_CPU:
+            remarks.append(f"other programs used {share:.0%} of the machine's CPU")
+        if self.plan.clock == "wall" and self.plan.device == "cpu" and self.num_ranks > self.cores:
+            remarks.append(f"wall clock of {self.num_ranks} ranks on {self.cores} cores tells their total work only")
+        if self.plan.profiles:
+            plan = self.plan
+            remarks += mismatches(plan.job, plan.runtime, plan.config, samples)
+        return remarks
+
+    def _others_share(self) -> float | None:
+        if self.busy_at_begin_s is None or self.busy_at_end_s is None or self.ended_s <= self.began_s:
+            return None
+        others_s = self.busy_at_end_s - self.busy_at_begin_s - self.cpu_s
+        return max(others_s, 0.0) / ((self.ended_s - self.began_s) * self.cores)
+
+    def _conditions(self) -> tuple[tuple[str, float], ...]:
+        found: dict[str, float] = {"ranks": self.num_ranks, "cores": self.cores}
+        share = self._others_share()
+        if share is not None and self.step_times_s:
+            found["others_cpu_share"] = round(share, 4)
+            found["loss"] = self.loss
+        for name in ("group_s", "build_s", "warmup_s"):
+            if self.ready:
+                found[name] = max(getattr(ready, name) for ready in self.ready.values())
+        if self.finished:
+            found["profile_s"] = max(told.profile_s for told in self.finished.values())
+        return tuple(found.items())
+
+
+def _text_of(log: Path) -> str:
+    try:
+        return log.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,53 @@
+"""Which jobs the trainer has all the parts for."""
+
+from __future__ import annotations
+
+from costmodels.job import TrainingJob
+from hardware.errors import ConfigError
+
+PRECISIONS = ("fp32", "bf16")
+
+
+def check_trainable(job: TrainingJob) -> None:
+    """Refuses jobs that the trainer has no modules for.
+
+    Raises:
+        ConfigError: the model has a part that is missing here, or the job a precision or module.
+    """
+    model = job.model
+    missing = {
+        "latent attention": model.uses_mla,
+        "more than two norms per layer": model.norms_per_layer != 2,
+        "gated shared experts": model.shared_expert_gate,
+        "router biases": model.router_bias,
+        "attention without a causal mask": not model.causal,
+        "heads of an odd size": model.head_dim % 2 == 1,
+    }
+    for part, has in missing.items():
+        if has:
+            raise ConfigError(
+                f"has {part}, which the torch backend cannot train",
+                key="model",
+                value=model.name,
+                nearest="another backend or model",
+            )
+    if job.precision not in PRECISIONS:
+        raise ConfigError(
+            "is no precision that the torch backend trains in",
+            key="job.precision",
+            value=job.precision,
+            nearest=f"valid: {', '.join(PRECISIONS)}",
+        )
+    if job.recompute_modules != ("core_attn",):
+        raise ConfigError(
+            "is more than the torch backend can recompute selectively",
+            key="job.recompute_modules",
+            value=list(job.recompute_modules),
+            nearest="valid: core_attn",
+        )
+    if model.learned_positions and model.learned_positions < job.sequence_length:
+        raise ConfigError(
+            f"is longer than the model's table of {model.learned_positions} learned positions",
+            key="job.sequence_length",
+            value=job.sequence_length,
+        )
