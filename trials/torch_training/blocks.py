@@ -1,7 +1,7 @@
 """The blocks of a transformer as one rank holds them: norms, attention, MLP, embedding and head.
 
-Letters: b sequences, s positions of this rank, h hidden size, d head size. `@role` ranges mark the operators of
-costmodels/operators.py in a profile.
+Letters: b sequences, s positions of this rank, h hidden size, d head size. Ranges `@block.role` mark the operators of
+costmodels/operators.py in a profile, and `@block.role+` what belongs to the execution that began before.
 """
 
 from __future__ import annotations

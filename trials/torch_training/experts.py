@@ -125,7 +125,7 @@ class Experts(nn.Module):
         rows = self._answers(rows, arrived)
         if self.ep is not None:
             rows = all_to_all_single_autograd(rows, sent, arrived.sum(dim=1).tolist(), self.ep)
-        with record_function("@moe_mlp.permute"):
+        with record_function("@moe_mlp.permute+"):
             weighted = rows * share.flatten()[copy, None].to(rows.dtype)
             return torch.zeros_like(tokens).index_add(0, copy // experts.shape[1], weighted)
 
@@ -141,7 +141,7 @@ class Experts(nn.Module):
             # filling comes after the last expert
             filling = longest - arrived.sum(dim=(1, 2))
             arrived = torch.cat([arrived.flatten(1), filling[:, None]], dim=1)
-        with record_function("@moe_mlp.permute"):
+        with record_function("@moe_mlp.permute+"):
             num_kinds = self.num_local + (self.expert_tp is not None)
             kinds = torch.arange(self.num_local, device=rows.device).repeat(self.num_ranks)
             if self.expert_tp is not None:
@@ -151,7 +151,7 @@ class Experts(nn.Module):
             ends = torch.bincount(expert, minlength=num_kinds)[: self.num_local].cumsum(0).int()
             multiplied = rows[order[: int(ends[-1])]]
         answers = self._products(multiplied, ends)
-        with record_function("@moe_mlp.permute"):
+        with record_function("@moe_mlp.permute+"):
             answers = torch.zeros_like(rows).index_copy(0, order[: int(ends[-1])], answers)
         if self.expert_tp is None:
             return answers

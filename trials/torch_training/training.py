@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.profiler import record_function
 
 from costmodels.job import TrainingJob
 from costmodels.parallel import ParallelConfig
@@ -94,20 +95,22 @@ class Trainer:
     def start_step(self) -> tuple[Tensor, Tensor]:
         """The same without looking at the results: this rank's share of the loss, and the gradients' norm."""
         loss = self._passes(self._tokens, self._targets)
-        norm = finish_gradients(self._chunks, self._mesh, self._sharding)
+        with record_function("@weights.gradients"):
+            norm = finish_gradients(self._chunks, self._mesh, self._sharding)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         return loss, norm
 
     def _loss_of(self, logits: Tensor, targets: Tensor) -> Tensor:
         """This rank's share of the mean over all tokens of the batch."""
-        total = cross_entropy(
-            logits,
-            targets,
-            vocab_size=self._job.model.vocab_size,
-            first=self._mesh.index("tp") * logits.shape[-1],
-            group=self._mesh.group("tp"),
-        )
+        with record_function("@head.cross_entropy"):
+            total = cross_entropy(
+                logits,
+                targets,
+                vocab_size=self._job.model.vocab_size,
+                first=self._mesh.index("tp") * logits.shape[-1],
+                group=self._mesh.group("tp"),
+            )
         return total / self._job.tokens_per_step
 
 
