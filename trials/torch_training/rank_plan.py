@@ -8,7 +8,8 @@ from typing import Literal
 from costmodels.job import TrainingJob
 from costmodels.parallel import ParallelConfig
 from costmodels.runtime import RuntimeProfile
-from trials.backend import Clock, OperatorSample
+from trials.backend import Clock
+from trials.torch_training.operator_profile import RankProfile
 from trials.torch_training.rank_recording import RankRecording
 
 DeviceKind = Literal["cpu", "cuda"]
@@ -88,12 +89,12 @@ class Finished:
     Attributes:
         peak_bytes: Most memory that training held on its device; without what the process had before on a CPU.
         profile_s: Time of the profiled step.
-        samples: Its operators' times.
+        profile: Its operators' times; None if nobody asked.
     """
 
     peak_bytes: int
     profile_s: float
-    samples: tuple[OperatorSample, ...]
+    profile: RankProfile | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 
 from trials.torch_training.experts import keep_all, keep_up_to
-from trials.torch_training.operator_profile import profiled
 from trials.torch_training.process_group import process_group
 from trials.torch_training.rank_messages import Place
 from trials.torch_training.rank_plan import Failed, Finished, RankPlan, Ready, StepTaken
 from trials.torch_training.recording import BACKEND, Recorder, register_recorded_backend
+from trials.torch_training.step_profiler import profile_steps
 from trials.torch_training.training import Trainer
 
 
@@ -47,10 +47,9 @@ def run_rank(place: Place, plan: RankPlan) -> None:
             )
             _measure(place, plan, trainer, recorder, device)
             began_s = time.perf_counter()
-            samples = profiled(trainer.step, plan.job, plan.runtime, plan.config) if plan.profiles else ()
-            place.tell(
-                Finished(peak_bytes=memory.peak_bytes(), profile_s=time.perf_counter() - began_s, samples=samples)
-            )
+            peak_bytes = memory.peak_bytes()
+            profile = profile_steps(trainer.start_step, device) if plan.profiles else None
+            place.tell(Finished(peak_bytes=peak_bytes, profile_s=time.perf_counter() - began_s, profile=profile))
     except Exception as error:  # noqa: BLE001 # the rank's boundary: a failure is a result
         place.tell(
             Failed(

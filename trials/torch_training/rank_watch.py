@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hardware.cluster import Cluster
 from trials.backend import Clock, Observation, OnStep, OperatorSample, Status, tail_of
-from trials.torch_training.operator_list import mismatches, of_pipeline
+from trials.torch_training.operator_profile import RankProfile, mismatches, of_pipeline
 from trials.torch_training.processor_time import busy_s
 from trials.torch_training.rank_messages import Exit, Told
 from trials.torch_training.rank_plan import Failed, Finished, RankPlan, Ready, StepTaken
@@ -130,9 +130,10 @@ class _Watch:
         status, reason, text = self._outcome(hang_limit_s)
         ends: list[Finished | Failed] = [*self.finished.values(), *self.failed.values()]
         samples: tuple[OperatorSample, ...] = ()
+        if status is Status.OK and self.plan.profiles:
+            samples = of_pipeline([profile.samples for profile in self._profiles()], self.plan.config)
         if status is Status.OK:
-            samples = of_pipeline({rank: told.samples for rank, told in self.finished.items()}, self.plan.config)
-            reason = "; ".join(self._remarks(samples))
+            reason = "; ".join(self._remarks())
         return Observation(
             status=status,
             step_times_s=tuple(self.step_times_s),
@@ -170,7 +171,12 @@ class _Watch:
         silent = sorted(set(range(self.num_ranks)) - set(self.finished))
         return Status.INCIDENT, f"hangs: ranks {silent} told nothing for {hang_limit_s:g} s", ""
 
-    def _remarks(self, samples: tuple[OperatorSample, ...]) -> list[str]:
+    def _profiles(self) -> list[RankProfile]:
+        """Those of all ranks by their numbers; none where nobody asked."""
+        found = [self.finished[rank].profile for rank in range(self.num_ranks)]
+        return [profile for profile in found if profile is not None]
+
+    def _remarks(self) -> list[str]:
         remarks = []
         share = self._others_share()
         if share is not None and share > MUCH_CPU:
@@ -179,7 +185,7 @@ class _Watch:
             remarks.append(f"wall clock of {self.num_ranks} ranks on {self.cores} cores tells their total work only")
         if self.plan.profiles:
             plan = self.plan
-            remarks += mismatches(plan.job, plan.runtime, plan.config, samples)
+            remarks += mismatches(plan.job, plan.runtime, plan.config, self._profiles())
         return remarks
 
     def _others_share(self) -> float | None:

@@ -6,7 +6,15 @@ import pytest
 
 from costmodels.parallel import DEGREES, ParallelConfig, parse_config
 from costmodels.runtime import find_runtime
-from tests.trials.torch_training.training_ranks import GPT, LLAMA, MIXTRAL, QWEN, job_of, train, train_alone_dropping_like
+from tests.trials.torch_training.training_ranks import (
+    GPT,
+    LLAMA,
+    MIXTRAL,
+    QWEN,
+    job_of,
+    train,
+    train_alone_dropping_like,
+)
 
 RUNTIME = find_runtime("torch-reference")
 RELATIVE = 1e-4
@@ -36,7 +44,13 @@ CASES = {
         "tp=2,cp=2,recompute=selective,mbs=2",
         "pp=2,layers=3/1,recomputed=1/0,mbs=2",
     ],
-    GPT: ["pp=2,tp=2,dp=2,mbs=2", "tp=4,mbs=4", "pp=2,tp=2,sequence_parallel=false", "cp=2,up=2,mbs=4", "pp=4,dp=2,zero_stage=3"],
+    GPT: [
+        "pp=2,tp=2,dp=2,mbs=2",
+        "tp=4,mbs=4",
+        "pp=2,tp=2,sequence_parallel=false",
+        "cp=2,up=2,mbs=4",
+        "pp=4,dp=2,zero_stage=3",
+    ],
     MIXTRAL: [
         "dp=2,ep=2,mbs=2",
         "pp=2,tp=2,dp=2,vpp=2,ep=2,mbs=2",
@@ -53,7 +67,7 @@ CASES = {
 PAIRS = [(model, text) for model, texts in CASES.items() for text in texts]
 
 
-def configuration(text):
+def _configuration(text):
     return parse_config(text, {"zero_stage": 1, "sequence_parallel": "tp=" in text})
 
 
@@ -66,7 +80,7 @@ def alone():
 @pytest.mark.parametrize(("model", "text"), PAIRS, ids=[f"{model.name}-{text}" for model, text in PAIRS])
 def test_a_configuration_trains_like_one_process(on_ranks, alone, model, text):
     """Losses and global gradient norms of three steps differ by rounding only, and all ranks agree on them."""
-    job, config = job_of(model), configuration(text)
+    job, config = job_of(model), _configuration(text)
     if model not in alone:
         alone[model] = on_ranks(1, train, job, RUNTIME, ParallelConfig())[0][0]
 
@@ -90,7 +104,7 @@ def test_training_learns(on_ranks):
 @pytest.mark.parametrize("text", ["dp=2,ep=2,mbs=4", "tp=2,dp=2,ep=2,mbs=2", "cp=2,up=2,ep=2,mbs=2"])
 def test_dropping_tokens_is_the_same_with_the_same_capacity_per_rank(on_ranks, text):
     """Where every rank's experts take at most 0.8 of their share, one process that drops likewise agrees."""
-    job, config = job_of(MIXTRAL), configuration(text)
+    job, config = job_of(MIXTRAL), _configuration(text)
 
     (expected,) = on_ranks(1, train_alone_dropping_like, job, RUNTIME, config, 0.8)[0]
     told = on_ranks(config.num_devices, train, job, RUNTIME, config, 0.8)
@@ -104,7 +118,7 @@ def test_dropping_tokens_is_the_same_with_the_same_capacity_per_rank(on_ranks, t
 def test_the_cases_cover_every_pair_of_degrees(model):
     """Every two degrees exceed one together somewhere; a dense model has no ep."""
     degrees = [name for name in DEGREES if name != "ep" or model.is_moe]
-    used = [{name for name in degrees if getattr(configuration(text), name) > 1} for text in CASES[model]]
+    used = [{name for name in degrees if getattr(_configuration(text), name) > 1} for text in CASES[model]]
 
     missing = [pair for pair in itertools.combinations(degrees, 2) if not any(set(pair) <= names for names in used)]
     assert missing == []
