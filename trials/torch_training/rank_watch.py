@@ -8,6 +8,7 @@ then the first error that is not about a lost connection.
 from __future__ import annotations
 
 import signal
+import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -76,7 +77,8 @@ class _Watch:
         self.ready: dict[int, Ready] = {}
         self.open_steps: dict[int, dict[int, StepTaken]] = {}
         self.step_times_s: list[float] = []
-        self.cpu_s = 0.0
+        self.walls_s: list[float] = []
+        self.cpus_s: list[float] = []
         self.loss = 0.0
         self.finished: dict[int, Finished] = {}
         self.failed: dict[int, Failed] = {}
@@ -114,7 +116,8 @@ class _Watch:
 
     def _end_step(self, taken: Sequence[StepTaken]) -> None:
         self.ended_s, self.busy_at_end_s = time.monotonic(), busy_s()
-        self.cpu_s += taken[0].cpu_s
+        self.walls_s.append(taken[0].wall_s)
+        self.cpus_s.append(taken[0].cpu_s)
         self.loss = taken[0].loss
         step_time_s = self._step_time_s(taken, self.plan.clock)
         self.step_times_s.append(step_time_s)
@@ -191,7 +194,7 @@ class _Watch:
     def _others_share(self) -> float | None:
         if self.busy_at_begin_s is None or self.busy_at_end_s is None or self.ended_s <= self.began_s:
             return None
-        others_s = self.busy_at_end_s - self.busy_at_begin_s - self.cpu_s
+        others_s = self.busy_at_end_s - self.busy_at_begin_s - sum(self.cpus_s)
         return max(others_s, 0.0) / ((self.ended_s - self.began_s) * self.cores)
 
     def _conditions(self) -> tuple[tuple[str, float], ...]:
@@ -200,6 +203,8 @@ class _Watch:
         if share is not None and self.step_times_s:
             found["others_cpu_share"] = round(share, 4)
             found["loss"] = self.loss
+            found["wall_s"] = statistics.median(self.walls_s)
+            found["cpu_s"] = statistics.median(self.cpus_s)
         for name in ("group_s", "build_s", "warmup_s"):
             if self.ready:
                 found[name] = max(getattr(ready, name) for ready in self.ready.values())
