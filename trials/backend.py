@@ -18,6 +18,7 @@ from typing import Any, Literal
 from costmodels.operators import OpKind, Phase
 from costmodels.parallel import ParallelConfig
 from costmodels.reduced import Reduction
+from trials.ranks import AbstractRanks
 
 Origin = Literal["measured", "synthetic"]
 """Whether step times were measured on real devices, or invented by a simulated world."""
@@ -276,8 +277,12 @@ class AbstractBackend(ABC):
             ConfigError: they cannot.
         """
 
-    def opened(self) -> AbstractBackend:
-        """This backend with all that it keeps warm between trials; asked for once in every worker."""
+    def opened(self, ranks: AbstractRanks) -> AbstractBackend:  # noqa: ARG002 # most backends start no processes
+        """This backend with all that it keeps warm between trials; asked for once in every worker.
+
+        Args:
+            ranks: Starts processes on the hosts of a trial; not started itself.
+        """
         return self
 
     @abstractmethod

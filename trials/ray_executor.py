@@ -35,7 +35,10 @@ from costmodels.parallel import ParallelConfig
 from costmodels.reduced import Reduction
 from hardware.errors import ConfigError
 from trials.backend import AbstractBackend, HostNeeds, Observation, Status, tail_of
+from trials.ranks import RanksLostError
+from trials.ray_hosts import RayRanks
 from trials.ray_local import imported_ray, start_local_ray
+from trials.torch_training.rank_processes import RankProcesses
 
 SLOT_WAIT_S = 30.0
 """How long a cluster has to provide the slots asked for; a study then uses those that it has."""
@@ -106,8 +109,9 @@ class _Mailbox:
 class _Slot:
     """The actor: measures one trial after the other in a process of its own."""
 
-    def __init__(self, backend: AbstractBackend) -> None:
+    def __init__(self, backend: AbstractBackend, group: Any) -> None:
         self.backend = backend
+        self.group = group
         self.opened: AbstractBackend | None = None
 
     def ready(self) -> bool:
@@ -128,11 +132,15 @@ class _Slot:
 
         try:
             if self.opened is None:
-                self.opened = self.backend.opened()
+                hosts = self.backend.hosts
+                self.opened = self.backend.opened(RayRanks(self.group, hosts) if len(hosts) > 1 else RankProcesses())
             backend = self.opened if reduction is None else self.opened.reduced(reduction)
             assert backend is not None, "no smaller job is asked of a backend that measures its own only"
             observation = backend.measure(config, trial_number=trial_number, on_step=on_step)
             assert isinstance(observation, Observation), f"`measure` gives an Observation, not {observation!r}"
+        except RanksLostError:
+            traceback.print_exc()
+            os._exit(1)  # as a lost worker: the trial is tried once more in a fresh one
         except (Exception, SystemExit):  # noqa: BLE001 # the trial boundary: a failure is a result
             text = traceback.format_exc()
             observation = Observation(
@@ -429,7 +437,8 @@ class RayExecutor:
 
     def _filled(self, group: Any) -> _Place:
         """A slot with a fresh actor, in the first bundle of its group if it has one."""
-        needs = self._backend.hosts[0]
+        # on one host the actor has the ranks itself, on several each host has an actor for them
+        needs = self._backend.hosts[0] if len(self._backend.hosts) == 1 else HostNeeds(cpus=0)
         options: dict[str, Any] = {"num_cpus": needs.cpus, "max_restarts": 0, "max_task_retries": 0}
         if needs.gpus:
             options["num_gpus"] = needs.gpus
@@ -437,7 +446,7 @@ class RayExecutor:
             options["scheduling_strategy"] = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
                 placement_group=group, placement_group_bundle_index=0
             )
-        actor = self._slot_class.options(**options).remote(self._stored_backend)
+        actor = self._slot_class.options(**options).remote(self._stored_backend, group)
         return _Place(actor=actor, ready=actor.ready.remote(), created_s=time.monotonic(), group=group)
 
     def _start(self, place: _Place, trial: _Trial) -> None:

@@ -140,6 +140,7 @@ class _TorchKeys(StrictModel):
     max_steps: Annotated[int, Field(ge=1, le=1000)] = 20
     precision: Annotated[float, Field(gt=0, lt=1)] = 0.02
     capacity_factor: Annotated[float, Field(gt=0, le=100)] | None = None
+    spread: bool = False
     profile: bool = True
     hang_limit_s: Annotated[float, Field(gt=0)] = 120.0
     time_limit_s: Annotated[float, Field(gt=0)] | None = None
@@ -368,6 +369,7 @@ def _backend(
         max_steps=keys.max_steps,
         precision=keys.precision,
         capacity_factor=keys.capacity_factor,
+        spreads=keys.spread,
         profiles=keys.profile,
         hang_limit_s=keys.hang_limit_s,
     )

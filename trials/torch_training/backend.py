@@ -22,6 +22,7 @@ from costmodels.runtime import RuntimeProfile
 from hardware.cluster import Cluster
 from hardware.errors import ConfigError
 from trials.backend import AbstractBackend, Clock, HostNeeds, Observation, OnStep, Origin, unheard
+from trials.ranks import AbstractRanks
 from trials.torch_training.processor_time import num_cores
 from trials.torch_training.rank_plan import DeviceKind, RankPlan
 from trials.torch_training.rank_processes import RankProcesses
@@ -48,6 +49,7 @@ class TorchBackend(AbstractBackend):
         max_steps: Measured steps at most.
         precision: Measuring ends when the median's relative standard error is below this.
         capacity_factor: Most copies of tokens that an expert takes, over its even share; None drops nothing.
+        spreads: Whether on CPUs, too, every host of the cluster is a machine of its own.
         profiles: Whether operator times are measured in one more step.
         hang_limit_s: A trial whose ranks tell nothing for so long hangs.
     """
@@ -64,6 +66,7 @@ class TorchBackend(AbstractBackend):
     max_steps: int = 20
     precision: float = 0.02
     capacity_factor: float | None = None
+    spreads: bool = False
     profiles: bool = True
     hang_limit_s: float = 120.0
 
@@ -77,15 +80,17 @@ class TorchBackend(AbstractBackend):
         """The chosen one, or the most honest one."""
         if self.chosen_clock != "auto":
             return self.chosen_clock
-        return "wall" if self.device == "cuda" or self.cluster.num_devices <= self.cores else "virtual"
+        per_machine = self.cluster.devices_per_host if self.spreads else self.cluster.num_devices
+        return "wall" if self.device == "cuda" or per_machine <= self.cores else "virtual"
 
     @property
     def hosts(self) -> tuple[HostNeeds, ...]:
-        """One core or GPU per rank; on CPUs all hosts of the cluster are one."""
-        if self.device == "cpu":
+        """One core or GPU per rank; on CPUs one machine stands for all hosts of the cluster unless they are spread."""
+        if self.device == "cpu" and not self.spreads:
             return (HostNeeds(cpus=self.cluster.num_devices),)
         per_host = self.cluster.devices_per_host
-        return tuple(HostNeeds(cpus=1, gpus=per_host) for _ in range(self.cluster.num_hosts))
+        needs = HostNeeds(cpus=per_host) if self.device == "cpu" else HostNeeds(cpus=1, gpus=per_host)
+        return (needs,) * self.cluster.num_hosts
 
     def check(self) -> None:
         """Torch must be there."""
@@ -97,9 +102,9 @@ class TorchBackend(AbstractBackend):
                 nearest="pip install 'meshtune[torch]'",
             )
 
-    def opened(self) -> OpenTorchBackend:
-        """With a warm server of ranks."""
-        return OpenTorchBackend(backend=self, ranks=RankProcesses().start())
+    def opened(self, ranks: AbstractRanks) -> OpenTorchBackend:
+        """With warm servers of ranks."""
+        return OpenTorchBackend(backend=self, ranks=ranks.start())
 
     def expected_steps(self, config: ParallelConfig) -> int | None:  # noqa: ARG002 # the contract's
         """Known only where the precision changes nothing."""
@@ -140,11 +145,11 @@ class OpenTorchBackend(AbstractBackend):
 
     Attributes:
         backend: What it measures.
-        ranks: The warm server that its ranks come from.
+        ranks: What its ranks come from, started.
     """
 
     backend: TorchBackend
-    ranks: RankProcesses
+    ranks: AbstractRanks
 
     @property
     def origin(self) -> Origin:
@@ -173,10 +178,7 @@ class OpenTorchBackend(AbstractBackend):
             self.ranks.launch(
                 "trials.torch_training.rank_program:run_rank",
                 plan,
-                ranks=range(config.num_devices),
-                world_size=config.num_devices,
-                host="127.0.0.1",
-                port=self.ranks.reserve(),
+                num_ranks=config.num_devices,
                 log=log,
                 memory_limit_bytes=device.memory_bytes if own.device == "cpu" else None,
             )
@@ -186,7 +188,7 @@ class OpenTorchBackend(AbstractBackend):
                     plan,
                     own.cluster,
                     log=log,
-                    cores=own.cores,
+                    cores=own.cores if len(own.hosts) == 1 else None,
                     hang_limit_s=own.hang_limit_s,
                     on_step=on_step,
                 )

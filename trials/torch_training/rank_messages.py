@@ -10,7 +10,13 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reserve:
-    """Asks for a port at which the first rank of the next trial will listen; answered by `Reserved`."""
+    """Asks for a port at which the first rank of the next trial will listen; answered by `Reserved`.
+
+    Attributes:
+        host: The address of this host to listen at.
+    """
+
+    host: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,13 +12,16 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from trials.ranks import AbstractRanks, RanksLostError
 from trials.torch_training.rank_messages import Exit, Kill, Launch, Reserve, Reserved, Told
+
+LOOPBACK = "127.0.0.1"
 
 START_LIMIT_S = 120.0
 """How long importing torch may take on a busy machine."""
@@ -27,12 +30,10 @@ END_LIMIT_S = 10.0
 """How long killed ranks may take to be gone."""
 
 
-class RankProcesses:
-    """The ranks of one trial after the other, on this host.
+class RankProcesses(AbstractRanks):
+    """All ranks on this host, or those of a trial that are on this host.
 
-    Lifecycle: `start` starts the server, which takes a second or some; `launch` starts the ranks of one trial,
-    `events` tells what they say and how they end, `kill` ends those that still run; `close` ends everything. As a
-    context manager it starts and closes itself.
+    `start` takes a second or some. As a context manager it starts and closes itself.
     """
 
     def __init__(self) -> None:
@@ -54,7 +55,7 @@ class RankProcesses:
         """Starts the server and waits until it has imported torch.
 
         Raises:
-            RuntimeError: it did not start.
+            RanksLostError: it did not start.
         """
         ours, theirs = socket.socketpair()
         environment = os.environ | {
@@ -74,12 +75,12 @@ class RankProcesses:
         self._connection = Connection(ours.detach())
         try:
             if not self._connection.poll(START_LIMIT_S):
-                raise RuntimeError(f"the server of ranks did not start within {START_LIMIT_S:.0f} s")
+                raise RanksLostError(f"the server of ranks did not start within {START_LIMIT_S:.0f} s")
             self._connection.recv()
         except BaseException as error:
             text = self._end()
             if isinstance(error, (EOFError, OSError)):
-                raise RuntimeError(f"the server of ranks did not start: {text}") from None
+                raise RanksLostError(f"the server of ranks did not start: {text}") from None
             raise
         return self
 
@@ -92,11 +93,11 @@ class RankProcesses:
         """The ranks whose end `events` has not told yet."""
         return frozenset(self._running)
 
-    def reserve(self) -> int:
-        """A free port of this host, kept for rank 0 of the next launch."""
+    def reserve(self, host: str = LOOPBACK) -> int:
+        """A free port at the address `host` of this machine, kept for rank 0 of the next launch."""
         connection = self._open()
         assert not self._running, "one trial after the other"
-        connection.send(Reserve())
+        connection.send(Reserve(host=host))
         answer = connection.recv()
         assert isinstance(answer, Reserved), answer
         return answer.port
@@ -105,35 +106,37 @@ class RankProcesses:
         self,
         function: str,
         *arguments: Any,
-        ranks: Sequence[int],
-        world_size: int,
-        host: str,
-        port: int,
+        num_ranks: int,
         log: Path,
         environment: Mapping[str, str] | None = None,
         memory_limit_bytes: int | None = None,
     ) -> None:
-        """Starts one process per rank; each runs `function(place, *arguments)`, and the rest is as `Launch` has it."""
-        assert not self._running, "one trial after the other"
-        launch = Launch(
-            function=function,
-            arguments=arguments,
-            ranks=tuple(ranks),
-            world_size=world_size,
-            host=host,
-            port=port,
-            environment=environment or {},
-            memory_limit_bytes=memory_limit_bytes,
-            log=log,
+        """All ranks on this host."""
+        self.launch_part(
+            Launch(
+                function=function,
+                arguments=arguments,
+                ranks=tuple(range(num_ranks)),
+                world_size=num_ranks,
+                host=LOOPBACK,
+                port=self.reserve(),
+                environment=environment or {},
+                memory_limit_bytes=memory_limit_bytes,
+                log=log,
+            )
         )
-        self._running = set(ranks)
+
+    def launch_part(self, launch: Launch) -> None:
+        """The ranks of a trial that are on this host."""
+        assert not self._running, "one trial after the other"
+        self._running = set(launch.ranks)
         self._open().send(launch)
 
     def events(self, timeout_s: float) -> list[Told | Exit]:
         """What has happened, waiting up to `timeout_s` for the first of it.
 
         Raises:
-            RuntimeError: the server itself has died, and with it all ranks.
+            RanksLostError: the server itself has died, and with it all ranks.
         """
         connection = self._open()
         found: list[Told | Exit] = []
@@ -141,7 +144,7 @@ class RankProcesses:
             try:
                 event = connection.recv()
             except (EOFError, OSError):
-                raise RuntimeError(f"the server of ranks has died: {self._end()}") from None
+                raise RanksLostError(f"the server of ranks has died: {self._end()}") from None
             if isinstance(event, Exit):
                 self._running.discard(event.rank)
             found.append(event)
@@ -157,7 +160,9 @@ class RankProcesses:
         while self._running and time.monotonic() < deadline_s:
             ends += [event for event in self.events(0.1) if isinstance(event, Exit)]
         if self._running:
-            raise RuntimeError(f"ranks {sorted(self._running)} did not end within {END_LIMIT_S:.0f} s of being killed")
+            raise RanksLostError(
+                f"ranks {sorted(self._running)} did not end within {END_LIMIT_S:.0f} s of being killed"
+            )
         return ends
 
     def _open(self) -> Connection:

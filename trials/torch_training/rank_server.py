@@ -71,8 +71,8 @@ class _Server:
         except (EOFError, OSError):
             return False
         match request:
-            case Reserve():
-                self.listening = socket.create_server(("", 0))
+            case Reserve(host=host):
+                self.listening = socket.create_server((host, 0))
                 self.client.send(Reserved(port=self.listening.getsockname()[1]))
             case Launch():
                 for local_rank, rank in enumerate(request.ranks):

@@ -15,11 +15,11 @@ from pathlib import Path
 
 from hardware.cluster import Cluster
 from trials.backend import Clock, Observation, OnStep, OperatorSample, Status, tail_of
+from trials.ranks import AbstractRanks
 from trials.torch_training.operator_profile import RankProfile, mismatches, of_pipeline
 from trials.torch_training.processor_time import busy_s
 from trials.torch_training.rank_messages import Exit, Told
 from trials.torch_training.rank_plan import Failed, Finished, RankPlan, Ready, StepTaken
-from trials.torch_training.rank_processes import RankProcesses
 from trials.torch_training.virtual_clock import virtual_step
 
 GRACE_S = 3.0
@@ -32,12 +32,12 @@ _LOST_PEER = ("Connection closed by peer", "Connection reset", "Broken pipe", "S
 
 
 def watched(
-    ranks: RankProcesses,
+    ranks: AbstractRanks,
     plan: RankPlan,
     cluster: Cluster,
     *,
     log: Path,
-    cores: int,
+    cores: int | None,
     hang_limit_s: float,
     on_step: OnStep,
 ) -> Observation:
@@ -48,7 +48,7 @@ def watched(
         plan: What they do.
         cluster: Whose links the virtual clock counts.
         log: What they print.
-        cores: Of the machine.
+        cores: Of the machine that all ranks share; None if they are on several.
         hang_limit_s: Silence that means a hang.
         on_step: Hears each step's time.
     """
@@ -70,7 +70,7 @@ def watched(
 class _Watch:
     """What has been heard so far."""
 
-    def __init__(self, plan: RankPlan, cluster: Cluster, cores: int, on_step: OnStep) -> None:
+    def __init__(self, plan: RankPlan, cluster: Cluster, cores: int | None, on_step: OnStep) -> None:
         self.plan, self.cluster, self.cores, self.on_step = plan, cluster, cores, on_step
         self.num_ranks = plan.config.num_devices
         self.hangs = False
@@ -184,7 +184,8 @@ class _Watch:
         share = self._others_share()
         if share is not None and share > MUCH_CPU:
             remarks.append(f"other programs used {share:.0%} of the machine's CPU")
-        if self.plan.clock == "wall" and self.plan.device == "cpu" and self.num_ranks > self.cores:
+        is_crowded = self.plan.device == "cpu" and self.cores is not None and self.num_ranks > self.cores
+        if self.plan.clock == "wall" and is_crowded:
             remarks.append(f"wall clock of {self.num_ranks} ranks on {self.cores} cores tells their total work only")
         if self.plan.profiles:
             plan = self.plan
@@ -192,16 +193,21 @@ class _Watch:
         return remarks
 
     def _others_share(self) -> float | None:
-        if self.busy_at_begin_s is None or self.busy_at_end_s is None or self.ended_s <= self.began_s:
+        if self.cores is None or self.busy_at_begin_s is None or self.busy_at_end_s is None:
+            return None
+        if self.ended_s <= self.began_s:
             return None
         others_s = self.busy_at_end_s - self.busy_at_begin_s - sum(self.cpus_s)
         return max(others_s, 0.0) / ((self.ended_s - self.began_s) * self.cores)
 
     def _conditions(self) -> tuple[tuple[str, float], ...]:
-        found: dict[str, float] = {"ranks": self.num_ranks, "cores": self.cores}
+        found: dict[str, float] = {"ranks": self.num_ranks}
+        if self.cores is not None:
+            found["cores"] = self.cores
         share = self._others_share()
-        if share is not None and self.step_times_s:
+        if share is not None:
             found["others_cpu_share"] = round(share, 4)
+        if self.step_times_s:
             found["loss"] = self.loss
             found["wall_s"] = statistics.median(self.walls_s)
             found["cpu_s"] = statistics.median(self.cpus_s)

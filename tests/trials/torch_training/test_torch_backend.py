@@ -6,32 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from costmodels.parallel import ConfigGrid, ParallelConfig
+from costmodels.parallel import ConfigGrid
 from costmodels.reduced import Reduction
-from costmodels.runtime import find_runtime
-from hardware.cluster import described_cluster
 from tests.trials.backend_contract import BackendContract
+from tests.trials.torch_training.small_backends import DP, PP, backend_of, cluster_of
 from tests.trials.torch_training.training_ranks import LLAMA, MIXTRAL, job_of
 from trials.backend import HostNeeds, Status
-from trials.torch_training.backend import OpenTorchBackend, TorchBackend
-
-DP = ParallelConfig(dp=2, mbs=2, sequence_parallel=False)
-PP = ParallelConfig(pp=2, mbs=2, sequence_parallel=False)
-
-
-def _cluster_of(devices, hosts=1):
-    return described_cluster({"name": "cpu-host", "hosts": hosts, "devices_per_host": devices}, Path()).cluster
-
-
-def _backend_of(model=LLAMA, devices=2, **changes):
-    options = {"warmup_steps": 1, "min_steps": 3, "max_steps": 3, "profiles": False, "hang_limit_s": 20.0} | changes
-    return TorchBackend(
-        job=job_of(model),
-        cluster=_cluster_of(devices),
-        runtime=find_runtime("torch-reference"),
-        device="cpu",
-        **options,
-    )
+from trials.torch_training.backend import OpenTorchBackend
 
 
 @pytest.fixture
@@ -46,7 +27,7 @@ class TestTorchBackend(BackendContract):
     @pytest.fixture
     def backend(self, opened):
         """With the tests' server."""
-        return opened(_backend_of())
+        return opened(backend_of())
 
     @pytest.fixture
     def grid(self):
@@ -56,9 +37,9 @@ class TestTorchBackend(BackendContract):
 
 def test_a_backend_opens_its_own_server():
     """A backend that was pickled measures in another process, with ranks of its own."""
-    copy = pickle.loads(pickle.dumps(_backend_of()))  # noqa: S301 # our own bytes
+    copy = pickle.loads(pickle.dumps(backend_of()))  # noqa: S301 # our own bytes
 
-    assert copy == _backend_of()
+    assert copy == backend_of()
     assert copy.measure(DP, trial_number=0).status is Status.OK
 
 
@@ -67,7 +48,7 @@ def test_an_observation_says_what_its_times_count(opened, clock, kind):
     """Each clock gives positive step times under its own name, told step by step."""
     heard = []
 
-    found = opened(_backend_of(chosen_clock=clock)).measure(PP, trial_number=0, on_step=heard.append)
+    found = opened(backend_of(chosen_clock=clock)).measure(PP, trial_number=0, on_step=heard.append)
 
     assert (found.status, found.clock) == (Status.OK, kind), found.reason + found.log_tail
     assert found.step_times_s == tuple(heard)
@@ -80,10 +61,10 @@ def test_an_observation_says_what_its_times_count(opened, clock, kind):
 
 def test_the_clock_is_the_wall_where_every_rank_has_a_core():
     """With more ranks than cores nobody gets a wall clock without asking for it; a GPU always has its own."""
-    assert _backend_of(cores=2).clock == "wall"
-    assert _backend_of(cores=1).clock == "virtual"
-    assert _backend_of(cores=1, chosen_clock="wall").clock == "wall"
-    assert dataclasses.replace(_backend_of(cores=1), device="cuda").clock == "wall"
+    assert backend_of(cores=2).clock == "wall"
+    assert backend_of(cores=1).clock == "virtual"
+    assert backend_of(cores=1, chosen_clock="wall").clock == "wall"
+    assert dataclasses.replace(backend_of(cores=1), device="cuda").clock == "wall"
 
 
 def test_the_virtual_clock_shows_the_bubble_of_a_pipeline(opened):
@@ -91,7 +72,7 @@ def test_the_virtual_clock_shows_the_bubble_of_a_pipeline(opened):
     job = job_of(LLAMA)
     results = {}
     for clock in ("virtual", "cpu"):
-        backend = opened(dataclasses.replace(_backend_of(chosen_clock=clock), job=job))
+        backend = opened(dataclasses.replace(backend_of(chosen_clock=clock), job=job))
         for mbs in (1, 8):
             config = dataclasses.replace(PP, mbs=mbs)
             results[clock, mbs] = backend.measure(config, trial_number=0).step_time_s
@@ -103,37 +84,37 @@ def test_the_virtual_clock_shows_the_bubble_of_a_pipeline(opened):
 
 def test_a_model_learns_in_trials(opened):
     """The loss of the last step is told, and lies below that of an untrained model."""
-    found = opened(_backend_of(min_steps=5, max_steps=5)).measure(DP, trial_number=0)
+    found = opened(backend_of(min_steps=5, max_steps=5)).measure(DP, trial_number=0)
 
     assert 3.0 < dict(found.conditions)["loss"] < 5.4
 
 
 def test_a_killed_rank_is_an_incident(opened, rank_processes):
     """A rank that dies by a signal ends its trial, which keeps its steps and says nothing against the candidate."""
-    found = opened(_backend_of(min_steps=50, max_steps=50)).measure(
+    found = opened(backend_of(min_steps=50, max_steps=50)).measure(
         DP, trial_number=0, on_step=lambda _: _signalled(rank_processes, signal.SIGKILL)
     )
 
     assert found.status is Status.INCIDENT
     assert "was killed by SIGKILL" in found.reason
     assert found.step_times_s
-    assert opened(_backend_of()).measure(DP, trial_number=1).status is Status.OK
+    assert opened(backend_of()).measure(DP, trial_number=1).status is Status.OK
 
 
 def test_a_hanging_rank_is_an_incident(opened, rank_processes):
     """A rank that is stopped is noticed by its silence; the next trial finds nothing of it."""
-    found = opened(_backend_of(min_steps=50, max_steps=50, hang_limit_s=2.0)).measure(
+    found = opened(backend_of(min_steps=50, max_steps=50, hang_limit_s=2.0)).measure(
         DP, trial_number=0, on_step=lambda _: _signalled(rank_processes, signal.SIGSTOP)
     )
 
     assert found.status is Status.INCIDENT
     assert "told nothing for 2 s" in found.reason
-    assert opened(_backend_of()).measure(DP, trial_number=1).status is Status.OK
+    assert opened(backend_of()).measure(DP, trial_number=1).status is Status.OK
 
 
 def test_a_rank_without_memory_is_out_of_memory(opened):
     """A device too small for the batch gives out_of_memory with the peak that was reached, not a crash."""
-    backend = _backend_of(min_steps=3)
+    backend = backend_of(min_steps=3)
     small = dataclasses.replace(
         backend,
         job=job_of(dataclasses.replace(LLAMA, vocab_size=100_000), sequence_length=512),
@@ -150,7 +131,7 @@ def test_an_error_in_a_rank_is_a_crash_with_its_traceback(opened):
     """What the trainer raises removes the candidate, and the observation shows where it happened."""
     broken = dataclasses.replace(DP, mbs=3)  # no share of the batch
 
-    found = opened(_backend_of()).measure(broken, trial_number=0)
+    found = opened(backend_of()).measure(broken, trial_number=0)
 
     assert found.status is Status.CRASHED
     assert "Traceback" in found.log_tail
@@ -160,7 +141,7 @@ def test_experts_drop_tokens_where_a_capacity_is_given(opened):
     """A capacity factor reaches the ranks: dropping changes the loss."""
     config = dataclasses.replace(DP, ep=2)
     losses = [
-        dict(opened(_backend_of(MIXTRAL, capacity_factor=factor)).measure(config, trial_number=0).conditions)["loss"]
+        dict(opened(backend_of(MIXTRAL, capacity_factor=factor)).measure(config, trial_number=0).conditions)["loss"]
         for factor in (None, 0.5)
     ]
 
@@ -169,14 +150,14 @@ def test_experts_drop_tokens_where_a_capacity_is_given(opened):
 
 def test_a_trial_occupies_a_core_or_gpu_per_rank():
     """On CPUs a trial wants its cores together, on GPUs those of every host."""
-    assert _backend_of(devices=8).hosts == (HostNeeds(cpus=8),)
-    two_hosts = dataclasses.replace(_backend_of(), cluster=_cluster_of(4, hosts=2), device="cuda")
+    assert backend_of(devices=8).hosts == (HostNeeds(cpus=8),)
+    two_hosts = dataclasses.replace(backend_of(), cluster=cluster_of(4, hosts=2), device="cuda")
     assert two_hosts.hosts == (HostNeeds(gpus=4), HostNeeds(gpus=4))
 
 
 def test_a_smaller_job_is_trained_too(opened):
     """A proxy's job has its own layers, batch and devices."""
-    backend = dataclasses.replace(_backend_of(), cluster=_cluster_of(2, hosts=2))
+    backend = dataclasses.replace(backend_of(), cluster=cluster_of(2, hosts=2))
     reduction = Reduction(hosts=1, layers=2, global_batch_size=4)
 
     found = opened(backend).reduced(reduction).measure(DP, trial_number=0)

@@ -1,0 +1,72 @@
+"""The contract of what starts a trial's processes, one per device, on the hosts that the trial was given."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trials.torch_training.rank_messages import Exit, Told
+
+
+class RanksLostError(RuntimeError):
+    """What keeps the ranks has died or cannot be reached, and with it all of them. It says nothing about the trial."""
+
+
+class AbstractRanks(ABC):
+    """The ranks of one trial after the other.
+
+    Lifecycle: `start` starts what is kept warm between trials; `launch` starts the ranks of one trial, `events` tells
+    what they say and how they end, `kill` ends those that still run; `close` ends everything.
+    """
+
+    @abstractmethod
+    def start(self) -> AbstractRanks:
+        """Starts what is kept warm, and returns itself.
+
+        Raises:
+            RanksLostError: it did not start.
+        """
+
+    @property
+    @abstractmethod
+    def running(self) -> frozenset[int]:
+        """The ranks whose end `events` has not told yet."""
+
+    @abstractmethod
+    def launch(
+        self,
+        function: str,
+        *arguments: Any,
+        num_ranks: int,
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        memory_limit_bytes: int | None = None,
+    ) -> None:
+        """Starts one process per rank, each of which runs `function(place, *arguments)`.
+
+        Args:
+            function: `module:function`, which the processes import.
+            arguments: What it is given besides its `Place`.
+            num_ranks: How many there are; they fill host after host.
+            log: File that what they print is appended to.
+            environment: Variables to set.
+            memory_limit_bytes: Most data that one rank may add to what it starts with; None sets no limit.
+        """
+
+    @abstractmethod
+    def events(self, timeout_s: float) -> list[Told | Exit]:
+        """What has happened, waiting up to `timeout_s` for the first of it.
+
+        Raises:
+            RanksLostError: there are none any more.
+        """
+
+    @abstractmethod
+    def kill(self) -> list[Exit]:
+        """Ends all ranks at once, also hanging and stopped ones; how they ended."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends everything."""
