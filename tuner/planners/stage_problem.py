@@ -151,18 +151,14 @@ class _Figures:
         rows = [(base, none), *((base + layer, none) for layer in layers), *((base + layer, layer) for layer in layers)]
         rows += [(base + _row({Block.EMBEDDING: 1.0}), none), (base + _row({Block.HEAD: 1.0}), none)]
         blocks, again = (np.stack(column) for column in zip(*rows, strict=True))
-        numbers = np.arange(len(rows))
-        times, needs = [], []
-        for kind in range(num_kinds):
-            has_device = np.tile(np.arange(num_kinds) == kind, (len(rows), 1))
-            both = []
-            for stage in (0, config.pp - 1):
-                stages = alternatives(blocks, again, has_device, np.full_like(numbers, stage))
-                time_s, needed = stage_figures(job, cluster, runtime, ConfigGrid.from_configs([config]), stages)
-                both.append(needed[:, 0])
-            times.append(time_s[:, 0])
-            needs.append(np.array(both))
-        seconds, needed_bytes = np.array(times), needs[0]
+        # every kind of device, as the first stage and as the last, each with all rows: [d, 2, rows]
+        shape = (num_kinds, 2, len(rows))
+        kind, end, row = (index.ravel() for index in np.indices(shape))
+        has_device = np.arange(num_kinds) == kind[:, None]
+        stages = alternatives(blocks[row], again[row], has_device, end * (config.pp - 1))
+        times, needed = stage_figures(job, cluster, runtime, ConfigGrid.from_configs([config]), stages)
+        # what a stage takes is the same at both ends, and what it needs the same on all kinds
+        seconds, needed_bytes = times.reshape(shape)[:, 1], needed.reshape(shape)[0]
         self.layer_s = seconds[:, 1:3] - seconds[:, :1]
         self.recompute_s = seconds[:, 3:5] - seconds[:, 1:3]
         self.first_s, self.last_s = seconds[:, 5] - seconds[:, 0], seconds[:, 6] - seconds[:, 0]
