@@ -105,6 +105,7 @@ def moe_layers(model: ModelSpec) -> NDArray[np.bool_]:
     return np.array([model.is_moe_layer(layer) for layer in range(model.num_layers)], dtype=np.bool_)
 
 
+@lru_cache(maxsize=64)
 def _balanced_stages(model: ModelSpec, pp: int) -> IntArray:
     """Stage of each layer [num_layers] when blocks are cut at equal shares of the compute, the head's included."""
     cumulative = np.cumsum(_block_costs(model))
