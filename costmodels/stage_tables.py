@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from costmodels.block_costs import block_costs
 from costmodels.job import TrainingJob
-from costmodels.kernels import collective_s, kernel_s
+from costmodels.kernels import collective_s, remembered_kernel_s
 from costmodels.memory import stage_needed_bytes
 from costmodels.operators import BLOCKS, Block, FloatArray, unique_shapes
 from costmodels.parallel import RECOMPUTE_MODES, ConfigGrid, IntArray
@@ -94,8 +94,9 @@ def stage_figures(
     assert (grid.vpp == grid.vpp[0]).all(), "a stage has so many chunks"
     shapes, shape_of = unique_shapes(grid)
     full = np.full(len(shapes), RECOMPUTE_MODES.index("full"))
-    once = block_costs(job, cluster, runtime, shapes, kernel_s, collective_s)
-    again = block_costs(job, cluster, runtime, replace(shapes, recompute=full), kernel_s, collective_s)
+    kernel_time = remembered_kernel_s()
+    once = block_costs(job, cluster, runtime, shapes, kernel_time, collective_s)
+    again = block_costs(job, cluster, runtime, replace(shapes, recompute=full), kernel_time, collective_s)
     everyone = np.arange(len(grid))
     pipeline = Pipeline(pp=pp, stages=stages, at=everyone, weights=grid, weights_at=everyone, weights_of=everyone)
     pricing = StagePricing(job, cluster, runtime, pipeline, place(cluster, grid), collective_s)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from costmodels.job import TrainingJob
+from costmodels.kernels import remembered_kernel_s
 from costmodels.memory import MemoryEstimate
 from costmodels.operators import FloatArray
 from costmodels.parallel import ConfigGrid
@@ -65,9 +66,10 @@ def constant_effects(
     over one standard deviation, to the side where the bounds leave more room: overlap and launches have kinks that a
     derivative would not see.
     """
+    kernel_time = remembered_kernel_s()
 
     def log_step(profile: RuntimeProfile) -> FloatArray:
-        return np.log(estimate_step(job, cluster, profile, grid, memory=memory).step_time_s)
+        return np.log(estimate_step(job, cluster, profile, grid, kernel_time=kernel_time, memory=memory).step_time_s)
 
     base = log_step(runtime)
     effects = {}
