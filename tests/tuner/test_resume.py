@@ -13,6 +13,7 @@ import pytest
 from optuna.trial import TrialState
 
 from costmodels.parallel import ParallelConfig
+from tests.tuner.broken_studies import REPLAY, rows, study
 from tests.tuner.commits import before_each_commit, kept_at_each_commit
 from tests.tuner.driver_process import STUDY, DriverProcess
 from tests.tuner.in_process_executor import InProcessExecutor
@@ -33,13 +34,13 @@ LASTING = "agent"
 """In the names of Ray's helpers that outlive a killed driver by up to a minute, in which they report its death."""
 
 
-def trials_in(storage):
+def trials_in(storage, name="ultrascale-llama-8b-128"):
     """Every trial of the study, as somebody who opens the database from outside reads it."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = find_study(storage, "ultrascale-llama-8b-128")
-    trials = study.get_trials() if study is not None else []
-    if study is not None:
-        study._storage._backend.engine.dispose()
+    stored = find_study(storage, name)
+    trials = stored.get_trials() if stored is not None else []
+    if stored is not None:
+        stored._storage._backend.engine.dispose()
     return {trial.number: trial for trial in trials}
 
 
@@ -73,10 +74,22 @@ def assert_complete(trials, budget):
 # Killed after every single write: what a kill leaves is the database as it stood after the last commit
 
 
-def in_process(storage, slots, budget):
-    """A short study without noise and its executor."""
+@pytest.fixture(scope="module")
+def short(tmp_path_factory):
+    """A study without noise of eight measured rows: whoever takes it up a hundred times need not wait for many."""
+    folder = tmp_path_factory.mktemp("short")
+    degrees = [(tp, mbs) for tp in (8, 4, 2, 1) for mbs in (1, 2)]
+    measured = [{"tp": tp, "dp": 8 // tp, "mbs": mbs, "step_seconds": 1 + tp / 10 + mbs / 100} for tp, mbs in degrees]
+    (folder / "rows.csv").write_text(rows(*measured), encoding="utf-8")
+    file = folder / "short.yaml"
+    file.write_text(study(REPLAY, name="short"), encoding="utf-8")
+    return file
+
+
+def in_process(file, storage, slots, budget):
+    """The short study and its executor."""
     config = load_study(
-        STUDY,
+        file,
         overrides=[
             "search.confidence=1.0",
             "search.draws=10",
@@ -88,9 +101,9 @@ def in_process(storage, slots, budget):
     return config, InProcessExecutor(config.backend, slots)
 
 
-def run_in_process(storage, slots, budget):
+def run_in_process(file, storage, slots, budget):
     """Runs the short study to its end, with the numbers of the trials that it measured."""
-    config, executor = in_process(storage, slots, budget)
+    config, executor = in_process(file, storage, slots, budget)
     result = run_study(config, on_progress=lambda _: None, executor=executor)
     assert result.stop_reason == "max_trials"
     return result, [number for number, _ in executor.seen]
@@ -102,20 +115,20 @@ def sequence(records):
 
 
 @pytest.mark.parametrize(("slots", "budget"), [(1, 2), (2, 2)])
-def test_killed_after_any_write_it_continues(tmp_path, slots, budget):
+def test_killed_after_any_write_it_continues(tmp_path, short, slots, budget):
     """Wherever a driver dies between two writes, the next one loses and repeats nothing, and, one trial at a time,
     ends with the very same search.
     """
     live, moments = tmp_path / "live.db", []
     with kept_at_each_commit(live, moments):
-        undisturbed, seen = run_in_process(f"sqlite:///{live}", slots, budget)
+        undisturbed, seen = run_in_process(short, f"sqlite:///{live}", slots, budget)
     assert len(moments) > 15 * budget
     assert sorted(seen) == list(range(budget))
 
     for moment in moments:
-        before = trials_in(f"sqlite:///{moment}")
-        result, seen = run_in_process(f"sqlite:///{moment}", slots, budget)
-        after = trials_in(f"sqlite:///{moment}")
+        before = trials_in(f"sqlite:///{moment}", "short")
+        result, seen = run_in_process(short, f"sqlite:///{moment}", slots, budget)
+        after = trials_in(f"sqlite:///{moment}", "short")
 
         assert_continued(before, after)
         assert_complete(after, budget)
@@ -138,14 +151,14 @@ class AllAlike:
         return Observation(status=Status.OK, step_times_s=(step_time_s,) * 4, origin="measured")
 
 
-def test_killed_after_any_write_it_stops_the_same_trial(tmp_path):
+def test_killed_after_any_write_it_stops_the_same_trial(tmp_path, short):
     """Wherever a driver dies while trials report their steps or are stopped, the next one ends each of them once, as an
     undisturbed one does: the slow one as pruned, all with the steps that they have reported.
     """
     budget = 2
 
     def run_step_by_step(storage, slow):
-        config, _ = in_process(storage, 1, budget)
+        config, _ = in_process(short, storage, 1, budget)
         executor = SteppingExecutor(AllAlike(slow=slow), 1)
         return run_study(config, on_progress=lambda _: None, executor=executor).records, executor.seen
 
@@ -157,9 +170,9 @@ def test_killed_after_any_write_it_stops_the_same_trial(tmp_path):
     assert [record.status for record in undisturbed] == [Status.OK, Status.PRUNED]
 
     for moment in moments:
-        before = trials_in(f"sqlite:///{moment}")
+        before = trials_in(f"sqlite:///{moment}", "short")
         records, seen = run_step_by_step(f"sqlite:///{moment}", slow)
-        after = trials_in(f"sqlite:///{moment}")
+        after = trials_in(f"sqlite:///{moment}", "short")
 
         assert_continued(before, after)
         assert sequence(records) == sequence(undisturbed), moment.name
@@ -171,9 +184,9 @@ def test_killed_after_any_write_it_stops_the_same_trial(tmp_path):
             assert trial.intermediate_values == dict(enumerate(steps_s, start=1))
 
 
-def test_killed_again_while_it_adopts(tmp_path):
+def test_killed_again_while_it_adopts(tmp_path, short):
     """Drivers that die one after the other, each after a few writes, still finish the search of an undisturbed one."""
-    undisturbed, _ = run_in_process(f"sqlite:///{tmp_path / 'undisturbed.db'}", 1, 4)
+    undisturbed, _ = run_in_process(short, f"sqlite:///{tmp_path / 'undisturbed.db'}", 1, 4)
     live, kept = tmp_path / "live.db", tmp_path / "kept.db"
 
     lives = 0
@@ -189,7 +202,7 @@ def test_killed_again_while_it_adopts(tmp_path):
 
         kept.unlink(missing_ok=True)
         with before_each_commit(keep):
-            result, _ = run_in_process(f"sqlite:///{live}", 1, 4)
+            result, _ = run_in_process(short, f"sqlite:///{live}", 1, 4)
         if not kept.exists():
             break
         for suffix in ("", "-wal", "-shm"):
@@ -267,8 +280,8 @@ def test_interrupted_run_leaves_its_trials(tmp_path, number):
     assert json.loads(out)["stop_reason"] == "interrupted"
     assert "Traceback" not in err
     assert sum(trial.state == TrialState.RUNNING for trial in before.values()) == 2
-    study = find_study(storage, "ultrascale-llama-8b-128")
-    assert (study.user_attrs[STOP_REASON], study.user_attrs[DRIVER]) == ("interrupted", None)
+    stored = find_study(storage, "ultrascale-llama-8b-128")
+    assert (stored.user_attrs[STOP_REASON], stored.user_attrs[DRIVER]) == ("interrupted", None)
 
     config = load_study(STUDY, overrides=UNDISTURBED, storage=storage)
     run_study(config, on_progress=lambda _: None, executor=InProcessExecutor(config.backend, 2))
