@@ -32,7 +32,7 @@ from scipy.sparse import csr_array
 
 from costmodels.communication import layer_collectives, layer_uses
 from costmodels.job import TrainingJob
-from costmodels.kernels import CollectiveTime, KernelTime, collective_s, execution_s, kernel_s
+from costmodels.kernels import CollectiveTime, KernelTime, collective_s, execution_s, kernel_s, remembered_kernel_s
 from costmodels.memory import MemoryEstimate
 from costmodels.operators import (
     Block,
@@ -158,14 +158,14 @@ class _Bundle:
         members: The terms.
         row: The bundle's row of each candidate [n].
         at: Where the candidates stand that it may matter to.
-        kernel_time: Times of operators, those of the bundle a little longer.
-        collective_time: The same of collectives.
+        is_longer: Whether an operator on a device is one of the bundle, and takes a little longer.
+        collective_time: Times of collectives, those of the bundle a little longer.
     """
 
     members: Sequence[_Member]
     row: IntArray
     at: IntArray
-    kernel_time: KernelTime = kernel_s
+    is_longer: Callable[[Operator, Device], bool] = lambda *_: False
     collective_time: CollectiveTime = collective_s
 
 
@@ -178,19 +178,22 @@ def step_terms(
     memory: MemoryEstimate | None = None,
 ) -> StepTerms:
     """The terms of the step of every candidate [n]; see `estimate_step` for the arguments."""
-    base_s = estimate_step(job, cluster, runtime, grid, memory=memory).step_time_s
+    kernel_time = remembered_kernel_s()
+    base_s = estimate_step(job, cluster, runtime, grid, kernel_time=kernel_time, memory=memory).step_time_s
     bundles = chain(
         _operator_bundles(job, cluster, runtime, grid),
         _collective_bundles(job, cluster, runtime, grid),
     )
 
-    def elasticity_at(at: IntArray, kernel_time: KernelTime, collective_time: CollectiveTime) -> FloatArray:
+    def elasticity_at(
+        at: IntArray, is_longer: Callable[[Operator, Device], bool], collective_time: CollectiveTime
+    ) -> FloatArray:
         longer = estimate_step(
             job,
             cluster,
             runtime,
             grid.take(at),
-            kernel_time=kernel_time,
+            kernel_time=_longer_kernels(kernel_time, is_longer),
             collective_time=collective_time,
             memory=_taken(memory, at),
         )
@@ -200,7 +203,7 @@ def step_terms(
     share, elasticity = _Entries(), _Entries()
     num_shapes, num_rows = 0, 0
     for bundle in filter(lambda bundle: len(bundle.at), bundles):
-        of_bundle = elasticity_at(bundle.at, bundle.kernel_time, bundle.collective_time)
+        of_bundle = elasticity_at(bundle.at, bundle.is_longer, bundle.collective_time)
         matters = of_bundle > LEAST_ELASTICITY
         if not matters.any():
             continue
@@ -214,7 +217,7 @@ def step_terms(
             num_shapes += len(first)
         num_rows += len(total_s)
     everywhere = np.arange(len(grid))
-    of_all = elasticity_at(everywhere, _longer_kernels(lambda *_: True), _longer_collectives(lambda _: True))
+    of_all = elasticity_at(everywhere, lambda *_: True, _longer_collectives(lambda _: True))
     return StepTerms(
         terms=tuple(terms),
         shares=share.matrix(num_rows, num_shapes),
@@ -267,7 +270,7 @@ def _operator_bundles(
                     members=[_operator_member(job, device, runtime, rows, operator) for operator in together],
                     row=row,
                     at=everywhere,
-                    kernel_time=_longer_kernels(_is_one_of({operator.name for operator in together}, device)),
+                    is_longer=_is_one_of({operator.name for operator in together}, device),
                 )
 
 
@@ -306,14 +309,14 @@ def _is_one_of(names: set[str], device: Device) -> Callable[[Operator, Device], 
     return lambda operator, on: operator.name in names and on == device
 
 
-def _longer_kernels(is_meant: Callable[[Operator, Device], bool]) -> KernelTime:
+def _longer_kernels(kernel_time: KernelTime, is_meant: Callable[[Operator, Device], bool]) -> KernelTime:
     """Times of operators, some of them a little longer."""
 
-    def kernel_time(operator: Operator, device: Device, job: TrainingJob, runtime: RuntimeProfile) -> FloatArray:
-        seconds = kernel_s(operator, device, job, runtime)
+    def longer_s(operator: Operator, device: Device, job: TrainingJob, runtime: RuntimeProfile) -> FloatArray:
+        seconds = kernel_time(operator, device, job, runtime)
         return seconds * math.exp(LOG_STEP) if is_meant(operator, device) else seconds
 
-    return kernel_time
+    return longer_s
 
 
 def _collective_bundles(

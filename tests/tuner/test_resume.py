@@ -4,7 +4,7 @@ import shutil
 import signal
 import sqlite3
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -221,6 +221,11 @@ def overrides(seconds_per_trial):
     return (*UNDISTURBED, f"trial.seconds_per_trial={seconds_per_trial}")
 
 
+def assert_all_end(driver):
+    """What a killed driver had started ends by itself, while the next one is at work already."""
+    assert not driver.processes_after(75, besides=LASTING)
+
+
 def test_killed_ten_times_it_completes(tmp_path):
     """A driver killed ten times at random moments, while it starts or runs, completes its study, trial by trial."""
     storage = f"sqlite:///{tmp_path / 'study.db'}"
@@ -231,22 +236,23 @@ def test_killed_ten_times_it_completes(tmp_path):
     moments = [(text, rng.uniform(0, limit_s)) for text, limit_s in ((starting, running)[place] for place in chosen)]
 
     before = {}
-    for text, wait_s in moments:
-        with DriverProcess(storage, *overrides(0.3)) as driver:
+    with ExitStack() as killed:
+        for text, wait_s in moments:
+            driver = killed.enter_context(DriverProcess(storage, *overrides(0.3)))
+            killed.callback(assert_all_end, driver)
             driver.wait_for(text)
             time.sleep(wait_s)
             driver.end(signal.SIGKILL)
-            assert not driver.processes_after(75, besides=LASTING)
-        after = trials_in(storage)
-        print(f"seed {seed}: killed {wait_s:.2f} s after {text!r}, {len(before)} -> {len(after)} trials")  # noqa: T201 # pytest shows it where the test fails
-        assert_continued(before, after)
-        assert len(whole(after)) <= TRIALS
-        before = after
-    assert sum(trial.state.is_finished() for trial in before.values()) < TRIALS, "the kills came too late to matter"
+            after = trials_in(storage)
+            print(f"seed {seed}: killed {wait_s:.2f} s after {text!r}, {len(before)} -> {len(after)} trials")  # noqa: T201 # pytest shows it where the test fails
+            assert_continued(before, after)
+            assert len(whole(after)) <= TRIALS
+            before = after
+        assert sum(trial.state.is_finished() for trial in before.values()) < TRIALS, "the kills came too late to matter"
 
-    with DriverProcess(storage, *overrides(0.0)) as driver:
-        status, out, err = driver.end()
-        assert not driver.processes_after(5)
+        with DriverProcess(storage, *overrides(0.0)) as driver:
+            status, out, err = driver.end()
+            assert not driver.processes_after(5)
     after = trials_in(storage)
 
     assert status == 0, err
@@ -259,17 +265,29 @@ def test_killed_ten_times_it_completes(tmp_path):
     assert printed["step_time_s"] == min(times)
 
 
+def wait_until_driven(storage, limit_s=60.0):
+    """Waits until a driver has claimed the study, which it does before it starts Ray."""
+    deadline_s = time.monotonic() + limit_s
+    while True:
+        stored = find_study(storage, "ultrascale-llama-8b-128")
+        if stored is not None and stored.user_attrs.get(DRIVER):
+            return
+        assert time.monotonic() < deadline_s, "nobody drives the study"
+        time.sleep(0.1)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_run_leaves_its_trials(tmp_path, number):
     """Ctrl-C and SIGTERM end a run with status 130 and its result so far, and leave its trials in flight to be adopted,
     with no process behind; while it ran, a second driver was refused.
     """
     storage = f"sqlite:///{tmp_path / 'study.db'}"
-    long = overrides(10.0)  # the second driver takes seconds to be refused: the signal has to come within a trial
+    long = overrides(4.0)  # the signal has to come within a trial
     with DriverProcess(storage, *long) as driver:
-        driver.wait_for(f"2/{TRIALS} trials")
+        wait_until_driven(storage)
         with DriverProcess(storage, *long) as second:
             second_status, second_out, second_err = second.end()
+        driver.wait_for(f"2/{TRIALS} trials")
         status, out, err = driver.end(number)
         assert not driver.processes_after(5)
     before = trials_in(storage)
@@ -283,11 +301,11 @@ def test_interrupted_run_leaves_its_trials(tmp_path, number):
     stored = find_study(storage, "ultrascale-llama-8b-128")
     assert (stored.user_attrs[STOP_REASON], stored.user_attrs[DRIVER]) == ("interrupted", None)
 
-    config = load_study(STUDY, overrides=UNDISTURBED, storage=storage)
+    config = load_study(STUDY, overrides=[*UNDISTURBED, "search.max_trials=6"], storage=storage)
     run_study(config, on_progress=lambda _: None, executor=InProcessExecutor(config.backend, 2))
     after = trials_in(storage)
     assert_continued(before, after)
-    assert_complete(after, TRIALS)
+    assert_complete(after, 6)
 
 
 def test_interrupt_while_ray_starts(tmp_path):
