@@ -91,8 +91,6 @@ def raw_product(setting, opened=()) -> ConfigGrid:
 def rules_broken_by_row(setting, options, grid) -> list[frozenset]:
     """For every row, the names of the rules in force that it breaks."""
     columns = {name: grid.matrix([name])[:, 0] for name in DEGREES + FURTHER_DIMENSIONS}
-    broken = {rule.name: ~rule.keep(setting, columns) for rule in active_rules(setting, options)}
-    return [
-        frozenset(name for name, mask in broken.items() if np.broadcast_to(mask, len(grid))[row])
-        for row in range(len(grid))
-    ]
+    rules = active_rules(setting, options)
+    broken = np.stack([np.broadcast_to(~rule.keep(setting, columns), len(grid)) for rule in rules], axis=1)
+    return [frozenset(rule.name for rule, is_broken in zip(rules, row, strict=True) if is_broken) for row in broken]
