@@ -11,6 +11,7 @@ from optuna.distributions import IntDistribution
 from costmodels.assignment import Assignment
 from costmodels.parallel import ParallelConfig
 from hardware.errors import ConfigError
+from tests.tuner.in_process_executor import InProcessExecutor
 from trials.backend import Status
 from tuner.candidates import reasons_against
 from tuner.config import load_study
@@ -119,7 +120,8 @@ def test_trials_of_uneven_work_are_run_kept_and_found_again(study):
     assert uneven
     assert {record.status for record in records} == {Status.OK}
     assert all(config.config_of(record.params).values(config.dimensions) == record.params for record in records)
-    again = run_study(study(("max_trials: 6", "max_trials: 7")), on_progress=lambda _: None)
+    config = study(("max_trials: 6", "max_trials: 7"))
+    again = run_study(config, on_progress=lambda _: None, executor=InProcessExecutor(config.backend))
     assert len(again.records) == 7
     assert [record.params for record in again.records[:6]] == [record.params for record in records]
 
