@@ -1,6 +1,8 @@
 import json
+import sqlite3
 import statistics
 from collections import Counter
+from contextlib import closing
 
 import pytest
 from optuna.trial import TrialState
@@ -43,6 +45,27 @@ def study(tmp_path):
     file = tmp_path / "study.yaml"
     file.write_text(SMALL)
     return lambda *overrides: load_study(file, overrides=overrides, storage=f"sqlite:///{tmp_path / 'study.db'}")
+
+
+@pytest.fixture(scope="module")
+def after_one_trial(tmp_path_factory):
+    """A database in which the small study has had one trial."""
+    folder = tmp_path_factory.mktemp("after_one_trial")
+    (folder / "study.yaml").write_text(SMALL)
+    database = folder / "study.db"
+    run(load_study(folder / "study.yaml", overrides=["search.max_trials=1"], storage=f"sqlite:///{database}"))
+    return database
+
+
+@pytest.fixture
+def begun(study, after_one_trial, tmp_path):
+    """The function `study`, where the small study has had one trial."""
+    with (
+        closing(sqlite3.connect(after_one_trial)) as source,
+        closing(sqlite3.connect(tmp_path / "study.db")) as target,
+    ):
+        source.backup(target)
+    return study
 
 
 class Scripted:
@@ -303,17 +326,16 @@ def test_nothing_fits(study):
         ("trial.num_steps=7", "trial.num_steps"),
     ],
 )
-def test_trials_that_would_mean_something_else_are_not_continued(study, override, key):
+def test_trials_that_would_mean_something_else_are_not_continued(begun, override, key):
     """A study whose file now means another measurement is refused, by the key that changed, and stays as it was."""
-    run(study("search.max_trials=1"))
-    before = stored_study(study()).get_trials()
+    before = stored_study(begun()).get_trials()
 
     with pytest.raises(ConfigError, match="its trials would no longer mean the same") as caught:
-        run(study("search.max_trials=2", override))
+        run(begun("search.max_trials=2", override))
 
     assert str(caught.value.key).startswith(key)
     assert str(caught.value.file).endswith("study.yaml")
-    assert stored_study(study()).get_trials() == before
+    assert stored_study(begun()).get_trials() == before
 
 
 @pytest.mark.parametrize(
@@ -331,11 +353,9 @@ def test_trials_that_would_mean_something_else_are_not_continued(study, override
         "expert={tp: 8, pp: 1, dp: 1, cp: 1, up: 1, vpp: 1, ep: 1, mbs: 1}",
     ],
 )
-def test_what_leaves_the_trials_their_meaning_may_change(study, override):
+def test_what_leaves_the_trials_their_meaning_may_change(begun, override):
     """How a study searches, and how much of the space, may change between two runs."""
-    run(study("search.max_trials=1"))
-
-    result, _ = run(study("search.max_trials=2", override))
+    result, _ = run(begun("search.max_trials=2", override))
 
     assert result.stop_reason == "max_trials"
 
