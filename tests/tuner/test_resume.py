@@ -6,6 +6,7 @@ import sqlite3
 import time
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 import numpy as np
 import optuna
@@ -29,6 +30,9 @@ TRIALS = 40
 UNDISTURBED = ("search.confidence=1.0", f"search.max_trials={TRIALS}", "search.parallel_trials=2")
 WRITES_OF_A_LIFE = 20
 """Enough to settle what an earlier driver left and to ask for a trial, and too few for two."""
+
+HALF_A_TRIAL = timedelta(seconds=3)
+"""Of the trials of a run that is interrupted."""
 
 LASTING = "agent"
 """In the names of Ray's helpers that outlive a killed driver by up to a minute, in which they report its death."""
@@ -265,15 +269,16 @@ def test_killed_ten_times_it_completes(tmp_path):
     assert printed["step_time_s"] == min(times)
 
 
-def wait_until_driven(storage, limit_s=60.0):
-    """Waits until a driver has claimed the study, which it does before it starts Ray."""
+def wait_for_two_in_flight(storage, num_finished, limit_s=60.0):
+    """Waits until so many trials have ended and two are under way that have most of their time before them."""
     deadline_s = time.monotonic() + limit_s
     while True:
-        stored = find_study(storage, "ultrascale-llama-8b-128")
-        if stored is not None and stored.user_attrs.get(DRIVER):
+        trials = whole(trials_in(storage))
+        running = [trial.datetime_start for trial in trials if trial.state == TrialState.RUNNING]
+        if len(running) == 2 and len(trials) >= num_finished + 2 and datetime.now() - min(running) < HALF_A_TRIAL:
             return
-        assert time.monotonic() < deadline_s, "nobody drives the study"
-        time.sleep(0.1)
+        assert time.monotonic() < deadline_s, f"never two in flight after {num_finished} trials"
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -282,12 +287,12 @@ def test_interrupted_run_leaves_its_trials(tmp_path, number):
     with no process behind; while it ran, a second driver was refused.
     """
     storage = f"sqlite:///{tmp_path / 'study.db'}"
-    long = overrides(4.0)  # the signal has to come within a trial
+    long = overrides(2 * HALF_A_TRIAL.total_seconds())  # the signal has to come within a trial
     with DriverProcess(storage, *long) as driver:
-        wait_until_driven(storage)
+        driver.wait_for(f"2/{TRIALS} trials")
         with DriverProcess(storage, *long) as second:
             second_status, second_out, second_err = second.end()
-        driver.wait_for(f"2/{TRIALS} trials")
+        wait_for_two_in_flight(storage, 2)
         status, out, err = driver.end(number)
         assert not driver.processes_after(5)
     before = trials_in(storage)
