@@ -84,11 +84,11 @@ def database(request, tmp_path):
     return f"{server}?options=-csearch_path%3D{name}"
 
 
-def loaded(folder, storage, *overrides):
-    """The study above."""
+def loaded(folder, storage, *overrides, uneven=False):
+    """The study above; only where work may be uneven, its candidates take a second to plan."""
     file = folder / "study.yaml"
     file.write_text(MOE)
-    return load_study(file, overrides=overrides, storage=storage)
+    return load_study(file, overrides=[*([] if uneven else ["space.assignment=[]"]), *overrides], storage=storage)
 
 
 def run(config, backend=None):
@@ -130,13 +130,14 @@ def test_what_a_study_ran_is_read_back(database, tmp_path):
     spread = Observation(status=Status.OK, step_times_s=(1.0, 4.0, 1.5), peak_memory_bytes=70 * 2**30)
     cut_off = Observation(status=Status.PRUNED, step_times_s=(3.0,), expected_steps=5)
     crash = Observation(status=Status.CRASHED, reason="no such schedule")
-    config = loaded(tmp_path, database)
+    config = loaded(tmp_path, database, uneven=True)
 
     result, _ = run(config, Scripted(spread, cut_off, crash))
     past = past_in(database)
 
     assert [run.config for run in past.runs] == [config.config_of(record.params) for record in result.records]
     assert len({run.config for run in past.runs}) == 4
+    assert any(run.config.assignment for run in past.runs)
     for one in past.runs:
         assert (one.job, one.cluster) == (config.setting.job, config.setting.cluster)
         assert (one.runtime, one.origin) == ("megatron-core", "measured")
@@ -261,7 +262,7 @@ def test_a_driver_that_dies_while_it_ends_a_trial_loses_nothing(tmp_path, moment
 
 def test_an_older_study_is_read_from_its_trials(database, tmp_path):
     """A database without the tables gives the same runs and operator times, and is not changed by it."""
-    config = loaded(tmp_path, database)
+    config = loaded(tmp_path, database, uneven=True)
     run(config, Scripted(Observation(status=Status.CRASHED), Observation(status=Status.PRUNED, step_times_s=(3.0,))))
     kept = past_in(database)
     forget_tables(database)
