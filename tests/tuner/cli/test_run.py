@@ -62,6 +62,7 @@ def test_best_of_a_finished_study_is_the_measured_one(finished, meshtune):
         "config": FASTEST,
         "step_time_s": 0.95,
         "source": "measured",
+        "clock": "wall",
         "extrapolated": False,
         "gain_over_expert": pytest.approx(1.5 / 0.95),
     }

@@ -1,0 +1,185 @@
+"""Disturbs the ranks of a study that trains for real, and counts what became of its trials.
+
+    python -m benchmarks.rank_faults [--trials 20] [--seed 0] [--json]
+
+A small model is tuned on four processes of this machine. At random moments a rank is killed (SIGKILL), made to hang
+(SIGSTOP), or its memory is taken away (its limit is lowered to what it holds, so that its next large allocation fails).
+Then it is checked from outside what must hold: every trial has ended with a status, the answer is the fastest of the
+trials that ended well, no configuration was run again after it had ended well, and no process is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import signal
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.timing import answer, count_at_least, publish, tell
+from tuner.config import load_study
+from tuner.study import run_study
+
+STUDY = """
+name: rank-faults
+model: {model}
+cluster: {{name: cpu-host, hosts: 1, devices_per_host: 4}}
+job: {{sequence_length: 64, global_batch_size: 16, precision: fp32, zero_stage: 1}}
+runtime: torch-reference
+search: {{max_trials: {trials}, seed: {seed}, prune: false, confidence: 1.0}}
+trial: {{backend: torch, clock: cpu, warmup_steps: 1, min_steps: 6, max_steps: 6, profile: false, hang_limit_s: 6}}
+storage: sqlite:///{folder}/faults.db
+"""
+MODEL = Path(__file__).parents[1] / "configs" / "models" / "gpt-small.yaml"
+FAULTS = ("kill", "hang", "memory")
+PAUSE_S = (2.0, 8.0)
+"""The shortest and the longest time between two faults."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the study; returns the exit status, 1 if something did not hold."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.rank_faults",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--trials", type=count_at_least(1), default=20, help="of the study (20)")
+    parser.add_argument("--seed", type=int, default=0, help="of the study and of the faults (0)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return answer("rank_faults", parser.parse_args(argv), _measure, _print)
+
+
+def _measure(given: argparse.Namespace) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="meshtune-") as folder:
+        study = Path(folder) / "rank-faults.yaml"
+        study.write_text(
+            STUDY.format(model=MODEL, trials=given.trials, seed=given.seed, folder=folder), encoding="utf-8"
+        )
+        config = load_study(study)
+        faults = _Faults(given.seed)
+        faults.start()
+        try:
+            result = run_study(config, on_progress=lambda progress: tell(progress.note) if progress.note else None)
+        finally:
+            faults.stop()
+    ended = [record for record in result.records if record.finished]
+    well = [record for record in ended if record.step_time_s is not None]
+    repeated = Counter(tuple(sorted(record.params.items())) for record in well)
+    violations = [
+        sentence
+        for sentence, holds in (
+            ("a trial has no status", all(record.status is not None for record in ended)),
+            ("trials are missing", len(ended) == len(result.records)),
+            ("the answer is not the fastest trial", _is_fastest(result.best, well)),
+            ("a configuration ran again after it had ended well", not repeated or max(repeated.values()) == 1),
+            ("processes are left", not _ranks_left()),
+        )
+        if not holds
+    ]
+    return {
+        "trials": len(ended),
+        "by_status": dict(Counter(str(record.status) for record in ended)),
+        "retried": sum("retried once" in (record.observation.reason if record.observation else "") for record in ended),
+        "faults": dict(faults.done),
+        "best_s": result.best.step_time_s if result.best else None,
+        "stop_reason": result.stop_reason.value,
+        "violations": violations,
+    }
+
+
+def _is_fastest(best: Any, well: Sequence[Any]) -> bool:
+    if not well:
+        return best is None
+    return best is not None and best.step_time_s == min(record.step_time_s for record in well)
+
+
+class _Faults(threading.Thread):
+    """Disturbs a random rank now and then."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(daemon=True)
+        self.done: Counter[str] = Counter()
+        self._rng = np.random.default_rng(seed)
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        """Until `stop`."""
+        while not self._over.wait(float(self._rng.uniform(*PAUSE_S))):
+            ranks = sorted(_ranks_left())
+            if not ranks:
+                continue
+            fault = FAULTS[sum(self.done.values()) % len(FAULTS)]
+            try:
+                _disturb(int(self._rng.choice(ranks)), fault)
+            except ProcessLookupError:  # it has just ended
+                continue
+            self.done[fault] += 1
+
+    def stop(self) -> None:
+        """No more faults."""
+        self._over.set()
+        self.join()
+
+
+def _disturb(process: int, fault: str) -> None:
+    if fault == "memory":
+        pages = int(Path(f"/proc/{process}/statm").read_text(encoding="ascii").split()[5])
+        held = pages * resource.getpagesize()
+        resource.prlimit(process, resource.RLIMIT_DATA, (held, held))
+    else:
+        os.kill(process, signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
+
+
+def _ranks_left() -> set[int]:
+    """Processes whose parent is a server of ranks that a descendant of this process has started."""
+    parents: dict[int, int] = {}
+    servers: set[int] = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int(
+                    (entry / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1]
+                )
+                if b"rank_server" in (entry / "cmdline").read_bytes():
+                    servers.add(int(entry.name))
+            except OSError:
+                continue
+    return {process for process, parent in parents.items() if parent in servers and _is_ours(parent, parents)}
+
+
+def _is_ours(process: int, parents: dict[int, int]) -> bool:
+    """Whether the process descends from this one; Ray's workers hang below its raylet, which does."""
+    while process in parents:
+        if process == os.getpid():
+            return True
+        process = parents[process]
+    return False
+
+
+def _print(figures: dict[str, Any]) -> None:
+    publish(
+        [
+            {
+                "trials": figures["trials"],
+                **figures["by_status"],
+                "retried": figures["retried"],
+                **{f"{name} faults": count for name, count in figures["faults"].items()},
+                "violations": len(figures["violations"]),
+            }
+        ],
+        as_json=False,
+    )
+    for violation in figures["violations"]:
+        print(violation)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
