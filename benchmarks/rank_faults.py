@@ -40,7 +40,7 @@ storage: sqlite:///{folder}/faults.db
 """
 MODEL = Path(__file__).parents[1] / "configs" / "models" / "gpt-small.yaml"
 FAULTS = ("kill", "hang", "memory")
-PAUSE_S = (2.0, 8.0)
+PAUSE_S = (4.0, 16.0)
 """The shortest and the longest time between two faults."""
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from trials.torch_training.rank_messages import Exit, Told
@@ -40,7 +39,6 @@ class AbstractRanks(ABC):
         function: str,
         *arguments: Any,
         num_ranks: int,
-        log: Path,
         environment: Mapping[str, str] | None = None,
         memory_limit_bytes: int | None = None,
     ) -> None:
@@ -50,7 +48,6 @@ class AbstractRanks(ABC):
             function: `module:function`, which the processes import.
             arguments: What it is given besides its `Place`.
             num_ranks: How many there are; they fill host after host.
-            log: File that what they print is appended to.
             environment: Variables to set.
             memory_limit_bytes: Most data that one rank may add to what it starts with; None sets no limit.
         """
@@ -62,6 +59,10 @@ class AbstractRanks(ABC):
         Raises:
             RanksLostError: there are none any more.
         """
+
+    @abstractmethod
+    def printed(self) -> str:
+        """What the ranks of the last launch have printed, the end of it."""
 
     @abstractmethod
     def kill(self) -> list[Exit]:

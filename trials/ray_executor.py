@@ -354,7 +354,15 @@ class RayExecutor:
             if not self._ray.is_initialized():
                 self._join(address)
             return False
-        cores, each = os.cpu_count() or 1, sum(needs.cpus for needs in self._backend.hosts)
+        hosts = self._backend.hosts
+        if len(hosts) > 1:
+            raise ConfigError(
+                f"is one machine, and a trial wants {len(hosts)} hosts of {_in_words(hosts[:1])}",
+                key="address",
+                value=address,
+                nearest="join the cluster's Ray with RAY_ADDRESS",
+            )
+        cores, each = os.cpu_count() or 1, hosts[0].cpus
         if each > 1 and self._parallel_trials > max(cores // each, 1):
             self._slots_note = (
                 f"{max(cores // each, 1)} trials run at once instead of {self._parallel_trials}: "
@@ -364,7 +372,30 @@ class RayExecutor:
         # ranks may share cores; what their times count then says the observation
         self._owns_connection = start_local_ray(max(self._parallel_trials * each, cores))
         self._ray = imported_ray()
+        if hosts[0].gpus:
+            self._check_gpus(hosts[0].gpus)
         return self._owns_connection
+
+    def _check_gpus(self, each: int) -> None:
+        """Makes no more slots than this machine has GPUs for.
+
+        Raises:
+            ConfigError: it has too few for one.
+        """
+        gpus = int(self._ray.cluster_resources().get("GPU", 0))
+        if gpus < each:
+            raise ConfigError(
+                f"wants {each} GPUs for a trial, and this machine has {gpus}",
+                key="trial.device",
+                value="cuda",
+                nearest="join a cluster with RAY_ADDRESS, or describe the cluster as it is",
+            )
+        if self._parallel_trials > gpus // each:
+            self._slots_note = (
+                f"{gpus // each} trials run at once instead of {self._parallel_trials}: "
+                f"each wants {each} of the {gpus} GPUs here"
+            )
+            self._parallel_trials = gpus // each
 
     def _join(self, address: str) -> None:
         """Joins the cluster at `address`.
@@ -540,6 +571,7 @@ class RayExecutor:
                 log_tail=tail_of(str(error)),
                 reason=str(error).rstrip().rpartition("\n")[2][:500],
                 origin=self._backend.origin,
+                clock=self._backend.clock,
             )
         except errors.RayError as error:
             self._bury(place, trial, _cause_of_death(error), str(error))

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from trials.backend import HostNeeds
 from trials.ranks import AbstractRanks, RanksLostError
 from trials.ray_local import imported_ray
 from trials.torch_training.rank_messages import Exit, Launch, Told
-from trials.torch_training.rank_processes import END_LIMIT_S, LOOPBACK, START_LIMIT_S, RankProcesses
+from trials.torch_training.rank_processes import LOOPBACK, START_LIMIT_S, RankProcesses
 
 HEAR_S = 0.2
 """How long a host waits for an event before it answers that there was none; so long it takes no orders."""
@@ -38,9 +37,13 @@ class _RankHost:
         """As RankProcesses has it."""
         self.ranks.launch_part(launch)
 
+    def printed(self) -> str:
+        """As RankProcesses has it."""
+        return self.ranks.printed()
+
     def events(self) -> list[Told | Exit]:
         """What has happened, or nothing yet."""
-        return self.ranks.events(HEAR_S) if self.ranks.running else []
+        return self.ranks.events(HEAR_S)
 
     def kill(self) -> list[Exit]:
         """As RankProcesses has it."""
@@ -60,8 +63,8 @@ class RayRanks(AbstractRanks):
         self._ray = imported_ray()
         self._hosts: list[Any] = []
         self._addresses: list[str] = []
-        self._hearing: dict[Any, int] = {}
-        self._running: set[int] = set()
+        self._hearing: dict[Any, Any] = {}  # answers that are awaited, and whose they are
+        self._of_host: dict[Any, set[int]] = {}  # the ranks that run on each host of the last launch
 
     def start(self) -> RayRanks:
         """Starts an actor on every host."""
@@ -85,78 +88,77 @@ class RayRanks(AbstractRanks):
     @property
     def running(self) -> frozenset[int]:
         """The ranks whose end `events` has not told yet."""
-        return frozenset(self._running)
+        return frozenset().union(*self._of_host.values())
 
     def launch(
         self,
         function: str,
         *arguments: Any,
         num_ranks: int,
-        log: Path,
         environment: Mapping[str, str] | None = None,
         memory_limit_bytes: int | None = None,
     ) -> None:
-        """Host after host, as many ranks on each."""
-        assert not self._running, "one trial after the other"
-        assert num_ranks % len(self._hosts) == 0, "hosts are alike"
-        per_host = num_ranks // len(self._hosts)
+        """Host after host is filled; a smaller job leaves the last ones idle."""
+        assert not self.running, "one trial after the other"
+        sizes = [needs.gpus or needs.cpus for needs in self._needs]
+        assert num_ranks <= sum(sizes), "the hosts have room for all ranks"
         first = LOOPBACK if len(set(self._addresses)) == 1 else self._addresses[0]
-        port = self._ray.get(self._hosts[0].reserve.remote(first))
-        self._running = set(range(num_ranks))
-        self._ray.get(
-            [
-                host.launch.remote(
-                    Launch(
-                        function=function,
-                        arguments=arguments,
-                        ranks=tuple(range(number * per_host, (number + 1) * per_host)),
-                        world_size=num_ranks,
-                        host=first,
-                        port=port,
-                        environment=environment or {},
-                        memory_limit_bytes=memory_limit_bytes,
-                        log=Path("/tmp") / log.name,  # noqa: S108 # hosts share no folder of the driver's making
-                    )
-                )
-                for number, host in enumerate(self._hosts)
-            ]
-        )
+        (port,) = self._answers([self._hosts[0].reserve.remote(first)])
+        launched, begin = [], 0
+        for host, size in zip(self._hosts, sizes, strict=True):
+            ranks = tuple(range(begin, min(begin + size, num_ranks)))
+            begin += len(ranks)
+            if not ranks:
+                break
+            self._of_host[host] = set(ranks)
+            launch = Launch(
+                function=function,
+                arguments=arguments,
+                ranks=ranks,
+                world_size=num_ranks,
+                host=first,
+                port=port,
+                environment=environment or {},
+                memory_limit_bytes=memory_limit_bytes,
+            )
+            launched.append(host.launch.remote(launch))
+        self._answers(launched)
 
     def events(self, timeout_s: float) -> list[Told | Exit]:
         """What has happened on any host."""
         deadline_s = time.monotonic() + timeout_s
         found: list[Told | Exit] = []
-        while self._running and not found:
-            for number, host in enumerate(self._hosts):
-                if number not in self._hearing.values():
-                    self._hearing[host.events.remote()] = number
+        while self.running and not found:
+            for host, ranks in self._of_host.items():
+                if ranks and host not in self._hearing.values():
+                    self._hearing[host.events.remote()] = host
             left_s = max(deadline_s - time.monotonic(), 0.0)
             ready, _ = self._ray.wait(list(self._hearing), num_returns=1, timeout=left_s)
             for answer in ready:
-                del self._hearing[answer]
-                found += self._heard(answer)
+                host = self._hearing.pop(answer)
+                (events,) = self._answers([answer])
+                self._of_host[host] -= {event.rank for event in events if isinstance(event, Exit)}
+                found += events
             if time.monotonic() >= deadline_s:
                 break
         return found
 
-    def _heard(self, answer: Any) -> list[Told | Exit]:
+    def printed(self) -> str:
+        """What the ranks of the last launch have printed, host after host."""
+        return "".join(self._answers([host.printed.remote() for host in self._of_host]))
+
+    def _answers(self, references: list[Any]) -> list[Any]:
         try:
-            events: list[Told | Exit] = self._ray.get(answer)
+            return list(self._ray.get(references, timeout=START_LIMIT_S))
         except self._ray.exceptions.RayError as error:
             raise RanksLostError(f"a host of the trial is lost: {str(error).splitlines()[0]}") from None
-        self._running -= {event.rank for event in events if isinstance(event, Exit)}
-        return events
 
     def kill(self) -> list[Exit]:
         """Ends the ranks of all hosts."""
-        if not self._running:
-            return []
-        try:
-            self._hearing.clear()
-            ends = self._ray.get([host.kill.remote() for host in self._hosts], timeout=2 * END_LIMIT_S)
-        except self._ray.exceptions.RayError as error:
-            raise RanksLostError(f"a host of the trial is lost: {str(error).splitlines()[0]}") from None
-        self._running.clear()
+        self._hearing.clear()
+        ends = self._answers([host.kill.remote() for host, ranks in self._of_host.items() if ranks])
+        for ranks in self._of_host.values():
+            ranks.clear()
         return [end for host in ends for end in host]
 
     def close(self) -> None:
@@ -165,4 +167,4 @@ class RayRanks(AbstractRanks):
             self._ray.kill(host, no_restart=True)
         self._hosts, self._addresses = [], []
         self._hearing.clear()
-        self._running.clear()
+        self._of_host.clear()

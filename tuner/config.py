@@ -350,6 +350,10 @@ def _backend(
         raise ConfigError(
             f"must be at least min_steps, which is {keys.min_steps}", key="trial.max_steps", value=keys.max_steps
         )
+    if runtime.rule_set != "torch-reference":
+        raise ConfigError(
+            "is not how the torch backend trains", key="runtime", value=runtime.name, nearest="runtime: torch-reference"
+        )
     check_trainable(job)
     is_processor = all(device.is_processor for device in cluster.devices)
     device = keys.device if keys.device != "auto" else "cpu" if is_processor else "cuda"

@@ -10,9 +10,7 @@ torch itself is imported by the ranks alone.
 from __future__ import annotations
 
 import importlib.util
-import tempfile
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Literal
 
 from costmodels.job import TrainingJob
@@ -169,28 +167,30 @@ class OpenTorchBackend(AbstractBackend):
         """The smaller job, from the same server."""
         return replace(self, backend=self.backend.reduced(to))
 
-    def measure(self, config: ParallelConfig, *, trial_number: int, on_step: OnStep = unheard) -> Observation:
+    def measure(
+        self,
+        config: ParallelConfig,
+        *,
+        trial_number: int,  # noqa: ARG002 # the contract's
+        on_step: OnStep = unheard,
+    ) -> Observation:
         """One trial."""
         own, plan = self.backend, self.backend.plan(config)
-        device = own.cluster.devices[0]
-        with tempfile.TemporaryDirectory(prefix="meshtune-") as folder:
-            log = Path(folder) / f"trial-{trial_number}.log"
-            self.ranks.launch(
-                "trials.torch_training.rank_program:run_rank",
+        memory_bytes = min(device.memory_bytes for device in own.cluster.devices)
+        self.ranks.launch(
+            "trials.torch_training.rank_program:run_rank",
+            plan,
+            num_ranks=config.num_devices,
+            memory_limit_bytes=memory_bytes if own.device == "cpu" else None,
+        )
+        try:
+            return watched(
+                self.ranks,
                 plan,
-                num_ranks=config.num_devices,
-                log=log,
-                memory_limit_bytes=device.memory_bytes if own.device == "cpu" else None,
+                own.cluster,
+                cores=num_cores() if len(own.hosts) == 1 else None,
+                hang_limit_s=own.hang_limit_s,
+                on_step=on_step,
             )
-            try:
-                return watched(
-                    self.ranks,
-                    plan,
-                    own.cluster,
-                    log=log,
-                    cores=own.cores if len(own.hosts) == 1 else None,
-                    hang_limit_s=own.hang_limit_s,
-                    on_step=on_step,
-                )
-            finally:
-                self.ranks.kill()
+        finally:
+            self.ranks.kill()

@@ -38,20 +38,21 @@ class Replicated(nn.Module):
         self._zero_stage = zero_stage
         self._num_micro_batches = num_micro_batches
         self._num_backward = 0
+        self._sharded = [part for part in chunk.modules() if isinstance(part, FSDPModule)]
 
     def forward(self, x: Tensor) -> Tensor:
         """What the chunk does."""
         y: Tensor = self.chunk(x)
-        if isinstance(self.chunk, FSDPModule) and y.requires_grad:
+        if self._sharded and y.requires_grad:
             y.register_hook(self._before_backward)  # type: ignore[no-untyped-call] # torch leaves it untyped
         return y
 
     def _before_backward(self, gradient: Tensor) -> Tensor:
-        assert isinstance(self.chunk, FSDPModule), "only sharded chunks ask for this"
         self._num_backward = self._num_backward % self._num_micro_batches + 1
         is_last = self._num_backward == self._num_micro_batches
-        self.chunk.set_requires_gradient_sync(is_last or self._zero_stage >= 2)
-        self.chunk.set_reshard_after_backward(is_last or self._zero_stage == 3)
+        for part in self._sharded:
+            part.set_requires_gradient_sync(is_last or self._zero_stage >= 2, recurse=False)
+            part.set_reshard_after_backward(is_last or self._zero_stage == 3, recurse=False)
         return gradient
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 
@@ -39,7 +38,6 @@ class Launch:
         port: Where rank 0 listens; the one that its host reserved.
         environment: Variables to set.
         memory_limit_bytes: Most data that one rank may add to what it starts with (RLIMIT_DATA); None sets no limit.
-        log: File that what they print is appended to.
     """
 
     function: str
@@ -50,7 +48,6 @@ class Launch:
     port: int
     environment: Mapping[str, str] = field(default_factory=dict)
     memory_limit_bytes: int | None = None
-    log: Path
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

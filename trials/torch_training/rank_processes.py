@@ -11,6 +11,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
@@ -26,6 +27,9 @@ LOOPBACK = "127.0.0.1"
 START_LIMIT_S = 120.0
 """How long importing torch may take on a busy machine."""
 
+KEPT_BYTES = 100_000
+"""Of what ranks print."""
+
 END_LIMIT_S = 10.0
 """How long killed ranks may take to be gone."""
 
@@ -40,6 +44,7 @@ class RankProcesses(AbstractRanks):
         self._server: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self._running: set[int] = set()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 # as long as this object
 
     def __enter__(self) -> RankProcesses:
         """Starts it."""
@@ -64,8 +69,14 @@ class RankProcesses(AbstractRanks):
         }
         with theirs:
             self._server = subprocess.Popen(  # noqa: S603 # our own module
-                [sys.executable, "-m", "trials.torch_training.rank_server", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
+                [
+                    sys.executable,
+                    "-m",
+                    "trials.torch_training.rank_server",
+                    str(theirs.fileno()),
+                    str(self._log.fileno()),
+                ],
+                pass_fds=[theirs.fileno(), self._log.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -95,10 +106,12 @@ class RankProcesses(AbstractRanks):
 
     def reserve(self, host: str = LOOPBACK) -> int:
         """A free port at the address `host` of this machine, kept for rank 0 of the next launch."""
-        connection = self._open()
         assert not self._running, "one trial after the other"
-        connection.send(Reserve(host=host))
-        answer = connection.recv()
+        self._send(Reserve(host=host))
+        try:
+            answer = self._open().recv()
+        except (EOFError, OSError):
+            raise self._lost() from None
         assert isinstance(answer, Reserved), answer
         return answer.port
 
@@ -107,7 +120,6 @@ class RankProcesses(AbstractRanks):
         function: str,
         *arguments: Any,
         num_ranks: int,
-        log: Path,
         environment: Mapping[str, str] | None = None,
         memory_limit_bytes: int | None = None,
     ) -> None:
@@ -122,15 +134,16 @@ class RankProcesses(AbstractRanks):
                 port=self.reserve(),
                 environment=environment or {},
                 memory_limit_bytes=memory_limit_bytes,
-                log=log,
             )
         )
 
     def launch_part(self, launch: Launch) -> None:
         """The ranks of a trial that are on this host."""
         assert not self._running, "one trial after the other"
+        self._log.seek(0)
+        self._log.truncate()
+        self._send(launch)
         self._running = set(launch.ranks)
-        self._open().send(launch)
 
     def events(self, timeout_s: float) -> list[Told | Exit]:
         """What has happened, waiting up to `timeout_s` for the first of it.
@@ -144,7 +157,7 @@ class RankProcesses(AbstractRanks):
             try:
                 event = connection.recv()
             except (EOFError, OSError):
-                raise RanksLostError(f"the server of ranks has died: {self._end()}") from None
+                raise self._lost() from None
             if isinstance(event, Exit):
                 self._running.discard(event.rank)
             found.append(event)
@@ -154,7 +167,7 @@ class RankProcesses(AbstractRanks):
         """Ends all ranks at once, also hanging and stopped ones; how they ended."""
         if not self._running:
             return []
-        self._open().send(Kill())
+        self._send(Kill())
         deadline_s = time.monotonic() + END_LIMIT_S
         ends: list[Exit] = []
         while self._running and time.monotonic() < deadline_s:
@@ -165,9 +178,23 @@ class RankProcesses(AbstractRanks):
             )
         return ends
 
+    def printed(self) -> str:
+        """What the ranks of the last launch have printed, the end of it."""
+        size = os.fstat(self._log.fileno()).st_size
+        return os.pread(self._log.fileno(), KEPT_BYTES, max(size - KEPT_BYTES, 0)).decode(errors="replace")
+
     def _open(self) -> Connection:
-        assert self._connection is not None, "enter it first"
+        assert self._connection is not None, "start it first"
         return self._connection
+
+    def _send(self, request: Reserve | Launch | Kill) -> None:
+        try:
+            self._open().send(request)
+        except OSError:
+            raise self._lost() from None
+
+    def _lost(self) -> RanksLostError:
+        return RanksLostError(f"the server of ranks has died: {self._end()}")
 
     def _end(self) -> str:
         """Ends the server and with it the ranks; the end of what it wrote on its standard error."""

@@ -34,7 +34,9 @@ def run_rank(place: Place, plan: RankPlan) -> None:
             keep = keep_all if plan.capacity_factor is None else keep_up_to(plan.capacity_factor)
             trainer = Trainer(plan.job, plan.runtime, plan.config, device, seed=plan.seed, keep=keep)
             built_s = time.perf_counter()
-            for _ in range(plan.warmup_steps):
+            for number in range(plan.warmup_steps):
+                if number == plan.warmup_steps - 1:
+                    memory.begin()
                 trainer.step()
             gc.collect()
             gc.freeze()  # what is there now stays; collections inside of steps would only look at it again
@@ -121,15 +123,25 @@ def _is_out_of_memory(error: BaseException | None) -> bool:
 
 
 class _Memory:
-    """The peak of what training holds: the allocator's on a GPU, the resident set beyond the start's on a CPU."""
+    """The peak of what training holds: the allocator's on a GPU, the resident set beyond the start's on a CPU.
+
+    Building and the warm-up count only until `begin`: weights are made whole before they are cut.
+    """
 
     def __init__(self, plan: RankPlan) -> None:
         self._is_cuda = plan.device == "cuda"
         self._start_bytes = 0
         if not self._is_cuda:
-            with contextlib.suppress(OSError):
-                Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # forgets the peak
             self._start_bytes = _resident_bytes("VmRSS")
+            self.begin()
+
+    def begin(self) -> None:
+        """Forgets the peak so far."""
+        if self._is_cuda:
+            torch.cuda.reset_peak_memory_stats()
+            return
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
     def peak_bytes(self) -> int:
         if self._is_cuda:

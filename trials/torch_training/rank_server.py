@@ -1,15 +1,17 @@
 """The process that ranks are forked from: it has imported torch once, so that a trial's ranks start in milliseconds.
 
-It runs as `python -m trials.torch_training.rank_server FD` under a `RankProcesses` (see rank_processes.py), which it
-hears and answers on the socket FD. It is single-threaded and has done nothing with torch but importing it, so that
-forking it is safe, with CUDA too. Every trial gets fresh processes: no memory, no cache and no broken device context of
-one trial is left for the next one, and the peak of memory is that of the trial.
+It runs as `python -m trials.torch_training.rank_server SOCKET LOG` under a `RankProcesses` (see rank_processes.py),
+which it hears and answers on the descriptor SOCKET; what ranks print goes to the descriptor LOG. It is single-threaded
+and has done nothing with torch but importing it, so that forking it is safe, with CUDA too. Every trial gets fresh
+processes: no memory, no cache and no broken device context of one trial is left for the next one, and the peak of
+memory is that of the trial.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import importlib
 import os
 import resource
@@ -37,19 +39,20 @@ PRELOADED = (
 LOST_PARENT = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
 
 
-def main(descriptor: int) -> None:
+def main(descriptor: int, log: int) -> None:
     """Serves until the other side closes its end; the ranks die with it."""
     for name in PRELOADED:
         importlib.import_module(name)
     with Connection(descriptor) as client:
-        _Server(client).serve()
+        _Server(client, log).serve()
 
 
 class _Server:
     """The loop: requests on one side, ranks on the other."""
 
-    def __init__(self, client: Connection) -> None:
+    def __init__(self, client: Connection, log: int) -> None:
         self.client = client
+        self.log = log
         self.listening: socket.socket | None = None
         self.ranks: dict[Connection, tuple[int, int]] = {}  # the end of each rank's pipe: its rank and process
 
@@ -96,7 +99,7 @@ class _Server:
             _die_with(os.getppid())
             ours.close()
             self._forget()
-            _become(launch, rank)
+            _become(launch, rank, self.log)
             place = Place(
                 rank=rank,
                 local_rank=local_rank,
@@ -158,15 +161,14 @@ def _die_with(parent: int) -> None:
             os._exit(1)
 
 
-def _become(launch: Launch, rank: int) -> None:
+def _become(launch: Launch, rank: int, log: int) -> None:
     """Sets up the process of one rank."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver, which ends the ranks
     os.environ.update(launch.environment)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(launch.world_size))
-    log = os.open(launch.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    fcntl.fcntl(log, fcntl.F_SETFL, fcntl.fcntl(log, fcntl.F_GETFL) | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(log, stream)
-    os.close(log)
     if launch.memory_limit_bytes is not None:
         limit = _data_bytes() + launch.memory_limit_bytes
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
@@ -182,4 +184,4 @@ def _data_bytes() -> int:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), int(sys.argv[2]))

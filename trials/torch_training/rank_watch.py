@@ -10,8 +10,7 @@ from __future__ import annotations
 import signal
 import statistics
 import time
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 from hardware.cluster import Cluster
 from trials.backend import Clock, Observation, OnStep, OperatorSample, Status, tail_of
@@ -36,7 +35,6 @@ def watched(
     plan: RankPlan,
     cluster: Cluster,
     *,
-    log: Path,
     cores: int | None,
     hang_limit_s: float,
     on_step: OnStep,
@@ -47,7 +45,6 @@ def watched(
         ranks: The running ranks.
         plan: What they do.
         cluster: Whose links the virtual clock counts.
-        log: What they print.
         cores: Of the machine that all ranks share; None if they are on several.
         hang_limit_s: Silence that means a hang.
         on_step: Hears each step's time.
@@ -57,14 +54,13 @@ def watched(
     while ranks.running:
         events = ranks.events(max(deadline_s - time.monotonic(), 0.0))
         if not events and time.monotonic() >= deadline_s:
-            watch.hangs = not watch.has_failed
             break
         for event in events:
             watch.hear(event)
         deadline_s = (
             time.monotonic() + hang_limit_s if not watch.has_failed else min(deadline_s, time.monotonic() + GRACE_S)
         )
-    return watch.observation(log, hang_limit_s)
+    return watch.observation(ranks.printed, hang_limit_s)
 
 
 class _Watch:
@@ -73,7 +69,6 @@ class _Watch:
     def __init__(self, plan: RankPlan, cluster: Cluster, cores: int | None, on_step: OnStep) -> None:
         self.plan, self.cluster, self.cores, self.on_step = plan, cluster, cores, on_step
         self.num_ranks = plan.config.num_devices
-        self.hangs = False
         self.ready: dict[int, Ready] = {}
         self.open_steps: dict[int, dict[int, StepTaken]] = {}
         self.step_times_s: list[float] = []
@@ -95,7 +90,7 @@ class _Watch:
         if isinstance(event, Exit):
             if event.code < 0:
                 self.killed[event.rank] = -event.code
-            elif event.code > 0:
+            elif event.code > 0 or event.rank not in self.finished:
                 self.exited[event.rank] = event.code
             return
         match event.value:
@@ -129,7 +124,7 @@ class _Watch:
             return virtual_step(recordings, self.cluster).step_time_s
         return taken[0].wall_s if clock == "wall" else taken[0].cpu_s
 
-    def observation(self, log: Path, hang_limit_s: float) -> Observation:
+    def observation(self, printed: Callable[[], str], hang_limit_s: float) -> Observation:
         status, reason, text = self._outcome(hang_limit_s)
         ends: list[Finished | Failed] = [*self.finished.values(), *self.failed.values()]
         samples: tuple[OperatorSample, ...] = ()
@@ -142,7 +137,7 @@ class _Watch:
             step_times_s=tuple(self.step_times_s),
             peak_memory_bytes=max((end.peak_bytes for end in ends), default=None),
             operator_samples=samples,
-            log_tail=tail_of(text or _text_of(log)) if status is not Status.OK else "",
+            log_tail=tail_of(text or printed()) if status is not Status.OK else "",
             reason=reason,
             origin="measured",
             clock=self.plan.clock,
@@ -170,7 +165,7 @@ class _Watch:
             return Status.CRASHED, f"rank {rank}: {failed.reason}", failed.text
         if self.exited:
             rank, code = next(iter(self.exited.items()))
-            return Status.CRASHED, f"rank {rank} ended with exit status {code}", ""
+            return Status.CRASHED, f"rank {rank} ended early with exit status {code}", ""
         silent = sorted(set(range(self.num_ranks)) - set(self.finished))
         return Status.INCIDENT, f"hangs: ranks {silent} told nothing for {hang_limit_s:g} s", ""
 
@@ -217,10 +212,3 @@ class _Watch:
         if self.finished:
             found["profile_s"] = max(told.profile_s for told in self.finished.values())
         return tuple(found.items())
-
-
-def _text_of(log: Path) -> str:
-    try:
-        return log.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

@@ -23,28 +23,18 @@ def rank_processes():
 
 
 @pytest.fixture
-def on_ranks(rank_processes, tmp_path):
+def on_ranks(rank_processes):
     """Runs `function(place, *arguments)` on each of n ranks; what they told, by rank. Fails if one of them fails."""
 
     def run(num_ranks, function, *arguments):
-        log = tmp_path / "ranks.log"
-        port = rank_processes.reserve()
-        rank_processes.launch(
-            named(function),
-            *arguments,
-            ranks=range(num_ranks),
-            world_size=num_ranks,
-            host="127.0.0.1",
-            port=port,
-            log=log,
-        )
+        rank_processes.launch(named(function), *arguments, num_ranks=num_ranks)
         told = [[] for _ in range(num_ranks)]
         while rank_processes.running:
             events = rank_processes.events(LIMIT_S)
             failed = [event for event in events if isinstance(event, Exit) and event.code]
             if failed or not events:
                 rank_processes.kill()
-                pytest.fail(f"{failed or 'hangs'}:\n{log.read_text()[-6000:]}")
+                pytest.fail(f"{failed or 'hangs'}:\n{rank_processes.printed()[-6000:]}")
             for event in events:
                 if isinstance(event, Told):
                     told[event.rank].append(event.value)

@@ -9,18 +9,9 @@ from tests.trials.torch_training import rank_functions
 from trials.torch_training.rank_messages import Exit, Told
 
 
-def _launch(processes, function, *arguments, ranks=(0, 1), log, **further):
-    port = processes.reserve()
-    processes.launch(
-        f"{function.__module__}:{function.__qualname__}",
-        *arguments,
-        ranks=ranks,
-        world_size=2,
-        host="127.0.0.1",
-        port=port,
-        log=log,
-        **further,
-    )
+def _launch(processes, function, *arguments, num_ranks=2, **further):
+    name = f"{function.__module__}:{function.__qualname__}"
+    processes.launch(name, *arguments, num_ranks=num_ranks, **further)
 
 
 def _until_ended(processes):
@@ -35,19 +26,19 @@ def test_ranks_form_a_group(on_ranks):
     assert on_ranks(3, rank_functions.add_up) == [[3.0], [3.0], [3.0]]
 
 
-def test_a_rank_that_raises_is_told_by_its_exit_and_log(rank_processes, tmp_path):
+def test_a_rank_that_raises_is_told_by_its_exit_and_log(rank_processes):
     """The traceback stands in the log, and the exit status is 1."""
-    _launch(rank_processes, rank_functions.raise_on_rank_1, log=tmp_path / "log")
+    _launch(rank_processes, rank_functions.raise_on_rank_1)
 
     ends = {event.rank: event.code for event in _until_ended(rank_processes) if isinstance(event, Exit)}
 
     assert ends == {0: 0, 1: 1}
-    assert "rank 1 has had enough" in (tmp_path / "log").read_text()
+    assert "rank 1 has had enough" in rank_processes.printed()
 
 
-def test_a_killed_rank_is_told_by_its_signal(rank_processes, tmp_path):
+def test_a_killed_rank_is_told_by_its_signal(rank_processes):
     """What a rank said before it was killed is kept, and its exit names the signal."""
-    _launch(rank_processes, rank_functions.kill_itself, ranks=(0,), log=tmp_path / "log")
+    _launch(rank_processes, rank_functions.kill_itself, num_ranks=1)
 
     events = _until_ended(rank_processes)
 
@@ -56,9 +47,9 @@ def test_a_killed_rank_is_told_by_its_signal(rank_processes, tmp_path):
 
 
 @pytest.mark.parametrize("function", [rank_functions.hang, rank_functions.stop_itself])
-def test_hanging_and_stopped_ranks_can_be_killed(rank_processes, tmp_path, function):
+def test_hanging_and_stopped_ranks_can_be_killed(rank_processes, function):
     """`kill` ends ranks that do nothing any more, and the next trial runs."""
-    _launch(rank_processes, function, log=tmp_path / "log")
+    _launch(rank_processes, function)
     pids = _told(rank_processes, 2)
 
     ends = rank_processes.kill()
@@ -67,37 +58,36 @@ def test_hanging_and_stopped_ranks_can_be_killed(rank_processes, tmp_path, funct
     assert not any(_is_alive(pid) for pid in pids)
 
 
-def test_the_peak_of_memory_is_that_of_the_trial(rank_processes, tmp_path):
+def test_the_peak_of_memory_is_that_of_the_trial(rank_processes):
     """A rank that fills 300 MiB has them in its peak, and the rank of the next trial does not."""
     peaks = []
     for size in (300 * 2**20, 0):
-        _launch(rank_processes, rank_functions.fill, size, ranks=(0,), log=tmp_path / "log")
+        _launch(rank_processes, rank_functions.fill, size, num_ranks=1)
         peaks += [event.peak_bytes for event in _until_ended(rank_processes) if isinstance(event, Exit)]
 
     assert peaks[0] - peaks[1] > 250 * 2**20
 
 
-def test_a_memory_limit_is_felt_as_a_memory_error(rank_processes, tmp_path):
+def test_a_memory_limit_is_felt_as_a_memory_error(rank_processes):
     """A rank that wants more data than its limit fails with what torch says of it."""
     _launch(
         rank_processes,
         rank_functions.fill,
         2**31,
-        ranks=(0,),
-        log=tmp_path / "log",
+        num_ranks=1,
         memory_limit_bytes=2**30,
     )
 
     assert [event.code for event in _until_ended(rank_processes) if isinstance(event, Exit)] == [1]
-    assert "allocate" in (tmp_path / "log").read_text()
+    assert "allocate" in rank_processes.printed()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal is Linux's")
-def test_ranks_die_with_their_server(rank_processes, tmp_path):
+def test_ranks_die_with_their_server(rank_processes):
     """Whoever kills the server leaves no rank behind, not even a stopped one."""
     fresh = type(rank_processes)()
     with fresh as processes:
-        _launch(processes, rank_functions.stop_itself, log=tmp_path / "log")
+        _launch(processes, rank_functions.stop_itself)
         pids = _told(processes, 2)
         os.kill(processes._server.pid, signal.SIGKILL)
         with pytest.raises(RuntimeError, match="has died"):
