@@ -313,6 +313,45 @@ CASES: list[BrokenStudy] = [
     broken("no trials", study(search="{max_trials: 0}"), "search.max_trials = 0", "greater than or equal to 1"),
     broken("negative seed", study(search="{seed: -1}"), "search.seed = -1", "greater than or equal to 0"),
     broken("no seconds", study(search="{max_seconds: 0}"), "search.max_seconds = 0", "greater than 0"),
+    broken(
+        "torch backend with another framework's rules",
+        study(trial="{backend: torch}"),
+        "runtime = 'megatron-core'",
+        "runtime: torch-reference",
+    ),
+    broken(
+        "torch backend with more steps at least than at most",
+        study(runtime="torch-reference", trial="{backend: torch, min_steps: 30}"),
+        "trial.max_steps = 20",
+        "at least min_steps, which is 30",
+    ),
+    broken(
+        "virtual clock of a GPU",
+        study(runtime="torch-reference", trial="{backend: torch, clock: virtual}"),
+        "trial.clock = 'virtual'",
+        "clock: wall",
+    ),
+    broken(
+        "model that the torch backend cannot train",
+        study(model="deepseek-v3", runtime="torch-reference", trial="{backend: torch}"),
+        "deepseek-v3",
+        "latent attention",
+    ),
+    broken(
+        "precision that the torch backend cannot train in",
+        study(
+            runtime="torch-reference",
+            job="{sequence_length: 4096, global_batch_size: 16, precision: fp8}",
+            trial="{backend: torch}",
+        ),
+        "job.precision = 'fp8'",
+        "valid: fp32, bf16",
+    ),
+    broken(
+        "unknown clock",
+        study(runtime="torch-reference", trial="{backend: torch, clock: sundial}"),
+        "trial.clock = 'sundial'",
+    ),
     broken("noise", study(trial="{backend: simulated, noise: -1}"), "trial.noise = -1", "greater than or equal to 0"),
     # proxies
     broken("proxies without hosts", proxies("{layers: 4}"), "trial.proxy.hosts", "is required and missing"),

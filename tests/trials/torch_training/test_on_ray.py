@@ -1,5 +1,6 @@
 """Real training on Ray: the warm pool, and what becomes of trials whose ranks are killed."""
 
+import dataclasses
 import os
 import signal
 import time
@@ -8,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from costmodels.parallel import ParallelConfig
-from tests.trials.torch_training.small_backends import DP, PP, backend_of
+from hardware.errors import ConfigError
+from tests.trials.torch_training.small_backends import DP, PP, backend_of, cluster_of
 from trials.backend import Status
 from trials.ray_executor import RayExecutor
 
@@ -68,19 +70,56 @@ def test_a_rank_that_is_killed_twice_is_an_incident(executor):
     assert _measured(executor, 8, DP).status is Status.OK
 
 
+def test_a_server_that_is_killed_between_trials_costs_no_trial(executor):
+    """The worker that lost it is replaced, and the next trial runs in a fresh one."""
+    for pid in _servers():
+        os.kill(pid, signal.SIGKILL)
+
+    found = _measured(executor, 9, DP)
+
+    assert found.status is Status.OK, found.log_tail
+    assert "retried once" in found.reason
+
+
+def test_trials_want_no_more_hosts_than_this_machine():
+    """On local Ray a study of several real hosts is refused with the way out."""
+    spread = dataclasses.replace(backend_of(), cluster=cluster_of(2, hosts=2), spreads=True)
+
+    with (
+        pytest.raises(ConfigError, match="a trial wants 2 hosts of 2 CPUs"),
+        RayExecutor(spread, parallel_trials=1, address="local"),
+    ):
+        pass
+
+
+def _servers():
+    """The servers of ranks that Ray's workers have started."""
+    return {pid for pid in _processes() if _is_server(pid) and b"ray::" in _command(_parent(pid))}
+
+
 def _ranks():
-    """The processes whose parent is a server of ranks that a Ray worker has started."""
-    found = set()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-                parent = Path("/proc") / fields[1]
-                is_server = b"rank_server" in (parent / "cmdline").read_bytes()
-                grand = (parent / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1]
-                is_rays = b"ray::" in (Path("/proc") / grand / "cmdline").read_bytes()
-            except (OSError, IndexError):
-                continue
-            if is_server and is_rays:
-                found.add(int(entry.name))
-    return found
+    """The ranks that those have forked."""
+    servers = _servers()
+    return {pid for pid in _processes() if _parent(pid) in servers}
+
+
+def _is_server(pid):
+    return b"rank_server" in _command(pid)
+
+
+def _processes():
+    return {int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
+
+
+def _command(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def _parent(pid):
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
