@@ -47,10 +47,12 @@ def test_every_device_is_usable(name):
     """Every device has a peak, memory, bandwidths and links, and pickles to itself."""
     device = find_device(name)
 
+    slower = 1000 if name == "cpu-core" else 1  # the least of an accelerator, in which a core has no part
+
     assert device.name == name
-    assert device.peak_flop_per_s("bf16") == device.peak_flop_per_s("fp16") > 1e13
-    assert 4e9 < device.memory_bytes < 4e11
-    assert 1e11 < device.memory_bandwidth_bytes_per_s < 1e13
+    assert device.peak_flop_per_s("bf16") == device.peak_flop_per_s("fp16") > 1e13 / slower
+    assert 4e9 / slower < device.memory_bytes < 4e11
+    assert 1e11 / slower < device.memory_bandwidth_bytes_per_s < 1e13
     assert device.scale_up.bandwidth_bytes_per_s >= device.scale_out.bandwidth_bytes_per_s
     assert device.devices_per_host >= 1
     assert pickle.loads(pickle.dumps(device)) == device  # noqa: S301 our own bytes
