@@ -102,6 +102,11 @@ def share_in_training(kind: OpKind, runtime: RuntimeProfile) -> float:
     }.get(kind, runtime.memory_efficiency)
 
 
+def collective_alone_s(kind: OpKind, message_bytes: FloatArray, group: GroupLinks) -> FloatArray:
+    """Time of one collective alone on its links, as its benchmark would measure it [g]."""
+    return np.asarray(_COLLECTIVE_ALONE[kind](message_bytes, group))
+
+
 def alone_s(operator: Operator, device: Device) -> FloatArray:
     """Time of one operator alone on the device, as its benchmark would measure it [u]."""
     return _TIME_ALONE[operator.kind](operator, device)

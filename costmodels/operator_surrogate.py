@@ -13,6 +13,11 @@ the error returns to the offset, and its deviation to the prior's.
 The most likely hyperparameters are too sure of shapes beyond the measured ones. So each third of every feature's range
 is predicted from the other two, and where the errors are larger than was thought, all deviations are widened.
 
+What was measured of operators alone on the device comes below that: their errors have processes of their own, one for
+each role of elementwise operators, which differ most, and what training steps measured is learned as the difference
+from them (Kennedy and O'Hagan 2000, Predicting the output from a complex computer code when fast approximations are
+available, section 2.1, with the factor 1).
+
 Draws are joint over all shapes of a kind, and a shape has the same error in every configuration and in every term of
 the step: `compose` adds them up to what they change of a candidate's step. The form that the paper prints, a process on
 e itself whose draws are independent from shape to shape (equation 5c), is there to compare with: see `Form`.
@@ -24,7 +29,7 @@ distinct shapes of a term.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
 
@@ -35,10 +40,13 @@ from scipy.special import ndtr, ndtri
 from costmodels.gaussian_process import GaussianProcess, Hyperparameters, HyperPrior, Points, fit, one_thread
 from costmodels.operators import COLLECTIVES, FloatArray, OpKind, Phase
 from costmodels.shape_features import feature_values, features_of, floor_columns
-from costmodels.terms import StepTerms
+from costmodels.terms import StepTerms, Term
 
 Key = tuple[OpKind, Phase | None]
 """What has a process of its own; a collective takes as long in both phases, and has one for both."""
+
+LoneKey = tuple[OpKind, Phase | None, str]
+"""The same of operators alone: with the role that tells elementwise operators apart, empty for other kinds."""
 
 IntArray = NDArray[np.int64]
 
@@ -89,6 +97,7 @@ class OperatorErrors:
         shape: Their sizes, in the order of `costmodels.operators.Operator.shape` [s, d].
         log_error: log(measured / predicted) [s].
         variance: Noise variance of that; `timing_variance` where nothing better is known [s].
+        roles: What tells elementwise operators apart (`role_of`) [s]; empty where that is not known.
     """
 
     kind: OpKind
@@ -96,6 +105,7 @@ class OperatorErrors:
     shape: FloatArray
     log_error: FloatArray
     variance: FloatArray
+    roles: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -180,14 +190,22 @@ class OperatorSurrogate:
     """One process per key that was measured.
 
     Attributes:
-        processes: Those processes.
+        processes: Those of what training steps measured.
+        alone: Those of what was measured of operators alone; where there are both, the error is their sum.
     """
 
     processes: Mapping[Key, KindProcess]
+    alone: Mapping[LoneKey, KindProcess] = field(default_factory=dict)
 
     def knows(self, kind: OpKind, phase: Phase | None) -> bool:
-        """Whether any operator of this kind and phase was measured."""
+        """Whether a training step measured any operator of this kind and phase."""
         return key_of(kind, phase) in self.processes
+
+    def processes_of(self, term: Term) -> list[KindProcess]:
+        """The processes whose sum is the error of a term: what is known of its operator in training, and alone."""
+        key = key_of(term.kind, term.phase)
+        found = (self.processes.get(key), self.alone.get((*key, role_of(term.name, term.kind))))
+        return [process for process in found if process is not None]
 
     def draw(
         self, kind: OpKind, phase: Phase | None, shape: FloatArray, num_draws: int, rng: np.random.Generator
@@ -218,7 +236,14 @@ def key_of(kind: OpKind, phase: Phase | None) -> Key:
     return kind, None if kind in COLLECTIVES else phase
 
 
-def fit_operators(errors: Sequence[OperatorErrors], form: Form = Form.LOG) -> OperatorSurrogate:
+def role_of(name: str, kind: OpKind) -> str:
+    """What tells the operator of that name apart from others of its kind; empty where nothing needs to."""
+    return name.removesuffix(".gradient").rpartition(".")[2] if kind is OpKind.ELEMENTWISE else ""
+
+
+def fit_operators(
+    errors: Sequence[OperatorErrors], form: Form = Form.LOG, *, alone: Sequence[OperatorErrors] = ()
+) -> OperatorSurrogate:
     """One process for each kind and phase among `errors`.
 
     The surrogate depends on the errors and their order alone. Hyperparameters are learned from the first 2^j distinct
@@ -226,14 +251,20 @@ def fit_operators(errors: Sequence[OperatorErrors], form: Form = Form.LOG) -> Op
     doubled.
 
     Args:
-        errors: Measured operators, in order of arrival.
+        errors: Operators that training steps measured, in order of arrival.
         form: What the processes learn.
+        alone: Operators that were measured outside of them, each part of one role.
     """
+    by_role: dict[LoneKey, list[OperatorErrors]] = {}
+    for some in alone:
+        role = some.roles[0] if some.roles else ""
+        by_role.setdefault((*key_of(some.kind, some.phase), role), []).append(some)
+    lone = {key: _fit_kind(key[0], some, Form.LOG) for key, some in by_role.items()}
     by_key: dict[Key, list[OperatorErrors]] = {}
     for some in errors:
         if len(some.log_error):
-            by_key.setdefault(key_of(some.kind, some.phase), []).append(some)
-    return OperatorSurrogate(processes={key: _fit_kind(key[0], some, form) for key, some in by_key.items()})
+            by_key.setdefault(key_of(some.kind, some.phase), []).append(_beyond(some, lone) if lone else some)
+    return OperatorSurrogate(processes={key: _fit_kind(key[0], some, form) for key, some in by_key.items()}, alone=lone)
 
 
 def compose(
@@ -258,22 +289,22 @@ def compose(
     """
     parts = (terms, *aside)
     every = [term for part in parts for term in part.terms]
-    by_key: dict[Key, list[int]] = {}
+    by_process: dict[int, tuple[KindProcess, list[int]]] = {}
     for index, term in enumerate(every):
-        if surrogate.knows(term.kind, term.phase):
-            by_key.setdefault(key_of(term.kind, term.phase), []).append(index)
+        for process in surrogate.processes_of(term):
+            by_process.setdefault(id(process), (process, []))[1].append(index)
     # the mean is the first row, so that one pass over the candidates adds up everything
     errors = [np.zeros((1 + num_draws, len(term.shape)), dtype=np.float32) for term in every]
-    for (kind, phase), indices in by_key.items():
+    for process, indices in by_process.values():
         shapes = [every[index].shape for index in indices]
         first, row = distinct_shapes(np.concatenate(shapes))
         distinct = np.concatenate(shapes)[first]
-        mean, _ = surrogate.mean_and_deviation(kind, phase, distinct)
-        drawn = surrogate.draw(kind, phase, distinct, num_draws, rng)
+        mean, _ = process.mean_and_deviation(distinct)
+        drawn = process.draw(distinct, num_draws, rng)
         together = np.concatenate([mean[None], drawn - mean]).astype(np.float32)
         ends = np.cumsum([len(shape) for shape in shapes])
         for index, of_term in zip(indices, np.split(row, ends[:-1]), strict=True):
-            errors[index] = together[:, of_term]
+            errors[index] += together[:, of_term]
     ends = np.cumsum([len(part.terms) for part in parts])
     changes = [part.log_change(errors[end - len(part.terms) : end]) for part, end in zip(parts, ends, strict=True)]
     change = changes[0] if len(changes) == 1 else np.concatenate(changes, axis=1)
@@ -307,6 +338,17 @@ def points_of(kind: OpKind, shape: FloatArray) -> Points:
     return Points(
         features=feature_values(kind, shape), linear=np.concatenate([offset, floor_columns(kind, shape)], axis=1)
     )
+
+
+def _beyond(errors: OperatorErrors, alone: Mapping[LoneKey, KindProcess]) -> OperatorErrors:
+    """The errors, less those that are expected of the operators alone."""
+    left = errors.log_error.copy()
+    roles = np.array(errors.roles or [""] * len(left))
+    for role in np.unique(roles):
+        process = alone.get((*key_of(errors.kind, errors.phase), str(role)))
+        if process is not None:
+            left[roles == role] -= process.mean_and_deviation(errors.shape[roles == role])[0]
+    return replace(errors, log_error=left)
 
 
 def _fit_kind(kind: OpKind, some: Sequence[OperatorErrors], form: Form) -> KindProcess:

@@ -2,7 +2,8 @@
 
 The profile of the study's runtime is fitted to the earlier runs of that runtime, nearest jobs first; what it leaves
 unexplained of them, and of their memory, becomes observations of the study's own surrogates (costmodels/hypotheses.py).
-Operator times of earlier trials become observations of the operator surrogate.
+Operator times of earlier trials become observations of the operator surrogate, and so do those that a calibration of
+the study's device measured outside of any step.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from hardware.cluster import Cluster
 from trials.backend import Status
 from tuner.belief import Belief, belief_of
 from tuner.history.past import Past, PastRun, PastSample
-from tuner.operator_belief import Key, OperatorBelief, errors_of, predicted_times
+from tuner.operator_belief import Key, OperatorBelief, errors_of, lone_errors, predicted_times
 from tuner.proxy_belief import ProxyBelief
 
 Part = tuple[MeasuredSetting, IntArray]
@@ -105,6 +106,9 @@ def prior_belief(
         operators = OperatorBelief(
             terms_of=partial(terms_of, cluster=setting.cluster, grid=grid.take(parts[0][1]) if elsewhere else grid),
             past=learned.operators if learned else (),
+            alone=lone_errors(past.alone, parts[0][0], is_absorbed=bool(learned and learned.trust == TRUST))
+            if past
+            else (),
             elsewhere_of=tuple(partial(terms_of, cluster=other.cluster, grid=grid.take(at)) for other, at in elsewhere),
         )
     return belief_of(_predicted(every, grid), grid, experience=experience, operators=operators, proxies=proxies)

@@ -383,7 +383,7 @@ def _priced(
     belief = prior_belief(
         [(measured, np.arange(len(own)))],
         concatenate([own_grid, *(grids[at] for at in changed)]),
-        past_of(config) if config.history else None,
+        past_of(config),
         elsewhere=[
             (replace(measured, cluster=scenes[at][1]), np.arange(starts[at], starts[at] + len(grids[at])))
             for at in changed

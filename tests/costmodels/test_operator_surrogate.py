@@ -353,3 +353,58 @@ def test_candidates_of_the_same_shapes_deviate_together(setting, rng):
 
     assert len(alike) == 2
     assert np.corrcoef(deviation.T)[0, 1] > 0.95
+
+
+def test_times_alone_are_believed_before_any_trial(setting, rng):
+    """Products that take a fifth longer alone make every candidate slower, and by what products are of its step."""
+    job, cluster, runtime, grid, terms = setting
+    shapes = {
+        phase: [term for term in terms.terms if (term.kind, term.phase) == (OpKind.MATMUL, phase)] for phase in Phase
+    }
+    alone = [
+        errors_of(np.concatenate([term.shape for term in of_phase]), math.log(1.2), key=(OpKind.MATMUL, phase))
+        for phase, of_phase in shapes.items()
+    ]
+
+    composition = compose(terms, fit_operators([], alone=alone), 50, rng)
+
+    def slow(operator, device, job, runtime):
+        return kernel_s(operator, device, job, runtime) * (1.2 if operator.kind is OpKind.MATMUL else 1)
+
+    before, after = (
+        estimate_step(job, cluster, runtime, grid, kernel_time=time).step_time_s for time in (kernel_s, slow)
+    )
+    np.testing.assert_allclose(composition.mean, np.log(after / before), atol=0.015)  # to first order
+
+
+def test_training_corrects_what_alone_says(rng):
+    """Where operators alone are 30% slower than predicted and in training 50%, the difference is learned from few."""
+    shape = products(rng, 60)
+    alone = errors_of(shape, smooth_error(shape))
+    in_training = errors_of(shape[:6], smooth_error(shape[:6]) + 0.2)
+    unseen = products(rng, 200)
+
+    both = fit_operators([in_training], alone=[alone])
+    errors = (
+        both.processes[MATMUL].mean_and_deviation(unseen)[0] + both.alone[(*MATMUL, "")].mean_and_deviation(unseen)[0]
+    )
+    few = fit_operators([in_training]).mean_and_deviation(*MATMUL, unseen)[0]
+    truth = smooth_error(unseen) + 0.2
+
+    assert np.median(np.abs(errors - truth)) < 0.05
+    assert np.median(np.abs(errors - truth)) < 0.7 * np.median(np.abs(few - truth))
+
+
+def test_roles_of_elementwise_operators_are_apart_alone(setting):
+    """A slow activation alone says nothing of the residual's addition, though both have as many elements."""
+    terms = setting[-1]
+    activation = next(term for term in terms.terms if term.name == "dense_mlp.activation")
+    alone = dataclasses.replace(
+        errors_of(activation.shape, 1.0, key=(OpKind.ELEMENTWISE, FORWARD)),
+        roles=("activation",) * len(activation.shape),
+    )
+
+    surrogate = fit_operators([], alone=[alone])
+    told = {term.name for term in terms.terms if surrogate.processes_of(term)}
+
+    assert told == {"dense_mlp.activation"}

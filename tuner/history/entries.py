@@ -9,16 +9,18 @@ from sqlalchemy.engine import URL, make_url
 
 from hardware.errors import ConfigError, shown_url
 from tuner.config import StudyConfig, is_database, no_database, sqlite_file
-from tuner.history.past import Past, together
+from tuner.history.lone import read_lone
+from tuner.history.past import LoneSample, Past, together
 from tuner.history.published import published_group, read_published
 from tuner.history.stored import read_stored
-from tuner.storage import storage_errors
+from tuner.history.tables import has_tables
+from tuner.storage import reading_engine, storage_errors
 
 LOCAL_HOSTS = (None, "", "localhost", "127.0.0.1", "::1")
 
 
 def past_of(config: StudyConfig) -> Past:
-    """What the history of a study holds that says something of its trials.
+    """What the history of a study holds that says something of its trials, and any calibration in its own storage.
 
     Its own trials are none of it, nor, where measured rows are replayed, are those rows themselves. What simulated
     worlds invented counts only in a simulated study.
@@ -30,6 +32,7 @@ def past_of(config: StudyConfig) -> Past:
         past = read_past(config.history, base_dir=Path(config.file).parent, own=(config.storage, config.name))
     except ConfigError as error:
         raise error.in_file(config.file) from None
+    past = together([past, Past(alone=_own_calibrations(config.storage))])
     if config.measured is not None:
         replayed = {published_group(run) for run in config.measured.runs}
         past = past.without_groups(replayed, "rows that the study itself replays")
@@ -68,6 +71,20 @@ def _read_database(url: str, own: tuple[str, str] | None) -> Past:
         raise no_database(url)  # SQLite would make one
     with storage_errors(url):
         return read_stored(url, shown_url(url), own[1] if own is not None and is_own else None)
+
+
+def _own_calibrations(url: str) -> tuple[LoneSample, ...]:
+    """What calibrations have left in a study's own storage, if it is there."""
+    file = sqlite_file(url)
+    if file is not None and not file.is_file():
+        return ()
+    with storage_errors(url):
+        engine = reading_engine(url)
+        try:
+            with engine.connect() as connection:
+                return read_lone(connection) if has_tables(connection) else ()
+        finally:
+            engine.dispose()
 
 
 def _place(url: str) -> tuple[object, ...]:

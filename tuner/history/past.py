@@ -11,6 +11,7 @@ from typing import Any
 
 from costmodels.calibration import TimedRun
 from costmodels.job import TrainingJob
+from costmodels.lone_calls import LoneCall
 from costmodels.memory import MemoryMeaning, WhichStage
 from costmodels.operators import OpKind, Phase
 from costmodels.parallel import ParallelConfig
@@ -106,27 +107,47 @@ class PastSample:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LoneSample:
+    """The time of one operator or collective outside of any training step.
+
+    Attributes:
+        device: Name of the device.
+        call: What ran.
+        time_s: Median time of one execution [s].
+        count: How often it ran.
+    """
+
+    device: str
+    call: LoneCall
+    time_s: float
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Past:
     """All that the entries of `history:` hold.
 
     Attributes:
         runs: The runs, entry by entry.
         samples: Their operator times.
+        alone: Operator times that calibrations measured; the last one of each call.
         skipped: What was left out, by reason.
         warnings: What a user should know.
     """
 
     runs: tuple[PastRun, ...] = ()
     samples: tuple[PastSample, ...] = ()
+    alone: tuple[LoneSample, ...] = ()
     skipped: Mapping[str, int] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
     @property
     def in_words(self) -> str:
         """One line on how much there is; empty where there was nothing to read."""
-        if not self.runs and not self.skipped:
+        if not self.runs and not self.skipped and not self.alone:
             return ""
         read = f"history: {len(self.runs):,} runs and {len(self.samples):,} operator times"
+        read += f", and {len(self.alone):,} of a calibration" if self.alone else ""
         left_out = ", ".join(f"{count:,} {reason}" for reason, count in self.skipped.items())
         return f"{read}; left out: {left_out}" if left_out else read
 
@@ -137,7 +158,8 @@ class Past:
         num_left_out = len(self.runs) - len(runs)
         if not num_left_out:
             return self
-        return Past(
+        return replace(
+            self,
             runs=runs,
             samples=tuple(sample for sample in self.samples if sample.origin == "measured"),
             skipped={**self.skipped, f"runs {SYNTHETIC}": num_left_out},
@@ -174,6 +196,7 @@ def together(parts: Iterable[Past]) -> Past:
     return Past(
         runs=tuple(run for part in kept for run in part.runs),
         samples=tuple(sample for part in kept for sample in part.samples),
+        alone=tuple({(sample.device, sample.call): sample for part in kept for sample in part.alone}.values()),
         skipped=dict(skipped),
         warnings=tuple(warning for part in kept for warning in part.warnings),
     )

@@ -24,7 +24,8 @@ from hardware.cluster import Cluster
 from hardware.errors import ConfigError
 from trials.backend import Observation, Status
 from tuner.evidence import OBSERVATION
-from tuner.history.past import Fact, Past, PastRun, PastSample, facts_of_profile, log_spread, timed_samples
+from tuner.history.lone import ALONE, read_lone
+from tuner.history.past import Fact, LoneSample, Past, PastRun, PastSample, facts_of_profile, log_spread, timed_samples
 from tuner.history.tables import RUNS, SAMPLES, device_names, has_tables
 from tuner.parameters import ASSIGNMENT
 from tuner.proxy import PROXY
@@ -82,16 +83,18 @@ class _Reader:
         kept: _Kept = set()
         runs: list[PastRun] = []
         samples: list[PastSample] = []
+        alone: tuple[LoneSample, ...] = ()
         is_kept, is_optuna = has_tables(self.connection), inspect(self.connection).has_table(_STUDIES.name)
         if not is_kept and not is_optuna:
             raise ConfigError("holds no study")
         if is_kept:
             runs, kept = self.kept_runs()
             samples = self.kept_samples()
+            alone = read_lone(self.connection)
         if is_optuna:
             older = self.older(kept)
             runs, samples = [*runs, *older.runs], [*samples, *older.samples]
-        return Past(runs=tuple(runs), samples=tuple(samples), skipped=dict(self.skipped))
+        return Past(runs=tuple(runs), samples=tuple(samples), alone=alone, skipped=dict(self.skipped))
 
     def group(self, study: str) -> str:
         """`PastRun.group` of a study's runs."""
@@ -136,7 +139,9 @@ class _Reader:
         """The rows of the table of operator times."""
         c = SAMPLES.c
         columns = (c.study, c.device, c.runtime, c.precision, c.origin, c.kind, c.phase, c.shape)
-        wanted = select(*columns, c.time_s, c["count"], c.name).where(c.study != (self.own or ""))
+        wanted = select(*columns, c.time_s, c["count"], c.name).where(
+            (c.study != (self.own or "")) & (c.runtime != ALONE)
+        )
         kinds, phases = {str(kind): kind for kind in OpKind}, {str(phase): phase for phase in Phase}
         groups: dict[str, str] = {}
         samples = []
