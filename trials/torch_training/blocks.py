@@ -158,7 +158,7 @@ class Attention(Block):
             q, k = self.q_norm(q), self.k_norm(k)
         if not model.learned_positions:
             with record_function("@attention.rotary"):
-                q, k = (_rotated(each, self.cosine, self.sine) for each in (q, k))
+                q, k = (rotated(each, self.cosine, self.sine) for each in (q, k))
         if own.recomputes_attention:
             context = checkpoint(self._core, q, k, v, use_reentrant=False, preserve_rng_state=False)
         else:
@@ -296,7 +296,7 @@ def _rotary_angles(positions: Tensor, head_size: int) -> Tensor:
     return (positions[:, None].double() * ROTARY_BASE**-steps).float()[:, None]
 
 
-def _rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+def rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """[b, s, heads, d], the first half of d paired with the second."""
     first, second = x.chunk(2, dim=-1)
     cosine, sine = cosine.to(x.dtype), sine.to(x.dtype)

@@ -1,0 +1,84 @@
+import pytest
+
+pytest.importorskip("torch", reason="the benchmarks need torch: pip install 'meshtune[torch]'")
+
+from costmodels.lone_calls import LoneCall
+from costmodels.operators import COLLECTIVES, OpKind, Phase
+from trials.torch_training.benchmark_messages import Refusal, Timing
+from trials.torch_training.device_benchmarks import DeviceBenchmarks
+
+
+@pytest.fixture
+def benchmarks(rank_processes, tmp_path):
+    """Benchmarks of this machine's CPU."""
+    return DeviceBenchmarks(processes=rank_processes, device="cpu", log=tmp_path / "ranks.log")
+
+
+def collective(kind, message_bytes, size=2):
+    """A collective in single precision."""
+    shape = (float(message_bytes), float(size), 1.0)
+    return LoneCall(kind=kind, phase=Phase.FORWARD, role="", precision="fp32", shape=shape)
+
+
+def product(precision="fp32"):
+    """A small product."""
+    return LoneCall(
+        kind=OpKind.MATMUL, phase=Phase.FORWARD, role="forward", precision=precision, shape=(32.0, 32.0, 32.0)
+    )
+
+
+def test_collectives_of_two_ranks(benchmarks):
+    """Every kind runs between two processes, and 8 MB take longer than one element."""
+    kinds = sorted(COLLECTIVES)
+    found = dict(benchmarks.measure([collective(kind, size) for kind in kinds for size in (0, 2**23)]))
+
+    for kind in kinds:
+        short, long = found[collective(kind, 0)], found[collective(kind, 2**23)]
+        assert isinstance(short, Timing)
+        assert isinstance(long, Timing)
+        assert long.time_s > short.time_s > 0
+        assert long.runs >= 5
+
+
+def test_a_call_that_ends_its_process_is_refused_alone(benchmarks):
+    """What kills the rank is told with its last words, and the calls behind it are measured by another one."""
+    calls = [product(), product("unknown"), product("bf16")]
+
+    found = list(benchmarks.measure(calls))
+
+    assert [call for call, _ in found] == calls
+    assert isinstance(found[0][1], Timing)
+    assert found[1][1] == Refusal(reason="KeyError: 'unknown'")
+    assert isinstance(found[2][1], Timing)
+
+
+def test_what_torch_refuses_is_told_in_its_words(benchmarks):
+    """A grouped product whose rows torch's kernel does not take is an answer, and no crash."""
+    odd = LoneCall(
+        kind=OpKind.GROUPED_MATMUL, phase=Phase.FORWARD, role="forward", precision="fp32", shape=(2.0, 8.0, 3.0, 5.0)
+    )
+
+    (first, refused), (_, timing) = benchmarks.measure([odd, product()])
+
+    assert first == odd
+    assert isinstance(refused, Refusal)
+    assert refused.reason.startswith("RuntimeError: ")
+    assert isinstance(timing, Timing)
+
+
+def test_whoever_has_enough_leaves(benchmarks):
+    """Leaving after the first call ends the rank, and the next measurement runs."""
+    for _ in range(2):
+        call, _ = next(benchmarks.measure([product(), product("bf16")]))
+        assert call == product()
+    assert not benchmarks.processes.running
+
+
+def test_a_machine_without_gpus_says_so(benchmarks):
+    """The GPUs that are told are those that torch can use."""
+    import torch
+
+    found = benchmarks.accelerators()
+
+    assert found.count == (torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    assert bool(found.name) == bool(found.count)
