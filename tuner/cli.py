@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from hardware.errors import ConfigError, shown_url
-from tuner import cli_predictions, cli_replan
+from tuner import cli_calibrate, cli_predictions, cli_replan
 from tuner.cli_options import (
     FOUND_NOTHING,
     INTERRUPTED,
@@ -34,7 +34,6 @@ from tuner.console import (
     NOTHING_WORKS,
     in_words,
     p_star_in_words,
-    print_calibration,
     print_extrapolated,
     print_json,
     print_run,
@@ -200,33 +199,9 @@ app.command(short_help="Print the configurations predicted to be fastest.")(cli_
 app.command(short_help="Plan which configuration runs when on a cluster that changes.")(cli_replan.replan)
 
 
-@app.command(short_help="Fit a runtime's profile to measured steps.")
-def calibrate(
-    measured: Annotated[
-        list[Path], typer.Option(metavar="CSV...", help="Measured runs, in the form of configs/measured.")
-    ],
-    out: Annotated[Path, typer.Option(metavar="PROFILE", help="Profile to write; a study names it as its runtime.")],
-    more: Annotated[list[Path] | None, typer.Argument(metavar="CSV", help="Further files.", show_default=False)] = None,
-    runtime: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Whose runs are fitted, if the files hold several runtimes.")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Fit the constants of a runtime's profile to measured steps, and say what the runs could not tell."""
-    from tuner.calibrate import calibrate_file
-
-    done = calibrate_file(
-        [*measured, *(more or [])],
-        out,
-        runtime=runtime,
-        overwrite=force,
-        on_progress=lambda line: typer.echo(line, err=True),
-    )
-    if as_json:
-        print_json(done.as_json())
-    else:
-        print_calibration(done)
+app.command(short_help="Fit a runtime's profile to measured steps, or measure this machine's device.")(
+    cli_calibrate.calibrate
+)
 
 
 @app.command()

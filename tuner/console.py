@@ -6,6 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -15,9 +16,12 @@ if TYPE_CHECKING:  # these load numpy, Optuna and Ray
     from costmodels.simulator import Simulation
     from tuner.calibrate import CalibratedFile
     from tuner.config import StudyConfig
+    from tuner.device_calibration import DeviceCalibration
     from tuner.extrapolation import Extrapolated
     from tuner.space import Space
     from tuner.study import RunResult
+
+LEFT_OUT_WORTH_TELLING = 0.01
 
 NOTHING_WORKS = "No configuration works; `meshtune space` tells why."
 
@@ -195,6 +199,28 @@ def print_calibration(done: CalibratedFile) -> None:
     for reason, count in done.skipped.items():
         typer.echo(f"  left out {count:,}: {printable(reason)}", err=True)
     typer.echo(f"wrote {printable(str(done.out))}", err=True)
+
+
+def print_device_calibration(done: DeviceCalibration, plot: Path | None) -> None:
+    """What a calibration measured, beside the formula and the device's peaks."""
+    left = done.planned - done.measured - done.known - sum(done.refused.values())
+    typer.echo(
+        f"Measured {done.measured:,} calls of {done.device.name} in {done.precision} in {done.seconds:.0f} s; "
+        f"{done.known:,} were known."
+    )
+    rows = [
+        [kind, str(found["shapes"]), f"{found['of_formula']:.2f}", f"{found['of_peak']:.1%}"]
+        for kind, found in done.kinds().items()
+    ]
+    print_table(["kind", "shapes", "speed over formula", "of peak"], rows)
+    if left:
+        typer.echo(f"The time was over before {left:,} more; the same command goes on with them.")
+    if done.left_out > LEFT_OUT_WORTH_TELLING:
+        typer.echo(f"{done.left_out:.0%} of the candidates' steps is what cannot be measured alone on this machine.")
+    for reason, count in done.refused.items():
+        typer.echo(f"  {count:,} could not be run: {printable(reason)}", err=True)
+    if plot is not None:
+        typer.echo(f"wrote {printable(str(plot))}", err=True)
 
 
 def p_star_in_words(p_star: float) -> str:

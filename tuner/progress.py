@@ -1,4 +1,4 @@
-"""Shows a run's progress on stderr: a live bar on a terminal, one line per finished trial elsewhere."""
+"""Shows how far a run or a calibration is on stderr: a live bar on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,48 @@ from rich.progress import Progress as Bar
 
 from trials.backend import CLOCK_WORDS
 from tuner.config import StudyConfig
+from tuner.device_calibration import CalibrationProgress
 from tuner.study import Progress
+
+
+def _bar(console: Console) -> Bar:
+    """How many are done, in what state, and for how long it has taken; nothing where no terminal is."""
+    return Bar(
+        TextColumn("[bold]{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[state]}"),
+        TimeElapsedColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    )
+
+
+class CalibrationLine:
+    """Calls measured, and which one was last; without a terminal a line at the start and one at the end."""
+
+    def __init__(self, device: str) -> None:
+        self._console = Console(stderr=True, highlight=False)
+        self._bar = _bar(self._console)
+        self._task = self._bar.add_task(device, total=None, state="starting")
+        self._known: int | None = None
+
+    def __enter__(self) -> CalibrationLine:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def show(self, progress: CalibrationProgress) -> None:
+        """Draws how far the calibration is."""
+        self._bar.update(self._task, completed=progress.done, total=progress.planned, state=progress.now)
+        if not self._console.is_terminal and self._known is None:
+            self._known = progress.done
+            told = f"{progress.planned} calls to measure, {progress.done} of them known"
+            self._console.print(told, soft_wrap=True)
 
 
 class ProgressLine:
@@ -18,15 +59,7 @@ class ProgressLine:
 
     def __init__(self, config: StudyConfig) -> None:
         self._console = Console(stderr=True, highlight=False)
-        self._bar = Bar(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[state]}"),
-            TimeElapsedColumn(),
-            console=self._console,
-            disable=not self._console.is_terminal,
-        )
+        self._bar = _bar(self._console)
         clock = config.backend.clock
         self._clock = "" if clock == "wall" else f" ({CLOCK_WORDS[clock]})"
         self._task = self._bar.add_task(config.name, total=config.search.max_trials, state="starting")

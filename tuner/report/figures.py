@@ -144,7 +144,12 @@ def drawing(figure: go.Figure, identity: str, *, height: int) -> Html:
     return joined(legend, Html(drawn))
 
 
-_GLYPHS = {"bar": "\N{BLACK SQUARE}", "x": "\N{HEAVY MULTIPLICATION X}", "diamond": "\N{BLACK DIAMOND}"}
+_GLYPHS = {
+    "bar": "\N{BLACK SQUARE}",
+    "circle-open": "\N{WHITE CIRCLE}",
+    "x": "\N{HEAVY MULTIPLICATION X}",
+    "diamond": "\N{BLACK DIAMOND}",
+}
 _BORDERS = {"dash": "dashed", "dot": "dotted"}
 
 

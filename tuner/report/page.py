@@ -40,7 +40,7 @@ SECTIONS: tuple[Section, ...] = (
 """What the page holds, from top to bottom."""
 
 # the browser itself refuses to fetch anything for this page
-_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
 
 def write_report(config: StudyConfig, out: Path) -> Path:
@@ -63,7 +63,7 @@ def render_report(data: ReportData) -> str:
         "head",
         tag("meta", charset="utf-8"),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", http_equiv="Content-Security-Policy", content=_POLICY),
+        tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
         tag("title", f"{data.config.name}: Meshtune"),
         tag("style", STYLE),
         tag("script", Html(plotly_script())),

@@ -1,0 +1,130 @@
+"""The page of a device's calibration: how fast every measured call was, over its size (FlexParallel, figure 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import plotly.graph_objects as go
+
+from costmodels.lone_calls import LoneCall, lone_call_s, lone_operator
+from costmodels.operators import OpKind, Phase
+from hardware.errors import ConfigError
+from tuner.device_calibration import DeviceCalibration
+from tuner.history.past import LoneSample
+from tuner.report.figures import CANDIDATES, CONFIDENCE, INK, drawing, plotly_script
+from tuner.report.markup import Html, joined, section, tag
+from tuner.report.page import POLICY
+from tuner.report.style import STYLE
+
+HEIGHT = 380
+_COLOURS = dict(zip(OpKind, (*CANDIDATES, CONFIDENCE), strict=True))
+_SYMBOLS = {Phase.FORWARD: "circle", Phase.BACKWARD: "circle-open"}
+
+
+def check_place(out: Path) -> None:
+    """Refuses a place where the page can't stand, before anything is measured.
+
+    Raises:
+        ConfigError: it is a directory, or in none.
+    """
+    if out.is_dir() or not out.parent.is_dir():
+        rule = "is a directory, not a file" if out.is_dir() else "stands in a directory that does not exist"
+        raise ConfigError(rule, key="--out", value=str(out))
+
+
+def write_calibration_page(done: DeviceCalibration, out: Path) -> Path:
+    """Writes the page and returns where it stands.
+
+    Raises:
+        ConfigError: `out` cannot be written.
+    """
+    try:
+        out.write_text(render_calibration_page(done), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot be written ({error.strerror})", key="--out", value=str(out)) from None
+    return out
+
+
+def render_calibration_page(done: DeviceCalibration) -> str:
+    """The whole page; the same samples give the same text."""
+    title = f"{done.device.name} in {done.precision}"
+    products = [sample for sample in done.samples if _flop(sample.call)]
+    others = [sample for sample in done.samples if not _flop(sample.call)]
+    peak = done.device.peak_flop_per_s(done.precision)
+    arithmetic = _scatter(products, _flop, lambda sample: _flop(sample.call) / sample.time_s, "FLOP", "FLOP/s")
+    if products:
+        arithmetic.add_hline(y=peak, line={"color": INK, "width": 1, "dash": "dot"})
+    movement = _scatter(
+        others, _moved_bytes, lambda sample: _moved_bytes(sample.call) / sample.time_s, "bytes", "bytes/s"
+    )
+    formula = _scatter(
+        list(done.samples),
+        lambda call: lone_call_s(call, done.cluster) or 0.0,
+        lambda sample: sample.time_s / (lone_call_s(sample.call, done.cluster) or sample.time_s),
+        "predicted time [s]",
+        "measured over predicted",
+    )
+    formula.update_yaxes(dtick="D2")
+    formula.add_hline(y=1, line={"color": INK, "width": 1, "dash": "dot"})
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
+        tag("title", f"{title}: Meshtune"),
+        tag("style", STYLE),
+        tag("script", Html(plotly_script())),
+    )
+    words = f"{len(done.samples):,} operators and collectives, each by itself on arbitrary data"
+    main = tag(
+        "main",
+        section("arithmetic", "Arithmetic", drawing(arithmetic, "arithmetic", height=HEIGHT)),
+        section("movement", "Memory and links", drawing(movement, "movement", height=HEIGHT)),
+        section("formula", "Measured over predicted", drawing(formula, "formula", height=HEIGHT)),
+    )
+    body = tag("body", tag("header", tag("h1", title), tag("p", words)), main)
+    return joined(Html("<!DOCTYPE html>\n"), tag("html", head, body, lang="en"), "\n")
+
+
+def _scatter(
+    samples: list[LoneSample],
+    size: Callable[[LoneCall], float],
+    height: Callable[[LoneSample], float],
+    size_title: str,
+    height_title: str,
+) -> go.Figure:
+    """One mark per call: a colour per kind, filled forward and open backward, on logarithmic axes."""
+    figure = go.Figure()
+    for kind, phase in sorted({(sample.call.kind, sample.call.phase) for sample in samples}):
+        own = [sample for sample in samples if (sample.call.kind, sample.call.phase) == (kind, phase)]
+        figure.add_scatter(
+            x=[size(sample.call) for sample in own],
+            y=[height(sample) for sample in own],
+            mode="markers",
+            name=f"{kind} {'' if own[0].call.is_collective else phase}".strip(),
+            marker={
+                "color": _COLOURS[kind],
+                "symbol": _SYMBOLS[phase],
+                "size": 8,
+            },
+            text=[_in_words(sample) for sample in own],
+            hovertemplate="%{text}<br>%{y:.3s}<extra></extra>",
+        )
+    figure.update_xaxes(title=size_title, type="log", exponentformat="power", dtick=1)
+    figure.update_yaxes(title=height_title, type="log", exponentformat="power")
+    return figure
+
+
+def _in_words(sample: LoneSample) -> str:
+    call = sample.call
+    sizes = " x ".join(f"{size:,.6g}" for size in call.shape)
+    return f"{call.kind} {call.role} {sizes}: {sample.time_s * 1e6:,.4g} us"
+
+
+def _flop(call: LoneCall) -> float:
+    return 0.0 if call.is_collective else float(lone_operator(call).flop[0])
+
+
+def _moved_bytes(call: LoneCall) -> float:
+    return call.shape[0] if call.is_collective else float(lone_operator(call).moved_bytes[0])
