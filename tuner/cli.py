@@ -199,9 +199,7 @@ app.command(short_help="Print the configurations predicted to be fastest.")(cli_
 app.command(short_help="Plan which configuration runs when on a cluster that changes.")(cli_replan.replan)
 
 
-app.command(short_help="Fit a runtime's profile to measured steps, or measure this machine's device.")(
-    cli_calibrate.calibrate
-)
+app.command(short_help="Fit a runtime's profile, or time this machine's operators.")(cli_calibrate.calibrate)
 
 
 @app.command()
