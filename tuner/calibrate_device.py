@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from functools import cache, partial
-from pathlib import Path
 
 from sqlalchemy import Engine
 
@@ -191,12 +189,11 @@ def _benchmarks(config: StudyConfig, device_type: DeviceType, stack: ExitStack) 
     Raises:
         ConfigError: torch cannot be imported.
     """
-    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="meshtune-"))
     try:
         processes = stack.enter_context(RankProcesses())
     except RanksLostError as error:
         raise ConfigError(f"cannot start a process with torch: {error}", file=config.file, key="--device") from None
-    return DeviceBenchmarks(processes=processes, device=device_type, log=Path(folder) / "ranks.log")
+    return DeviceBenchmarks(processes=processes, device=device_type)
 
 
 def _most_ranks(

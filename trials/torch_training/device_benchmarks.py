@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from costmodels.lone_calls import LoneCall
@@ -31,12 +30,10 @@ class DeviceBenchmarks:
     Attributes:
         processes: Where the ranks come from.
         device: What they run on.
-        log: File that the ranks print to.
     """
 
     processes: RankProcesses
     device: DeviceType
-    log: Path
 
     def accelerators(self) -> Accelerators:
         """The GPUs of this machine."""
@@ -71,8 +68,7 @@ class DeviceBenchmarks:
         yield left.pop(0), Refusal(reason=self._last_words())
 
     def _launch(self, function: str, *arguments: Any, num_ranks: int) -> None:
-        self.log.write_bytes(b"")
-        self.processes.launch(f"{RANKS}:{function}", *arguments, num_ranks=num_ranks, log=self.log)
+        self.processes.launch(f"{RANKS}:{function}", *arguments, num_ranks=num_ranks)
 
     def _told(self) -> Iterator[Any]:
         """What the ranks tell, until the one that tells ends, another one fails, or all are silent for too long."""
@@ -87,5 +83,5 @@ class DeviceBenchmarks:
                 return
 
     def _last_words(self) -> str:
-        lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        lines = self.processes.printed().strip().splitlines()
         return lines[-1].strip() if lines else f"its process ended, or was silent for {LIMIT_S:.0f} s"

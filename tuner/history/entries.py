@@ -36,6 +36,7 @@ def past_of(config: StudyConfig) -> Past:
     if config.measured is not None:
         replayed = {published_group(run) for run in config.measured.runs}
         past = past.without_groups(replayed, "rows that the study itself replays")
+    past = past.on_clock(config.backend.clock)
     return past if config.backend.origin == "synthetic" else past.measured
 
 

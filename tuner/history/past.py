@@ -18,7 +18,7 @@ from costmodels.parallel import ParallelConfig
 from costmodels.runtime import RuntimeProfile
 from costmodels.sources import NO_FACTS, MeasuredSetting
 from hardware.cluster import Cluster
-from trials.backend import Observation, OperatorSample, Origin, Status
+from trials.backend import Clock, Observation, OperatorSample, Origin, Status
 
 Fact = tuple[str, Any]
 """A field of a RuntimeProfile that says what the runtime does, and its value."""
@@ -45,6 +45,7 @@ class PastRun:
         memory: What that peak counts.
         stage: Of which pipeline stage.
         origin: Where its times come from.
+        clock: What its step time counts.
         is_clean: Whether its source holds its time to be what the configuration explains, and no outlier.
     """
 
@@ -62,6 +63,7 @@ class PastRun:
     memory: MemoryMeaning = "reserved"
     stage: WhichStage = "fullest"
     origin: Origin
+    clock: Clock = "wall"
     is_clean: bool = True
 
     def setting(self, profile: RuntimeProfile) -> MeasuredSetting:
@@ -165,6 +167,16 @@ class Past:
             skipped={**self.skipped, f"runs {SYNTHETIC}": num_left_out},
             warnings=(*self.warnings, f"{num_left_out:,} runs of the history are left out: they are {SYNTHETIC}"),
         )
+
+    def on_clock(self, clock: Clock) -> Past:
+        """The same without runs whose step times count something else: seconds of two clocks do not compare.
+
+        What operators took is the same on all of them.
+        """
+        runs = tuple(run for run in self.runs if run.clock == clock)
+        if len(runs) == len(self.runs):
+            return self
+        return replace(self, runs=runs, skipped={**self.skipped, "runs by another clock": len(self.runs) - len(runs)})
 
     def without_groups(self, groups: Collection[str], reason: str) -> Past:
         """The same without the runs of those groups; `reason` says why."""

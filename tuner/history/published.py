@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 from costmodels.fidelity import group_key, is_clean, settings_of
 from costmodels.measured import MeasuredRun, read_measured_and_skipped
 from costmodels.sources import MeasuredSetting, facts_of, source_of
-from trials.backend import Status
+from trials.backend import Clock, Status
 from trials.replay import failure_of
 from tuner.history.past import Past, PastRun
 
@@ -47,6 +49,12 @@ def published_group(run: MeasuredRun) -> str:
     return " | ".join(map(str, group_key(run)))
 
 
+def clock_of(run: MeasuredRun) -> Clock:
+    """What its step time counts: the wall clock, unless its remarks name another one."""
+    found = re.search(r"\bclock=(virtual|cpu)\b", run.notes)
+    return cast("Clock", found[1]) if found else "wall"
+
+
 def _past_run(run: MeasuredRun, setting: MeasuredSetting) -> PastRun:
     return PastRun(
         group=published_group(run),
@@ -63,5 +71,6 @@ def _past_run(run: MeasuredRun, setting: MeasuredSetting) -> PastRun:
         memory=setting.memory,
         stage=setting.stage,
         origin="measured",
+        clock=clock_of(run),
         is_clean=is_clean(run),
     )

@@ -128,7 +128,7 @@ class _Reader:
                         log_spread=row.log_spread,
                         num_steps=row.num_steps,
                         peak_memory_bytes=row.peak_memory_bytes,
-                        origin=row.origin,
+                        **_origin_and_clock(row.origin),
                     )
                 )
             except (ConfigError, ValueError, TypeError):
@@ -285,6 +285,7 @@ class _Meaning:
             num_steps=len(observation.step_times_s),
             peak_memory_bytes=observation.peak_memory_bytes,
             origin=observation.origin,
+            clock=observation.clock,
         )
 
     def samples(self, group: str, observation: Observation) -> list[PastSample]:
@@ -305,6 +306,12 @@ class _Meaning:
             )
             for sample in timed_samples(observation)
         ]
+
+
+def _origin_and_clock(text: str) -> dict[str, Any]:
+    """What `tables.keep_run` wrote: `measured`, or `measured:virtual` where that is the clock."""
+    origin, _, clock = text.partition(":")
+    return {"origin": origin, "clock": clock or "wall"}
 
 
 def _job(text: str) -> TrainingJob:

@@ -137,6 +137,8 @@ def keep_run(
     steps_s = observation.step_times_s
     run = {
         **keys,
+        # a clock other than the wall stands behind the origin: earlier versions then take no such run for theirs
+        "origin": observation.origin if observation.clock == "wall" else f"{observation.origin}:{observation.clock}",
         "job": _json(asdict(setting.job)),
         "cluster": _json(asdict(setting.cluster)),
         "facts": _json(dict(facts_of_profile(asdict(setting.runtime)))),

@@ -9,9 +9,9 @@ from trials.torch_training.device_benchmarks import DeviceBenchmarks
 
 
 @pytest.fixture
-def benchmarks(rank_processes, tmp_path):
+def benchmarks(rank_processes):
     """Benchmarks of this machine's CPU."""
-    return DeviceBenchmarks(processes=rank_processes, device="cpu", log=tmp_path / "ranks.log")
+    return DeviceBenchmarks(processes=rank_processes, device="cpu")
 
 
 def collective(kind, message_bytes, size=2):
