@@ -11,7 +11,7 @@ from sqlalchemy import Engine, event, func, inspect, select, text
 
 from costmodels.calibration import calibrate_timed
 from costmodels.fidelity import group_key, is_clean, settings_of
-from costmodels.measured import COLUMNS, read_measured_and_skipped
+from costmodels.measured import COLUMNS, read_measured, read_measured_and_skipped
 from costmodels.memory import estimate_memory
 from costmodels.operators import OpKind, Phase
 from costmodels.parallel import ConfigGrid, ParallelConfig
@@ -434,6 +434,35 @@ def test_synthetic_trials_say_nothing_to_a_measured_study(tmp_path):
     (warning,) = [warning for warning in result.warnings if "history" in warning]
     assert warning.startswith("3 runs of the history are left out: they are of a simulated world")
     assert any("history: 0 runs and 0 operator times; left out: 3 runs of a simulated world" in note for note in notes)
+
+
+def test_runs_by_another_clock_are_left_out_and_their_operators_read(database, tmp_path):
+    """Seconds of a virtual clock say nothing to a study by the wall clock; what operators took does."""
+    storage = open_storage(database)
+    make_tables(storage.engine)
+    setting = loaded(tmp_path, database).setting
+    for trial, clock in enumerate(("wall", "virtual", "cpu")):
+        observation = Observation(status=Status.OK, step_times_s=(1.0,), operator_samples=(SAMPLE,), clock=clock)
+        keep_run(storage.engine, "a", trial, setting, ParallelConfig(dp=16), observation)
+    storage.engine.dispose()
+
+    past = past_in(database)
+
+    assert [run.clock for run in past.runs] == ["wall", "virtual", "cpu"]
+    by_wall = past.on_clock("wall")
+    assert [run.clock for run in by_wall.runs] == ["wall"]
+    assert (len(by_wall.samples), by_wall.skipped) == (3, {"runs by another clock": 2})
+
+
+def test_published_rows_name_their_clock(tmp_path):
+    """`clock=virtual` in the remarks of a row sets it apart from rows by the wall clock."""
+    from tuner.history.published import clock_of
+
+    (tmp_path / "virtual.csv").write_text(rows({"notes": "clock=virtual; round=1"}), encoding="utf-8")
+    (run,) = read_measured(["virtual.csv"], {}, tmp_path)
+
+    assert clock_of(run) == "virtual"
+    assert clock_of(replace(run, notes="a virtual clock was not used")) == "wall"
 
 
 def test_a_replay_does_not_read_its_own_rows(tmp_path):
