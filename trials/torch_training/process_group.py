@@ -19,7 +19,9 @@ TIMEOUT_S = 600.0
 
 @contextlib.contextmanager
 def process_group(place: Place, device: str, backend: str | None = None) -> Iterator[torch.device]:
-    """Forms the group of all ranks, and takes it apart at the end; the device of this rank.
+    """Forms the group of all ranks, and takes it apart where all went well; the device of this rank.
+
+    A rank that fails ends without that, because the others may wait for it in a collective.
 
     Args:
         place: Who this rank is.
@@ -49,7 +51,5 @@ def process_group(place: Place, device: str, backend: str | None = None) -> Iter
         world_size=place.world_size,
         timeout=timeout,
     )
-    try:
-        yield found
-    finally:
-        dist.destroy_process_group()
+    yield found
+    dist.destroy_process_group()
