@@ -92,7 +92,7 @@ def _measure_rounds(config: StudyConfig, backend: TorchBackend, grid: ConfigGrid
             _write(given.out, _row(config, backend, chosen.values(DEGREES), observation, number, given.source))
             with given.out.with_suffix(".jsonl").open("a", encoding="utf-8") as lines:
                 told = {"round": number, "config": chosen.values(DEGREES), "elapsed_s": elapsed_s}
-                lines.write(json.dumps(told | observation.as_json()) + "\n")
+                lines.write(json.dumps(observation.as_json() | told) + "\n")
             left_s = (time.monotonic() - began_s) / count * (len(todo) - count)
             step = f"{observation.step_time_s:.4f} s" if observation.step_time_s else str(observation.status)
             tell(f"{count}/{len(todo)} {chosen}: {step} ({elapsed_s:.1f} s; {left_s / 60:.0f} min left)")
