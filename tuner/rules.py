@@ -580,7 +580,9 @@ RULE_SETS: dict[str, tuple[str, ...]] = {
     # trials/torch_training: DTensor shards into equal parts, ring attention takes balanced chunks, Ulysses repeats
     # key-value heads, torch/distributed/pipelining/schedules.py (rounds of micro-batches), experts over a whole stage
     "torch-reference": (
-        *_EVERY_RUNTIME,
+        "devices",
+        "heads",
+        "global_batch",
         "kv_heads_whole",
         "ffn",
         "sequence",

@@ -29,6 +29,7 @@ RUNTIME_OF = {
     "mindspeed": "mindspeed",
     "nanotron": "nanotron",
     "paddle": "paddle",
+    "torch-reference": "torch-reference",
     "torchtitan": "torchtitan",
 }
 """A runtime for each rule set."""

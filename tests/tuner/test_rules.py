@@ -148,6 +148,15 @@ def mindformers(c):
     return obeys and c.pp * c.vpp <= c.layers and c.micro_batches >= c.pp and (c.vpp == 1 or c.pp > 1)
 
 
+def torch_reference(c):
+    """Equal parts of heads and sequence; any split with a layer in each chunk; experts over a whole stage."""
+    obeys = c.heads % (c.tp * c.up) == 0 and c.kv_heads % c.tp == 0 and c.mlp_divides
+    obeys = obeys and c.length % (c.tp * c.up * (2 * c.cp if c.cp > 1 else 1)) == 0
+    obeys = obeys and c.pp * c.vpp <= c.layers and c.replicas % c.ep == 0
+    rounds = c.micro_batches // c.pp or 1
+    return obeys and (c.vpp == 1 or (c.pp > 1 and c.micro_batches >= c.pp and c.micro_batches % rounds == 0))
+
+
 FRAMEWORKS = {
     "fsdp": fsdp,
     "gpt-neox": gpt_neox,
@@ -158,6 +167,7 @@ FRAMEWORKS = {
     "megatron-deepspeed": megatron_deepspeed,
     "mindformers": mindformers,
     "paddle": paddle,
+    "torch-reference": torch_reference,
     "torchtitan": torchtitan,
 }
 SPLITS_THE_SEQUENCE_OVER_TP = ("gpt-neox", "internevo", "megatron-2022", "mindformers", "paddle")
