@@ -172,6 +172,7 @@ FRAMEWORKS = {
 }
 SPLITS_THE_SEQUENCE_OVER_TP = ("gpt-neox", "internevo", "megatron-2022", "mindformers", "paddle")
 NO_ZERO_BESIDE_A_PIPELINE = ("gpt-neox", "paddle")
+EXPERTS_WANT_A_SPLIT_SEQUENCE = ("torch-reference",)
 NO_SEQUENCE_PARALLELISM = ("megatron-2021", "megatron-deepspeed")
 
 
@@ -182,6 +183,8 @@ def further_that_obey(rule_set, setting, opened, case):
     stages = runtime.zero_stages if "zero_stage" in opened else [job.zero_stage]
     splits = [0, 1] if "sequence_parallel" in opened else [int(runtime.sequence_parallel)]
     for recompute, stage, split in itertools.product(recomputes, stages, splits):
+        if rule_set in EXPERTS_WANT_A_SPLIT_SEQUENCE and job.model.is_moe and case.tp > 1 and not split:
+            continue
         if "zero_stage" in opened and stage > runtime.zero_stages[0] and case.replicas == 1:
             continue
         if "sequence_parallel" in opened and split and case.tp == 1:
