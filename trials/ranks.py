@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from typing import Any
 
 from trials.torch_training.rank_messages import Exit, Told
@@ -39,7 +38,6 @@ class AbstractRanks(ABC):
         function: str,
         *arguments: Any,
         num_ranks: int,
-        environment: Mapping[str, str] | None = None,
         memory_limit_bytes: int | None = None,
     ) -> None:
         """Starts one process per rank, each of which runs `function(place, *arguments)`.
@@ -48,7 +46,6 @@ class AbstractRanks(ABC):
             function: `module:function`, which the processes import.
             arguments: What it is given besides its `Place`.
             num_ranks: How many there are; they fill host after host.
-            environment: Variables to set.
             memory_limit_bytes: Most data that one rank may add to what it starts with; None sets no limit.
         """
 

@@ -6,7 +6,6 @@ Rank r runs on host r // (ranks per host), in the order of the bundles, as the c
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from trials.backend import HostNeeds
@@ -95,7 +94,6 @@ class RayRanks(AbstractRanks):
         function: str,
         *arguments: Any,
         num_ranks: int,
-        environment: Mapping[str, str] | None = None,
         memory_limit_bytes: int | None = None,
     ) -> None:
         """Host after host is filled; a smaller job leaves the last ones idle."""
@@ -118,7 +116,6 @@ class RayRanks(AbstractRanks):
                 world_size=num_ranks,
                 host=first,
                 port=port,
-                environment=environment or {},
                 memory_limit_bytes=memory_limit_bytes,
             )
             launched.append(host.launch.remote(launch))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import TracebackType
+from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
@@ -27,16 +28,14 @@ def _bar(console: Console) -> Bar:
     )
 
 
-class CalibrationLine:
-    """Calls measured, and which one was last; without a terminal a line at the start and one at the end."""
+class _Line:
+    """A bar on a terminal, while the block lasts; elsewhere lines."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False)
         self._bar = _bar(self._console)
-        self._task = self._bar.add_task(device, total=None, state="starting")
-        self._known: int | None = None
 
-    def __enter__(self) -> CalibrationLine:
+    def __enter__(self) -> Self:
         self._bar.start()
         return self
 
@@ -44,6 +43,15 @@ class CalibrationLine:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._bar.stop()
+
+
+class CalibrationLine(_Line):
+    """Calls measured, and which one was last; without a terminal a line at the start and one at the end."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self._task = self._bar.add_task(device, total=None, state="starting")
+        self._known: int | None = None
 
     def show(self, progress: CalibrationProgress) -> None:
         """Draws how far the calibration is."""
@@ -54,27 +62,17 @@ class CalibrationLine:
             self._console.print(told, soft_wrap=True)
 
 
-class ProgressLine:
+class ProgressLine(_Line):
     """Trials done, best so far, p_star, and the seconds left of a budget of time."""
 
     def __init__(self, config: StudyConfig) -> None:
-        self._console = Console(stderr=True, highlight=False)
-        self._bar = _bar(self._console)
+        super().__init__()
         clock = config.backend.clock
         self._clock = "" if clock == "wall" else f" ({CLOCK_WORDS[clock]})"
         self._task = self._bar.add_task(config.name, total=config.search.max_trials, state="starting")
         self._lines_shown = 0
         if not self._console.is_terminal:
             self._console.print(f"{config.name}: starting", soft_wrap=True)
-
-    def __enter__(self) -> ProgressLine:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._bar.stop()
 
     def show(self, progress: Progress) -> None:
         """Draws where the run stands."""

@@ -4,11 +4,14 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 
 import pytest
+
+from tuner.cli import main
 
 USER = "meshtune"
 PASSWORD = "canary-7f3a"  # noqa: S105 # of a server that lives for this test run; tests look for it in messages
@@ -93,3 +96,17 @@ def wait_until_it_answers(server, url, log, limit_s=60.0):
             assert server.poll() is None, log.read_text()
             assert time.monotonic() < deadline_s, log.read_text()
             time.sleep(0.1)
+
+
+@pytest.fixture
+def calibrate(capsys, monkeypatch):
+    """Runs `meshtune calibrate` in this process; its status, stdout and stderr."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["meshtune", "calibrate", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capsys.readouterr()
+        return ended.value.code, captured.out, captured.err
+
+    return call

@@ -1,5 +1,4 @@
 import json
-import sys
 from dataclasses import replace
 
 import pytest
@@ -10,7 +9,6 @@ from hardware.config_file import parse_yaml
 from tests.costmodels.synthetic_runs import varied_runs
 from tests.tuner.broken_studies import rows, study
 from tuner.calibrate import calibrate_file
-from tuner.cli import main
 from tuner.config import load_study
 
 LAYOUTS = ((8, 1, 1), (8, 1, 2), (4, 2, 1), (4, 2, 2), (2, 4, 1))
@@ -26,20 +24,6 @@ def measured(tmp_path):
     path = tmp_path / "runs.csv"
     path.write_text(rows(*RUNS), encoding="utf-8")
     return path
-
-
-@pytest.fixture
-def calibrate(capsys, monkeypatch):
-    """Runs `meshtune calibrate` in this process; its status, stdout and stderr."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["meshtune", "calibrate", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        return ended.value.code, captured.out, captured.err
-
-    return call
 
 
 def test_a_fit_is_one_json_object_and_a_profile(calibrate, measured, tmp_path):

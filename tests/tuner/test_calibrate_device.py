@@ -1,5 +1,4 @@
 import json
-import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,7 +13,6 @@ from trials.torch_training.benchmark_messages import Refusal, Timing
 from trials.torch_training.device_benchmarks import DeviceBenchmarks
 from tuner import calibrate_device as calibration
 from tuner.calibration_plan import calibration_plan, calls_of
-from tuner.cli import main
 from tuner.config import load_study
 from tuner.evidence import evidence_of
 from tuner.experience import prior_belief
@@ -70,20 +68,6 @@ def study(tmp_path):
         return path
 
     return write
-
-
-@pytest.fixture
-def calibrate(capsys, monkeypatch):
-    """Runs `meshtune calibrate` in this process; its status, stdout and stderr."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["meshtune", "calibrate", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        return ended.value.code, captured.out, captured.err
-
-    return call
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -36,7 +36,6 @@ class Launch:
         world_size: Ranks on all hosts together.
         host: Name or address of the host of rank 0.
         port: Where rank 0 listens; the one that its host reserved.
-        environment: Variables to set.
         memory_limit_bytes: Most data that one rank may add to what it starts with (RLIMIT_DATA); None sets no limit.
     """
 
@@ -46,7 +45,6 @@ class Launch:
     world_size: int
     host: str
     port: int
-    environment: Mapping[str, str] = field(default_factory=dict)
     memory_limit_bytes: int | None = None
 
 

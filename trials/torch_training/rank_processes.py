@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
@@ -120,7 +119,6 @@ class RankProcesses(AbstractRanks):
         function: str,
         *arguments: Any,
         num_ranks: int,
-        environment: Mapping[str, str] | None = None,
         memory_limit_bytes: int | None = None,
     ) -> None:
         """All ranks on this host."""
@@ -132,7 +130,6 @@ class RankProcesses(AbstractRanks):
                 world_size=num_ranks,
                 host=LOOPBACK,
                 port=self.reserve(),
-                environment=environment or {},
                 memory_limit_bytes=memory_limit_bytes,
             )
         )

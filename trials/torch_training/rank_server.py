@@ -164,7 +164,6 @@ def _die_with(parent: int) -> None:
 def _become(launch: Launch, rank: int, log: int) -> None:
     """Sets up the process of one rank."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver, which ends the ranks
-    os.environ.update(launch.environment)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(launch.world_size))
     fcntl.fcntl(log, fcntl.F_SETFL, fcntl.fcntl(log, fcntl.F_GETFL) | os.O_APPEND)
     for stream in (1, 2):

@@ -88,7 +88,7 @@ class Trainer:
     def step(self) -> StepResult:
         """One optimizer step; all ranks end it together."""
         loss, norm = self.start_step()
-        losses = loss / (self._config.tp)
+        losses = loss / self._config.tp
         dist.all_reduce(losses)
         return StepResult(loss=losses.item(), gradient_norm=norm.item())
 

@@ -12,10 +12,9 @@ from costmodels.operators import OpKind, Phase
 from hardware.errors import ConfigError
 from tuner.device_calibration import DeviceCalibration
 from tuner.history.past import LoneSample
-from tuner.report.figures import CANDIDATES, CONFIDENCE, INK, drawing, plotly_script
+from tuner.report.figures import CANDIDATES, CONFIDENCE, INK, drawing
 from tuner.report.markup import Html, joined, section, tag
-from tuner.report.page import POLICY
-from tuner.report.style import STYLE
+from tuner.report.page import head_of
 
 HEIGHT = 380
 _COLOURS = dict(zip(OpKind, (*CANDIDATES, CONFIDENCE), strict=True))
@@ -67,15 +66,6 @@ def render_calibration_page(done: DeviceCalibration) -> str:
     )
     formula.update_yaxes(dtick="D2")
     formula.add_hline(y=1, line={"color": INK, "width": 1, "dash": "dot"})
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
-        tag("title", f"{title}: Meshtune"),
-        tag("style", STYLE),
-        tag("script", Html(plotly_script())),
-    )
     words = f"{len(done.samples):,} operators and collectives, each by itself on arbitrary data"
     main = tag(
         "main",
@@ -84,7 +74,7 @@ def render_calibration_page(done: DeviceCalibration) -> str:
         section("formula", "Measured over predicted", drawing(formula, "formula", height=HEIGHT)),
     )
     body = tag("body", tag("header", tag("h1", title), tag("p", words)), main)
-    return joined(Html("<!DOCTYPE html>\n"), tag("html", head, body, lang="en"), "\n")
+    return joined(Html("<!DOCTYPE html>\n"), tag("html", head_of(title), body, lang="en"), "\n")
 
 
 def _scatter(

@@ -59,18 +59,22 @@ def write_report(config: StudyConfig, out: Path) -> Path:
 
 def render_report(data: ReportData) -> str:
     """The whole page; the same data gives the same text."""
-    head = tag(
+    sections = [Html(section(data)) for section in SECTIONS]
+    body = tag("body", _header(data), tag("main", *sections), _footer(data), tag("script", COPY_SCRIPT))
+    return joined(Html("<!DOCTYPE html>\n"), tag("html", head_of(data.config.name), body, lang="en"), "\n")
+
+
+def head_of(title: str) -> Html:
+    """The head of a page that needs nothing from elsewhere."""
+    return tag(
         "head",
         tag("meta", charset="utf-8"),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
-        tag("title", f"{data.config.name}: Meshtune"),
+        tag("title", f"{title}: Meshtune"),
         tag("style", STYLE),
         tag("script", Html(plotly_script())),
     )
-    sections = [Html(section(data)) for section in SECTIONS]
-    body = tag("body", _header(data), tag("main", *sections), _footer(data), tag("script", COPY_SCRIPT))
-    return joined(Html("<!DOCTYPE html>\n"), tag("html", head, body, lang="en"), "\n")
 
 
 def _header(data: ReportData) -> Html:

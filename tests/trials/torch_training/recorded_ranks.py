@@ -3,7 +3,6 @@
 import contextlib
 import threading
 import time
-from datetime import timedelta
 
 from costmodels.operators import OpKind
 
@@ -11,28 +10,14 @@ from costmodels.operators import OpKind
 @contextlib.contextmanager
 def _groups(place):
     """Forms a recorded group of all ranks; its recorder, and a group of the same ranks on plain gloo."""
-    import torch
     import torch.distributed as dist
 
-    from trials.torch_training.recording import register_recorded_backend
+    from trials.torch_training.process_group import process_group
+    from trials.torch_training.recording import BACKEND, register_recorded_backend
 
-    torch.set_num_threads(1)
-    timeout = timedelta(seconds=60)
-    store = dist.TCPStore(
-        place.host,
-        place.port,
-        place.world_size,
-        is_master=place.rank == 0,
-        timeout=timeout,
-        master_listen_fd=place.listening,
-        wait_for_workers=False,
-    )
     recorder = register_recorded_backend()
-    dist.init_process_group("recorded", store=store, rank=place.rank, world_size=place.world_size, timeout=timeout)
-    try:
+    with process_group(place, "cpu", backend=BACKEND):
         yield recorder, dist.new_group(backend="gloo")
-    finally:
-        dist.destroy_process_group()
 
 
 def _compare(place, function):
