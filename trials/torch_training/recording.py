@@ -16,8 +16,8 @@ model's to say (virtual_clock.py). The Python of torch.distributed around a call
 Python does. Other ranks on the same cores leave this time alone, but for what they take of caches and memory.
 
 Every way into a group arrives here: torch.distributed, functional collectives with or without autograd, DTensor, FSDP2,
-pipelining. gloo has no streams: where an accelerator would run a blocking call on one, as FSDP2 runs its reductions, a
-trainer says so by `background`. Calls that the link model does not know are recorded as the nearest that it knows
+pipelining. gloo has no streams: a blocking call holds up its rank, also where an accelerator would run it beside the
+kernels, as FSDP2's reductions. Calls that the link model does not know are recorded as the nearest that it knows
 (assumed): a broadcast and a gather as an all-gather of the whole, a reduce and a scatter as a reduce-scatter, a barrier
 as an empty all-reduce.
 
@@ -34,10 +34,9 @@ What can't be seen:
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -71,7 +70,6 @@ class Recorder:
         self._step = 0
         self._num_calls = 0
         self._settled: set[int] = set()  # calls of which another wait is no news
-        self._background: _Background | None = None
         self._since_s = 0.0
         self._thread = 0
 
@@ -103,36 +101,6 @@ class Recorder:
         self._events = None
         return recording
 
-    @contextlib.contextmanager
-    def background(self, kinds: Collection[OpKind], groups: Collection[dist.ProcessGroup]) -> Iterator[list[int]]:
-        """Within it some calls block as ever, but are recorded as if they ran on a stream of their own; yields them.
-
-        They run one after the other, as many as there are, and hold up the rank when it comes to `join`. With FSDP2
-        these are the reduce-scatters on the group that shards and the all-reduces on the group that replicates, from
-        the backward pass to the optimizer.
-
-        Args:
-            kinds: Which calls.
-            groups: On which groups.
-        """
-        assert self._background is None, "one background is enough"
-        calls: list[int] = []
-        names = frozenset(str(group.group_name) for group in groups)
-        self._background = _Background(calls=calls, kinds=frozenset(kinds), names=names)
-        try:
-            yield calls
-        finally:
-            self._background = None
-
-    def join(self, calls: Iterable[int]) -> None:
-        """Writes down that calls of a background of this step are needed now."""
-        if not self.is_on:
-            return
-        for call in sorted(calls):
-            self.pause()
-            self.wait(call)
-            self.resume()
-
     def pause(self) -> None:
         """The rank computes no more, but calls."""
         now_s = self._clock()
@@ -148,15 +116,9 @@ class Recorder:
     def issue(self, kind: OpKind, message_bytes: int, group: RankGroup, ends: tuple[int, int] | None, tag: int) -> int:
         """Writes down a call; returns its number."""
         assert self._events is not None, "start it first"
-        call, after = self._num_calls, None
+        call = self._num_calls
         self._num_calls += 1
-        if self._background is not None and kind in self._background.kinds and group.name in self._background.names:
-            after = self._background.calls[-1] if self._background.calls else None
-            self._background.calls.append(call)
-            self._settled.add(call)
-        self._events.append(
-            Issued(call=call, kind=kind, message_bytes=message_bytes, group=group, ends=ends, tag=tag, after=after)
-        )
+        self._events.append(Issued(call=call, kind=kind, message_bytes=message_bytes, group=group, ends=ends, tag=tag))
         return call
 
     def wait(self, call: int) -> None:
@@ -168,14 +130,6 @@ class Recorder:
     def awaits(self, step: int, call: int) -> bool:
         """Whether a wait for a call would be news."""
         return self.is_on and step == self._step and call not in self._settled
-
-
-class _Background(NamedTuple):
-    """The calls so far, and which join them: kinds, and names of groups."""
-
-    calls: list[int]
-    kinds: frozenset[OpKind]
-    names: frozenset[str]
 
 
 def register_recorded_backend(clock: Callable[[], float] = time.thread_time) -> Recorder:

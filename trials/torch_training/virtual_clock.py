@@ -35,7 +35,6 @@ from trials.torch_training.rank_recording import (
     RankGroup,
     RankRecording,
     Waited,
-    median_recording,
 )
 
 OUT, IN = "out", "in"
@@ -62,38 +61,6 @@ class VirtualStep:
     exposed_s: tuple[float, ...]
     waiting_s: tuple[float, ...]
     communicating_s: tuple[float, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class VirtualTimes:
-    """Several steps by the virtual clock.
-
-    Attributes:
-        steps: Each as it was recorded; how they differ says how quiet the machine was.
-        median: The step that stands for them, of what each rank computed in the median between its calls.
-    """
-
-    steps: tuple[VirtualStep, ...]
-    median: VirtualStep
-
-
-def virtual_times(
-    steps: Sequence[Sequence[RankRecording]], cluster: Cluster, *, collective_time: CollectiveTime = collective_s
-) -> VirtualTimes:
-    """Several steps, and the one that stands for them.
-
-    Args:
-        steps: Of every rank its steps, as many as the others have.
-        cluster: As `virtual_step` takes it.
-        collective_time: As `virtual_step` takes it.
-
-    Raises:
-        ValueError: as `virtual_step` and `median_recording`.
-    """
-    return VirtualTimes(
-        steps=tuple(virtual_step(step, cluster, collective_time=collective_time) for step in zip(*steps, strict=True)),
-        median=virtual_step([median_recording(own) for own in steps], cluster, collective_time=collective_time),
-    )
 
 
 def virtual_step(
@@ -177,7 +144,6 @@ class _Replay:
                     computed.append(self.graph.add(Route(event.cpu_s), after=before))
                     needed.append([])
                 case Issued():
-                    before += [] if event.after is None else [tasks[recording.rank, event.after]]
                     for task in before:
                         self.graph.wait(tasks[recording.rank, event.call], task)
                 case Waited():

@@ -4,8 +4,6 @@ import contextlib
 import threading
 import time
 
-from costmodels.operators import OpKind
-
 
 @contextlib.contextmanager
 def _groups(place):
@@ -162,7 +160,7 @@ def redistribute(place):
         place.tell((recording, are_equal))
 
 
-def sharded(place, name, in_background):
+def sharded(place, name):
     """Two layers under FSDP2 on one of the groups; tells two steady steps, and the gradients."""
     import torch
     import torch.distributed as dist
@@ -177,19 +175,11 @@ def sharded(place, name, in_background):
         for layer in model:
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
-        if in_background:
-            model._set_unshard_async_op(True)
         x = torch.randn(4, 8, generator=torch.Generator().manual_seed(place.rank))
 
         def step():
             model.zero_grad()
-            loss = model(x).square().mean()
-            if not in_background:
-                loss.backward()
-                return
-            with recorder.background([OpKind.REDUCE_SCATTER], [group]) as calls:
-                loss.backward()
-            recorder.join(calls)
+            model(x).square().mean().backward()
 
         step()
         recordings = []
@@ -248,7 +238,7 @@ def subgroups(place):
 
 
 def ways_to_wait(place):
-    """Calls that are waited for in a background, by their future, or never."""
+    """Calls that are waited for at once, by their future, or never."""
     import torch
     import torch.distributed as dist
 
@@ -256,14 +246,12 @@ def ways_to_wait(place):
         other = dist.new_group()
         tensors = [torch.ones(2) for _ in range(4)]
         recorder.start()
-        with recorder.background([OpKind.ALL_REDUCE], [dist.group.WORLD]) as calls:
-            dist.all_reduce(tensors[0])
-            dist.barrier(group=other)
-            dist.all_reduce(tensors[3])
+        dist.all_reduce(tensors[0])
+        dist.barrier(group=other)
+        dist.all_reduce(tensors[3])
         future = dist.all_reduce(tensors[1], async_op=True).get_future()
         never = dist.all_reduce(tensors[2], async_op=True)
         future.wait()
-        recorder.join(calls)
         recording = recorder.stop()
         never.wait()
         place.tell((recording, [tensor.tolist() for tensor in tensors]))

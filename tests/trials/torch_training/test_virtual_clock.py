@@ -18,9 +18,8 @@ from trials.torch_training.rank_recording import (
     RankGroup,
     RankRecording,
     Waited,
-    median_recording,
 )
-from trials.torch_training.virtual_clock import virtual_step, virtual_times
+from trials.torch_training.virtual_clock import virtual_step
 
 GIGABYTE = 10**9
 
@@ -192,17 +191,6 @@ def test_calls_on_one_group_run_one_after_the_other(names, collective_time, expe
     assert _step(*ranks, collective_time=collective_time).step_time_s == pytest.approx(expected_s)
 
 
-def test_a_call_may_wait_for_an_earlier_one():
-    """What follows another call of its rank begins when that has ended, on whatever group."""
-    events = [
-        Issued(call=number, kind=OpKind.ALL_REDUCE, message_bytes=8, group=_group(0, 1, name=name), after=after)
-        for number, (name, after) in enumerate([("a", None), ("b", 0)])
-    ]
-    recordings = [RankRecording(rank=rank, events=tuple(events)) for rank in range(2)]
-
-    assert virtual_step(recordings, _cluster(), collective_time=_latency).step_time_s == pytest.approx(2.0)
-
-
 def test_messages_of_one_sender_arrive_in_order():
     """The k-th receive gets the k-th message, whatever their sizes, and both directions go at once."""
     group = _group(0, 1)
@@ -299,34 +287,6 @@ def test_what_can_not_be_a_step_is_told():
         _step(_Rank(0), _Rank(0))
     with pytest.raises(ValueError, match="rank 0 waited for call 3, which it never issued"):
         virtual_step([RankRecording(rank=0, events=(Waited(call=3),))], _cluster())
-
-
-def test_medians_take_the_noise_out():
-    """Each stretch of compute is the median of its own, wherever other work disturbed a step."""
-    group = _group(0, 1)
-    steps = [
-        [
-            _Rank(rank).computes(first).calls(OpKind.ALL_REDUCE, group).computes(second).recording()
-            for first, second in [(1.0, 2.0), (9.0, 2.5), (1.5, 8.0)]
-        ]
-        for rank in range(2)
-    ]
-
-    times = virtual_times(steps, _cluster(), collective_time=_second)
-
-    assert times.median.step_time_s == pytest.approx(1.5 + 1 + 2.5)
-    assert [step.step_time_s for step in times.steps] == pytest.approx([4.0, 12.5, 10.5])
-
-
-def test_medians_need_equal_calls():
-    """Steps with other calls have no median."""
-    one = _Rank(0).computes(1.0).calls(OpKind.ALL_REDUCE, _group(0, 1), 8).recording()
-    other = _Rank(0).computes(1.0).calls(OpKind.ALL_REDUCE, _group(0, 1), 9).recording()
-
-    with pytest.raises(ValueError, match=r"rank 0 made other calls in step 1 .* message_bytes=9"):
-        median_recording([one, other])
-    with pytest.raises(ValueError, match="the end after 1 events, not 3"):
-        median_recording([one, RankRecording(rank=0, events=one.events[:1])])
 
 
 def test_recordings_are_small():
