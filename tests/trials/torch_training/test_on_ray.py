@@ -38,11 +38,12 @@ def _polled(executor, limit_s=120.0):
 
 def test_trials_train_one_after_the_other_in_warm_workers(executor):
     """A second trial pays no start: its ranks are forked from the server that the first one started."""
-    first, second = (_measured(executor, number, config) for number, config in enumerate((DP, PP)))
+    first, servers = _measured(executor, 0, DP), _servers()
+    second = _measured(executor, 1, PP)
 
     assert (first.status, second.status) == (Status.OK, Status.OK), first.reason + second.reason
-    assert dict(second.conditions)["group_s"] < 1.0
-    assert second.elapsed_s < first.elapsed_s + 5.0
+    assert _servers() == servers
+    assert servers
 
 
 def test_slots_that_would_share_cores_are_not_made(executor):

@@ -1,11 +1,15 @@
 """Real ranks under the recorded backend: right results, the calls that were made, and recordings that fit together."""
 
+import dataclasses
+
 import pytest
 
 from costmodels.operators import OpKind
+from costmodels.runtime import find_runtime
 from hardware.cluster import find_cluster
-from tests.trials.torch_training import recorded_ranks
-from trials.torch_training.rank_recording import Computed, Issued, Waited
+from tests.trials.torch_training import recorded_ranks, training_ranks
+from tests.trials.torch_training.small_backends import PP
+from trials.torch_training.rank_recording import Computed, Issued, RankRecording, Waited
 from trials.torch_training.virtual_clock import virtual_step
 
 CLUSTER = find_cluster("dgx-h100")
@@ -146,6 +150,32 @@ def test_pipelines(on_ranks):
             assert ends == [(0, 1)] * 4 + [(1, 0)] * 4
             assert _calls(recording) == [(OpKind.SEND_RECV, 64)] * 8
         assert virtual_step(step, CLUSTER).step_time_s > 0
+
+
+def test_a_trained_pipeline_shows_its_bubble(on_ranks):
+    """Two stages work side by side on eight micro-batches; with one of them they take turns."""
+    shares = {}
+    job, runtime = training_ranks.job_of(training_ranks.LLAMA), find_runtime("torch-reference")
+    for num_micro_batches in (1, 8):
+        config = dataclasses.replace(PP, mbs=job.global_batch_size // num_micro_batches)
+        told = on_ranks(2, training_ranks.train_recorded, job, runtime, config)
+        recordings = [_undisturbed(steps) for steps in told]
+        busy_s = sum(recording.busy_s for recording in recordings)
+        shares[num_micro_batches] = virtual_step(recordings, CLUSTER).step_time_s / busy_s
+
+    # one micro-batch: all the work, one after the other; eight: half of it, and the bubble
+    assert shares[8] < 0.8 < shares[1]
+
+
+def _undisturbed(recordings):
+    """One step of a rank with the least time that each piece of its compute took in equal steps."""
+    return RankRecording(
+        rank=recordings[0].rank,
+        events=tuple(
+            min(events, key=lambda event: event.cpu_s) if isinstance(events[0], Computed) else events[0]
+            for events in zip(*(recording.events for recording in recordings), strict=True)
+        ),
+    )
 
 
 def test_subgroups(on_ranks):

@@ -67,21 +67,6 @@ def test_the_clock_is_the_wall_where_every_rank_has_a_core():
     assert dataclasses.replace(backend_of(cores=1), device="cuda").clock == "wall"
 
 
-def test_the_virtual_clock_shows_the_bubble_of_a_pipeline(opened):
-    """By the virtual clock two stages share the work of eight micro-batches; with one of them they take turns."""
-    job = job_of(LLAMA)
-    results = {}
-    for clock in ("virtual", "cpu"):
-        backend = opened(dataclasses.replace(backend_of(chosen_clock=clock), job=job))
-        for mbs in (1, 8):
-            config = dataclasses.replace(PP, mbs=mbs)
-            results[clock, mbs] = backend.measure(config, trial_number=0).step_time_s
-
-    # one micro-batch: the work of both stages, one after the other; eight: half of it, and an eighth of a bubble
-    share = {mbs: results["virtual", mbs] / results["cpu", mbs] for mbs in (1, 8)}
-    assert share[8] > 1.3 * share[1]
-
-
 def test_a_model_learns_in_trials(opened):
     """The loss of the last step is told, and lies below that of an untrained model."""
     found = opened(backend_of(min_steps=5, max_steps=5)).measure(DP, trial_number=0)

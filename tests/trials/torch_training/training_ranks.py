@@ -78,6 +78,22 @@ def train_alone_dropping_like(place, job, runtime, config, capacity_factor):
     _train(place, job, runtime, alone, keep)
 
 
+def train_recorded(place, job, runtime, config):
+    """Trains some steps on recorded groups and tells the recordings of all but the first."""
+    from trials.torch_training.process_group import process_group
+    from trials.torch_training.recording import BACKEND, register_recorded_backend
+    from trials.torch_training.training import Trainer
+
+    recorder = register_recorded_backend()
+    with process_group(place, "cpu", backend=BACKEND) as device:
+        trainer = Trainer(job, runtime, config, device)
+        trainer.step()
+        for _ in range(NUM_STEPS):
+            recorder.start()
+            trainer.step()
+            place.tell(recorder.stop())
+
+
 def routed_together(job, config):
     """The tokens of a micro-batch [mbs * sequence_length] that each rank routes, one tensor for each rank."""
     import torch
