@@ -266,6 +266,11 @@ class AbstractBackend(ABC):
         return self.origin if self.clock == "wall" else f"{self.origin}, {CLOCK_WORDS[self.clock]}"
 
     @property
+    def trains(self) -> bool:
+        """Whether a trial trains for real, so that a second one of the same configuration tells more."""
+        return False
+
+    @property
     def hosts(self) -> tuple[HostNeeds, ...]:
         """What a trial occupies, host by host; a trial gets all of it or does not run."""
         return (HostNeeds(),)

@@ -10,7 +10,7 @@ from costmodels.parallel import ParallelConfig
 from tuner.candidates import candidates_of, predicted, ranking
 from tuner.config import StudyConfig
 from tuner.extrapolation import Extrapolated, extrapolated_of
-from tuner.record import best_record, expert_step_time_s, read_records
+from tuner.record import best_record, read_records, step_time_of
 from tuner.storage import find_study
 
 
@@ -51,7 +51,7 @@ def best_known(config: StudyConfig, study: Study | None) -> Best | None:
     best = best_record(records)
     if best is not None and best.step_time_s is not None:
         expert = config.expert.values(config.dimensions) if config.expert else None
-        expert_s = expert_step_time_s(records, expert)
+        expert_s = step_time_of(records, expert)
         return Best(
             config=config.config_of(best.params),
             step_time_s=best.step_time_s,

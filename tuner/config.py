@@ -94,6 +94,7 @@ class _SearchKeys(StrictModel):
     parallel_trials: Annotated[int, Field(ge=1, le=1024)] = 1
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
     prune: bool = True
+    repeats: Annotated[int, Field(ge=0, le=100)] | None = None
     explorer: Literal["draws", "thompson", "ucb", "ei_per_second"] = "draws"
 
 
@@ -169,6 +170,10 @@ class _StudyKeys(StrictModel):
     history: list[str] = Field(default_factory=list)
 
 
+USUAL_REPEATS = 2
+"""`search.repeats` where trials train for real and nobody says."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchOptions:
     """How the tuner searches: see the study file's `search:` keys."""
@@ -181,6 +186,7 @@ class SearchOptions:
     parallel_trials: int
     seed: int
     prune: bool
+    repeats: int
     explorer: str
 
 
@@ -314,7 +320,7 @@ def _resolved(keys: _StudyKeys, path: Path, storage: str) -> StudyConfig:
         setting=setting,
         trace=_under("cluster.trace", lambda: read_trace(described.trace, cluster)) if described.trace else None,
         options=options,
-        search=SearchOptions(**keys.search.model_dump()),
+        search=_search(keys.search, backend),
         expert=_expert(keys, setting, options),
         backend=backend,
         proxy=_proxy(keys, setting, backend),
@@ -324,6 +330,12 @@ def _resolved(keys: _StudyKeys, path: Path, storage: str) -> StudyConfig:
         meaning=_meaning(keys, setting, options, backend, group),
         measured=group,
     )
+
+
+def _search(keys: _SearchKeys, backend: AbstractBackend) -> SearchOptions:
+    """How the tuner searches; close calls are measured again where that costs less than a wrong answer."""
+    repeats = keys.repeats if keys.repeats is not None else USUAL_REPEATS if backend.trains else 0
+    return SearchOptions(**keys.model_dump(exclude={"repeats"}), repeats=repeats)
 
 
 def _backend(

@@ -52,7 +52,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]) -> None:
     """How a run ended, its best configuration, and the flags."""
     from tuner.export import find_exporter
-    from tuner.record import expert_step_time_s
+    from tuner.record import completed_times_s, repeated, step_time_of
 
     if not payload["candidates"]:
         typer.echo(NOTHING_WORKS)
@@ -79,8 +79,15 @@ def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]
     best_s = result.best.step_time_s
     typer.echo(f"Best: {in_words(result.best.params)}")
     typer.echo(f"  {best_s:.4g} s per step, {payload['tokens_per_s_per_device']:,.0f} tokens/s per device ({source})")
+    for rival in repeated(result.records):
+        if rival.params != result.best.params and rival.step_time_s is not None:
+            counts = [len(completed_times_s(result.records, each)) for each in (result.best.params, rival.params)]
+            typer.echo(
+                f"  a close call, settled by measuring again in turn ({counts[0]} and {counts[1]} trials): "
+                f"{in_words(rival.params)} takes {rival.step_time_s:.4g} s ({rival.step_time_s / best_s - 1:+.1%})"
+            )
     if config.expert is not None:
-        expert_s = expert_step_time_s(result.records, config.expert.values(config.dimensions))
+        expert_s = step_time_of(result.records, config.expert.values(config.dimensions))
         if expert_s is not None:
             typer.echo(f"  {expert_s / best_s:.3f}x as fast as the expert's configuration ({expert_s:.4g} s)")
     if config.measured is not None:

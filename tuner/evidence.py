@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -73,7 +74,9 @@ class Evidence:
         measured: Candidates with measured steps, each once, in the order of their first trials [t].
         log_step_s: Logarithm of their step times, the mean over their trials [t].
         variance: Variance of that as a measurement [t].
-        best_s: The shortest step time of a trial that ended well; None without one.
+        num_completed: How many of their trials ended well [t].
+        num_trials: Trials of each candidate that has any, however they ended, pending ones included.
+        best_s: The shortest step time of a candidate of which a trial ended well; None without one.
         limits_s: Candidates that were cut off before a step ended, and what their step takes at least.
         peaks_bytes: Candidates whose peak of memory was measured.
         explored: Candidates that need no further trial: measured, stopped early or timed out.
@@ -81,7 +84,7 @@ class Evidence:
         crashed: Candidates that crashed.
         pending: Candidates of trials that have not finished.
         samples: Operator times of all trials.
-        num_decisions: Candidates chosen so far, finished or not.
+        num_decisions: Trials so far, finished or not.
         proxies: What smaller jobs told, each once, in the order of their first trials.
         proxies_pending: Candidates of proxies that have not finished; these are among `pending`.
         num_proxies: Proxies chosen so far, finished or not; these are among `num_decisions`.
@@ -90,6 +93,8 @@ class Evidence:
     measured: IntArray
     log_step_s: FloatArray
     variance: FloatArray
+    num_completed: IntArray
+    num_trials: Mapping[int, int]
     best_s: float | None
     limits_s: Mapping[int, float]
     peaks_bytes: Mapping[int, int]
@@ -152,6 +157,7 @@ def evidence_of(endings: Sequence[Ending], position_of: Callable[[Mapping[str, A
         if entry.log_step_s is not None:
             seen.setdefault(entry.position, []).append(entry)
     steps = [_together(entries) for entries in seen.values()]
+    completed_s = [[entry.value_s for entry in entries if entry.value_s is not None] for entries in seen.values()]
     explored = frozenset(entry.position for entry in whole if entry.status in EXPLORING)
     misfits = frozenset(entry.position for entry in whole if entry.status is Status.OUT_OF_MEMORY) - explored
     crashed = frozenset(entry.position for entry in whole if entry.status is Status.CRASHED) - explored - misfits
@@ -161,7 +167,9 @@ def evidence_of(endings: Sequence[Ending], position_of: Callable[[Mapping[str, A
         measured=np.array(list(seen), dtype=np.int64),
         log_step_s=np.array([log_step_s for log_step_s, _ in steps]),
         variance=np.array([variance for _, variance in steps]),
-        best_s=min((entry.value_s for entry in whole if entry.value_s is not None), default=None),
+        num_completed=np.array([len(times_s) for times_s in completed_s], dtype=np.int64),
+        num_trials=Counter(entry.position for entry in whole),
+        best_s=min((of_trials(times_s) for times_s in completed_s if times_s), default=None),
         limits_s={position: limit_s for position, limit_s in limits_s.items() if position not in seen},
         peaks_bytes={entry.position: entry.peak_bytes for entry in whole if entry.peak_bytes},
         explored=explored,
@@ -222,6 +230,11 @@ class _Entry:
         return self.observation.peak_memory_bytes if self.observation and self.status is Status.OK else None
 
 
+def of_trials(times_s: Sequence[float]) -> float:
+    """A candidate's step time by the values of its trials, at least one: their geometric mean."""
+    return times_s[0] if len(times_s) == 1 else statistics.geometric_mean(times_s)
+
+
 def status_without_value(trial: FrozenTrial, state: TrialState) -> Status:
     """How a trial ended that gave no step time; a loop that is not ours tells by Optuna's state alone."""
     return Status(trial.user_attrs.get(STATUS, Status.PRUNED if state == TrialState.PRUNED else Status.CRASHED))
@@ -253,9 +266,14 @@ def _entry(ending: Ending, position_of: Callable[[Mapping[str, Any]], int | None
 
 
 def _together(entries: Sequence[_Entry]) -> tuple[float, float]:
-    """Mean of the log step times of trials of one configuration, and its variance as a measurement."""
+    """Mean of the log step times of trials of one configuration, and its variance as a measurement.
+
+    Trials that differ by more than their steps explain are as uncertain as they differ.
+    """
     logs = [entry.log_step_s for entry in entries if entry.log_step_s is not None]
-    return statistics.mean(logs), statistics.mean(_variance(entry.steps_s) for entry in entries) / len(entries)
+    explained = statistics.mean(_variance(entry.steps_s) for entry in entries)
+    found = statistics.variance(logs) if len(logs) > 1 else 0.0
+    return statistics.mean(logs), max(explained, found) / len(logs)
 
 
 def _seen_proxies(entries: Sequence[_Entry]) -> tuple[SeenProxy, ...]:

@@ -7,6 +7,9 @@ A trial's parameters are the dimensions of its candidate. Its attributes hold, a
     status       the observation's status, so that the Optuna dashboard can filter by it
     proxy        the smaller job that the trial ran in place of its candidate (see proxy.py); none at full size
 
+Several trials of one candidate are one measurement, of which each is a part; Optuna's own best value is that of a
+single trial.
+
 A proxy that ended well is a pruned trial for Optuna: it has no value, because its step time is not the candidate's, and
 an extrapolated one was never measured. So the value of a complete trial is a measurement at full size, always.
 
@@ -18,8 +21,8 @@ the answer that proxies suggest (extrapolation.py).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -28,7 +31,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from costmodels.parallel import DEGREES, Value
 from trials.backend import Observation, Status
-from tuner.evidence import OBSERVATION, status_without_value
+from tuner.evidence import OBSERVATION, of_trials, status_without_value
 from tuner.parameters import values_of
 from tuner.population import P_STAR
 from tuner.proxy import PROXY, Proxy
@@ -122,9 +125,33 @@ def _record(trial: FrozenTrial, p_star: float | None) -> TrialRecord:
 
 
 def best_record(records: Sequence[TrialRecord]) -> TrialRecord | None:
-    """The completed trial with the smallest step time; the earliest of equals."""
-    completed = [record for record in records if record.step_time_s is not None]
-    return min(completed, key=lambda record: (record.step_time_s, record.number), default=None)
+    """The fastest candidate's first completed trial, with the step time of all its trials; the earliest of equals."""
+    return min(_candidates(records), key=lambda record: (record.step_time_s, record.number), default=None)
+
+
+def repeated(records: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """The same of every candidate of which several trials completed, in the order of their first ones."""
+    return [record for record in _candidates(records) if len(completed_times_s(records, record.params)) > 1]
+
+
+def _candidates(records: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """The first completed trial of each candidate, with the step time of all its trials."""
+    first: dict[tuple[Value, ...], TrialRecord] = {}
+    for record in records:
+        if record.step_time_s is not None:
+            first.setdefault(tuple(record.params.values()), record)
+    return [replace(record, step_time_s=step_time_of(records, record.params)) for record in first.values()]
+
+
+def step_time_of(records: Sequence[TrialRecord], params: Mapping[str, Value] | None) -> float | None:
+    """The measured step time of a candidate, by all its completed trials; None without one."""
+    times_s = completed_times_s(records, params)
+    return of_trials(times_s) if times_s else None
+
+
+def completed_times_s(records: Sequence[TrialRecord], params: Mapping[str, Value] | None) -> tuple[float, ...]:
+    """Step times of a candidate's completed trials, in the order of their numbers [s]."""
+    return tuple(record.step_time_s for record in records if record.params == params and record.step_time_s is not None)
 
 
 def num_failed(records: Sequence[TrialRecord]) -> int:
@@ -145,9 +172,3 @@ def num_pruned(records: Sequence[TrialRecord]) -> int:
 def saved_s(records: Sequence[TrialRecord]) -> float:
     """Seconds of steps that stopping early has saved, start-up not counted."""
     return sum(record.observation.saved_s for record in records if record.observation is not None)
-
-
-def expert_step_time_s(records: Sequence[TrialRecord], expert: dict[str, Value] | None) -> float | None:
-    """The measured step time of the expert's configuration, if it ran."""
-    times = [record.step_time_s for record in records if record.params == expert and record.step_time_s is not None]
-    return min(times, default=None)

@@ -37,6 +37,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from costmodels.parallel import ConfigGrid, IntArray, ParallelConfig, Value
 from tuner.belief import Belief
+from tuner.close_calls import to_repeat
 from tuner.evidence import Ending, Evidence, evidence_of
 from tuner.explorers import AbstractExplorer, UnexploredDraws
 from tuner.extrapolation import EXTRAPOLATED, Extrapolated
@@ -84,6 +85,8 @@ class ThompsonSampler(BaseSampler):
         stop_when_confident: End `study.optimize` at confidence or when every candidate has been tried.
         proxies: Which trials run a smaller job in place of their candidate; see proxy_plan.py. Whoever runs the trials
             asks `proxy_for` and keeps the answer as the attribute `proxy`.
+        repeats: Further trials of each of the fastest candidates, where they are too close to call when nothing else
+            is left to try; see close_calls.py.
     """
 
     def __init__(
@@ -99,6 +102,7 @@ class ThompsonSampler(BaseSampler):
         first: ParallelConfig | None = None,
         stop_when_confident: bool = False,
         proxies: ProxyPlan | None = None,
+        repeats: int = 0,
     ) -> None:
         if not len(candidates):
             raise ValueError("`candidates` must hold at least one configuration, but got none.")
@@ -115,6 +119,7 @@ class ThompsonSampler(BaseSampler):
         self._seed = seed
         self._stop_when_confident = stop_when_confident
         self._proxies = proxies
+        self._repeats = repeats
         dimensions = candidates.dimensions
         self._positions = {
             tuple(params_of(dict(zip(dimensions, key, strict=True))).values()): at
@@ -217,7 +222,7 @@ class ThompsonSampler(BaseSampler):
             study.set_user_attr(LEARNED, lessons)
         if (found := self._extrapolated(evidence)) is not None:
             study.set_user_attr(EXTRAPOLATED, found.as_json())
-        if self._stop_when_confident and (self.is_confident(evidence) or self.is_exhausted(evidence)):
+        if self._stop_when_confident and self.is_done(evidence) and self.close_call(evidence) is None:
             study.stop()
 
     def _keep_population(self, study: Study, trial_number: int | None, evidence: Evidence) -> None:
@@ -269,7 +274,23 @@ class ThompsonSampler(BaseSampler):
         """Whether no candidate is left to try."""
         return len(evidence.closed) >= len(self._candidates)
 
-    def has_unexplored_draw(self, evidence: Evidence) -> bool:
+    def is_done(self, evidence: Evidence) -> bool:
+        """Whether nothing new is worth a trial."""
+        return self.is_confident(evidence) or self.is_spent(evidence) or self.is_exhausted(evidence)
+
+    def close_call(self, evidence: Evidence) -> int | None:
+        """Of a study that is done, the candidate to measure again before it ends; None where the best is clear."""
+        if not self._repeats or not self.is_done(evidence):
+            return None
+        return to_repeat(evidence, self._tolerance, self._repeats)
+
+    def waits(self, evidence: Evidence) -> bool:
+        """Whether the next trial depends on a pending one: the draws name no other, or a close call goes in turn."""
+        if not evidence.pending or not evidence.num_decisions:
+            return False
+        return self.is_done(evidence) or not self._has_unexplored_draw(evidence)
+
+    def _has_unexplored_draw(self, evidence: Evidence) -> bool:
         """Whether some draw names a candidate of which the next trial may tell something, and no pending one will."""
         fastest = self.population(evidence).fastest
         if self._proxies and self._proxies.goes_on(evidence, fastest):
@@ -293,9 +314,11 @@ class ThompsonSampler(BaseSampler):
         """The position of the next candidate, pending ones excluded while another is left.
 
         The first is the expert's, or else the one with the shortest step in the median of the draws: nothing has been
-        learned that a draw could explore around. All others are the explorer's. With proxies, those at full size are
-        the ones with the shortest step in the median of the draws.
+        learned that a draw could explore around. All others are the explorer's, and at the end those of a close call.
+        With proxies, those at full size are the ones with the shortest step in the median of the draws.
         """
+        if (position := self.close_call(evidence)) is not None:
+            return position
         if self._proxies is not None:
             return self._choose_with(self._proxies, evidence)
         if not evidence.num_decisions:

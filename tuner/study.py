@@ -341,6 +341,7 @@ def make_sampler(
             max_trials=config.search.max_trials,
             confidence=config.search.confidence,
         ),
+        repeats=config.search.repeats,
     )
 
 
@@ -459,9 +460,9 @@ class _Run:
         return again
 
     def ask(self) -> Asked | None:
-        """The next trial, or None where the draws name only candidates that are still being measured."""
+        """The next trial, or None where it is better to wait for one that runs."""
         evidence = self._evidence()
-        if evidence.pending and evidence.num_decisions and not self.sampler.has_unexplored_draw(evidence):
+        if self.sampler.waits(evidence):
             return None
         trial = self.study.ask(fixed_distributions=self.sampler.search_space)
         position = self.sampler.position_of(trial.params)
@@ -541,17 +542,18 @@ class _Run:
         """Why no further trial should be asked for, or None; confidence waits for the trials in flight."""
         evidence = self._evidence()
         search = self.config.search
-        if self.sampler.is_confident(evidence):
-            return StopReason.CONFIDENT
-        if evidence.num_decisions >= search.max_trials:
-            return StopReason.TRIALS
-        if search.max_seconds is not None and elapsed_s >= search.max_seconds:
-            return StopReason.SECONDS
-        if self.sampler.is_spent(evidence):
-            return StopReason.FULL_TRIALS
-        if self.sampler.is_exhausted(evidence):
-            return StopReason.EXHAUSTED
-        return None
+        out_of_trials = evidence.num_decisions >= search.max_trials
+        out_of_time = search.max_seconds is not None and elapsed_s >= search.max_seconds
+        if not (out_of_trials or out_of_time) and self.sampler.close_call(evidence) is not None:
+            return None
+        reasons = {
+            StopReason.CONFIDENT: self.sampler.is_confident(evidence),
+            StopReason.TRIALS: out_of_trials,
+            StopReason.SECONDS: out_of_time,
+            StopReason.FULL_TRIALS: self.sampler.is_spent(evidence),
+            StopReason.EXHAUSTED: self.sampler.is_exhausted(evidence),
+        }
+        return next((reason for reason, holds in reasons.items() if holds), None)
 
     def progress(self, elapsed_s: float, note: str = "") -> Progress:
         """Where the run stands."""

@@ -148,13 +148,29 @@ def test_the_longest_limit_counts_and_a_measurement_ends_it():
 def test_repeats_are_averaged():
     """A candidate that was tried twice is seen once, at the mean of the logarithms, with half the variance."""
     once = evidence(trial(0, 5, ok(1.0, 1.1, 1.2)))
-    twice = evidence(trial(0, 5, ok(1.0, 1.1, 1.2)), trial(1, 6, ok(9.0)), trial(2, 5, ok(2.0, 2.2, 2.4)))
+    twice = evidence(trial(0, 5, ok(1.0, 1.1, 1.2)), trial(1, 6, ok(9.0)), trial(2, 5, ok(1.01, 1.111, 1.212)))
 
     assert twice.measured.tolist() == [5, 6]
-    assert twice.log_step_s[0] == pytest.approx(math.log(1.1 * 2.2) / 2)
+    assert twice.log_step_s[0] == pytest.approx(math.log(1.1 * 1.111) / 2)
     assert twice.variance[0] == pytest.approx(once.variance[0] / 2)
-    assert twice.best_s == 1.1
+    assert twice.best_s == pytest.approx(math.sqrt(1.1 * 1.111))
+    assert twice.num_completed.tolist() == [2, 1]
+    assert twice.num_trials == {5: 2, 6: 1}
     assert twice.num_decisions == 3
+
+
+def test_repeats_that_disagree_are_uncertain():
+    """Trials that differ by more than their steps explain are as uncertain as they differ."""
+    found = evidence(trial(0, 5, ok(1.0, 1.001, 1.0)), trial(1, 5, ok(1.1, 1.101, 1.1)))
+
+    assert found.variance[0] == pytest.approx(math.log(1.1) ** 2 / 2 / 2)
+
+
+def test_the_best_is_a_candidate_and_no_lucky_trial():
+    """A candidate whose trials were once fast and once slow is as fast as both together."""
+    lucky = [trial(0, 5, ok(1.0)), trial(1, 5, ok(1.44))]
+
+    assert evidence(*lucky, trial(2, 6, ok(1.1))).best_s == 1.1
 
 
 def test_a_later_success_outweighs_a_failure():

@@ -74,6 +74,11 @@ class TorchBackend(AbstractBackend):
         return "measured"
 
     @property
+    def trains(self) -> bool:
+        """It does."""
+        return True
+
+    @property
     def clock(self) -> Clock:
         """The chosen one, or the most honest one."""
         if self.chosen_clock != "auto":

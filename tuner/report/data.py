@@ -21,8 +21,8 @@ from tuner.record import (
     STOP_REASON,
     TrialRecord,
     best_record,
-    expert_step_time_s,
     read_records,
+    step_time_of,
 )
 from tuner.stopping import StopReason
 from tuner.study import is_running, stored_study
@@ -141,7 +141,7 @@ def collect(config: StudyConfig) -> ReportData:
         extrapolated=None if best else extrapolated_of(study.user_attrs),
         stop_reason=stop_reason,
         origin=study.user_attrs.get(ORIGIN, config.backend.origin),
-        expert_step_time_s=expert_step_time_s(records, expert),
+        expert_step_time_s=step_time_of(records, expert),
         moments=read_moments(study),
         lessons=lessons_of(study.user_attrs),
     )
