@@ -50,6 +50,9 @@ MIN_RUNS = 3
 RESIDUALS_WORTH = 0.9
 """Residuals of layers are kept where they lessen the median error of unseen runs to less than this share."""
 
+WIDE = 4.0
+"""Times RUN_ERROR up to which a fit begins with plain squares."""
+
 QUICK_STEPS = 10
 """Steps of a fit whose errors are looked at anyway: more move the median error by less than a tenth of it."""
 
@@ -359,7 +362,8 @@ def _problem(runs: Sequence[TimedRun], profile: RuntimeProfile) -> _Problem:
 def _solve(problem: _Problem, max_steps: int = 30) -> tuple[FloatArray, FloatArray]:
     """The most likely theta [c] and its standard deviations [c], after at most `max_steps` under each loss.
 
-    A loss that ignores outliers has many minima: soft L1, which has one for a linear model, finds the start for it.
+    A loss that ignores outliers has many minima: soft L1, which has one for a linear model, finds the start for it, first
+    with all runs within WIDE times their error, because no model here is linear and all runs may begin as outliers.
     Constants that no run depends on are left as they are.
     """
     inside = 1e-6
@@ -372,7 +376,7 @@ def _solve(problem: _Problem, max_steps: int = 30) -> tuple[FloatArray, FloatArr
         return values
 
     part = theta[free]
-    for loss in (_soft_l1, _cauchy):
+    for loss in (_wide_soft_l1, _soft_l1, _cauchy):
         found = least_squares(
             lambda values: problem.residuals(whole(values)),
             part,
@@ -394,6 +398,12 @@ def _soft_l1(squared: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
     """2 (sqrt(1 + z) - 1) of squared residuals z and its first two derivatives."""
     root = np.sqrt(1.0 + squared)
     return 2.0 * (root - 1.0), 1.0 / root, -0.5 / root**3
+
+
+def _wide_soft_l1(squared: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """The same of residuals in units that are WIDE times as large."""
+    value, first, second = _soft_l1(squared / WIDE**2)
+    return WIDE**2 * value, first, second / WIDE**2
 
 
 def _cauchy(squared: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
