@@ -57,9 +57,11 @@ def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]
     if not payload["candidates"]:
         typer.echo(NOTHING_WORKS)
         return
+    tried = len({tuple(record.params.values()) for record in result.records if record.finished})
+    trials = f" in {payload['trials']:,} trials" if payload["trials"] > tried else ""
     typer.echo(
-        f"Stopped: {result.stop_reason.sentence}. Tried {payload['trials']:,} of {payload['candidates']:,} "
-        f"candidates, {payload['failed']:,} failed; {p_star_in_words(payload['p_star'])}."
+        f"Stopped: {result.stop_reason.sentence}. Tried {tried:,} of {payload['candidates']:,} "
+        f"candidates{trials}, {payload['failed']:,} failed; {p_star_in_words(payload['p_star'])}."
     )
     if payload["pruned"]:
         typer.echo(f"{pruned_in_words(payload['pruned'], payload['saved_s'])}.")
