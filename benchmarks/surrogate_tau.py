@@ -7,13 +7,14 @@ tries candidates one by one; after some trials its surrogate's expected step tim
 against the measured ones: Kendall's tau-b over all, over those that were not tried, and the median error of these.
 0 trials are the prior's. Figures are medians over seeds.
 
-FlexParallel (appendix A.2) quotes tau 0.84 for its cost model on all 30 feasible configurations of one job on 8 devices,
-and without the 6 that Calculon takes for infeasible 0.86, where Calculon has 0.76.
+FlexParallel (appendix A.2) quotes tau 0.84 for its cost model on all 30 feasible configurations of one job on 8
+devices, and without the 6 that Calculon takes for infeasible 0.86, where Calculon has 0.76.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import sys
 from collections import defaultdict
@@ -59,10 +60,10 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
     ]
     found: dict[tuple[int, int], list[dict[str, float]]] = defaultdict(list)
     with mapper(given.workers) as each:
-        for number, ((group, _, _, _), by_trials) in enumerate(zip(tasks, each(_searched, tasks), strict=True), start=1):
+        for number, by_trials in enumerate(each(_searched, tasks)):
             for trials, figures in by_trials.items():
-                found[id(group), trials].append(figures)
-            tell(f"{number:,} of {len(tasks):,} searches")
+                found[id(tasks[number][0]), trials].append(figures)
+            tell(f"{number + 1:,} of {len(tasks):,} searches")
     rows = [
         {
             "group": " ".join(str(part) for part in group.key[: len(GROUP)]),
@@ -117,7 +118,7 @@ def _tau(one: FloatArray, other: FloatArray) -> float:
 
 def _median(values: Any) -> float | None:
     """Of those that are numbers; None without one."""
-    known = [value for value in values if value == value]
+    known = [value for value in values if not math.isnan(value)]
     return statistics.median(known) if known else None
 
 

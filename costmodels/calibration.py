@@ -362,8 +362,8 @@ def _problem(runs: Sequence[TimedRun], profile: RuntimeProfile) -> _Problem:
 def _solve(problem: _Problem, max_steps: int = 30) -> tuple[FloatArray, FloatArray]:
     """The most likely theta [c] and its standard deviations [c], after at most `max_steps` under each loss.
 
-    A loss that ignores outliers has many minima: soft L1, which has one for a linear model, finds the start for it, first
-    with all runs within WIDE times their error, because no model here is linear and all runs may begin as outliers.
+    A loss that ignores outliers has many minima: soft L1, which has one for a linear model, finds the start for it. No
+    model here is linear, and all runs may begin as outliers, so their errors count WIDE times as large at first.
     Constants that no run depends on are left as they are.
     """
     inside = 1e-6
