@@ -6,7 +6,9 @@ s_local² / 2 pairs of a query and a key, at first those below the diagonal, the
 
 Letters as in attention_kernels.py. A block is the keys and values of one rank in one tensor, [2, b, s_local, g, d]; it
 travels with its g heads, however many heads of queries share one. Forward, a rank sends cp - 1 blocks; backward, it
-sends as many and cp times the gradients of one, which are added up in at least float32.
+sends as many and as often the gradients of one, which are added up in at least float32. For that the backward pass goes
+round the other way, from the block that came last, as in Transformer Engine: each block comes home last, and its
+gradients with it.
 """
 
 from __future__ import annotations
@@ -41,13 +43,14 @@ class _RingAttention(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, ring: dist.ProcessGroup) -> Tensor:
         """Merges the results for single blocks by their log-sum-exps (Dao 2023, FlashAttention-2, section 3.1)."""
         rank, size = dist.get_rank(ring), dist.get_world_size(ring)
-        passing = _Passing(torch.stack((k, v)), ring)
+        block = torch.stack((k, v))
+        passing = _Passing(block, ring, by=1)
         out, lse = block_forward(q, k, v, causal=True)
         out = out.to(accumulator(q.dtype))
         for step in range(1, size):
             block = passing.wait()
             if step < size - 1:
-                passing = _Passing(block, ring)
+                passing = _Passing(block, ring, by=1)
             queries, keys = _visible(step, rank, q.shape[1])
             part_k, part_v = block[:, :, keys]
             part, part_lse = block_forward(q[:, queries], part_k, part_v, causal=False)
@@ -55,36 +58,36 @@ class _RingAttention(torch.autograd.Function):
             out[:, queries].lerp_(part.to(out.dtype), share.unsqueeze(-1))
             lse[:, queries] = torch.logaddexp(lse[:, queries], part_lse)
         out = out.to(q.dtype)
-        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.save_for_backward(q, block, out, lse)
         ctx.ring = ring
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        """Adds up the gradients of a block while they follow it round the ring, one step behind, and then home."""
-        q, k, v, out, lse = ctx.saved_tensors
+        """Adds up the gradients of a block while they follow it, one step behind; its own rank is its last."""
+        q, block, out, lse = ctx.saved_tensors
         rank, size = dist.get_rank(ctx.ring), dist.get_world_size(ctx.ring)
         grad_out = grad_out.contiguous()
-        passing = _Passing(torch.stack((k, v)), ctx.ring)
-        grad_q, *part_grads = block_backward(grad_out, q, k, v, out, lse, causal=True)
-        grad_q = grad_q.to(accumulator(q.dtype))
-        grads_passing = _Passing(torch.stack(part_grads).to(grad_q.dtype), ctx.ring)
-        for step in range(1, size):
-            block = passing.wait()
-            if step < size - 1:
-                passing = _Passing(block, ctx.ring)
+        grad_q = torch.zeros_like(q, dtype=accumulator(q.dtype))
+        grads = torch.zeros_like(block, dtype=grad_q.dtype)
+        grads_passing = None
+        for step in reversed(range(size)):
+            passing = _Passing(block, ctx.ring, by=-1) if step else None
             queries, keys = _visible(step, rank, q.shape[1])
-            part_grad_out, part_q, part_out, part_lse = (x[:, queries] for x in (grad_out, q, out, lse))
             part_k, part_v = block[:, :, keys]
+            part_grad_out, part_q, part_out, part_lse = (x[:, queries] for x in (grad_out, q, out, lse))
             part_grad_q, *part_grads = block_backward(
-                part_grad_out, part_q, part_k, part_v, part_out, part_lse, causal=False
+                part_grad_out, part_q, part_k, part_v, part_out, part_lse, causal=step == 0
             )
             grad_q[:, queries] += part_grad_q
-            grads = grads_passing.wait()
+            if grads_passing is not None:
+                grads = grads_passing.wait()
             grads[:, :, keys] += torch.stack(part_grads)
-            grads_passing = _Passing(grads, ctx.ring)
-        grad_k, grad_v = grads_passing.wait().to(k.dtype)
+            if passing is not None:
+                grads_passing = _Passing(grads, ctx.ring, by=-1)
+                block = passing.wait()
+        grad_k, grad_v = grads.to(block.dtype)
         return grad_q.to(q.dtype), grad_k, grad_v, None
 
 
@@ -92,19 +95,21 @@ def _visible(step: int, rank: int, length: int) -> tuple[slice, slice]:
     """Which of a rank's queries see which keys of the block from `step` places back; both are `length` long.
 
     All queries see the first half of the keys of an earlier rank. Of a later rank, the second half of the queries sees
-    all keys.
+    all keys. Of the rank itself, each query sees the keys up to its own.
     """
+    if step == 0:
+        return slice(None), slice(None)
     if step <= rank:
         return slice(None), slice(length // 2)
     return slice(length // 2, None), slice(None)
 
 
 class _Passing:
-    """A block on its way to the next rank of the ring, while one of the same shape comes from the previous rank."""
+    """A block on its way to the rank `by` places on in the ring, while one of the same shape comes from `by` back."""
 
-    def __init__(self, block: Tensor, ring: dist.ProcessGroup) -> None:
+    def __init__(self, block: Tensor, ring: dist.ProcessGroup, *, by: int) -> None:
         rank, size = dist.get_rank(ring), dist.get_world_size(ring)
-        following, previous = (dist.get_global_rank(ring, other % size) for other in (rank + 1, rank - 1))
+        following, previous = (dist.get_global_rank(ring, other % size) for other in (rank + by, rank - by))
         self._sent = block  # a message under way does not keep its memory
         self._received = torch.empty_like(block)
         self._works = dist.batch_isend_irecv(
