@@ -1,8 +1,8 @@
 """Replicas of the weights: FSDP2 over the ranks that hold the same ones, at every ZeRO stage.
 
 ZeRO 0 is a sharding over one rank each with all-reduced gradients. At 0 and 1 gradients are reduced once per step, at 2
-and 3 after every micro-batch; weights are gathered once per step, at 3 for every pass. All gradients are sums, never
-means: the loss is divided by the tokens of the whole batch.
+and 3 after every micro-batch, but between copies of the shards once per step. Weights are gathered once per step, at 3
+for every pass. All gradients are sums, never means: the loss is divided by the tokens of the whole batch.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ class Replicated(nn.Module):
         is_last = self._num_backward == self._num_micro_batches
         for part in self._sharded:
             part.set_requires_gradient_sync(is_last or self._zero_stage >= 2, recurse=False)
+            part.set_requires_all_reduce(is_last, recurse=False)
             part.set_reshard_after_backward(is_last or self._zero_stage == 3, recurse=False)
         return gradient
 
