@@ -22,7 +22,8 @@ from costmodels.operators import (
     FloatArray,
     OpKind,
     Phase,
-    local_kv_size,
+    core_recomputed,
+    exchanged_kv_size,
     local_tokens,
     residual_tokens,
     routed_tokens,
@@ -123,21 +124,24 @@ def layer_collectives(
         if runtime.deduplicates_tokens:
             dispatched = dispatched * _distinct_share(job.model.top_k, groups.ep)
         add("ep.all_to_all", OpKind.ALL_TO_ALL, (1 + runtime.expert_imbalance) * dispatched, groups.ep)
-    blocks = 2 * job.element_bytes * tokens * local_kv_size(job, grid) * grid.cp
-    add("cp.send_recv", OpKind.SEND_RECV, blocks / efficiency / groups.cp.size, groups.cp)
+    block = 2 * tokens * exchanged_kv_size(job, grid) / efficiency
+    add("cp.send_recv", OpKind.SEND_RECV, job.element_bytes * block, groups.cp)
+    if runtime.fp32_ring_gradients:
+        add("cp.gradients", OpKind.SEND_RECV, 4 * block, groups.cp)
     if runtime.overlaps_ring:
         add("cp.start", OpKind.SEND_RECV, np.zeros(1), groups.cp)
     add("up.all_to_all", OpKind.ALL_TO_ALL, _exchanged_bytes(job, grid) / efficiency, groups.up)
     return found
 
 
-def layer_uses(job: TrainingJob, grid: ConfigGrid) -> tuple[LayerUse, ...]:
+def layer_uses(job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid) -> tuple[LayerUse, ...]:
     """How often one micro-batch executes them, for every configuration [n]; nothing is hidden here.
 
     `cp.start` is no execution of its own: it is what a hidden exchange still costs.
     """
     none, once = np.zeros(len(grid)), np.ones(len(grid))
     again = once + (grid.recompute == RECOMPUTE_MODES.index("full"))
+    core_again = once + core_recomputed(job, grid)
     split = grid.sequence_parallel.astype(np.float64)
     whole = 1.0 - split
     ring = grid.cp - once
@@ -155,15 +159,15 @@ def layer_uses(job: TrainingJob, grid: ConfigGrid) -> tuple[LayerUse, ...]:
 
     for block in (Block.ATTENTION, Block.DENSE_MLP):
         add(block, Phase.FORWARD, tensor(again, again, again))
-        # a block's input is gathered once more for its weights' gradients
-        add(block, Phase.BACKWARD, tensor(2 * once, once, once))
+        add(block, Phase.BACKWARD, tensor((1 + runtime.gathers_inputs_again) * once, once, once))
     add(Block.EMBEDDING, Phase.FORWARD, tensor(none, once, once))
     add(Block.EMBEDDING, Phase.BACKWARD, tensor(once, none, none))
     add(Block.HEAD, Phase.FORWARD, tensor(once, none, none) | {"tp.softmax": 3 * once})
     add(Block.HEAD, Phase.BACKWARD, tensor(none, once, once))
-    add(Block.ATTENTION, Phase.FORWARD, {"cp.send_recv": again * ring, "up.all_to_all": again})
+    add(Block.ATTENTION, Phase.FORWARD, {"cp.send_recv": core_again * ring, "up.all_to_all": core_again})
     # backward the ring passes the keys and values and their gradients
-    add(Block.ATTENTION, Phase.BACKWARD, {"cp.send_recv": 2 * ring, "up.all_to_all": once})
+    passed = {"cp.send_recv": ring, "cp.gradients": ring} if runtime.fp32_ring_gradients else {"cp.send_recv": 2 * ring}
+    add(Block.ATTENTION, Phase.BACKWARD, passed | {"up.all_to_all": once})
     if job.model.is_moe:
         for phase, passes in ((Phase.FORWARD, again), (Phase.BACKWARD, once)):
             experts = {"expert_tp.all_gather": passes, "expert_tp.reduce_scatter": passes, "ep.all_to_all": 2 * passes}
@@ -185,10 +189,11 @@ def block_communication(
     alone_s = {site: collective_time(collective) for site, collective in collectives.items()}
     forward_passes = 1.0 + (grid.recompute == RECOMPUTE_MODES.index("full"))
     passes = forward_passes + 1.0
+    core_passes = np.where(core_recomputed(job, grid), 3.0, 2.0)
     gather_scatter = alone_s["tp.all_gather"] + alone_s["tp.reduce_scatter"]
     per_pass = np.where(grid.sequence_parallel, gather_scatter, alone_s["tp.all_reduce"])
-    # the backward pass gathers a block's input once more for its weights' gradients
-    backward = per_pass + np.where(grid.sequence_parallel, alone_s["tp.all_gather"], 0.0)
+    gathers_again = grid.sequence_parallel & runtime.gathers_inputs_again
+    backward = per_pass + np.where(gathers_again, alone_s["tp.all_gather"], 0.0)
 
     def tensor_s(block: Block) -> FloatArray:
         if runtime.overlaps_tensor:
@@ -215,10 +220,10 @@ def block_communication(
             ep = exposed_s(runtime, ep, beside.products[Block.MOE_MLP] + beside.products[Block.ATTENTION])
     return BlockCommunication(
         tp=tp,
-        cp=_ring_s(runtime, grid, alone_s, beside.attention_core, passes),
-        up=np.asarray(passes * alone_s["up.all_to_all"]),
+        cp=_ring_s(runtime, grid, alone_s, beside.attention_core, core_passes),
+        up=np.asarray(core_passes * alone_s["up.all_to_all"]),
         ep=ep,
-        collectives=issued_collectives(job, grid),
+        collectives=issued_collectives(job, runtime, grid),
     )
 
 
@@ -232,7 +237,7 @@ def _distinct_share(top_k: int, group: GroupLinks) -> FloatArray:
     return np.asarray(places * (1 - (1 - 1 / places) ** top_k) / top_k)
 
 
-def issued_collectives(job: TrainingJob, grid: ConfigGrid) -> dict[Block, FloatArray]:
+def issued_collectives(job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid) -> dict[Block, FloatArray]:
     """Collectives that one micro-batch issues per block [n], both passes and recomputation together."""
     is_split = {
         "tp": grid.tp > 1,
@@ -242,7 +247,7 @@ def issued_collectives(job: TrainingJob, grid: ConfigGrid) -> dict[Block, FloatA
         "up": grid.up > 1,
     }
     issued = {block: np.zeros(len(grid)) for block in Block}
-    for use in layer_uses(job, grid):
+    for use in layer_uses(job, runtime, grid):
         issued[use.block] += use.count * _ISSUED.get(use.site, 1.0) * is_split[use.site.split(".")[0]]
     return issued
 
@@ -260,7 +265,8 @@ def _ring_s(
     2023).
     """
     # forward once (again where recomputed), backward twice: the blocks themselves and their gradients
-    exchanges = (passes + 1) * ((grid.cp - 1) * alone_s["cp.send_recv"])
+    gradients_s = alone_s.get("cp.gradients", alone_s["cp.send_recv"])
+    exchanges = (grid.cp - 1) * (passes * alone_s["cp.send_recv"] + gradients_s)
     if not runtime.overlaps_ring:
         return np.asarray(exchanges)
     # The first of cp steps works on local keys: cp-1 of them can hide an exchange, but each waits for the one before.
@@ -276,5 +282,5 @@ def _exchanged_bytes(job: TrainingJob, grid: ConfigGrid) -> FloatArray:
         elements = local_tokens(job, grid) * per_token / grid.tp
     else:
         query = model.num_heads * model.head_dim / grid.tp
-        elements = local_tokens(job, grid) * 2 * (query + local_kv_size(job, grid))
+        elements = local_tokens(job, grid) * 2 * (query + exchanged_kv_size(job, grid))
     return np.asarray(job.element_bytes * elements)

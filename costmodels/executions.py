@@ -6,14 +6,18 @@ Letters: c kinds of stages.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 import numpy as np
 
 from costmodels.communication import layer_collectives, layer_uses
 from costmodels.job import TrainingJob
-from costmodels.operators import Block, Collective, FloatArray, Operator, Phase, is_recomputed, step_operators
-from costmodels.parallel import ConfigGrid
+from costmodels.operators import BLOCKS, Block, Collective, FloatArray, Operator, Phase, is_recomputed, step_operators
+from costmodels.parallel import RECOMPUTE_MODES, ConfigGrid
 from costmodels.placement import local_parameters, pipelines, place
 from costmodels.runtime import RuntimeProfile
+from costmodels.schedules import assign_layers
 from costmodels.transfers import transfer_collectives, transfer_executions
 from costmodels.weight_traffic import weight_collectives, weight_executions
 from hardware.cluster import Cluster
@@ -28,9 +32,13 @@ def operator_executions(
     """
     assert len(grid) == 1, "executions are those of one configuration"
     num_micro_batches = job.global_batch_size // (grid.dp * grid.mbs)
-    blocks = _blocks(job)
+    flavours = _flavours(job, runtime, grid)
     return tuple(
-        (operator, blocks[operator.block] * num_micro_batches * (1.0 + is_recomputed(job, operator, grid)))
+        (
+            operator,
+            num_micro_batches
+            * sum(blocks[operator.block] * (1.0 + is_recomputed(job, operator, own)) for own, blocks in flavours),
+        )
         for operator in step_operators(job, runtime, grid)
     )
 
@@ -44,18 +52,19 @@ def collective_executions(
     """
     assert len(grid) == 1, "executions are those of one configuration"
     num_micro_batches = job.global_batch_size // (grid.dp * grid.mbs)
-    groups, blocks = place(cluster, grid), _blocks(job)
+    groups = place(cluster, grid)
     found: list[tuple[Collective, Phase, FloatArray]] = []
     in_layers = layer_collectives(job, runtime, grid, groups)
     counts: dict[tuple[str, Phase], FloatArray] = {}
-    for use in layer_uses(job, grid):
-        count = counts.setdefault((use.site, use.phase), np.zeros(1))
-        count += blocks[use.block] * num_micro_batches * use.count
+    for own, blocks in _flavours(job, runtime, grid):
+        for use in layer_uses(job, runtime, own):
+            count = counts.setdefault((use.site, use.phase), np.zeros(1))
+            count += blocks[use.block] * num_micro_batches * use.count
     found += [(in_layers[site], phase, count) for (site, phase), count in counts.items()]
     (pipeline,) = pipelines(job, cluster, runtime, grid).each
     local = local_parameters(job, grid, pipeline.stages.blocks)
     of_weights = weight_collectives(job, runtime, grid, groups, local)
-    for site, phase, count in weight_executions(grid, num_micro_batches):
+    for site, phase, count in weight_executions(runtime, grid, num_micro_batches):
         for name in [name for name in (site, f"expert_{site}") if name in of_weights]:
             sends = of_weights[name].wire_bytes > 0  # some stages hold no experts
             found.append((of_weights[name], phase, pipeline.stages.count[:, None] * count * sends))
@@ -68,13 +77,25 @@ def collective_executions(
     return tuple(each for each in found if each[0].group.size[0] > 1 and each[2].any())
 
 
-def _blocks(job: TrainingJob) -> dict[Block, int]:
-    """How many blocks of each kind the model has."""
+def _flavours(
+    job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid
+) -> tuple[tuple[ConfigGrid, Mapping[Block, float]], ...]:
+    """The one configuration with the blocks that run as it says, and as one of full recomputation with the others.
+
+    Those are the blocks that its assignment recomputes.
+    """
     model = job.model
-    return {
+    blocks = {
         Block.ATTENTION: model.num_layers,
         Block.DENSE_MLP: model.num_layers - model.num_moe_layers,
         Block.MOE_MLP: model.num_moe_layers,
         Block.EMBEDDING: 1,
         Block.HEAD: 1,
     }
+    if not grid.has_recomputed:
+        return ((grid, blocks),)
+    assignment = grid.assignments[grid.assignment[0]]
+    layers = assign_layers(model, runtime, int(grid.pp[0]), int(grid.vpp[0]), assignment)
+    again = dict(zip(BLOCKS, layers.again.sum(axis=0).tolist(), strict=True))
+    in_full = replace(grid, recompute=np.full_like(grid.recompute, RECOMPUTE_MODES.index("full")))
+    return (grid, {block: number - again[block] for block, number in blocks.items()}), (in_full, again)

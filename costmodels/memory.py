@@ -177,7 +177,7 @@ def layer_activations(job: TrainingJob, runtime: RuntimeProfile, shapes: ConfigG
         moe_working=working[1],
         dense_gradient=dense_mlp.gradient,
         moe_gradient=moe_mlp.gradient,
-        gathered=np.where(full, 0.0, tally.gathered),
+        gathered=np.where(full, 0.0, tally.gathered) * runtime.gathers_inputs_again,
     )
 
 
@@ -200,11 +200,18 @@ class _LayerTally:
         self.residual = residual_tokens(job, shapes)
         self.hidden = self.width * self.residual * job.model.hidden_size
         whole = self.width * self.tokens * job.model.hidden_size
+        is_split = self.residual < self.tokens
         # products keep their inputs as they multiply them (Transformer Engine, module/linear.py)
         self.input_share = NARROW_BYTES.get(job.precision, self.width) / self.width
-        self.gathered = np.where(self.residual < self.tokens, 2 * whole, 0.0)
+        self.kept_input = self.input_share * (self.hidden if runtime.gathers_inputs_again else whole)
+        """The input of a column-parallel product."""
+        self.kept_shared = np.where(is_split & (not runtime.gathers_inputs_again), self.input_share * whole, 0.0)
+        """The same of shared experts, where the router's product does not keep it anyway."""
+        self.gathered = np.where(is_split, 2 * whole, 0.0)
         """The input that a product gathers and its gradient, while its weight's gradient is computed; also the gathered
         inputs of a layer's two column-parallel products."""
+        self.working = self.gathered if runtime.gathers_inputs_again else self.gathered / 2
+        """What of it is alive while the weight's gradient is computed, and not kept."""
 
     def drops(self, module: str) -> bool:
         """Whether selective recomputation repeats the module."""
@@ -223,7 +230,7 @@ class _LayerTally:
             latent = 2 * width * self.residual * (model.q_lora_rank + model.kv_lora_rank)
         queries = width * tokens * heads * model.head_dim
         core = self._core(heads)
-        kept = (1 + self.input_share) * self.hidden + latent + queries + key_values + output + core
+        kept = self.hidden + self.kept_input + latent + queries + key_values + output + core
         if self.input_share < 1:
             kept = kept + self.input_share * output  # the projection's input, beside what attention keeps in 16 bits
         if not runtime.fused_elementwise and not model.learned_positions:
@@ -265,9 +272,9 @@ class _LayerTally:
         if self.drops("layernorm"):
             dropped = dropped + self.hidden
         return _Block(
-            kept=(1 + self.input_share) * self.hidden + first + last,
+            kept=self.hidden + self.kept_input + first + last,
             dropped=dropped,
-            gradient=self.hidden + first + self.gathered,
+            gradient=self.hidden + first + self.working,
         )
 
     def moe_mlp(self) -> _Block:
@@ -285,6 +292,7 @@ class _LayerTally:
         shared_first, shared_last = self._mlp(self.tokens, model.shared_expert_ffn_size / tp)
         router = 8 * self.residual * model.num_experts  # scores and probabilities, fp32
         experts = router + inputs + first + last
+        shared = shared_first + shared_last + self.kept_shared * bool(model.shared_expert_ffn_size)
         dropped = np.zeros_like(experts)
         if self.drops("moe"):
             dropped = dropped + experts + shared_first + shared_last
@@ -295,7 +303,7 @@ class _LayerTally:
         if self.drops("layernorm"):
             dropped = dropped + self.hidden
         return _Block(
-            kept=(1 + self.input_share) * self.hidden + experts + shared_first + shared_last,
+            kept=(1 + self.input_share) * self.hidden + experts + shared,
             dropped=dropped,
             gradient=self.hidden + first + ROUTED_COPIES * inputs,
         )

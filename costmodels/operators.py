@@ -204,6 +204,22 @@ def local_kv_size(job: TrainingJob, grid: ConfigGrid) -> FloatArray:
     return np.maximum(model.num_kv_heads / grid.tp, 1.0) * model.head_dim
 
 
+def exchanged_kv_size(job: TrainingJob, grid: ConfigGrid) -> FloatArray:
+    """The same as Ulysses exchanges them and the ring passes them on: repeated until up divides their heads [n]."""
+    size = local_kv_size(job, grid)
+    if job.model.kv_lora_rank:
+        return size
+    heads = np.rint(size / job.model.head_dim).astype(np.int64)
+    return size * (grid.up // np.gcd(heads, grid.up))
+
+
+def core_recomputed(job: TrainingJob, shapes: ConfigGrid) -> NDArray[np.bool_]:
+    """Whether the backward pass runs the attention core again, and its exchanges with other ranks with it [u]."""
+    selective = shapes.recompute == RECOMPUTE_MODES.index("selective")
+    full = shapes.recompute == RECOMPUTE_MODES.index("full")
+    return np.asarray(full | (selective & ("core_attn" in job.recompute_modules)))
+
+
 def step_operators(job: TrainingJob, runtime: RuntimeProfile, shapes: ConfigGrid) -> tuple[Operator, ...]:
     """Every operator of one attention block, MLP, embedding and head, for each row of `shapes` [u]."""
     builder = _Builder(job, runtime, shapes)

@@ -5,8 +5,9 @@ begins when both streams are through. Which collective runs beside which kernels
 (`RuntimeProfile.overlaps_*`):
 
 * tp gathers the input of a block's first product and scatters the output of its last one (Korthikanti et al. 2022,
-  section 4.2.2); backward it gathers the output's gradient for the last product, and the input again for the first
-  one, whose input gradient it scatters. Overlapped, each runs beside the product that it feeds or that feeds it.
+  section 4.2.2); backward it gathers the output's gradient for the last product, and scatters the gradient of the first
+  one's input. That input may be gathered once more (`gathers_inputs_again`). Overlapped, each runs beside the product
+  that it feeds or that feeds it.
 * The ring of cp runs beside the attention core, whose first step needs no exchange (Liu et al. 2023).
 * Ulysses exchanges heads before the core, experts exchange tokens around their products; overlapped, that runs beside
   the products of another micro-batch's layer.
@@ -131,7 +132,7 @@ def piece_launches(
     kernels = dict.fromkeys(Block, 0.0)
     for op in step_operators(job, runtime, grid):
         kernels[op.block] += 1.0 + float(is_recomputed(job, op, grid)[0])
-    issued = issued_collectives(job, grid)
+    issued = issued_collectives(job, runtime, grid)
     each = {block: (kernels[block], float(issued[block][0])) for block in Block}
     attention = each[Block.ATTENTION]
     layers = {
@@ -219,17 +220,22 @@ class _Builder:
         if self._is_full:
             return sum(forward, ())
         kernels = [work for block in blocks for work in self._of(block, Phase.FORWARD) if work.name in self.recomputed]
-        return (Segment(kernels=tuple(kernels)),)
+        core = tuple(work for work in kernels if work.name in self._core_names)
+        others = tuple(work for work in kernels if work not in core)
+        return (*(self._exchanged(core, Phase.FORWARD) if core else ()), Segment(kernels=others))
 
     def _attention(self, phase: Phase) -> Program:
         kernels = self._of(Block.ATTENTION, phase)
         core = [at for at, work in enumerate(kernels) if work.name in self._core_names]
         before, inside, after = kernels[: core[0]], kernels[core[0] : core[-1] + 1], kernels[core[-1] + 1 :]
-        exchange = (Segment(traffic=self._calls("up.all_to_all")),)
-        between = (*exchange, *self._ring(inside, 1 if phase == Phase.FORWARD else 2))
+        between = self._exchanged(inside, phase)
         if phase == Phase.FORWARD:
             return self._gathered(before) + between + self._scattered(after)
         return self._output_gradients(before) + between + self._input_gradients(after)
+
+    def _exchanged(self, core: tuple[Work, ...], phase: Phase) -> Program:
+        """The attention core with its exchanges: of heads, and around the ring."""
+        return Segment(traffic=self._calls("up.all_to_all")), *self._ring(core, phase)
 
     def _dense(self, phase: Phase) -> Program:
         kernels = self._of(Block.DENSE_MLP, phase)
@@ -281,9 +287,9 @@ class _Builder:
         )
 
     def _input_gradients(self, kernels: tuple[Work, ...]) -> Program:
-        """Kernels from there on: the input is gathered once more for its weights, and its gradient scattered."""
+        """Kernels from there on: the input's gradient is scattered, and perhaps the input gathered for its weights."""
         at, end = _first_product(kernels), _last_product(kernels) + 1
-        traffic = self._tensor(gathers=1, scatters=1, reductions=1)
+        traffic = self._tensor(gathers=float(self.runtime.gathers_inputs_again), scatters=1, reductions=1)
         return (
             Segment(kernels=kernels[:at]),
             *self._beside_gradients(kernels[at:end], traffic),
@@ -307,13 +313,16 @@ class _Builder:
         alone = (Segment(traffic=traffic), Segment(kernels=kernels))
         return alone if traffic_first else alone[::-1]
 
-    def _ring(self, core: tuple[Work, ...], rounds: int) -> Program:
-        """The attention core and `rounds` exchanges of keys and values around the ring.
+    def _ring(self, core: tuple[Work, ...], phase: Phase) -> Program:
+        """The attention core, and keys and values around the ring, backward with their gradients.
 
         A hidden exchange still waits for each of its messages to begin.
         """
-        cp = self.config.cp
-        exchanges = self._calls("cp.send_recv", rounds * (cp - 1))
+        cp, rounds = self.config.cp, 1 if phase == Phase.FORWARD else 2
+        if rounds == 2 and "cp.gradients" in self.collectives:
+            exchanges = self._calls("cp.send_recv", cp - 1) + self._calls("cp.gradients", cp - 1)
+        else:
+            exchanges = self._calls("cp.send_recv", rounds * (cp - 1))
         if not exchanges or not self.runtime.overlaps_ring:
             return Segment(traffic=exchanges), Segment(kernels=core)
         beside = Segment(kernels=_scaled(core, (cp - 1) / cp), traffic=exchanges)

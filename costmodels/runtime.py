@@ -145,6 +145,13 @@ class RuntimeProfile:
         gradient_message_bytes: Bytes per parameter on the wire when gradients are reduced.
         gradient_bucket: Parameters whose gradients one collective carries where states are sharded; 0 is one per layer.
         weight_bucket: Parameters that one gathering collective carries; 0 is one per layer.
+        reduces_each_micro_batch: Whether ZeRO 2 reduces gradients after every micro-batch, as ZeRO 3 does; otherwise
+            once per step.
+        shards_tied_gradients: Whether the ends of a pipeline add up the gradients of a tied table after they are
+            sharded, where they are.
+        fp32_ring_gradients: Whether the gradients of keys and values go round the ring in fp32.
+        gathers_inputs_again: Whether the inputs of sequence-parallel products are kept split and gathered once more in
+            the backward pass, for their weights' gradients; otherwise they are kept as gathered.
         fused_attention: Whether attention is a flash kernel; otherwise its scores pass through memory and are kept.
         attention_dropout: Whether unfused attention drops some of its probabilities.
         fused_elementwise: Whether norms, activations and residuals are fused kernels (a compiler's or hand-written)
@@ -208,6 +215,10 @@ class RuntimeProfile:
     gradient_message_bytes: int
     gradient_bucket: int
     weight_bucket: int
+    reduces_each_micro_batch: bool
+    shards_tied_gradients: bool
+    fp32_ring_gradients: bool
+    gathers_inputs_again: bool
     fused_attention: bool
     attention_dropout: bool
     fused_elementwise: bool
@@ -285,6 +296,9 @@ class _Gradients(StrictModel):
     message_bytes_per_parameter: Annotated[int, Field(ge=1)]
     bucket_parameters: Annotated[int, Field(ge=0)]
     gathered_parameters: Annotated[int, Field(ge=0)]
+    each_micro_batch: bool = False
+    tied_sharded: bool = False
+    ring_fp32: bool = False
 
 
 class _Fused(StrictModel):
@@ -347,6 +361,7 @@ class ProfileFile(StrictModel):
     gradients: _Gradients
     fused: _Fused
     overlaps: _Overlaps
+    gathers_inputs_again: bool = True
     deduplicates_tokens: bool = False
     scatters_p2p: bool | Literal["activations"] = False
     sends_mask: bool = False
@@ -440,6 +455,10 @@ def read_profile(path: Path) -> RuntimeProfile:
         gradient_message_bytes=entry.gradients.message_bytes_per_parameter,
         gradient_bucket=entry.gradients.bucket_parameters,
         weight_bucket=entry.gradients.gathered_parameters,
+        reduces_each_micro_batch=entry.gradients.each_micro_batch,
+        shards_tied_gradients=entry.gradients.tied_sharded,
+        fp32_ring_gradients=entry.gradients.ring_fp32,
+        gathers_inputs_again=entry.gathers_inputs_again,
         **{f"fused_{name}": value for name, value in entry.fused.model_dump().items()},
         **{f"overlaps_{name}": value for name, value in entry.overlaps.model_dump().items()},
         deduplicates_tokens=entry.deduplicates_tokens,

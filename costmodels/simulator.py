@@ -265,7 +265,7 @@ class _Writer:
         """The links of a stage on which something may be under way while a pass runs."""
         found: set[str] = set()
         for work in self._of_stage(stage):
-            beside = [work.forward_hop, work.backward_hop, work.each_gather]
+            beside = [work.forward_hop, work.backward_hop, work.each_gather, work.each_scatter]
             beside += [work.once_gather] if self.runtime.overlaps_weight_gather else []
             beside += [work.once_reduce] if self.runtime.overlaps_gradients else []
             found |= {message.link for message in beside if message.seconds > 0}
@@ -378,9 +378,9 @@ class _Writer:
         return Route(seconds, tuple(uses.items()))
 
     def _sharded(self, kind: int, stage: int, pass_kind: Kind, chunk: int, end: int, devices: tuple[int, ...]) -> int:
-        """ZeRO 3's traffic of one pass, beside it or after it; returns the task that ends both."""
+        """What ZeRO sends with every pass, beside it or after it; returns the task that ends both."""
         work = self.stages[kind][stage]
-        if not work.each_gather.seconds:
+        if not (work.each_gather.seconds or (pass_kind == self.gradients_kind and work.each_scatter.seconds)):
             return end
         share = sum(work.weight_share[chunk])
         message = work.each_gather.scaled(share)

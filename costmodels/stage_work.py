@@ -78,7 +78,7 @@ class StageWork:
         forward_hop: To the next virtual stage's stage.
         backward_hop: To that of the one before.
         each_gather: Weights of all chunks, before each pass (ZeRO 3).
-        each_scatter: Gradients of all chunks, after each backward pass (ZeRO 3).
+        each_scatter: Gradients of all chunks, after each backward pass (ZeRO 3, perhaps 2).
         once_gather: Weights of all chunks, once per step.
         once_reduce: Gradients of all chunks, once per step.
         once_tied: Gradients of a table that the stage at the pipeline's other end has a copy of, once per step.

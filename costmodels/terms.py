@@ -325,8 +325,9 @@ def _collective_bundles(
     """Each collective by itself, for the candidates that use it."""
     num_micro_batches = job.global_batch_size // (grid.dp * grid.mbs)
     shapes, shape_of = unique_shapes(grid)
-    used = {use.site: np.zeros(len(shapes), dtype=np.bool_) for use in layer_uses(job, shapes)}
-    for use in layer_uses(job, shapes):
+    uses = layer_uses(job, runtime, shapes)
+    used = {use.site: np.zeros(len(shapes), dtype=np.bool_) for use in uses}
+    for use in uses:
         used[use.site] |= use.count > 0
     used["cp.start"] = used["cp.send_recv"]
     for name, collective in layer_collectives(job, runtime, shapes, place(cluster, shapes)).items():
@@ -341,7 +342,7 @@ def _collective_bundles(
         for name, collective in weight_collectives(job, runtime, pipeline.weights, here, local).items():
             by_name.setdefault(name, []).append(collective)
     used = {name: np.zeros(len(grid), dtype=np.bool_) for name in by_name}
-    for site, _, count in weight_executions(grid, num_micro_batches):
+    for site, _, count in weight_executions(runtime, grid, num_micro_batches):
         for name in [name for name in (site, f"expert_{site}") if name in by_name]:
             used[name] |= count > 0
     # the rows of all pipelines' weights, as they stand one after the other

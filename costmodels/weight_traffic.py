@@ -2,10 +2,11 @@
 
 Sources: gradients leave bucket by bucket beside the last micro-batch's backward pass, the last bucket after it (Li et
 al. 2020, PyTorch Distributed, section 3.2.3). ZeRO 1 and 2 scatter the gradients and gather the weights once per step,
-ZeRO 3 does both for every micro-batch (ZeRO, Rajbhandari et al. 2020, section 7.2). Where dp_shard leaves copies of the
-shards, they add up their gradients once per step (HSDP, PyTorch FSDP2). Where the head is the embedding's table, the
-first and the last stage add up the gradients of their copies once per step, after everything else (Megatron-LM,
-allreduce_word_embedding_grads; DeepSpeed runtime/pipe/module.py, allreduce_tied_weight_gradients).
+ZeRO 3 does both for every micro-batch (ZeRO, Rajbhandari et al. 2020, section 7.2); a runtime may scatter as often at
+ZeRO 2 (`reduces_each_micro_batch`). Where dp_shard leaves copies of the shards, they add up their gradients once per
+step (HSDP, PyTorch FSDP2). Where the head is the embedding's table, the first and the last stage add up the gradients
+of their copies once per step, after everything else (Megatron-LM, allreduce_word_embedding_grads; DeepSpeed
+runtime/pipe/module.py, allreduce_tied_weight_gradients).
 
 Letters: c kinds of stages, w rows of weights (see `placement.Pipeline`), k configurations.
 """
@@ -16,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 import numpy as np
+from numpy.typing import NDArray
 
 from costmodels.communication import exposed_s
 from costmodels.job import TrainingJob
@@ -33,7 +35,7 @@ class WeightTraffic:
 
     Attributes:
         each_gather: Gathering the weights before a pass, under ZeRO 3.
-        each_scatter: Scattering the gradients after a backward pass, under ZeRO 3.
+        each_scatter: Scattering the gradients after a backward pass, under ZeRO 3 and perhaps 2.
         once_reduce: Reducing the gradients once per step.
         once_gather: Gathering the weights once per step, under ZeRO 1 and 2.
         once_tied: Adding up the gradients of a tied table once per step; nothing hides it.
@@ -53,7 +55,7 @@ class WeightTraffic:
 
     def per_micro_batch_s(self, runtime: RuntimeProfile, forward: FloatArray, backward: FloatArray) -> FloatArray:
         """What each micro-batch waits for its stage's traffic [c, k], beside passes of those lengths [c, k]."""
-        if not self.each_gather.any():
+        if not (self.each_gather.any() or self.each_scatter.any()):
             return np.zeros(forward.shape)
         after = self.each_gather + self.each_scatter
         if runtime.overlaps_weight_gather:
@@ -119,12 +121,15 @@ def weight_collectives(
     if job.model.is_moe:
         add_all("expert_", local.expert, groups.expert_weights, expert_shards(weights), groups.expert_copies)
     if job.model.tied_embeddings:
-        added = local.tied * (runtime.gradient_bytes / efficiency)
+        is_sharded = runtime.shards_tied_gradients & (weights.zero_stage > 0)
+        added = local.tied * (runtime.gradient_bytes / efficiency) / np.where(is_sharded, shards, 1)
         add("tied.all_reduce", OpKind.ALL_REDUCE, added, groups.ends)
     return found
 
 
-def weight_executions(weights: ConfigGrid, num_micro_batches: IntArray) -> tuple[tuple[str, Phase, FloatArray], ...]:
+def weight_executions(
+    runtime: RuntimeProfile, weights: ConfigGrid, num_micro_batches: IntArray
+) -> tuple[tuple[str, Phase, FloatArray], ...]:
     """How often a step executes them on each stage [w]: the name after `expert_` or nothing, the phase, the number.
 
     Stages that send nothing don't execute it.
@@ -132,10 +137,11 @@ def weight_executions(weights: ConfigGrid, num_micro_batches: IntArray) -> tuple
     stage = weights.zero_stage
     each = np.where(stage == 3, num_micro_batches, 0).astype(np.float64)
     once = ((stage == 1) | (stage == 2)).astype(np.float64)
+    scatters = np.where(_scatters_each(runtime, weights), num_micro_batches, once)
     return (
         ("weights.all_gather", Phase.FORWARD, each + once),
         ("weights.all_gather", Phase.BACKWARD, each),
-        ("weights.reduce_scatter", Phase.BACKWARD, each + once),
+        ("weights.reduce_scatter", Phase.BACKWARD, scatters),
         ("weights.all_reduce", Phase.BACKWARD, (stage == 0).astype(np.float64)),
         ("copies.all_reduce", Phase.BACKWARD, (weights.copies > 1).astype(np.float64)),
         ("tied.all_reduce", Phase.BACKWARD, (weights.pp > 1).astype(np.float64)),
@@ -151,7 +157,7 @@ def weight_traffic(
     collective_time: CollectiveTime = collective_s,
 ) -> WeightTraffic:
     """The traffic of a pipeline's stages, for every row of `weights`; `local` are the parameters on one rank."""
-    pp, stage = int(weights.pp[0]), weights.zero_stage
+    pp, stage, each = int(weights.pp[0]), weights.zero_stage, _scatters_each(runtime, weights)
     collectives = weight_collectives(job, runtime, weights, groups, local)
     alone_s = {site: collective_time(collective) for site, collective in collectives.items()}
     gather = _dense_and_expert_s(alone_s, "weights.all_gather")
@@ -161,12 +167,17 @@ def weight_traffic(
     whole = _dense_and_expert_s(alone_s, "weights.all_reduce")
     return WeightTraffic(
         each_gather=np.where(stage == 3, gather, 0.0),
-        each_scatter=np.where(stage == 3, scatter, 0.0),
-        once_reduce=np.select([stage == 0, stage < 3], [whole, scattered], between_copies),
+        each_scatter=np.where(each, scatter, 0.0),
+        once_reduce=np.select([stage == 0, ~each], [whole, scattered], between_copies),
         once_gather=np.where((stage == 1) | (stage == 2), gather, 0.0),
         once_tied=_sent_s(collectives, alone_s, "tied.all_reduce", whole),
         one_layer=np.where(stage == 3, (gather + scattered) / max(job.model.num_layers // pp, 1), 0.0),
     )
+
+
+def _scatters_each(runtime: RuntimeProfile, weights: ConfigGrid) -> NDArray[np.bool_]:
+    """Whether the gradients of every micro-batch are scattered [w]."""
+    return np.asarray(weights.zero_stage >= (2 if runtime.reduces_each_micro_batch else 3))
 
 
 def _sent_s(

@@ -85,6 +85,21 @@ def test_sequence_parallelism_sends_the_same_bytes_in_two_halves():
     assert half >= all_reduce_s(message, link)[0]
 
 
+def test_inputs_kept_as_gathered_are_not_gathered_again():
+    """Then each pass has one gather and one scatter, as many as a runtime without that has, but for one gather."""
+    job = job_of("llama3-8b")
+    config = ParallelConfig(tp=8, mbs=2)
+    gather_s = all_gather_s(2 * 2 * 4096 * 4096, place(HOST, grid_of(config)).tp)[0]
+
+    again, kept = (
+        communication(job, HOST, config, runtime=replace(MEGATRON, gathers_inputs_again=gathers))
+        for gathers in (True, False)
+    )
+
+    assert kept.tp[Block.ATTENTION][0] == pytest.approx(again.tp[Block.ATTENTION][0] - gather_s)
+    assert kept.collectives[Block.ATTENTION][0] == 4
+
+
 def test_full_recomputation_repeats_the_forward_collectives():
     """With full recomputation tp, up and ep have three passes, and the ring four exchanges instead of three.
 
@@ -114,6 +129,32 @@ def test_ring_passes_keys_and_values_once_forward_and_twice_backward():
 
     one = 7 * send_recv_s(all_keys_and_values / 8, place(HOST, grid_of(config)).cp)[0]
     assert found.cp[0] == pytest.approx(3 * one)
+
+
+def test_gradients_on_the_ring_may_be_wider():
+    """In fp32 the gradients of keys and values are twice what these are in 16 bits."""
+    job = job_of("llama3-8b", sequence_length=32768)
+    config = ParallelConfig(cp=8)
+    block_bytes = 2 * 2 * 32768 / 8 * 8 * 128
+    link = place(HOST, grid_of(config)).cp
+
+    found = communication(job, HOST, config, runtime=replace(MEGATRON, fp32_ring_gradients=True))
+
+    expected = 7 * (2 * send_recv_s(block_bytes, link)[0] + send_recv_s(2 * block_bytes, link)[0])
+    assert found.cp[0] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("modules", "repeats"), [(("core_attn",), True), (("layernorm",), False)])
+def test_selective_recomputation_of_the_core_repeats_its_exchanges(modules, repeats):
+    """Ring and Ulysses stand inside the attention core, and run again with it, but tp's collectives do not."""
+    job = replace(job_of("llama3-8b", batch=64), recompute_modules=modules)
+    none, selective = (ParallelConfig(tp=2, cp=2, up=2, recompute=mode) for mode in ("none", "selective"))
+
+    found = communication(job, HOST, none, selective)
+
+    assert found.cp[1] == pytest.approx(found.cp[0] * (4 / 3 if repeats else 1))
+    assert found.up[1] == pytest.approx(found.up[0] * (3 / 2 if repeats else 1))
+    assert found.tp[Block.ATTENTION][1] == found.tp[Block.ATTENTION][0]
 
 
 def test_attention_hides_the_ring_where_the_runtime_overlaps_it():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 
+from costmodels.assignment import Assignment
 from costmodels.executions import collective_executions, operator_executions
 from costmodels.kernels import collective_s
 from costmodels.operators import OpKind, Phase
@@ -64,6 +65,22 @@ def test_stages_share_the_layers():
         assert counts["head.logits"] == 8
 
 
+def test_layers_that_an_assignment_recomputes_run_again():
+    """Of 8 layers 3 run again in full, with their collectives; the rest recomputes what the configuration says."""
+    job = job_of("llama3-8b", batch=64, num_layers=8)
+    some = Assignment(layers=(5, 3), recomputed=(2, 1))
+    config = ParallelConfig(pp=2, tp=2, dp=8, mbs=2, recompute="selective", assignment=some)
+    forward = {
+        operator.name: count[0] / 4
+        for operator, count in operator_executions(job, MEGATRON, grid_of(config))
+        if operator.phase is Phase.FORWARD
+    }
+
+    assert (forward["attention.qkv"], forward["attention.core"], forward["head.logits"]) == (8 + 3, 8 + 8, 1)
+    scatters = counted(job, HOSTS, config)["tp.reduce_scatter", Phase.FORWARD]
+    assert scatters / 4 == 2 * (8 + 3) + 1
+
+
 def test_hops_are_those_between_stages():
     """Each micro-batch passes every boundary between model chunks forward and back; the message is one micro-batch."""
     job = job_of("llama3-8b", batch=64)
@@ -90,6 +107,22 @@ def test_a_zero_stage_says_how_often_weights_travel(zero_stage, gathers, scatter
         counts["weights.all_gather", Phase.FORWARD] + counts.get(("weights.all_gather", Phase.BACKWARD), 0) == gathers
     )
     assert counts["weights.reduce_scatter", Phase.BACKWARD] == scatters
+
+
+def test_zero_2_may_reduce_every_micro_batch():
+    """Then gradients travel as often as under ZeRO 3, weights as under ZeRO 1, and the step takes longer."""
+    job = job_of("llama3-8b", batch=64)
+    config = ParallelConfig(tp=2, dp=16, mbs=1, zero_stage=2)
+    runtime = replace(MEGATRON, reduces_each_micro_batch=True)
+    counts = counted(job, HOSTS, config, runtime)
+
+    assert counts["weights.reduce_scatter", Phase.BACKWARD] == 4
+    assert counts["weights.all_gather", Phase.FORWARD] == 1
+    once_s, each_s = (
+        estimate_step(job, HOSTS, without_overlap(own), grid_of(config)).breakdown_s["dp"][0]
+        for own in (MEGATRON, runtime)
+    )
+    assert once_s < each_s < 4 * once_s
 
 
 def test_one_device_calls_no_collective():

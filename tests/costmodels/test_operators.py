@@ -12,6 +12,7 @@ from costmodels.operators import (
     OpKind,
     Phase,
     attention_core,
+    exchanged_kv_size,
     is_core,
     is_recomputed,
     local_kv_size,
@@ -185,6 +186,15 @@ def test_key_heads_are_copied_where_tp_exceeds_them():
         128,
         128,
     ]
+
+
+def test_key_heads_are_repeated_where_ulysses_needs_more():
+    """2 key heads of a rank are 4 before 4 ranks share them, and 6 before 3 do; latent attention has one per query."""
+    configs = grid_of(*(ParallelConfig(tp=4, up=up) for up in (1, 2, 3, 4)))
+
+    assert exchanged_kv_size(job_of("llama3-8b"), configs).tolist() == [256, 256, 768, 512]
+    latent = job_of("deepseek-v3")
+    assert exchanged_kv_size(latent, configs).tolist() == local_kv_size(latent, configs).tolist()
 
 
 def test_recomputation_repeats_what_korthikanti_says():

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from costmodels.executions import collective_executions
 from costmodels.kernels import MISALIGNED_TIME, alone_s
 from costmodels.memory import estimate_memory
 from costmodels.operators import step_operators
@@ -51,6 +52,42 @@ def test_a_scattered_transfer_sends_a_share():
 
     assert step_s(scattered, config) < step_s(whole, config)
     assert step_s(scattered) == step_s(whole)
+
+
+def test_inputs_kept_as_gathered_need_more_memory():
+    """Two per layer stand whole where they were split over tp; without sequence parallelism nothing changes."""
+    split, whole = (replace(PIPELINE, sequence_parallel=parallel) for parallel in (True, False))
+    again, kept = (
+        estimate_memory(JOB, HOSTS, replace(MEGATRON, gathers_inputs_again=gathers), grid_of(split, whole)).parts_bytes
+        for gathers in (True, False)
+    )
+
+    more_bytes = kept["activations"] - again["activations"]
+    # 8 layers of the first stage for 4 micro-batches in flight, 3 of 4 parts of two inputs in 16 bits
+    assert more_bytes[0] == pytest.approx(4 * 8 * 2 * 2 * 4096 * 4096 * 3 / 4, rel=0.1)
+    assert more_bytes[1] == 0
+
+
+def test_tied_gradients_may_be_added_up_as_shards():
+    """The ends of a pipeline send 1/dp of the table's gradients, but whole ones where nothing is sharded."""
+    job = job_of(batch=256, tied_embeddings=True)
+    sent = {
+        (shards, zero_stage): sum(
+            float((count * collective.wire_bytes).sum())
+            for collective, _, count in collective_executions(
+                job,
+                HOSTS,
+                replace(MEGATRON, shards_tied_gradients=shards),
+                grid_of(replace(PIPELINE, zero_stage=zero_stage)),
+            )
+            if collective.name == "tied.all_reduce"
+        )
+        for shards in (True, False)
+        for zero_stage in (0, 1)
+    }
+
+    assert sent[True, 1] == pytest.approx(sent[False, 1] / 2)
+    assert sent[True, 0] == sent[False, 0] == sent[False, 1] > 0
 
 
 def test_gradients_kept_as_shards_need_less_memory():
