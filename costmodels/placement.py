@@ -57,10 +57,10 @@ def place(cluster: Cluster, grid: ConfigGrid) -> Groups:
     Experts are dealt over all ranks of a stage, neighbours first, as in Megatron-Core's expert groups (order
     "tp-ep-dp", with an expert tensor degree of its own), so the same holds where `ep` divides dp alone.
     """
-    strides, sizes = zip(*_extents(grid).values(), strict=True)
+    strides, sizes = zip(*extents(grid).values(), strict=True)
     links = cluster.group_links(np.concatenate(strides), np.concatenate(sizes)).split(len(strides))
     ends = cluster.end_links(grid.tp * grid.up * grid.cp * grid.dp)
-    return Groups(all_hosts=cluster.num_hosts, ends=ends, **dict(zip(_extents(grid), links, strict=True)))
+    return Groups(all_hosts=cluster.num_hosts, ends=ends, **dict(zip(extents(grid), links, strict=True)))
 
 
 def place_on(cluster: Cluster, device: Device, grid: ConfigGrid) -> Groups:
@@ -71,7 +71,7 @@ def place_on(cluster: Cluster, device: Device, grid: ConfigGrid) -> Groups:
     whole, part = place(cluster, grid), cluster.only(device)
     found = {}
     for name in ("tp", "expert_tp", "up", "cp", "ep"):
-        stride, size = _extents(grid)[name]
+        stride, size = extents(grid)[name]
         fits = part.num_devices % (stride * size) == 0
         own = part.group_links(np.where(fits, stride, 1), np.where(fits, size, 1))
         found[name] = getattr(whole, name).where(fits, own)
@@ -93,7 +93,7 @@ def place_replica(cluster: Cluster, grid: ConfigGrid, stage: int, replica: int) 
     of_pipeline = ranks.reshape(int(grid.pp[0]), int(grid.dp[0]), -1)[:, replica].ravel()
     inside = dict.fromkeys(("tp", "expert_tp", "up", "cp"), of_replica)
     entries = []
-    for name, (stride, size) in _extents(grid).items():
+    for name, (stride, size) in extents(grid).items():
         members = inside.get(name, of_stage)
         if name == "pp":
             entries.append(of_pipeline.reshape(int(grid.pp[0]), -1).T)
@@ -102,11 +102,11 @@ def place_replica(cluster: Cluster, grid: ConfigGrid, stage: int, replica: int) 
     stages = ranks.reshape(int(grid.pp[0]), -1)
     entries.append(np.stack([stages[0], stages[-1]], axis=1)[:, : len(stages)])
     links = cluster.links_among(entries, of_stage).split(len(entries))
-    return Groups(all_hosts=cluster.num_hosts, **dict(zip((*_extents(grid), "ends"), links, strict=True)))
+    return Groups(all_hosts=cluster.num_hosts, **dict(zip((*extents(grid), "ends"), links, strict=True)))
 
 
-def _extents(grid: ConfigGrid) -> dict[str, tuple[IntArray, IntArray]]:
-    """The distance of neighbours in each dimension's groups, and their sizes [n]."""
+def extents(grid: ConfigGrid) -> dict[str, tuple[IntArray, IntArray]]:
+    """The distance of neighbours in each dimension's groups, and their sizes [n]; all of `Groups` but its `ends`."""
     ones = np.ones_like(grid.tp)
     inner = grid.tp * grid.up * grid.cp
     shared = grid.up * grid.cp * grid.dp

@@ -1,8 +1,8 @@
 """What a profile of one step shows of the operators of costmodels/operators.py, and where that is not as predicted.
 
-Collectives are left out: a trace of gloo tells no sizes, so the process groups themselves have to. What work on weights
-and gradients between the products takes (copies of FSDP, sums over micro-batches, clipping, the optimizer) is no
-operator either; costmodels/weight_passes.py and weight_traffic.py are about that.
+Collectives are left out: a trace of gloo tells no sizes, so the process groups themselves do (call_profile.py). What
+work on weights and gradients between the products takes (copies of FSDP, sums over micro-batches, clipping, the
+optimizer) is no operator either; costmodels/weight_passes.py and weight_traffic.py are about that.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class RankPlan:
         max_steps: Measured steps at most.
         precision: Measuring ends when the median's relative standard error is below this.
         capacity_factor: Most copies that an expert takes, over its even share; None drops nothing.
-        profiles: Whether one more step is profiled for operator times.
+        profiles: Whether one more step is profiled for operator times, and on CPUs recorded for what is communicated.
     """
 
     job: TrainingJob
@@ -46,6 +46,11 @@ class RankPlan:
     precision: float
     capacity_factor: float | None
     profiles: bool
+
+    @property
+    def records(self) -> bool:
+        """Whether ranks run on process groups that can record."""
+        return self.device == "cpu" and (self.clock == "virtual" or self.profiles)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,11 +95,13 @@ class Finished:
         peak_bytes: Most memory that training held on its device; without what the process had before on a CPU.
         profile_s: Time of the profiled step.
         profile: Its operators' times; None if nobody asked.
+        recording: What this rank did in the profiled step; only on CPUs.
     """
 
     peak_bytes: int
     profile_s: float
     profile: RankProfile | None
+    recording: RankRecording | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,9 +15,11 @@ import torch
 import torch.distributed as dist
 
 from trials.torch_training.experts import keep_all, keep_up_to
+from trials.torch_training.operator_profile import RankProfile
 from trials.torch_training.process_group import process_group
 from trials.torch_training.rank_messages import Place
 from trials.torch_training.rank_plan import Failed, Finished, RankPlan, Ready, StepTaken
+from trials.torch_training.rank_recording import RankRecording
 from trials.torch_training.recording import BACKEND, Recorder, register_recorded_backend
 from trials.torch_training.step_profiler import profile_steps
 from trials.torch_training.training import Trainer
@@ -28,7 +30,7 @@ def run_rank(place: Place, plan: RankPlan) -> None:
     memory = _Memory(plan)
     try:
         began_s = time.perf_counter()
-        recorder = register_recorded_backend() if plan.clock == "virtual" else None
+        recorder = register_recorded_backend() if plan.records else None
         with process_group(place, plan.device, backend=BACKEND if recorder else None) as device:
             grouped_s = time.perf_counter()
             keep = keep_all if plan.capacity_factor is None else keep_up_to(plan.capacity_factor)
@@ -47,11 +49,18 @@ def run_rank(place: Place, plan: RankPlan) -> None:
                     warmup_s=time.perf_counter() - built_s,
                 )
             )
-            _measure(place, plan, trainer, recorder, device)
+            _measure(place, plan, trainer, recorder if plan.clock == "virtual" else None, device)
             began_s = time.perf_counter()
             peak_bytes = memory.peak_bytes()
-            profile = profile_steps(trainer.start_step, device) if plan.profiles else None
-            place.tell(Finished(peak_bytes=peak_bytes, profile_s=time.perf_counter() - began_s, profile=profile))
+            profile, recording = _profile(trainer, recorder, device) if plan.profiles else (None, None)
+            place.tell(
+                Finished(
+                    peak_bytes=peak_bytes,
+                    profile_s=time.perf_counter() - began_s,
+                    profile=profile,
+                    recording=recording,
+                )
+            )
     except Exception as error:  # noqa: BLE001 # the rank's boundary: a failure is a result
         place.tell(
             Failed(
@@ -88,6 +97,17 @@ def _measure(place: Place, plan: RankPlan, trainer: Trainer, recorder: Recorder 
         seconds.append(max(walls) if plan.clock == "wall" else sum(cpus))
         if len(seconds) >= plan.min_steps and median_error(seconds) <= plan.precision:
             return
+
+
+def _profile(
+    trainer: Trainer, recorder: Recorder | None, device: torch.device
+) -> tuple[RankProfile, RankRecording | None]:
+    """One more step: its operators, and where that can be recorded its calls."""
+    if recorder is None:
+        return profile_steps(trainer.start_step, device), None
+    recorder.start()
+    profile = profile_steps(trainer.start_step, device)
+    return profile, recorder.stop()
 
 
 def median_error(values: list[float]) -> float:

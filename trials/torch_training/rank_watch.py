@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from hardware.cluster import Cluster
 from trials.backend import Clock, Observation, OnStep, OperatorSample, Status, tail_of
 from trials.ranks import AbstractRanks
+from trials.torch_training.call_profile import call_mismatches
 from trials.torch_training.operator_profile import RankProfile, mismatches, of_pipeline
 from trials.torch_training.processor_time import busy_s
 from trials.torch_training.rank_messages import Exit, Told
@@ -185,6 +186,9 @@ class _Watch:
         if self.plan.profiles:
             plan = self.plan
             remarks += mismatches(plan.job, plan.runtime, plan.config, self._profiles())
+            recordings = [told.recording for told in self.finished.values() if told.recording is not None]
+            if recordings:
+                remarks += call_mismatches(plan.job, self.cluster, plan.runtime, plan.config, recordings)
         return remarks
 
     def _others_share(self) -> float | None:

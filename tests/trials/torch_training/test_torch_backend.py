@@ -74,6 +74,19 @@ def test_a_model_learns_in_trials(opened):
     assert 3.0 < dict(found.conditions)["loss"] < 5.4
 
 
+@pytest.mark.parametrize("clock", ["wall", "virtual"])
+def test_a_trial_tells_what_it_communicated_otherwise(opened, clock):
+    """The profiled step's calls are compared with the prediction: here gradients are taken to be sent in 16 bits."""
+    backend = backend_of(chosen_clock=clock, profiles=True)
+    narrow = dataclasses.replace(backend, runtime=dataclasses.replace(backend.runtime, gradient_message_bytes=2))
+
+    found = opened(narrow).measure(DP, trial_number=0)
+
+    assert found.status is Status.OK, found.reason + found.log_tail
+    assert "weights.reduce_scatter: predicted 311 kB in 4 calls, saw 622 kB in 5 calls" in found.reason
+    assert "all_gather" not in found.reason
+
+
 def test_a_killed_rank_is_an_incident(opened, rank_processes):
     """A rank that dies by a signal ends its trial, which keeps its steps and says nothing against the candidate."""
     found = opened(backend_of(min_steps=50, max_steps=50)).measure(
