@@ -6,8 +6,6 @@ the rest of Meshtune works with.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -28,7 +26,6 @@ from costmodels.parallel import (
     ParallelConfig,
     Value,
 )
-from costmodels.reduced import Reduction, least_layers
 from costmodels.runtime import RuntimeProfile, find_runtime, read_profile
 from costmodels.sources import MeasuredSetting, source_of
 from hardware.cluster import Cluster, described_cluster
@@ -38,17 +35,22 @@ from hardware.errors import ConfigError, shown_url
 from hardware.trace_file import read_trace
 from trials.backend import AbstractBackend
 from trials.replay import ReplayBackend
-from trials.simulated import Fidelity, SimulatedBackend
-from trials.torch_training.backend import ClockChoice, TorchBackend
-from trials.torch_training.trainable import check_trainable
 from tuner.proxy import ProxyOptions
 from tuner.rules import Setting
 from tuner.space import Space, SpaceOptions, active_rules, broken_rules, build_space, launchable, setting_for
+from tuner.trial_config import (
+    NotNegative,
+    PositiveInt,
+    ReplayKeys,
+    SimulatedKeys,
+    TrialKeys,
+    backend_of,
+    proxy_of,
+    trial_meaning,
+)
 
 DEFAULT_STORAGE = "sqlite:///meshtune.db"
 
-PositiveInt = Annotated[int, Field(ge=1)]
-NotNegative = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -98,56 +100,6 @@ class _SearchKeys(StrictModel):
     explorer: Literal["draws", "thompson", "ucb", "ei_per_second"] = "draws"
 
 
-def _layers_or_auto(layers: int | str) -> int | str:
-    if layers != "auto" and (isinstance(layers, str) or layers < 1):
-        raise ValueError("must be auto or a whole number of at least 1")
-    return layers
-
-
-class _ProxyKeys(StrictModel):
-    hosts: PositiveInt
-    layers: Annotated[int | str, AfterValidator(_layers_or_auto)] = "auto"
-    full_trials: NotNegative = 3
-
-
-class _ReplayKeys(StrictModel):
-    backend: Literal["replay"]
-    measured: Annotated[list[str], Field(min_length=1)]
-    where: dict[str, str | int | float | bool] = Field(default_factory=dict)
-    seconds_per_trial: Annotated[float, Field(ge=0)] = 0.0
-    time_limit_s: Annotated[float, Field(gt=0)] | None = None
-    proxy: _ProxyKeys | None = None
-
-
-class _SimulatedKeys(StrictModel):
-    backend: Literal["simulated"]
-    fidelity: Fidelity = "step_time"
-    seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
-    noise: Annotated[float, Field(ge=0, le=1)] = 0.02
-    operator_error: Annotated[float, Field(ge=0, le=1)] = 0.3
-    num_steps: Annotated[int, Field(ge=1, le=1000)] = 5
-    seconds_per_trial: Annotated[float, Field(ge=0)] = 0.0
-    time_limit_s: Annotated[float, Field(gt=0)] | None = None
-    proxy: _ProxyKeys | None = None
-
-
-class _TorchKeys(StrictModel):
-    backend: Literal["torch"]
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    clock: ClockChoice = "auto"
-    seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
-    warmup_steps: Annotated[int, Field(ge=1, le=100)] = 2
-    min_steps: Annotated[int, Field(ge=1, le=1000)] = 5
-    max_steps: Annotated[int, Field(ge=1, le=1000)] = 20
-    precision: Annotated[float, Field(gt=0, lt=1)] = 0.02
-    capacity_factor: Annotated[float, Field(gt=0, le=100)] | None = None
-    spread: bool = False
-    profile: bool = True
-    hang_limit_s: Annotated[float, Field(gt=0)] = 120.0
-    time_limit_s: Annotated[float, Field(gt=0)] | None = None
-    proxy: _ProxyKeys | None = None
-
-
 def _checked_name(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", name):
         raise ValueError("must be up to 128 letters, digits, dots, dashes and underscores, a letter or digit first")
@@ -163,9 +115,7 @@ class _StudyKeys(StrictModel):
     space: _SpaceKeys = _SpaceKeys()
     search: _SearchKeys = _SearchKeys()
     expert: dict[str, Any] | None = None
-    trial: Annotated[_ReplayKeys | _SimulatedKeys | _TorchKeys, Field(discriminator="backend")] = _SimulatedKeys(
-        backend="simulated"
-    )
+    trial: Annotated[TrialKeys, Field(discriminator="backend")] = SimulatedKeys(backend="simulated")
     storage: str = DEFAULT_STORAGE
     history: list[str] = Field(default_factory=list)
 
@@ -295,7 +245,7 @@ def _resolved(keys: _StudyKeys, path: Path, storage: str) -> StudyConfig:
     described = _under("cluster", lambda: described_cluster(keys.cluster, base_dir))
     cluster = described.cluster
     runtime = _under("runtime", lambda: _runtime(keys.runtime, base_dir))
-    group = _measured_group(keys, base_dir) if isinstance(keys.trial, _ReplayKeys) else None
+    group = _measured_group(keys, base_dir) if isinstance(keys.trial, ReplayKeys) else None
     job = _job(keys, base_dir, group, runtime)
     for device in cluster.devices:
         _under("job", lambda device=device: device.peak_flop_per_s(job.precision))
@@ -311,7 +261,7 @@ def _resolved(keys: _StudyKeys, path: Path, storage: str) -> StudyConfig:
         )
     _check_fixed_dimensions(setting, options, measured=group is not None)
     _check_absent_dimensions(setting, options)
-    backend = _backend(keys.trial, setting, group)
+    backend = backend_of(keys.trial, setting, group)
     _check_storage(storage)
     _check_history(keys.history, base_dir, storage)
     return StudyConfig(
@@ -323,7 +273,7 @@ def _resolved(keys: _StudyKeys, path: Path, storage: str) -> StudyConfig:
         search=_search(keys.search, backend),
         expert=_expert(keys, setting, options),
         backend=backend,
-        proxy=_proxy(keys, setting, backend),
+        proxy=proxy_of(keys.trial, setting, backend, keys.search.max_trials),
         time_limit_s=keys.trial.time_limit_s,
         storage=storage,
         history=tuple(keys.history),
@@ -336,107 +286,6 @@ def _search(keys: _SearchKeys, backend: AbstractBackend) -> SearchOptions:
     """How the tuner searches; close calls are measured again where that costs less than a wrong answer."""
     repeats = keys.repeats if keys.repeats is not None else USUAL_REPEATS if backend.trains else 0
     return SearchOptions(**keys.model_dump(exclude={"repeats"}), repeats=repeats)
-
-
-def _backend(
-    keys: _ReplayKeys | _SimulatedKeys | _TorchKeys, setting: Setting, group: MeasuredGroup | None
-) -> AbstractBackend:
-    """What runs the study's trials."""
-    if isinstance(keys, _ReplayKeys):
-        assert group is not None, "a replay has measured rows"
-        return ReplayBackend(group=group, seconds_per_trial=keys.seconds_per_trial)
-    job, cluster, runtime = setting.job, setting.cluster, setting.runtime
-    if isinstance(keys, _SimulatedKeys):
-        return SimulatedBackend(
-            job=job,
-            cluster=cluster,
-            runtime=runtime,
-            fidelity=keys.fidelity,
-            seed=keys.seed,
-            noise=keys.noise,
-            operator_error=keys.operator_error,
-            num_steps=keys.num_steps,
-            seconds_per_trial=keys.seconds_per_trial,
-        )
-    if keys.max_steps < keys.min_steps:
-        raise ConfigError(
-            f"must be at least min_steps, which is {keys.min_steps}", key="trial.max_steps", value=keys.max_steps
-        )
-    if runtime.rule_set != "torch-reference":
-        raise ConfigError(
-            "is not how the torch backend trains", key="runtime", value=runtime.name, nearest="runtime: torch-reference"
-        )
-    check_trainable(job)
-    is_processor = all(device.is_processor for device in cluster.devices)
-    device = keys.device if keys.device != "auto" else "cpu" if is_processor else "cuda"
-    if device == "cuda" and keys.clock == "virtual":
-        raise ConfigError(
-            "follows CPU time, which says nothing of a GPU", key="trial.clock", value="virtual", nearest="clock: wall"
-        )
-    return TorchBackend(
-        job=job,
-        cluster=cluster,
-        runtime=runtime,
-        device=device,
-        chosen_clock=keys.clock,
-        seed=keys.seed,
-        warmup_steps=keys.warmup_steps,
-        min_steps=keys.min_steps,
-        max_steps=keys.max_steps,
-        precision=keys.precision,
-        capacity_factor=keys.capacity_factor,
-        spreads=keys.spread,
-        profiles=keys.profile,
-        hang_limit_s=keys.hang_limit_s,
-    )
-
-
-def _proxy(keys: _StudyKeys, setting: Setting, backend: AbstractBackend) -> ProxyOptions | None:
-    """What the study says about proxies.
-
-    Raises:
-        ConfigError: none can be run.
-    """
-    wanted = keys.trial.proxy
-    if wanted is None:
-        return None
-    model, cluster = setting.job.model, setting.cluster
-    layers = wanted.layers if isinstance(wanted.layers, int) else None
-    if len(cluster.groups) > 1:
-        raise ConfigError(
-            f"needs equal hosts, and the cluster has {len(cluster.groups)} groups of them",
-            key="trial.proxy",
-            nearest="leave proxy out",
-        )
-    one_host = Reduction(hosts=1, layers=model.num_layers, global_batch_size=setting.job.global_batch_size)
-    if backend.reduced(one_host) is None:
-        raise ConfigError(
-            f"cannot be run by the backend {keys.trial.backend}, which answers for its own job only",
-            key="trial.proxy",
-            nearest="leave proxy out, or use backend: simulated",
-        )
-    if wanted.hosts >= cluster.num_hosts:
-        raise ConfigError(
-            f"must be fewer than the {cluster.num_hosts} hosts of the cluster",
-            key="trial.proxy.hosts",
-            value=wanted.hosts,
-            nearest=f"at most {cluster.num_hosts - 1}" if cluster.num_hosts > 1 else "leave proxy out",
-        )
-    if layers is not None and not least_layers(model) <= layers <= model.num_layers:
-        raise ConfigError(
-            f"must be from {least_layers(model)} to the {model.num_layers} layers of the model",
-            key="trial.proxy.layers",
-            value=layers,
-            nearest="auto keeps those of each stage",
-        )
-    if wanted.full_trials >= keys.search.max_trials:
-        raise ConfigError(
-            f"must be fewer than search.max_trials, which is {keys.search.max_trials}",
-            key="trial.proxy.full_trials",
-            value=wanted.full_trials,
-            nearest=f"at most {keys.search.max_trials - 1}",
-        )
-    return ProxyOptions(hosts=wanted.hosts, layers=layers, full_trials=wanted.full_trials)
 
 
 def _under(prefix: str, resolve: Any) -> Any:
@@ -493,7 +342,7 @@ def _job(keys: _StudyKeys, base_dir: Path, group: MeasuredGroup | None, runtime:
 
 
 def _measured_group(keys: _StudyKeys, base_dir: Path) -> MeasuredGroup:
-    assert isinstance(keys.trial, _ReplayKeys), "only a replay has measured rows"
+    assert isinstance(keys.trial, ReplayKeys), "only a replay has measured rows"
     trial = keys.trial
     return _under("trial", lambda: read_measured_group(trial.measured, trial.where, base_dir))  # type: ignore[no-any-return] # _under returns what the lambda does
 
@@ -586,11 +435,6 @@ def _further_defaults(job: TrainingJob, runtime: RuntimeProfile) -> dict[str, Va
     default_sp = runtime.sequence_parallel if job.sequence_parallel is None else job.sequence_parallel
     fixed = {name: getattr(job, name) for name in ("recompute", "zero_stage", "expert_tp", "dp_shard")}
     return fixed | {"sequence_parallel": default_sp, "assignment": ""}
-
-
-def _dimensions_of(config: ParallelConfig) -> tuple[str, ...]:
-    """What tells a configuration; an even assignment needs no telling."""
-    return DEGREES + (FURTHER_DIMENSIONS if config.assignment else ENUMERATED_DIMENSIONS)
 
 
 def _expert(keys: _StudyKeys, setting: Setting, options: SpaceOptions) -> ParallelConfig | None:
@@ -699,23 +543,13 @@ def _meaning(
     """The resolved values under the study file's keys that give a trial its meaning, as JSON."""
     job = asdict(setting.job)
     model = job.pop("model")
-    trial = keys.trial.model_dump()
-    # a proxy trial says by itself what it ran
-    for unrelated in ("time_limit_s", "hang_limit_s", "seconds_per_trial", "measured", "proxy"):
-        trial.pop(unrelated, None)
-    if isinstance(backend, TorchBackend):  # what `auto` has become
-        trial |= {"device": backend.device, "clock": backend.clock}
-    if group is not None:
-        rows = [[*run.config.values(_dimensions_of(run.config)).values(), run.step_time_s] for run in group.runs]
-        digest = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
-        trial["rows"] = f"{len(rows)} rows, sha256 {digest[:16]}"
     return {
         "model": model,
         "cluster": _described(setting.cluster),
         "job": job,
         "runtime": asdict(setting.runtime),
         "space": {"opened": list(options.opened)},
-        "trial": trial,
+        "trial": trial_meaning(keys.trial, backend, group),
     }
 
 
