@@ -20,14 +20,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import math
 import os
-import socket
 import time
 import traceback
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -36,6 +33,7 @@ from costmodels.reduced import Reduction
 from hardware.errors import ConfigError
 from trials.backend import AbstractBackend, HostNeeds, Observation, Status, tail_of
 from trials.ranks import RanksLostError
+from trials.ray_cluster import first_line, join_cluster
 from trials.ray_hosts import RayRanks
 from trials.ray_local import imported_ray, start_local_ray
 from trials.torch_training.rank_processes import RankProcesses
@@ -45,9 +43,6 @@ SLOT_WAIT_S = 30.0
 
 START_LIMIT_S = 120.0
 """How long a worker may take to start before the trial on it counts as having lost its machine."""
-
-CONNECT_LIMIT_S = 10.0
-"""How long a cluster's address may take to answer."""
 
 CLOSE_LIMIT_S = 10.0
 """How long the actors may take to die when the executor is closed."""
@@ -61,10 +56,6 @@ MAIL_LIMIT_S = 1.0
 MAIL_EVERY_S = 0.5
 """How often the mailbox is asked for steps, so that short ones do not keep the driver busy: one turn of its loop takes
 some 40 ms with 40 trials in the study (measured)."""
-
-_SUBMITTED_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set, under this very name, where `ray job submit` started us
-_HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-_HTTP2_SETTINGS = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -352,7 +343,8 @@ class RayExecutor:
         if address != "local":
             self._ray = imported_ray()
             if not self._ray.is_initialized():
-                self._join(address)
+                self._owns_connection = True
+                join_cluster(self._ray, address)
             return False
         hosts = self._backend.hosts
         if len(hosts) > 1:
@@ -397,27 +389,6 @@ class RayExecutor:
             )
             self._parallel_trials = gpus // each
 
-    def _join(self, address: str) -> None:
-        """Joins the cluster at `address`.
-
-        Ray tries an unreachable address for minutes and cannot be interrupted, so the address is asked first.
-        """
-        where = (os.environ.get("RAY_ADDRESS") or "auto") if address == "auto" else address
-        if where != "auto":
-            _check_answers(where)
-        self._owns_connection = True
-        packages = Path(__file__).resolve().parents[1]
-        # a submitted job brings its own working directory and must not be given another environment
-        environment = (
-            None
-            if _SUBMITTED_JOB in os.environ
-            else {"py_modules": [str(packages / name) for name in ("hardware", "costmodels", "trials")]}
-        )
-        try:
-            self._ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env=environment)
-        except (OSError, RuntimeError, ValueError, ImportError) as error:
-            raise _no_cluster(address, _first_line(error)) from None
-
     def _keep_what_started(self) -> None:
         """Waits for the slots that the cluster gives, and lets go of the others.
 
@@ -432,7 +403,7 @@ class RayExecutor:
                 try:
                     self._ray.get(place.ready)
                 except self._ray.exceptions.RayError as error:
-                    failure = _first_line(error)
+                    failure = first_line(error)
                 else:
                     place.is_ready = True
                     kept.append(place)
@@ -660,45 +631,6 @@ class RayExecutor:
                 self._ray.util.remove_placement_group(group)
 
 
-def _check_answers(address: str) -> None:
-    """Asks whether a gRPC server listens at `address`, which Ray's own ports all are.
-
-    Sends the HTTP/2 client preface and an empty SETTINGS frame and expects a SETTINGS frame back (RFC 9113, section
-    3.4). With Ray's TLS switched on only the connection is tried.
-
-    Raises:
-        ConfigError: the address is malformed, or nothing answers there.
-    """
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if not colon or not port.isdigit() or not 0 < int(port) < 65_536:
-        raise ConfigError(
-            "is not the address of a Ray cluster",
-            key="address",
-            value=address,
-            nearest="give local, auto, ray://host:10001 or host:6379",
-        )
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_LIMIT_S) as connection:
-            if os.environ.get("RAY_USE_TLS", "0") in ("0", "", "false"):
-                connection.settimeout(CONNECT_LIMIT_S / 2)
-                connection.sendall(_HTTP2_PREFACE)
-                frame = connection.recv(9)
-                if len(frame) < 4 or frame[3] != _HTTP2_SETTINGS:
-                    raise _no_cluster(address, "what answers there is not Ray")
-    except OSError as error:
-        raise _no_cluster(address, str(error)) from None
-
-
-def _no_cluster(address: str, cause: str) -> ConfigError:
-    return ConfigError(
-        f"is no Ray cluster that can be reached ({cause})",
-        key="address",
-        value=address,
-        nearest="check `ray status` there (a cluster that asks for tokens needs RAY_AUTH_MODE=token here too), "
-        "unset RAY_ADDRESS, or set address: local",
-    )
-
-
 def _in_words(hosts: tuple[HostNeeds, ...]) -> str:
     """What a trial needs: `one CPU`, `8 CPUs`, `1 CPU and 8 GPUs on each of 2 hosts`."""
     needs = hosts[0]
@@ -707,10 +639,6 @@ def _in_words(hosts: tuple[HostNeeds, ...]) -> str:
     text = f"{needs.cpus} CPU{'s' if needs.cpus > 1 else ''}"
     text += f" and {needs.gpus} GPU{'s' if needs.gpus > 1 else ''}" if needs.gpus else ""
     return text if len(hosts) == 1 else f"{text} on each of {len(hosts)} hosts"
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 
 def _cause_of_death(error: BaseException) -> str:

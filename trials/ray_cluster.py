@@ -1,0 +1,91 @@
+"""Joins a Ray cluster by its address, and says soon where none answers.
+
+Ray tries an unreachable address for minutes and cannot be interrupted, so the address is asked first.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from hardware.errors import ConfigError
+
+CONNECT_LIMIT_S = 10.0
+"""How long a cluster's address may take to answer."""
+
+_SUBMITTED_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set, under this very name, where `ray job submit` started us
+_HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+_HTTP2_SETTINGS = 4
+
+
+def join_cluster(ray: Any, address: str) -> None:
+    """Joins the cluster, whose workers then find our modules.
+
+    Args:
+        ray: The library.
+        address: `auto`, `ray://host:port` or `host:port`.
+
+    Raises:
+        ConfigError: the address is malformed, or no Ray answers there.
+    """
+    where = (os.environ.get("RAY_ADDRESS") or "auto") if address == "auto" else address
+    if where != "auto":
+        _check_answers(where)
+    packages = Path(__file__).resolve().parents[1]
+    # a submitted job brings its own working directory and must not be given another environment
+    environment = (
+        None
+        if _SUBMITTED_JOB in os.environ
+        else {"py_modules": [str(packages / name) for name in ("hardware", "costmodels", "trials")]}
+    )
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env=environment)
+    except (OSError, RuntimeError, ValueError, ImportError) as error:
+        raise _no_cluster(address, first_line(error)) from None
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of Ray says, without what it goes on to tell."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+
+
+def _check_answers(address: str) -> None:
+    """Asks whether a gRPC server listens at `address`, which Ray's own ports all are.
+
+    Sends the HTTP/2 client preface and an empty SETTINGS frame and expects a SETTINGS frame back (RFC 9113, section
+    3.4). With Ray's TLS switched on only the connection is tried.
+
+    Raises:
+        ConfigError: the address is malformed, or nothing answers there.
+    """
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdigit() or not 0 < int(port) < 65_536:
+        raise ConfigError(
+            "is not the address of a Ray cluster",
+            key="address",
+            value=address,
+            nearest="give local, auto, ray://host:10001 or host:6379",
+        )
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_LIMIT_S) as connection:
+            if os.environ.get("RAY_USE_TLS", "0") in ("0", "", "false"):
+                connection.settimeout(CONNECT_LIMIT_S / 2)
+                connection.sendall(_HTTP2_PREFACE)
+                frame = connection.recv(9)
+                if len(frame) < 4 or frame[3] != _HTTP2_SETTINGS:
+                    raise _no_cluster(address, "what answers there is not Ray")
+    except OSError as error:
+        raise _no_cluster(address, str(error)) from None
+
+
+def _no_cluster(address: str, cause: str) -> ConfigError:
+    return ConfigError(
+        f"is no Ray cluster that can be reached ({cause})",
+        key="address",
+        value=address,
+        nearest="check `ray status` there (a cluster that asks for tokens needs RAY_AUTH_MODE=token here too), "
+        "unset RAY_ADDRESS, or set address: local",
+    )
