@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.rank_finder import running_ranks
 from benchmarks.timing import answer, count_at_least, publish, tell
 from tuner.config import load_study
 from tuner.study import run_study
@@ -80,7 +81,7 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
             ("trials are missing", len(ended) == len(result.records)),
             ("the answer is not the fastest trial", _is_fastest(result.best, well)),
             ("a configuration ran again after it had ended well", not repeated or max(repeated.values()) == 1),
-            ("processes are left", not _ranks_left()),
+            ("processes are left", not running_ranks()),
         )
         if not holds
     ]
@@ -113,7 +114,7 @@ class _Faults(threading.Thread):
     def run(self) -> None:
         """Until `stop`."""
         while not self._over.wait(float(self._rng.uniform(*PAUSE_S))):
-            ranks = sorted(_ranks_left())
+            ranks = sorted(running_ranks())
             if not ranks:
                 continue
             fault = FAULTS[sum(self.done.values()) % len(FAULTS)]
@@ -136,32 +137,6 @@ def _disturb(process: int, fault: str) -> None:
         resource.prlimit(process, resource.RLIMIT_DATA, (held, held))
     else:
         os.kill(process, signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
-
-
-def _ranks_left() -> set[int]:
-    """Processes whose parent is a server of ranks that a descendant of this process has started."""
-    parents: dict[int, int] = {}
-    servers: set[int] = set()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parents[int(entry.name)] = int(
-                    (entry / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1]
-                )
-                if b"rank_server" in (entry / "cmdline").read_bytes():
-                    servers.add(int(entry.name))
-            except OSError:
-                continue
-    return {process for process, parent in parents.items() if parent in servers and _is_ours(parent, parents)}
-
-
-def _is_ours(process: int, parents: dict[int, int]) -> bool:
-    """Whether the process descends from this one; Ray's workers hang below its raylet, which does."""
-    while process in parents:
-        if process == os.getpid():
-            return True
-        process = parents[process]
-    return False
 
 
 def _print(figures: dict[str, Any]) -> None:

@@ -4,10 +4,10 @@ import dataclasses
 import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
+from benchmarks.rank_finder import ranks_by_server, running_ranks
 from costmodels.parallel import ParallelConfig
 from hardware.errors import ConfigError
 from tests.trials.torch_training.small_backends import DP, PP, backend_of, cluster_of
@@ -38,11 +38,11 @@ def _polled(executor, limit_s=120.0):
 
 def test_trials_train_one_after_the_other_in_warm_workers(executor):
     """A second trial pays no start: its ranks are forked from the server that the first one started."""
-    first, servers = _measured(executor, 0, DP), _servers()
+    first, servers = _measured(executor, 0, DP), set(ranks_by_server())
     second = _measured(executor, 1, PP)
 
     assert (first.status, second.status) == (Status.OK, Status.OK), first.reason + second.reason
-    assert _servers() == servers
+    assert set(ranks_by_server()) == servers
     assert servers
 
 
@@ -61,7 +61,7 @@ def test_a_rank_that_is_killed_twice_is_an_incident(executor):
     ended = {}
     deadline_s = time.monotonic() + 120
     while not ended and time.monotonic() < deadline_s:
-        for pid in _ranks() - killed:
+        for pid in running_ranks() - killed:
             os.kill(pid, signal.SIGKILL)
             killed.add(pid)
         ended = dict(executor.poll(0.05))
@@ -73,7 +73,7 @@ def test_a_rank_that_is_killed_twice_is_an_incident(executor):
 
 def test_a_server_that_is_killed_between_trials_costs_no_trial(executor):
     """The worker that lost it is replaced, and the next trial runs in a fresh one."""
-    for pid in _servers():
+    for pid in ranks_by_server():
         os.kill(pid, signal.SIGKILL)
 
     found = _measured(executor, 9, DP)
@@ -91,36 +91,3 @@ def test_trials_want_no_more_hosts_than_this_machine():
         RayExecutor(spread, parallel_trials=1, address="local"),
     ):
         pass
-
-
-def _servers():
-    """The servers of ranks that Ray's workers have started."""
-    return {pid for pid in _processes() if _is_server(pid) and b"ray::" in _command(_parent(pid))}
-
-
-def _ranks():
-    """The ranks that those have forked."""
-    servers = _servers()
-    return {pid for pid in _processes() if _parent(pid) in servers}
-
-
-def _is_server(pid):
-    return b"rank_server" in _command(pid)
-
-
-def _processes():
-    return {int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
-
-
-def _command(pid):
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
-
-
-def _parent(pid):
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
-    except OSError:
-        return 0

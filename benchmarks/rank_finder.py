@@ -1,0 +1,49 @@
+"""Finds the ranks of running trials from outside, in the process table: who disturbs them has no other way to them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def ranks_by_server() -> dict[int, frozenset[int]]:
+    """The servers of ranks that Ray's workers below this process have started, and the ranks of each, as process ids.
+
+    Ray's workers hang below its raylet, which hangs below the process that started Ray.
+    """
+    parents = {int(entry.name): _parent(entry) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
+    servers = [
+        process
+        for process, parent in parents.items()
+        # a rank is a fork of its server and has its command line
+        if b"rank_server" in _command(process) and b"ray::" in _command(parent) and _is_below_this(parent, parents)
+    ]
+    return {server: frozenset(process for process, parent in parents.items() if parent == server) for server in servers}
+
+
+def running_ranks() -> set[int]:
+    """The ranks of all these servers."""
+    return set().union(*ranks_by_server().values())
+
+
+def _parent(entry: Path) -> int:
+    try:
+        return int((entry / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
+    except OSError:  # it has just ended
+        return 0
+
+
+def _command(process: int) -> bytes:
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def _is_below_this(process: int, parents: Mapping[int, int]) -> bool:
+    while process in parents:
+        if process == os.getpid():
+            return True
+        process = parents[process]
+    return False
