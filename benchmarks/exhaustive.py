@@ -173,7 +173,7 @@ def _judged(config: StudyConfig, grid: ConfigGrid, path: Path) -> dict[str, Any]
     timed = [
         position
         for position, key in enumerate(keys)
-        if all((number, key) in rows and rows[number, key]["step_seconds"] for number in rounds)
+        if rounds and all((number, key) in rows and rows[number, key]["step_seconds"] for number in rounds)
     ]
     if not timed:
         raise ConfigError("holds no candidate that was measured in every round", key="--out", value=str(path))
