@@ -54,6 +54,17 @@ class RankPlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Begun:
+    """A rank on a CPU runs.
+
+    Attributes:
+        resident_bytes: What its process holds before it trains.
+    """
+
+    resident_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Ready:
     """A rank has built its part and trained the warm-up steps.
 
@@ -109,13 +120,15 @@ class Failed:
     """A rank could not go on.
 
     Attributes:
-        is_out_of_memory: Whether it lacked memory.
+        is_out_of_memory: Whether the error says that it lacked memory.
+        is_memory_used_up: Whether it could hardly have had more memory, whatever the error says.
         reason: The error in a line.
         text: The traceback.
         peak_bytes: Most memory that it held until then.
     """
 
     is_out_of_memory: bool
+    is_memory_used_up: bool
     reason: str
     text: str
     peak_bytes: int

@@ -16,9 +16,10 @@ import torch.distributed as dist
 
 from trials.torch_training.experts import keep_all, keep_up_to
 from trials.torch_training.operator_profile import RankProfile
+from trials.torch_training.out_of_memory import is_memory_used_up, speaks_of_memory
 from trials.torch_training.process_group import process_group
 from trials.torch_training.rank_messages import Place
-from trials.torch_training.rank_plan import Failed, Finished, RankPlan, Ready, StepTaken
+from trials.torch_training.rank_plan import Begun, Failed, Finished, RankPlan, Ready, StepTaken
 from trials.torch_training.rank_recording import RankRecording
 from trials.torch_training.recording import BACKEND, Recorder, register_recorded_backend
 from trials.torch_training.step_profiler import profile_steps
@@ -28,6 +29,8 @@ from trials.torch_training.training import Trainer
 def run_rank(place: Place, plan: RankPlan) -> None:
     """Trains and measures under `plan`; whatever goes wrong is told."""
     memory = _Memory(plan)
+    if plan.device == "cpu":
+        place.tell(Begun(resident_bytes=memory.start_bytes))
     try:
         began_s = time.perf_counter()
         recorder = register_recorded_backend() if plan.records else None
@@ -65,7 +68,8 @@ def run_rank(place: Place, plan: RankPlan) -> None:
         place.tell(
             Failed(
                 is_out_of_memory=_is_out_of_memory(error),
-                reason=f"{type(error).__name__}: {error}".splitlines()[0][:500],
+                is_memory_used_up=plan.device == "cpu" and is_memory_used_up(),
+                reason=_in_a_line(error),
                 text=traceback.format_exc(),
                 peak_bytes=memory.peak_bytes(),
             )
@@ -133,13 +137,17 @@ def _of_all_ranks(values: list[float], device: torch.device) -> list[list[float]
 def _is_out_of_memory(error: BaseException | None) -> bool:
     """Whether the error, or one that it came from, is for want of memory."""
     while error is not None:
-        text = str(error)
-        if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(
-            sign in text for sign in ("can't allocate memory", "bad_alloc", "Cannot allocate memory", "out of memory")
-        ):
+        if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or speaks_of_memory(str(error)):
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def _in_a_line(error: BaseException) -> str:
+    """The kind and the first line of the error that this one came from: a pipeline puts its own around it."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:500]
 
 
 class _Memory:
@@ -150,9 +158,9 @@ class _Memory:
 
     def __init__(self, plan: RankPlan) -> None:
         self._is_cuda = plan.device == "cuda"
-        self._start_bytes = 0
+        self.start_bytes = 0
         if not self._is_cuda:
-            self._start_bytes = _resident_bytes("VmRSS")
+            self.start_bytes = _resident_bytes("VmRSS")
             self.begin()
 
     def begin(self) -> None:
@@ -166,7 +174,7 @@ class _Memory:
     def peak_bytes(self) -> int:
         if self._is_cuda:
             return int(torch.cuda.max_memory_reserved())
-        return max(_resident_bytes("VmHWM") - self._start_bytes, 0)
+        return max(_resident_bytes("VmHWM") - self.start_bytes, 0)
 
 
 def _resident_bytes(key: str) -> int:

@@ -2,7 +2,8 @@
 
 A rank that fails, dies or hangs takes the others of its trial with it. What it was is decided by all of them together,
 because the others soon fail too, for want of a peer: a signal that killed a rank comes first, then a lack of memory,
-then the first error that is not about a lost connection.
+then the first error that is not about a lost connection, then a rank that ended without a word. A rank that was ended
+by the C library or by C++ for want of memory, and could tell nothing, is known by what it printed.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from trials.backend import Clock, Observation, OnStep, OperatorSample, Status, t
 from trials.ranks import AbstractRanks
 from trials.torch_training.call_profile import call_mismatches
 from trials.torch_training.operator_profile import RankProfile, mismatches, of_pipeline
+from trials.torch_training.out_of_memory import speaks_of_memory
 from trials.torch_training.processor_time import busy_s
 from trials.torch_training.rank_messages import Exit, Told
-from trials.torch_training.rank_plan import Failed, Finished, RankPlan, Ready, StepTaken
+from trials.torch_training.rank_plan import Begun, Failed, Finished, RankPlan, Ready, StepTaken
 from trials.torch_training.virtual_clock import virtual_step
 
 GRACE_S = 3.0
@@ -28,7 +30,14 @@ GRACE_S = 3.0
 MUCH_CPU = 0.1
 """Share of the machine's CPU that other programs may use before an observation speaks of it."""
 
-_LOST_PEER = ("Connection closed by peer", "Connection reset", "Broken pipe", "Socket Timeout", "recvValue failed")
+_LOST_PEER = (
+    "Connection closed by peer",
+    "Connection reset",
+    "Connection was likely closed",
+    "Broken pipe",
+    "Socket Timeout",
+    "recvValue failed",
+)
 
 
 def watched(
@@ -70,6 +79,7 @@ class _Watch:
     def __init__(self, plan: RankPlan, cluster: Cluster, cores: int | None, on_step: OnStep) -> None:
         self.plan, self.cluster, self.cores, self.on_step = plan, cluster, cores, on_step
         self.num_ranks = plan.config.num_devices
+        self.begun: dict[int, Begun] = {}
         self.ready: dict[int, Ready] = {}
         self.open_steps: dict[int, dict[int, StepTaken]] = {}
         self.step_times_s: list[float] = []
@@ -78,8 +88,8 @@ class _Watch:
         self.loss = 0.0
         self.finished: dict[int, Finished] = {}
         self.failed: dict[int, Failed] = {}
-        self.killed: dict[int, int] = {}
-        self.exited: dict[int, int] = {}
+        self.killed: dict[int, Exit] = {}
+        self.exited: dict[int, Exit] = {}
         self.began_s = self.ended_s = 0.0
         self.busy_at_begin_s = self.busy_at_end_s = busy_s()
 
@@ -90,11 +100,13 @@ class _Watch:
     def hear(self, event: Told | Exit) -> None:
         if isinstance(event, Exit):
             if event.code < 0:
-                self.killed[event.rank] = -event.code
+                self.killed[event.rank] = event
             elif event.code > 0 or event.rank not in self.finished:
-                self.exited[event.rank] = event.code
+                self.exited[event.rank] = event
             return
         match event.value:
+            case Begun() as begun:
+                self.begun[event.rank] = begun
             case Ready() as ready:
                 self.ready[event.rank] = ready
                 if len(self.ready) == self.num_ranks:
@@ -126,8 +138,7 @@ class _Watch:
         return taken[0].wall_s if clock == "wall" else taken[0].cpu_s
 
     def observation(self, printed: Callable[[], str], hang_limit_s: float) -> Observation:
-        status, reason, text = self._outcome(hang_limit_s)
-        ends: list[Finished | Failed] = [*self.finished.values(), *self.failed.values()]
+        status, reason, text = self._outcome(printed, hang_limit_s)
         samples: tuple[OperatorSample, ...] = ()
         if status is Status.OK and self.plan.profiles:
             samples = of_pipeline([profile.samples for profile in self._profiles()], self.plan.config)
@@ -136,7 +147,7 @@ class _Watch:
         return Observation(
             status=status,
             step_times_s=tuple(self.step_times_s),
-            peak_memory_bytes=max((end.peak_bytes for end in ends), default=None),
+            peak_memory_bytes=max(self._peaks_bytes(), default=None),
             operator_samples=samples,
             log_tail=tail_of(text or printed()) if status is not Status.OK else "",
             reason=reason,
@@ -145,30 +156,65 @@ class _Watch:
             conditions=self._conditions(),
         )
 
-    def _outcome(self, hang_limit_s: float) -> tuple[Status, str, str]:
+    def _outcome(self, printed: Callable[[], str], hang_limit_s: float) -> tuple[Status, str, str]:
         """How it ended, in a line, and the traceback that says so."""
         if len(self.finished) == self.num_ranks:
             return Status.OK, "", ""
+        lack = self._lack_of_memory(printed)
+        if lack:
+            return Status.OUT_OF_MEMORY, *lack
         if self.killed:
-            rank, number = next(iter(self.killed.items()))
-            return Status.INCIDENT, f"rank {rank} was killed by {signal.Signals(number).name}", ""
-        lacking = [(rank, failed) for rank, failed in self.failed.items() if failed.is_out_of_memory]
-        if lacking:
-            rank, failed = lacking[0]
-            return Status.OUT_OF_MEMORY, f"rank {rank}: {failed.reason}", failed.text
+            rank, end = next(iter(self.killed.items()))
+            return Status.INCIDENT, f"rank {rank} was killed by {signal.Signals(-end.code).name}", ""
+        own, speechless = self._own_failures(), self._speechless()
+        if speechless and not own:
+            return Status.CRASHED, f"rank {speechless[0].rank} ended early with exit status {speechless[0].code}", ""
         if self.failed:
-            first = [
-                (rank, failed)
-                for rank, failed in self.failed.items()
-                if not any(sign in failed.text for sign in _LOST_PEER)
-            ] or list(self.failed.items())
-            rank, failed = first[0]
+            rank, failed = next(iter((own or self.failed).items()))
             return Status.CRASHED, f"rank {rank}: {failed.reason}", failed.text
-        if self.exited:
-            rank, code = next(iter(self.exited.items()))
-            return Status.CRASHED, f"rank {rank} ended early with exit status {code}", ""
         silent = sorted(set(range(self.num_ranks)) - set(self.finished))
         return Status.INCIDENT, f"hangs: ranks {silent} told nothing for {hang_limit_s:g} s", ""
+
+    def _lack_of_memory(self, printed: Callable[[], str]) -> tuple[str, str] | None:
+        """In a line, and the traceback that says so; None if a signal from outside has killed a rank, or none lacks it.
+
+        A process that lacks memory may abort.
+        """
+        if any(-end.code != signal.SIGABRT for end in self.killed.values()):
+            return None
+        speechless = self._speechless()
+        lines = [line.strip() for line in printed().splitlines() if speaks_of_memory(line)] if speechless else []
+        if lines:
+            return f"rank {speechless[0].rank}: {lines[0][:500]}", ""
+        if self.killed:
+            return None
+        for rank, failed in self.failed.items():
+            if failed.is_out_of_memory:
+                return f"rank {rank}: {failed.reason}", failed.text
+        for rank, failed in self._own_failures().items():
+            if failed.is_memory_used_up:
+                return f"rank {rank} has used up its memory: {failed.reason}", failed.text
+        return None
+
+    def _speechless(self) -> list[Exit]:
+        """The ends of the ranks that have not told why."""
+        return [end for end in (self.killed | self.exited).values() if end.rank not in self.failed]
+
+    def _own_failures(self) -> dict[int, Failed]:
+        """The failures that are not for want of a peer."""
+        return {
+            rank: failed for rank, failed in self.failed.items() if not any(sign in failed.text for sign in _LOST_PEER)
+        }
+
+    def _peaks_bytes(self) -> list[int]:
+        """The peaks of the ranks that told theirs, and of those that have ended without."""
+        told = {rank: end.peak_bytes for rank, end in (self.finished | self.failed).items()}
+        ended = {
+            rank: max(end.peak_bytes - self.begun[rank].resident_bytes, 0)
+            for rank, end in (self.killed | self.exited).items()
+            if rank in self.begun
+        }
+        return list((ended | told).values())
 
     def _profiles(self) -> list[RankProfile]:
         """Those of all ranks by their numbers; none where nobody asked."""

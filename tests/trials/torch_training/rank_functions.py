@@ -1,8 +1,11 @@
 """What ranks run in the tests of their processes; a module of its own, because ranks import it by name."""
 
 import os
+import resource
 import signal
+import threading
 import time
+from pathlib import Path
 
 
 def add_up(place):
@@ -47,3 +50,57 @@ def fill(place, size):
     import torch
 
     place.tell(float(torch.ones(size // 4).sum()))
+
+
+FILLED_BYTES = 64 * 2**20
+"""What the ranks below hold when they end."""
+
+
+def end_speaking_of_memory(place, plan, line, is_aborted):
+    """Rank 1 prints a line and ends without telling why, as C++ or the C library end a process; rank 0 waits for it."""
+    _train(place, plan, lambda: _end(place, line, is_aborted))
+
+
+def start_a_thread_without_memory(place, plan):
+    """The memory of rank 1 is taken away, and a thread that it starts finds no room for its stack."""
+    _train(place, plan, lambda: _start_a_thread(place))
+
+
+def fail_with_memory(place, plan):
+    """Rank 1 says what a thread says that finds no room for its stack, but has room."""
+    _train(place, plan, lambda: _fail(place))
+
+
+def _train(place, plan, deed):
+    """A rank that does some deed when it should build its model, and then waits for the others."""
+    import torch
+    import torch.distributed as dist
+
+    from trials.torch_training import rank_program
+
+    def build(*_, **__):
+        held = torch.ones(FILLED_BYTES // 4)
+        deed()
+        dist.all_reduce(held)
+
+    rank_program.Trainer = build
+    rank_program.run_rank(place, plan)
+
+
+def _end(place, line, is_aborted):
+    if place.rank == 1:
+        print(line, flush=True)  # noqa: T201 # what a rank prints goes to its log
+        os.abort() if is_aborted else os._exit(127)
+
+
+def _start_a_thread(place):
+    if place.rank == 1:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5])
+        held = pages * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_DATA, (held, held))
+        threading.Thread(target=time.sleep, args=(0,)).start()
+
+
+def _fail(place):
+    if place.rank == 1:
+        raise RuntimeError("Resource temporarily unavailable")
