@@ -32,6 +32,9 @@ CLOCK_WORDS: dict[Clock, str] = {"wall": "wall clock", "virtual": "virtual clock
 OnStep = Callable[[float], None]
 """Hears each measured step's time [s] as it ends."""
 
+PROGRAM_SIGNALS = frozenset({"SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV"})
+"""Signals by which a program's own fault ends it; the others come from outside."""
+
 MAX_LOG_TAIL = 8_000
 """Characters of a log that an observation keeps; its end, where the reason stands."""
 
@@ -125,6 +128,7 @@ class Observation:
         operator_samples: Operator times, if the backend measures them.
         log_tail: The end of the trial's log or traceback, at most MAX_LOG_TAIL characters.
         reason: One sentence on why it ended so, or what was unusual; empty if there is nothing to say.
+        killed_by: The signal that killed a process of the trial, as `SIGSEGV`; empty if none did, or nobody knows.
         origin: Where the times come from.
         clock: What the step times count.
         conditions: Numbers that say under which conditions they were measured, and what the trial took besides:
@@ -140,6 +144,7 @@ class Observation:
     operator_samples: tuple[OperatorSample, ...] = ()
     log_tail: str = ""
     reason: str = ""
+    killed_by: str = ""
     origin: Origin = "measured"
     clock: Clock = "wall"
     conditions: tuple[tuple[str, float], ...] = ()
@@ -195,6 +200,7 @@ class Observation:
             "operator_samples": [sample.as_json() for sample in self.operator_samples],
             "log_tail": self.log_tail,
             "reason": self.reason,
+            "killed_by": self.killed_by,
             "origin": self.origin,
             "clock": self.clock,
             "conditions": dict(self.conditions),
@@ -202,7 +208,7 @@ class Observation:
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> Observation:
-        """The observation that `as_json` wrote, now or before it knew of limits and early ends."""
+        """The observation that `as_json` wrote, now or before it knew of limits, early ends and signals."""
         return cls(
             status=Status(entry["status"]),
             step_times_s=tuple(float(seconds) for seconds in entry["step_times_s"]),
@@ -213,6 +219,7 @@ class Observation:
             operator_samples=tuple(OperatorSample.from_json(sample) for sample in entry["operator_samples"]),
             log_tail=entry["log_tail"],
             reason=entry["reason"],
+            killed_by=entry.get("killed_by", ""),
             origin=entry["origin"],
             clock=entry.get("clock", "wall"),
             conditions=tuple(entry.get("conditions", {}).items()),

@@ -6,7 +6,8 @@ cuts off what took too long; `reported` holds the steps that running trials have
 them; leaving the block kills the actors and shuts down what was started here.
 
 What `measure` raises is caught in the worker (`crashed`, with the traceback). What kills the worker is seen from here:
-the trial is retried once in a fresh one, and a second death is an `incident`.
+the trial is retried once in a fresh one, and a second death is an `incident`. So it is with an incident of the
+processes that the worker runs, except that the same fault of the program in both attempts is a crash.
 
 Steps travel through a mailbox, an actor that needs no CPU: workers put them in without waiting, and `poll` asks for
 them now and then, so that they outlive their worker. The mailbox has one thread and repeats no call, because Ray keeps
@@ -31,7 +32,7 @@ from typing import Any
 from costmodels.parallel import ParallelConfig
 from costmodels.reduced import Reduction
 from hardware.errors import ConfigError
-from trials.backend import AbstractBackend, HostNeeds, Observation, Status, tail_of
+from trials.backend import PROGRAM_SIGNALS, AbstractBackend, HostNeeds, Observation, Status, tail_of
 from trials.ranks import RanksLostError
 from trials.ray_cluster import first_line, join_cluster
 from trials.ray_hosts import RayRanks
@@ -157,6 +158,7 @@ class _Trial:
         since_s: When the worker was first known to work on it; None while it starts.
         steps_s: What its present attempt has measured so far.
         deaths: How each worker died that had it.
+        killed_by: The signal that killed one of its processes in the first attempt; empty if none did.
     """
 
     number: int
@@ -166,6 +168,7 @@ class _Trial:
     since_s: float | None = None
     steps_s: list[float] = field(default_factory=list)
     deaths: list[str] = field(default_factory=list)
+    killed_by: str = ""
 
 
 @dataclass(slots=True)
@@ -550,8 +553,11 @@ class RayExecutor:
         place.is_ready = True
         if observation.status is Status.INCIDENT and not trial.deaths:  # of a process that the worker runs
             trial.deaths.append(observation.reason)
+            trial.killed_by = observation.killed_by
             self._start(place, trial)
             return
+        if observation.killed_by == trial.killed_by and observation.killed_by in PROGRAM_SIGNALS:
+            observation = dataclasses.replace(observation, status=Status.CRASHED)
         place.trial = None
         self._end(trial, observation)
 

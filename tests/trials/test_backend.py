@@ -68,7 +68,7 @@ def test_a_log_keeps_its_end():
 def test_an_older_observation_is_read():
     """What was stored before trials were stopped early is still an observation."""
     stored = Observation(status=Status.OK, step_times_s=(1.0,)).as_json()
-    for key in ("expected_steps", "elapsed_s", "time_limit_s"):
+    for key in ("expected_steps", "elapsed_s", "time_limit_s", "killed_by"):
         del stored[key]
 
     assert Observation.from_json(stored) == Observation(status=Status.OK, step_times_s=(1.0,))

@@ -151,6 +151,7 @@ class _Watch:
             operator_samples=samples,
             log_tail=tail_of(text or printed()) if status is not Status.OK else "",
             reason=reason,
+            killed_by=self._killed_by() if status is Status.INCIDENT else "",
             origin="measured",
             clock=self.plan.clock,
             conditions=self._conditions(),
@@ -164,8 +165,7 @@ class _Watch:
         if lack:
             return Status.OUT_OF_MEMORY, *lack
         if self.killed:
-            rank, end = next(iter(self.killed.items()))
-            return Status.INCIDENT, f"rank {rank} was killed by {signal.Signals(-end.code).name}", ""
+            return Status.INCIDENT, f"rank {next(iter(self.killed))} was killed by {self._killed_by()}", ""
         own, speechless = self._own_failures(), self._speechless()
         if speechless and not own:
             return Status.CRASHED, f"rank {speechless[0].rank} ended early with exit status {speechless[0].code}", ""
@@ -174,6 +174,10 @@ class _Watch:
             return Status.CRASHED, f"rank {rank}: {failed.reason}", failed.text
         silent = sorted(set(range(self.num_ranks)) - set(self.finished))
         return Status.INCIDENT, f"hangs: ranks {silent} told nothing for {hang_limit_s:g} s", ""
+
+    def _killed_by(self) -> str:
+        """The first signal that killed a rank; empty if none did."""
+        return next((signal.Signals(-end.code).name for end in self.killed.values()), "")
 
     def _lack_of_memory(self, printed: Callable[[], str]) -> tuple[str, str] | None:
         """In a line, and the traceback that says so; None if a signal from outside has killed a rank, or none lacks it.

@@ -54,20 +54,24 @@ def test_slots_that_would_share_cores_are_not_made(executor):
     assert ("run at once instead of 3" in executor.slots_note) == (executor.num_slots < 3)
 
 
-def test_a_rank_that_is_killed_twice_is_an_incident(executor):
-    """The first death is retried in fresh ranks, and the second one given up; the worker itself lives on."""
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGKILL, Status.INCIDENT), (signal.SIGSEGV, Status.CRASHED)])
+def test_ranks_that_are_killed_twice(executor, number, status):
+    """The first death is retried in fresh ranks, and the second one given up: an incident if the signal came from
+    outside, a crash if the program has twice ended itself by it. The worker itself lives on.
+    """
     executor.submit(7, ParallelConfig(dp=2, mbs=1, sequence_parallel=False))
     killed = set()
     ended = {}
     deadline_s = time.monotonic() + 120
     while not ended and time.monotonic() < deadline_s:
         for pid in running_ranks() - killed:
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)
             killed.add(pid)
         ended = dict(executor.poll(0.05))
 
-    assert ended[7].status is Status.INCIDENT, ended
-    assert "killed by SIGKILL" in ended[7].reason
+    assert ended[7].status is status, ended
+    assert f"was killed by {number.name}" in ended[7].reason
+    assert ("retried once" in ended[7].reason) == (status is Status.CRASHED)
     assert _measured(executor, 8, DP).status is Status.OK
 
 
