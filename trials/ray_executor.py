@@ -33,7 +33,7 @@ from costmodels.parallel import ParallelConfig
 from costmodels.reduced import Reduction
 from hardware.errors import ConfigError
 from trials.backend import PROGRAM_SIGNALS, AbstractBackend, HostNeeds, Observation, Status, tail_of
-from trials.ranks import RanksLostError
+from trials.ranks import AbstractRanks, RanksLostError
 from trials.ray_cluster import first_line, join_cluster
 from trials.ray_hosts import RayRanks
 from trials.ray_local import imported_ray, start_local_ray
@@ -124,15 +124,13 @@ class _Slot:
 
         try:
             if self.opened is None:
-                hosts = self.backend.hosts
-                self.opened = self.backend.opened(RayRanks(self.group, hosts) if len(hosts) > 1 else RankProcesses())
+                self.opened = self.backend.opened(self._ranks(is_retry=attempt > 0))
             backend = self.opened if reduction is None else self.opened.reduced(reduction)
             assert backend is not None, "no smaller job is asked of a backend that measures its own only"
             observation = backend.measure(config, trial_number=trial_number, on_step=on_step)
             assert isinstance(observation, Observation), f"`measure` gives an Observation, not {observation!r}"
         except RanksLostError:
-            traceback.print_exc()
-            os._exit(1)  # as a lost worker: the trial is tried once more in a fresh one
+            raise  # as a lost worker: the trial is tried once more in a fresh one
         except (Exception, SystemExit):  # noqa: BLE001 # the trial boundary: a failure is a result
             text = traceback.format_exc()
             observation = Observation(
@@ -144,6 +142,10 @@ class _Slot:
                 clock=self.backend.clock,
             )
         return dataclasses.replace(observation, elapsed_s=time.monotonic() - begin_s)
+
+    def _ranks(self, *, is_retry: bool) -> AbstractRanks:
+        hosts = self.backend.hosts
+        return RayRanks(self.group, hosts, is_retry=is_retry) if len(hosts) > 1 else RankProcesses()
 
 
 @dataclass(slots=True)
@@ -539,7 +541,11 @@ class RayExecutor:
         errors = self._ray.exceptions
         try:
             observation: Observation = self._ray.get(trial.result)
-        except errors.RayTaskError as error:  # raised outside `measure`: a backend or result that does not pickle
+        except errors.RayTaskError as error:
+            if isinstance(error.cause, RanksLostError):
+                self._bury(place, trial, first_line(error.cause), str(error.cause))
+                return
+            # raised outside `measure`: a backend or result that does not pickle
             observation = Observation(
                 status=Status.CRASHED,
                 log_tail=tail_of(str(error)),
@@ -562,7 +568,7 @@ class RayExecutor:
         self._end(trial, observation)
 
     def _bury(self, place: _Place, trial: _Trial, cause: str, log: str) -> None:
-        """The worker died with the trial: once more in a fresh one, or an incident."""
+        """The worker died with the trial, or lost its ranks: once more in a fresh one, or an incident."""
         self._read_rest()
         self._replace(place)
         trial.deaths.append(cause)

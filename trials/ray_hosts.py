@@ -10,12 +10,17 @@ from typing import Any
 
 from trials.backend import HostNeeds
 from trials.ranks import AbstractRanks, RanksLostError
+from trials.ray_cluster import first_line
 from trials.ray_local import imported_ray
 from trials.torch_training.rank_messages import Exit, Launch, Told
 from trials.torch_training.rank_processes import LOOPBACK, START_LIMIT_S, RankProcesses
 
 HEAR_S = 0.2
 """How long a host waits for an event before it answers that there was none; so long it takes no orders."""
+
+
+REPLACE_LIMIT_S = 5
+"""How long the cluster may take to give a trial that has lost a host another one; a free one is given at once."""
 
 
 class _RankHost:
@@ -55,10 +60,11 @@ class RayRanks(AbstractRanks):
     Args:
         group: The placement group, with a bundle for each host.
         needs: What the actor on each host takes of its bundle.
+        is_retry: Whether the trial has been lost once, perhaps with a host that will not return.
     """
 
-    def __init__(self, group: Any, needs: tuple[HostNeeds, ...]) -> None:
-        self._group, self._needs = group, needs
+    def __init__(self, group: Any, needs: tuple[HostNeeds, ...], *, is_retry: bool) -> None:
+        self._group, self._needs, self._is_retry = group, needs, is_retry
         self._ray = imported_ray()
         self._hosts: list[Any] = []
         self._addresses: list[str] = []
@@ -67,6 +73,8 @@ class RayRanks(AbstractRanks):
 
     def start(self) -> RayRanks:
         """Starts an actor on every host."""
+        if self._is_retry and not self._group.wait(REPLACE_LIMIT_S):
+            raise RanksLostError(f"the cluster gave no host in place of a lost one within {REPLACE_LIMIT_S} s")
         strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
         kind = self._ray.remote(_RankHost)
         self._hosts = [
@@ -81,7 +89,7 @@ class RayRanks(AbstractRanks):
             self._addresses = self._ray.get([host.address.remote() for host in self._hosts], timeout=START_LIMIT_S)
         except self._ray.exceptions.RayError as error:
             self.close()
-            raise RanksLostError(f"the hosts of the trial did not start: {error}") from None
+            raise RanksLostError(f"the hosts of the trial did not start: {first_line(error)}") from None
         return self
 
     @property
@@ -148,7 +156,7 @@ class RayRanks(AbstractRanks):
         try:
             return list(self._ray.get(references, timeout=START_LIMIT_S))
         except self._ray.exceptions.RayError as error:
-            raise RanksLostError(f"a host of the trial is lost: {str(error).splitlines()[0]}") from None
+            raise RanksLostError(f"a host of the trial is lost: {first_line(error)}") from None
 
     def kill(self) -> list[Exit]:
         """Ends the ranks of all hosts."""
