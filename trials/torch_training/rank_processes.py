@@ -26,8 +26,8 @@ LOOPBACK = "127.0.0.1"
 START_LIMIT_S = 120.0
 """How long importing torch may take on a busy machine."""
 
-KEPT_BYTES = 100_000
-"""Of what ranks print."""
+KEPT_BYTES = 1_000_000
+"""Of what ranks print, because torch prints the schedules of a pipeline after the line that says what has failed."""
 
 END_LIMIT_S = 10.0
 """How long killed ranks may take to be gone."""

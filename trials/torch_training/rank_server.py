@@ -170,6 +170,9 @@ def _become(launch: Launch, rank: int, log: int) -> None:
         os.dup2(log, stream)
     if launch.memory_limit_bytes is not None:
         limit = _data_bytes() + launch.memory_limit_bytes
+        _, highest = resource.getrlimit(resource.RLIMIT_DATA)
+        if highest != resource.RLIM_INFINITY:  # which nobody may raise
+            limit = min(limit, highest)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 

@@ -1,4 +1,5 @@
 import os
+import resource
 import signal
 import sys
 import time
@@ -80,6 +81,20 @@ def test_a_memory_limit_is_felt_as_a_memory_error(rank_processes):
 
     assert [event.code for event in _until_ended(rank_processes) if isinstance(event, Exit)] == [1]
     assert "allocate" in rank_processes.printed()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets others change a limit")
+def test_a_lower_limit_of_the_system_holds(rank_processes):
+    """Where the system allows less than the trial does, ranks run and feel the system's limit."""
+    fresh = type(rank_processes)()
+    with fresh as processes:
+        lowest = 2**30
+        resource.prlimit(processes._server.pid, resource.RLIMIT_DATA, (lowest, lowest))
+        for size, code in ((2**20, 0), (2**31, 1)):
+            _launch(processes, rank_functions.fill, size, num_ranks=1, memory_limit_bytes=2**40)
+
+            assert [event.code for event in _until_ended(processes) if isinstance(event, Exit)] == [code]
+        assert "allocate" in processes.printed()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal is Linux's")
