@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.process_table import marked_processes
 from hardware.errors import ConfigError
 from tests.trials.misbehaving_backend import NUM_STEPS, MisbehavingBackend, config_that
 from trials.backend import Status
@@ -59,18 +60,6 @@ def observe(executor, deeds, limit_s=60.0):
             executor.submit(number, config_that(waiting.pop(number)))
         ended |= dict(executor.poll(1.0))
     return ended
-
-
-def processes_marked(mark):
-    """Processes whose environment holds `mark`."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark.encode() in (entry / "environ").read_bytes():
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
 
 
 def is_gone_soon(exists, limit_s=5.0):
@@ -297,7 +286,7 @@ except KeyboardInterrupt:
 
     assert done.stderr.count("Traceback") == 0, done.stderr
     assert json.loads(done.stdout) == ["incident", "ok"]
-    assert is_gone_soon(lambda: processes_marked(mark)), processes_marked(mark)
+    assert is_gone_soon(lambda: marked_processes(mark)), marked_processes(mark)
 
 
 @pytest.fixture

@@ -11,6 +11,8 @@ import time
 import uuid
 from pathlib import Path
 
+from benchmarks.process_table import marked_processes
+
 ROOT = Path(__file__).resolve().parents[2]
 STUDY = ROOT / "configs" / "studies" / "ultrascale-llama-8b-128.yaml"
 LIMIT_S = 120.0
@@ -72,13 +74,7 @@ class DriverProcess:
 
     def processes(self) -> dict[int, str]:
         """Living processes of this run, the one itself excluded, with their command lines."""
-        found = {}
-        for entry in Path("/proc").glob("[0-9]*"):
-            try:
-                if self.mark.encode() in (entry / "environ").read_bytes():
-                    found[int(entry.name)] = (entry / "cmdline").read_text().replace("\0", " ").strip()
-            except OSError:
-                continue  # it ended meanwhile
+        found = marked_processes(self.mark)
         found.pop(self.process.pid, None)
         return found
 

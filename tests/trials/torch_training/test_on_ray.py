@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from benchmarks.rank_finder import ranks_by_server, running_ranks
+from benchmarks.process_table import ranks_by_server, running_ranks
 from costmodels.parallel import ParallelConfig
 from hardware.errors import ConfigError
 from tests.trials.torch_training.small_backends import DP, PP, backend_of, cluster_of

@@ -1,4 +1,4 @@
-"""Finds the ranks of running trials from outside, in the process table: who disturbs them has no other way to them."""
+"""Finds processes from outside, in the process table: the ranks of running trials, and what a program has left."""
 
 from __future__ import annotations
 
@@ -25,6 +25,23 @@ def ranks_by_server() -> dict[int, frozenset[int]]:
 def running_ranks() -> set[int]:
     """The ranks of all these servers."""
     return set().union(*ranks_by_server().values())
+
+
+def marked_processes(mark: str) -> dict[int, str]:
+    """Other processes whose environment holds `mark`, `NAME=value`, with their command lines.
+
+    Processes inherit it from a program that has set it before it started them, also those that outlive their parent.
+    """
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            if mark.encode() in (entry / "environ").read_bytes():
+                found[int(entry.name)] = _command(int(entry.name)).decode(errors="replace").replace("\0", " ").strip()
+        except OSError:  # it has just ended, or is not ours
+            continue
+    return found
 
 
 def _parent(entry: Path) -> int:
