@@ -5,7 +5,8 @@
 Some configurations of the study are trained with a profile, which gives the median time of each of their operators in
 training; then each of these operators is run alone on arbitrary data. Figure 3: how much less, or more, an operator
 takes alone, and how far the formula of the cost model is off. Figure 7: a surrogate of the operators in training sees
-all but a third of a size's range, and is asked for that third: the share inside its 95% interval, and its error.
+all but a third of a size's range, and is asked for that third: the share inside its 95% interval, and its error; empty
+where no kind has operators enough.
 
 Operators that do not run alone (embedding, permutation) are left out, and so are collectives.
 """
@@ -62,21 +63,20 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
         alone_s = _alone(DeviceBenchmarks(processes=ranks, device=config.backend.device), list(training_s))
     calls = [call for call in training_s if call in alone_s]
     formula_s = {call: lone_call_s(call, config.setting.cluster) or np.nan for call in calls}
+    unseen = held_out(
+        [
+            _measured(kind, phase, some, training_s, formula_s)
+            for (kind, phase), some in _by_kind(calls).items()
+            if len(some) >= FEWEST_MEASURED
+        ],
+        MOST_SHAPES,
+        as_unlisted=False,
+    )
     return {
         "alone_against_in_training": [
             _row(kind, phase, some, training_s, alone_s, formula_s) for (kind, phase), some in _by_kind(calls).items()
         ],
-        "surrogate_of_unseen_sizes": by_kind(
-            held_out(
-                [
-                    _measured(kind, phase, some, training_s, formula_s)
-                    for (kind, phase), some in _by_kind(calls).items()
-                    if len(some) >= FEWEST_MEASURED
-                ],
-                MOST_SHAPES,
-                as_unlisted=False,
-            )
-        ),
+        "surrogate_of_unseen_sizes": by_kind(unseen) if unseen else [],
     }
 
 
@@ -143,7 +143,10 @@ def _measured(
 def _print(figures: Mapping[str, Any]) -> None:
     for name, rows in figures.items():
         print(f"\n{name.replace('_', ' ')}")
-        publish(rows, as_json=False)
+        if rows:
+            publish(rows, as_json=False)
+        else:
+            print("too few operators: train more configurations")
 
 
 if __name__ == "__main__":
