@@ -37,7 +37,7 @@ model: {model}
 cluster: {{name: cpu-host, hosts: 1, devices_per_host: 4}}
 job: {{sequence_length: 64, global_batch_size: 16, precision: fp32, zero_stage: 1}}
 runtime: torch-reference
-search: {{max_trials: {trials}, seed: {seed}, prune: false, confidence: 1.0}}
+search: {{max_trials: {trials}, seed: {seed}, prune: false, confidence: 1.0, repeats: 0}}
 trial: {{backend: torch, clock: cpu, warmup_steps: 1, min_steps: 6, max_steps: 6, profile: false, hang_limit_s: 6}}
 storage: sqlite:///{folder}/faults.db
 """
