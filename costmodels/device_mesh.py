@@ -1,0 +1,82 @@
+"""A mesh of devices by named axes, and what a collective along some of them takes.
+
+Ranks are counted with the last axis fastest, and stand on the cluster in its order. A group along several axes is one
+group: its ranks are all that differ in these axes alone.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from costmodels.operators import OpKind
+from hardware.cluster import Cluster
+
+Lines = tuple[tuple[float, float], ...]
+"""What a collective takes: the least of so many seconds, plus so many for each byte."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DeviceMesh:
+    """A grid of devices.
+
+    Attributes:
+        names: Its axes, the slowest first.
+        sizes: Devices along each.
+        cluster: Where they stand; it has exactly as many devices.
+    """
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    cluster: Cluster
+    _lines: dict[tuple[OpKind, tuple[int, ...]], Lines] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        assert len(self.names) == len(self.sizes), "every axis has a size"
+        assert len(set(self.names)) == len(self.names), f"axes have names of their own, but got {self.names}"
+        assert self.num_devices == self.cluster.num_devices, (
+            f"{self.in_words} are {self.num_devices} devices, but {self.cluster.name} has {self.cluster.num_devices}"
+        )
+
+    @property
+    def num_devices(self) -> int:
+        """All of them."""
+        return math.prod(self.sizes)
+
+    @property
+    def in_words(self) -> str:
+        """Its axes and their sizes, as `data=2,model=4`."""
+        return ",".join(f"{name}={size}" for name, size in zip(self.names, self.sizes, strict=True))
+
+    def size_along(self, axes: tuple[int, ...]) -> int:
+        """Devices of a group along some axes."""
+        return math.prod(self.sizes[axis] for axis in axes)
+
+    def seconds(self, kind: OpKind, message_bytes: float, axes: tuple[int, ...]) -> float:
+        """What a collective takes, of a message as hardware/collectives.py defines that for its kind [s]."""
+        if message_bytes <= 0 or self.size_along(axes) == 1:
+            return 0.0
+        return min(base_s + s_per_byte * message_bytes for base_s, s_per_byte in self.lines(kind, axes))
+
+    def lines(self, kind: OpKind, axes: tuple[int, ...]) -> Lines:
+        """The same as straight lines in the message."""
+        key = (kind, tuple(sorted(axes)))
+        if key not in self._lines:
+            groups = self._groups(key[1])
+            links = self.cluster.links_among([groups], np.arange(self.num_devices))
+            own = {OpKind.ALL_REDUCE: links.lines.reduce, OpKind.ALL_TO_ALL: links.lines.exchange}
+            lines = own.get(kind, links.lines.gather)[:, :, links.row[0]]
+            self._lines[key] = tuple((float(base_s), float(s_per_byte)) for base_s, s_per_byte in lines)
+        return self._lines[key]
+
+    def _groups(self, axes: tuple[int, ...]) -> np.ndarray:
+        """The ranks of each group along these axes [groups, size]."""
+        others = [axis for axis in range(len(self.sizes)) if axis not in axes]
+        return self._ranks.transpose(*others, *axes).reshape(-1, self.size_along(axes))
+
+    @cached_property
+    def _ranks(self) -> np.ndarray:
+        return np.arange(self.num_devices).reshape(self.sizes)

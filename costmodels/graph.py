@@ -1,0 +1,266 @@
+"""The array IR: tensors, operators with their rules, and the graph of one training step that planners shard.
+
+A graph is the steady state of a loop. What lives from step to step, a parameter or a moment of the optimizer, is the
+result of an operator `state` that stands first and whose operand is what the step makes of it: that both must be
+sharded alike, or moved once a step, is an edge as any other. Data of the step come from operators `input`, constants
+that any device can make for itself (masks, positions) from operators `constant`.
+
+All else runs in the order of the graph. An operator may stand for several equal executions, as the body of a loop does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+
+from costmodels.dims import Factor, FactorKind, Rule
+
+STATE, INPUT, CONSTANT = "state", "input", "constant"
+SOURCES = (STATE, INPUT, CONSTANT)
+"""Primitives that make a tensor out of nothing that the step has computed before."""
+
+
+class TensorKind(StrEnum):
+    """What a tensor is for, as memory is told apart."""
+
+    PARAMETER = "parameter"
+    OPTIMIZER = "optimizer"
+    DATA = "data"
+    CONSTANT = "constant"
+    ACTIVATION = "activation"
+    GRADIENT = "gradient"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tensor:
+    """An array of the step, whole.
+
+    Attributes:
+        name: Unique in its graph.
+        shape: Its dims; empty for a scalar.
+        element_bytes: Bytes of one element.
+        kind: What it is for.
+        dim_names: What its dims are called, where somebody named them; empty otherwise.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    element_bytes: float
+    kind: TensorKind
+    dim_names: tuple[str, ...] = ()
+
+    @property
+    def num_bytes(self) -> float:
+        """Size of the whole tensor."""
+        return math.prod(self.shape) * self.element_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Op:
+    """An operator of the step.
+
+    Attributes:
+        name: Unique in its graph, for example `layers.0.mlp.up`.
+        primitive: What it computes.
+        operands: Numbers of the tensors that it reads.
+        results: Numbers of the tensors that it writes.
+        rule: Its iteration space.
+        flop: Floating-point operations of one execution, whole.
+        times: Executions in a step.
+        precision: Type of its arithmetic; empty for what moves data only.
+    """
+
+    name: str
+    primitive: str
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+    rule: Rule
+    flop: float = 0.0
+    times: int = 1
+    precision: str = ""
+
+    @property
+    def is_source(self) -> bool:
+        """Whether it stands at the begin of the step."""
+        return self.primitive in SOURCES
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Use:
+    """A tensor where an operator reads it.
+
+    Attributes:
+        op: Number of the operator.
+        operand: Which of its operands.
+    """
+
+    op: int
+    operand: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Graph:
+    """One training step.
+
+    Attributes:
+        name: What it is called.
+        tensors: Every array.
+        ops: Every operator, in an order in which they can run.
+        unknown: How often each primitive occurs that no rule is known for; all dims of these are blocked.
+    """
+
+    name: str
+    tensors: tuple[Tensor, ...]
+    ops: tuple[Op, ...]
+    unknown: tuple[tuple[str, int], ...] = ()
+
+    @cached_property
+    def maker(self) -> tuple[tuple[int, int], ...]:
+        """Of each tensor the operator that writes it, and which of its results it is."""
+        found = {tensor: (number, slot) for number, op in enumerate(self.ops) for slot, tensor in enumerate(op.results)}
+        return tuple(found[tensor] for tensor in range(len(self.tensors)))
+
+    @cached_property
+    def uses(self) -> tuple[tuple[Use, ...], ...]:
+        """Of each tensor where it is read, in the order of the operators."""
+        found: list[list[Use]] = [[] for _ in self.tensors]
+        for number, op in enumerate(self.ops):
+            for slot, tensor in enumerate(op.operands):
+                found[tensor].append(Use(op=number, operand=slot))
+        return tuple(map(tuple, found))
+
+
+@dataclass(kw_only=True)
+class GraphBuilder:
+    """A graph under construction; tensors are named by their numbers.
+
+    Attributes:
+        name: Of the graph.
+        tensors: Those so far.
+        ops: Those so far.
+        unknown: See Graph.
+    """
+
+    name: str
+    tensors: list[Tensor] = field(default_factory=list)
+    ops: list[Op] = field(default_factory=list)
+    unknown: dict[str, int] = field(default_factory=dict)
+    _states: dict[int, int] = field(default_factory=dict)
+    _tensor_names: set[str] = field(default_factory=set)
+    _op_names: set[str] = field(default_factory=set)
+
+    def tensor(
+        self, name: str, shape: Sequence[int], element_bytes: float, kind: TensorKind, dim_names: Sequence[str] = ()
+    ) -> int:
+        """Adds a tensor that some operator will write; returns its number."""
+        assert name not in self._tensor_names, f"{name!r} is a tensor already"
+        assert not dim_names or len(dim_names) == len(shape), f"{name!r} has a name for each dim or for none"
+        self._tensor_names.add(name)
+        self.tensors.append(
+            Tensor(name=name, shape=tuple(shape), element_bytes=element_bytes, kind=kind, dim_names=tuple(dim_names))
+        )
+        return len(self.tensors) - 1
+
+    def source(
+        self,
+        primitive: str,
+        name: str,
+        shape: Sequence[int],
+        element_bytes: float,
+        kind: TensorKind,
+        dim_names: Sequence[str] = (),
+    ) -> int:
+        """Adds an operator that makes a tensor of the same name at the begin of the step; returns the tensor.
+
+        Each of its dims is a factor of its own. A state is read by nobody before `keep` says what the step makes of it.
+        """
+        assert primitive in SOURCES, f"{primitive!r} is no source"
+        tensor = self.tensor(name, shape, element_bytes, kind, dim_names)
+        names = dim_names or [""] * len(shape)
+        rule = Rule(
+            factors=tuple(
+                Factor(size=size, kind=FactorKind.MAP, name=dim) for size, dim in zip(shape, names, strict=True)
+            ),
+            operands=(),
+            results=(tuple((dim,) for dim in range(len(shape))),),
+        )
+        self._add(Op(name=name, primitive=primitive, operands=(), results=(tensor,), rule=rule))
+        if primitive == STATE:
+            self._states[tensor] = len(self.ops) - 1
+        return tensor
+
+    def keep(self, state: int, made: int) -> None:
+        """Says what the step makes of a state, a tensor of its shape; without it the state stays as it is."""
+        number = self._states.pop(state)
+        op = self.ops[number]
+        assert self.tensors[made].shape == self.tensors[state].shape, f"{op.name!r} keeps its shape from step to step"
+        self.ops[number] = Op(
+            name=op.name,
+            primitive=op.primitive,
+            operands=(made,),
+            results=op.results,
+            rule=Rule(factors=op.rule.factors, operands=op.rule.results, results=op.rule.results),
+        )
+
+    def op(
+        self,
+        name: str,
+        primitive: str,
+        operands: Sequence[int],
+        results: Sequence[int],
+        rule: Rule,
+        *,
+        flop: float = 0.0,
+        times: int = 1,
+        precision: str = "",
+    ) -> None:
+        """Adds an operator; its rule must give the shapes that its tensors have."""
+        places = [
+            *map(rule.operand_shape, range(len(rule.operands))),
+            *map(rule.result_shape, range(len(rule.results))),
+        ]
+        shapes = [self.tensors[tensor].shape for tensor in (*operands, *results)]
+        assert places == shapes, f"the rule of {name!r} is about {places}, its tensors are {shapes}"
+        self._add(
+            Op(
+                name=name,
+                primitive=primitive,
+                operands=tuple(operands),
+                results=tuple(results),
+                rule=rule,
+                flop=flop,
+                times=times,
+                precision=precision,
+            )
+        )
+
+    def done(self) -> Graph:
+        """The graph."""
+        graph = Graph(
+            name=self.name,
+            tensors=tuple(self.tensors),
+            ops=tuple(self.ops),
+            unknown=tuple(sorted(self.unknown.items())),
+        )
+        _check(graph)
+        return graph
+
+    def _add(self, op: Op) -> None:
+        assert op.name not in self._op_names, f"{op.name!r} is an operator already"
+        self._op_names.add(op.name)
+        self.ops.append(op)
+
+
+def _check(graph: Graph) -> None:
+    """Every tensor is written once, and before it is read but by a state."""
+    written: set[int] = set()
+    for op in graph.ops:
+        late = [tensor for tensor in op.operands if tensor not in written] if op.primitive != STATE else []
+        assert not late, f"{op.name!r} reads {graph.tensors[late[0]].name!r} before it is written"
+        for tensor in op.results:
+            assert tensor not in written, f"{graph.tensors[tensor].name!r} is written twice"
+            written.add(tensor)
+    assert len(written) == len(graph.tensors), "somebody writes every tensor"

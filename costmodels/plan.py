@@ -1,0 +1,266 @@
+"""A sharding plan: which factor of each operator every mesh axis serves, and what the step costs with it.
+
+Tensors have no layout of their own in a plan. What an operator writes lies as the factors served there say, and what it
+reads must lie as they say; where both differ, a collective stands in between. A tensor that several operators want in
+one layout is moved there once, and a partial sum is added up once: with a reduce-scatter where all who read it want
+the same dim cut, else with an all-reduce, of which a slice is free.
+
+The step takes its collectives one after the other behind its compute, which is a roofline's: nothing overlaps, so that
+plans are compared by all that they send. Sources: section 2.3 of ManuMatic (collectives, redistribution, objective).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from costmodels.device_mesh import DeviceMesh
+from costmodels.graph import CONSTANT, INPUT, STATE, Graph
+from costmodels.operators import FloatArray
+from costmodels.parallel import IntArray
+from costmodels.sharding import PARTIAL, REPLICATED, Layout, Move, local_share, moves
+
+NONE = -1
+"""An axis that serves no factor of an operator: all devices along it do the same."""
+
+Classifier = Callable[[Layout, Layout, float, Sequence[int]], tuple[Move, ...]]
+"""`sharding.moves`, or another reading of what a mismatch costs."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Plan:
+    """How a graph is sharded.
+
+    Attributes:
+        graph: What.
+        mesh: Over what.
+        served: The factor of each operator that each axis serves [ops, axes], or NONE.
+    """
+
+    graph: Graph
+    mesh: DeviceMesh
+    served: IntArray
+
+    def __post_init__(self) -> None:
+        expected = (len(self.graph.ops), len(self.mesh.sizes))
+        assert self.served.shape == expected, f"`served` is {expected}, but got {self.served.shape}"
+
+    def wanted(self, op: int, operand: int) -> Layout:
+        """How an operator reads an operand."""
+        dims = self.graph.ops[op].rule.operand_dims[operand]
+        return tuple(REPLICATED if factor == NONE else _dim_or(dims[factor], REPLICATED) for factor in self._rows[op])
+
+    def written(self, op: int, result: int) -> Layout:
+        """How an operator leaves a result."""
+        dims = self.graph.ops[op].rule.result_dims[result]
+        return tuple(REPLICATED if factor == NONE else _dim_or(dims[factor], PARTIAL) for factor in self._rows[op])
+
+    def layout(self, tensor: int) -> Layout:
+        """How a tensor lies once its partial sums are added up."""
+        return self._settled[tensor]
+
+    def dims_of(self, tensor: int) -> tuple[tuple[str, ...], ...]:
+        """The axes that cut each dim of a tensor, major to minor."""
+        layout = self.layout(tensor)
+        return tuple(
+            tuple(name for name, cut in zip(self.mesh.names, layout, strict=True) if cut == dim)
+            for dim in range(len(self.graph.tensors[tensor].shape))
+        )
+
+    def targets(self, tensor: int) -> dict[Layout, int]:
+        """The layouts in which a tensor is read, and the first operator that does; for constants there is none."""
+        maker, _ = self.graph.maker[tensor]
+        if self.graph.ops[maker].primitive == CONSTANT:
+            return {}
+        found: dict[Layout, int] = {}
+        for use in self.graph.uses[tensor]:
+            found.setdefault(self.wanted(use.op, use.operand), use.op)
+        return found
+
+    @cached_property
+    def _rows(self) -> list[list[int]]:
+        rows: list[list[int]] = self.served.tolist()
+        return rows
+
+    @cached_property
+    def _settled(self) -> tuple[Layout, ...]:
+        return tuple(
+            settled(self.written(*self.graph.maker[tensor]), list(self.targets(tensor)))
+            for tensor in range(len(self.graph.tensors))
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedCollective:
+    """A collective of a plan.
+
+    Attributes:
+        tensor: Number of what it moves.
+        op: Number of the operator that needs it; of the one that wrote the tensor for partial sums.
+        move: What it does.
+        seconds: What one takes.
+        times: How often it runs in a step.
+    """
+
+    tensor: int
+    op: int
+    move: Move
+    seconds: float
+    times: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PlanCost:
+    """What a step costs.
+
+    Attributes:
+        collectives: All that it communicates, in the order of the tensors.
+        compute_s: Of each operator, all its executions [ops].
+        peak_memory_bytes: The most that a device holds at a time.
+    """
+
+    collectives: tuple[PlannedCollective, ...]
+    compute_s: FloatArray
+    peak_memory_bytes: float
+
+    @property
+    def comm_s(self) -> float:
+        """All collectives, one after the other."""
+        return sum(each.seconds * each.times for each in self.collectives)
+
+    @property
+    def step_time_s(self) -> float:
+        """Compute, and then the collectives."""
+        return float(self.compute_s.sum()) + self.comm_s
+
+
+def _dim_or(dim: int | None, otherwise: int) -> int:
+    return otherwise if dim is None else dim
+
+
+def settled(written: Layout, targets: Sequence[Layout]) -> Layout:
+    """Where partial sums go: to the dim that all who read the tensor want cut by an axis, else everywhere."""
+    found = list(written)
+    for axis, dim in enumerate(written):
+        if dim == PARTIAL:
+            wanted = {target[axis] for target in targets}
+            found[axis] = wanted.pop() if len(wanted) == 1 else REPLICATED
+    return tuple(found)
+
+
+def cost_of(plan: Plan, *, classifier: Classifier = moves) -> PlanCost:
+    """What a step costs with a plan."""
+    return PlanCost(
+        collectives=_collectives(plan, classifier),
+        compute_s=_compute_s(plan),
+        peak_memory_bytes=_peak_bytes(plan),
+    )
+
+
+def violations(plan: Plan) -> tuple[str, ...]:
+    """What keeps a plan from running, a sentence each; empty for one that can."""
+    found = []
+    sizes = plan.mesh.sizes
+    for number, op in enumerate(plan.graph.ops):
+        ways: dict[int, int] = defaultdict(lambda: 1)
+        for axis, factor in enumerate(plan.served[number].tolist()):
+            if factor == NONE:
+                continue
+            if not 0 <= factor < len(op.rule.factors):
+                found.append(f"{op.name}: axis {plan.mesh.names[axis]} serves factor {factor}, which it does not have")
+                continue
+            ways[factor] *= sizes[axis]
+            if factor not in op.rule.cuttable:
+                kind = op.rule.factors[factor].kind
+                found.append(f"{op.name}: factor {_called(op.rule.factors[factor].name, factor)} can't be cut ({kind})")
+        for factor, count in ways.items():
+            size = op.rule.factors[factor].size
+            if size % count:
+                name = _called(op.rule.factors[factor].name, factor)
+                found.append(f"{op.name}: {name} of {size} can't be cut into {count}")
+    return tuple(found)
+
+
+def _called(name: str, number: int) -> str:
+    return name or f"number {number}"
+
+
+def _collectives(plan: Plan, classifier: Classifier) -> tuple[PlannedCollective, ...]:
+    found = []
+    sizes = plan.mesh.sizes
+    known: dict[Move, float] = {}
+
+    def add(tensor: int, op: int, changes: Sequence[Move]) -> None:
+        for move in changes:
+            if move not in known:
+                known[move] = move.seconds(plan.mesh)
+            found.append(
+                PlannedCollective(tensor=tensor, op=op, move=move, seconds=known[move], times=plan.graph.ops[op].times)
+            )
+
+    for tensor, array in enumerate(plan.graph.tensors):
+        maker, slot = plan.graph.maker[tensor]
+        written, lies = plan.written(maker, slot), plan.layout(tensor)
+        add(tensor, maker, classifier(written, lies, array.num_bytes, sizes))
+        for target, op in plan.targets(tensor).items():
+            add(tensor, op, classifier(lies, target, array.num_bytes, sizes))
+    return tuple(found)
+
+
+def _compute_s(plan: Plan) -> FloatArray:
+    """Of each operator, by its arithmetic or its memory traffic, whichever takes longer [ops]."""
+    graph, sizes = plan.graph, plan.mesh.sizes
+    devices = plan.mesh.cluster.devices
+    bandwidth = min(device.memory_bandwidth_bytes_per_s for device in devices)
+    speed = {
+        precision: min(device.peak_flop_per_s(precision) for device in devices)
+        for precision in {op.precision for op in graph.ops if op.precision}
+    }
+    seconds = np.zeros(len(graph.ops))
+    for number, op in enumerate(graph.ops):
+        if op.is_source:
+            continue
+        ways = 1
+        for axis, factor in enumerate(plan.served[number].tolist()):
+            ways *= sizes[axis] if factor != NONE else 1
+        moved_bytes = sum(
+            graph.tensors[tensor].num_bytes * local_share(plan.wanted(number, slot), sizes)
+            for slot, tensor in enumerate(op.operands)
+        ) + sum(
+            graph.tensors[tensor].num_bytes * local_share(plan.written(number, slot), sizes)
+            for slot, tensor in enumerate(op.results)
+        )
+        arithmetic_s = op.flop / ways / speed[op.precision] if op.precision else 0.0
+        seconds[number] = op.times * max(arithmetic_s, moved_bytes / bandwidth)
+    return seconds
+
+
+def _peak_bytes(plan: Plan) -> float:
+    """The most that is alive at an operator: what lies there for later, its results, and its own copies of operands.
+
+    What the step makes of a state takes the state's place.
+    """
+    graph, sizes = plan.graph, plan.mesh.sizes
+    count = len(graph.ops)
+    change = np.zeros(count + 1)
+    own = np.zeros(count)
+    kept = {op.operands[0] for op in graph.ops if op.primitive == STATE and op.operands}
+    for tensor, array in enumerate(graph.tensors):
+        maker, _ = graph.maker[tensor]
+        held_bytes = array.num_bytes * local_share(plan.layout(tensor), sizes)
+        uses = [use for use in graph.uses[tensor] if graph.ops[use.op].primitive != STATE]
+        is_whole_step = graph.ops[maker].primitive in (STATE, INPUT)
+        first = 0 if is_whole_step else maker
+        last = count - 1 if is_whole_step else max((use.op for use in uses), default=maker)
+        if tensor not in kept:
+            change[first] += held_bytes
+            change[last + 1] -= held_bytes
+        for use in uses:
+            wanted = plan.wanted(use.op, use.operand)
+            if wanted != plan.layout(tensor):
+                own[use.op] += array.num_bytes * local_share(wanted, sizes)
+    return float((np.cumsum(change[:-1]) + own).max(initial=0.0))
