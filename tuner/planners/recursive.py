@@ -1,0 +1,410 @@
+"""D-Rec shards a graph by halving, one level after the other (Wang et al., Euro-Par 2021; ManuMatic 2.4 and 2.5).
+
+There is a level for every prime factor of every mesh axis, so ceil(log2 d) of them where all are 2: a level cuts what
+the levels before have left into so many parts again. Inside a level every operator is visited once and gets, for good,
+the factor that the level serves there, or none. It takes what costs least: its own compute and partial sums, and the
+redistribution to and from neighbours that this level has visited already. What is not known yet costs nothing.
+
+The order of the visits decides how good that is. `price` is the paper's: by decreasing compromise price, what it costs
+an operator beyond its best to avoid every redistribution, infinite where it can't; it is known again after every visit.
+Equal prices (at the begin all are zero) go to operators with visited neighbours, then to the heaviest. `weight` goes by
+what an operator costs at most, `topological` and `reverse` as the graph runs.
+
+A partial sum is scattered where it stands, which is its operator's own cost, and gathered where it is wanted whole,
+which is the edge's. Not in the paper's objective, which holds communication alone: compute. Without it the best plan
+replicates everything and sends nothing.
+
+Letters: o operators, e edges (one per use of a tensor), c candidates of an operator, at most C.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from costmodels.device_mesh import DeviceMesh
+from costmodels.graph import CONSTANT, STATE, Graph
+from costmodels.operators import OpKind
+from costmodels.plan import NONE, Plan, settled
+from costmodels.sharding import PARTIAL, REPLICATED
+
+Order = Literal["price", "weight", "topological", "reverse"]
+ORDERS: tuple[Order, ...] = get_args(Order)
+
+Closed = Callable[[int, int], tuple[int, ...] | None]
+"""Of an operator and a level the only candidates that it may take; None for all."""
+
+Extra = Callable[[int, int, int], float]
+"""Further seconds of an operator at a level for a candidate."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Level:
+    """One cut of everything.
+
+    Attributes:
+        axis: The axis of the refined mesh.
+        of: The axis of the mesh that it is a part of.
+        ways: Into how many parts.
+    """
+
+    axis: int
+    of: int
+    ways: int
+
+
+def refined(mesh: DeviceMesh) -> tuple[DeviceMesh, tuple[Level, ...]]:
+    """The mesh with an axis for every prime factor of each of its axes, and the levels that these are.
+
+    The slowest axis comes first: what is cut there talks over the slowest links.
+    """
+    names: list[str] = []
+    sizes: list[int] = []
+    levels: list[Level] = []
+    for axis, (name, size) in enumerate(zip(mesh.names, mesh.sizes, strict=True)):
+        factors = _prime_factors(size)
+        for number, ways in enumerate(factors):
+            levels.append(Level(axis=len(names), of=axis, ways=ways))
+            names.append(name if len(factors) == 1 else f"{name}.{number}")
+            sizes.append(ways)
+    return DeviceMesh(names=tuple(names), sizes=tuple(sizes), cluster=mesh.cluster), tuple(levels)
+
+
+def whole(mesh: DeviceMesh) -> tuple[DeviceMesh, tuple[Level, ...]]:
+    """The mesh itself, each axis of which is one level: for who can't cut one tensor dim by a part of an axis."""
+    levels = [Level(axis=axis, of=axis, ways=size) for axis, size in enumerate(mesh.sizes) if size > 1]
+    return mesh, tuple(levels)
+
+
+def _prime_factors(number: int) -> list[int]:
+    """In descending order."""
+    factors, divisor = [], 2
+    while number > 1:
+        while number % divisor == 0:
+            factors.append(divisor)
+            number //= divisor
+        divisor += 1
+    return factors[::-1]
+
+
+def recursive_plan(
+    graph: Graph,
+    mesh: DeviceMesh,
+    levels: Sequence[Level],
+    *,
+    order: Order = "price",
+    byte_price_s: float = 0.0,
+    closed: Closed | None = None,
+    extra: Extra | None = None,
+) -> Plan:
+    """One plan of the whole graph.
+
+    Args:
+        graph: What to shard.
+        mesh: Over what; as `refined` or `whole` gives it, with its levels.
+        levels: In the order in which they are cut.
+        order: Of the visits.
+        byte_price_s: What a byte that a device holds all step long costs [s], for graphs that do not fit otherwise.
+        closed: Restricts operators; these are visited first.
+        extra: Further costs.
+    """
+    known = _Known(graph, mesh)
+    for number, level in enumerate(levels):
+        cut = _Cut(known, level, byte_price_s)
+        if closed is not None:
+            cut.close(lambda op, at=number: closed(op, at))  # type: ignore[misc] # mypy sees no default
+        if extra is not None:
+            cut.charge(lambda op, factor, at=number: extra(op, at, factor))  # type: ignore[misc] # as above
+        known.take_in(level, cut.visited(order))
+    return Plan(graph=graph, mesh=mesh, served=known.served)
+
+
+class _Known:
+    """What is known of a graph between the levels.
+
+    Attributes:
+        served: The factor of each operator that each axis serves [o, axes].
+        ways: Parts that each factor of each operator is cut into [o][factors].
+        held_bytes: What a device holds of each tensor [t].
+        read_bytes: What a device reads of each operand [o][operands].
+        written_bytes: What it writes of each result [o][results].
+        flop: What is left of the operators for a device [o].
+    """
+
+    def __init__(self, graph: Graph, mesh: DeviceMesh) -> None:
+        self.graph, self.mesh = graph, mesh
+        self.served = np.full((len(graph.ops), len(mesh.sizes)), NONE, dtype=np.int64)
+        self.ways = [[1] * len(op.rule.factors) for op in graph.ops]
+        self.held_bytes = [tensor.num_bytes for tensor in graph.tensors]
+        self.read_bytes = [[self.held_bytes[tensor] for tensor in op.operands] for op in graph.ops]
+        self.written_bytes = [[self.held_bytes[tensor] for tensor in op.results] for op in graph.ops]
+        self.flop = [op.flop for op in graph.ops]
+        devices = mesh.cluster.devices
+        self.byte_s = 1.0 / min(device.memory_bandwidth_bytes_per_s for device in devices)
+        self.flop_s = {
+            precision: 1.0 / min(device.peak_flop_per_s(precision) for device in devices)
+            for precision in {op.precision for op in graph.ops if op.precision}
+        }
+
+    def take_in(self, level: Level, chosen: Sequence[int]) -> None:
+        """What a level has decided."""
+        for number, (op, factor) in enumerate(zip(self.graph.ops, chosen, strict=True)):
+            if factor == NONE:
+                continue
+            self.served[number, level.axis] = factor
+            self.ways[number][factor] *= level.ways
+            self.flop[number] /= level.ways
+            for parts, dims in (
+                (self.read_bytes[number], op.rule.operand_dims),
+                (self.written_bytes[number], op.rule.result_dims),
+            ):
+                for slot, of_factor in enumerate(dims):
+                    if of_factor[factor] is not None:
+                        parts[slot] /= level.ways
+        for tensor, (maker, slot) in enumerate(self.graph.maker):
+            targets = [
+                (_state(self.graph.ops[use.op].rule.operand_dims[use.operand], chosen[use.op], REPLICATED),)
+                for use in self.graph.uses[tensor]
+            ]
+            written = _state(self.graph.ops[maker].rule.result_dims[slot], chosen[maker], PARTIAL)
+            if settled((written,), targets)[0] >= 0:
+                self.held_bytes[tensor] /= level.ways
+
+
+def _state(dims: Sequence[int | None], factor: int, otherwise: int) -> int:
+    """What becomes of a tensor along an axis that serves a factor: the dim that it cuts, or `otherwise` without one."""
+    if factor == NONE:
+        return REPLICATED
+    dim = dims[factor]
+    return otherwise if dim is None else dim
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Edge:
+    """A use of a tensor, seen from one of its ends.
+
+    Attributes:
+        other: The operator at the other end.
+        back: The number of the same edge there.
+        is_maker: Whether this end writes the tensor.
+        states: What each candidate of this end makes of the tensor.
+        gather_s: What it takes to make cut parts whole.
+        exchange_s: To cut another dim.
+        sum_s: To make partial sums whole, beyond scattering them.
+    """
+
+    other: int
+    back: int
+    is_maker: bool
+    states: Sequence[int]
+    gather_s: float
+    exchange_s: float
+    sum_s: float
+
+    def cost_s(self, own: int, others: int) -> float:
+        """What moves between a state at this end and one at the other."""
+        written, wanted = (own, others) if self.is_maker else (others, own)
+        if written in (wanted, REPLICATED):
+            return 0.0
+        if written == PARTIAL:
+            return self.sum_s if wanted == REPLICATED else 0.0
+        return self.gather_s if wanted == REPLICATED else self.exchange_s
+
+
+class _Cut:
+    """One level at work.
+
+    Attributes:
+        candidates: The factors that each operator may take, NONE first [o][c].
+        cost_s: What each costs with all neighbours that were visited [o][c].
+        conflicts: How many redistributions each has with these [o][c].
+    """
+
+    def __init__(self, known: _Known, level: Level, byte_price_s: float) -> None:
+        self.known, self.level = known, level
+        self.candidates: list[tuple[int, ...]] = []
+        self.cost_s: list[list[float]] = []
+        self.is_closed = [False] * len(known.graph.ops)
+        alike: dict[tuple[object, ...], tuple[tuple[int, ...], list[float]]] = {}
+        for number, op in enumerate(known.graph.ops):
+            key = (
+                id(op.rule),
+                op.primitive,
+                op.precision,
+                op.times,
+                known.flop[number],
+                *known.ways[number],
+                *known.read_bytes[number],
+                *known.written_bytes[number],
+            )
+            if key not in alike:
+                candidates = (NONE, *self._cuttable(number))
+                alike[key] = (candidates, [self._own_s(number, factor, byte_price_s) for factor in candidates])
+            candidates, costs_s = alike[key]
+            self.candidates.append(candidates)
+            self.cost_s.append(list(costs_s))
+        self.conflicts = [[0] * len(candidates) for candidates in self.candidates]
+
+    def close(self, allowed: Callable[[int], tuple[int, ...] | None]) -> None:
+        """Restricts operators to some of their candidates; these go first."""
+        for number, candidates in enumerate(self.candidates):
+            if (only := allowed(number)) is not None:
+                kept = [position for position, factor in enumerate(candidates) if factor in only]
+                assert kept, f"{self.known.graph.ops[number].name} is restricted to what it can't take"
+                self.candidates[number] = tuple(candidates[position] for position in kept)
+                self.cost_s[number] = [self.cost_s[number][position] for position in kept]
+                self.conflicts[number] = [0] * len(kept)
+                self.is_closed[number] = True
+
+    def charge(self, extra: Callable[[int, int], float]) -> None:
+        """Adds further costs."""
+        for number, candidates in enumerate(self.candidates):
+            for position, factor in enumerate(candidates):
+                self.cost_s[number][position] += extra(number, factor)
+
+    def visited(self, order: Order) -> list[int]:
+        """The factor of each operator, after all of them were visited in that order."""
+        edges = self._edges()
+        chosen: list[int | None] = [None] * len(self.candidates)
+        for number in self._order(order, edges, chosen):
+            costs_s = self.cost_s[number]
+            position = costs_s.index(min(costs_s))
+            chosen[number] = position
+            for edge in edges[number]:
+                if chosen[edge.other] is None:
+                    self._tell(edges[edge.other][edge.back], edge.other, edge.states[position])
+        return [
+            candidates[position]
+            for candidates, position in zip(self.candidates, chosen, strict=True)
+            if position is not None
+        ]
+
+    def _tell(self, edge: _Edge, number: int, others: int) -> None:
+        """Lets an operator know what a neighbour has made of a tensor between them."""
+        costs_s, conflicts = self.cost_s[number], self.conflicts[number]
+        for position, own in enumerate(edge.states):
+            cost_s = edge.cost_s(own, others)
+            if cost_s > 0:
+                costs_s[position] += cost_s
+                conflicts[position] += 1
+
+    def _order(self, order: Order, edges: Sequence[Sequence[_Edge]], chosen: Sequence[int | None]) -> Iterator[int]:
+        """The operators, restricted ones first; by price it depends on what was chosen before."""
+        count = len(self.candidates)
+        weights = [max(costs_s) for costs_s in self.cost_s]
+        if order != "price":
+            keys = {
+                "weight": lambda number: (not self.is_closed[number], -weights[number], number),
+                "topological": lambda number: (not self.is_closed[number], number),
+                "reverse": lambda number: (not self.is_closed[number], -number),
+            }
+            yield from sorted(range(count), key=keys[order])
+            return
+        heap = [(not self.is_closed[number], 0.0, 0, -weights[number], number) for number in range(count)]
+        heapq.heapify(heap)
+        latest = {entry[-1]: entry for entry in heap}
+        while heap:
+            entry = heapq.heappop(heap)
+            number = entry[-1]
+            if latest.get(number) != entry:
+                continue
+            del latest[number]
+            yield number
+            for other in {edge.other for edge in edges[number] if chosen[edge.other] is None}:
+                changed = (not self.is_closed[other], -self._price_s(other), -1, -weights[other], other)
+                latest[other] = changed
+                heapq.heappush(heap, changed)
+
+    def _price_s(self, number: int) -> float:
+        """The compromise price (ManuMatic section 2.4)."""
+        costs_s = self.cost_s[number]
+        compatible = [
+            cost_s for cost_s, conflicts in zip(costs_s, self.conflicts[number], strict=True) if not conflicts
+        ]
+        return min(compatible) - min(costs_s) if compatible else math.inf
+
+    def _cuttable(self, number: int) -> list[int]:
+        """The factors that this level can cut."""
+        rule, ways = self.known.graph.ops[number].rule, self.known.ways[number]
+        return [factor for factor in rule.cuttable if rule.factors[factor].size % (ways[factor] * self.level.ways) == 0]
+
+    def _own_s(self, number: int, factor: int, byte_price_s: float) -> float:
+        """C_local: compute, scattering partial sums, and the price of what is held all step long."""
+        known, ways = self.known, self.level.ways
+        op = known.graph.ops[number]
+        is_cut = factor != NONE
+
+        def part(num_bytes: float, dims: Sequence[int | None]) -> float:
+            return num_bytes / ways if is_cut and dims[factor] is not None else num_bytes
+
+        written_bytes = [
+            part(num_bytes, dims)
+            for num_bytes, dims in zip(known.written_bytes[number], op.rule.result_dims, strict=True)
+        ]
+        if op.is_source:
+            return byte_price_s * sum(written_bytes) if op.primitive == STATE else 0.0
+        moved_bytes = sum(written_bytes) + sum(
+            part(num_bytes, dims)
+            for num_bytes, dims in zip(known.read_bytes[number], op.rule.operand_dims, strict=True)
+        )
+        flop = known.flop[number] / ways if is_cut else known.flop[number]
+        own_s = max(flop * known.flop_s[op.precision] if op.precision else 0.0, moved_bytes * known.byte_s)
+        if is_cut:
+            for num_bytes, dims in zip(written_bytes, op.rule.result_dims, strict=True):
+                if dims[factor] is None:
+                    own_s += known.mesh.seconds(OpKind.REDUCE_SCATTER, num_bytes, (self.level.axis,))
+        return op.times * own_s
+
+    def _edges(self) -> list[list[_Edge]]:
+        """The uses of tensors, at both of their ends; constants are made wherever they are wanted."""
+        known, axis = self.known, (self.level.axis,)
+        graph, mesh = known.graph, known.mesh
+        found: list[list[_Edge]] = [[] for _ in graph.ops]
+        of_bytes: dict[float, tuple[float, float, float]] = {}
+        states: dict[tuple[int, bool, int, tuple[int, ...]], tuple[int, ...]] = {}
+
+        def states_of(number: int, slot: int, *, is_maker: bool) -> tuple[int, ...]:
+            rule, candidates = graph.ops[number].rule, self.candidates[number]
+            key = (id(rule), is_maker, slot, candidates)
+            if key not in states:
+                dims = (rule.result_dims if is_maker else rule.operand_dims)[slot]
+                states[key] = tuple(_state(dims, factor, PARTIAL if is_maker else REPLICATED) for factor in candidates)
+            return states[key]
+
+        for tensor, (maker, slot) in enumerate(graph.maker):
+            if graph.ops[maker].primitive == CONSTANT:
+                continue
+            num_bytes = known.held_bytes[tensor]
+            if num_bytes not in of_bytes:
+                scatter_s = mesh.seconds(OpKind.REDUCE_SCATTER, num_bytes, axis)
+                of_bytes[num_bytes] = (
+                    mesh.seconds(OpKind.ALL_GATHER, num_bytes, axis),
+                    mesh.seconds(OpKind.ALL_TO_ALL, num_bytes / self.level.ways, axis),
+                    max(mesh.seconds(OpKind.ALL_REDUCE, num_bytes, axis) - scatter_s, 0.0),
+                )
+            written = states_of(maker, slot, is_maker=True)
+            for use in graph.uses[tensor]:
+                if use.op == maker:
+                    continue
+                gather_s, exchange_s, sum_s = (graph.ops[use.op].times * each for each in of_bytes[num_bytes])
+                wanted = states_of(use.op, use.operand, is_maker=False)
+                ends = ((maker, use.op, written, True), (use.op, maker, wanted, False))
+                backs = (len(found[use.op]), len(found[maker]))
+                for (own, other, own_states, is_maker), back in zip(ends, backs, strict=True):
+                    found[own].append(
+                        _Edge(
+                            other=other,
+                            back=back,
+                            is_maker=is_maker,
+                            states=own_states,
+                            gather_s=gather_s,
+                            exchange_s=exchange_s,
+                            sum_s=sum_s,
+                        )
+                    )
+        return found
