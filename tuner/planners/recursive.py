@@ -36,11 +36,12 @@ from costmodels.sharding import PARTIAL, REPLICATED
 Order = Literal["price", "weight", "topological", "reverse"]
 ORDERS: tuple[Order, ...] = get_args(Order)
 
-Closed = Callable[[int, int], tuple[int, ...] | None]
-"""Of an operator and a level the only candidates that it may take; None for all."""
+Closed = Callable[[int, int, Sequence[int]], tuple[int, ...] | None]
+"""Of an operator, a level and the parts that its factors are cut into: the only candidates that it may take there, of
+those that divide; None for all."""
 
-Extra = Callable[[int, int, int], float]
-"""Further seconds of an operator at a level for a candidate."""
+Extra = Callable[[int, int, Sequence[int], int], float]
+"""Further seconds of an operator at a level, with the parts that its factors are cut into, for a candidate."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,9 +118,9 @@ def recursive_plan(
     for number, level in enumerate(levels):
         cut = _Cut(known, level, byte_price_s)
         if closed is not None:
-            cut.close(lambda op, at=number: closed(op, at))  # type: ignore[misc] # mypy sees no default
+            cut.close(closed, number)
         if extra is not None:
-            cut.charge(lambda op, factor, at=number: extra(op, at, factor))  # type: ignore[misc] # as above
+            cut.charge(extra, number)
         known.take_in(level, cut.visited(order))
     return Plan(graph=graph, mesh=mesh, served=known.served)
 
@@ -250,10 +251,10 @@ class _Cut:
             self.cost_s.append(list(costs_s))
         self.conflicts = [[0] * len(candidates) for candidates in self.candidates]
 
-    def close(self, allowed: Callable[[int], tuple[int, ...] | None]) -> None:
+    def close(self, closed: Closed, level: int) -> None:
         """Restricts operators to some of their candidates; these go first."""
         for number, candidates in enumerate(self.candidates):
-            if (only := allowed(number)) is not None:
+            if (only := closed(number, level, self.known.ways[number])) is not None:
                 kept = [position for position, factor in enumerate(candidates) if factor in only]
                 assert kept, f"{self.known.graph.ops[number].name} is restricted to what it can't take"
                 self.candidates[number] = tuple(candidates[position] for position in kept)
@@ -261,11 +262,11 @@ class _Cut:
                 self.conflicts[number] = [0] * len(kept)
                 self.is_closed[number] = True
 
-    def charge(self, extra: Callable[[int, int], float]) -> None:
+    def charge(self, extra: Extra, level: int) -> None:
         """Adds further costs."""
         for number, candidates in enumerate(self.candidates):
             for position, factor in enumerate(candidates):
-                self.cost_s[number][position] += extra(number, factor)
+                self.cost_s[number][position] += extra(number, level, self.known.ways[number], factor)
 
     def visited(self, order: Order) -> list[int]:
         """The factor of each operator, after all of them were visited in that order."""

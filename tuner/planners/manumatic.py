@@ -1,0 +1,162 @@
+"""ManuMatic: D-Rec with a user's pins, and what became of each of them (ManuMatic section 3).
+
+Without pins the plan is D-Rec's to the bit. With pins it is found under them; what a pin has cost or saved is told by a
+plan without that one, and a perturbed pin shows what a slightly wrong one would have cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from costmodels.device_mesh import DeviceMesh
+from costmodels.graph import Graph
+from costmodels.plan import NONE, Plan, PlanCost, cost_of
+from hardware.errors import ConfigError
+from tuner.planners.pins import Pin, Pinned, deviation, pinned
+from tuner.planners.recursive import Level, Order, recursive_plan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PinReport:
+    """What became of a pin.
+
+    Attributes:
+        pin: The pin.
+        num_ops: Operators that it matches.
+        num_held: Those of them that are cut into a multiple of its ways.
+        num_over_provisioned: Those of these that are cut further.
+        missing: Mean of D(split, target) over the operators; 0 where it holds everywhere.
+        saved_s: Step time of the plan without it, less that of the plan with it; None if nobody asked.
+    """
+
+    pin: Pin
+    num_ops: int
+    num_held: int
+    num_over_provisioned: int
+    missing: float
+    saved_s: float | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it holds everywhere."""
+        return self.num_held == self.num_ops
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PinnedPlan:
+    """A plan under pins.
+
+    Attributes:
+        plan: The plan.
+        cost: What a step costs with it.
+        reports: What became of each pin.
+    """
+
+    plan: Plan
+    cost: PlanCost
+    reports: tuple[PinReport, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Perturbed:
+    """A plan with one pin changed.
+
+    Attributes:
+        pin: The changed pin.
+        number: Which it replaces.
+        step_time_s: The step with it; None where it can't hold.
+    """
+
+    pin: Pin
+    number: int
+    step_time_s: float | None
+
+
+def pinned_plan(
+    graph: Graph,
+    mesh: DeviceMesh,
+    refined_mesh: DeviceMesh,
+    levels: Sequence[Level],
+    pins: Sequence[Pin],
+    *,
+    order: Order = "price",
+    counterfactuals: bool = True,
+) -> PinnedPlan:
+    """The plan under the pins.
+
+    Args:
+        graph: What to shard.
+        mesh: With the axes that the pins name.
+        refined_mesh: The same as `recursive.refined` or `whole` gives it.
+        levels: With these levels.
+        pins: What must hold, or costs something where it does not.
+        order: Of D-Rec's visits.
+        counterfactuals: Whether a plan without each pin says what it saved.
+
+    Raises:
+        ConfigError: the pins can't hold.
+    """
+    found = pinned(pins, graph, mesh, levels)
+    plan = _planned(graph, refined_mesh, levels, found, order)
+    cost = cost_of(plan)
+    reports = []
+    for number in range(len(pins)):
+        report = _report(found, plan, number)
+        if counterfactuals:
+            others = pinned([pin for at, pin in enumerate(pins) if at != number], graph, mesh, levels)
+            without = cost_of(_planned(graph, refined_mesh, levels, others, order))
+            report = replace(report, saved_s=without.step_time_s - cost.step_time_s)
+        reports.append(report)
+    return PinnedPlan(plan=plan, cost=cost, reports=tuple(reports))
+
+
+def perturbed(
+    graph: Graph,
+    mesh: DeviceMesh,
+    refined_mesh: DeviceMesh,
+    levels: Sequence[Level],
+    pins: Sequence[Pin],
+    *,
+    order: Order = "price",
+) -> tuple[Perturbed, ...]:
+    """Plans with one pin changed at a time: half and double its ways, and each other dim that its operators can cut."""
+    found = pinned(pins, graph, mesh, levels)
+    changed: list[tuple[int, Pin]] = []
+    for number, (pin, ways, factors) in enumerate(zip(found.pins, found.ways, found.factors, strict=True)):
+        changed += [(number, replace(pin, ways=other)) for other in (ways // 2, ways * 2) if other > 1]
+        rules = [graph.ops[op].rule for op in factors]
+        names = {rule.factors[factor].name for rule in rules for factor in rule.cuttable} - {pin.dim, ""}
+        changed += [(number, replace(pin, dim=name)) for name in sorted(names)]
+    results = []
+    for number, pin in changed:
+        try:
+            own = pinned([pin if at == number else other for at, other in enumerate(pins)], graph, mesh, levels)
+            step_time_s = cost_of(_planned(graph, refined_mesh, levels, own, order)).step_time_s
+        except ConfigError:
+            step_time_s = None
+        results.append(Perturbed(pin=pin, number=number, step_time_s=step_time_s))
+    return tuple(results)
+
+
+def _planned(graph: Graph, mesh: DeviceMesh, levels: Sequence[Level], pins: Pinned, order: Order) -> Plan:
+    return recursive_plan(graph, mesh, levels, order=order, closed=pins.closed, extra=pins.extra)
+
+
+def _report(pins: Pinned, plan: Plan, number: int) -> PinReport:
+    pin, factors, target = pins.pins[number], pins.factors[number], pins.ways[number]
+    splits = []
+    for op, factor in factors.items():
+        split = 1
+        for level, axis in zip(pins.levels, pins.axes, strict=True):
+            served = plan.served[op, level.axis]
+            if served != NONE and served == factor and pin.axis in (None, axis):
+                split *= level.ways
+        splits.append(split)
+    return PinReport(
+        pin=pin,
+        num_ops=len(splits),
+        num_held=sum(split % target == 0 for split in splits),
+        num_over_provisioned=sum(split % target == 0 and split > target for split in splits),
+        missing=sum(deviation(split, target) for split in splits) / len(splits),
+    )
