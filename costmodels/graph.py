@@ -238,11 +238,11 @@ class GraphBuilder:
         )
 
     def done(self) -> Graph:
-        """The graph."""
+        """The graph; its sources stand before all other operators, wherever they were added."""
         graph = Graph(
             name=self.name,
             tensors=tuple(self.tensors),
-            ops=tuple(self.ops),
+            ops=tuple(sorted(self.ops, key=lambda op: not op.is_source)),
             unknown=tuple(sorted(self.unknown.items())),
         )
         _check(graph)
