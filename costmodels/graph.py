@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cached_property
+from functools import cache, cached_property
 
 from costmodels.dims import Factor, FactorKind, Rule
 
@@ -180,13 +180,7 @@ class GraphBuilder:
         assert primitive in SOURCES, f"{primitive!r} is no source"
         tensor = self.tensor(name, shape, element_bytes, kind, dim_names)
         names = dim_names or [""] * len(shape)
-        rule = Rule(
-            factors=tuple(
-                Factor(size=size, kind=FactorKind.MAP, name=dim) for size, dim in zip(shape, names, strict=True)
-            ),
-            operands=(),
-            results=(tuple((dim,) for dim in range(len(shape))),),
-        )
+        rule = _source_rule(tuple(shape), tuple(names), num_operands=0)
         self._add(Op(name=name, primitive=primitive, operands=(), results=(tensor,), rule=rule))
         if primitive == STATE:
             self._states[tensor] = len(self.ops) - 1
@@ -202,7 +196,9 @@ class GraphBuilder:
             primitive=op.primitive,
             operands=(made,),
             results=op.results,
-            rule=Rule(factors=op.rule.factors, operands=op.rule.results, results=op.rule.results),
+            rule=_source_rule(
+                self.tensors[state].shape, tuple(factor.name for factor in op.rule.factors), num_operands=1
+            ),
         )
 
     def op(
@@ -252,6 +248,19 @@ class GraphBuilder:
         assert op.name not in self._op_names, f"{op.name!r} is an operator already"
         self._op_names.add(op.name)
         self.ops.append(op)
+
+
+@cache
+def _source_rule(shape: tuple[int, ...], names: tuple[str, ...], *, num_operands: int) -> Rule:
+    """Every dim is a factor; sources of one shape share the rule and what is known of it."""
+    place = tuple((dim,) for dim in range(len(shape)))
+    return Rule(
+        factors=tuple(
+            Factor(size=size, kind=FactorKind.MAP, name=name) for size, name in zip(shape, names, strict=True)
+        ),
+        operands=(place,) * num_operands,
+        results=(place,),
+    )
 
 
 def _check(graph: Graph) -> None:
