@@ -110,12 +110,14 @@ class Graph:
         tensors: Every array.
         ops: Every operator, in an order in which they can run.
         unknown: How often each primitive occurs that no rule is known for; all dims of these are blocked.
+        first_backward: Number of the first operator of the backward pass; None where nobody said.
     """
 
     name: str
     tensors: tuple[Tensor, ...]
     ops: tuple[Op, ...]
     unknown: tuple[tuple[str, int], ...] = ()
+    first_backward: int | None = None
 
     @cached_property
     def maker(self) -> tuple[tuple[int, int], ...]:
@@ -148,6 +150,7 @@ class GraphBuilder:
     tensors: list[Tensor] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
     unknown: dict[str, int] = field(default_factory=dict)
+    _num_forward: int | None = None
     _states: dict[int, int] = field(default_factory=dict)
     _tensor_names: set[str] = field(default_factory=set)
     _op_names: set[str] = field(default_factory=set)
@@ -233,13 +236,19 @@ class GraphBuilder:
             )
         )
 
+    def begin_backward(self) -> None:
+        """Says that the forward pass is written down, and the backward pass follows."""
+        self._num_forward = sum(not op.is_source for op in self.ops)
+
     def done(self) -> Graph:
         """The graph; its sources stand before all other operators, wherever they were added."""
+        num_sources = sum(op.is_source for op in self.ops)
         graph = Graph(
             name=self.name,
             tensors=tuple(self.tensors),
             ops=tuple(sorted(self.ops, key=lambda op: not op.is_source)),
             unknown=tuple(sorted(self.unknown.items())),
+            first_backward=None if self._num_forward is None else num_sources + self._num_forward,
         )
         _check(graph)
         return graph

@@ -2,8 +2,10 @@
 
 Tensors have no layout of their own in a plan. What an operator writes lies as the factors served there say, and what it
 reads must lie as they say; where both differ, a collective stands in between. A tensor that several operators want in
-one layout is moved there once, and a partial sum is added up once: with a reduce-scatter where all who read it want
-the same dim cut, else with an all-reduce, of which a slice is free.
+one layout is moved there once and kept there for the last of them; but what lives from step to step is not kept from
+one pass to the other, so that a parameter that is sharded for memory is gathered in the forward pass and again in the
+backward pass. A partial sum is added up once: with a reduce-scatter where all who read it want the same dim cut, else
+with an all-reduce, of which a slice is free.
 
 The step takes its collectives one after the other behind its compute, which is a roofline's: nothing overlaps, so that
 plans are compared by all that they send. Sources: section 2.3 of ManuMatic (collectives, redistribution, objective).
@@ -29,6 +31,19 @@ NONE = -1
 
 Classifier = Callable[[Layout, Layout, float, Sequence[int]], tuple[Move, ...]]
 """`sharding.moves`, or another reading of what a mismatch costs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Copy:
+    """A tensor in another layout than it lies in.
+
+    Attributes:
+        layout: Which.
+        readers: Numbers of the operators that read it there, the first one first.
+    """
+
+    layout: Layout
+    readers: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -80,6 +95,19 @@ class Plan:
         for use in self.graph.uses[tensor]:
             found.setdefault(self.wanted(use.op, use.operand), use.op)
         return found
+
+    def copies(self, tensor: int) -> tuple[Copy, ...]:
+        """What is made of a tensor for those who read it otherwise than it lies."""
+        maker, _ = self.graph.maker[tensor]
+        is_state, turn = self.graph.ops[maker].primitive == STATE, self.graph.first_backward
+        lies = self.layout(tensor)
+        readers: dict[tuple[Layout, bool], list[int]] = defaultdict(list)
+        for use in self.graph.uses[tensor]:
+            wanted = self.wanted(use.op, use.operand)
+            if wanted != lies:
+                is_again = is_state and turn is not None and use.op >= turn
+                readers[wanted, is_again].append(use.op)
+        return tuple(Copy(layout=layout, readers=tuple(ops)) for (layout, _), ops in readers.items())
 
     @cached_property
     def _rows(self) -> list[list[int]]:
@@ -206,8 +234,10 @@ def _collectives(plan: Plan, classifier: Classifier) -> tuple[PlannedCollective,
         maker, slot = plan.graph.maker[tensor]
         written, lies = plan.written(maker, slot), plan.layout(tensor)
         add(tensor, maker, classifier(written, lies, array.num_bytes, sizes))
-        for target, op in plan.targets(tensor).items():
-            add(tensor, op, classifier(lies, target, array.num_bytes, sizes))
+        if plan.graph.ops[maker].primitive == CONSTANT:
+            continue
+        for copy in plan.copies(tensor):
+            add(tensor, copy.readers[0], classifier(lies, copy.layout, array.num_bytes, sizes))
     return tuple(found)
 
 
@@ -240,9 +270,10 @@ def _compute_s(plan: Plan) -> FloatArray:
 
 
 def _peak_bytes(plan: Plan) -> float:
-    """The most that is alive at an operator: what lies there for later, its results, and its own copies of operands.
+    """The most that is alive at an operator: what lies there for later, in every layout that is kept, and its results.
 
-    What the step makes of a state takes the state's place.
+    What the step makes of a state takes the state's place. What costs no message, a slice or a constant, is not kept:
+    everyone who reads it makes it anew.
     """
     graph, sizes = plan.graph, plan.mesh.sizes
     count = len(graph.ops)
@@ -259,8 +290,15 @@ def _peak_bytes(plan: Plan) -> float:
         if tensor not in kept:
             change[first] += held_bytes
             change[last + 1] -= held_bytes
-        for use in uses:
-            wanted = plan.wanted(use.op, use.operand)
-            if wanted != plan.layout(tensor):
-                own[use.op] += array.num_bytes * local_share(wanted, sizes)
+        for copy in plan.copies(tensor):
+            copy_bytes = array.num_bytes * local_share(copy.layout, sizes)
+            is_free = graph.ops[maker].primitive == CONSTANT or not moves(
+                plan.layout(tensor), copy.layout, array.num_bytes, sizes
+            )
+            in_order = [op for op in copy.readers if graph.ops[op].primitive != STATE and not is_free]
+            if in_order:
+                change[in_order[0]] += copy_bytes
+                change[in_order[-1] + 1] -= copy_bytes
+            for op in set(copy.readers).difference(in_order):
+                own[op] += copy_bytes
     return float((np.cumsum(change[:-1]) + own).max(initial=0.0))

@@ -147,6 +147,7 @@ class TrainingStep:
 
     def backward(self) -> None:
         """Writes down the backward pass of all operators so far."""
+        self._builder.begin_backward()
         for gradient_of in reversed(self._tape):
             gradient_of()
         self._tape.clear()
