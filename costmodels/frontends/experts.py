@@ -18,7 +18,7 @@ ROUTING = "batch (chunks chunk_tokens) experts"
 _WHOLE = ("chunk_tokens", "chunk_slots")
 
 _LARGEST_SURPLUS = 8
-"""Slots are rounded up by less than an eighth, so that the sequence can be cut more often (assumed)."""
+"""Slots are rounded up by less than an eighth of them, so that the sequence can be cut more often (assumed)."""
 
 
 def slots_per_expert(sequence_length: int, *, top_k: int, num_experts: int) -> int:
@@ -28,7 +28,7 @@ def slots_per_expert(sequence_length: int, *, top_k: int, num_experts: int) -> i
     common.
     """
     share = -(-sequence_length * top_k // num_experts)
-    multiple = max(each for each in range(1, share // _LARGEST_SURPLUS + 2) if sequence_length % each == 0)
+    multiple = max(each for each in range(1, max(share // _LARGEST_SURPLUS, 1) + 1) if sequence_length % each == 0)
     return -(-share // multiple) * multiple
 
 

@@ -19,8 +19,8 @@ def mesh_of(**axes):
 def served_by_name(graph, mesh, **axes):
     """The plan in which every axis serves the factors that `axes` names for it.
 
-    Each axis has a list of (pattern of operators' names, names of factors); the first pattern that fits is taken, and of
-    it the first factor that the operator has, can cut, and that an axis before it doesn't serve yet.
+    Each axis has a list of (pattern of operators' names, names of factors). The first pattern that fits is taken, and
+    of it the first factor that the operator has, can cut, and that an axis before it doesn't serve yet.
     """
     served = np.full((len(graph.ops), len(mesh.sizes)), NONE)
     for number, op in enumerate(graph.ops):

@@ -1,3 +1,4 @@
+# ruff: noqa: D103, ARG001 - a function is what the primitive of its name means; all of them take the same arguments
 """What the operators of a transformer's graph compute, in numpy: the executable meaning that their rules are held to.
 
 A meaning knows of its rule only how large a part it has been given and where that begins: it computes from arrays and
@@ -87,8 +88,8 @@ def rms_norm(part, x, w):
 
 def layer_norm(part, x, w, b):
     axis = part.names[0].index(*part.names[1])
-    (scaled,) = (x - x.mean(axis, keepdims=True),)
-    return [*(each + spread(b, part.names[2], part.names[0]) for each in rms_norm(part, scaled, w))]
+    (scaled,) = rms_norm(part, x - x.mean(axis, keepdims=True), w)
+    return [scaled + spread(b, part.names[2], part.names[0])]
 
 
 def rms_norm_gradient(part, x, w, dy):
@@ -348,7 +349,7 @@ MEANINGS = {
 
 
 def run_op(graph: Graph, op, arrays, *, top_k, cut=None, of=1, at=0):
-    """The results of an operator, or of one of its parts: factor `cut` is cut into `of` parts, of which this is `at`."""
+    """The results of an operator, or of one part: factor `cut` is cut into `of` parts, of which this is number `at`."""
     factors = op.rule.factors
     whole = {factor.name: factor.size for factor in factors}
     sizes, starts = dict(whole), {}
