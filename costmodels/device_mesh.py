@@ -1,7 +1,8 @@
 """A mesh of devices by named axes, and what a collective along some of them takes.
 
-Ranks are counted with the last axis fastest, and stand on the cluster in its order. A group along several axes is one
-group: its ranks are all that differ in these axes alone.
+Ranks are counted with the last axis fastest, and stand on the cluster in its order, from its first device on. Where the
+cluster has more devices, as for a stage of a pipeline, others do the same there at the same time. A group along several
+axes is one group: its ranks are all that differ in these axes alone.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class DeviceMesh:
     Attributes:
         names: Its axes, the slowest first.
         sizes: Devices along each.
-        cluster: Where they stand; it has exactly as many devices.
+        cluster: Where they stand; it has as many devices or a multiple.
     """
 
     names: tuple[str, ...]
@@ -37,7 +38,7 @@ class DeviceMesh:
     def __post_init__(self) -> None:
         assert len(self.names) == len(self.sizes), "every axis has a size"
         assert len(set(self.names)) == len(self.names), f"axes have names of their own, but got {self.names}"
-        assert self.num_devices == self.cluster.num_devices, (
+        assert self.cluster.num_devices % self.num_devices == 0, (
             f"{self.in_words} are {self.num_devices} devices, but {self.cluster.name} has {self.cluster.num_devices}"
         )
 
@@ -66,7 +67,7 @@ class DeviceMesh:
         key = (kind, tuple(sorted(axes)))
         if key not in self._lines:
             groups = self._groups(key[1])
-            links = self.cluster.links_among([groups], np.arange(self.num_devices))
+            links = self.cluster.links_among([groups], np.arange(self.cluster.num_devices))
             own = {OpKind.ALL_REDUCE: links.lines.reduce, OpKind.ALL_TO_ALL: links.lines.exchange}
             lines = own.get(kind, links.lines.gather)[:, :, links.row[0]]
             self._lines[key] = tuple((float(base_s), float(s_per_byte)) for base_s, s_per_byte in lines)

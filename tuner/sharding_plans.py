@@ -1,0 +1,212 @@
+"""A graph on a mesh, planned: the planners by name, the mesh in a user's words, and a plan as the commands print it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from costmodels.device_mesh import DeviceMesh
+from costmodels.graph import Graph
+from costmodels.plan import Plan, PlanCost
+from hardware.cluster import Cluster
+from hardware.errors import ConfigError
+from tuner.planners.manumatic import PinnedPlan, PinReport, pinned_plan
+from tuner.planners.pins import Pin
+from tuner.planners.recursive import ORDERS, Order, refined, whole
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannerOptions:
+    """How a graph is planned.
+
+    Attributes:
+        order: In which D-Rec visits operators; `best` tries all and keeps the cheapest.
+        whole_axes: Whether an axis of the mesh cuts one dim only, which is what frameworks can express.
+        pins: What a user asks for.
+    """
+
+    order: Order | Literal["best"] = "best"
+    whole_axes: bool = False
+    pins: tuple[Pin, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Planned:
+    """A graph that was planned.
+
+    Attributes:
+        found: The plan, its cost, and what became of the pins.
+        order: The order that found it.
+        search_s: What finding it took.
+    """
+
+    found: PinnedPlan
+    order: Order
+    search_s: float
+
+    @property
+    def plan(self) -> Plan:
+        """The plan."""
+        return self.found.plan
+
+    @property
+    def cost(self) -> PlanCost:
+        """What a step costs with it."""
+        return self.found.cost
+
+
+def planned(graph: Graph, mesh: DeviceMesh, options: PlannerOptions) -> Planned:
+    """The plan of a graph by D-Rec, under pins if there are any.
+
+    Raises:
+        ConfigError: the pins can't hold.
+    """
+    began_s = time.perf_counter()
+    own_mesh, levels = whole(mesh) if options.whole_axes else refined(mesh)
+    orders = ORDERS if options.order == "best" else (options.order,)
+    tried = {
+        order: pinned_plan(graph, mesh, own_mesh, levels, options.pins, order=order, counterfactuals=False)
+        for order in orders
+    }
+    best = min(tried, key=lambda order: tried[order].cost.step_time_s)
+    found = tried[best]
+    if options.pins:
+        found = pinned_plan(graph, mesh, own_mesh, levels, options.pins, order=best)
+    return Planned(found=found, order=best, search_s=time.perf_counter() - began_s)
+
+
+def mesh_of(text: str, cluster: Cluster, *, option: str = "--mesh") -> DeviceMesh:
+    """The mesh that `data=2,model=4` names, on a cluster.
+
+    Raises:
+        ConfigError: it reads otherwise, or the cluster can't form it.
+    """
+    names: list[str] = []
+    sizes: list[int] = []
+    for part in text.split(","):
+        name, equals, count = (piece.strip() for piece in part.partition("="))
+        if not (name.isidentifier() and equals and count.isdigit() and 1 <= int(count) <= cluster.num_devices):
+            raise ConfigError(
+                f"must be axes with sizes from 1 to {cluster.num_devices}",
+                key=option,
+                value=text,
+                nearest="for example data=2,model=4",
+            )
+        names.append(name)
+        sizes.append(int(count))
+    if len(set(names)) < len(names):
+        raise ConfigError("names an axis twice", key=option, value=text, nearest="for example data=2,model=4")
+    num_devices = math.prod(sizes)
+    if cluster.num_devices % num_devices:
+        divisors = [one for one in range(1, cluster.num_devices + 1) if cluster.num_devices % one == 0]
+        nearest = min(divisors, key=lambda one: abs(one - num_devices))
+        raise ConfigError(
+            f"is {num_devices} devices, which do not divide the {cluster.num_devices} of {cluster.name}",
+            key=option,
+            value=text,
+            nearest=f"axes whose product is {nearest}, or other --hosts",
+        )
+    return DeviceMesh(names=tuple(names), sizes=tuple(sizes), cluster=cluster)
+
+
+def plan_json(planned: Planned) -> dict[str, Any]:
+    """What `meshtune plan` prints."""
+    plan, cost = planned.plan, planned.cost
+    graph, names = plan.graph, plan.mesh.names
+    return {
+        "mesh": dict(zip(names, plan.mesh.sizes, strict=True)),
+        "shardings": {
+            graph.tensors[tensor].name: {
+                "shape": list(graph.tensors[tensor].shape),
+                "axes": [list(axes) for axes in plan.dims_of(tensor)],
+            }
+            for op in graph.ops
+            if op.is_source
+            for tensor in op.results
+        },
+        "collectives": [
+            {
+                "kind": each.move.kind.value,
+                "bytes": each.move.message_bytes,
+                "axis": [names[axis] for axis in each.move.axes],
+                "op": graph.ops[each.op].name,
+                "tensor": graph.tensors[each.tensor].name,
+                "times": each.times,
+                "seconds": each.seconds,
+            }
+            for each in cost.collectives
+        ],
+        "comm_s": cost.comm_s,
+        "step_time_s": cost.step_time_s,
+        "peak_memory_bytes": cost.peak_memory_bytes,
+        "order": planned.order,
+        "search_s": planned.search_s,
+        "pins": [_pin_json(report) for report in planned.found.reports],
+        "unknown_primitives": dict(graph.unknown),
+    }
+
+
+def _pin_json(report: PinReport) -> dict[str, Any]:
+    return {
+        "pin": report.pin.in_words,
+        "is_hard": report.pin.is_hard,
+        "ops": report.num_ops,
+        "held": report.num_held,
+        "over_provisioned": report.num_over_provisioned,
+        "missing": report.missing,
+        "saved_s": report.saved_s,
+    }
+
+
+def in_lines(planned: Planned) -> list[str]:
+    """The same for people: totals, collectives by kind and axes, and what became of the pins."""
+    plan, cost = planned.plan, planned.cost
+    names = plan.mesh.names
+    together: dict[tuple[str, str], tuple[int, float, float]] = {}
+    for each in cost.collectives:
+        key = (each.move.kind.value, "*".join(names[axis] for axis in each.move.axes))
+        count, num_bytes, seconds = together.get(key, (0, 0.0, 0.0))
+        together[key] = (
+            count + each.times,
+            num_bytes + each.times * each.move.message_bytes,
+            seconds + each.times * each.seconds,
+        )
+    lines = [
+        f"{cost.step_time_s:.4g} s per step, {cost.comm_s:.4g} s of them communication, nothing overlapped; "
+        f"{cost.peak_memory_bytes / 2**30:.1f} GiB per device",
+        f"planned {len(plan.graph.ops):,} operators in {planned.search_s:.2f} s (order: {planned.order})",
+        *(
+            f"  {kind:<15} {axes:<20} {count:>6,} x  {num_bytes / 1e6:12,.1f} MB  {seconds:10.4g} s"
+            for (kind, axes), (count, num_bytes, seconds) in sorted(together.items(), key=lambda entry: -entry[1][2])
+        ),
+        *(_pin_line(report) for report in planned.found.reports),
+    ]
+    if plan.graph.unknown:
+        found = ", ".join(f"{name} ({count} times)" for name, count in plan.graph.unknown)
+        lines.append(f"no rule is known for {found}; what these read and write stays whole")
+    return lines
+
+
+def _pin_line(report: PinReport) -> str:
+    held = "holds" if report.is_held else f"holds at {report.num_held} of {report.num_ops} operators"
+    more = f", cut further at {report.num_over_provisioned}" if report.num_over_provisioned else ""
+    saved = ""
+    if report.saved_s is not None:
+        saved = f"; without it a step takes {abs(report.saved_s):.3g} s {'more' if report.saved_s >= 0 else 'less'}"
+    return f"  pin {report.pin.in_words}: {held}{more}{saved}"
+
+
+def shardings_table(planned: Planned, names: Sequence[str]) -> Mapping[str, str]:
+    """How some tensors lie, as `name: dim/axis`; all that the step begins with if none is named."""
+    plan = planned.plan
+    found = {}
+    for op in plan.graph.ops:
+        if op.is_source and (not names or op.name in names):
+            tensor = op.results[0]
+            dims = plan.graph.tensors[tensor].dim_names or tuple(map(str, range(len(plan.graph.tensors[tensor].shape))))
+            cut = [f"{dim}/{'*'.join(axes)}" for dim, axes in zip(dims, plan.dims_of(tensor), strict=True) if axes]
+            found[op.name] = ", ".join(cut) or "whole everywhere"
+    return found
