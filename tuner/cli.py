@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from hardware.errors import ConfigError, shown_url
-from tuner import cli_calibrate, cli_predictions, cli_replan
+from tuner import cli_calibrate, cli_plan, cli_predictions, cli_replan
 from tuner.cli_options import (
     FOUND_NOTHING,
     INTERRUPTED,
@@ -196,6 +196,7 @@ app.command(short_help="Count what can work, and tell why the rest cannot.")(cli
 app.command(short_help="Predict step time and memory of one configuration.")(cli_predictions.predict)
 app.command(short_help="Simulate one step of one configuration, pass by pass.")(cli_predictions.simulate)
 app.command(short_help="Print the configurations predicted to be fastest.")(cli_predictions.rank)
+app.command(short_help="Shard one training step over a mesh, with your pins.")(cli_plan.plan)
 app.command(short_help="Plan which configuration runs when on a cluster that changes.")(cli_replan.replan)
 
 

@@ -5,17 +5,24 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from costmodels.device_mesh import DeviceMesh
+from costmodels.frontends.transformer import transformer_graph
 from costmodels.graph import Graph
+from costmodels.parallel import ParallelConfig
 from costmodels.plan import Plan, PlanCost
+from costmodels.reduced import least_layers, with_layers
 from hardware.cluster import Cluster
 from hardware.errors import ConfigError
 from tuner.planners.manumatic import PinnedPlan, PinReport, pinned_plan
 from tuner.planners.pins import Pin
 from tuner.planners.recursive import ORDERS, Order, refined, whole
+from tuner.rules import Setting
+
+OrderChoice = Order | Literal["best"]
+ORDER_CHOICES: tuple[OrderChoice, ...] = ("best", *ORDERS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +35,7 @@ class PlannerOptions:
         pins: What a user asks for.
     """
 
-    order: Order | Literal["best"] = "best"
+    order: OrderChoice = "best"
     whole_axes: bool = False
     pins: tuple[Pin, ...] = ()
 
@@ -76,6 +83,29 @@ def planned(graph: Graph, mesh: DeviceMesh, options: PlannerOptions) -> Planned:
     if options.pins:
         found = pinned_plan(graph, mesh, own_mesh, levels, options.pins, order=best)
     return Planned(found=found, order=best, search_s=time.perf_counter() - began_s)
+
+
+def of_candidate(setting: Setting, config: ParallelConfig, num_layers: int | None = None) -> tuple[Graph, DeviceMesh]:
+    """A few layers of a study's model, one micro-batch of all replicas, and the devices of a pipeline's first stage.
+
+    Args:
+        setting: Job and cluster.
+        config: Its degrees but pp are the axes, in the order in which ranks are counted.
+        num_layers: None for as few as have every kind of layer.
+
+    Raises:
+        ConfigError: the model has not so many layers, or too few for its kinds.
+    """
+    job = setting.job
+    if num_layers is not None and num_layers > job.model.num_layers:
+        raise ConfigError(
+            f"must be at most the {job.model.num_layers} of {job.model.name}", key="--layers", value=num_layers
+        )
+    model = with_layers(job.model, num_layers or least_layers(job.model))
+    degrees = {"dp": config.dp, "cp": config.cp, "up": config.up, "tp": config.tp}
+    axes = {name: size for name, size in degrees.items() if size > 1} or {"dp": 1}
+    graph = transformer_graph(replace(job, model=model), micro_batch_size=config.mbs * config.dp)
+    return graph, DeviceMesh(names=tuple(axes), sizes=tuple(axes.values()), cluster=setting.cluster)
 
 
 def mesh_of(text: str, cluster: Cluster, *, option: str = "--mesh") -> DeviceMesh:

@@ -1,0 +1,141 @@
+"""The command that shards one training step over a mesh and shows what it sends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hardware.errors import ConfigError, did_you_mean
+from tuner.cli_options import AsJson, Overrides, launchable_config, load, whole_number
+from tuner.console import config_in_words, print_json, printable
+
+if TYPE_CHECKING:  # these load numpy
+    from pathlib import Path
+
+    from costmodels.device_mesh import DeviceMesh
+    from costmodels.graph import Graph
+    from tuner.planners.pins import Pin
+    from tuner.sharding_plans import PlannerOptions
+
+
+def plan(
+    study: Annotated[str | None, typer.Argument(metavar="STUDY", help="Study file (YAML), with --config.")] = None,
+    chosen: Annotated[
+        str | None,
+        typer.Option("--config", metavar="dp=4,tp=2,...", help="A configuration; its degrees are the mesh."),
+    ] = None,
+    jax: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE:FACTORY", help="A JAX step: returns function, abstract arguments[, donated]."),
+    ] = None,
+    mesh: Annotated[
+        str | None, typer.Option(metavar="data=2,model=4", help="The mesh of --jax, the slowest axis first.")
+    ] = None,
+    cluster: Annotated[str, typer.Option(metavar="NAME", help="Where the mesh of --jax stands.")] = "dgx-a100",
+    hosts: Annotated[str, typer.Option(metavar="N", help="Hosts of that cluster.")] = "1",
+    layers: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="Layers of a study's model that are planned; as few as show every kind."),
+    ] = None,
+    order: Annotated[
+        str, typer.Option(metavar="NAME", help="Of the visits: price, weight, topological, reverse; best tries all.")
+    ] = "best",
+    whole_axes: Annotated[
+        bool, typer.Option("--whole-axes", help="An axis cuts one dim of an operator, never a part of it another.")
+    ] = False,
+    pin: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="op=*.up,dim=ffn,axis=tp",
+            help="Pin operators' dim to an axis, or to `ways=`; with `weight_s=` soft.",
+        ),
+    ] = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Shard one training step over a mesh: which dim of each tensor every axis cuts, and what is sent."""
+    from tuner.sharding_plans import in_lines, of_candidate, plan_json, planned, shardings_table
+
+    options = _options(order, whole_axes, pin or [])
+    if (study is None) == (jax is None):
+        raise ConfigError("needs a study file or --jax, not both", key="plan", nearest="meshtune plan STUDY --config")
+    if jax is not None:
+        graph, found_mesh = _of_function(jax, mesh, cluster, whole_number("--hosts", hosts, 1))
+        title = f"{graph.name} on {found_mesh.in_words} of {found_mesh.cluster.name}"
+    else:
+        if chosen is None:
+            raise ConfigError("is missing", key="--config", nearest="for example --config dp=4,tp=2")
+        config = load(_path(study), overrides)
+        wanted, _ = launchable_config(config, chosen)
+        num_layers = None if layers is None else whole_number("--layers", layers, 1)
+        graph, found_mesh = of_candidate(config.setting, wanted, num_layers)
+        title = f"{config_in_words(config, wanted)}: {graph.name}, one micro-batch on {found_mesh.in_words}"
+    found = planned(graph, found_mesh, options)
+    if as_json:
+        print_json(plan_json(found))
+        return
+    typer.echo(printable(title))
+    for line in in_lines(found):
+        typer.echo(printable(line))
+    typer.echo("What the step begins with lies so:")
+    for name, lies in shardings_table(found, []).items():
+        typer.echo(printable(f"  {name:<44} {lies}"))
+
+
+def _path(study: str | None) -> Path:
+    from pathlib import Path
+
+    assert study is not None, "one of both was given"
+    return Path(study)
+
+
+def _options(order: str, whole_axes: bool, pins: list[str]) -> PlannerOptions:
+    from tuner.sharding_plans import ORDER_CHOICES, PlannerOptions
+
+    wanted = [choice for choice in ORDER_CHOICES if choice == order]
+    if not wanted:
+        raise ConfigError("is no order", key="--order", value=order, nearest=did_you_mean(order, ORDER_CHOICES))
+    return PlannerOptions(
+        order=wanted[0],
+        whole_axes=whole_axes,
+        pins=tuple(_pin(text) for text in pins),
+    )
+
+
+def _pin(text: str) -> Pin:
+    """The pin that `op=*.up,dim=ffn,axis=tp` describes."""
+    from tuner.cli_options import number
+    from tuner.planners.pins import Pin
+
+    keys = ("op", "dim", "axis", "ways", "weight_s")
+    values: dict[str, Any] = {}
+    for part in text.split(","):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if name not in keys or not equals or not value:
+            raise ConfigError(
+                f"must be {', '.join(keys)} with values",
+                key="--pin",
+                value=text,
+                nearest="for example op=*.dense_mlp.up,dim=ffn,axis=tp",
+            )
+        values[name] = value
+    if "op" not in values or "dim" not in values:
+        raise ConfigError("lacks op or dim", key="--pin", value=text, nearest="for example op=*.up,dim=ffn,axis=tp")
+    if "ways" in values:
+        values["ways"] = whole_number("--pin ways", values["ways"], 1)
+    if "weight_s" in values:
+        values["weight_s"] = number("--pin weight_s", values["weight_s"])
+    return Pin(**values)
+
+
+def _of_function(name: str, mesh: str | None, cluster: str, hosts: int) -> tuple[Graph, DeviceMesh]:
+    from costmodels.frontends.jax_program import graph_of_factory
+
+    from hardware.cluster import find_cluster
+    from tuner.sharding_plans import mesh_of
+
+    if mesh is None:
+        raise ConfigError("is missing", key="--mesh", nearest="for example --mesh data=2,model=4")
+    found_mesh = mesh_of(mesh, find_cluster(cluster, hosts))
+    return graph_of_factory(name), found_mesh
