@@ -71,7 +71,11 @@ def plan(
         num_layers = None if layers is None else whole_number("--layers", layers, 1)
         graph, found_mesh = of_candidate(config.setting, wanted, num_layers)
         title = f"{config_in_words(config, wanted)}: {graph.name}, one micro-batch on {found_mesh.in_words}"
-    found = planned(graph, found_mesh, options)
+    try:
+        found = planned(graph, found_mesh, options)
+    except ConfigError as error:
+        where = (error.key or "").replace("pins", "--pin")
+        raise ConfigError(error.rule, key=where, value=error.value, nearest=error.nearest) from None
     if as_json:
         print_json(plan_json(found))
         return

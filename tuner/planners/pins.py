@@ -13,6 +13,7 @@ weight of zero; the paper says of both that they are hard.
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 import math
 import re
@@ -25,7 +26,8 @@ from costmodels.plan import NONE
 from hardware.errors import ConfigError, did_you_mean
 from tuner.planners.recursive import Closed, Extra, Level
 
-KEY = "planner.pins"
+KEY = "pins"
+"""Where the pins stand, in messages."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,16 +160,16 @@ def _matched(number: int, pin: Pin, graph: Graph) -> dict[int, int]:
     key = f"{KEY}[{number}]"
     found = [at for at, op in enumerate(graph.ops) if not op.is_source and fnmatch.fnmatchcase(op.name, pin.op)]
     if not found:
-        names = [op.name for op in graph.ops if not op.is_source]
+        nearest = difflib.get_close_matches(pin.op, _general(graph), n=3, cutoff=0.0)
         raise ConfigError(
-            "matches no operator", key=f"{key}.op", value=pin.op, nearest=did_you_mean(pin.op, _general(names))
+            "matches no operator", key=f"{key}.op", value=pin.op, nearest=f"the nearest are {', '.join(nearest)}"
         )
     return {at: _factor(key, pin, graph, graph.ops[at]) for at in found}
 
 
-def _general(names: Sequence[str]) -> list[str]:
-    """The names with their numbers left open, each once."""
-    return list(dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in names))
+def _general(graph: Graph) -> list[str]:
+    """The names of operators with their numbers left open, each once."""
+    return list(dict.fromkeys(re.sub(r"\b\d+\.", "*.", op.name) for op in graph.ops if not op.is_source))
 
 
 def _factor(key: str, pin: Pin, graph: Graph, op: Op) -> int:

@@ -155,18 +155,18 @@ def test_whole_axes_serve_pins_too():
 @pytest.mark.parametrize(
     ("pins", "key", "told"),
     [
-        ([Pin(op="*.upp", dim="ffn", ways=2)], "planner.pins[0].op", "did you mean"),
-        ([Pin(op="0.up", dim="ffm", ways=2)], "planner.pins[0].dim", "did you mean 'ffn'"),
-        ([Pin(op="0.up", dim="ffn")], "planner.pins[0]", "ways: 2"),
-        ([Pin(op="0.up", dim="ffn", axis="tensor")], "planner.pins[0].axis", "valid: data, model"),
-        ([Pin(op="0.up", dim="ffn", ways=3)], "planner.pins[0].ways", "valid: 1, 2, 4, 8"),
-        ([Pin(op="0.up", dim="ffn", axis="model", ways=4)], "planner.pins[0].ways", "valid: 1, 2"),
+        ([Pin(op="*.upp", dim="ffn", ways=2)], "pins[0].op", "*.up"),
+        ([Pin(op="0.up", dim="ffm", ways=2)], "pins[0].dim", "did you mean 'ffn'"),
+        ([Pin(op="0.up", dim="ffn")], "pins[0]", "ways: 2"),
+        ([Pin(op="0.up", dim="ffn", axis="tensor")], "pins[0].axis", "valid: data, model"),
+        ([Pin(op="0.up", dim="ffn", ways=3)], "pins[0].ways", "valid: 1, 2, 4, 8"),
+        ([Pin(op="0.up", dim="ffn", axis="model", ways=4)], "pins[0].ways", "valid: 1, 2"),
         (
             [Pin(op="0.up", dim="ffn", axis="model"), Pin(op="*.up", dim="batch", axis="model")],
-            "planner.pins[1]",
+            "pins[1]",
             "another axis",
         ),
-        ([Pin(op="0.up", dim="ffn", ways=8), Pin(op="*.up", dim="batch", ways=2)], "planner.pins[1]", "fewer ways"),
+        ([Pin(op="0.up", dim="ffn", ways=8), Pin(op="*.up", dim="batch", ways=2)], "pins[1]", "fewer ways"),
     ],
 )
 def test_what_can_not_be_pinned_is_told(pins, key, told):
@@ -182,7 +182,7 @@ def test_rivals_are_named():
     """Of two pins that want the same levels the message names both, and the dim."""
     pins = [Pin(op="0.up", dim="ffn", axis="model"), Pin(op="*.up", dim="batch", axis="model")]
 
-    with pytest.raises(ConfigError, match=r"batch of 0\.up .*planner\.pins\[0\]"):
+    with pytest.raises(ConfigError, match=r"batch of 0\.up .*pins\[0\]"):
         pinned(pins, GRAPH, MESH, LEVELS)
 
 

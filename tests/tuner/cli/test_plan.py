@@ -1,0 +1,75 @@
+import re
+
+import pytest
+
+from tests.tuner.cli.command_line import KEYS
+
+
+def test_a_candidate_is_planned(meshtune, simulated):
+    """`plan` shards a layer over a candidate's degrees: what it sends adds up, and every tensor is told."""
+    done = meshtune("plan", simulated, "--config", "dp=4,tp=2", "--json")
+
+    assert done.status == 0, done.err
+    told = done.json
+    assert told.keys() >= KEYS["plan"]
+    assert told["mesh"] == {"dp.0": 2, "dp.1": 2, "tp": 2}
+    sent_s = sum(each["seconds"] * each["times"] for each in told["collectives"])
+    assert told["comm_s"] == pytest.approx(sent_s)
+    assert told["step_time_s"] > told["comm_s"] > 0
+    weight = told["shardings"]["layers.0.dense_mlp.up.weight"]
+    assert len(weight["axes"]) == len(weight["shape"])
+    assert told["pins"] == []
+
+
+def test_whole_axes(meshtune, simulated):
+    """With --whole-axes the mesh is that of the degrees."""
+    told = meshtune("plan", simulated, "--config", "dp=4,tp=2", "--whole-axes", "--json").json
+
+    assert told["mesh"] == {"dp": 4, "tp": 2}
+
+
+def test_a_pin_holds_and_is_reported(meshtune, simulated):
+    """A pin cuts what it says, and the report tells what it saved."""
+    pin = ("--pin", "op=*.dense_mlp.up,dim=ffn,axis=tp")
+    told = meshtune("plan", simulated, "--config", "dp=4,tp=2", *pin, "--json").json
+    shown = meshtune("plan", simulated, "--config", "dp=4,tp=2", *pin).out
+
+    (report,) = told["pins"]
+    assert (report["ops"], report["held"], report["missing"]) == (1, 1, 0)
+    assert ["tp"] in told["shardings"]["layers.0.dense_mlp.up.weight"]["axes"]
+    assert re.search(r"pin \*\.dense_mlp\.up ffn on tp: holds; without it a step takes [\d.e-]+ s (more|less)", shown)
+
+
+def test_a_plan_in_words(meshtune, simulated):
+    """Totals come first, then collectives by kind and axes, then how the step's tensors lie."""
+    shown = meshtune("plan", simulated, "--config", "tp=8", "--layers", "2").out
+
+    assert shown.startswith("pp=1,tp=8,dp=1,")
+    assert re.search(r"^[\d.]+ s per step, [\d.e-]+ s of them communication, nothing overlapped; ", shown, re.M)
+    assert re.search(r"^  all_gather +tp\S* +[\d,]+ x ", shown, re.M)
+    assert re.search(r"^  layers\.1\.attention\.out\.weight +\S", shown, re.M)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--config", "dp=4,tp=2", "--order", "prize"), "--order = 'prize': is no order; did you mean 'price'?"),
+        (("--config", "dp=4,tp=2", "--layers", "99"), "--layers = 99: must be at most the "),
+        (("--config", "dp=4,tp=2", "--pin", "tp"), "--pin = 'tp': must be op, dim, axis, ways, weight_s"),
+        (("--config", "dp=4,tp=2", "--pin", "op=*"), "--pin = 'op=*': lacks op or dim"),
+        (
+            ("--config", "dp=4,tp=2", "--pin", "op=*.upp,dim=ffn,axis=tp"),
+            "'*.upp': matches no operator; the nearest are ",
+        ),
+        (("--config", "dp=4,tp=2", "--pin", "op=*.up,dim=ffm,axis=tp"), "did you mean 'ffn'?"),
+        ((), "--config: is missing; for example --config dp=4,tp=2"),
+        (("--jax", "a:b"), "needs a study file or --jax, not both"),
+    ],
+)
+def test_what_can_not_be_planned(meshtune, simulated, arguments, told):
+    """A mistake is one line that names the option and the way out, and status 2."""
+    done = meshtune("plan", simulated, *arguments)
+
+    assert done.status == 2
+    assert told in done.err
+    assert len(done.err.splitlines()) == 1
