@@ -22,6 +22,10 @@ STATE, INPUT, CONSTANT = "state", "input", "constant"
 SOURCES = (STATE, INPUT, CONSTANT)
 """Primitives that make a tensor out of nothing that the step has computed before."""
 
+CARRY, NEXT, STACK, UNSTACK = "carry", "next", "stack", "unstack"
+LOOP = (CARRY, NEXT, STACK, UNSTACK)
+"""Primitives by which values pass into a loop, from one iteration to the next, and out of it; they do nothing."""
+
 
 class TensorKind(StrEnum):
     """What a tensor is for, as memory is told apart."""
@@ -84,8 +88,13 @@ class Op:
 
     @property
     def is_source(self) -> bool:
-        """Whether it stands at the begin of the step."""
+        """Whether it makes a tensor out of nothing; all but constants stand at the begin of the step."""
         return self.primitive in SOURCES
+
+    @property
+    def is_free(self) -> bool:
+        """Whether a device has nothing to do for it."""
+        return self.primitive in SOURCES or self.primitive in LOOP
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -252,7 +252,7 @@ def _compute_s(plan: Plan) -> FloatArray:
     }
     seconds = np.zeros(len(graph.ops))
     for number, op in enumerate(graph.ops):
-        if op.is_source:
+        if op.is_free:
             continue
         ways = 1
         for axis, factor in enumerate(plan.served[number].tolist()):
