@@ -1,1 +1,1 @@
-"""What makes array graphs out of models: each frontend writes one training step down as tensors and operators."""
+"""Graphs of training steps: a transformer's from its sizes, and those of JAX programs."""
