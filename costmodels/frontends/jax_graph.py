@@ -135,7 +135,7 @@ class _Build:
             self.rules.setdefault(rule, rule),
             flop=step.flop,
             times=step.times,
-            precision=_precision(values[step.operands[0]].dtype) if step.flop else "",
+            precision=_precision([values[operand].dtype for operand in step.operands]) if step.flop else "",
         )
 
     def _rule(self, step: Step) -> Rule:
@@ -153,5 +153,7 @@ class _Build:
         return rule
 
 
-def _precision(dtype: str) -> str:
-    return "fp8" if dtype.startswith("float8") else PRECISIONS.get(dtype, "")
+def _precision(dtypes: Sequence[str]) -> str:
+    """That of the first operand whose type has a name there."""
+    names = ["fp8" if dtype.startswith("float8") else PRECISIONS.get(dtype, "") for dtype in dtypes]
+    return next(filter(None, names), "")

@@ -1,7 +1,8 @@
 """A JAX program as it was traced: its jaxpr, what its arguments are called, and which of them live on.
 
-Arguments that the caller donates are states, if some output can take their place: the one at the same paths of a tree
-of the same shapes, else the first of the same shape and type. Other arguments are data of the step.
+Arguments that the caller donates are states, if some output can take their place: a tree of the same paths and shapes,
+at best one below the argument's name; where there is none, for each leaf the first output of its shape and type. Large
+trees choose first: an optimizer's holds others of the parameters' paths. Other arguments are data of the step.
 """
 
 from __future__ import annotations
@@ -59,15 +60,16 @@ def traced(fn: Callable[..., Any], *arguments: Any, donated: Sequence[str | int]
     given = _numbers(donated, names)
     jaxpr, out_tree = jax.make_jaxpr(fn, return_shape=True)(*arguments)
     outputs = _leaves(out_tree)
+    leaves = [_leaves(tree) for tree in arguments]
     free = dict.fromkeys(range(len(outputs)))
-    found = []
-    for number, (name, tree) in enumerate(zip(names, arguments, strict=True)):
-        leaves = _leaves(tree)
-        kept = _kept(leaves, outputs, free) if number in given else [None] * len(leaves)
-        found += [
-            Argument(name=".".join((name, *path)), kind=_kind_of(name, output is not None), kept_by=output)
-            for (path, _), output in zip(leaves, kept, strict=True)
-        ]
+    kept: dict[int, list[int | None]] = {}
+    for number in sorted(given, key=lambda one: (-len(leaves[one]), one)):
+        kept[number] = _kept(names[number], leaves[number], outputs, free)
+    found = [
+        Argument(name=".".join((name, *path)), kind=_kind_of(name, output is not None), kept_by=output)
+        for number, name in enumerate(names)
+        for (path, _), output in zip(leaves[number], kept.get(number, [None] * len(leaves[number])), strict=True)
+    ]
     return Program(name=getattr(fn, "__name__", "program"), jaxpr=jaxpr, arguments=tuple(found))
 
 
@@ -107,25 +109,26 @@ def _leaves(tree: Any) -> list[Leaf]:
     return [(tuple(jax.tree_util.keystr((key,), simple=True) for key in path), leaf) for path, leaf in found]
 
 
-def _kept(leaves: Sequence[Leaf], outputs: Sequence[Leaf], free: dict[int, None]) -> list[int | None]:
+def _kept(name: str, leaves: Sequence[Leaf], outputs: Sequence[Leaf], free: dict[int, None]) -> list[int | None]:
     """Of each leaf of a donated argument the output that takes its place, which is free no longer."""
 
     def is_alike(leaf: Leaf, output: int) -> bool:
         one, other = leaf[1], outputs[output][1]
         return output in free and one.shape == other.shape and one.dtype == other.dtype
 
-    count = len(leaves)
-    for first in range(len(outputs) - count + 1):
-        below = len(outputs[first][0]) - len(leaves[0][0]) if leaves else 0
-        if all(
-            is_alike(leaf, first + number)
-            and outputs[first + number][0] == (*outputs[first][0][: max(below, 0)], *leaf[0])
+    def is_tree(first: int) -> bool:
+        above = _above(leaves, outputs[first])
+        return all(
+            is_alike(leaf, first + number) and outputs[first + number][0] == (*above, *leaf[0])
             for number, leaf in enumerate(leaves)
-        ):
-            found: list[int | None] = list(range(first, first + count))
-            break
+        )
+
+    found: list[int | None] = []
+    trees = [first for first in range(len(outputs) - len(leaves) + 1) if is_tree(first)] if leaves else []
+    if trees:
+        first = next((one for one in trees if name in _above(leaves, outputs[one])), trees[0])
+        found += range(first, first + len(leaves))
     else:
-        found = []
         taken: set[int] = set()
         for leaf in leaves:
             output = next((one for one in free if one not in taken and is_alike(leaf, one)), None)
@@ -135,6 +138,11 @@ def _kept(leaves: Sequence[Leaf], outputs: Sequence[Leaf], free: dict[int, None]
         if output is not None:
             del free[output]
     return found
+
+
+def _above(leaves: Sequence[Leaf], output: Leaf) -> tuple[str, ...]:
+    """The path down to a tree among the outputs, whose first leaf is this output."""
+    return output[0][: max(len(output[0]) - len(leaves[0][0]), 0)]
 
 
 def _kind_of(name: str, is_kept: bool) -> TensorKind:
