@@ -147,7 +147,8 @@ def _reshape(call: Call) -> Rule:
     common before their products meet again, all up to there is blocked.
     """
     loops = _Loops()
-    before, after = call.operands[0], call.results[0]
+    order = call.params["dimensions"] or range(len(call.operands[0]))  # some reshapes transpose first
+    before, after = tuple(call.operands[0][dim] for dim in order), call.results[0]
     if math.prod(before) == 0:
         return loops.rule([((),) * len(before)], [((),) * len(after)])
     places: list[list[tuple[int, ...]]] = [[() for _ in before], [() for _ in after]]
@@ -167,7 +168,8 @@ def _reshape(call: Call) -> Rule:
                 left[side][at[side]] //= common
         else:
             _block_until_even(loops, places, left, at)
-    return loops.rule([tuple(places[0])], [tuple(places[1])])
+    operand = dict(zip(order, places[0], strict=True))
+    return loops.rule([tuple(operand[dim] for dim in range(len(before)))], [tuple(places[1])])
 
 
 def _block_until_even(loops: _Loops, places: list[list[tuple[int, ...]]], left: list[list[int]], at: list[int]) -> None:

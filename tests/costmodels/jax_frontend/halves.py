@@ -117,7 +117,12 @@ def are_close(one, other):
     return all(
         left.shape == right.shape
         and (
-            np.allclose(left, right, rtol=1e-4, atol=1e-5 * max(1.0, float(np.max(np.abs(right), initial=0.0))))
+            np.allclose(
+                left,
+                right,
+                rtol=1e-4,
+                atol=1e-5 * max(1.0, float(np.max(np.abs(right[np.isfinite(right)]), initial=0.0))),
+            )
             if np.issubdtype(right.dtype, np.floating)
             else bool(np.array_equal(left, right))
         )

@@ -142,12 +142,14 @@ class _Joined:
         ]
 
     def kind(self, root, positions):
-        """The worst that an operator says of a factor; a reduction is in no result."""
+        """The worst that an operator says of a factor; one of an operand alone that nobody adds up is of no use."""
         kinds = self.kinds[root]
         for kind in (FactorKind.BLOCKED, FactorKind.PERMUTATION):
             if kind in kinds:
                 return kind
-        return FactorKind.MAP if any(side == "result" for side, *_ in positions) else FactorKind.REDUCTION
+        if any(side == "result" for side, *_ in positions):
+            return FactorKind.MAP
+        return FactorKind.REDUCTION if FactorKind.REDUCTION in kinds else FactorKind.BLOCKED
 
 
 def _parsed(attribute):

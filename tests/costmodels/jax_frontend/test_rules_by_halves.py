@@ -5,26 +5,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.zoo_jax import FACTORIES
 from costmodels.dims import FactorKind
 from costmodels.frontends.jax_rules import rule_of_call
 from tests.costmodels.jax_frontend.halves import are_close, cases_of, halved, wholes
-
-SMALL = [name for name in FACTORIES if name.endswith(("small", "small_scan"))]
+from tests.costmodels.jax_frontend.variants import PROGRAMS
 
 
 @pytest.fixture(scope="module")
 def cases():
-    """All different calls of the small programs."""
+    """The calls of all programs, one for each kind of rule."""
     found = {}
-    for name in SMALL:
-        function, arguments, _ = FACTORIES[name]()
+    for function, arguments in PROGRAMS:
         found |= cases_of(function, arguments, np.random.default_rng(0))
     return list(found.values())
 
 
 def test_halves_make_up_the_whole(cases):
-    """Each primitive of the small programs, run on two halves along each factor that its rule lets an axis cut, gives
+    """Each primitive of the programs, run on two halves along each factor that its rule lets an axis cut, gives
     the results of one run: put side by side for a map, combined for a reduction.
     """
     found, num_tried, primitives = [], 0, set()
