@@ -377,16 +377,27 @@ def _rev(call: Call) -> Rule:
 
 
 def _reduce_window(call: Call) -> Rule:
+    return _changed(call, _windowed(call))
+
+
+def _windowed(call: Call) -> list[int]:
+    """The dims along which a window looks at more than one element."""
     params = call.params
     window, strides, padding = params["window_dimensions"], params["window_strides"], params["padding"]
-    return _changed(
-        call,
-        [
-            dim
-            for dim, (size, stride, pads) in enumerate(zip(window, strides, padding, strict=True))
-            if size > 1 or stride > 1 or any(pads) or call.operands[0][dim] != call.results[0][dim]
-        ],
-    )
+    return [
+        dim
+        for dim, (size, stride, pads) in enumerate(zip(window, strides, padding, strict=True))
+        if size > 1 or stride > 1 or any(pads) or call.operands[0][dim] != call.results[0][dim]
+    ]
+
+
+def _select_and_scatter_add(call: Call) -> Rule:
+    """The gradient of pooling: what a window made goes back to the element that it took."""
+    loops = _Loops()
+    windowed = _windowed(call)
+    whole = loops.dims(call.operands[1], blocked=windowed)
+    source = {dim: loops.dim(call.operands[0][dim], FactorKind.BLOCKED) for dim in windowed}
+    return loops.rule([_replaced(whole, source), whole], [whole])
 
 
 def _dynamic_update_slice(call: Call) -> Rule:
@@ -463,6 +474,18 @@ def _scatter(call: Call) -> Rule:
     return loops.rule([whole, indices, tuple(updates[dim] for dim in range(len(updates_shape)))], [whole])
 
 
+def _bitcast(call: Call) -> Rule:
+    """Bits as another type: of a smaller one there are several, in a last dim of their own."""
+    loops = _Loops()
+    shorter = min(call.operands[0], call.results[0], key=len)
+    place = loops.dims(shorter)
+    operand, result = (
+        (*place, *(loops.dim(size, FactorKind.BLOCKED) for size in shape[len(shorter) :]))
+        for shape in (call.operands[0], call.results[0])
+    )
+    return loops.rule([operand], [result])
+
+
 def _stack(call: Call) -> Rule:
     """Of a loop that fills a stack of its iterations' results."""
     loops = _Loops()
@@ -478,7 +501,10 @@ def _unstack(call: Call) -> Rule:
 
 
 def _random(call: Call) -> Rule:
-    """Numbers drawn from a key, which every device has: each draws those of its part."""
+    """Numbers drawn from a key, which every device has: each draws those of its part.
+
+    That is what `jax_threefry_partitionable` promises, which is JAX's default.
+    """
     loops = _Loops()
     keys = [loops.dims(shape, FactorKind.BLOCKED) for shape in call.operands]
     return loops.rule(keys, [loops.dims(shape) for shape in call.results])
@@ -491,6 +517,7 @@ RULES: Mapping[str, Callable[[Call], Rule]] = {
     UNSTACK: _unstack,
     "argmax": _arg_reduce,
     "argmin": _arg_reduce,
+    "bitcast_convert_type": _bitcast,
     "broadcast_in_dim": _broadcast_in_dim,
     "concatenate": _concatenate,
     "conv_general_dilated": _conv_general_dilated,
@@ -508,6 +535,11 @@ RULES: Mapping[str, Callable[[Call], Rule]] = {
     "optimization_barrier": _pairwise,
     "pad": _pad,
     "random_bits": _random,
+    "random_fold_in": blocked_rule,  # keys are small, and every device wants them
+    "random_seed": blocked_rule,
+    "random_split": blocked_rule,
+    "random_unwrap": blocked_rule,
+    "random_wrap": blocked_rule,
     "reduce_and": _reduce,
     "reduce_max": _reduce,
     "reduce_min": _reduce,
@@ -525,6 +557,7 @@ RULES: Mapping[str, Callable[[Call], Rule]] = {
     "scatter-max": _scatter,
     "scatter-min": _scatter,
     "scatter-mul": _scatter,
+    "select_and_scatter_add": _select_and_scatter_add,
     "slice": _resized,
     "sort": _sort,
     "split": _split,

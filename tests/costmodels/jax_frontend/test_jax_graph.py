@@ -240,6 +240,18 @@ def test_unknown_primitives_are_blocked_and_counted():
     assert (found["while"].flop, found["cond"].flop, found["cond"].precision) == (2 * 4**3, 4 * 4**3, "fp32")
 
 
+def test_dropout_is_drawn_in_parts():
+    """Random numbers can be cut as what they are for, though their key is whole."""
+
+    def function(x, key):
+        return jnp.where(jax.random.bernoulli(jax.random.fold_in(key, 1), 0.9, x.shape), x, 0.0)
+
+    graph = graph_of_jax(function, MATRIX, jax.eval_shape(lambda: jax.random.key(0)))
+
+    assert graph.unknown == ()
+    assert len(next(op for op in graph.ops if op.primitive == "random_bits").rule.cuttable) == 2
+
+
 def test_empty_arrays_are_no_work():
     """What has no elements is neither an operand nor a result."""
 

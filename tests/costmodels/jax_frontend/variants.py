@@ -30,6 +30,8 @@ def several(x):
         lax.pad(x, 0.0, ((0, 0, 0), (1, -1, 0), (0, 0, 0))),
         lax.slice(x, (0, 0, 1), (4, 6, 8), (1, 2, 1)),
         lax.reduce_precision(x, 8, 7),
+        lax.bitcast_convert_type(x, jnp.int32),
+        lax.bitcast_convert_type(x, jnp.int16),
         lax.optimization_barrier((x, x * 2)),
     )
 
@@ -53,9 +55,15 @@ def reshaped(x):
 
 
 def windowed(x):
-    """Pooled with and without strides and overlap."""
+    """Pooled with and without strides and overlap, and the gradient of that."""
+
+    def pooled(x):
+        return lax.reduce_window(x, -np.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+
+    halves, back = jax.vjp(pooled, x)
     return (
-        lax.reduce_window(x, -np.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID"),
+        halves,
+        back(halves),
         lax.reduce_window(x, 0.0, lax.add, (1, 3, 3, 1), (1, 1, 1, 1), "SAME"),
     )
 
