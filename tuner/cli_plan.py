@@ -134,8 +134,7 @@ def _pin(text: str) -> Pin:
 
 
 def _of_function(name: str, mesh: str | None, cluster: str, hosts: int) -> tuple[Graph, DeviceMesh]:
-    from costmodels.frontends.jax_program import graph_of_factory
-
+    from costmodels.frontends.factories import graph_of_factory
     from hardware.cluster import find_cluster
     from tuner.sharding_plans import mesh_of
 

@@ -1,0 +1,71 @@
+"""A user's JAX step by the name of the function that makes it: `module:factory`.
+
+The factory takes nothing and returns a function, its abstract arguments (a tuple of trees of `jax.ShapeDtypeStruct`),
+and perhaps the names or numbers of the arguments whose memory the outputs take over.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from pathlib import Path
+from typing import Any
+
+from costmodels.graph import Graph
+from hardware.errors import ConfigError, did_you_mean
+
+EXAMPLE = "for example my_training:step, found from the directory that the command runs in"
+
+
+def graph_of_factory(name: str, *, option: str = "--jax") -> Graph:
+    """The graph of the step that `module:factory` makes; its module is imported, and runs as any import does.
+
+    Raises:
+        ConfigError: there is no such factory, JAX is missing, or it returns something else.
+    """
+    module_name, colon, factory_name = name.partition(":")
+    if not (module_name and colon and factory_name):
+        raise ConfigError("must be module:factory", key=option, value=name, nearest=EXAMPLE)
+    if importlib.util.find_spec("jax") is None:
+        raise ConfigError(
+            "needs JAX, which is not installed here", key=option, value=name, nearest="pip install 'meshtune[jax]'"
+        )
+    factory = _factory(module_name, factory_name, name, option)
+    if not callable(factory):
+        raise ConfigError("is no function", key=option, value=name, nearest=EXAMPLE)
+    made = factory()
+    if not (
+        isinstance(made, tuple) and len(made) in (2, 3) and callable(made[0]) and isinstance(made[1], (tuple, list))
+    ):
+        raise ConfigError(
+            "must return (function, arguments) or (function, arguments, donated)",
+            key=option,
+            value=name,
+            nearest="arguments are a tuple of trees of jax.ShapeDtypeStruct",
+        )
+    from costmodels.frontends.jax_graph import graph_of_jax  # noqa: PLC0415 # JAX may be missing
+
+    return graph_of_jax(made[0], *made[1], donated=made[2] if len(made) == 3 else ())
+
+
+def _factory(module_name: str, factory_name: str, name: str, option: str) -> Any:
+    """What the module calls so; modules of the working directory are found, too."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"can't be imported: {error}", key=option, value=name, nearest=EXAMPLE) from None
+    if not hasattr(module, factory_name):
+        able = [
+            each
+            for each, value in vars(module).items()
+            if inspect.isfunction(value) and value.__module__ == module.__name__ and not each.startswith("_")
+        ]
+        raise ConfigError(
+            f"is nothing that {module_name} has", key=option, value=name, nearest=did_you_mean(factory_name, able)
+        )
+    return getattr(module, factory_name)
