@@ -21,6 +21,7 @@ from functools import cached_property
 import numpy as np
 
 from costmodels.device_mesh import DeviceMesh
+from costmodels.dims import Rule
 from costmodels.graph import CONSTANT, INPUT, STATE, Graph
 from costmodels.operators import FloatArray
 from costmodels.parallel import IntArray
@@ -66,13 +67,11 @@ class Plan:
 
     def wanted(self, op: int, operand: int) -> Layout:
         """How an operator reads an operand."""
-        dims = self.graph.ops[op].rule.operand_dims[operand]
-        return tuple(REPLICATED if factor == NONE else _dim_or(dims[factor], REPLICATED) for factor in self._rows[op])
+        return wanted_layout(self.graph.ops[op].rule, operand, self._rows[op])
 
     def written(self, op: int, result: int) -> Layout:
         """How an operator leaves a result."""
-        dims = self.graph.ops[op].rule.result_dims[result]
-        return tuple(REPLICATED if factor == NONE else _dim_or(dims[factor], PARTIAL) for factor in self._rows[op])
+        return written_layout(self.graph.ops[op].rule, result, self._rows[op])
 
     def layout(self, tensor: int) -> Layout:
         """How a tensor lies once its partial sums are added up."""
@@ -166,6 +165,18 @@ class PlanCost:
         return float(self.compute_s.sum()) + self.comm_s
 
 
+def wanted_layout(rule: Rule, operand: int, served: Sequence[int]) -> Layout:
+    """How an operator of that rule reads an operand while the axes serve these factors."""
+    dims = rule.operand_dims[operand]
+    return tuple(REPLICATED if factor == NONE else _dim_or(dims[factor], REPLICATED) for factor in served)
+
+
+def written_layout(rule: Rule, result: int, served: Sequence[int]) -> Layout:
+    """How it leaves a result."""
+    dims = rule.result_dims[result]
+    return tuple(REPLICATED if factor == NONE else _dim_or(dims[factor], PARTIAL) for factor in served)
+
+
 def _dim_or(dim: int | None, otherwise: int) -> int:
     return otherwise if dim is None else dim
 
@@ -241,32 +252,41 @@ def _collectives(plan: Plan, classifier: Classifier) -> tuple[PlannedCollective,
     return tuple(found)
 
 
-def _compute_s(plan: Plan) -> FloatArray:
-    """Of each operator, by its arithmetic or its memory traffic, whichever takes longer [ops]."""
-    graph, sizes = plan.graph, plan.mesh.sizes
-    devices = plan.mesh.cluster.devices
-    bandwidth = min(device.memory_bandwidth_bytes_per_s for device in devices)
-    speed = {
-        precision: min(device.peak_flop_per_s(precision) for device in devices)
-        for precision in {op.precision for op in graph.ops if op.precision}
-    }
-    seconds = np.zeros(len(graph.ops))
-    for number, op in enumerate(graph.ops):
+class Roofline:
+    """What operators take on the slowest device of a mesh, by arithmetic or memory traffic, whichever is longer."""
+
+    def __init__(self, graph: Graph, mesh: DeviceMesh) -> None:
+        devices = mesh.cluster.devices
+        self.graph, self.sizes = graph, mesh.sizes
+        self.bandwidth = min(device.memory_bandwidth_bytes_per_s for device in devices)
+        self.speed = {
+            precision: min(device.peak_flop_per_s(precision) for device in devices)
+            for precision in {op.precision for op in graph.ops if op.precision}
+        }
+
+    def seconds(self, number: int, served: Sequence[int]) -> float:
+        """All executions of an operator while the axes serve these factors [s]."""
+        graph, sizes, op = self.graph, self.sizes, self.graph.ops[number]
         if op.is_free:
-            continue
+            return 0.0
         ways = 1
-        for axis, factor in enumerate(plan.served[number].tolist()):
+        for axis, factor in enumerate(served):
             ways *= sizes[axis] if factor != NONE else 1
         moved_bytes = sum(
-            graph.tensors[tensor].num_bytes * local_share(plan.wanted(number, slot), sizes)
+            graph.tensors[tensor].num_bytes * local_share(wanted_layout(op.rule, slot, served), sizes)
             for slot, tensor in enumerate(op.operands)
         ) + sum(
-            graph.tensors[tensor].num_bytes * local_share(plan.written(number, slot), sizes)
+            graph.tensors[tensor].num_bytes * local_share(written_layout(op.rule, slot, served), sizes)
             for slot, tensor in enumerate(op.results)
         )
-        arithmetic_s = op.flop / ways / speed[op.precision] if op.precision else 0.0
-        seconds[number] = op.times * max(arithmetic_s, moved_bytes / bandwidth)
-    return seconds
+        arithmetic_s = op.flop / ways / self.speed[op.precision] if op.precision else 0.0
+        return op.times * max(arithmetic_s, moved_bytes / self.bandwidth)
+
+
+def _compute_s(plan: Plan) -> FloatArray:
+    """Of each operator [ops]."""
+    roofline = Roofline(plan.graph, plan.mesh)
+    return np.array([roofline.seconds(number, served) for number, served in enumerate(plan.served.tolist())])
 
 
 def _peak_bytes(plan: Plan) -> float:
