@@ -289,36 +289,55 @@ def _compute_s(plan: Plan) -> FloatArray:
     return np.array([roofline.seconds(number, served) for number, served in enumerate(plan.served.tolist())])
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lifetime:
+    """While which operators run a tensor is in memory, from the first to the last."""
+
+    first: int
+    last: int
+
+
+def lifetimes(graph: Graph) -> tuple[Lifetime | None, ...]:
+    """Of each tensor; None for what the step makes of a state, which takes the state's place."""
+    kept = {op.operands[0] for op in graph.ops if op.primitive == STATE and op.operands}
+    found: list[Lifetime | None] = []
+    for tensor, uses in enumerate(graph.uses):
+        maker, _ = graph.maker[tensor]
+        if graph.ops[maker].primitive in (STATE, INPUT):
+            found.append(Lifetime(first=0, last=len(graph.ops) - 1))
+        elif tensor in kept:
+            found.append(None)
+        else:
+            found.append(Lifetime(first=maker, last=max((use.op for use in uses), default=maker)))
+    return tuple(found)
+
+
 def _peak_bytes(plan: Plan) -> float:
     """The most that is alive at an operator: what lies there for later, in every layout that is kept, and its results.
 
-    What the step makes of a state takes the state's place. What costs no message, a slice or a constant, is not kept:
-    everyone who reads it makes it anew.
+    What the step makes of a state takes the state's place, in the layout of that. What costs no message, a slice or a
+    constant, is not kept: everyone who reads it makes it anew. Partial sums are there until they are scattered.
     """
     graph, sizes = plan.graph, plan.mesh.sizes
-    count = len(graph.ops)
-    change = np.zeros(count + 1)
-    own = np.zeros(count)
-    kept = {op.operands[0] for op in graph.ops if op.primitive == STATE and op.operands}
-    for tensor, array in enumerate(graph.tensors):
-        maker, _ = graph.maker[tensor]
+    change = np.zeros(len(graph.ops) + 1)
+    own = np.zeros(len(graph.ops))
+    for tensor, (array, lifetime) in enumerate(zip(graph.tensors, lifetimes(graph), strict=True)):
+        maker, slot = graph.maker[tensor]
         held_bytes = array.num_bytes * local_share(plan.layout(tensor), sizes)
-        uses = [use for use in graph.uses[tensor] if graph.ops[use.op].primitive != STATE]
-        is_whole_step = graph.ops[maker].primitive in (STATE, INPUT)
-        first = 0 if is_whole_step else maker
-        last = count - 1 if is_whole_step else max((use.op for use in uses), default=maker)
-        if tensor not in kept:
-            change[first] += held_bytes
-            change[last + 1] -= held_bytes
+        if lifetime is not None:
+            change[lifetime.first] += held_bytes
+            change[lifetime.last + 1] -= held_bytes
+        own[maker] += array.num_bytes * local_share(plan.written(maker, slot), sizes) - held_bytes
         for copy in plan.copies(tensor):
             copy_bytes = array.num_bytes * local_share(copy.layout, sizes)
+            readers = [op for op in copy.readers if graph.ops[op].primitive != STATE]
             is_free = graph.ops[maker].primitive == CONSTANT or not moves(
                 plan.layout(tensor), copy.layout, array.num_bytes, sizes
             )
-            in_order = [op for op in copy.readers if graph.ops[op].primitive != STATE and not is_free]
-            if in_order:
-                change[in_order[0]] += copy_bytes
-                change[in_order[-1] + 1] -= copy_bytes
-            for op in set(copy.readers).difference(in_order):
-                own[op] += copy_bytes
+            if is_free:
+                for op in set(readers):
+                    own[op] += copy_bytes
+            elif readers:
+                change[readers[0]] += copy_bytes
+                change[readers[-1] + 1] -= copy_bytes
     return float((np.cumsum(change[:-1]) + own).max(initial=0.0))
