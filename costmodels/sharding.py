@@ -1,7 +1,11 @@
 """How a tensor lies on a mesh, and what moves it from one such layout to another.
 
 A layout says of every mesh axis which dim of the tensor it cuts; or that all devices along it hold the same
-(REPLICATED), or parts of a sum (PARTIAL). Where several axes cut one dim, the mesh's order is theirs, major to minor.
+(REPLICATED), or parts of a sum (PARTIAL). An axis cuts a dim by a digit of its own: an index is a number with a digit
+for each axis, in the mesh's order, and the axis deals by its digit whether others cut the dim or not. So what is cut by
+more axes is a part of what is cut by fewer, a slice moves nothing, and other axes take no part in a collective. Where
+an axis cuts a dim alone its parts are contiguous; beside another one they may be strided, as those of FSDP over tensor
+parallelism are.
 
 Sources: sections 2.2 and 2.3 of ManuMatic, whose mismatch classifier is `moves`. Two things there are mended: what is
 replicated becomes sharded by a local slice, which moves nothing, and a reduce-scatter is what partial sums need that

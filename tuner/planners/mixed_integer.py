@@ -58,12 +58,15 @@ class MixedInteger:
         """Adds a linear expression to what is minimised."""
         self._cost.extend(terms)
 
-    def solve(self, limits: Limits, read: Callable[[NDArray[np.float64]], tuple[float, Solution]]) -> Outcome[Solution]:
+    def solve(
+        self, limits: Limits, read: Callable[[NDArray[np.float64]], tuple[float, Solution]], *, unit: float = 1.0
+    ) -> Outcome[Solution]:
         """The optimum, or what is known of it when a limit is met.
 
         Args:
             limits: Time, nodes of HiGHS's tree, and its relative gap.
             read: The cost and the solution that the values of all variables mean.
+            unit: What one of the program's cost is in what `read` counts.
         """
         size = len(self._upper)
         start_s = time.perf_counter()
@@ -88,7 +91,7 @@ class MixedInteger:
         if found.x is not None:
             value, solution = read(found.x)
             best = Incumbent(cost=value, solution=solution)
-        bound = math.inf if found.status == _INFEASIBLE else float(found.mip_dual_bound or 0.0)
+        bound = math.inf if found.status == _INFEASIBLE else float(found.mip_dual_bound or 0.0) * unit
         nodes = int(found.mip_node_count or 0)
         is_proven = found.status == _OPTIMAL and limits.gap <= ROUNDING
         return Outcome(
