@@ -35,6 +35,7 @@ def mlp(batch=4096, hidden=4096, ffn=16384, num_layers=1):
         layers.append((x, first, second, up, active))
         x = down
     gradient = op("loss", (x,), array("loss.g", "batch hidden", GRADIENT), "batch hidden -> batch hidden")
+    graph.begin_backward()
     for layer, (x, first, second, up, active) in reversed(list(enumerate(layers))):
         of_active = array(f"{layer}.z.g", "batch ffn", GRADIENT)
         op(f"{layer}.down.data", (gradient, second), of_active, "batch hidden, ffn hidden -> batch ffn", **product)
