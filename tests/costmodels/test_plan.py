@@ -127,7 +127,7 @@ def test_short_operators_take_their_traffic():
 
 
 def test_data_parallelism_holds_the_weights_whole():
-    """The peak is where the second weight gets its gradient: all states, that gradient, and parts of five activations."""
+    """The peak is at the second weight's gradient: all states, that gradient, and parts of five activations."""
     plan = served_by(mesh_of(8), compute=[("batch",)], state=[()])
     states = 2 * 3 * WEIGHT_BYTES  # a moment takes twice the bytes of its weight
     activations = (3 * FFN_BYTES + 2 * HIDDEN_BYTES) / 8  # z, z.g, y; x, loss.g
