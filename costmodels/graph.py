@@ -88,8 +88,13 @@ class Op:
 
     @property
     def is_source(self) -> bool:
-        """Whether it makes a tensor out of nothing; all but constants stand at the begin of the step."""
+        """Whether it makes a tensor out of nothing."""
         return self.primitive in SOURCES
+
+    @property
+    def begins(self) -> bool:
+        """Whether it stands at the begin of the step; a constant is made where it is first wanted."""
+        return self.primitive in (STATE, INPUT)
 
     @property
     def is_free(self) -> bool:
@@ -247,15 +252,15 @@ class GraphBuilder:
 
     def begin_backward(self) -> None:
         """Says that the forward pass is written down, and the backward pass follows."""
-        self._num_forward = sum(not op.is_source for op in self.ops)
+        self._num_forward = sum(not op.begins for op in self.ops)
 
     def done(self) -> Graph:
-        """The graph; its sources stand before all other operators, wherever they were added."""
-        num_sources = sum(op.is_source for op in self.ops)
+        """The graph; states and inputs stand before all other operators, wherever they were added."""
+        num_sources = sum(op.begins for op in self.ops)
         graph = Graph(
             name=self.name,
             tensors=tuple(self.tensors),
-            ops=tuple(sorted(self.ops, key=lambda op: not op.is_source)),
+            ops=tuple(sorted(self.ops, key=lambda op: not op.begins)),
             unknown=tuple(sorted(self.unknown.items())),
             first_backward=None if self._num_forward is None else num_sources + self._num_forward,
         )

@@ -347,7 +347,7 @@ class _Cut:
             part(num_bytes, dims)
             for num_bytes, dims in zip(known.written_bytes[number], op.rule.result_dims, strict=True)
         ]
-        if op.is_source:
+        if op.is_free:
             return byte_price_s * sum(written_bytes) if op.primitive == STATE else 0.0
         moved_bytes = sum(written_bytes) + sum(
             part(num_bytes, dims)

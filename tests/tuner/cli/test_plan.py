@@ -73,3 +73,35 @@ def test_what_can_not_be_planned(meshtune, simulated, arguments, told):
     assert done.status == 2
     assert told in done.err
     assert len(done.err.splitlines()) == 1
+
+
+def test_a_jax_step_is_planned(meshtune):
+    """A factory's function is traced, and its arguments are what the step begins with."""
+    pytest.importorskip("jax", reason="plans of JAX programs need JAX: pip install 'meshtune[jax]'")
+    done = meshtune("plan", "--jax", "benchmarks.zoo_jax:gemma_small", "--mesh", "data=2,model=4", "--json")
+
+    assert done.status == 0, done.err
+    assert done.json["mesh"] == {"data": 2, "model.0": 2, "model.1": 2}
+    assert {"params.embedding", "params.layers.0.gate_up"} <= done.json["shardings"].keys()
+    assert done.json["unknown_primitives"] == {}
+
+
+@pytest.mark.parametrize(
+    ("factory", "mesh", "told"),
+    [
+        ("benchmarks.zoo_jax", "data=8", "--jax = 'benchmarks.zoo_jax': must be module:factory"),
+        ("benchmarks.zoo_jaxx:moe", "data=8", "can't be imported: No module named 'benchmarks.zoo_jaxx'"),
+        ("benchmarks.zoo_jax:mole", "data=8", "did you mean 'moe'?"),
+        ("benchmarks.zoo_jax:JOB", "data=8", "is nothing that benchmarks.zoo_jax has"),
+        ("benchmarks.zoo_jax:moe_small", "data=3", "is 3 devices, which do not divide the 8"),
+        ("benchmarks.zoo_jax:moe_small", "data=2,data=4", "names an axis twice"),
+        ("benchmarks.zoo_jax:moe_small", "data", "must be axes with sizes from 1 to 8"),
+    ],
+)
+def test_jax_steps_that_can_not_be_planned(meshtune, factory, mesh, told):
+    """A factory or a mesh that can't be is one message."""
+    pytest.importorskip("jax", reason="plans of JAX programs need JAX: pip install 'meshtune[jax]'")
+    done = meshtune("plan", "--jax", factory, "--mesh", mesh)
+
+    assert done.status == 2
+    assert told in done.err
