@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,8 +12,6 @@ from tuner.cli_options import AsJson, Overrides, launchable_config, load, whole_
 from tuner.console import config_in_words, print_json, printable
 
 if TYPE_CHECKING:  # these load numpy
-    from pathlib import Path
-
     from costmodels.device_mesh import DeviceMesh
     from costmodels.graph import Graph
     from tuner.planners.pins import Pin
@@ -20,7 +19,7 @@ if TYPE_CHECKING:  # these load numpy
 
 
 def plan(
-    study: Annotated[str | None, typer.Argument(metavar="STUDY", help="Study file (YAML), with --config.")] = None,
+    study: Annotated[Path | None, typer.Argument(metavar="STUDY", help="Study file (YAML), with --config.")] = None,
     chosen: Annotated[
         str | None,
         typer.Option("--config", metavar="dp=4,tp=2,...", help="A configuration; its degrees are the mesh."),
@@ -58,15 +57,17 @@ def plan(
     from tuner.sharding_plans import in_lines, of_candidate, plan_json, planned, shardings_table
 
     options = _options(order, whole_axes, pin or [])
-    if (study is None) == (jax is None):
+    if jax is not None and study is not None:
         raise ConfigError("needs a study file or --jax, not both", key="plan", nearest="meshtune plan STUDY --config")
     if jax is not None:
         graph, found_mesh = _of_function(jax, mesh, cluster, whole_number("--hosts", hosts, 1))
         title = f"{graph.name} on {found_mesh.in_words} of {found_mesh.cluster.name}"
     else:
+        if study is None:
+            raise ConfigError("needs a study file, or --jax", key="plan", nearest="meshtune plan STUDY --config")
         if chosen is None:
             raise ConfigError("is missing", key="--config", nearest="for example --config dp=4,tp=2")
-        config = load(_path(study), overrides)
+        config = load(study, overrides)
         wanted, _ = launchable_config(config, chosen)
         num_layers = None if layers is None else whole_number("--layers", layers, 1)
         graph, found_mesh = of_candidate(config.setting, wanted, num_layers)
@@ -83,15 +84,8 @@ def plan(
     for line in in_lines(found):
         typer.echo(printable(line))
     typer.echo("What the step begins with lies so:")
-    for name, lies in shardings_table(found, []).items():
+    for name, lies in shardings_table(found).items():
         typer.echo(printable(f"  {name:<44} {lies}"))
-
-
-def _path(study: str | None) -> Path:
-    from pathlib import Path
-
-    assert study is not None, "one of both was given"
-    return Path(study)
 
 
 def _options(order: str, whole_axes: bool, pins: list[str]) -> PlannerOptions:

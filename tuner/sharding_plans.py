@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -229,12 +229,12 @@ def _pin_line(report: PinReport) -> str:
     return f"  pin {report.pin.in_words}: {held}{more}{saved}"
 
 
-def shardings_table(planned: Planned, names: Sequence[str]) -> Mapping[str, str]:
-    """How some tensors lie, as `name: dim/axis`; all that the step begins with if none is named."""
+def shardings_table(planned: Planned) -> Mapping[str, str]:
+    """How the tensors that the step begins with lie, as `name: dim/axis`."""
     plan = planned.plan
     found = {}
     for op in plan.graph.ops:
-        if op.is_source and (not names or op.name in names):
+        if op.is_source:
             tensor = op.results[0]
             dims = plan.graph.tensors[tensor].dim_names or tuple(map(str, range(len(plan.graph.tensors[tensor].shape))))
             cut = [f"{dim}/{'*'.join(axes)}" for dim, axes in zip(dims, plan.dims_of(tensor), strict=True) if axes]

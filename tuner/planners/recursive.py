@@ -28,7 +28,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from costmodels.device_mesh import DeviceMesh
-from costmodels.graph import CONSTANT, STATE, Graph
+from costmodels.graph import CONSTANT, Graph
 from costmodels.operators import OpKind
 from costmodels.plan import NONE, Plan, settled
 from costmodels.sharding import PARTIAL, REPLICATED
@@ -99,7 +99,6 @@ def recursive_plan(
     levels: Sequence[Level],
     *,
     order: Order = "price",
-    byte_price_s: float = 0.0,
     closed: Closed | None = None,
     extra: Extra | None = None,
 ) -> Plan:
@@ -110,13 +109,12 @@ def recursive_plan(
         mesh: Over what; as `refined` or `whole` gives it, with its levels.
         levels: In the order in which they are cut.
         order: Of the visits.
-        byte_price_s: What a byte that a device holds all step long costs [s], for graphs that do not fit otherwise.
         closed: Restricts operators; these are visited first.
         extra: Further costs.
     """
     known = _Known(graph, mesh)
     for number, level in enumerate(levels):
-        cut = _Cut(known, level, byte_price_s)
+        cut = _Cut(known, level)
         if closed is not None:
             cut.close(closed, number)
         if extra is not None:
@@ -226,7 +224,7 @@ class _Cut:
         conflicts: How many redistributions each has with these [o][c].
     """
 
-    def __init__(self, known: _Known, level: Level, byte_price_s: float) -> None:
+    def __init__(self, known: _Known, level: Level) -> None:
         self.known, self.level = known, level
         self.candidates: list[tuple[int, ...]] = []
         self.cost_s: list[list[float]] = []
@@ -245,7 +243,7 @@ class _Cut:
             )
             if key not in alike:
                 candidates = (NONE, *self._cuttable(number))
-                alike[key] = (candidates, [self._own_s(number, factor, byte_price_s) for factor in candidates])
+                alike[key] = (candidates, [self._own_s(number, factor) for factor in candidates])
             candidates, costs_s = alike[key]
             self.candidates.append(candidates)
             self.cost_s.append(list(costs_s))
@@ -334,10 +332,12 @@ class _Cut:
         rule, ways = self.known.graph.ops[number].rule, self.known.ways[number]
         return [factor for factor in rule.cuttable if rule.factors[factor].size % (ways[factor] * self.level.ways) == 0]
 
-    def _own_s(self, number: int, factor: int, byte_price_s: float) -> float:
-        """C_local: compute, scattering partial sums, and the price of what is held all step long."""
+    def _own_s(self, number: int, factor: int) -> float:
+        """C_local: compute, and scattering partial sums."""
         known, ways = self.known, self.level.ways
         op = known.graph.ops[number]
+        if op.is_free:
+            return 0.0
         is_cut = factor != NONE
 
         def part(num_bytes: float, dims: Sequence[int | None]) -> float:
@@ -347,8 +347,6 @@ class _Cut:
             part(num_bytes, dims)
             for num_bytes, dims in zip(known.written_bytes[number], op.rule.result_dims, strict=True)
         ]
-        if op.is_free:
-            return byte_price_s * sum(written_bytes) if op.primitive == STATE else 0.0
         moved_bytes = sum(written_bytes) + sum(
             part(num_bytes, dims)
             for num_bytes, dims in zip(known.read_bytes[number], op.rule.operand_dims, strict=True)

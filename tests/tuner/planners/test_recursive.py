@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -149,7 +148,7 @@ def product(pattern, *, blocked=()):
 def price_s(graph):
     """The price of the last operator once the heavy one has been visited, on two devices; and their mesh."""
     mesh, (level,) = refined(mesh_of(2))
-    cut = _Cut(_Known(graph, mesh), level, 0.0)
+    cut = _Cut(_Known(graph, mesh), level)
     cut.visited("weight")
     return cut._price_s(2), mesh
 
@@ -183,14 +182,3 @@ def test_the_price_of_what_cannot_fit_is_infinite():
     found_s, _ = price_s(product("a b -> a b", blocked=("a",)))
 
     assert math.isinf(found_s)
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_bytes_have_a_price(order):
-    """Where memory costs enough, every state is cut on all levels."""
-    graph = mlp(batch=64)
-
-    plan = recursive_plan(graph, *refined(mesh_of(2, 4)), order=order, byte_price_s=1.0)
-
-    states = [number for number, op in enumerate(graph.ops) if op.primitive == "state"]
-    assert np.all(plan.served[states] != NONE)
