@@ -37,6 +37,9 @@ def plan(
         str | None,
         typer.Option(metavar="N", help="Layers of a study's model that are planned; as few as show every kind."),
     ] = None,
+    search: Annotated[
+        str, typer.Option(metavar="NAME", help="descent goes on from D-Rec's plan axis by axis; halving stays with it.")
+    ] = "descent",
     order: Annotated[
         str, typer.Option(metavar="NAME", help="Of the visits: price, weight, topological, reverse; best tries all.")
     ] = "best",
@@ -56,7 +59,7 @@ def plan(
     """Shard one training step over a mesh: which dim of each tensor every axis cuts, and what is sent."""
     from tuner.sharding_plans import in_lines, of_candidate, plan_json, planned, shardings_table
 
-    options = _options(order, whole_axes, pin or [])
+    options = _options(search, order, whole_axes, pin or [])
     if jax is not None and study is not None:
         raise ConfigError("needs a study file or --jax, not both", key="plan", nearest="meshtune plan STUDY --config")
     if jax is not None:
@@ -88,14 +91,18 @@ def plan(
         typer.echo(printable(f"  {name:<44} {lies}"))
 
 
-def _options(order: str, whole_axes: bool, pins: list[str]) -> PlannerOptions:
-    from tuner.sharding_plans import ORDER_CHOICES, PlannerOptions
+def _options(search: str, order: str, whole_axes: bool, pins: list[str]) -> PlannerOptions:
+    from tuner.sharding_plans import ORDER_CHOICES, SEARCHES, PlannerOptions
 
-    wanted = [choice for choice in ORDER_CHOICES if choice == order]
-    if not wanted:
+    searches = [choice for choice in SEARCHES if choice == search]
+    if not searches:
+        raise ConfigError("is no search", key="--search", value=search, nearest=did_you_mean(search, SEARCHES))
+    orders = [choice for choice in ORDER_CHOICES if choice == order]
+    if not orders:
         raise ConfigError("is no order", key="--order", value=order, nearest=did_you_mean(order, ORDER_CHOICES))
     return PlannerOptions(
-        order=wanted[0],
+        search=searches[0],
+        order=orders[0],
         whole_axes=whole_axes,
         pins=tuple(_pin(text) for text in pins),
     )

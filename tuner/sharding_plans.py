@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from costmodels.device_mesh import DeviceMesh
 from costmodels.frontends.transformer import transformer_graph
@@ -19,10 +19,18 @@ from hardware.errors import ConfigError
 from tuner.planners.manumatic import PinnedPlan, PinReport, pinned_plan
 from tuner.planners.pins import Pin
 from tuner.planners.recursive import ORDERS, Order, refined, whole
+from tuner.planners.sharding_terms import ShardingTerms
 from tuner.rules import Setting
+
+Search = Literal["descent", "halving"]
+SEARCHES: tuple[Search, ...] = get_args(Search)
 
 OrderChoice = Order | Literal["best"]
 ORDER_CHOICES: tuple[OrderChoice, ...] = ("best", *ORDERS)
+
+
+MANY_OPS = 1000
+"""With more operators only the cheapest of D-Rec's plans is gone on from."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,11 +38,13 @@ class PlannerOptions:
     """How a graph is planned.
 
     Attributes:
+        search: `halving` is D-Rec alone; `descent` goes on from its plan, axis by axis.
         order: In which D-Rec visits operators; `best` tries all and keeps the cheapest.
         whole_axes: Whether an axis of the mesh cuts one dim only, which is what frameworks can express.
         pins: What a user asks for.
     """
 
+    search: Search = "descent"
     order: OrderChoice = "best"
     whole_axes: bool = False
     pins: tuple[Pin, ...] = ()
@@ -74,15 +84,28 @@ def planned(graph: Graph, mesh: DeviceMesh, options: PlannerOptions) -> Planned:
     began_s = time.perf_counter()
     own_mesh, levels = whole(mesh) if options.whole_axes else refined(mesh)
     orders = ORDERS if options.order == "best" else (options.order,)
+    terms = ShardingTerms(graph, own_mesh) if options.search == "descent" else None
+    if len(orders) > 1 and len(graph.ops) > MANY_OPS:
+        halved = {
+            order: pinned_plan(graph, mesh, own_mesh, levels, options.pins, order=order, counterfactuals=False)
+            for order in orders
+        }
+        orders = (_cheapest(halved),)
     tried = {
-        order: pinned_plan(graph, mesh, own_mesh, levels, options.pins, order=order, counterfactuals=False)
+        order: pinned_plan(
+            graph, mesh, own_mesh, levels, options.pins, order=order, descent=terms, counterfactuals=False
+        )
         for order in orders
     }
-    best = min(tried, key=lambda order: tried[order].cost.step_time_s)
+    best = _cheapest(tried)
     found = tried[best]
     if options.pins:
-        found = pinned_plan(graph, mesh, own_mesh, levels, options.pins, order=best)
+        found = pinned_plan(graph, mesh, own_mesh, levels, options.pins, order=best, descent=terms)
     return Planned(found=found, order=best, search_s=time.perf_counter() - began_s)
+
+
+def _cheapest(plans: Mapping[Order, PinnedPlan]) -> Order:
+    return min(plans, key=lambda order: plans[order].cost.step_time_s)
 
 
 def of_candidate(setting: Setting, config: ParallelConfig, num_layers: int | None = None) -> tuple[Graph, DeviceMesh]:
@@ -172,6 +195,7 @@ def plan_json(planned: Planned) -> dict[str, Any]:
         "comm_s": cost.comm_s,
         "step_time_s": cost.step_time_s,
         "peak_memory_bytes": cost.peak_memory_bytes,
+        "is_optimum": planned.found.is_optimum,
         "order": planned.order,
         "search_s": planned.search_s,
         "pins": [_pin_json(report) for report in planned.found.reports],
@@ -207,7 +231,8 @@ def in_lines(planned: Planned) -> list[str]:
     lines = [
         f"{cost.step_time_s:.4g} s per step, {cost.comm_s:.4g} s of them communication, nothing overlapped; "
         f"{cost.peak_memory_bytes / 2**30:.1f} GiB per device",
-        f"planned {len(plan.graph.ops):,} operators in {planned.search_s:.2f} s (order: {planned.order})",
+        f"planned {len(plan.graph.ops):,} operators in {planned.search_s:.2f} s (order: {planned.order})"
+        + (", and no plan is faster" if planned.found.is_optimum else ""),
         *(
             f"  {kind:<15} {axes:<20} {count:>6,} x  {num_bytes / 1e6:12,.1f} MB  {seconds:10.4g} s"
             for (kind, axes), (count, num_bytes, seconds) in sorted(together.items(), key=lambda entry: -entry[1][2])

@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 
 from costmodels.device_mesh import DeviceMesh
 from costmodels.graph import Graph
-from costmodels.plan import NONE, Plan, PlanCost, cost_of
+from costmodels.plan import Plan, PlanCost, cost_of
 from hardware.errors import ConfigError
+from tuner.planners.axis_descent import descended
 from tuner.planners.pins import Pin, Pinned, deviation, pinned
 from tuner.planners.recursive import Level, Order, recursive_plan
+from tuner.planners.sharding_terms import ShardingTerms
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,11 +52,13 @@ class PinnedPlan:
     Attributes:
         plan: The plan.
         cost: What a step costs with it.
+        is_optimum: Whether it is known that no plan costs less.
         reports: What became of each pin.
     """
 
     plan: Plan
     cost: PlanCost
+    is_optimum: bool
     reports: tuple[PinReport, ...]
 
 
@@ -81,6 +85,7 @@ def pinned_plan(
     pins: Sequence[Pin],
     *,
     order: Order = "price",
+    descent: ShardingTerms | None = None,
     counterfactuals: bool = True,
 ) -> PinnedPlan:
     """The plan under the pins.
@@ -92,23 +97,25 @@ def pinned_plan(
         levels: With these levels.
         pins: What must hold, or costs something where it does not.
         order: Of D-Rec's visits.
+        descent: What plans cost, for going on from D-Rec's plan axis by axis; None to stay with that.
         counterfactuals: Whether a plan without each pin says what it saved.
 
     Raises:
         ConfigError: the pins can't hold.
     """
     found = pinned(pins, graph, mesh, levels)
-    plan = _planned(graph, refined_mesh, levels, found, order)
+    plan, is_optimum = _planned(graph, refined_mesh, levels, found, order, descent)
     cost = cost_of(plan)
     reports = []
     for number in range(len(pins)):
         report = _report(found, plan, number)
         if counterfactuals:
             others = pinned([pin for at, pin in enumerate(pins) if at != number], graph, mesh, levels)
-            without = cost_of(_planned(graph, refined_mesh, levels, others, order))
+            plan_without, _ = _planned(graph, refined_mesh, levels, others, order, descent)
+            without = cost_of(plan_without)
             report = replace(report, saved_s=without.step_time_s - cost.step_time_s)
         reports.append(report)
-    return PinnedPlan(plan=plan, cost=cost, reports=tuple(reports))
+    return PinnedPlan(plan=plan, cost=cost, is_optimum=is_optimum, reports=tuple(reports))
 
 
 def perturbed(
@@ -119,6 +126,7 @@ def perturbed(
     pins: Sequence[Pin],
     *,
     order: Order = "price",
+    descent: ShardingTerms | None = None,
 ) -> tuple[Perturbed, ...]:
     """Plans with one pin changed at a time: half and double its ways, and each other dim that its operators can cut."""
     found = pinned(pins, graph, mesh, levels)
@@ -132,29 +140,30 @@ def perturbed(
     for number, pin in changed:
         try:
             own = pinned([pin if at == number else other for at, other in enumerate(pins)], graph, mesh, levels)
-            step_time_s = cost_of(_planned(graph, refined_mesh, levels, own, order)).step_time_s
+            plan, _ = _planned(graph, refined_mesh, levels, own, order, descent)
+            step_time_s = cost_of(plan).step_time_s
         except ConfigError:
             step_time_s = None
         results.append(Perturbed(pin=pin, number=number, step_time_s=step_time_s))
     return tuple(results)
 
 
-def _planned(graph: Graph, mesh: DeviceMesh, levels: Sequence[Level], pins: Pinned, order: Order) -> Plan:
-    return recursive_plan(graph, mesh, levels, order=order, closed=pins.closed, extra=pins.extra)
+def _planned(
+    graph: Graph, mesh: DeviceMesh, levels: Sequence[Level], pins: Pinned, order: Order, descent: ShardingTerms | None
+) -> tuple[Plan, bool]:
+    """The plan under pins, and whether it is known that none costs less."""
+    plan = recursive_plan(graph, mesh, levels, order=order, closed=pins.closed, extra=pins.extra)
+    if descent is None:
+        return plan, False
+    found = descended(plan, descent, is_open=pins.is_open if pins.served else None, charge=pins.charge)
+    return found.plan, found.is_optimum
 
 
 def _report(pins: Pinned, plan: Plan, number: int) -> PinReport:
-    pin, factors, target = pins.pins[number], pins.factors[number], pins.ways[number]
-    splits = []
-    for op, factor in factors.items():
-        split = 1
-        for level, axis in zip(pins.levels, pins.axes, strict=True):
-            served = plan.served[op, level.axis]
-            if served != NONE and served == factor and pin.axis in (None, axis):
-                split *= level.ways
-        splits.append(split)
+    target, rows = pins.ways[number], plan.served.tolist()
+    splits = [pins.split(number, op, rows[op]) for op in pins.factors[number]]
     return PinReport(
-        pin=pin,
+        pin=pins.pins[number],
         num_ops=len(splits),
         num_held=sum(split % target == 0 for split in splits),
         num_over_provisioned=sum(split % target == 0 and split > target for split in splits),

@@ -25,6 +25,7 @@ from costmodels.graph import Graph, Op
 from costmodels.plan import NONE
 from hardware.errors import ConfigError, did_you_mean
 from tuner.planners.recursive import Closed, Extra, Level
+from tuner.planners.sharding_terms import Charge, Row
 
 KEY = "pins"
 """Where the pins stand, in messages."""
@@ -88,6 +89,24 @@ class Pinned:
         """What hard pins leave open; None without any."""
         return self._left if self.served else None
 
+    def is_open(self, op: int, axis: int) -> bool:
+        """Whether hard pins leave open what an axis of the levels serves in an operator."""
+        return all((op, number) not in self.served for number, level in enumerate(self.levels) if level.axis == axis)
+
+    @property
+    def charge(self) -> Charge | None:
+        """What soft pins charge for a whole row; None without any."""
+        return self._charged_s if any(not pin.is_hard for pin in self.pins) else None
+
+    def split(self, number: int, op: int, row: Row) -> int:
+        """Into how many parts a row cuts what a pin means of an operator."""
+        pin, factor = self.pins[number], self.factors[number][op]
+        return math.prod(
+            level.ways
+            for level, axis in zip(self.levels, self.axes, strict=True)
+            if row[level.axis] == factor and pin.axis in (None, axis)
+        )
+
     @property
     def extra(self) -> Extra | None:
         """What soft pins charge; None without any."""
@@ -111,6 +130,13 @@ class Pinned:
                 for factor in rule.cuttable
                 if rule.factors[factor].size % (ways[factor] * parts * later.get(factor, 1)) == 0
             ),
+        )
+
+    def _charged_s(self, op: int, row: Row) -> float:
+        return sum(
+            pin.weight_s * deviation(self.split(number, op, row), self.ways[number])
+            for number, pin in enumerate(self.pins)
+            if pin.weight_s is not None and op in self.factors[number]
         )
 
     def _missing_s(self, op: int, level: int, ways: Sequence[int], candidate: int) -> float:
