@@ -1,10 +1,11 @@
-"""D-Rec beside the optimum of the same cost model: seconds, and by how much its plans are slower.
+"""Plans beside the optimum of the same cost model: by how much they are slower, and what they take to find.
 
-    python -m benchmarks.planner [--layers 1 2 4] [--json]
+    python -m benchmarks.planner [--models llama3-8b ...] [--meshes data=2,model=4 ...] [--layers N] [--json]
 
-The first layers of a model's training step are planned on one mesh, by D-Rec in every order and by a mixed integer
-program for HiGHS, which proves a bound that no plan is below (`tuner.planners.sharding_milp`). Both see the same mesh:
-its axes as they are, or with `--parts` their prime factors, as D-Rec cuts them.
+The first layers of models' training steps, as few as show every kind of layer, are planned on meshes of H100 hosts by
+D-Rec in every order, by axis descent from each of these plans, and by a mixed integer program for HiGHS, which proves
+a bound that no plan is below (`tuner.planners.sharding_milp`). All see the same mesh: its axes as they are, or with
+`--parts` their prime factors. By default these are all models of the catalog on four meshes of 4 to 64 devices.
 
 Progress goes to stderr.
 """
@@ -12,22 +13,32 @@ Progress goes to stderr.
 from __future__ import annotations
 
 import argparse
+import statistics
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
-from benchmarks.timing import answer, count_at_least, median_s, publish, tell
+from benchmarks.timing import answer, count_at_least, publish, tell
 from costmodels.device_mesh import DeviceMesh
 from costmodels.frontends.transformer import transformer_graph
 from costmodels.graph import Graph
 from costmodels.job import TrainingJob
-from costmodels.model_catalog import find_model
-from costmodels.plan import PlanCost, cost_of
+from costmodels.model_catalog import find_model, model_names
+from costmodels.plan import Plan, cost_of
+from costmodels.reduced import least_layers, with_layers
 from hardware.cluster import find_cluster
+from hardware.errors import ConfigError
+from tuner.planners.axis_descent import descended
 from tuner.planners.outcome import Limits
 from tuner.planners.recursive import ORDERS, recursive_plan, refined, whole
 from tuner.planners.sharding_milp import shard_by_milp
-from tuner.sharding_plans import mesh_of
+from tuner.planners.sharding_terms import ShardingTerms
+from tuner.sharding_plans import PlannerOptions, mesh_of, planned
+
+MESHES = ("data=2,model=2", "data=2,model=4", "data=4,model=4", "data=8,model=8")
+DEVICES_PER_HOST = 8
+
+Found = TypeVar("Found")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,69 +48,118 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--model", default="llama3-8b", help="of the catalog (llama3-8b)")
-    parser.add_argument("--layers", type=count_at_least(1), nargs="+", default=[1, 2, 4], help="how many (1 2 4)")
-    parser.add_argument("--sequences", type=count_at_least(1), default=8, help="of a step, 4096 tokens each (8)")
-    parser.add_argument("--cluster", default="dgx-h100", help="of the catalog (dgx-h100)")
-    parser.add_argument("--hosts", type=count_at_least(1), default=1, help="of the cluster (1)")
-    parser.add_argument("--mesh", default="data=2,model=4", help="its axes (data=2,model=4)")
+    parser.add_argument("--models", nargs="+", default=list(model_names()), help="of the catalog (all)")
+    parser.add_argument("--meshes", nargs="+", default=list(MESHES), help=f"their axes ({' '.join(MESHES)})")
+    parser.add_argument("--layers", type=count_at_least(1), help="of each model (as few as show every kind)")
+    parser.add_argument(
+        "--sequences",
+        type=count_at_least(1),
+        default=16,
+        help="of a step, 4096 tokens each where the model has learned so many (16)",
+    )
     parser.add_argument("--parts", action="store_true", help="cut axes into their prime factors")
-    parser.add_argument("--time", type=count_at_least(1), default=120, help="seconds for HiGHS (120)")
-    parser.add_argument("--repeats", type=count_at_least(1), default=3, help="timings of D-Rec (3)")
+    parser.add_argument("--time", type=count_at_least(1), default=60, help="seconds for HiGHS and each graph (60)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return answer("planner", parser.parse_args(argv), measure, show)
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
-    """The rows of all numbers of layers."""
-    mesh = mesh_of(given.mesh, find_cluster(given.cluster, given.hosts))
+    """A row for each graph and mesh, and what they say together."""
+    graphs = {model: graph_of(model, given.layers, given.sequences) for model in given.models}
+    meshes = [_mesh(text) for text in given.meshes]
     rows = []
-    for num_layers in given.layers:
-        graph = graph_of(given.model, num_layers, given.sequences)
-        tell(f"{num_layers} layers: {len(graph.ops)} operators")
-        rows += rows_of(graph, num_layers, mesh, given)
-    return {"settings": {name: value for name, value in vars(given).items() if name != "json"}, "rows": rows}
+    for model, graph in graphs.items():
+        for mesh in meshes:
+            rows.append(
+                {"model": model, "mesh": mesh.in_words, "operators": len(graph.ops), **row_of(graph, mesh, given)}
+            )
+            tell(f"{model} on {mesh.in_words}: {rows[-1]['over_bound']:.4f} of the bound")
+    return {
+        "settings": {name: value for name, value in vars(given).items() if name != "json"},
+        "rows": rows,
+        "together": _together(rows),
+    }
 
 
 def show(figures: dict[str, Any]) -> None:
-    """Prints them as a table."""
+    """Prints them as tables."""
     publish(figures["rows"], as_json=False)
+    publish(figures["together"], as_json=False)
 
 
-def graph_of(model: str, num_layers: int, sequences: int) -> Graph:
+def graph_of(model: str, num_layers: int | None, sequences: int) -> Graph:
     """The first layers of a model's training step.
 
     Raises:
         ConfigError: the catalog has no such model.
     """
-    job = TrainingJob(model=find_model(model), sequence_length=4096, global_batch_size=sequences, precision="bf16")
-    return transformer_graph(job, micro_batch_size=sequences, num_layers=num_layers)
+    spec = find_model(model)
+    spec = with_layers(spec, num_layers or least_layers(spec))
+    length = min(4096, spec.learned_positions or 4096)
+    job = TrainingJob(model=spec, sequence_length=length, global_batch_size=sequences, precision="bf16")
+    return transformer_graph(job, micro_batch_size=sequences)
 
 
-def rows_of(graph: Graph, num_layers: int, mesh: DeviceMesh, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """What HiGHS proves of one graph, and every order of D-Rec."""
+def row_of(graph: Graph, mesh: DeviceMesh, given: argparse.Namespace) -> dict[str, Any]:
+    """What HiGHS proves of one graph on one mesh, and what every planner makes of it."""
     own_mesh, levels = (refined if given.parts else whole)(mesh)
-    began_s = time.perf_counter()
-    outcome = shard_by_milp(graph, own_mesh, limits=Limits(time_s=given.time))
-    seconds = time.perf_counter() - began_s
+    outcome, highs_s = _timed(lambda: shard_by_milp(graph, own_mesh, limits=Limits(time_s=given.time)))
+    row: dict[str, Any] = {"HiGHS": outcome.known.name.lower(), "HiGHS_s": highs_s}
 
-    def row(planner: str, seconds: float, cost: PlanCost | None) -> dict[str, Any]:
-        return {
-            "layers": num_layers,
-            "operators": len(graph.ops),
-            "planner": planner,
-            "seconds": seconds,
-            "step_ms": None if cost is None else 1e3 * cost.step_time_s,
-            "communication_ms": None if cost is None else 1e3 * cost.comm_s,
-            "over_bound": None if cost is None or outcome.bound <= 0 else cost.step_time_s / outcome.bound,
-            "peak_gib": None if cost is None else cost.peak_memory_bytes / 2**30,
-        }
+    def told(name: str, plan: Plan, seconds: float) -> None:
+        row[name] = cost_of(plan).step_time_s / outcome.bound
+        row[f"{name}_s"] = seconds
 
-    known = outcome.known.name.lower()
-    yield row(f"HiGHS ({known})", seconds, None if outcome.best is None else cost_of(outcome.best.solution))
     for order in ORDERS:
-        found_s = median_s(lambda order=order: recursive_plan(graph, own_mesh, levels, order=order), given.repeats)  # type: ignore[misc] # mypy sees no default
-        yield row(f"D-Rec {order}", found_s, cost_of(recursive_plan(graph, own_mesh, levels, order=order)))
+        plan, halving_s = _timed(lambda order=order: recursive_plan(graph, own_mesh, levels, order=order))  # type: ignore[misc] # mypy sees no default
+        told(order, plan, halving_s)
+        found, descent_s = _timed(lambda plan=plan: descended(plan, ShardingTerms(graph, own_mesh)).plan)  # type: ignore[misc] # mypy sees no default
+        told(f"{order}+descent", found, halving_s + descent_s)
+    options = PlannerOptions(whole_axes=not given.parts)
+    found, seconds = _timed(lambda: planned(graph, mesh, options).plan)
+    row["over_bound"] = cost_of(found).step_time_s / outcome.bound
+    row["seconds"] = seconds
+    return row
+
+
+def _together(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of each planner the median and the worst of its plans over the bound, and its seconds over those of HiGHS."""
+    names = {f"D-Rec {order}": order for order in ORDERS}
+    names |= {f"descent from {order}": f"{order}+descent" for order in ORDERS}
+    columns = {name: (key, f"{key}_s") for name, key in names.items()} | {"all orders": ("over_bound", "seconds")}
+    return [
+        {
+            "planner": name,
+            "graphs": len(rows),
+            "median": statistics.median(row[over] for row in rows),
+            "worst": max(row[over] for row in rows),
+            "median_s": statistics.median(row[seconds] for row in rows),
+            "HiGHS_over_it": statistics.median(row["HiGHS_s"] / row[seconds] for row in rows),
+        }
+        for name, (over, seconds) in columns.items()
+    ]
+
+
+def _timed(work: Callable[[], Found]) -> tuple[Found, float]:
+    began_s = time.perf_counter()
+    found = work()
+    return found, time.perf_counter() - began_s
+
+
+def _mesh(text: str) -> DeviceMesh:
+    """The mesh of that name, on as few hosts as hold it."""
+    try:
+        hosts = -(-_devices(text) // DEVICES_PER_HOST)
+    except ValueError:
+        raise ConfigError("must be axes with sizes", key="--meshes", value=text, nearest=MESHES[1]) from None
+    return mesh_of(text, find_cluster("dgx-h100", hosts), option="--meshes")
+
+
+def _devices(text: str) -> int:
+    count = 1
+    for part in text.split(","):
+        count *= int(part.partition("=")[2])
+    return count
 
 
 if __name__ == "__main__":

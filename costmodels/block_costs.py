@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from costmodels.breakdown import EXPOSED_PARTS
+from costmodels.changed_layers import nothing, with_changes
 from costmodels.communication import Beside, BlockCommunication, block_communication
 from costmodels.job import TrainingJob
 from costmodels.kernels import CollectiveTime, KernelTime, execution_s
@@ -102,11 +103,13 @@ class BlockCosts:
         compute: Seconds of the forward and the backward pass on each kind of device [d, 2, len(BLOCKS), u].
         exposed: Exposed seconds of EXPOSED_PARTS beside the compute of each kind of device [d, 4, len(BLOCKS), u].
         host: Seconds to launch the operators, and the number of collectives [2, len(BLOCKS), u].
+        once_s: What weights take once a step beyond Megatron's plan; see layer_change.py [len(BLOCKS), u].
     """
 
     compute: FloatArray
     exposed: FloatArray
     host: FloatArray
+    once_s: FloatArray
 
     def beside(self, again: BlockCosts) -> BlockCosts:
         """These, and then those of blocks that run again in full."""
@@ -136,11 +139,13 @@ def block_costs(
         for of_device, own in zip(times, groups, strict=True)
     ]
     issued = [found[0].collectives[block] for block in BLOCKS]
-    return BlockCosts(
+    costs = BlockCosts(
         compute=np.array([(t.forward, t.backward) for t in times]),
         exposed=np.array([_exposed_parts(communication) for communication in found]),
         host=np.array([times[0].launches * runtime.launch_s, issued]),
+        once_s=nothing(shapes),
     )
+    return with_changes(costs, runtime.layer_changes, shapes)
 
 
 def _beside(times: BlockTimes) -> Beside:

@@ -21,6 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from costmodels.breakdown import EXPOSED_PARTS
+from costmodels.changed_layers import added_s, change_of, compute_ratio, exposed_ratio
 from costmodels.communication import issued_collectives, layer_collectives
 from costmodels.job import TrainingJob
 from costmodels.kernels import CollectiveTime, KernelTime, collective_latency_s, collective_s, execution_s, kernel_s
@@ -28,6 +30,7 @@ from costmodels.operators import Block, Collective, OpKind, Phase, is_core, is_r
 from costmodels.parallel import ConfigGrid, ParallelConfig
 from costmodels.placement import Groups
 from costmodels.runtime import RuntimeProfile
+from hardware.cluster import GroupLinks
 from hardware.device import Device
 
 INSIDE, BETWEEN, ACROSS = "inside a host", "between hosts", "across switches"
@@ -157,6 +160,8 @@ class _Builder:
     ) -> None:
         self.job, self.runtime, self.config = job, runtime, config
         grid = ConfigGrid.from_configs([config])
+        self.change = change_of(runtime.layer_changes, grid)
+        self.links = {part: link_between(getattr(groups, part)) for part in EXPOSED_PARTS}
         self.operators = step_operators(job, runtime, grid)
         self.recomputed = {op.name for op in self.operators if is_recomputed(job, op, grid)[0]}
         self.kernels = {
@@ -182,23 +187,32 @@ class _Builder:
 
     def layer(self, mlp: Block, phase: Phase) -> Program:
         """A whole layer in one pass."""
-        blocks = [self._attention, self._moe if mlp == Block.MOE_MLP else self._dense]
-        forward = [block(Phase.FORWARD) for block in blocks]
+        blocks = {Block.ATTENTION: self._attention, mlp: self._moe if mlp == Block.MOE_MLP else self._dense}
+        forward = [self._changed(build(Phase.FORWARD), block, Phase.FORWARD) for block, build in blocks.items()]
         if phase == Phase.FORWARD:
             return self._beside_products(sum(forward, ()), mlp, passes=1)
         again = self._again(forward, (Block.ATTENTION, mlp))
-        backward = sum((block(Phase.BACKWARD) for block in reversed(blocks)), ())
+        backward = sum(
+            (self._changed(build(Phase.BACKWARD), block, Phase.BACKWARD) for block, build in reversed(blocks.items())),
+            (),
+        )
         return self._beside_products(again + backward, mlp, passes=2 if self._is_full else 1)
 
     def embedding(self, phase: Phase) -> Program:
         """The lookup; its output is scattered over tp, and that gradient gathered."""
+        return self._changed(self._embedding(phase), Block.EMBEDDING, phase)
+
+    def head(self, phase: Phase) -> Program:
+        """The last norm, the product with the vocabulary, and the loss."""
+        return self._changed(self._head(phase), Block.HEAD, phase)
+
+    def _embedding(self, phase: Phase) -> Program:
         kernels = Segment(kernels=self._of(Block.EMBEDDING, phase))
         if phase == Phase.FORWARD:
             return kernels, Segment(traffic=self._tensor(scatters=1, reductions=1))
         return Segment(traffic=self._tensor(gathers=1)), kernels
 
-    def head(self, phase: Phase) -> Program:
-        """The last norm, the product with the vocabulary, and the loss."""
+    def _head(self, phase: Phase) -> Program:
         kernels = self._of(Block.HEAD, phase)
         if phase == Phase.BACKWARD:
             return Segment(kernels=kernels), Segment(traffic=self._tensor(scatters=1, reductions=1))
@@ -209,6 +223,32 @@ class _Builder:
             Segment(kernels=kernels[at : at + 1]),
             Segment(traffic=self._calls("tp.softmax", 3)),
             Segment(kernels=kernels[at + 1 :]),
+        )
+
+    def _changed(self, program: Program, block: Block, phase: Phase) -> Program:
+        """The program of a block with what a sharding plan changes of it."""
+        change = self.change
+        if change is None:
+            return program
+        added = tuple(
+            Work(name=f"{part}.planned", kind=OpKind.ALL_GATHER, part=part, seconds=seconds, link=self.links[part])
+            for part, seconds in added_s(change, block, phase).items()
+            if seconds > 0
+        )
+        return (
+            *(
+                Segment(
+                    kernels=_scaled(segment.kernels, compute_ratio(change, block, phase)),
+                    traffic=tuple(
+                        scaled
+                        for work in segment.traffic
+                        for scaled in _scaled((work,), exposed_ratio(change, block, work.part))
+                        if scaled.seconds > 0
+                    ),
+                )
+                for segment in program
+            ),
+            Segment(traffic=added),
         )
 
     @property
@@ -334,7 +374,8 @@ class _Builder:
 
     def _beside_products(self, program: Program, mlp: Block, passes: int) -> Program:
         """The program with the experts' exchanges beside its products, each its share, where they overlap."""
-        exchanges = self._calls("ep.all_to_all", 2 * passes)
+        ratio = exposed_ratio(self.change, mlp, "ep") if self.change else 1.0
+        exchanges = self._calls("ep.all_to_all", 2 * passes * ratio)
         if mlp != Block.MOE_MLP or not self.runtime.overlaps_experts or not exchanges:
             return program
         products_s = sum(work.seconds for segment in program for work in segment.kernels if self._is_product(work))
@@ -385,9 +426,14 @@ class _Builder:
 
 def link_of(collective: Collective) -> str:
     """The links that a collective of one group crosses."""
-    if collective.group.switches[0] > 1:
+    return link_between(collective.group)
+
+
+def link_between(group: GroupLinks) -> str:
+    """The links that one group's ranks communicate over."""
+    if group.switches[0] > 1:
         return ACROSS
-    return BETWEEN if collective.group.hosts[0] > 1 else INSIDE
+    return BETWEEN if group.hosts[0] > 1 else INSIDE
 
 
 def _scaled(works: Sequence[Work], factor: float) -> tuple[Work, ...]:

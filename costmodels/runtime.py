@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from costmodels.layer_change import LayerChange
 from hardware.config_file import StrictModel, checked, read_mapping
 from hardware.errors import ConfigError, did_you_mean
 
@@ -195,6 +196,7 @@ class RuntimeProfile:
         activation_slack: Share that the allocator holds beyond the tally of activations, logits and buffers.
         device_speed: Speed of a device's kernels in this runtime relative to what its other figures give, by name.
         residuals: What the constants leave unexplained of layers of one shape.
+        layer_changes: What a study's sharding plans change of layers; empty where they are Megatron's.
         log_errors: Standard deviation of the logarithm of each fitted constant.
         step_error: Standard deviation of the log of measured over predicted step times on groups that no fit saw.
         memory_error: The same for the peak of memory.
@@ -258,6 +260,7 @@ class RuntimeProfile:
     activation_slack: float
     device_speed: tuple[tuple[str, float], ...]
     residuals: tuple[LayerResidual, ...]
+    layer_changes: tuple[LayerChange, ...] = ()
     log_errors: tuple[tuple[str, float], ...]
     step_error: float
     memory_error: float

@@ -58,7 +58,16 @@ FLAG_FACTS = {
 }
 """Flags in the remarks of a source that lists them, and the fact that each switches on."""
 
-NO_FACTS = {"name", *CONSTANTS, "device_speed", "residuals", "log_errors", "step_error", "memory_error"}
+NO_FACTS = {
+    "name",
+    *CONSTANTS,
+    "device_speed",
+    "residuals",
+    "layer_changes",
+    "log_errors",
+    "step_error",
+    "memory_error",
+}
 """Fields of a profile that follow from measurements or name it; the others say what the runtime does."""
 
 NOTE_FACTS: tuple[tuple[str, str, bool], ...] = (

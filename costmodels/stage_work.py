@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from costmodels.changed_layers import change_of
 from costmodels.job import TrainingJob
 from costmodels.kernels import CollectiveTime, KernelTime, collective_latency_s
 from costmodels.launches import beyond_device_s, hops_launch_s, issue_s
@@ -340,13 +341,20 @@ class _Builder:
             each_scatter=reduce(float(traffic.each_scatter[0, 0])),
             once_gather=gather(float(traffic.once_gather[0, 0])),
             once_reduce=reduce(float(traffic.once_reduce[0, 0])),
-            once_tied=_message_of(collectives, "tied.all_reduce")(float(traffic.once_tied[0, 0])),
+            once_tied=_message_of(collectives, "tied.all_reduce")(
+                max(float(traffic.once_tied[0, 0]) + self._changed_once_s(whole), 0.0)
+            ),
             one_layer_s=float(traffic.one_layer[0, 0]),
             weight_share=_by_chunk(share, chunks),
             optimizer_s=float(optimizer_pass_s(runtime, grid, local, bandwidth)[0, 0]),
             **self._surroundings(kind, stage),
         )
         return replace(work, stretch=self._stretch(work, groups))
+
+    def _changed_once_s(self, whole: FloatArray) -> float:
+        """What a sharding plan adds to the weights' traffic of a stage of these blocks [1, len(BLOCKS)]."""
+        change = change_of(self.runtime.layer_changes, self.grid)
+        return float((whole @ np.array(change.once_s))[0]) if change else 0.0
 
     def _host(self, kind: ReplicaKind, stage: int) -> int:
         return int(self.cluster.rank_host()[self.cells[stage, kind.first, 0]])

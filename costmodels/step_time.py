@@ -181,7 +181,8 @@ class StagePricing:
         head_start = stages.before @ backward_s / vpp
         traffic = self.traffic.take(row)
         reduced_s, parts["pp"] = traffic.per_step_s(runtime, forward_s, backward_s, head_start, self.layers)
-        parts["dp"] += reduced_s
+        once_s = stages.total(costs.once_s).max(axis=0)
+        parts["dp"] = np.maximum(parts["dp"] + reduced_s + once_s, 0.0)
         parts["bubble"] = bubble_s(stage_s, stages.count, vpp)
         if any(chunks):
             parts["bubble"] += num_micro_batches * self._lag_s(stage_s, vpp, chunks)
