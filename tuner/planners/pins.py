@@ -169,7 +169,7 @@ def pinned(pins: Sequence[Pin], graph: Graph, mesh: DeviceMesh, levels: Sequence
             together.
     """
     axes = tuple(mesh.names[level.of] for level in levels)
-    factors = tuple(_matched(number, pin, graph) for number, pin in enumerate(pins))
+    factors = tuple(matched(number, pin, graph) for number, pin in enumerate(pins))
     ways = tuple(_ways(number, pin, mesh) for number, pin in enumerate(pins))
     served: dict[tuple[int, int], int] = {}
     for op in dict.fromkeys(op for found in factors for op in found):
@@ -181,8 +181,12 @@ def pinned(pins: Sequence[Pin], graph: Graph, mesh: DeviceMesh, levels: Sequence
     )
 
 
-def _matched(number: int, pin: Pin, graph: Graph) -> dict[int, int]:
-    """The factor that a pin means of each operator that it matches."""
+def matched(number: int, pin: Pin, graph: Graph) -> dict[int, int]:
+    """The factor that a pin means of each operator that it matches.
+
+    Raises:
+        ConfigError: it matches no operator, or names no dim of one or one that it can't cut.
+    """
     key = f"{KEY}[{number}]"
     found = [at for at, op in enumerate(graph.ops) if not op.is_source and fnmatch.fnmatchcase(op.name, pin.op)]
     if not found:

@@ -12,7 +12,8 @@ what an operator costs at most, `topological` and `reverse` as the graph runs.
 
 A partial sum is scattered where it stands, which is its operator's own cost, and gathered where it is wanted whole,
 which is the edge's. Not in the paper's objective, which holds communication alone: compute. Without it the best plan
-replicates everything and sends nothing.
+replicates everything and sends nothing. What things cost is an argument: seconds of a roofline and of the links, or
+other prices (`AbstractPrices`), such as the volumes of `symbolic_prices`; a name that ends in _s is then in their unit.
 
 Letters: o operators, e edges (one per use of a tensor), c candidates of an operator, at most C.
 """
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -28,7 +30,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from costmodels.device_mesh import DeviceMesh
-from costmodels.graph import CONSTANT, Graph
+from costmodels.graph import CONSTANT, Graph, Op
 from costmodels.operators import OpKind
 from costmodels.plan import NONE, Plan, settled
 from costmodels.sharding import PARTIAL, REPLICATED
@@ -57,6 +59,98 @@ class Level:
     axis: int
     of: int
     ways: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """What a device has to do for one execution of an operator, if a level serves a factor there, or none.
+
+    Attributes:
+        flop: Arithmetic.
+        read_bytes: Of each operand.
+        written_bytes: Of each result.
+        cuts_read: Whether the level cuts each operand.
+        cuts_written: Whether it cuts each result; one that it does not is a partial sum where a factor is served.
+        is_cut: Whether the level serves a factor.
+    """
+
+    flop: float
+    read_bytes: Sequence[float]
+    written_bytes: Sequence[float]
+    cuts_read: Sequence[bool]
+    cuts_written: Sequence[bool]
+    is_cut: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Redistribution:
+    """What it costs to bring a tensor from one layout to another along a level.
+
+    Attributes:
+        gather_s: Cut parts to whole ones.
+        exchange_s: To another dim cut.
+        sum_s: Partial sums to whole ones, beyond what their operator has paid for them.
+        scatter_s: Partial sums to cut parts, beyond that.
+        slice_s: Whole ones to cut parts.
+    """
+
+    gather_s: float
+    exchange_s: float
+    sum_s: float
+    scatter_s: float = 0.0
+    slice_s: float = 0.0
+
+
+class AbstractPrices(ABC):
+    """What D-Rec counts: an operator by itself, and a tensor on its way from one operator to the next."""
+
+    @abstractmethod
+    def may_replicate(self, op: Op) -> bool:
+        """Whether a level may leave an operator whole that it could cut."""
+
+    @abstractmethod
+    def own_s(self, op: Op, work: Work, mesh: DeviceMesh, level: Level) -> float:
+        """C_local of one execution."""
+
+    @abstractmethod
+    def redistribution(self, num_bytes: float, mesh: DeviceMesh, level: Level) -> Redistribution:
+        """C_redist of one tensor, of which a device holds so much before the level."""
+
+
+class Seconds(AbstractPrices):
+    """Time on the slowest device and on the links that the level crosses, as `costmodels.plan.cost_of` has it."""
+
+    def __init__(self, graph: Graph, mesh: DeviceMesh) -> None:
+        devices = mesh.cluster.devices
+        self.byte_s = 1.0 / min(device.memory_bandwidth_bytes_per_s for device in devices)
+        self.flop_s = {
+            precision: 1.0 / min(device.peak_flop_per_s(precision) for device in devices)
+            for precision in {op.precision for op in graph.ops if op.precision}
+        }
+
+    def may_replicate(self, op: Op) -> bool:  # noqa: ARG002 # of the contract
+        """Always: compute has its price."""
+        return True
+
+    def own_s(self, op: Op, work: Work, mesh: DeviceMesh, level: Level) -> float:
+        """Compute, and scattering partial sums."""
+        moved_bytes = sum(work.written_bytes) + sum(work.read_bytes)
+        own_s = max(work.flop * self.flop_s[op.precision] if op.precision else 0.0, moved_bytes * self.byte_s)
+        if work.is_cut:
+            for num_bytes, is_cut in zip(work.written_bytes, work.cuts_written, strict=True):
+                if not is_cut:
+                    own_s += mesh.seconds(OpKind.REDUCE_SCATTER, num_bytes, (level.axis,))
+        return own_s
+
+    def redistribution(self, num_bytes: float, mesh: DeviceMesh, level: Level) -> Redistribution:
+        """Collectives of so many bytes."""
+        axis = (level.axis,)
+        scatter_s = mesh.seconds(OpKind.REDUCE_SCATTER, num_bytes, axis)
+        return Redistribution(
+            gather_s=mesh.seconds(OpKind.ALL_GATHER, num_bytes, axis),
+            exchange_s=mesh.seconds(OpKind.ALL_TO_ALL, num_bytes / level.ways, axis),
+            sum_s=max(mesh.seconds(OpKind.ALL_REDUCE, num_bytes, axis) - scatter_s, 0.0),
+        )
 
 
 def refined(mesh: DeviceMesh) -> tuple[DeviceMesh, tuple[Level, ...]]:
@@ -101,6 +195,7 @@ def recursive_plan(
     order: Order = "price",
     closed: Closed | None = None,
     extra: Extra | None = None,
+    prices: AbstractPrices | None = None,
 ) -> Plan:
     """One plan of the whole graph.
 
@@ -111,8 +206,9 @@ def recursive_plan(
         order: Of the visits.
         closed: Restricts operators; these are visited first.
         extra: Further costs.
+        prices: What is counted; None is `Seconds`.
     """
-    known = _Known(graph, mesh)
+    known = _Known(graph, mesh, prices)
     for number, level in enumerate(levels):
         cut = _Cut(known, level)
         if closed is not None:
@@ -133,22 +229,18 @@ class _Known:
         read_bytes: What a device reads of each operand [o][operands].
         written_bytes: What it writes of each result [o][results].
         flop: What is left of the operators for a device [o].
+        prices: What is counted.
     """
 
-    def __init__(self, graph: Graph, mesh: DeviceMesh) -> None:
+    def __init__(self, graph: Graph, mesh: DeviceMesh, prices: AbstractPrices | None = None) -> None:
         self.graph, self.mesh = graph, mesh
+        self.prices = Seconds(graph, mesh) if prices is None else prices
         self.served = np.full((len(graph.ops), len(mesh.sizes)), NONE, dtype=np.int64)
         self.ways = [[1] * len(op.rule.factors) for op in graph.ops]
         self.held_bytes = [tensor.num_bytes for tensor in graph.tensors]
         self.read_bytes = [[self.held_bytes[tensor] for tensor in op.operands] for op in graph.ops]
         self.written_bytes = [[self.held_bytes[tensor] for tensor in op.results] for op in graph.ops]
         self.flop = [op.flop for op in graph.ops]
-        devices = mesh.cluster.devices
-        self.byte_s = 1.0 / min(device.memory_bandwidth_bytes_per_s for device in devices)
-        self.flop_s = {
-            precision: 1.0 / min(device.peak_flop_per_s(precision) for device in devices)
-            for precision in {op.precision for op in graph.ops if op.precision}
-        }
 
     def take_in(self, level: Level, chosen: Sequence[int]) -> None:
         """What a level has decided."""
@@ -192,27 +284,28 @@ class _Edge:
         back: The number of the same edge there.
         is_maker: Whether this end writes the tensor.
         states: What each candidate of this end makes of the tensor.
-        gather_s: What it takes to make cut parts whole.
-        exchange_s: To cut another dim.
-        sum_s: To make partial sums whole, beyond scattering them.
+        price: What redistributing it once costs.
+        times: How often that is.
     """
 
     other: int
     back: int
     is_maker: bool
     states: Sequence[int]
-    gather_s: float
-    exchange_s: float
-    sum_s: float
+    price: Redistribution
+    times: int
 
     def cost_s(self, own: int, others: int) -> float:
         """What moves between a state at this end and one at the other."""
         written, wanted = (own, others) if self.is_maker else (others, own)
-        if written in (wanted, REPLICATED):
+        price = self.price
+        if written == wanted:
             return 0.0
+        if written == REPLICATED:
+            return self.times * price.slice_s
         if written == PARTIAL:
-            return self.sum_s if wanted == REPLICATED else 0.0
-        return self.gather_s if wanted == REPLICATED else self.exchange_s
+            return self.times * (price.sum_s if wanted == REPLICATED else price.scatter_s)
+        return self.times * (price.gather_s if wanted == REPLICATED else price.exchange_s)
 
 
 class _Cut:
@@ -242,7 +335,9 @@ class _Cut:
                 *known.written_bytes[number],
             )
             if key not in alike:
-                candidates = (NONE, *self._cuttable(number))
+                cuttable = self._cuttable(number)
+                is_open = not cuttable or op.is_free or known.prices.may_replicate(op)
+                candidates = (NONE, *cuttable) if is_open else tuple(cuttable)
                 alike[key] = (candidates, [self._own_s(number, factor) for factor in candidates])
             candidates, costs_s = alike[key]
             self.candidates.append(candidates)
@@ -333,38 +428,35 @@ class _Cut:
         return [factor for factor in rule.cuttable if rule.factors[factor].size % (ways[factor] * self.level.ways) == 0]
 
     def _own_s(self, number: int, factor: int) -> float:
-        """C_local: compute, and scattering partial sums."""
+        """C_local of all executions."""
         known, ways = self.known, self.level.ways
         op = known.graph.ops[number]
         if op.is_free:
             return 0.0
         is_cut = factor != NONE
-
-        def part(num_bytes: float, dims: Sequence[int | None]) -> float:
-            return num_bytes / ways if is_cut and dims[factor] is not None else num_bytes
-
-        written_bytes = [
-            part(num_bytes, dims)
-            for num_bytes, dims in zip(known.written_bytes[number], op.rule.result_dims, strict=True)
-        ]
-        moved_bytes = sum(written_bytes) + sum(
-            part(num_bytes, dims)
-            for num_bytes, dims in zip(known.read_bytes[number], op.rule.operand_dims, strict=True)
+        cuts_read, cuts_written = (
+            [is_cut and dims[factor] is not None for dims in sides]
+            for sides in (op.rule.operand_dims, op.rule.result_dims)
         )
-        flop = known.flop[number] / ways if is_cut else known.flop[number]
-        own_s = max(flop * known.flop_s[op.precision] if op.precision else 0.0, moved_bytes * known.byte_s)
-        if is_cut:
-            for num_bytes, dims in zip(written_bytes, op.rule.result_dims, strict=True):
-                if dims[factor] is None:
-                    own_s += known.mesh.seconds(OpKind.REDUCE_SCATTER, num_bytes, (self.level.axis,))
-        return op.times * own_s
+
+        def parts(sizes: Sequence[float], cuts: Sequence[bool]) -> list[float]:
+            return [size / ways if is_part else size for size, is_part in zip(sizes, cuts, strict=True)]
+
+        work = Work(
+            flop=known.flop[number] / ways if is_cut else known.flop[number],
+            read_bytes=parts(known.read_bytes[number], cuts_read),
+            written_bytes=parts(known.written_bytes[number], cuts_written),
+            cuts_read=cuts_read,
+            cuts_written=cuts_written,
+            is_cut=is_cut,
+        )
+        return op.times * known.prices.own_s(op, work, known.mesh, self.level)
 
     def _edges(self) -> list[list[_Edge]]:
         """The uses of tensors, at both of their ends; constants are made wherever they are wanted."""
-        known, axis = self.known, (self.level.axis,)
-        graph, mesh = known.graph, known.mesh
+        known, graph = self.known, self.known.graph
         found: list[list[_Edge]] = [[] for _ in graph.ops]
-        of_bytes: dict[float, tuple[float, float, float]] = {}
+        of_bytes: dict[float, Redistribution] = {}
         states: dict[tuple[int, bool, int, tuple[int, ...]], tuple[int, ...]] = {}
 
         def states_of(number: int, slot: int, *, is_maker: bool) -> tuple[int, ...]:
@@ -380,17 +472,11 @@ class _Cut:
                 continue
             num_bytes = known.held_bytes[tensor]
             if num_bytes not in of_bytes:
-                scatter_s = mesh.seconds(OpKind.REDUCE_SCATTER, num_bytes, axis)
-                of_bytes[num_bytes] = (
-                    mesh.seconds(OpKind.ALL_GATHER, num_bytes, axis),
-                    mesh.seconds(OpKind.ALL_TO_ALL, num_bytes / self.level.ways, axis),
-                    max(mesh.seconds(OpKind.ALL_REDUCE, num_bytes, axis) - scatter_s, 0.0),
-                )
+                of_bytes[num_bytes] = known.prices.redistribution(num_bytes, known.mesh, self.level)
             written = states_of(maker, slot, is_maker=True)
             for use in graph.uses[tensor]:
                 if use.op == maker:
                     continue
-                gather_s, exchange_s, sum_s = (graph.ops[use.op].times * each for each in of_bytes[num_bytes])
                 wanted = states_of(use.op, use.operand, is_maker=False)
                 ends = ((maker, use.op, written, True), (use.op, maker, wanted, False))
                 backs = (len(found[use.op]), len(found[maker]))
@@ -401,9 +487,8 @@ class _Cut:
                             back=back,
                             is_maker=is_maker,
                             states=own_states,
-                            gather_s=gather_s,
-                            exchange_s=exchange_s,
-                            sum_s=sum_s,
+                            price=of_bytes[num_bytes],
+                            times=graph.ops[use.op].times,
                         )
                     )
         return found

@@ -1,0 +1,340 @@
+"""The rows of ManuMatic's tables: what each assumes, the plans that it may take, and the step of the best of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+from costmodels.device_mesh import DeviceMesh
+from costmodels.frontends.transformer import transformer_graph
+from costmodels.graph import Graph
+from costmodels.job import TrainingJob
+from costmodels.layer_figures import LayerFigures, layer_figures
+from costmodels.model_catalog import find_model
+from costmodels.plan import Plan, cost_of, violations
+from hardware.cluster import Cluster, find_cluster
+from tuner.planners.forward_plans import ByName, forward_of, served_by_name, with_backward
+from tuner.planners.layer_pipelines import PipelineScore, pipeline_of_figures, with_best_stages, with_equal_shares
+from tuner.planners.outcome import Limits
+from tuner.planners.pins import Pin, pinned
+from tuner.planners.recursive import Order, recursive_plan, refined
+from tuner.planners.stages import Pipeline
+from tuner.planners.symbolic_prices import Reading, Volumes
+from tuner.planners.vocabulary import EXPERTS, SEQUENCE, restricted
+
+PLANNED_LAYERS = 3
+"""A first, a last, and one between them that stands for all."""
+NPUS = 8
+"""Of a host."""
+PROOF = Limits(nodes=20_000)
+"""Of the best stages; nodes, so that the same is found on every machine."""
+STACKED = frozenset({"gates"})
+"""The two inputs of a gated MLP are one product here and two in MindSpore, where nothing can cut between them."""
+
+BATCH, HEADS = ("batch",), ("kv_heads", "heads")
+TENSOR = (*HEADS, "ffn", "expert_ffn", "vocabulary")
+ALONG = ("sequence", "queries", "chunks")
+EXPERT_OPS = tuple(f"*.moe_mlp.{role}" for role in ("up", "down", "activation"))
+BETWEEN = ("*norm", "*residual")
+"""What sequence parallelism cuts beside tensor parallelism (Korthikanti et al. 2022)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scenario:
+    """What a table assumes.
+
+    Attributes:
+        table: Of the paper.
+        model: Of the catalog.
+        layers: Of it that are trained.
+        sequence_length: Tokens.
+        sequences: Of a step.
+        hosts: Of eight devices.
+        stages: Numbers of pipeline stages that a row may take.
+        order: Of D-Rec's visits.
+        reading: What D-Rec counts between operators.
+        missing: Factors that D-Rec's vocabulary lacks.
+        pinned_ops: Operators that the user pins.
+        pinned_dim: A dim of theirs.
+        pinned_ways: Into how many parts.
+        flop_share: Share of the peak that products reach.
+        micro_batch: Sequences of one, of all replicas; None leaves it to each row.
+        overlaps: Whether what is sent once a step hides behind a micro-batch.
+        link_share: Bandwidth inside a host over half of 392 GB/s.
+    """
+
+    table: int
+    model: str
+    layers: int
+    sequence_length: int
+    sequences: int
+    hosts: int = 1
+    stages: tuple[int, ...] = (1,)
+    order: Order = "price"
+    reading: Reading = "by_coefficient"
+    missing: frozenset[str]
+    pinned_ops: tuple[str, ...]
+    pinned_dim: str
+    pinned_ways: int = NPUS
+    flop_share: float = 1.0
+    micro_batch: int | None = None
+    overlaps: bool = False
+    link_share: float = 1.0
+
+    @property
+    def pins(self) -> tuple[Pin, ...]:
+        """The user's."""
+        return tuple(Pin(op=op, dim=self.pinned_dim, ways=self.pinned_ways) for op in self.pinned_ops)
+
+    @property
+    def cluster(self) -> Cluster:
+        """Hosts of eight 910B: 392 GB/s to seven peers, in and out together, and 25 GB/s to other hosts."""
+        cluster = find_cluster("ascend-910b", hosts=self.hosts)
+        (group,) = cluster.groups
+        peak = group.device.peak_flop_per_s("bf16") * self.flop_share
+        (link,) = group.intra_links
+        link = replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * self.link_share)
+        device = replace(group.device, bf16_flop_per_s=peak, fp16_flop_per_s=peak, scale_up=link)
+        return replace(cluster, groups=(replace(group, device=device, intra_links=(link,)),))
+
+
+MATMULS = ("*.attention.qkv", "*.attention.out", "*.dense_mlp.up", "*.dense_mlp.down")
+BMMS = ("*.moe_mlp.up", "*.moe_mlp.down")
+SCENARIOS = {
+    1: Scenario(
+        table=1,
+        model="mixtral-8x7b",
+        layers=16,
+        sequence_length=4096,
+        sequences=8,
+        missing=EXPERTS,
+        pinned_ops=BMMS,
+        pinned_dim="experts",
+    ),
+    2: Scenario(
+        table=2,
+        model="llama3-8b",
+        layers=32,
+        sequence_length=8192,
+        sequences=1,
+        missing=SEQUENCE,
+        pinned_ops=MATMULS,
+        pinned_dim="sequence",
+    ),
+    3: Scenario(
+        table=3,
+        model="qwen2.5-72b",
+        layers=80,
+        sequence_length=32768,
+        sequences=16,
+        hosts=8,
+        stages=(2, 4, 8),
+        missing=SEQUENCE,
+        pinned_ops=MATMULS,
+        pinned_dim="sequence",
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Candidate:
+    """A plan of one row.
+
+    Attributes:
+        plan: Of a training step of PLANNED_LAYERS layers.
+        in_words: Its degrees, for plans by hand.
+        zero_stage: Which.
+    """
+
+    plan: Plan
+    in_words: str
+    zero_stage: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scored:
+    """The best step of a row.
+
+    Attributes:
+        score: Of all layers.
+        in_words: Degrees of a plan by hand, or the planner's mesh.
+        pp: Stages.
+        micro_batch: Sequences of all replicas.
+        zero_stage: Which.
+        tokens_per_s: Of all devices.
+    """
+
+    score: PipelineScore
+    in_words: str
+    pp: int
+    micro_batch: int
+    zero_stage: int
+    tokens_per_s: float
+
+
+ROWS = ("megatron", "d-rec", "d-rec, full vocabulary", "pin", "expert", "expert, wide")
+PLANNED_STAGES = " + bmpipe"
+
+
+def rows_of(scenario: Scenario) -> dict[str, Scored]:
+    """Every row's best; with several hosts each also with planned stages."""
+    found = {row: best_of(scenario, row) for row in ROWS}
+    if scenario.hosts > 1:
+        for row in ("d-rec", "d-rec, full vocabulary", "pin"):
+            found[row + PLANNED_STAGES] = best_of(scenario, row, plans_stages=True)
+    return found
+
+
+def best_of(scenario: Scenario, row: str, *, plans_stages: bool = False) -> Scored:
+    """The fastest that fits over stages, micro-batches and ZeRO's stages; if none fits, the fastest."""
+    scored = _all_scored(scenario, row, plans_stages=plans_stages)
+    return min(scored, key=lambda each: (not each.score.fits, each.score.step_s))
+
+
+def _all_scored(scenario: Scenario, row: str, *, plans_stages: bool) -> Iterator[Scored]:
+    sizes = _divisors(scenario.sequences) if scenario.micro_batch is None else [scenario.micro_batch]
+    for pp, micro_batch in itertools.product(scenario.stages, sizes):
+        num_micro_batches = scenario.sequences // micro_batch
+        for candidate in candidates(scenario, row, pp, micro_batch):
+            figures = _figures(candidate.plan)
+            for score in _scores(scenario, figures, pp, num_micro_batches, plans_stages=plans_stages):
+                yield Scored(
+                    score=score,
+                    in_words=candidate.in_words,
+                    pp=pp,
+                    micro_batch=micro_batch,
+                    zero_stage=candidate.zero_stage,
+                    tokens_per_s=scenario.sequences * scenario.sequence_length / score.step_s,
+                )
+
+
+def candidates(scenario: Scenario, row: str, pp: int, micro_batch: int) -> Iterator[Candidate]:
+    """The plans that a row may take with so many stages and sequences of a micro-batch."""
+    graph = step_of(scenario.model, scenario.sequence_length, micro_batch)
+    forward = _forward_of(scenario.model, scenario.sequence_length, micro_batch)
+    for in_words, plan in forward_plans(scenario, row, forward, pp):
+        for zero_stage in (1, 3):
+            step = with_backward(graph, plan, zero_stage=zero_stage)
+            assert violations(step) == (), f"{row} can run"
+            yield Candidate(plan=step, in_words=in_words, zero_stage=zero_stage)
+
+
+def forward_plans(scenario: Scenario, row: str, forward: Graph, pp: int) -> Iterator[tuple[str, Plan]]:
+    """Plans of the forward pass on the devices of one stage, by a row's way to find them."""
+    if row in ("megatron", "expert", "expert, wide"):
+        yield from _by_hand(scenario, row, forward, pp)
+        return
+    missing = STACKED if row == "d-rec, full vocabulary" else STACKED | scenario.missing
+    pins = scenario.pins if row == "pin" else ()
+    graph = restricted(forward, missing, pins)
+    devices = scenario.hosts * NPUS // pp
+    axes = {"host": devices // NPUS, "npu": NPUS} if devices > NPUS else {"npu": devices}
+    mesh = DeviceMesh(names=tuple(axes), sizes=tuple(axes.values()), cluster=scenario.cluster)
+    fine, levels = refined(mesh)
+    found = pinned(pins, graph, mesh, levels)
+    prices = Volumes(reading=scenario.reading)
+    yield (
+        mesh.in_words,
+        recursive_plan(graph, fine, levels, order=scenario.order, closed=found.closed, prices=prices),
+    )
+
+
+def _by_hand(scenario: Scenario, row: str, forward: Graph, pp: int) -> Iterator[tuple[str, Plan]]:
+    """Every split of a stage's devices into data, context or expert, and tensor parallelism.
+
+    Megatron has data and tensor parallelism alone. The expert adds what Megatron lacks: expert parallelism over the
+    data parallel devices, or sequence parallelism beside tensor parallelism. The wide one also has context parallelism,
+    and experts over the tensor parallel devices.
+    """
+    devices = scenario.hosts * NPUS // pp
+    batch = _size_of(forward, "batch")
+    for dp, cp in itertools.product(_divisors(devices), _divisors(devices)):
+        tp = devices // (dp * cp)
+        if devices % (dp * cp) or batch % dp or (cp > 1 and row != "expert, wide"):
+            continue
+        mesh = DeviceMesh(names=("dp", "cp", "tp"), sizes=(dp, cp, tp), cluster=scenario.cluster)
+        for in_words, axes in _axes(scenario, row):
+            plan = served_by_name(forward, mesh, axes)
+            if _uses_all(plan):
+                yield f"{mesh.in_words}{in_words}", plan
+
+
+def _axes(scenario: Scenario, row: str) -> Iterator[tuple[str, Mapping[str, ByName]]]:
+    """What each axis cuts."""
+    everything = "*"
+    data, along, tensor = [(everything, BATCH)], [(everything, ALONG)], [(everything, TENSOR)]
+    between = [(op, ALONG) for op in BETWEEN]
+    experts = [(op, ("experts",)) for op in EXPERT_OPS]
+    if row == "megatron":
+        yield "", {"dp": data, "cp": along, "tp": tensor}
+    elif scenario.table == 1:
+        yield ",ep", {"dp": [*experts, *data], "cp": [*experts, *along], "tp": tensor}
+        if row == "expert, wide":
+            wide = [*experts, *between, *tensor]
+            yield ",ep,sp", {"dp": [*experts, *data], "cp": [*experts, *along], "tp": wide}
+    else:
+        yield ",sp", {"dp": data, "cp": along, "tp": [*between, *tensor]}
+
+
+def _uses_all(plan: Plan) -> bool:
+    """Whether every axis cuts every product of the layers: degrees that a model can't take are no plan."""
+    sizes = plan.mesh.sizes
+    products = [
+        number
+        for number, op in enumerate(plan.graph.ops)
+        if op.precision and op.name.endswith((".qkv", ".up", ".down"))
+    ]
+    return all(plan.served[number, axis] >= 0 for number in products for axis, size in enumerate(sizes) if size > 1)
+
+
+def _scores(
+    scenario: Scenario, figures: LayerFigures, pp: int, num_micro_batches: int, *, plans_stages: bool
+) -> Iterator[PipelineScore]:
+    """Equal stages that recompute nothing or everything; or the best stages."""
+    (device,) = scenario.cluster.devices
+
+    def pipeline(*, may_recompute: bool) -> Pipeline:
+        return pipeline_of_figures(
+            figures,
+            num_layers=scenario.layers,
+            pp=pp,
+            num_micro_batches=num_micro_batches,
+            capacity_bytes=float(device.memory_bytes),
+            may_recompute=may_recompute,
+        )
+
+    overlaps = scenario.overlaps
+    for recomputes in (False, True):
+        problem = pipeline(may_recompute=recomputes)
+        yield with_equal_shares(problem, figures, recomputes=recomputes, overlaps=overlaps)
+        if plans_stages:
+            best = with_best_stages(problem, figures, limits=PROOF, overlaps=overlaps)
+            if best is not None:
+                yield best
+
+
+@cache
+def step_of(model: str, sequence_length: int, micro_batch: int) -> Graph:
+    """The training step of PLANNED_LAYERS layers."""
+    job = TrainingJob(model=find_model(model), sequence_length=sequence_length, global_batch_size=micro_batch)
+    return transformer_graph(job, micro_batch_size=micro_batch, num_layers=PLANNED_LAYERS)
+
+
+@cache
+def _forward_of(model: str, sequence_length: int, micro_batch: int) -> Graph:
+    return forward_of(step_of(model, sequence_length, micro_batch))
+
+
+def _figures(plan: Plan) -> LayerFigures:
+    return layer_figures(plan, cost_of(plan), num_layers=PLANNED_LAYERS)
+
+
+def _size_of(graph: Graph, name: str) -> int:
+    """Of the factor of that name."""
+    return next(factor.size for op in graph.ops for factor in op.rule.factors if factor.name == name)
+
+
+def _divisors(number: int) -> Sequence[int]:
+    return [each for each in range(1, number + 1) if number % each == 0]
