@@ -13,13 +13,14 @@ from costmodels.graph import Graph
 from costmodels.job import TrainingJob
 from costmodels.layer_figures import LayerFigures, layer_figures
 from costmodels.model_catalog import find_model
+from costmodels.named_plans import ByName, served_by_name
 from costmodels.plan import Plan, cost_of, violations
 from hardware.cluster import Cluster, find_cluster
-from tuner.planners.forward_plans import ByName, forward_of, served_by_name, with_backward
+from tuner.planners.forward_plans import forward_of, with_backward
 from tuner.planners.layer_pipelines import PipelineScore, pipeline_of_figures, with_best_stages, with_equal_shares
 from tuner.planners.outcome import Limits
 from tuner.planners.pins import Pin, pinned
-from tuner.planners.recursive import Order, recursive_plan, refined
+from tuner.planners.recursive import Level, Order, recursive_plan, refined
 from tuner.planners.stages import Pipeline
 from tuner.planners.symbolic_prices import Reading, Volumes
 from tuner.planners.vocabulary import EXPERTS, SEQUENCE, restricted
@@ -118,7 +119,7 @@ SCENARIOS = {
         model="llama3-8b",
         layers=32,
         sequence_length=8192,
-        sequences=1,
+        sequences=4,
         missing=SEQUENCE,
         pinned_ops=MATMULS,
         pinned_dim="sequence",
@@ -145,12 +146,12 @@ class Candidate:
     Attributes:
         plan: Of a training step of PLANNED_LAYERS layers.
         in_words: Its degrees, for plans by hand.
-        zero_stage: Which.
+        zero_stage: Which; None where the planner has placed the states itself.
     """
 
     plan: Plan
     in_words: str
-    zero_stage: int
+    zero_stage: int | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,7 +163,7 @@ class Scored:
         in_words: Degrees of a plan by hand, or the planner's mesh.
         pp: Stages.
         micro_batch: Sequences of all replicas.
-        zero_stage: Which.
+        zero_stage: Which; None where the planner has placed the states itself.
         tokens_per_s: Of all devices.
     """
 
@@ -170,11 +171,13 @@ class Scored:
     in_words: str
     pp: int
     micro_batch: int
-    zero_stage: int
+    zero_stage: int | None
     tokens_per_s: float
 
 
-ROWS = ("megatron", "d-rec", "d-rec, full vocabulary", "pin", "expert", "expert, wide")
+MEGATRON, EXPERT, WIDE = "megatron", "expert", "expert, wide"
+D_REC, FULL, IN_SECONDS, PIN = "d-rec", "d-rec, full vocabulary", "d-rec, full, in seconds", "pin"
+ROWS = (MEGATRON, D_REC, FULL, IN_SECONDS, PIN, EXPERT, WIDE)
 PLANNED_STAGES = " + bmpipe"
 
 
@@ -182,7 +185,7 @@ def rows_of(scenario: Scenario) -> dict[str, Scored]:
     """Every row's best; with several hosts each also with planned stages."""
     found = {row: best_of(scenario, row) for row in ROWS}
     if scenario.hosts > 1:
-        for row in ("d-rec", "d-rec, full vocabulary", "pin"):
+        for row in (D_REC, FULL, PIN):
             found[row + PLANNED_STAGES] = best_of(scenario, row, plans_stages=True)
     return found
 
@@ -212,33 +215,40 @@ def _all_scored(scenario: Scenario, row: str, *, plans_stages: bool) -> Iterator
 
 def candidates(scenario: Scenario, row: str, pp: int, micro_batch: int) -> Iterator[Candidate]:
     """The plans that a row may take with so many stages and sequences of a micro-batch."""
-    graph = step_of(scenario.model, scenario.sequence_length, micro_batch)
+    step = step_of(scenario.model, scenario.sequence_length, micro_batch)
+    if row == IN_SECONDS:
+        mesh, fine, levels = _halved(scenario, pp)
+        plan = recursive_plan(restricted(step, STACKED), fine, levels, order=scenario.order)
+        yield Candidate(plan=plan, in_words=mesh.in_words, zero_stage=None)
+        return
     forward = _forward_of(scenario.model, scenario.sequence_length, micro_batch)
     for in_words, plan in forward_plans(scenario, row, forward, pp):
         for zero_stage in (1, 3):
-            step = with_backward(graph, plan, zero_stage=zero_stage)
-            assert violations(step) == (), f"{row} can run"
-            yield Candidate(plan=step, in_words=in_words, zero_stage=zero_stage)
+            followed = with_backward(step, plan, zero_stage=zero_stage)
+            assert violations(followed) == (), f"{row} can run"
+            yield Candidate(plan=followed, in_words=in_words, zero_stage=zero_stage)
 
 
 def forward_plans(scenario: Scenario, row: str, forward: Graph, pp: int) -> Iterator[tuple[str, Plan]]:
     """Plans of the forward pass on the devices of one stage, by a row's way to find them."""
-    if row in ("megatron", "expert", "expert, wide"):
+    if row in (MEGATRON, EXPERT, WIDE):
         yield from _by_hand(scenario, row, forward, pp)
         return
-    missing = STACKED if row == "d-rec, full vocabulary" else STACKED | scenario.missing
-    pins = scenario.pins if row == "pin" else ()
-    graph = restricted(forward, missing, pins)
+    pins = scenario.pins if row == PIN else ()
+    graph = restricted(forward, STACKED if row == FULL else STACKED | scenario.missing, pins)
+    mesh, fine, levels = _halved(scenario, pp)
+    found = pinned(pins, graph, mesh, levels)
+    prices = Volumes(reading=scenario.reading)
+    plan = recursive_plan(graph, fine, levels, order=scenario.order, closed=found.closed, prices=prices)
+    yield mesh.in_words, plan
+
+
+def _halved(scenario: Scenario, pp: int) -> tuple[DeviceMesh, DeviceMesh, tuple[Level, ...]]:
+    """The devices of a stage, and the levels that D-Rec cuts them into."""
     devices = scenario.hosts * NPUS // pp
     axes = {"host": devices // NPUS, "npu": NPUS} if devices > NPUS else {"npu": devices}
     mesh = DeviceMesh(names=tuple(axes), sizes=tuple(axes.values()), cluster=scenario.cluster)
-    fine, levels = refined(mesh)
-    found = pinned(pins, graph, mesh, levels)
-    prices = Volumes(reading=scenario.reading)
-    yield (
-        mesh.in_words,
-        recursive_plan(graph, fine, levels, order=scenario.order, closed=found.closed, prices=prices),
-    )
+    return mesh, *refined(mesh)
 
 
 def _by_hand(scenario: Scenario, row: str, forward: Graph, pp: int) -> Iterator[tuple[str, Plan]]:
@@ -252,7 +262,7 @@ def _by_hand(scenario: Scenario, row: str, forward: Graph, pp: int) -> Iterator[
     batch = _size_of(forward, "batch")
     for dp, cp in itertools.product(_divisors(devices), _divisors(devices)):
         tp = devices // (dp * cp)
-        if devices % (dp * cp) or batch % dp or (cp > 1 and row != "expert, wide"):
+        if devices % (dp * cp) or batch % dp or (cp > 1 and row != WIDE):
             continue
         mesh = DeviceMesh(names=("dp", "cp", "tp"), sizes=(dp, cp, tp), cluster=scenario.cluster)
         for in_words, axes in _axes(scenario, row):
@@ -267,11 +277,11 @@ def _axes(scenario: Scenario, row: str) -> Iterator[tuple[str, Mapping[str, ByNa
     data, along, tensor = [(everything, BATCH)], [(everything, ALONG)], [(everything, TENSOR)]
     between = [(op, ALONG) for op in BETWEEN]
     experts = [(op, ("experts",)) for op in EXPERT_OPS]
-    if row == "megatron":
+    if row == MEGATRON:
         yield "", {"dp": data, "cp": along, "tp": tensor}
     elif scenario.table == 1:
         yield ",ep", {"dp": [*experts, *data], "cp": [*experts, *along], "tp": tensor}
-        if row == "expert, wide":
+        if row == WIDE:
             wide = [*experts, *between, *tensor]
             yield ",ep,sp", {"dp": [*experts, *data], "cp": [*experts, *along], "tp": wide}
     else:

@@ -125,7 +125,7 @@ def _score(
     num_layers = np.array([stage.num_layers for stage in plan.stages])
 
     def of_stages(name: str) -> FloatArray:
-        found = num_layers * getattr(figures.layer, name)
+        found = num_layers * float(getattr(figures.layer, name))
         found[0] += getattr(figures.first, name)
         found[-1] += getattr(figures.last, name)
         return found
