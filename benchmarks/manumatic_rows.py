@@ -60,6 +60,7 @@ class Scenario:
         pinned_ops: Operators that the user pins.
         pinned_dim: A dim of theirs.
         pinned_ways: Into how many parts.
+        pinned_axis: By which axis of D-Rec's mesh, `host` or `npu`; None for whichever comes first.
         flop_share: Share of the peak that products reach.
         micro_batch: Sequences of one, of all replicas; None leaves it to each row.
         overlaps: Whether what is sent once a step hides behind a micro-batch.
@@ -79,6 +80,7 @@ class Scenario:
     pinned_ops: tuple[str, ...]
     pinned_dim: str
     pinned_ways: int = NPUS
+    pinned_axis: str | None = None
     flop_share: float = 1.0
     micro_batch: int | None = None
     overlaps: bool = False
@@ -87,7 +89,9 @@ class Scenario:
     @property
     def pins(self) -> tuple[Pin, ...]:
         """The user's."""
-        return tuple(Pin(op=op, dim=self.pinned_dim, ways=self.pinned_ways) for op in self.pinned_ops)
+        return tuple(
+            Pin(op=op, dim=self.pinned_dim, ways=self.pinned_ways, axis=self.pinned_axis) for op in self.pinned_ops
+        )
 
     @property
     def cluster(self) -> Cluster:

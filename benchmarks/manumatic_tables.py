@@ -69,6 +69,7 @@ CHANGES: dict[int, dict[str, dict[str, Any]]] = {
     3: {
         **{f"{count} sequences": {"sequences": count} for count in (8, 32)},
         **{f"{count} stages": {"stages": (count,)} for count in (2, 4, 8)},
+        **{f"{count} stages, pin inside hosts": {"stages": (count,), "pinned_axis": "npu"} for count in (2, 4)},
         **ANY,
     },
 }
