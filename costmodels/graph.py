@@ -148,6 +148,17 @@ class Graph:
                 found[tensor].append(Use(op=number, operand=slot))
         return tuple(map(tuple, found))
 
+    @cached_property
+    def sums(self) -> tuple[int, ...]:
+        """How often partial sums of each tensor are added up: as it is written, or read if that is less often.
+
+        Gradients of several micro-batches are summed up where they stand until the update reads them.
+        """
+        return tuple(
+            min(self.ops[maker].times, max((self.ops[use.op].times for use in uses), default=self.ops[maker].times))
+            for (maker, _), uses in zip(self.maker, self.uses, strict=True)
+        )
+
 
 @dataclass(kw_only=True)
 class GraphBuilder:

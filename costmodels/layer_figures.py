@@ -100,15 +100,15 @@ def _part(name: str, layer: int) -> str:
     return "last" if name.startswith("head.") else "first"
 
 
-def _runs_once(graph: Graph, number: int) -> bool:
+def runs_once(graph: Graph, number: int) -> bool:
     """Whether an operator belongs to the update: it takes moments, or keeps what that makes."""
     op = graph.ops[number]
     return op.primitive == STATE or any(graph.tensors[each].kind is TensorKind.OPTIMIZER for each in op.operands)
 
 
-def _is_synced(graph: Graph, collective: PlannedCollective) -> bool:
+def is_synced(graph: Graph, collective: PlannedCollective) -> bool:
     """Whether a collective runs once a step: of gradients of parameters, or around the update."""
-    return graph.tensors[collective.tensor].kind is TensorKind.GRADIENT or _runs_once(graph, collective.op)
+    return graph.tensors[collective.tensor].kind is TensorKind.GRADIENT or runs_once(graph, collective.op)
 
 
 def _add_times(plan: Plan, cost: PlanCost, parts: list[str], found: dict[str, dict[str, float]]) -> None:
@@ -116,11 +116,11 @@ def _add_times(plan: Plan, cost: PlanCost, parts: list[str], found: dict[str, di
     assert turn is not None, f"{graph.name!r} says where its backward pass begins"
     spent: Iterable[tuple[int, float, str]] = (
         *(
-            (number, seconds, "once_s" if _runs_once(graph, number) else "")
+            (number, seconds, "once_s" if runs_once(graph, number) else "")
             for number, seconds in enumerate(cost.compute_s)
         ),
         *(
-            (each.op, each.seconds * each.times, "synced_s" if _is_synced(graph, each) else "")
+            (each.op, each.seconds * each.times, "synced_s" if is_synced(graph, each) else "")
             for each in cost.collectives
         ),
     )

@@ -233,22 +233,21 @@ def _collectives(plan: Plan, classifier: Classifier) -> tuple[PlannedCollective,
     sizes = plan.mesh.sizes
     known: dict[Move, float] = {}
 
-    def add(tensor: int, op: int, changes: Sequence[Move]) -> None:
+    def add(tensor: int, op: int, changes: Sequence[Move], times: int) -> None:
         for move in changes:
             if move not in known:
                 known[move] = move.seconds(plan.mesh)
-            found.append(
-                PlannedCollective(tensor=tensor, op=op, move=move, seconds=known[move], times=plan.graph.ops[op].times)
-            )
+            found.append(PlannedCollective(tensor=tensor, op=op, move=move, seconds=known[move], times=times))
 
     for tensor, array in enumerate(plan.graph.tensors):
         maker, slot = plan.graph.maker[tensor]
         written, lies = plan.written(maker, slot), plan.layout(tensor)
-        add(tensor, maker, classifier(written, lies, array.num_bytes, sizes))
+        add(tensor, maker, classifier(written, lies, array.num_bytes, sizes), plan.graph.sums[tensor])
         if plan.graph.ops[maker].primitive == CONSTANT:
             continue
         for copy in plan.copies(tensor):
-            add(tensor, copy.readers[0], classifier(lies, copy.layout, array.num_bytes, sizes))
+            first = copy.readers[0]
+            add(tensor, first, classifier(lies, copy.layout, array.num_bytes, sizes), plan.graph.ops[first].times)
     return tuple(found)
 
 

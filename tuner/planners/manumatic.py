@@ -16,7 +16,7 @@ from hardware.errors import ConfigError
 from tuner.planners.axis_descent import descended
 from tuner.planners.pins import Pin, Pinned, deviation, pinned
 from tuner.planners.recursive import Level, Order, recursive_plan
-from tuner.planners.sharding_terms import ShardingTerms
+from tuner.planners.sharding_terms import Charge, ShardingTerms, together
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,6 +86,7 @@ def pinned_plan(
     *,
     order: Order = "price",
     descent: ShardingTerms | None = None,
+    charge: Charge | None = None,
     counterfactuals: bool = True,
 ) -> PinnedPlan:
     """The plan under the pins.
@@ -98,20 +99,21 @@ def pinned_plan(
         pins: What must hold, or costs something where it does not.
         order: Of D-Rec's visits.
         descent: What plans cost, for going on from D-Rec's plan axis by axis; None to stay with that.
+        charge: Further costs, for that way on alone.
         counterfactuals: Whether a plan without each pin says what it saved.
 
     Raises:
         ConfigError: the pins can't hold.
     """
     found = pinned(pins, graph, mesh, levels)
-    plan, is_optimum = _planned(graph, refined_mesh, levels, found, order, descent)
+    plan, is_optimum = _planned(graph, refined_mesh, levels, found, order, descent, charge)
     cost = cost_of(plan)
     reports = []
     for number in range(len(pins)):
         report = _report(found, plan, number)
         if counterfactuals:
             others = pinned([pin for at, pin in enumerate(pins) if at != number], graph, mesh, levels)
-            plan_without, _ = _planned(graph, refined_mesh, levels, others, order, descent)
+            plan_without, _ = _planned(graph, refined_mesh, levels, others, order, descent, charge)
             without = cost_of(plan_without)
             report = replace(report, saved_s=without.step_time_s - cost.step_time_s)
         reports.append(report)
@@ -149,13 +151,20 @@ def perturbed(
 
 
 def _planned(
-    graph: Graph, mesh: DeviceMesh, levels: Sequence[Level], pins: Pinned, order: Order, descent: ShardingTerms | None
+    graph: Graph,
+    mesh: DeviceMesh,
+    levels: Sequence[Level],
+    pins: Pinned,
+    order: Order,
+    descent: ShardingTerms | None,
+    charge: Charge | None = None,
 ) -> tuple[Plan, bool]:
     """The plan under pins, and whether it is known that none costs less."""
     plan = recursive_plan(graph, mesh, levels, order=order, closed=pins.closed, extra=pins.extra)
     if descent is None:
         return plan, False
-    found = descended(plan, descent, is_open=pins.is_open if pins.served else None, charge=pins.charge)
+    is_open = pins.is_open if pins.served else None
+    found = descended(plan, descent, is_open=is_open, charge=together(pins.charge, charge))
     return found.plan, found.is_optimum
 
 

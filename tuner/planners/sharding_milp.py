@@ -199,7 +199,7 @@ class _ShardingProgram:
         states, flows = self._flows(written, wanted, is_constant=is_constant)
         if not is_constant:
             self._sums(states, wanted)
-            times = self.graph.ops[maker].times
+            times = self.graph.sums[tensor]
             for state in states:
                 seconds = times * self._move_s(tensor, state.written, state.lies)
                 self._charge((var, factor * seconds) for var, factor in state.is_so)

@@ -34,6 +34,12 @@ Charge = Callable[[int, Row], float]
 """Further seconds of an operator with a row."""
 
 
+def together(*charges: Charge | None) -> Charge | None:
+    """The sum of those that are there; None if none is."""
+    there = [charge for charge in charges if charge is not None]
+    return (lambda number, row: sum(charge(number, row) for charge in there)) if there else None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Kind:
     """What tensors have in common that are charged alike.
@@ -41,7 +47,7 @@ class _Kind:
     Attributes:
         num_bytes: Of the whole tensor.
         rank: Its dims.
-        times: How often it is written.
+        times: How often its partial sums are added up.
         reads: Of each use how often it reads, and whether in the pass that gathers again; none of a constant.
         byte_s: What a byte costs that a device holds of it.
         share: The part of it that is charged.
@@ -208,7 +214,7 @@ class ShardingTerms:
         return _Kind(
             num_bytes=array.num_bytes,
             rank=len(array.shape),
-            times=maker.times,
+            times=graph.sums[tensor],
             reads=tuple((graph.ops[use.op].times, is_state and turn is not None and use.op >= turn) for use in uses),
             byte_s=byte_s,
         )

@@ -1,0 +1,221 @@
+"""The sharding plans of a study's candidates, and what they change of the cost model's layers.
+
+A plan stands for all candidates whose layers have one shape: tp, cp, up, ep and the micro-batch. It is found on two
+layers (or as few as show every kind), with as many micro-batches as these candidates have in the median, and compared
+with the plan by hand on the same graph and mesh. It holds no more of a parameter on a device and needs no more memory
+than that, so that what the memory model says of a candidate stays true, and what data parallelism sends stays the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from costmodels.block_figures import block_figures, ratios
+from costmodels.changed_layers import shape_keys
+from costmodels.device_mesh import DeviceMesh
+from costmodels.frontends.transformer import transformer_graph
+from costmodels.graph import Graph
+from costmodels.job import TrainingJob
+from costmodels.layer_change import LayerChange
+from costmodels.layer_figures import runs_once
+from costmodels.parallel import ConfigGrid, ParallelConfig
+from costmodels.plan import NONE, Plan, PlanCost, cost_of
+from costmodels.reduced import least_layers, with_layers
+from hardware.cluster import Cluster
+from tuner.planners.axis_descent import descended
+from tuner.planners.hand_made import hand_made, layer_axes
+from tuner.planners.manumatic import pinned_plan
+from tuner.planners.outcome import ROUNDING
+from tuner.planners.pins import Pin
+from tuner.planners.recursive import whole
+from tuner.planners.sharding_terms import Charge, Row, ShardingTerms
+
+TOO_MUCH_S = 1e6
+"""What it costs to hold more of a parameter than the plan by hand does: more than any step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerPlanning:
+    """How a study's layers are planned.
+
+    Attributes:
+        descends: Whether D-Rec's plan is gone on from, axis by axis, and the plan by hand too.
+        pins: What a user asks for.
+    """
+
+    descends: bool = True
+    pins: tuple[Pin, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerTask:
+    """One shape to plan.
+
+    Attributes:
+        job: What is trained.
+        cluster: Where.
+        config: A candidate of that shape.
+        num_micro_batches: Of a step.
+        planning: How.
+    """
+
+    job: TrainingJob
+    cluster: Cluster
+    config: ParallelConfig
+    num_micro_batches: int
+    planning: LayerPlanning
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PlannedLayer:
+    """What was found for a shape.
+
+    Attributes:
+        by_hand: The plan that frameworks write by hand.
+        by_hand_cost: What it costs.
+        found: The plan that is used, perhaps the same.
+        cost: What it costs.
+        change: What it changes of the cost model's layers; None where it is the same.
+    """
+
+    by_hand: Plan
+    by_hand_cost: PlanCost
+    found: Plan
+    cost: PlanCost
+    change: LayerChange | None
+
+
+def layer_tasks(job: TrainingJob, cluster: Cluster, grid: ConfigGrid, planning: LayerPlanning) -> list[LayerTask]:
+    """A task for each shape among candidates that has something to plan."""
+    at: dict[tuple[int, ...], list[int]] = {}
+    for position, key in enumerate(shape_keys(grid)):
+        at.setdefault(key, []).append(position)
+    micro_batches = job.global_batch_size // (grid.dp * grid.mbs)
+    found = []
+    for positions in at.values():
+        config = grid.config(positions[0])
+        if layer_axes(config):
+            count = max(int(np.median(micro_batches[positions])), 1)
+            found.append(LayerTask(job=job, cluster=cluster, config=config, num_micro_batches=count, planning=planning))
+    return found
+
+
+def planned_layer(task: LayerTask) -> PlannedLayer:
+    """The plan of one shape.
+
+    Raises:
+        ConfigError: the pins can't hold.
+    """
+    graph, mesh = _layers_of(task)
+    by_hand = hand_made(graph, mesh, task.config)
+    limit = cost_of(by_hand)
+    found = _cheapest(graph, mesh, task, by_hand, limit)
+    plan, cost = (by_hand, limit) if found is None else found
+    is_same = bool((plan.served == by_hand.served).all())
+    return PlannedLayer(
+        by_hand=by_hand,
+        by_hand_cost=limit,
+        found=plan,
+        cost=cost,
+        change=None if is_same else _change(task.config, plan, cost, by_hand, limit),
+    )
+
+
+def changes_of(
+    tasks: Sequence[LayerTask], on_planned: Callable[[int], None] = lambda _: None
+) -> tuple[LayerChange, ...]:
+    """What the plans of all tasks change; `on_planned` hears how many are done."""
+    found = []
+    for number, task in enumerate(tasks):
+        found.append(planned_layer(task).change)
+        on_planned(number + 1)
+    return tuple(change for change in found if change is not None)
+
+
+def _layers_of(task: LayerTask) -> tuple[Graph, DeviceMesh]:
+    """The layers that are planned, and the mesh of one shape."""
+    axes = layer_axes(task.config)
+    assert axes, "a shape that is planned has an axis"
+    model = task.job.model
+    layers = min(max(least_layers(model), 2 // model.moe_layer_period if model.is_moe else 2), model.num_layers)
+    job = replace(task.job, model=with_layers(model, layers))
+    graph = transformer_graph(job, micro_batch_size=task.config.mbs * axes.get("dp", 1))
+    mesh = DeviceMesh(names=tuple(axes), sizes=tuple(axes.values()), cluster=task.cluster)
+    return _repeated(graph, task.num_micro_batches), mesh
+
+
+def _repeated(graph: Graph, num_micro_batches: int) -> Graph:
+    """The step with so many micro-batches, before one update."""
+    ops = tuple(
+        op if runs_once(graph, number) else replace(op, times=op.times * num_micro_batches)
+        for number, op in enumerate(graph.ops)
+    )
+    return replace(graph, ops=ops)
+
+
+def _cheapest(
+    graph: Graph, mesh: DeviceMesh, task: LayerTask, by_hand: Plan, limit: PlanCost
+) -> tuple[Plan, PlanCost] | None:
+    """The cheapest plan that a device can hold where it can hold the one by hand; None if none is cheaper than that."""
+    planning = task.planning
+    own_mesh, levels = whole(mesh)
+    terms = ShardingTerms(graph, own_mesh) if planning.descends else None
+    charge = _no_more_than(by_hand)
+    plans: list[Plan] = [
+        pinned_plan(
+            graph, mesh, own_mesh, levels, planning.pins, descent=terms, charge=charge, counterfactuals=False
+        ).plan
+    ]
+    if terms is not None and not planning.pins:
+        plans.append(descended(by_hand, terms, charge=charge).plan)
+    costs = [(plan, cost_of(plan)) for plan in plans]
+    fitting = [
+        (plan, cost)
+        for plan, cost in costs
+        if cost.peak_memory_bytes <= limit.peak_memory_bytes * (1 + ROUNDING)
+        and not any(charge(number, tuple(row)) for number, row in enumerate(plan.served.tolist()))
+    ]
+    cheapest = min(fitting, key=lambda one: one[1].step_time_s, default=None)
+    if cheapest is None or (not planning.pins and cheapest[1].step_time_s >= limit.step_time_s * (1 - ROUNDING)):
+        return None
+    return cheapest
+
+
+def _no_more_than(plan: Plan) -> Charge:
+    """Charges rows that leave more of a parameter, its moments or its update on a device than a plan does."""
+    graph, sizes = plan.graph, plan.mesh.sizes
+    once = [runs_once(graph, number) for number in range(len(graph.ops))]
+
+    def parts(row: Sequence[int]) -> int:
+        return math.prod(size for size, factor in zip(sizes, row, strict=True) if factor != NONE)
+
+    least = [parts(row) for row in plan.served.tolist()]
+
+    def charge(number: int, row: Row) -> float:
+        return TOO_MUCH_S if once[number] and parts(row) < least[number] else 0.0
+
+    return charge
+
+
+def _change(config: ParallelConfig, plan: Plan, cost: PlanCost, by_hand: Plan, by_hand_cost: PlanCost) -> LayerChange:
+    """What a plan changes of layers of a candidate's shape."""
+    own, other = block_figures(plan, cost), block_figures(by_hand, by_hand_cost)
+    own_s, other_s = own.exposed_s.sum(axis=0), other.exposed_s.sum(axis=0)
+    added_s = np.where(other_s > 0, 0.0, own.exposed_s)
+    return LayerChange(
+        tp=config.tp,
+        cp=config.cp,
+        up=config.up,
+        ep=config.ep,
+        expert_tp=config.expert_tp,
+        mbs=config.mbs,
+        sequence_parallel=config.sequence_parallel,
+        compute=ratios(own.compute_s, other.compute_s),
+        exposed=ratios(own_s, other_s),
+        added_s=tuple(tuple(tuple(row) for row in of_pass) for of_pass in added_s.tolist()),
+        once_s=tuple((own.once_s - other.once_s).tolist()),
+    )

@@ -1,0 +1,86 @@
+"""The plan that frameworks write by hand, for a candidate's degrees: Megatron's, with context and Ulysses parallelism.
+
+Every axis is called after its degree. `tp` cuts heads, ffn and vocabulary (Shoeybi et al. 2019, section 3), and with
+sequence parallelism what lies between them by the sequence (Korthikanti et al. 2022, section 4.2.2); `cp` and `up` cut
+the sequence, `up` in the attention core the heads instead (Jacobs et al. 2023); `dp` cuts the batch. Experts are dealt
+over ranks, neighbours first: the fastest axes cut their ffn as far as `expert_tp` goes, and the next ones the experts.
+Keys and values are gathered where they are passed around a ring; both send as much.
+"""
+
+from __future__ import annotations
+
+from costmodels.device_mesh import DeviceMesh
+from costmodels.graph import Graph
+from costmodels.named_plans import ByName, served_by_name
+from costmodels.parallel import ParallelConfig
+from costmodels.plan import Plan
+from tuner.planners.forward_plans import forward_of, with_backward
+
+BATCH, HEADS = ("batch",), ("kv_heads", "heads", "query_groups")
+TENSOR = (*HEADS, "ffn", "shared_ffn", "vocabulary")
+ALONG = ("sequence", "queries", "chunks")
+EXPERT_OPS = tuple(f"*.moe_mlp.{role}" for role in ("up", "down", "activation"))
+BETWEEN = ("*norm", "*residual")
+
+
+def layer_axes(config: ParallelConfig) -> dict[str, int] | None:
+    """The axes that a layer of a candidate is planned on, the slowest first; those of one device are left out.
+
+    `dp` is among them as far as experts are dealt over it; the rest of it only adds gradients up.
+
+    Returns:
+        None where experts are dealt over a part of an axis.
+    """
+    inner = {"cp": config.cp, "up": config.up, "tp": config.tp}
+    inside = config.cp * config.up * config.tp
+    dealt = config.ep * _expert_tensor(config) if config.ep > 1 else 1
+    if dealt > inside and dealt % inside:
+        return None
+    axes = {"dp": max(dealt // inside, 1), **inner}
+    found = {name: size for name, size in axes.items() if size > 1}
+    return found if config.ep == 1 or _dealt_over(found, config) is not None else None
+
+
+def hand_made(graph: Graph, mesh: DeviceMesh, config: ParallelConfig) -> Plan:
+    """The plan of a training step of the transformer frontend.
+
+    Args:
+        graph: The step.
+        mesh: With the axes of `layer_axes`.
+        config: The candidate.
+    """
+    experts = _dealt_over(dict(zip(mesh.names, mesh.sizes, strict=True)), config) or {}
+    tensor: ByName = [("*", TENSOR)]
+    if config.sequence_parallel:
+        tensor = [*((name, ALONG) for name in BETWEEN), ("*.moe_mlp.*", (*ALONG, "shared_ffn")), *tensor]
+    by_degree: dict[str, ByName] = {
+        "dp": [("*", BATCH)],
+        "cp": [("*", ALONG)],
+        "up": [("*.core*", HEADS), ("*", ALONG)],
+        "tp": tensor,
+    }
+    axes = {
+        name: [*((op, experts[name]) for op in EXPERT_OPS if name in experts), *by_degree[name]] for name in mesh.names
+    }
+    forward = served_by_name(forward_of(graph), mesh, axes, shared=("experts", *HEADS, *ALONG))
+    return with_backward(graph, forward, zero_stage=0)
+
+
+def _expert_tensor(config: ParallelConfig) -> int:
+    return config.expert_tp or config.tp
+
+
+def _dealt_over(axes: dict[str, int], config: ParallelConfig) -> dict[str, tuple[str, ...]] | None:
+    """What the axes cut of experts; None where `expert_tp` or `ep` ends inside an axis."""
+    left, found = [("expert_ffn", _expert_tensor(config)), ("experts", config.ep)], {}
+    for name, size in reversed(axes.items()):
+        while left and left[0][1] == 1:
+            left.pop(0)
+        if not left:
+            break
+        factor, ways = left[0]
+        if ways % size:
+            return None
+        found[name] = (factor,)
+        left[0] = (factor, ways // size)
+    return found if all(ways == 1 for _, ways in left) else None
