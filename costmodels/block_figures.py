@@ -1,4 +1,4 @@
-"""What a planned training step takes by blocks of the model, and what one plan changes of another (see layer_change.py).
+"""What a planned training step takes by blocks of the model, and what one plan changes of another.
 
 Layers that are alike are sharded alike: a block's figures are those of all layers that have it, over their number.
 Collectives count to the part of the breakdown that is called after the slowest of their axes; those by which experts

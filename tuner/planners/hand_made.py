@@ -72,7 +72,8 @@ def _expert_tensor(config: ParallelConfig) -> int:
 
 def _dealt_over(axes: dict[str, int], config: ParallelConfig) -> dict[str, tuple[str, ...]] | None:
     """What the axes cut of experts; None where `expert_tp` or `ep` ends inside an axis."""
-    left, found = [("expert_ffn", _expert_tensor(config)), ("experts", config.ep)], {}
+    left = [("expert_ffn", _expert_tensor(config)), ("experts", config.ep)]
+    found: dict[str, tuple[str, ...]] = {}
     for name, size in reversed(axes.items()):
         while left and left[0][1] == 1:
             left.pop(0)
