@@ -29,6 +29,7 @@ from tuner.cli_options import (
     launchable_config,
     load,
     whole_number,
+    write_file,
 )
 from tuner.console import (
     NOTHING_WORKS,
@@ -353,7 +354,7 @@ def export(
         notes = () if found.source == "measured" else (f"this configuration is {known}, not measured",)
     exported = exporter(config.setting, wanted)
     if out is not None:
-        _write(out, exported.text)
+        write_file(out, exported.text)
     if as_json:
         warn(notes)
         written = {"written": str(out)} if out else {}
@@ -364,13 +365,6 @@ def export(
     else:
         typer.echo(f"wrote {printable(str(out))}", err=True)
     warn((*notes, *exported.notes))
-
-
-def _write(out: Path, text: str) -> None:
-    try:
-        out.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot be written ({error.strerror})", key="--out", value=str(out)) from None
 
 
 def _finish_empty(as_json: bool, payload: Mapping[str, Any]) -> NoReturn:

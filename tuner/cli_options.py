@@ -119,3 +119,15 @@ def load(study: Path, overrides: list[str] | None = None, storage: str | None = 
     from tuner.config import load_study
 
     return load_study(study, overrides=overrides or (), storage=storage)
+
+
+def write_file(out: Path, text: str) -> None:
+    """Writes what `--out` asks for.
+
+    Raises:
+        ConfigError: it can't be written.
+    """
+    try:
+        out.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot be written ({error.strerror})", key="--out", value=str(out)) from None

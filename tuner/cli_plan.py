@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hardware.errors import ConfigError, did_you_mean
-from tuner.cli_options import AsJson, Overrides, launchable_config, load, whole_number
-from tuner.console import config_in_words, print_json, printable
+from tuner.cli_options import AsJson, Overrides, launchable_config, load, whole_number, write_file
+from tuner.console import config_in_words, print_json, printable, warn
 
 if TYPE_CHECKING:  # these load numpy
     from costmodels.device_mesh import DeviceMesh
     from costmodels.graph import Graph
+    from tuner.plan_export import PlanExport, PlanSource
     from tuner.planners.pins import Pin
     from tuner.sharding_plans import PlannerOptions
 
@@ -53,13 +55,21 @@ def plan(
             help="Pin operators' dim to an axis, or to `ways=`; with `weight_s=` soft.",
         ),
     ] = None,
+    export: Annotated[
+        str | None,
+        typer.Option(metavar="TARGET", help="Also as jax, torch, megatron or mindspore takes it; see --out."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="File for --export; without it, the terminal shows a part.")] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Shard one training step over a mesh: which dim of each tensor every axis cuts, and what is sent."""
+    from tuner.plan_export import PlanSource
     from tuner.sharding_plans import in_lines, of_candidate, plan_json, planned, shardings_table
 
     options = _options(search, order, whole_axes, pin or [])
+    _check_export(export, out)
+    candidate = None
     if jax is not None and study is not None:
         raise ConfigError("needs a study file or --jax, not both", key="plan", nearest="meshtune plan STUDY --config")
     if jax is not None:
@@ -72,6 +82,7 @@ def plan(
             raise ConfigError("is missing", key="--config", nearest="for example --config dp=4,tp=2")
         config = load(study, overrides)
         wanted, _ = launchable_config(config, chosen)
+        candidate = (config.setting, wanted)
         num_layers = None if layers is None else whole_number("--layers", layers, 1)
         graph, found_mesh = of_candidate(config.setting, wanted, num_layers)
         title = f"{config_in_words(config, wanted)}: {graph.name}, one micro-batch on {found_mesh.in_words}"
@@ -80,8 +91,10 @@ def plan(
     except ConfigError as error:
         where = (error.key or "").replace("pins", "--pin")
         raise ConfigError(error.rule, key=where, value=error.value, nearest=error.nearest) from None
+    exported = _exported(export, out, PlanSource(plan=found.plan, candidate=candidate), jax)
     if as_json:
-        print_json(plan_json(found))
+        print_json(plan_json(found) | ({} if exported is None else {"export": exported.content}))
+        warn(exported.notes if exported is not None else ())
         return
     typer.echo(printable(title))
     for line in in_lines(found):
@@ -89,6 +102,9 @@ def plan(
     typer.echo("What the step begins with lies so:")
     for name, lies in shardings_table(found).items():
         typer.echo(printable(f"  {name:<44} {lies}"))
+    for line in exported.lines if exported is not None else ():
+        typer.echo(printable(line))
+    warn(exported.notes if exported is not None else ())
 
 
 def _options(search: str, order: str, whole_axes: bool, pins: list[str]) -> PlannerOptions:
@@ -143,3 +159,31 @@ def _of_function(name: str, mesh: str | None, cluster: str, hosts: int) -> tuple
         raise ConfigError("is missing", key="--mesh", nearest="for example --mesh data=2,model=4")
     found_mesh = mesh_of(mesh, find_cluster(cluster, hosts))
     return graph_of_factory(name), found_mesh
+
+
+def _check_export(export: str | None, out: Path | None) -> None:
+    """Refuses what can't be exported before anything is planned."""
+    from tuner.plan_export import find_plan_exporter
+
+    if export is not None:
+        find_plan_exporter(export)
+    elif out is not None:
+        raise ConfigError("needs --export", key="--out", value=str(out), nearest="for example --export jax")
+
+
+def _exported(export: str | None, out: Path | None, source: PlanSource, jax: str | None) -> PlanExport | None:
+    """The plan for a framework, written where `--out` says."""
+    from tuner.plan_export import export_plan
+
+    if export is None:
+        return None
+    if export == "jax" and jax is not None:
+        from costmodels.frontends.factories import program_of_factory
+        from costmodels.plan_exports.jax_apply import outputs_of
+
+        source = replace(source, outputs=outputs_of(program_of_factory(jax)))
+    exported = export_plan(export, source)
+    if out is None:
+        return exported
+    write_file(out, exported.text)
+    return replace(exported, lines=(f"wrote {out}",))

@@ -11,16 +11,27 @@ import importlib.util
 import inspect
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from costmodels.graph import Graph
 from hardware.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:  # JAX may be missing
+    from costmodels.frontends.jax_program import Program
 
 EXAMPLE = "for example my_training:step, found from the directory that the command runs in"
 
 
 def graph_of_factory(name: str, *, option: str = "--jax") -> Graph:
-    """The graph of the step that `module:factory` makes; its module is imported, and runs as any import does.
+    """The graph of the step that `module:factory` makes; see `program_of_factory`."""
+    program = program_of_factory(name, option=option)
+    from costmodels.frontends.jax_graph import graph_of  # noqa: PLC0415 # JAX may be missing
+
+    return graph_of(program)
+
+
+def program_of_factory(name: str, *, option: str = "--jax") -> Program:
+    """The trace of the step that `module:factory` makes; its module is imported, and runs as any import does.
 
     Raises:
         ConfigError: there is no such factory, JAX is missing, or it returns something else.
@@ -45,9 +56,9 @@ def graph_of_factory(name: str, *, option: str = "--jax") -> Graph:
             value=name,
             nearest="arguments are a tuple of trees of jax.ShapeDtypeStruct",
         )
-    from costmodels.frontends.jax_graph import graph_of_jax  # noqa: PLC0415 # JAX may be missing
+    from costmodels.frontends.jax_program import traced  # noqa: PLC0415 # JAX may be missing
 
-    return graph_of_jax(made[0], *made[1], donated=made[2] if len(made) == 3 else ())
+    return traced(made[0], *made[1], donated=made[2] if len(made) == 3 else ())
 
 
 def _factory(module_name: str, factory_name: str, name: str, option: str) -> Any:

@@ -155,7 +155,7 @@ class Flat:
         body, length = params["jaxpr"], params["length"]
         num_consts, num_carry = params["num_consts"], params["num_carry"]
         begins, stacks = operands[num_consts : num_consts + num_carry], operands[num_consts + num_carry :]
-        carries = _varying_carries(
+        carries = varying_carries(
             body.jaxpr, [self.values[operand].varies for operand in operands], num_consts, num_carry
         )
         inside = Place(scopes=place.scopes, is_backward=place.is_backward, times=place.times * length)
@@ -230,7 +230,7 @@ def shape_of(aval: Any) -> tuple[int, ...]:
     return tuple(map(int, getattr(aval, "shape", ())))
 
 
-def _varying_carries(body: Jaxpr, varies: Sequence[bool], num_consts: int, num_carry: int) -> list[bool]:
+def varying_carries(body: Jaxpr, varies: Sequence[bool], num_consts: int, num_carry: int) -> list[bool]:
     """Which values that a loop carries depend on its arguments, at the latest after some iterations."""
     given = list(varies)
     while True:

@@ -39,8 +39,8 @@ def graph_of_jax(fn: Callable[..., Any], *arguments: Any, donated: Sequence[str 
     return graph_of(traced(fn, *arguments, donated=donated))
 
 
-def graph_of(program: Program) -> Graph:
-    """The graph of a traced function."""
+def flattened(program: Program) -> tuple[Flat, list[int], list[int]]:
+    """A traced function without calls, and the numbers of its arguments and of its outputs."""
     flat = Flat()
     jaxpr = program.jaxpr
     arguments = [
@@ -48,6 +48,18 @@ def graph_of(program: Program) -> Graph:
         for argument, var in zip(program.arguments, jaxpr.jaxpr.invars, strict=True)
     ]
     outputs = flat.inline(jaxpr.jaxpr, [flat.add("", var.aval) for var in jaxpr.jaxpr.constvars], arguments, Place())
+    return flat, arguments, outputs
+
+
+def operand_slots(flat: Flat, step: Step) -> list[int]:
+    """Which operands of a step its operator reads: no scalar constants, and nothing that is empty."""
+    arrays = [flat.values[operand] for operand in step.operands]
+    return [slot for slot, array in enumerate(arrays) if 0 not in array.shape and (array.varies or array.shape)]
+
+
+def graph_of(program: Program) -> Graph:
+    """The graph of a traced function."""
+    flat, arguments, outputs = flattened(program)
     build = _Build(flat=flat, builder=GraphBuilder(name=program.name))
     for argument, value in zip(program.arguments, arguments, strict=True):
         if flat.values[value].varies:
@@ -114,11 +126,7 @@ class _Build:
         """Adds an operator, without operands that are scalar constants or empty."""
         values = self.flat.values
         rule = self._rule(step)
-        kept = [
-            slot
-            for slot, operand in enumerate(step.operands)
-            if 0 not in values[operand].shape and (values[operand].varies or values[operand].shape)
-        ]
+        kept = operand_slots(self.flat, step)
         if len(kept) < len(step.operands):
             rule = Rule(
                 factors=rule.factors, operands=tuple(rule.operands[slot] for slot in kept), results=rule.results

@@ -43,11 +43,15 @@ class Program:
         name: What it is called.
         jaxpr: Its trace.
         arguments: Of each variable that it takes.
+        outputs: The paths of what it returns, empty for a function that returns one array.
+        out_tree: The tree of these.
     """
 
     name: str
     jaxpr: ClosedJaxpr
     arguments: tuple[Argument, ...]
+    outputs: tuple[str, ...]
+    out_tree: jax.tree_util.PyTreeDef
 
 
 def traced(fn: Callable[..., Any], *arguments: Any, donated: Sequence[str | int] = ()) -> Program:
@@ -70,7 +74,13 @@ def traced(fn: Callable[..., Any], *arguments: Any, donated: Sequence[str | int]
         for number, name in enumerate(names)
         for (path, _), output in zip(leaves[number], kept.get(number, [None] * len(leaves[number])), strict=True)
     ]
-    return Program(name=getattr(fn, "__name__", "program"), jaxpr=jaxpr, arguments=tuple(found))
+    return Program(
+        name=getattr(fn, "__name__", "program"),
+        jaxpr=jaxpr,
+        arguments=tuple(found),
+        outputs=tuple(".".join(path) for path, _ in outputs),
+        out_tree=jax.tree_util.tree_structure(out_tree),
+    )
 
 
 Leaf = tuple[tuple[str, ...], Any]

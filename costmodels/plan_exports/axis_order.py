@@ -1,0 +1,188 @@
+"""In which order axes that cut one dim do so, where a framework deals contiguous parts.
+
+In a plan every axis cuts by a digit of its own (costmodels/sharding.py), so that a slice moves nothing and a gather
+only what it gathers. A framework deals contiguous parts instead: of a dim that `(a, b)` cut, a device has part
+`i_a * n_b + i_b`. There both hold only where the axes that stay on a dim come first, in one order, before and after:
+
+    slice   (a) -> (a, b)       each part is cut in place; from (b) alone, parts would have to move first
+    gather  (a, b) -> (a)       the parts of one group along b are neighbours; to (b) alone, they are not
+
+The order is a choice: `axis_orders` makes one for each factor of each operator and each dim of each tensor, such that
+few bytes lie where that condition is broken, and tells where it is. Results are right in any order: a framework moves
+more there than the plan says. A dim that one axis cuts has nothing to choose.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from costmodels.graph import CONSTANT
+from costmodels.plan import Plan
+
+Order = tuple[int, ...]
+"""Axes, major to minor."""
+
+_MOST_SWEEPS = 10
+"""How often all orders are looked at again (assumed; two or three change something)."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AxisOrders:
+    """The axes on every dim, major to minor.
+
+    Attributes:
+        plan: Of what.
+        of_factor: By operator and factor, where several axes serve one.
+        of_dim: By tensor and dim, where several cut one.
+        broken: Tensors, and operators that write or read them, where parts move beyond what the plan says.
+    """
+
+    plan: Plan
+    of_factor: dict[tuple[int, int], Order]
+    of_dim: dict[tuple[int, int], Order]
+    broken: tuple[tuple[int, int], ...]
+
+    def lying(self, tensor: int) -> tuple[Order, ...]:
+        """The axes on each dim of a tensor as it lies."""
+        layout = self.plan.layout(tensor)
+        rank = len(self.plan.graph.tensors[tensor].shape)
+        return tuple(self.of_dim.get((tensor, dim), _axes_on(layout, dim)) for dim in range(rank))
+
+    def read(self, op: int, operand: int) -> tuple[Order, ...]:
+        """The same of an operand as an operator reads it."""
+        layout = self.plan.wanted(op, operand)
+        rank = len(self.plan.graph.tensors[self.plan.graph.ops[op].operands[operand]].shape)
+        return tuple(self._of_op(op, _axes_on(layout, dim)) for dim in range(rank))
+
+    def _of_op(self, op: int, axes: Order) -> Order:
+        return self.of_factor.get((op, int(self.plan.served[op, axes[0]])), axes) if len(axes) > 1 else axes
+
+
+def _axes_on(layout: tuple[int, ...], dim: int) -> Order:
+    return tuple(axis for axis, cut in enumerate(layout) if cut == dim)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Node:
+    """Something with an order: a factor of an operator, or a dim of a tensor as it lies."""
+
+    is_tensor: bool
+    owner: int
+    part: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Edge:
+    """A dim on the way between a tensor and an operator, with the axes on both sides and the bytes of the tensor."""
+
+    ends: tuple[_Node, _Node]
+    axes: tuple[Order, Order]
+    num_bytes: float
+    where: tuple[int, int]
+
+    @property
+    def common(self) -> frozenset[int]:
+        """The axes that stay."""
+        return frozenset(self.axes[0]) & frozenset(self.axes[1])
+
+
+def axis_orders(plan: Plan) -> AxisOrders:
+    """The orders of a plan."""
+    edges = list(_edges(plan))
+    class_of, axes_of = _classes(edges)
+    links: dict[_Node, dict[tuple[_Node, frozenset[int]], float]] = defaultdict(lambda: defaultdict(float))
+    for edge in edges:
+        one, other = (class_of[end] for end in edge.ends)
+        if edge.common and one != other:
+            links[one][other, edge.common] += edge.num_bytes
+            links[other][one, edge.common] += edge.num_bytes
+    orders = dict(axes_of)
+    for _ in range(_MOST_SWEEPS):
+        before = dict(orders)
+        for node, axes in axes_of.items():
+            if len(axes) > 1 and links[node]:
+                # the first of equals, so that the mesh's own order is kept where nothing speaks against it
+                orders[node] = min(itertools.permutations(axes), key=lambda order: _broken(order, links[node], orders))
+        if orders == before:
+            break
+    return AxisOrders(
+        plan=plan,
+        of_factor={
+            (node.owner, node.part): orders[one]
+            for node, one in class_of.items()
+            if not node.is_tensor and len(orders[one]) > 1
+        },
+        of_dim={
+            (node.owner, node.part): orders[one]
+            for node, one in class_of.items()
+            if node.is_tensor and len(orders[one]) > 1
+        },
+        broken=tuple(
+            dict.fromkeys(
+                edge.where
+                for edge in edges
+                if not _fits(orders[class_of[edge.ends[0]]], orders[class_of[edge.ends[1]]], edge.common)
+            )
+        ),
+    )
+
+
+def _broken(order: Order, links: dict[tuple[_Node, frozenset[int]], float], orders: dict[_Node, Order]) -> float:
+    """The bytes of tensors whose parts would move."""
+    return sum(num_bytes for (other, common), num_bytes in links.items() if not _fits(order, orders[other], common))
+
+
+def _fits(one: Order, other: Order, common: frozenset[int]) -> bool:
+    """Whether the axes that stay come first on both sides, in one order."""
+    count = len(common)
+    return one[:count] == other[:count] and frozenset(one[:count]) == common
+
+
+def _edges(plan: Plan) -> Iterator[_Edge]:
+    """Every dim of every tensor on its way from who writes it, and to everyone who reads it."""
+    graph = plan.graph
+    for tensor, array in enumerate(graph.tensors):
+        maker, slot = graph.maker[tensor]
+        lies = plan.layout(tensor)
+        ends = [(maker, plan.written(maker, slot))]
+        if graph.ops[maker].primitive != CONSTANT:
+            ends += [(use.op, plan.wanted(use.op, use.operand)) for use in graph.uses[tensor]]
+        for dim in range(len(array.shape)):
+            here = _axes_on(lies, dim)
+            for op, layout in ends:
+                there = _axes_on(layout, dim)
+                if here and there:
+                    yield _Edge(
+                        ends=(
+                            _Node(is_tensor=True, owner=tensor, part=dim),
+                            _Node(is_tensor=False, owner=op, part=int(plan.served[op, there[0]])),
+                        ),
+                        axes=(here, there),
+                        num_bytes=array.num_bytes,
+                        where=(tensor, op),
+                    )
+
+
+def _classes(edges: list[_Edge]) -> tuple[dict[_Node, _Node], dict[_Node, Order]]:
+    """What must have one order, since the same axes cut it on both sides: each one's first, and the axes of those."""
+    first: dict[_Node, _Node] = {}
+    axes_of: dict[_Node, Order] = {}
+
+    def root(node: _Node) -> _Node:
+        while first[node] != node:
+            first[node] = first[first[node]]
+            node = first[node]
+        return node
+
+    for edge in edges:
+        for end, axes in zip(edge.ends, edge.axes, strict=True):
+            first.setdefault(end, end)
+            axes_of[end] = axes
+        if edge.axes[0] == edge.axes[1]:
+            one, other = map(root, edge.ends)
+            first[other] = one
+    class_of = {node: root(node) for node in first}
+    return class_of, {node: axes_of[node] for node in dict.fromkeys(class_of.values())}
