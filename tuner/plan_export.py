@@ -82,7 +82,16 @@ def find_plan_exporter(target: str) -> Callable[[PlanSource], PlanExport]:
 
 
 def _as_file(content: dict[str, Any]) -> str:
-    return json.dumps(content, indent=1) + "\n"
+    """JSON with a line for each argument, operator or change, however many lists these have inside."""
+    return "{\n" + ",\n".join(f"  {json.dumps(key)}: {_in_lines(value)}" for key, value in content.items()) + "\n}\n"
+
+
+def _in_lines(value: Any) -> str:
+    if isinstance(value, dict) and value:
+        return "{\n" + ",\n".join(f"    {json.dumps(key)}: {json.dumps(each)}" for key, each in value.items()) + "\n  }"
+    if isinstance(value, list) and any(isinstance(each, dict) for each in value):
+        return "[\n" + ",\n".join(f"    {json.dumps(each)}" for each in value) + "\n  ]"
+    return json.dumps(value)
 
 
 def _shown(lines: Sequence[str]) -> list[str]:

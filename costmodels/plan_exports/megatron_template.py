@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from typing import Literal
 
-from costmodels.graph import STATE, Op, TensorKind
+from costmodels.graph import INPUT, STATE, Op, TensorKind
 from costmodels.plan import NONE, Plan
 from hardware.errors import ConfigError
 
@@ -186,7 +186,7 @@ def _wrong(plan: Plan, axis: int, role: Role) -> _Wrong:
         if expected == ANY:
             is_right = bool(served) or not _can_be_cut(plan, number, axis)
         else:
-            is_right = served == (expected[0] if expected else "") or _is_either(plan, number, role)
+            is_right = served == (expected[0] if expected else "") or _is_as_good(plan, number, role, served)
         if not is_right:
             ops.append(number)
     return _Wrong(axis=axis, role=role, ops=tuple(ops))
@@ -226,11 +226,17 @@ def _expected(op: Op, kind: TensorKind, role: Role) -> Sequence[str]:
     return HEADS if is_core and role.kind == "ulysses" else SEQUENCE
 
 
-def _is_either(plan: Plan, number: int, role: Role) -> bool:
-    """Sums of a parameter's gradients lie as its states or as it does itself, where the states are cut."""
+def _is_as_good(plan: Plan, number: int, role: Role, served: str) -> bool:
+    """What Megatron-LM's way differs from in nothing that is sent.
+
+    Data that all devices have cost nothing to cut. Sums of a parameter's gradients lie as its states or as it does
+    itself, where the states are cut.
+    """
     op = plan.graph.ops[number]
-    is_sum = op.name.endswith(".gradient_sum") and plan.graph.tensors[op.results[0]].kind == TensorKind.GRADIENT
-    return is_sum and role.zero_stage > 0
+    if op.primitive == INPUT:
+        return not served
+    is_of_parameter = plan.graph.tensors[op.results[0]].kind == TensorKind.GRADIENT
+    return op.name.endswith(".gradient_sum") and is_of_parameter and role.zero_stage > 0
 
 
 def _can_be_cut(plan: Plan, number: int, axis: int) -> bool:
