@@ -1,0 +1,105 @@
+"""Planned JAX programs compute what the plain ones do, and XLA sends for them what the plan says."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from benchmarks.zoo_jax import FACTORIES, shape_of
+from costmodels.frontends.jax_graph import graph_of_jax
+from costmodels.frontends.jax_program import traced
+from costmodels.plan import NONE, Plan
+from costmodels.plan_exports.jax_apply import apply_plan, jax_mesh, outputs_of
+from costmodels.plan_exports.jax_specs import jax_specs
+from hardware.errors import ConfigError
+from tests.costmodels.frontends.named_plans import mesh_of
+
+ROOT = Path(__file__).resolve().parents[3]
+SMALL = [name for name in FACTORIES if "small" in name]
+
+
+def on_devices(*arguments):
+    """What `jax_on_devices` prints."""
+    command = [sys.executable, "-m", "tests.costmodels.jax_plans.jax_on_devices", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout)
+
+
+def test_planned_programs_compute_the_same():
+    """Every small program of the zoo, on eight devices: outputs differ in the order of additions alone, and are cut."""
+    for name, found in on_devices("numbers", *SMALL).items():
+        assert found["error"] < 1e-5, name
+        assert found["cut"] > 0 or name == "decode_small"
+
+
+def test_xla_sends_what_the_plan_says():
+    """Reduced bytes are the plan's to the byte but for scalars; the others where no order of axes is broken.
+
+    There gathers and exchanges may differ by 5%: XLA cuts constants (masks, positions) as it likes, and widens norms
+    before it gathers them. Where a place is broken XLA may only send more.
+    """
+    plans = on_devices("bytes", "transformer:price", "transformer:topological", "experts:topological")
+    for found in plans.values():
+        planned, compiled = found["planned"], found["compiled"]
+        assert compiled["reduced"] == pytest.approx(planned["reduced"], rel=5e-3)
+        for kind in ("gathered", "exchanged"):
+            if found["broken"]:
+                assert compiled[kind] >= 0.95 * planned.get(kind, 0.0)
+            else:
+                assert compiled.get(kind, 0.0) == pytest.approx(planned.get(kind, 0.0), rel=0.05, abs=1e3)
+    assert sum(not found["broken"] for found in plans.values()) >= 2
+
+
+def product(x, weight):
+    """A product."""
+    return {"y": x @ weight}
+
+
+ARGUMENTS = (shape_of(8, 16), shape_of(16, 32))
+
+
+def served(graph, mesh, **factor_of):
+    """A plan by sizes: JAX's factors have no names."""
+    rows = [
+        [
+            next((factor for factor in op.rule.cuttable if op.rule.factors[factor].size == factor_of[name]), NONE)
+            for name in mesh.names
+        ]
+        for op in graph.ops
+    ]
+    return Plan(graph=graph, mesh=mesh, served=np.array(rows))
+
+
+def test_specs_of_a_product():
+    """Rows along one axis and the sum along the other: what is read and written has its spec, the sum a constraint."""
+    plan = served(graph_of_jax(product, *ARGUMENTS), mesh_of(data=2, model=4), data=8, model=16)
+    specs = jax_specs(plan, outputs_of(traced(product, *ARGUMENTS)))
+
+    assert specs.mesh == {"data": 2, "model": 4}
+    assert specs.arguments == {"x": (("data",), ("model",)), "weight": (("model",), ())}
+    assert specs.outputs == {"y": (("data",), ())}
+    (constraint,) = specs.constraints
+    assert (constraint.op, constraint.at, constraint.spec) == ("dot_general", "def", (("data",), ()))
+
+
+def test_a_plan_of_another_function_is_refused():
+    """A plan and a function that don't belong together are told apart before anything is computed."""
+    plan = served(graph_of_jax(product, *ARGUMENTS), mesh_of(data=8), data=8)
+    one_device = Mesh(np.array(jax.devices()[:1]), plan.mesh.names)  # nothing is run on it
+
+    with pytest.raises(ConfigError, match="is a plan of another function, or other shapes, than product"):
+        apply_plan(product, plan, one_device)(jax.numpy.ones((4, 16)), jax.numpy.ones((16, 32)))
+
+
+def test_too_few_devices_are_told():
+    """A mesh that JAX has no devices for is refused with both counts."""
+    plan = served(graph_of_jax(product, *ARGUMENTS), mesh_of(data=8), data=8)
+
+    with pytest.raises(ConfigError, match="needs 8 devices; 1 are here"):
+        jax_mesh(plan, jax.devices()[:1])
