@@ -39,21 +39,23 @@ def test_planned_programs_compute_the_same():
 
 
 def test_xla_sends_what_the_plan_says():
-    """Reduced bytes are the plan's to the byte but for scalars; the others where no order of axes is broken.
+    """Reduced bytes are the plan's to 0.5%, in any plan; gathers and exchanges to 5% where no order of axes is broken.
 
-    There gathers and exchanges may differ by 5%: XLA cuts constants (masks, positions) as it likes, and widens norms
-    before it gathers them. Where a place is broken XLA may only send more.
+    What is left to tolerances: XLA cuts constants (masks, positions) as it likes, and gathers norms' statistics wide.
+    Where a place is broken XLA may only send more. With one axis none can be.
     """
-    plans = on_devices("bytes", "transformer:price", "transformer:topological", "experts:topological")
+    plans = on_devices("bytes", "transformer@data=8", "transformer@data=2,model=4", "experts@data=2,model=4")
+
+    assert not plans["transformer@data=8"]["broken"]
     for found in plans.values():
         planned, compiled = found["planned"], found["compiled"]
+        assert planned["reduced"] > 1e5
         assert compiled["reduced"] == pytest.approx(planned["reduced"], rel=5e-3)
         for kind in ("gathered", "exchanged"):
             if found["broken"]:
-                assert compiled[kind] >= 0.95 * planned.get(kind, 0.0)
+                assert compiled.get(kind, 0.0) >= 0.95 * planned.get(kind, 0.0)
             else:
                 assert compiled.get(kind, 0.0) == pytest.approx(planned.get(kind, 0.0), rel=0.05, abs=1e3)
-    assert sum(not found["broken"] for found in plans.values()) >= 2
 
 
 def product(x, weight):

@@ -1,0 +1,64 @@
+import json
+
+import pytest
+
+PLANNED = ("--config", "dp=4,tp=2", "--whole-axes")
+
+
+@pytest.mark.parametrize("target", ["jax", "torch", "mindspore"])
+def test_a_plan_is_exported(meshtune, simulated, tmp_path, target):
+    """`--export` shows a part after the plan, `--out` writes all, and `--json` holds the same."""
+    path = tmp_path / "plan.json"
+    shown = meshtune("plan", simulated, *PLANNED, "--export", target)
+    written = meshtune("plan", simulated, *PLANNED, "--export", target, "--out", path)
+    told = meshtune("plan", simulated, *PLANNED, "--export", target, "--json")
+
+    assert (shown.status, written.status, told.status) == (0, 0, 0)
+    assert "dp=4, tp=2: 8 devices" in shown.out or "Layout((4, 2), ('dp', 'tp'))" in shown.out
+    assert f"wrote {path}" in written.out
+    assert json.loads(path.read_text(encoding="utf-8")) == told.json["export"]
+    assert told.json["export"]["format"] == target
+    assert told.json["shardings"].keys() == told.json["export"]["arguments"].keys()
+
+
+def test_a_jax_step_is_exported_with_its_outputs(meshtune):
+    """Specs of a JAX step are by the paths of its arguments and of what it returns."""
+    pytest.importorskip("jax", reason="plans of JAX programs need JAX: pip install 'meshtune[jax]'")
+    step = ("--jax", "benchmarks.zoo_jax:gemma_small", "--mesh", "data=2,model=4")
+    told = meshtune("plan", *step, "--export", "jax", "--json").json["export"]
+
+    assert told["mesh"] == {"data": 2, "model.0": 2, "model.1": 2}
+    assert {"params.embedding", "optimizer.mean.norm", "batch.tokens"} <= told["arguments"].keys()
+    kept = {path: spec for path, spec in told["outputs"].items() if path.startswith("0.")}
+    assert {path.replace("0.", "params.", 1): spec for path, spec in kept.items()} == {
+        path: spec for path, spec in told["arguments"].items() if path.startswith("params.")
+    }
+    assert told["outputs"]["2"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--export", "jaxx"), "--export = 'jaxx': is no export target of plans; did you mean 'jax'?"),
+        (("--out", "plan.json"), "--out = 'plan.json': needs --export; for example --export jax"),
+        (("--export", "jax", "--out", "no/such/folder/plan.json"), "cannot be written"),
+        (("--export", "megatron"), "--export = 'megatron': can't be run by Megatron-LM: axis "),
+    ],
+)
+def test_what_can_not_be_exported(meshtune, simulated, arguments, told):
+    """A mistake, or a plan that the framework has no words for, is one line and status 2."""
+    done = meshtune("plan", simulated, *PLANNED, *arguments)
+
+    assert done.status == 2
+    assert told in done.err
+    assert len(done.err.splitlines()) == 1
+
+
+def test_megatron_trains_no_jax_step(meshtune):
+    """A plan of a JAX function is no Megatron-LM plan, and the message names the targets that are left."""
+    pytest.importorskip("jax", reason="plans of JAX programs need JAX: pip install 'meshtune[jax]'")
+    step = ("--jax", "benchmarks.zoo_jax:decode_small", "--mesh", "data=2")
+    done = meshtune("plan", *step, "--export", "megatron")
+
+    assert done.status == 2
+    assert "Megatron-LM trains no other programs; jax, mindspore or torch" in done.err
