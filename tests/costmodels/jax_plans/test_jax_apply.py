@@ -6,16 +6,20 @@ import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from jax.sharding import Mesh
 
 from benchmarks.zoo_jax import FACTORIES, shape_of
+from costmodels.device_mesh import DeviceMesh
 from costmodels.frontends.jax_graph import graph_of_jax
 from costmodels.frontends.jax_program import traced
 from costmodels.plan import NONE, Plan
 from costmodels.plan_exports.jax_apply import apply_plan, jax_mesh, outputs_of
 from costmodels.plan_exports.jax_specs import jax_specs
+from hardware.cluster import find_cluster
 from hardware.errors import ConfigError
 from tests.costmodels.frontends.named_plans import mesh_of
 
@@ -105,3 +109,29 @@ def test_too_few_devices_are_told():
 
     with pytest.raises(ConfigError, match="needs 8 devices; 1 are here"):
         jax_mesh(plan, jax.devices()[:1])
+
+
+def test_calls_loops_and_branches_are_computed():
+    """Checkpoints, custom derivatives, loops with constant carries, and branches do what they did."""
+
+    def layer(x, weight):
+        return jax.nn.relu(jnp.tanh(x @ weight))
+
+    def loss(weights, x):
+        def through(carry, weight):
+            x, count, fixed = carry
+            return (jax.checkpoint(layer)(x, weight) + fixed, count + 1, fixed), jnp.sum(x)
+
+        (x, count, _), sums = lax.scan(through, (x, 0, jnp.float32(0.5)), weights, reverse=True)
+        return lax.cond(count > 1, jnp.mean, jnp.sum, x) + jnp.sum(sums)
+
+    step = jax.value_and_grad(loss)
+    weights, x = jnp.linspace(-1.0, 1.0, 48).reshape(3, 4, 4), jnp.linspace(0.0, 1.0, 8).reshape(2, 4)
+    graph = graph_of_jax(step, weights, x)
+    mesh = DeviceMesh(names=("data",), sizes=(1,), cluster=find_cluster("dgx-a100"))
+    plan = Plan(graph=graph, mesh=mesh, served=np.full((len(graph.ops), 1), NONE))
+
+    found = jax.jit(apply_plan(step, plan))(weights, x)
+
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(step(weights, x)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
