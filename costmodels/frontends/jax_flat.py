@@ -13,7 +13,9 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-from costmodels.frontends.jax_rules import Call, flop_of_call
+from costmodels.frontends.flat_program import Names, Step, Value
+from costmodels.frontends.jax_rules import flop_of_call
+from costmodels.frontends.rule_parts import Call
 from costmodels.graph import CARRY, NEXT, STACK, UNSTACK, TensorKind
 
 INLINED: Mapping[str, tuple[str, ...]] = {
@@ -40,31 +42,6 @@ class Place:
     times: int = 1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Value:
-    """An array of the flat program. Names of constants are empty; they get one where they are read."""
-
-    name: str
-    shape: tuple[int, ...]
-    element_bytes: float
-    kind: TensorKind
-    varies: bool
-    dtype: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
-    """An operator of the flat program; values are named by their numbers."""
-
-    name: str
-    primitive: str
-    operands: tuple[int, ...]
-    results: tuple[int, ...]
-    params: Mapping[str, Any]
-    flop: float
-    times: int
-
-
 @dataclass(slots=True)
 class Flat:
     """A program without calls, as it grows.
@@ -78,7 +55,7 @@ class Flat:
     values: list[Value] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     next_of: dict[int, int] = field(default_factory=dict)
-    _names: dict[str, int] = field(default_factory=dict)
+    _names: Names = field(default_factory=Names)
     _paths: dict[str, tuple[tuple[str, ...], bool]] = field(default_factory=dict)
 
     def add(
@@ -132,7 +109,7 @@ class Flat:
     def _computed(self, equation: JaxprEqn, operands: list[int], place: Place) -> list[int]:
         primitive = equation.primitive.name
         kind = TensorKind.GRADIENT if place.is_backward else TensorKind.ACTIVATION
-        name = self._name(place, primitive)
+        name = self._names.new(place.scopes, primitive, is_backward=place.is_backward)
         results = [
             self.add(f"{name}:{number}" if number else name, var.aval, varies=True, kind=kind)
             for number, var in enumerate(equation.outvars)
@@ -191,7 +168,7 @@ class Flat:
 
     def _through(self, primitive: str, operands: list[int], aval: Any, place: Place, *, lead: int = 0) -> int:
         """Adds an operator that costs nothing."""
-        name = self._name(place, primitive)
+        name = self._names.new(place.scopes, primitive, is_backward=place.is_backward)
         result = self.add(name, aval, varies=True, kind=self.values[operands[-1]].kind, lead=lead)
         self.steps.append(
             Step(
@@ -216,13 +193,6 @@ class Flat:
         if not scopes and is_backward == outer.is_backward:
             return outer
         return Place(scopes=(*outer.scopes, *scopes), is_backward=outer.is_backward or is_backward, times=outer.times)
-
-    def _name(self, place: Place, primitive: str) -> str:
-        """A name that nobody has yet."""
-        name = ".".join((*(("grad",) if place.is_backward else ()), *place.scopes, primitive))
-        count = self._names.get(name, 0)
-        self._names[name] = count + 1
-        return f"{name}.{count}" if count else name
 
 
 def shape_of(aval: Any) -> tuple[int, ...]:

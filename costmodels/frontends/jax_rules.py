@@ -1,8 +1,7 @@
 """The iteration space of every primitive of a jaxpr that Meshtune knows: how its factors lie on operands and results.
 
-A rule is read from shapes and parameters alone. Elementwise primitives share one; a primitive that nobody wrote a rule
-for has none, and its caller blocks all its dims. Dims of size 1 carry no factor. An operand of another rank than the
-result of an elementwise primitive is a scalar, as JAX has it.
+Elementwise primitives share one rule; a primitive that nobody wrote a rule for has none, and its caller blocks all its
+dims. An operand of another rank than the result of an elementwise primitive is a scalar, as JAX has it.
 
 What `jax.lax` counts from shapes must be counted from the local ones where a rule's factor is cut (`slice_sizes` of a
 gather, the `shape` of a broadcast): the parameters here are those of whole tensors.
@@ -17,14 +16,23 @@ Sources: the semantics of StableHLO's specification; the factors of Shardy (Open
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from costmodels.dims import Factor, FactorKind, Place, Rule
+from costmodels.dims import FactorKind, Rule
+from costmodels.frontends.rule_parts import (
+    Call,
+    Loops,
+    Shape,
+    along,
+    blocked_rule,
+    changed,
+    elementwise,
+    replaced,
+    reshaped,
+    resized,
+)
 from costmodels.graph import CARRY, NEXT, STACK, UNSTACK
-
-Shape = tuple[int, ...]
 
 ELEMENTWISE = frozenset(
     """
@@ -39,38 +47,12 @@ ELEMENTWISE = frozenset(
 """Primitives whose result at a place depends on the operands at that place alone."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Call:
-    """A primitive as it is called.
-
-    Attributes:
-        primitive: Its name.
-        operands: Shapes of what it reads.
-        results: Shapes of what it writes.
-        params: Its parameters, as jax.lax has them.
-    """
-
-    primitive: str
-    operands: tuple[Shape, ...]
-    results: tuple[Shape, ...]
-    params: Mapping[str, Any]
-
-
 def rule_of_call(call: Call) -> Rule | None:
     """The rule of a call; None where nobody wrote one for its primitive."""
     if call.primitive in ELEMENTWISE:
-        return _elementwise(call)
+        return elementwise(call)
     rule = RULES.get(call.primitive)
     return None if rule is None else rule(call)
-
-
-def blocked_rule(call: Call) -> Rule:
-    """A rule under which nothing can be cut."""
-    loops = _Loops()
-    return loops.rule(
-        [loops.dims(shape, FactorKind.BLOCKED) for shape in call.operands],
-        [loops.dims(shape, FactorKind.BLOCKED) for shape in call.results],
-    )
 
 
 def flop_of_call(call: Call) -> float:
@@ -88,51 +70,15 @@ def flop_of_call(call: Call) -> float:
     return 0.0
 
 
-@dataclass(slots=True)
-class _Loops:
-    """The factors of a rule under construction."""
-
-    factors: list[Factor] = field(default_factory=list)
-
-    def dim(self, size: int, kind: FactorKind = FactorKind.MAP) -> tuple[int, ...]:
-        """A dim with a factor of its own; with none where there is nothing to loop over."""
-        if size <= 1:
-            return ()
-        self.factors.append(Factor(size=size, kind=kind))
-        return (len(self.factors) - 1,)
-
-    def dims(self, shape: Shape, kind: FactorKind = FactorKind.MAP, *, blocked: Collection[int] = ()) -> Place:
-        """A tensor whose dims have a factor each."""
-        return tuple(self.dim(size, FactorKind.BLOCKED if dim in blocked else kind) for dim, size in enumerate(shape))
-
-    def rule(self, operands: Sequence[Place], results: Sequence[Place]) -> Rule:
-        """What has come together."""
-        return Rule(factors=tuple(self.factors), operands=tuple(operands), results=tuple(results))
-
-
-def _replaced(place: Place, changes: Mapping[int, tuple[int, ...]]) -> Place:
-    return tuple(changes.get(dim, factors) for dim, factors in enumerate(place))
-
-
-def _elementwise(call: Call) -> Rule:
-    loops = _Loops()
-    shape = call.results[0]
-    place = loops.dims(shape)
-    operands = [
-        tuple(place[dim] if size == shape[dim] else () for dim, size in enumerate(operand)) for operand in call.operands
-    ]
-    return loops.rule(operands, [place] * len(call.results))
-
-
 def _pairwise(call: Call) -> Rule:
     """Of what hands each operand on as the result in its place."""
-    loops = _Loops()
+    loops = Loops()
     places = [loops.dims(shape) for shape in call.operands]
     return loops.rule(places, places)
 
 
 def _broadcast_in_dim(call: Call) -> Rule:
-    loops = _Loops()
+    loops = Loops()
     result = loops.dims(call.results[0])
     shape, *sizes = call.operands  # sizes only where shapes are dynamic
     targets = call.params["broadcast_dimensions"]
@@ -141,71 +87,37 @@ def _broadcast_in_dim(call: Call) -> Rule:
 
 
 def _reshape(call: Call) -> Rule:
-    """Elements keep their order, so that a factor that both sides have in front is cut alike.
-
-    Dims are walked from the slowest; what two of them have in common is a factor of both. Where they have nothing in
-    common before their products meet again, all up to there is blocked.
-    """
-    loops = _Loops()
-    order = call.params["dimensions"] or range(len(call.operands[0]))  # some reshapes transpose first
-    before, after = tuple(call.operands[0][dim] for dim in order), call.results[0]
-    if math.prod(before) == 0:
-        return loops.rule([((),) * len(before)], [((),) * len(after)])
-    places: list[list[tuple[int, ...]]] = [[() for _ in before], [() for _ in after]]
-    left = [list(before), list(after)]
-    at = [0, 0]
-    while True:
-        for side in (0, 1):
-            while at[side] < len(left[side]) and left[side][at[side]] == 1:
-                at[side] += 1
-        if at[0] == len(before):
-            break
-        common = math.gcd(left[0][at[0]], left[1][at[1]])
-        if common > 1:
-            factor = loops.dim(common)
-            for side in (0, 1):
-                places[side][at[side]] += factor
-                left[side][at[side]] //= common
-        else:
-            _block_until_even(loops, places, left, at)
-    operand = dict(zip(order, places[0], strict=True))
-    return loops.rule([tuple(operand[dim] for dim in range(len(before)))], [tuple(places[1])])
-
-
-def _block_until_even(loops: _Loops, places: list[list[tuple[int, ...]]], left: list[list[int]], at: list[int]) -> None:
-    """Blocks dims from where a reshape stands until as many elements lie behind it on both sides."""
-    done = [1, 1]
-    while done[0] != done[1] or done[0] == 1:
-        side = 0 if done[0] <= done[1] else 1
-        dim = at[side]
-        done[side] *= left[side][dim]
-        places[side][dim] += loops.dim(left[side][dim], FactorKind.BLOCKED)
-        left[side][dim] = 1
-        at[side] += 1
+    """As `reshaped` has it; some reshapes transpose first."""
+    order = call.params["dimensions"] or range(len(call.operands[0]))
+    rule = reshaped(tuple(call.operands[0][dim] for dim in order), call.results[0])
+    operand = dict(zip(order, rule.operands[0], strict=True))
+    return Rule(
+        factors=rule.factors, operands=(tuple(operand[dim] for dim in range(len(operand))),), results=rule.results
+    )
 
 
 def _transpose(call: Call) -> Rule:
-    loops = _Loops()
+    loops = Loops()
     operand = loops.dims(call.operands[0])
     return loops.rule([operand], [tuple(operand[dim] for dim in call.params["permutation"])])
 
 
 def _squeeze(call: Call) -> Rule:
-    loops = _Loops()
+    loops = Loops()
     operand = loops.dims(call.operands[0])
     dropped = call.params["dimensions"]
     return loops.rule([operand], [tuple(place for dim, place in enumerate(operand) if dim not in dropped)])
 
 
 def _expand_dims(call: Call) -> Rule:
-    loops = _Loops()
+    loops = Loops()
     result = loops.dims(call.results[0])
     added = call.params["dimensions"]
     return loops.rule([tuple(place for dim, place in enumerate(result) if dim not in added)], [result])
 
 
 def _dot_general(call: Call) -> Rule:
-    loops = _Loops()
+    loops = Loops()
     (left_sum, right_sum), (left_batch, right_batch) = call.params["dimension_numbers"]
     left_shape, right_shape = call.operands
     left: list[tuple[int, ...]] = [()] * len(left_shape)
@@ -231,7 +143,7 @@ def _conv_general_dilated(call: Call) -> Rule:
 
     The gradients of a convolution are convolutions, whose numbers of dimensions say which is batch and which feature.
     """
-    loops = _Loops()
+    loops = Loops()
     params = call.params
     numbers = params["dimension_numbers"]
     (image, weight), (out,) = call.operands, call.results
@@ -260,7 +172,7 @@ def _conv_general_dilated(call: Call) -> Rule:
 
 
 def _space_of_conv(
-    loops: _Loops, params: Mapping[str, Any], number: int, sizes: tuple[int, int, int]
+    loops: Loops, params: Mapping[str, Any], number: int, sizes: tuple[int, int, int]
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """The factors of one dim in space of image, window and result.
 
@@ -299,7 +211,7 @@ def _arg_reduce(call: Call) -> Rule:
 
 def _without(call: Call, kind: FactorKind) -> Rule:
     """Of what drops some dims."""
-    loops = _Loops()
+    loops = Loops()
     axes = call.params["axes"]
     operand = tuple(
         loops.dim(size, kind if dim in axes else FactorKind.MAP) for dim, size in enumerate(call.operands[0])
@@ -307,77 +219,37 @@ def _without(call: Call, kind: FactorKind) -> Rule:
     return loops.rule([operand], [tuple(place for dim, place in enumerate(operand) if dim not in axes)])
 
 
-def _along(call: Call, dim: int) -> Rule:
-    """Of what needs one dim whole and has equal results for equal elements of the others; sizes differ there alone."""
-    loops = _Loops()
-    place = loops.dims(call.operands[0], blocked=(dim,))
-    known = {call.operands[0][dim]: place[dim]}
-
-    def of(shape: Shape) -> Place:
-        size = shape[dim]
-        if size not in known:
-            known[size] = loops.dim(size, FactorKind.BLOCKED)
-        return _replaced(place, {dim: known[size]})
-
-    return loops.rule([of(shape) for shape in call.operands], [of(shape) for shape in call.results])
-
-
 def _cumulative(call: Call) -> Rule:
-    return _along(call, call.params["axis"])
+    return along(call, call.params["axis"])
 
 
 def _sort(call: Call) -> Rule:
-    return _along(call, call.params["dimension"])
+    return along(call, call.params["dimension"])
 
 
 def _top_k(call: Call) -> Rule:
-    return _along(call, call.params.get("axis", -1) % len(call.operands[0]))
+    return along(call, call.params.get("axis", -1) % len(call.operands[0]))
 
 
 def _split(call: Call) -> Rule:
-    return _along(call, call.params["axis"])
+    return along(call, call.params["axis"])
 
 
 def _concatenate(call: Call) -> Rule:
-    return _along(call, call.params["dimension"])
-
-
-def _changed(call: Call, changed: Collection[int]) -> Rule:
-    """Of one operand and one result of its rank, some dims of which are made anew; further operands are scalars.
-
-    Elements move along such a dim where it keeps its size; else the operator needs all of it.
-    """
-    loops = _Loops()
-    shape, *scalars = call.operands
-    operand, result = [], []
-    for dim, (size, new_size) in enumerate(zip(shape, call.results[0], strict=True)):
-        if dim in changed and size != new_size:
-            operand.append(loops.dim(size, FactorKind.BLOCKED))
-            result.append(loops.dim(new_size, FactorKind.BLOCKED))
-        else:
-            factor = loops.dim(size, FactorKind.PERMUTATION if dim in changed else FactorKind.MAP)
-            operand.append(factor)
-            result.append(factor)
-    return loops.rule([tuple(operand), *((),) * len(scalars)], [tuple(result)])
-
-
-def _resized(call: Call) -> Rule:
-    """Of a slice: what is as large as before is whole."""
-    sizes = zip(call.operands[0], call.results[0], strict=True)
-    return _changed(call, [dim for dim, (size, new_size) in enumerate(sizes) if size != new_size])
+    return along(call, call.params["dimension"])
 
 
 def _pad(call: Call) -> Rule:
     padding = call.params["padding_config"]
-    return _changed(call, [dim for dim, (low, high, inner) in enumerate(padding) if low or high or inner])
+    return changed(call, [dim for dim, (low, high, inner) in enumerate(padding) if low or high or inner])
 
 
 def _rev(call: Call) -> Rule:
-    return _changed(call, call.params["dimensions"])
+    return changed(call, call.params["dimensions"])
 
 
 def _reduce_window(call: Call) -> Rule:
-    return _changed(call, _windowed(call))
+    return changed(call, _windowed(call))
 
 
 def _windowed(call: Call) -> list[int]:
@@ -393,15 +265,15 @@ def _windowed(call: Call) -> list[int]:
 
 def _select_and_scatter_add(call: Call) -> Rule:
     """The gradient of pooling: what a window made goes back to the element that it took."""
-    loops = _Loops()
+    loops = Loops()
     windowed = _windowed(call)
     whole = loops.dims(call.operands[1], blocked=windowed)
     source = {dim: loops.dim(call.operands[0][dim], FactorKind.BLOCKED) for dim in windowed}
-    return loops.rule([_replaced(whole, source), whole], [whole])
+    return loops.rule([replaced(whole, source), whole], [whole])
 
 
 def _dynamic_update_slice(call: Call) -> Rule:
-    loops = _Loops()
+    loops = Loops()
     shape, update_shape, *starts = call.operands
     place = loops.dims(shape)
     update = tuple(
@@ -417,7 +289,7 @@ def _gather(call: Call) -> Rule:
     Dims of slices are maps where a slice is as long as the operand. Looked-up dims of slices of one are a sum of what
     each part of the operand has.
     """
-    loops = _Loops()
+    loops = Loops()
     numbers, slice_sizes = call.params["dimension_numbers"], call.params["slice_sizes"]
     (shape, indices_shape), (result_shape,) = call.operands, call.results
     result = loops.dims(result_shape, blocked=_short_slices(numbers, slice_sizes, shape))
@@ -449,7 +321,7 @@ def _scatter(call: Call) -> Rule:
     Places of updates are a sum into the operand, which then counts once; where a later update overwrites an earlier
     one, their order matters.
     """
-    loops = _Loops()
+    loops = Loops()
     numbers = call.params["dimension_numbers"]
     shape, indices_shape, updates_shape = call.operands
     kind = FactorKind.BLOCKED if call.primitive == "scatter" else FactorKind.REDUCTION
@@ -476,7 +348,7 @@ def _scatter(call: Call) -> Rule:
 
 def _bitcast(call: Call) -> Rule:
     """Bits as another type: of a smaller one there are several, in a last dim of their own."""
-    loops = _Loops()
+    loops = Loops()
     shorter = min(call.operands[0], call.results[0], key=len)
     place = loops.dims(shorter)
     operand, result = (
@@ -488,14 +360,14 @@ def _bitcast(call: Call) -> Rule:
 
 def _stack(call: Call) -> Rule:
     """Of a loop that fills a stack of its iterations' results."""
-    loops = _Loops()
+    loops = Loops()
     part = loops.dims(call.operands[0])
     return loops.rule([part], [(loops.dim(call.results[0][0], FactorKind.BLOCKED), *part)])
 
 
 def _unstack(call: Call) -> Rule:
     """Of a loop whose iterations take a part of a stack each."""
-    loops = _Loops()
+    loops = Loops()
     part = loops.dims(call.results[0])
     return loops.rule([(loops.dim(call.operands[0][0], FactorKind.BLOCKED), *part)], [part])
 
@@ -505,14 +377,14 @@ def _random(call: Call) -> Rule:
 
     That is what `jax_threefry_partitionable` promises, which is JAX's default.
     """
-    loops = _Loops()
+    loops = Loops()
     keys = [loops.dims(shape, FactorKind.BLOCKED) for shape in call.operands]
     return loops.rule(keys, [loops.dims(shape) for shape in call.results])
 
 
 RULES: Mapping[str, Callable[[Call], Rule]] = {
-    CARRY: _elementwise,
-    NEXT: _elementwise,
+    CARRY: elementwise,
+    NEXT: elementwise,
     STACK: _stack,
     UNSTACK: _unstack,
     "argmax": _arg_reduce,
@@ -528,7 +400,7 @@ RULES: Mapping[str, Callable[[Call], Rule]] = {
     "cumsum": _cumulative,
     "device_put": _pairwise,
     "dot_general": _dot_general,
-    "dynamic_slice": _resized,
+    "dynamic_slice": resized,
     "dynamic_update_slice": _dynamic_update_slice,
     "expand_dims": _expand_dims,
     "gather": _gather,
@@ -558,7 +430,7 @@ RULES: Mapping[str, Callable[[Call], Rule]] = {
     "scatter-min": _scatter,
     "scatter-mul": _scatter,
     "select_and_scatter_add": _select_and_scatter_add,
-    "slice": _resized,
+    "slice": resized,
     "sort": _sort,
     "split": _split,
     "squeeze": _squeeze,

@@ -18,8 +18,9 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from costmodels.frontends.flat_program import operand_slots
 from costmodels.frontends.jax_flat import INLINED, Flat, Step, shape_of, varying_carries
-from costmodels.frontends.jax_graph import flattened, operand_slots
+from costmodels.frontends.jax_graph import flattened
 from costmodels.frontends.jax_program import Program, traced
 from costmodels.graph import CARRY, CONSTANT, NEXT, STACK, UNSTACK
 from costmodels.plan import Plan
@@ -188,7 +189,7 @@ class _Run:
         op = self.ops.get(step.name)
         if op is None:
             return found
-        for operand, slot in enumerate(operand_slots(self.flat, step)):
+        for operand, slot in enumerate(operand_slots(self.flat.values, step)):
             array = operands[slot]
             wanted = named(self.orders.plan, self.orders.read(op, operand))
             if array.number is None:

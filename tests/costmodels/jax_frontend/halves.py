@@ -14,7 +14,8 @@ from jax.extend.core import ClosedJaxpr
 
 from costmodels.dims import FactorKind
 from costmodels.frontends.jax_flat import INLINED
-from costmodels.frontends.jax_rules import ELEMENTWISE, Call, blocked_rule, rule_of_call
+from costmodels.frontends.jax_rules import ELEMENTWISE, rule_of_call
+from costmodels.frontends.rule_parts import Call, blocked_rule
 
 COMBINED = {
     "reduce_max": np.maximum,
