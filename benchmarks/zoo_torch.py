@@ -10,6 +10,7 @@ expert's capacity; of images also C channels, H height, W width.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -211,7 +212,7 @@ class Perceptron(nn.Module):
     def __init__(self, widths: tuple[int, ...]) -> None:
         super().__init__()
         parts: list[nn.Module] = []
-        for into, out in zip(widths, widths[1:], strict=False):
+        for into, out in itertools.pairwise(widths):
             parts += [nn.Linear(into, out), nn.GELU(), nn.LayerNorm(out), nn.Dropout(0.1)]
         self.parts = nn.Sequential(*parts)
 

@@ -30,10 +30,15 @@ def plan(
         str | None,
         typer.Option(metavar="MODULE:FACTORY", help="A JAX step: returns function, abstract arguments[, donated]."),
     ] = None,
-    mesh: Annotated[
-        str | None, typer.Option(metavar="data=2,model=4", help="The mesh of --jax, the slowest axis first.")
+    torch: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE:FACTORY", help="A torch module's step: returns module, inputs[, loss]."),
     ] = None,
-    cluster: Annotated[str, typer.Option(metavar="NAME", help="Where the mesh of --jax stands.")] = "dgx-a100",
+    mesh: Annotated[
+        str | None,
+        typer.Option(metavar="data=2,model=4", help="The mesh of --jax or --torch, the slowest axis first."),
+    ] = None,
+    cluster: Annotated[str, typer.Option(metavar="NAME", help="Where that mesh stands.")] = "dgx-a100",
     hosts: Annotated[str, typer.Option(metavar="N", help="Hosts of that cluster.")] = "1",
     layers: Annotated[
         str | None,
@@ -70,14 +75,23 @@ def plan(
     options = _options(search, order, whole_axes, pin or [])
     _check_export(export, out)
     candidate = None
-    if jax is not None and study is not None:
-        raise ConfigError("needs a study file or --jax, not both", key="plan", nearest="meshtune plan STUDY --config")
-    if jax is not None:
-        graph, found_mesh = _of_function(jax, mesh, cluster, whole_number("--hosts", hosts, 1))
+    given = [each for each, value in (("a study file", study), ("--jax", jax), ("--torch", torch)) if value is not None]
+    if len(given) > 1:
+        raise ConfigError(
+            f"needs {' or '.join(given)}, not both"
+            if len(given) == 2
+            else "needs a study file, --jax or --torch alone",
+            key="plan",
+            nearest="meshtune plan STUDY --config",
+        )
+    if jax is not None or torch is not None:
+        graph, found_mesh = _of_function(jax, torch, mesh, cluster, whole_number("--hosts", hosts, 1))
         title = f"{graph.name} on {found_mesh.in_words} of {found_mesh.cluster.name}"
     else:
         if study is None:
-            raise ConfigError("needs a study file, or --jax", key="plan", nearest="meshtune plan STUDY --config")
+            raise ConfigError(
+                "needs a study file, --jax or --torch", key="plan", nearest="meshtune plan STUDY --config"
+            )
         if chosen is None:
             raise ConfigError("is missing", key="--config", nearest="for example --config dp=4,tp=2")
         config = load(study, overrides)
@@ -150,15 +164,20 @@ def _pin(text: str) -> Pin:
     return Pin(**values)
 
 
-def _of_function(name: str, mesh: str | None, cluster: str, hosts: int) -> tuple[Graph, DeviceMesh]:
-    from costmodels.frontends.factories import graph_of_factory
+def _of_function(
+    jax: str | None, torch: str | None, mesh: str | None, cluster: str, hosts: int
+) -> tuple[Graph, DeviceMesh]:
+    from costmodels.frontends.factories import graph_of_factory, graph_of_torch_factory
     from hardware.cluster import find_cluster
     from tuner.sharding_plans import mesh_of
 
     if mesh is None:
         raise ConfigError("is missing", key="--mesh", nearest="for example --mesh data=2,model=4")
     found_mesh = mesh_of(mesh, find_cluster(cluster, hosts))
-    return graph_of_factory(name), found_mesh
+    if jax is not None:
+        return graph_of_factory(jax), found_mesh
+    assert torch is not None, "one of both is given"
+    return graph_of_torch_factory(torch), found_mesh
 
 
 def _check_export(export: str | None, out: Path | None) -> None:

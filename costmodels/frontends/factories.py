@@ -1,7 +1,9 @@
-"""A user's JAX step by the name of the function that makes it: `module:factory`.
+"""A user's step by the name of the function that makes it: `module:factory`, which takes nothing.
 
-The factory takes nothing and returns a function, its abstract arguments (a tuple of trees of `jax.ShapeDtypeStruct`),
-and perhaps the names or numbers of the arguments whose memory the outputs take over.
+A JAX factory returns a function, its abstract arguments (a tuple of trees of `jax.ShapeDtypeStruct`), and perhaps the
+names or numbers of the arguments whose memory the outputs take over. A torch factory returns a module, its inputs (a
+tuple of trees of tensors; the device `meta` will do), and perhaps the loss as a function of the module and the inputs;
+without it the module's result is the loss.
 """
 
 from __future__ import annotations
@@ -36,20 +38,8 @@ def program_of_factory(name: str, *, option: str = "--jax") -> Program:
     Raises:
         ConfigError: there is no such factory, JAX is missing, or it returns something else.
     """
-    module_name, colon, factory_name = name.partition(":")
-    if not (module_name and colon and factory_name):
-        raise ConfigError("must be module:factory", key=option, value=name, nearest=EXAMPLE)
-    if importlib.util.find_spec("jax") is None:
-        raise ConfigError(
-            "needs JAX, which is not installed here", key=option, value=name, nearest="pip install 'meshtune[jax]'"
-        )
-    factory = _factory(module_name, factory_name, name, option)
-    if not callable(factory):
-        raise ConfigError("is no function", key=option, value=name, nearest=EXAMPLE)
-    made = factory()
-    if not (
-        isinstance(made, tuple) and len(made) in (2, 3) and callable(made[0]) and isinstance(made[1], (tuple, list))
-    ):
+    made = _made(name, option, "jax", "JAX")
+    if not (_is_call(made) and callable(made[0])):
         raise ConfigError(
             "must return (function, arguments) or (function, arguments, donated)",
             key=option,
@@ -59,6 +49,50 @@ def program_of_factory(name: str, *, option: str = "--jax") -> Program:
     from costmodels.frontends.jax_program import traced  # noqa: PLC0415 # JAX may be missing
 
     return traced(made[0], *made[1], donated=made[2] if len(made) == 3 else ())
+
+
+def graph_of_torch_factory(name: str, *, option: str = "--torch") -> Graph:
+    """The graph of the training step of the torch module that `module:factory` makes, imported as above.
+
+    Raises:
+        ConfigError: there is no such factory, torch is missing, it returns something else, or that can't be traced.
+    """
+    made = _made(name, option, "torch", "torch")
+    import torch  # noqa: PLC0415 # it may be missing
+
+    if not (_is_call(made) and isinstance(made[0], torch.nn.Module) and all(map(callable, made[2:]))):
+        raise ConfigError(
+            "must return (module, inputs) or (module, inputs, loss)",
+            key=option,
+            value=name,
+            nearest="inputs are a tuple of trees of tensors, and loss(module, *inputs) is a scalar",
+        )
+    from costmodels.frontends.torch_graph import graph_of_torch  # noqa: PLC0415 # as above
+
+    return graph_of_torch(*made)
+
+
+def _is_call(made: Any) -> bool:
+    """Whether there is something to call, what to call it with, and perhaps a third thing."""
+    return isinstance(made, tuple) and len(made) in (2, 3) and isinstance(made[1], (tuple, list))
+
+
+def _made(name: str, option: str, library: str, title: str) -> Any:
+    """What a factory returns, if its library is here."""
+    module_name, colon, factory_name = name.partition(":")
+    if not (module_name and colon and factory_name):
+        raise ConfigError("must be module:factory", key=option, value=name, nearest=EXAMPLE)
+    if importlib.util.find_spec(library) is None:
+        raise ConfigError(
+            f"needs {title}, which is not installed here",
+            key=option,
+            value=name,
+            nearest=f"pip install 'meshtune[{library}]'",
+        )
+    factory = _factory(module_name, factory_name, name, option)
+    if not callable(factory):
+        raise ConfigError("is no function", key=option, value=name, nearest=EXAMPLE)
+    return factory()
 
 
 def _factory(module_name: str, factory_name: str, name: str, option: str) -> Any:

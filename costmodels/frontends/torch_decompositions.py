@@ -14,10 +14,10 @@ from costmodels.frontends.torch_rules import has_rule
 aten = torch.ops.aten
 
 
-def decompositions() -> dict[OpOverload, Callable[..., Any]]:
+def decompositions() -> dict[OpOverload[..., Any], Callable[..., Any]]:
     """Of each operator that no rule is known for what it is made of, where anybody says so."""
     known = core_aten_decompositions() | get_decompositions(_FURTHER)
-    return {op: made_of for op, made_of in known.items() if not has_rule(op)} | _OURS
+    return {op: made_of for op, made_of in known.items() if isinstance(op, OpOverload) and not has_rule(op)} | _OURS
 
 
 def _var_mean(
@@ -54,7 +54,7 @@ def _convolution_backward(*arguments: Any) -> Any:
     return (*found, grad.sum(sums) if mask[2] else None)
 
 
-_OURS: dict[OpOverload, Callable[..., Any]] = {
+_OURS: dict[OpOverload[..., Any], Callable[..., Any]] = {
     aten.convolution_backward.default: _convolution_backward,
     aten.var.correction: _var,
     aten.var_mean.correction: _var_mean,

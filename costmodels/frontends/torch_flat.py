@@ -17,8 +17,8 @@ from torch.fx import Node
 from costmodels.dims import Rule
 from costmodels.frontends.flat_program import Names, Step, Value
 from costmodels.frontends.rule_parts import Call, blocked_rule
-from costmodels.frontends.torch_program import BACKWARD, SCOPE, Program
-from costmodels.frontends.torch_rules import Operand, flop_of_call, name_of, rule_of_call, unread
+from costmodels.frontends.torch_program import BACKWARD, SCOPE, Program, outputs_of
+from costmodels.frontends.torch_rules import bound, flop_of_call, name_of, rule_of_call, unread
 from costmodels.graph import TensorKind
 
 HANDED_ON = frozenset(("alias", "detach", "lift_fresh", "lift_fresh_copy", "prims.view_of"))
@@ -95,34 +95,33 @@ class Flat:
                     kind=argument.kind,
                 )
             elif node.op == "call_function" and isinstance(node.target, OpOverload):
-                self.known[node] = self._called(node)
+                self.known[node] = self._called(node, node.target)
             elif node.op == "call_function":  # `getitem`, of several results one
                 self.known[node] = self.known[node.args[0]][node.args[1]]
             elif node.op == "get_attr":
                 self.known[node] = self.add("", getattr(program.trace, str(node.target)))
-        (outputs,) = program.trace.graph.output_node().args
-        return [None if output is None else self.known[output] for output in outputs]
+        return [None if output is None else self.known[output] for output in outputs_of(program.trace)]
 
-    def _called(self, node: Node) -> Any:
-        op = node.target
+    def _called(self, node: Node, op: OpOverload[..., Any]) -> Any:
         name = name_of(op)
-        params, operands = self._parameters(node)
+        params, nodes = bound(op, node.args, node.kwargs, lambda one: isinstance(one, Node))
+        operands = [self.known[one] for one in nodes]
         made = node.meta.get("val")
         arrays = list(made) if isinstance(made, (tuple, list)) else [made]
-        is_array = [isinstance(array, torch.Tensor) for array in arrays]
-        is_empty = all(0 in array.shape for array, one in zip(arrays, is_array, strict=True) if one)
+        is_empty = all(0 in array.shape for array in arrays if isinstance(array, torch.Tensor))
         if name in HANDED_ON or (name in ("copy", "copy_") and self._is_alike(operands)):
             return operands[-1]
         varies = name not in OF_A_SHAPE and any(self.values[operand].varies for operand in operands)
         if is_empty or not varies:
-            numbers = [self.add("", array) if one else None for array, one in zip(arrays, is_array, strict=True)]
+            numbers = [self.add("", array) if isinstance(array, torch.Tensor) else None for array in arrays]
         else:
-            numbers = self._computed(node, name, params, operands, arrays)
+            numbers = self._computed(node, op, params, operands, arrays)
         return numbers if isinstance(made, (tuple, list)) else numbers[0]
 
     def _computed(
-        self, node: Node, name: str, params: Mapping[str, Any], operands: list[int], arrays: list[Any]
+        self, node: Node, op: OpOverload[..., Any], params: Mapping[str, Any], operands: list[int], arrays: list[Any]
     ) -> list[int | None]:
+        name = name_of(op)
         where = node.meta.get("custom", {})
         is_backward = bool(where.get(BACKWARD))
         scope = where.get(SCOPE, "")
@@ -141,7 +140,7 @@ class Flat:
             results=tuple(self.values[result].shape for result in results),
             params=params,
         )
-        rule = rule_of_call(call, node.target)
+        rule = rule_of_call(call, op)
         flop = flop_of_call(call)
         is_known = rule is not None
         rule = rule or blocked_rule(call)
@@ -165,30 +164,6 @@ class Flat:
         )
         return numbers
 
-    def _parameters(self, node: Node) -> tuple[dict[str, Any], list[int]]:
-        """An operator's parameters by their names, and the values that it reads."""
-        operands: list[int] = []
-
-        def of(value: Any) -> Any:
-            if isinstance(value, Node):
-                number = self.known[value]
-                if number is None:
-                    return None
-                operands.append(number)
-                return Operand(len(operands) - 1)
-            return [of(one) for one in value] if isinstance(value, (list, tuple)) else value
-
-        params: dict[str, Any] = {}
-        for number, argument in enumerate(node.target._schema.arguments):
-            given = node.args[number] if number < len(node.args) else node.kwargs.get(argument.name, _MISSING)
-            params[argument.name] = (
-                (argument.default_value if argument.has_default_value() else None) if given is _MISSING else of(given)
-            )
-        return params, operands
-
     def _is_alike(self, operands: list[int]) -> bool:
         one, other = (self.values[operand] for operand in operands)
         return one.shape == other.shape and one.dtype == other.dtype
-
-
-_MISSING = object()

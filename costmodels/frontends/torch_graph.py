@@ -62,8 +62,9 @@ def graph_of(program: Program) -> Graph:
     for number, argument in zip(arguments, program.arguments, strict=True):
         if argument.gradient is not None:
             _update(build, number, argument, outputs[argument.gradient])
-        elif argument.after is not None:
-            build.builder.keep(build.tensors[number], build.read(outputs[argument.after]))
+        after = None if argument.after is None else outputs[argument.after]
+        if after is not None:
+            build.builder.keep(build.tensors[number], build.read(after))
     return build.builder.done()
 
 

@@ -14,11 +14,13 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
+from torch._C._autograd import _get_sequence_nr
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import GraphModule, Interpreter
+from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import annotate, preserve_node_meta
 from torch.utils import _pytree as pytree
@@ -104,7 +106,7 @@ def traced(module: torch.nn.Module, inputs: Sequence[Any], loss: Loss | None = N
     trained = [name for name, parameter in parameters.items() if parameter.requires_grad]
     placeholders = trace.graph.find_nodes(op="placeholder")
     left = dict(zip(buffers, range(1 + len(trained), 1 + len(trained) + len(buffers)), strict=True))
-    outputs = trace.graph.output_node().args[0]
+    outputs = outputs_of(trace)
     found = [
         Argument(
             name=name,
@@ -124,6 +126,13 @@ def traced(module: torch.nn.Module, inputs: Sequence[Any], loss: Loss | None = N
         if one
     ]
     return Program(name=type(module).__name__, trace=trace, arguments=tuple(found))
+
+
+def outputs_of(trace: GraphModule) -> list[Node | None]:
+    """What a trace returns."""
+    (outputs,) = trace.graph.output_node().args
+    assert isinstance(outputs, (tuple, list)), "a step returns several things"
+    return [output if isinstance(output, Node) else None for output in outputs]
 
 
 class _Differentiated(torch.nn.Module):
@@ -208,11 +217,11 @@ class _Scopes:
                 if node is not None and node not in seen:
                     seen.add(node)
                     waiting += [before for before, _ in node.next_functions]
-                    node.register_prehook(lambda *_, number=node._sequence_nr(): begin(number))
+                    node.register_prehook(partial(lambda number, *_: begin(number), node._sequence_nr()))
             yield
 
     def _begin(self, scope: str) -> None:
-        self.starts.append(torch.autograd._get_sequence_nr())
+        self.starts.append(_get_sequence_nr())
         self.scopes.append(scope)
 
 

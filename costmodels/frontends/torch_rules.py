@@ -4,12 +4,12 @@ Elementwise operators are those that torch tags so, and share one rule. An opera
 none, and its caller blocks all its dims. Parameters are those of the operator's schema; one that is a tensor is an
 `Operand`, which says which of the operands it is.
 
-What an operator counts from shapes must be counted from the local ones where a rule's factor is cut (the sizes of a view,
-the number of a mean's elements): the parameters here are those of whole tensors. Where the sum of a product is cut, one
-device adds the bias of an `addmm`.
+What an operator counts from shapes must be counted from the local ones where a rule's factor is cut (the sizes of a
+view): the parameters here are those of whole tensors. Only a mean divides by the number of all elements in every part,
+so that parts add up. Where the sum of a product is cut, one device adds the bias of an `addmm`.
 
-Three rules cut what only masks make cuttable, as partitioners do it: rows that `embedding`, `index` and `gather` look up
-(each device looks up what it has, zeros elsewhere, and all add up), and rows that `index_put`, `scatter` and
+Some rules cut what only masks make cuttable, as partitioners do it: rows that `embedding`, `index` and `gather` look
+up (each device looks up what it has, zeros elsewhere, and all add up), and rows that `index_put`, `scatter` and
 `embedding_dense_backward` write (each device writes what falls into its part).
 """
 
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch._ops import OpOverload
 
@@ -48,17 +49,36 @@ class Operand:
     slot: int
 
 
-def name_of(op: OpOverload) -> str:
+def bound(
+    op: OpOverload[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], is_tensor: Callable[[Any], bool]
+) -> tuple[dict[str, Any], list[Any]]:
+    """The parameters of a call by their names, and the tensors among them in their order."""
+    tensors: list[Any] = []
+
+    def of(value: Any) -> Any:
+        if is_tensor(value):
+            tensors.append(value)
+            return Operand(len(tensors) - 1)
+        return [of(one) for one in value] if isinstance(value, (list, tuple)) else value
+
+    params: dict[str, Any] = {}
+    for number, argument in enumerate(op._schema.arguments):
+        default = argument.default_value if argument.has_default_value() else None
+        params[argument.name] = of(args[number] if number < len(args) else kwargs.get(argument.name, default))
+    return params, tensors
+
+
+def name_of(op: OpOverload[..., Any]) -> str:
     """What rules call an operator, whatever its overload; one that isn't ATen's with its namespace."""
     return op._schema.name.removeprefix("aten::").replace("::", ".")
 
 
-def has_rule(op: OpOverload) -> bool:
+def has_rule(op: OpOverload[..., Any]) -> bool:
     """Whether an operator has one."""
     return torch.Tag.pointwise in op.tags or name_of(op) in RULES
 
 
-def rule_of_call(call: Call, op: OpOverload) -> Rule | None:
+def rule_of_call(call: Call, op: OpOverload[..., Any]) -> Rule | None:
     """The rule of a call; None where nobody wrote one for its operator."""
     rule = RULES.get(call.primitive)
     if rule is not None:
@@ -77,7 +97,7 @@ def unread(call: Call) -> tuple[int, ...]:
 
 
 def flop_of_call(call: Call) -> float:
-    """Floating-point operations of a product, a convolution or attention, a multiplication and an addition apart; else 0.
+    """Floating-point operations of a product, a convolution or attention, multiplications and additions apart; else 0.
 
     Attention takes two products of all queries with all keys, half of it where it is causal; its gradient five for two
     (Dao 2023, FlashAttention-2, section 4.1).
@@ -93,7 +113,7 @@ def flop_of_call(call: Call) -> float:
     if name in (_ATTENTION, _ATTENTION_BACKWARD):
         queries, keys, values = (operands[params[key].slot] for key in ("query", "key", "value"))
         products = 2 * math.prod(queries[:-1]) * keys[-2] * (queries[-1] + values[-1])
-        return products * (0.5 if params["is_causal"] else 1.0) * (2.5 if name == _ATTENTION_BACKWARD else 1.0)
+        return float(products) * (0.5 if params["is_causal"] else 1.0) * (2.5 if name == _ATTENTION_BACKWARD else 1.0)
     return 0.0
 
 
@@ -319,7 +339,7 @@ def _index_put(call: Call) -> Rule:
 def _indices(call: Call) -> tuple[Shape, dict[int, int], Shape]:
     """The shape that is looked up in, the operand that indexes each dim of it, and what these are broadcast to."""
     indexed = {dim: one.slot for dim, one in enumerate(call.params["indices"]) if one is not None}
-    common = tuple(torch.broadcast_shapes(*(call.operands[slot] for slot in indexed.values())))
+    common = tuple(np.broadcast_shapes(*(call.operands[slot] for slot in indexed.values())))
     return call.operands[0], indexed, common
 
 

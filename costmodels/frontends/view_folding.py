@@ -1,9 +1,8 @@
 """Views folded into the operators that read and write them, so that no rule sees tensors otherwise than they lie.
 
 A view, a reshape or a transpose without a copy, costs a device nothing, and hides loops: linear layers see batch and
-sequence as one dim of rows, batched products see batch and heads as one. As part of an operator's rule these are factors
-of their own again, each of which an axis can serve: `(batch heads) rows, ... -> (batch heads) columns` reads a tensor of
-dims `batch heads rows` then.
+sequence as one dim of rows, batched products see batch and heads as one. As part of an operator's rule these are
+factors of their own again, each of which an axis can serve.
 
 Where a rule's factor and a view's have no common parts, as those of a reshape of (4, 6) to (8, 3), the view stays an
 operator.
@@ -180,13 +179,13 @@ def composed(rule: Rule, near: Place, view: Rule, meets: Place, far: Place) -> C
     factors: list[Factor] = []
     new: dict[int, tuple[int, ...]] = {}
     number_of: dict[int, int] = {}
-    for number, factor in enumerate(rule.factors):
-        pieces = own.get(number, [(factor.size, -1)])
-        new[number] = tuple(range(len(factors), len(factors) + len(pieces)))
-        for size, piece in pieces:
-            kind = FactorKind.BLOCKED if piece in blocked else factor.kind
+    for number, loop in enumerate(rule.factors):
+        parts = own.get(number, [(loop.size, -1)])
+        new[number] = tuple(range(len(factors), len(factors) + len(parts)))
+        for size, piece in parts:
             number_of[piece] = len(factors)
-            factors.append(replace(factor, size=size, kind=kind))
+            kind = FactorKind.BLOCKED if piece in blocked else loop.kind
+            factors.append(replace(loop, size=size, kind=kind))
 
     def split(place: Place) -> Place:
         return tuple(tuple(one for factor in dim for one in new[factor]) for dim in place)
