@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,7 +70,18 @@ def graph_of_torch_factory(name: str, *, option: str = "--torch") -> Graph:
         )
     from costmodels.frontends.torch_graph import graph_of_torch  # noqa: PLC0415 # as above
 
-    return graph_of_torch(*made)
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    level = log.level
+    log.setLevel(logging.CRITICAL)  # it would print the traceback of what the message below says
+    try:
+        return graph_of_torch(*made)
+    except RuntimeError as error:  # torch's for shapes that do not fit and values that nobody has while it traces
+        reason = " ".join(str(error).splitlines()[0].split())
+        raise ConfigError(
+            f"can't be traced: {reason}", key=option, value=name, nearest="a module that runs on the device meta"
+        ) from error
+    finally:
+        log.setLevel(level)
 
 
 def _is_call(made: Any) -> bool:

@@ -16,7 +16,8 @@ aten = torch.ops.aten
 
 def decompositions() -> dict[OpOverload[..., Any], Callable[..., Any]]:
     """Of each operator that no rule is known for what it is made of, where anybody says so."""
-    known = core_aten_decompositions() | get_decompositions(_FURTHER)
+    core = core_aten_decompositions()
+    known = {op: core[op] for op in core} | get_decompositions(_FURTHER)
     return {op: made_of for op, made_of in known.items() if isinstance(op, OpOverload) and not has_rule(op)} | _OURS
 
 
@@ -61,21 +62,12 @@ _OURS: dict[OpOverload[..., Any], Callable[..., Any]] = {
 }
 
 _FURTHER = (
-    aten.binary_cross_entropy,
-    aten.binary_cross_entropy_backward,
-    aten.huber_loss,
-    aten.huber_loss_backward,
-    aten.mse_loss,
-    aten.mse_loss_backward,
     aten._native_batch_norm_legit,
     aten._native_batch_norm_legit_functional,
+    aten.index_select,
+    aten.linalg_vector_norm,
     aten.native_batch_norm,
     aten.native_batch_norm_backward,
-    aten.nll_loss2d_backward,
-    aten.nll_loss2d_forward,
-    aten.nll_loss_backward,
-    aten.nll_loss_forward,
-    aten.smooth_l1_loss,
-    aten.smooth_l1_loss_backward,
+    aten.repeat,
 )
 """What torch counts as core, and is made of others nevertheless."""

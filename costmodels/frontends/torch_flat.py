@@ -1,7 +1,8 @@
 """A traced torch step as one list of values and one of kernels: what runs, on what, and by which rule.
 
 What only hands a tensor on (`detach`) is no kernel. What is made of a tensor's shape alone (`zeros_like`) depends on no
-argument; random numbers count as such, as every device can draw those of its part.
+argument; random numbers count as such, as every device can draw those of its part. What has one number everywhere is
+no operand, as a scalar is none.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from costmodels.dims import Rule
 from costmodels.frontends.flat_program import Names, Step, Value
 from costmodels.frontends.rule_parts import Call, blocked_rule
 from costmodels.frontends.torch_program import BACKWARD, SCOPE, Program, outputs_of
-from costmodels.frontends.torch_rules import bound, flop_of_call, name_of, rule_of_call, unread
+from costmodels.frontends.torch_rules import VIEWS, bound, flop_of_call, name_of, rule_of_call, unread
 from costmodels.graph import TensorKind
 
 HANDED_ON = frozenset(("alias", "detach", "lift_fresh", "lift_fresh_copy", "prims.view_of"))
@@ -31,6 +32,11 @@ OF_A_SHAPE = frozenset(
     """.split()  # noqa: SIM905  # as words of one line they are read at a glance
 )
 """Operators that look at no element of what they read, but for chances."""
+
+FILLED = frozenset(
+    ("full", "full_like", "new_full", "new_ones", "new_zeros", "ones", "ones_like", "zeros", "zeros_like")
+)
+"""Operators whose result has one number everywhere."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,12 +64,14 @@ class Flat:
         values: Every array.
         kernels: Every operator, in order.
         names: Of operators.
+        filled: Values that have one number everywhere.
         known: The number of each node's value, or of each of its results; None for what is no array.
     """
 
     values: list[Value] = field(default_factory=list)
     kernels: list[Kernel] = field(default_factory=list)
     names: Names = field(default_factory=Names)
+    filled: set[int] = field(default_factory=set)
     known: dict[Node, Any] = field(default_factory=dict)
 
     def add(
@@ -114,6 +122,8 @@ class Flat:
         varies = name not in OF_A_SHAPE and any(self.values[operand].varies for operand in operands)
         if is_empty or not varies:
             numbers = [self.add("", array) if isinstance(array, torch.Tensor) else None for array in arrays]
+            if name in FILLED or self._is_of_filled(op, operands):
+                self.filled.update(number for number in numbers if number is not None)
         else:
             numbers = self._computed(node, op, params, operands, arrays)
         return numbers if isinstance(made, (tuple, list)) else numbers[0]
@@ -144,7 +154,7 @@ class Flat:
         flop = flop_of_call(call)
         is_known = rule is not None
         rule = rule or blocked_rule(call)
-        kept = [slot for slot in range(len(operands)) if slot not in unread(call)]
+        kept = [slot for slot in range(len(operands)) if slot not in unread(call) and operands[slot] not in self.filled]
         self.kernels.append(
             Kernel(
                 step=Step(
@@ -163,6 +173,11 @@ class Flat:
             )
         )
         return numbers
+
+    def _is_of_filled(self, op: OpOverload[..., Any], operands: list[int]) -> bool:
+        """Whether an operator without arguments makes one number everywhere of one number everywhere."""
+        is_elementwise = torch.Tag.pointwise in op.tags or name_of(op) in (*VIEWS, "_to_copy")
+        return is_elementwise and all(operand in self.filled or not self.values[operand].shape for operand in operands)
 
     def _is_alike(self, operands: list[int]) -> bool:
         one, other = (self.values[operand] for operand in operands)

@@ -8,6 +8,7 @@ operators (`view_folding`), and what nobody reads is left out.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -58,6 +59,9 @@ def graph_of(program: Program) -> Graph:
             has_begun = True
         if not kernel.is_known:
             build.count_unknown(kernel.step.primitive)
+        for slot, result in enumerate(kernel.step.results):  # some have had the name of a view
+            name = f"{kernel.step.name}:{slot}" if slot else kernel.step.name
+            flat.values[result] = replace(flat.values[result], name=name)
         build.step(kernel.step, kernel.rule)
     for number, argument in zip(arguments, program.arguments, strict=True):
         if argument.gradient is not None:

@@ -16,7 +16,7 @@ up (each device looks up what it has, zeros elsewhere, and all add up), and rows
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any

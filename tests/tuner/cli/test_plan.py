@@ -1,3 +1,4 @@
+import importlib.util
 import re
 
 import pytest
@@ -64,6 +65,8 @@ def test_a_plan_in_words(meshtune, simulated):
         (("--config", "dp=4,tp=2", "--pin", "op=*.up,dim=ffm,axis=tp"), "did you mean 'ffn'?"),
         ((), "--config: is missing; for example --config dp=4,tp=2"),
         (("--jax", "a:b"), "needs a study file or --jax, not both"),
+        (("--torch", "a:b"), "needs a study file or --torch, not both"),
+        (("--torch", "a:b", "--jax", "a:b"), "needs a study file, --jax or --torch alone"),
     ],
 )
 def test_what_can_not_be_planned(meshtune, simulated, arguments, told):
@@ -105,3 +108,66 @@ def test_jax_steps_that_can_not_be_planned(meshtune, factory, mesh, told):
 
     assert done.status == 2
     assert told in done.err
+
+
+def test_a_torch_step_is_planned(meshtune):
+    """A factory's module is traced with its loss, and parameters, moments and inputs are what the step begins with."""
+    pytest.importorskip("torch", reason="plans of torch modules need torch: pip install 'meshtune[torch]'")
+    done = meshtune("plan", "--torch", "benchmarks.zoo_torch:mixtral_small", "--mesh", "data=2,model=4", "--json")
+
+    assert done.status == 0, done.err
+    assert done.json["mesh"] == {"data": 2, "model.0": 2, "model.1": 2}
+    assert {"layers.0.mlp.gate", "layers.0.mlp.gate.mean", "inputs.1"} <= done.json["shardings"].keys()
+    assert done.json["unknown_primitives"] == {}
+
+
+@pytest.fixture
+def factories(tmp_path, monkeypatch):
+    """A module of factories in the directory that the command runs in."""
+    monkeypatch.chdir(tmp_path)
+    lines = (
+        "from torch import empty, nn",
+        "layer = nn.Linear(4, 4, device='meta')",
+        "def silent(): return layer",
+        "def vectors(): return layer, (empty(2, 4),)",
+        "def strange(): return layer, (empty(2, 4),), 'sum'",
+        "def narrow(): return layer, (empty(2, 3),), lambda module, x: module(x).sum()",
+    )
+    tmp_path.joinpath("torch_steps.py").write_text("\n".join(lines))
+
+
+@pytest.mark.usefixtures("factories")
+@pytest.mark.parametrize(
+    ("factory", "mesh", "told"),
+    [
+        ("torch_steps", "data=8", "--torch = 'torch_steps': must be module:factory"),
+        ("torch_stepps:silent", "data=8", "can't be imported: No module named 'torch_stepps'"),
+        ("torch_steps:silend", "data=8", "did you mean 'silent'?"),
+        ("torch_steps:layer.weight", "data=8", "is nothing that torch_steps has"),
+        ("torch_steps:silent", "data=8", "must return (module, inputs) or (module, inputs, loss)"),
+        ("torch_steps:strange", "data=8", "must return (module, inputs) or (module, inputs, loss)"),
+        ("torch_steps:vectors", "data=8", "must be one number that depends on a parameter"),
+        ("torch_steps:narrow", "data=8", "--torch = 'torch_steps:narrow': can't be traced: "),
+        ("torch_steps:vectors", "data=3", "is 3 devices, which do not divide the 8"),
+        ("torch_steps:vectors", None, "--mesh: is missing; for example --mesh data=2,model=4"),
+    ],
+)
+def test_torch_steps_that_can_not_be_planned(meshtune, factory, mesh, told):
+    """A factory or a mesh that can't be is one message."""
+    pytest.importorskip("torch", reason="plans of torch modules need torch: pip install 'meshtune[torch]'")
+    done = meshtune("plan", "--torch", factory, *(() if mesh is None else ("--mesh", mesh)))
+
+    assert done.status == 2
+    assert told in done.err
+    assert len(done.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("option", "library"), [("--torch", "torch"), ("--jax", "jax")])
+def test_a_library_that_is_missing(meshtune, monkeypatch, option, library):
+    """Without the library the message names the extra that brings it."""
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == library else find_spec(name))
+    done = meshtune("plan", option, "my_training:step", "--mesh", "data=8")
+
+    assert done.status == 2
+    assert f"pip install 'meshtune[{library}]'" in done.err
