@@ -42,6 +42,23 @@ class Step:
     times: int = 1
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kernel:
+    """An operator and its rule.
+
+    Attributes:
+        step: The operator.
+        rule: Its iteration space.
+        is_known: Whether somebody wrote the rule; all dims are blocked if not.
+        is_backward: Whether the backward pass does it.
+    """
+
+    step: Step
+    rule: Rule
+    is_known: bool
+    is_backward: bool
+
+
 @dataclass(slots=True)
 class Names:
     """Gives every operator a name that nobody has yet."""

@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from torch.fx import Node
 
 from costmodels.dims import Rule
-from costmodels.frontends.flat_program import Names, Step, Value
+from costmodels.frontends.flat_program import Kernel, Names, Step, Value
 from costmodels.frontends.rule_parts import Call, blocked_rule
 from costmodels.frontends.torch_program import BACKWARD, SCOPE, Program, outputs_of
 from costmodels.frontends.torch_rules import VIEWS, bound, flop_of_call, name_of, rule_of_call, unread
@@ -37,23 +37,6 @@ FILLED = frozenset(
     ("full", "full_like", "new_full", "new_ones", "new_zeros", "ones", "ones_like", "zeros", "zeros_like")
 )
 """Operators whose result has one number everywhere."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Kernel:
-    """An operator and its rule.
-
-    Attributes:
-        step: The operator.
-        rule: Its iteration space.
-        is_known: Whether somebody wrote the rule; all dims are blocked if not.
-        is_backward: Whether the backward pass does it.
-    """
-
-    step: Step
-    rule: Rule
-    is_known: bool
-    is_backward: bool
 
 
 @dataclass(slots=True)

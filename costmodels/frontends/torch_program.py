@@ -76,6 +76,9 @@ def traced(module: torch.nn.Module, inputs: Sequence[Any], loss: Loss | None = N
             gradients.
         inputs: Trees of tensors, of which shapes and types are read.
         loss: What is differentiated, as `loss(module, *inputs)`; None where that is `module(*inputs)`.
+
+    Raises:
+        ConfigError: the loss isn't one number that depends on a parameter.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     parameters = dict(module.named_parameters())
@@ -103,29 +106,37 @@ def traced(module: torch.nn.Module, inputs: Sequence[Any], loss: Loss | None = N
     with mode, preserve_node_meta():
         first = make_fx(step, tracing_mode="fake")(*fakes)
     trace = _functional(first, fakes, mode)
-    trained = [name for name, parameter in parameters.items() if parameter.requires_grad]
-    placeholders = trace.graph.find_nodes(op="placeholder")
-    left = dict(zip(buffers, range(1 + len(trained), 1 + len(trained) + len(buffers)), strict=True))
+    return Program(
+        name=type(module).__name__, trace=trace, arguments=(*_states(module, trace), *_inputs(tuple(inputs)))
+    )
+
+
+def _states(module: torch.nn.Module, trace: GraphModule) -> list[Argument]:
+    """Parameters and buffers, and what a step, which returns the loss, gradients and buffers, makes of them."""
+    parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
     outputs = outputs_of(trace)
-    found = [
-        Argument(
-            name=name,
-            kind=TensorKind.PARAMETER,
-            gradient=1 + trained.index(name) if name in trained and outputs[1 + trained.index(name)] else None,
-        )
-        for name in parameters
-    ]
-    for name, placeholder in zip(buffers, placeholders[len(parameters) :], strict=False):
-        is_same = outputs[left[name]] is placeholder
+    placeholders = trace.graph.find_nodes(op="placeholder")[len(parameters) :]
+    found, returned = [], 1
+    for name, parameter in parameters.items():
+        has_gradient = parameter.requires_grad and outputs[returned] is not None
+        found.append(Argument(name=name, kind=TensorKind.PARAMETER, gradient=returned if has_gradient else None))
+        returned += parameter.requires_grad
+    for name, placeholder in zip(buffers, placeholders, strict=False):
+        is_same = outputs[returned] is placeholder
         kind = TensorKind.CONSTANT if is_same else TensorKind.DATA
-        found.append(Argument(name=name, kind=kind, after=None if is_same else left[name]))
-    paths = [path for path, _ in pytree.tree_flatten_with_path(tuple(inputs))[0]]
-    found += [
+        found.append(Argument(name=name, kind=kind, after=None if is_same else returned))
+        returned += 1
+    return found
+
+
+def _inputs(inputs: tuple[Any, ...]) -> list[Argument]:
+    """The tensors among the inputs, called by their paths."""
+    leaves, _ = pytree.tree_flatten_with_path(inputs)
+    return [
         Argument(name=".".join(("inputs", *(re.sub(r"[^\w]", "", str(key)) for key in path))), kind=TensorKind.DATA)
-        for path, one in zip(paths, is_tensor, strict=True)
-        if one
+        for path, leaf in leaves
+        if isinstance(leaf, torch.Tensor)
     ]
-    return Program(name=type(module).__name__, trace=trace, arguments=tuple(found))
 
 
 def outputs_of(trace: GraphModule) -> list[Node | None]:

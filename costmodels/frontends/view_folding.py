@@ -16,7 +16,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from costmodels.dims import Factor, FactorKind, Place, Rule
-from costmodels.frontends.torch_flat import Kernel
+from costmodels.frontends.flat_program import Kernel
 
 Pieces = list[tuple[int, int]]
 """Into what a factor is split: sizes, each with a number that it shares with a piece of the other rule."""
@@ -54,7 +54,7 @@ def folded(kernels: Sequence[Kernel], outputs: Collection[int], views: Collectio
 
 def _written_as_read(kernels: list[Kernel], outputs: Collection[int], views: Collection[str]) -> list[Kernel]:
     """Operators whose result is read as one view alone write it so, if that has as many dims; twins are one view."""
-    kernels = _without_twins(kernels, views)
+    kernels = _without_twins(kernels, outputs, views)
     readers: dict[int, list[int]] = {}
     for number, kernel in enumerate(kernels):
         for operand in kernel.step.operands:
@@ -78,7 +78,7 @@ def _written_as_read(kernels: list[Kernel], outputs: Collection[int], views: Col
     return [kernel for number, kernel in enumerate(kernels) if number not in gone]
 
 
-def _without_twins(kernels: list[Kernel], views: Collection[str]) -> list[Kernel]:
+def _without_twins(kernels: list[Kernel], outputs: Collection[int], views: Collection[str]) -> list[Kernel]:
     """Of equal views of one value the first alone; a view of a view is equal if both are."""
     same: dict[int, int] = {}
     first: dict[tuple[int, Rule, tuple[int, ...]], int] = {}
@@ -88,7 +88,7 @@ def _without_twins(kernels: list[Kernel], views: Collection[str]) -> list[Kernel
         if kernel.step.primitive in views:
             (result,) = kernel.step.results
             twin = first.setdefault((operands[0], kernel.rule, kernel.rule.result_shape(0)), result)
-            if twin != result:
+            if twin != result and result not in outputs:
                 same[result] = twin
                 continue
         found.append(replace(kernel, step=replace(kernel.step, operands=operands)))
