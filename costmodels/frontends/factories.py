@@ -59,17 +59,15 @@ def graph_of_torch_factory(name: str, *, option: str = "--torch") -> Graph:
         ConfigError: there is no such factory, torch is missing, it returns something else, or that can't be traced.
     """
     made = _made(name, option, "torch", "torch")
-    import torch  # noqa: PLC0415 # it may be missing
+    from costmodels.frontends.torch_graph import graph_of_torch, is_module  # noqa: PLC0415 # torch may be missing
 
-    if not (_is_call(made) and isinstance(made[0], torch.nn.Module) and all(map(callable, made[2:]))):
+    if not (_is_call(made) and is_module(made[0]) and all(map(callable, made[2:]))):
         raise ConfigError(
             "must return (module, inputs) or (module, inputs, loss)",
             key=option,
             value=name,
             nearest="inputs are a tuple of trees of tensors, and loss(module, *inputs) is a scalar",
         )
-    from costmodels.frontends.torch_graph import graph_of_torch  # noqa: PLC0415 # as above
-
     log = logging.getLogger("torch._subclasses.fake_tensor")
     level = log.level
     log.setLevel(logging.CRITICAL)  # it would print the traceback of what the message below says

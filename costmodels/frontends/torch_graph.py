@@ -27,6 +27,11 @@ MOMENTS = ("mean", "square")
 MOMENT_BYTES = 4.0
 
 
+def is_module(thing: object) -> bool:
+    """Whether it is what `graph_of_torch` takes."""
+    return isinstance(thing, torch.nn.Module)
+
+
 def graph_of_torch(module: torch.nn.Module, inputs: Sequence[Any], loss: Loss | None = None) -> Graph:
     """The graph of a module's training step; nothing is allocated or computed. See `torch_program.traced`."""
     return graph_of(traced(module, inputs, loss))
