@@ -44,8 +44,8 @@ def plan(
         str | None,
         typer.Option(metavar="N", help="Layers of a study's model that are planned; as few as show every kind."),
     ] = None,
-    search: Annotated[
-        str, typer.Option(metavar="NAME", help="descent goes on from D-Rec's plan axis by axis; halving stays with it.")
+    planner: Annotated[
+        str, typer.Option(metavar="NAME", help="recursive is D-Rec; descent goes on from its plan, axis by axis.")
     ] = "descent",
     order: Annotated[
         str, typer.Option(metavar="NAME", help="Of the visits: price, weight, topological, reverse; best tries all.")
@@ -72,7 +72,7 @@ def plan(
     from tuner.plan_export import PlanSource
     from tuner.sharding_plans import in_lines, of_candidate, plan_json, planned, shardings_table
 
-    options = _options(search, order, whole_axes, pin or [])
+    options = _options(planner, order, whole_axes, pin or [])
     _check_export(export, out)
     candidate = None
     given = [each for each, value in (("a study file", study), ("--jax", jax), ("--torch", torch)) if value is not None]
@@ -121,17 +121,17 @@ def plan(
     warn(exported.notes if exported is not None else ())
 
 
-def _options(search: str, order: str, whole_axes: bool, pins: list[str]) -> PlannerOptions:
-    from tuner.sharding_plans import ORDER_CHOICES, SEARCHES, PlannerOptions
+def _options(planner: str, order: str, whole_axes: bool, pins: list[str]) -> PlannerOptions:
+    from tuner.sharding_plans import ORDER_CHOICES, PLANNERS, PlannerOptions
 
-    searches = [choice for choice in SEARCHES if choice == search]
-    if not searches:
-        raise ConfigError("is no search", key="--search", value=search, nearest=did_you_mean(search, SEARCHES))
+    planners = [choice for choice in PLANNERS if choice == planner]
+    if not planners:
+        raise ConfigError("is no planner", key="--planner", value=planner, nearest=did_you_mean(planner, PLANNERS))
     orders = [choice for choice in ORDER_CHOICES if choice == order]
     if not orders:
         raise ConfigError("is no order", key="--order", value=order, nearest=did_you_mean(order, ORDER_CHOICES))
     return PlannerOptions(
-        search=searches[0],
+        planner=planners[0],
         order=orders[0],
         whole_axes=whole_axes,
         pins=tuple(_pin(text) for text in pins),

@@ -22,8 +22,8 @@ from tuner.planners.recursive import ORDERS, Order, refined, whole
 from tuner.planners.sharding_terms import ShardingTerms
 from tuner.rules import Setting
 
-Search = Literal["descent", "halving"]
-SEARCHES: tuple[Search, ...] = get_args(Search)
+Planner = Literal["descent", "recursive"]
+PLANNERS: tuple[Planner, ...] = get_args(Planner)
 
 OrderChoice = Order | Literal["best"]
 ORDER_CHOICES: tuple[OrderChoice, ...] = ("best", *ORDERS)
@@ -38,13 +38,13 @@ class PlannerOptions:
     """How a graph is planned.
 
     Attributes:
-        search: `halving` is D-Rec alone; `descent` goes on from its plan, axis by axis.
+        planner: `recursive` is D-Rec alone; `descent` goes on from its plan, axis by axis.
         order: In which D-Rec visits operators; `best` tries all and keeps the cheapest.
         whole_axes: Whether an axis of the mesh cuts one dim only, which is what frameworks can express.
         pins: What a user asks for.
     """
 
-    search: Search = "descent"
+    planner: Planner = "descent"
     order: OrderChoice = "best"
     whole_axes: bool = False
     pins: tuple[Pin, ...] = ()
@@ -84,7 +84,7 @@ def planned(graph: Graph, mesh: DeviceMesh, options: PlannerOptions) -> Planned:
     began_s = time.perf_counter()
     own_mesh, levels = whole(mesh) if options.whole_axes else refined(mesh)
     orders = ORDERS if options.order == "best" else (options.order,)
-    terms = ShardingTerms(graph, own_mesh) if options.search == "descent" else None
+    terms = ShardingTerms(graph, own_mesh) if options.planner == "descent" else None
     if len(orders) > 1 and len(graph.ops) > MANY_OPS:
         halved = {
             order: pinned_plan(graph, mesh, own_mesh, levels, options.pins, order=order, counterfactuals=False)

@@ -18,8 +18,8 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from costmodels.frontends.flat_program import operand_slots
-from costmodels.frontends.jax_flat import INLINED, Flat, Step, shape_of, varying_carries
+from costmodels.frontends.flat_program import Step, operand_slots
+from costmodels.frontends.jax_flat import INLINED, Flat, shape_of, varying_carries
 from costmodels.frontends.jax_graph import flattened
 from costmodels.frontends.jax_program import Program, traced
 from costmodels.graph import CARRY, CONSTANT, NEXT, STACK, UNSTACK
