@@ -14,6 +14,7 @@ from costmodels.parallel import FURTHER_DIMENSIONS, ConfigGrid, IntArray, Parall
 from costmodels.step_time import StepEstimate, estimate_step, model_flops_utilisation
 from costmodels.uncertainty import likely_range, step_uncertainty
 from tuner.config import StudyConfig
+from tuner.layer_plans import shape_text
 from tuner.rules import Setting
 from tuner.space import Space, why_not
 
@@ -90,6 +91,12 @@ def tokens_per_s_per_device(setting: Setting, step_time_s: float) -> float:
     return setting.job.tokens_per_step / (step_time_s * setting.cluster.num_devices)
 
 
+def plan_of(config: StudyConfig, chosen: ParallelConfig) -> dict[str, Any]:
+    """The sharding plan that a prediction counts, as a part of it; empty where that is the plan by hand."""
+    found = config.layer_plans.get(shape_text(chosen))
+    return {} if found is None else {"plan": found}
+
+
 def prediction_json(
     setting: Setting, estimate: StepEstimate, memory: MemoryEstimate, position: int, headroom: float
 ) -> dict[str, Any]:
@@ -114,7 +121,7 @@ def predicted(config: StudyConfig, chosen: ParallelConfig) -> dict[str, Any]:
     grid = ConfigGrid.from_configs([chosen], config.options.opened)
     memory = estimate_memory(setting.job, setting.cluster, setting.runtime, grid)
     estimate = estimate_step(setting.job, setting.cluster, setting.runtime, grid, memory=memory)
-    return prediction_json(setting, estimate, memory, 0, config.options.memory_headroom)
+    return prediction_json(setting, estimate, memory, 0, config.options.memory_headroom) | plan_of(config, chosen)
 
 
 def prediction_errors(config: StudyConfig, chosen: ParallelConfig) -> dict[str, Any]:

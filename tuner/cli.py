@@ -29,6 +29,7 @@ from tuner.cli_options import (
     launchable_config,
     load,
     whole_number,
+    with_plans,
     write_file,
 )
 from tuner.console import (
@@ -142,7 +143,7 @@ def run(
     changes = list(overrides or [])
     changes += [f"search.max_trials={whole_number('--trials', trials, 1)}"] if trials is not None else []
     changes += [f"search.seed={whole_number('--seed', seed, 0)}"] if seed is not None else []
-    config = load(study, changes, storage)
+    config = with_plans(load(study, changes, storage))
 
     # after the study has been read: loading Optuna takes seconds, and a mistake should be told at once
     from tuner.progress import ProgressLine
@@ -274,6 +275,7 @@ def best(study: StudyFile, storage: Storage = None, overrides: Overrides = None,
     from tuner.best import best_configuration
     from tuner.candidates import tokens_per_s_per_device
 
+    config = with_plans(config)
     found = best_configuration(config)
     if found is None:
         _finish_empty(

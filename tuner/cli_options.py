@@ -81,6 +81,33 @@ def at_time(config: StudyConfig, at: str | None, network: Path | None) -> tuple[
     return study_at(config, trace, time_s), missing_in_words(config.setting.cluster, trace, time_s)
 
 
+def with_plans(config: StudyConfig, chosen: ParallelConfig | None = None) -> StudyConfig:
+    """The study with its layers planned, by what its storage holds if it does.
+
+    Args:
+        config: The study.
+        chosen: The only configuration that matters; None for all candidates.
+
+    Raises:
+        ConfigError: the planner's pins can't hold.
+    """
+    if config.planning.name == "megatron":
+        return config
+    from costmodels.parallel import ConfigGrid
+    from tuner.planned_study import planned_study, stored_plans
+    from tuner.progress import PlanningLine
+
+    stored = stored_plans(config)
+    if chosen is not None:
+        grid = ConfigGrid.from_configs([chosen], config.options.opened)
+        return planned_study(config, grid, stored=stored)
+    grid = config.space().grid
+    if stored is not None:
+        return planned_study(config, grid, stored=stored)
+    with PlanningLine() as line:
+        return planned_study(config, grid, on_planned=line.show)
+
+
 def launchable_config(config: StudyConfig, text: str, missing: str = "") -> tuple[ParallelConfig, dict[str, str]]:
     """The configuration that `--config` names, with the rules of the study that it breaks.
 

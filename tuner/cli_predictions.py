@@ -20,6 +20,7 @@ from tuner.cli_options import (
     launchable_config,
     load,
     whole_number,
+    with_plans,
 )
 from tuner.console import (
     NOTHING_WORKS,
@@ -85,16 +86,22 @@ def predict(
     chosen: Config,
     at: At = None,
     network: Network = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Tell how the layers are sharded, and what that sends.")] = False,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Predict step time and memory of one configuration, in the searched space or not."""
     from tuner.candidates import predicted, prediction_errors
+    from tuner.layer_plans import plan_lines
+    from tuner.planned_study import by_hand
 
     config, missing = at_time(load(study, overrides), at, network)
     wanted, broken = launchable_config(config, chosen, missing)
     warn(tuple(f"{name}: {reason}" for name, reason in broken.items()))
+    config = with_plans(config, wanted)
     payload = predicted(config, wanted) | prediction_errors(config, wanted)
+    if plan:
+        payload["plan"] = payload.get("plan") or by_hand(config, wanted)
     if as_json:
         print_json(payload)
         return
@@ -119,6 +126,9 @@ def predict(
         f"probability of fit {payload['fit_probability']:.2f}"
     )
     _print_memory_parts(payload)
+    if plan:
+        for line in plan_lines(payload["plan"]):
+            typer.echo(printable(line))
 
 
 def _print_peak(config: StudyConfig, payload: dict[str, Any]) -> None:
@@ -157,6 +167,7 @@ def simulate(
 
     config, missing = at_time(load(study, overrides), at, network)
     wanted, broken = launchable_config(config, chosen, missing)
+    config = with_plans(config, wanted)
     simulation = simulated(config, wanted, schedule)
     payload = simulation_json(config, wanted, schedule, simulation)
     if trace is not None:
@@ -196,6 +207,7 @@ def rank(
     if hosts is not None:
         _rank_sizes(config, hosts, as_json)
         return
+    config = with_plans(config)
     candidates = candidates_of(config)
     warn(candidates.space.warnings)
     step_time_s, grid, memory = candidates.estimate.step_time_s, candidates.space.grid, candidates.space.memory

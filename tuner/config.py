@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -35,6 +35,9 @@ from hardware.errors import ConfigError, shown_url
 from hardware.trace_file import read_trace
 from trials.backend import AbstractBackend
 from trials.replay import ReplayBackend
+from trials.simulated import SimulatedBackend
+from tuner.layer_plans import LayerPlanner, LayerPlanning
+from tuner.planners.pins import Pin
 from tuner.proxy import ProxyOptions
 from tuner.rules import Setting
 from tuner.space import Space, SpaceOptions, active_rules, broken_rules, build_space, launchable, setting_for
@@ -87,6 +90,19 @@ class _SpaceKeys(StrictModel):
     assignment: list[Literal["layers", "recomputed", "micro_batches", "hosts"]] | None = None
 
 
+class _PinKeys(StrictModel):
+    op: str
+    dim: str
+    axis: Literal["dp", "cp", "up", "tp"] | None = None
+    ways: PositiveInt | None = None
+    weight_s: Annotated[float, Field(ge=0)] | None = None
+
+
+class _PlannerKeys(StrictModel):
+    name: LayerPlanner = "megatron"
+    pins: list[_PinKeys] = Field(default_factory=list)
+
+
 class _SearchKeys(StrictModel):
     draws: Annotated[int, Field(ge=10, le=10_000)] = 100
     confidence: Annotated[float, Field(gt=0, le=1)] = 0.95
@@ -113,6 +129,7 @@ class _StudyKeys(StrictModel):
     job: _JobKeys | None = None
     runtime: str = "megatron-core"
     space: _SpaceKeys = _SpaceKeys()
+    planner: _PlannerKeys = _PlannerKeys()
     search: _SearchKeys = _SearchKeys()
     expert: dict[str, Any] | None = None
     trial: Annotated[TrialKeys, Field(discriminator="backend")] = SimulatedKeys(backend="simulated")
@@ -150,6 +167,8 @@ class StudyConfig:
         setting: Job, cluster and runtime.
         trace: How the cluster changes over time, or None. Trials run on the cluster as it is described.
         options: What the study says about its space.
+        planning: How the layers of candidates are sharded.
+        layer_plans: What was planned for them, by shape, as `layer_plans.summary_of` tells it; see planned_study.py.
         search: Budget, confidence, parallel trials, seed.
         expert: The configuration in use today, or None.
         backend: How a trial is run.
@@ -166,6 +185,7 @@ class StudyConfig:
     setting: Setting
     trace: Trace | None
     options: SpaceOptions
+    planning: LayerPlanning
     search: SearchOptions
     expert: ParallelConfig | None
     backend: AbstractBackend
@@ -175,6 +195,7 @@ class StudyConfig:
     history: tuple[str, ...]
     meaning: dict[str, Any]
     measured: MeasuredGroup | None
+    layer_plans: Mapping[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def measured_setting(self) -> MeasuredSetting:
@@ -262,6 +283,7 @@ def _resolved(keys: _StudyKeys, path: Path, storage: str) -> StudyConfig:
     _check_fixed_dimensions(setting, options, measured=group is not None)
     _check_absent_dimensions(setting, options)
     backend = backend_of(keys.trial, setting, group)
+    planning = _planning(keys.planner, backend)
     _check_storage(storage)
     _check_history(keys.history, base_dir, storage)
     return StudyConfig(
@@ -270,6 +292,7 @@ def _resolved(keys: _StudyKeys, path: Path, storage: str) -> StudyConfig:
         setting=setting,
         trace=_under("cluster.trace", lambda: read_trace(described.trace, cluster)) if described.trace else None,
         options=options,
+        planning=planning,
         search=_search(keys.search, backend),
         expert=_expert(keys, setting, options),
         backend=backend,
@@ -277,9 +300,36 @@ def _resolved(keys: _StudyKeys, path: Path, storage: str) -> StudyConfig:
         time_limit_s=keys.trial.time_limit_s,
         storage=storage,
         history=tuple(keys.history),
-        meaning=_meaning(keys, setting, options, backend, group),
+        meaning=_meaning(keys, setting, options, backend, group) | _planned_meaning(planning),
         measured=group,
     )
+
+
+def _planning(keys: _PlannerKeys, backend: AbstractBackend) -> LayerPlanning:
+    """How layers are sharded.
+
+    Raises:
+        ConfigError: the trials run what frameworks do by hand, and nothing else.
+    """
+    if keys.name != "megatron" and not isinstance(backend, SimulatedBackend):
+        raise ConfigError(
+            "plans layers otherwise than the study's trials shard them, which is Megatron's way",
+            key="planner.name",
+            value=keys.name,
+            nearest="planner.name: megatron, or trial.backend: simulated",
+        )
+    if keys.name == "megatron" and keys.pins:
+        raise ConfigError(
+            "are obeyed by planners, and megatron is the plan by hand",
+            key="planner.pins",
+            nearest="planner.name: descent",
+        )
+    return LayerPlanning(name=keys.name, pins=tuple(Pin(**pin.model_dump()) for pin in keys.pins))
+
+
+def _planned_meaning(planning: LayerPlanning) -> dict[str, Any]:
+    """The planner as a key of the study; the plan by hand is what studies without the key have."""
+    return {} if planning.name == "megatron" else {"planner": asdict(planning)}
 
 
 def _search(keys: _SearchKeys, backend: AbstractBackend) -> SearchOptions:
@@ -541,13 +591,14 @@ def _meaning(
     group: MeasuredGroup | None,
 ) -> dict[str, Any]:
     """The resolved values under the study file's keys that give a trial its meaning, as JSON."""
-    job = asdict(setting.job)
+    job, runtime = asdict(setting.job), asdict(setting.runtime)
     model = job.pop("model")
+    del runtime["layer_changes"]  # which follow from all else
     return {
         "model": model,
         "cluster": _described(setting.cluster),
         "job": job,
-        "runtime": asdict(setting.runtime),
+        "runtime": runtime,
         "space": {"opened": list(options.opened)},
         "trial": trial_meaning(keys.trial, backend, group),
     }

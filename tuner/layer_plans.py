@@ -9,8 +9,9 @@ than that, so that what the memory model says of a candidate stays true, and wha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from costmodels.layer_change import LayerChange
 from costmodels.layer_figures import runs_once
 from costmodels.parallel import ConfigGrid, ParallelConfig
 from costmodels.plan import NONE, Plan, PlanCost, cost_of
+from costmodels.plan_totals import collective_lines, collectives_by_kind
 from costmodels.reduced import least_layers, with_layers
 from hardware.cluster import Cluster
 from tuner.planners.axis_descent import descended
@@ -38,16 +40,19 @@ TOO_MUCH_S = 1e6
 """What it costs to hold more of a parameter than the plan by hand does: more than any step."""
 
 
+LayerPlanner = Literal["megatron", "recursive", "descent"]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerPlanning:
-    """How a study's layers are planned.
+    """How a study's layers are planned: its `planner:` key.
 
     Attributes:
-        descends: Whether D-Rec's plan is gone on from, axis by axis, and the plan by hand too.
+        name: `megatron` is the plan by hand, `recursive` D-Rec, and `descent` goes on from both, axis by axis.
         pins: What a user asks for.
     """
 
-    descends: bool = True
+    name: LayerPlanner = "megatron"
     pins: tuple[Pin, ...] = ()
 
 
@@ -104,14 +109,16 @@ def layer_tasks(job: TrainingJob, cluster: Cluster, grid: ConfigGrid, planning: 
     return found
 
 
-def planned_layer(task: LayerTask) -> PlannedLayer:
-    """The plan of one shape.
+def planned_layer(task: LayerTask) -> PlannedLayer | None:
+    """The plan of one shape; None where there is none by hand to compare it with.
 
     Raises:
         ConfigError: the pins can't hold.
     """
     graph, mesh = _layers_of(task)
     by_hand = hand_made(graph, mesh, task.config)
+    if by_hand is None:
+        return None
     limit = cost_of(by_hand)
     found = _cheapest(graph, mesh, task, by_hand, limit)
     plan, cost = (by_hand, limit) if found is None else found
@@ -123,17 +130,6 @@ def planned_layer(task: LayerTask) -> PlannedLayer:
         cost=cost,
         change=None if is_same else _change(task.config, plan, cost, by_hand, limit),
     )
-
-
-def changes_of(
-    tasks: Sequence[LayerTask], on_planned: Callable[[int], None] = lambda _: None
-) -> tuple[LayerChange, ...]:
-    """What the plans of all tasks change; `on_planned` hears how many are done."""
-    found = []
-    for number, task in enumerate(tasks):
-        found.append(planned_layer(task).change)
-        on_planned(number + 1)
-    return tuple(change for change in found if change is not None)
 
 
 def _layers_of(task: LayerTask) -> tuple[Graph, DeviceMesh]:
@@ -162,8 +158,10 @@ def _cheapest(
 ) -> tuple[Plan, PlanCost] | None:
     """The cheapest plan that a device can hold where it can hold the one by hand; None if none is cheaper than that."""
     planning = task.planning
+    if planning.name == "megatron":
+        return None
     own_mesh, levels = whole(mesh)
-    terms = ShardingTerms(graph, own_mesh) if planning.descends else None
+    terms = ShardingTerms(graph, own_mesh) if planning.name == "descent" else None
     charge = _no_more_than(by_hand)
     plans: list[Plan] = [
         pinned_plan(
@@ -219,3 +217,68 @@ def _change(config: ParallelConfig, plan: Plan, cost: PlanCost, by_hand: Plan, b
         added_s=tuple(tuple(tuple(row) for row in of_pass) for of_pass in added_s.tolist()),
         once_s=tuple((own.once_s - other.once_s).tolist()),
     )
+
+
+def shape_text(config: ParallelConfig) -> str:
+    """The shape of a candidate's layers as the key of a JSON object."""
+    (key,) = shape_keys(ConfigGrid.from_configs([config]))
+    return ",".join(map(str, key))
+
+
+def summary_of(task: LayerTask, planned: PlannedLayer) -> dict[str, Any]:
+    """What was planned for a shape, as trials keep it and commands print it."""
+    plan, cost = planned.found, planned.cost
+    return {
+        "planner": task.planning.name,
+        "mesh": dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True)),
+        "layers": plan.graph.name,
+        "micro_batches": task.num_micro_batches,
+        "step_time_s": cost.step_time_s,
+        "by_hand_step_time_s": planned.by_hand_cost.step_time_s,
+        "comm_s": cost.comm_s,
+        "by_hand_comm_s": planned.by_hand_cost.comm_s,
+        "collectives": collectives_by_kind(plan, cost),
+        "differs": _differences(planned),
+    }
+
+
+def plan_lines(summary: Mapping[str, Any] | None) -> list[str]:
+    """A summary for people."""
+    if summary is None:
+        return ["No sharding is planned: a device has its layers to itself, or no plan by hand has these degrees."]
+    axes = ",".join(f"{name}={size}" for name, size in summary["mesh"].items())
+    own_s, hand_s = summary["step_time_s"], summary["by_hand_step_time_s"]
+    gained = f"{1 - own_s / hand_s:.1%} less than by hand" if own_s < hand_s else "as by hand"
+    if own_s > hand_s:
+        gained = f"{own_s / hand_s - 1:.1%} more than by hand"
+    lines = [
+        f"Plan of {summary['layers']} on {axes} ({summary['planner']}): {own_s:.4g} s for {summary['micro_batches']} "
+        f"micro-batches, nothing overlapped, {gained}",
+        *collective_lines(summary["collectives"]),
+    ]
+    for name, both in summary["differs"].items():
+        by_hand, planned = (_served_in_words(both[key]) for key in ("by_hand", "planned"))
+        lines.append(f"  {name}: {planned} (by hand {by_hand})")
+    return lines
+
+
+def _served_in_words(served: Mapping[str, str]) -> str:
+    return ", ".join(f"{factor}/{axis}" for axis, factor in served.items()) or "whole"
+
+
+def _differences(planned: PlannedLayer) -> dict[str, dict[str, dict[str, str]]]:
+    """The operators of the forward pass that are sharded otherwise than by hand: what each axis serves, in both."""
+    graph, names = planned.found.graph, planned.found.mesh.names
+    last = graph.first_backward or len(graph.ops)
+
+    def served(plan: Plan, number: int) -> dict[str, str]:
+        factors = graph.ops[number].rule.factors
+        row = plan.served[number].tolist()
+        return {name: factors[factor].name for name, factor in zip(names, row, strict=True) if factor != NONE}
+
+    rows = {
+        op.name: {"by_hand": served(planned.by_hand, number), "planned": served(planned.found, number)}
+        for number, op in enumerate(graph.ops[:last])
+        if not op.is_source
+    }
+    return {name: both for name, both in rows.items() if both["by_hand"] != both["planned"]}

@@ -62,6 +62,23 @@ class CalibrationLine(_Line):
             self._console.print(told, soft_wrap=True)
 
 
+class PlanningLine(_Line):
+    """Shapes of layers that are planned, and how many there are; without a terminal a line for each quarter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._task = self._bar.add_task("planning layers", total=None, state="")
+        self._told = -1
+
+    def show(self, done: int, count: int) -> None:
+        """Draws how far it is."""
+        self._bar.update(self._task, completed=done, total=count)
+        quarter = 4 * done // max(count, 1)
+        if not self._console.is_terminal and quarter > self._told:
+            self._told = quarter
+            self._console.print(f"planned {done} of {count} shapes of layers", soft_wrap=True)
+
+
 class ProgressLine(_Line):
     """Trials done, best so far, p_star, and the seconds left of a budget of time."""
 

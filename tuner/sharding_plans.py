@@ -13,6 +13,7 @@ from costmodels.frontends.transformer import transformer_graph
 from costmodels.graph import Graph
 from costmodels.parallel import ParallelConfig
 from costmodels.plan import Plan, PlanCost
+from costmodels.plan_totals import collective_lines, collectives_by_kind
 from costmodels.reduced import least_layers, with_layers
 from hardware.cluster import Cluster
 from hardware.errors import ConfigError
@@ -218,25 +219,13 @@ def _pin_json(report: PinReport) -> dict[str, Any]:
 def in_lines(planned: Planned) -> list[str]:
     """The same for people: totals, collectives by kind and axes, and what became of the pins."""
     plan, cost = planned.plan, planned.cost
-    names = plan.mesh.names
-    together: dict[tuple[str, str], tuple[int, float, float]] = {}
-    for each in cost.collectives:
-        key = (each.move.kind.value, "*".join(names[axis] for axis in each.move.axes))
-        count, num_bytes, seconds = together.get(key, (0, 0.0, 0.0))
-        together[key] = (
-            count + each.times,
-            num_bytes + each.times * each.move.message_bytes,
-            seconds + each.times * each.seconds,
-        )
+    together = collectives_by_kind(plan, cost)
     lines = [
         f"{cost.step_time_s:.4g} s per step, {cost.comm_s:.4g} s of them communication, nothing overlapped; "
         f"{cost.peak_memory_bytes / 2**30:.1f} GiB per device",
         f"planned {len(plan.graph.ops):,} operators in {planned.search_s:.2f} s (order: {planned.order})"
         + (", and no plan is faster" if planned.found.is_optimum else ""),
-        *(
-            f"  {kind:<15} {axes:<20} {count:>6,} x  {num_bytes / 1e6:12,.1f} MB  {seconds:10.4g} s"
-            for (kind, axes), (count, num_bytes, seconds) in sorted(together.items(), key=lambda entry: -entry[1][2])
-        ),
+        *collective_lines(together),
         *(_pin_line(report) for report in planned.found.reports),
     ]
     if plan.graph.unknown:

@@ -30,7 +30,7 @@ from costmodels.reduced import Reduction
 from hardware.errors import ConfigError, shown
 from trials.backend import Observation, Status
 from trials.ray_executor import RayExecutor
-from tuner.candidates import Candidates, candidates_of, prediction_json
+from tuner.candidates import Candidates, candidates_of, plan_of, prediction_json
 from tuner.config import StudyConfig, first_difference
 from tuner.driver import DRIVER, claim, interrupts_held, is_held
 from tuner.evidence import OBSERVATION, STATUS, Evidence
@@ -39,6 +39,7 @@ from tuner.explorers import EXPLORERS
 from tuner.extrapolation import Extrapolated, extrapolated_of
 from tuner.history import Past, keep_run, make_tables, past_of
 from tuner.parameters import ASSIGNMENT
+from tuner.planned_study import LAYER_PLANS, as_stored
 from tuner.population import P_STAR
 from tuner.proxy import PROXY, Proxy
 from tuner.proxy_plan import ProxyPlan
@@ -178,6 +179,8 @@ def run_study(
         storage = open_storage(config.storage)
         make_tables(storage.engine)
         study = open_study(config, sampler, storage)
+        if config.layer_plans and LAYER_PLANS not in study.user_attrs:
+            study.set_user_attr(LAYER_PLANS, as_stored(config))
         run = _Run(
             config=config,
             candidates=candidates,
@@ -489,7 +492,9 @@ class _Run:
             position,
             self.config.options.memory_headroom,
         )
-        assignment = self.candidates.space.grid.config(position).assignment
+        chosen = self.candidates.space.grid.config(position)
+        prediction |= plan_of(self.config, chosen)
+        assignment = chosen.assignment
         if assignment:
             self._set_attribute(number, ASSIGNMENT, str(assignment))
         self._set_attribute(number, PREDICTION, prediction)

@@ -9,18 +9,21 @@ Keys and values are gathered where they are passed around a ring; both send as m
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+
 from costmodels.device_mesh import DeviceMesh
 from costmodels.graph import Graph
 from costmodels.named_plans import ByName, served_by_name
 from costmodels.parallel import ParallelConfig
-from costmodels.plan import Plan
+from costmodels.plan import NONE, Plan
 from tuner.planners.forward_plans import forward_of, with_backward
 
 BATCH, HEADS = ("batch",), ("kv_heads", "heads", "query_groups")
 TENSOR = (*HEADS, "ffn", "shared_ffn", "vocabulary")
 ALONG = ("sequence", "queries", "chunks")
 EXPERT_OPS = tuple(f"*.moe_mlp.{role}" for role in ("up", "down", "activation"))
-BETWEEN = ("*norm", "*residual")
+BETWEEN = ("*norm", "*residual", "*.attention.*_down")
 
 
 def layer_axes(config: ParallelConfig) -> dict[str, int] | None:
@@ -41,18 +44,22 @@ def layer_axes(config: ParallelConfig) -> dict[str, int] | None:
     return found if config.ep == 1 or _dealt_over(found, config) is not None else None
 
 
-def hand_made(graph: Graph, mesh: DeviceMesh, config: ParallelConfig) -> Plan:
+def hand_made(graph: Graph, mesh: DeviceMesh, config: ParallelConfig) -> Plan | None:
     """The plan of a training step of the transformer frontend.
 
     Args:
         graph: The step.
         mesh: With the axes of `layer_axes`.
         config: The candidate.
+
+    Returns:
+        None where frameworks do what no plan of these axes says: they copy key heads where there are fewer than ranks,
+        and pad the vocabulary.
     """
     experts = _dealt_over(dict(zip(mesh.names, mesh.sizes, strict=True)), config) or {}
     tensor: ByName = [("*", TENSOR)]
     if config.sequence_parallel:
-        tensor = [*((name, ALONG) for name in BETWEEN), ("*.moe_mlp.*", (*ALONG, "shared_ffn")), *tensor]
+        tensor = [*((name, ALONG) for name in BETWEEN), ("*.moe_mlp.*", ("shared_ffn", *ALONG)), *tensor]
     by_degree: dict[str, ByName] = {
         "dp": [("*", BATCH)],
         "cp": [("*", ALONG)],
@@ -63,7 +70,17 @@ def hand_made(graph: Graph, mesh: DeviceMesh, config: ParallelConfig) -> Plan:
         name: [*((op, experts[name]) for op in EXPERT_OPS if name in experts), *by_degree[name]] for name in mesh.names
     }
     forward = served_by_name(forward_of(graph), mesh, axes, shared=("experts", *HEADS, *ALONG))
+    if not all(_is_served(forward, number, axes) for number, op in enumerate(forward.graph.ops) if op.flop > 0):
+        return None
     return with_backward(graph, forward, zero_stage=0)
+
+
+def _is_served(plan: Plan, number: int, axes: Mapping[str, ByName]) -> bool:
+    """Whether every axis serves an operator that has a factor for it."""
+    op, row = plan.graph.ops[number], plan.served[number].tolist()
+    names = {factor.name for factor in op.rule.factors}
+    wanted = (next((found for pattern, found in axes[name] if fnmatchcase(op.name, pattern)), ()) for name in axes)
+    return all(factor != NONE or names.isdisjoint(found) for factor, found in zip(row, wanted, strict=True))
 
 
 def _expert_tensor(config: ParallelConfig) -> int:

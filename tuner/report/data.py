@@ -15,6 +15,7 @@ from tuner.candidates import Candidates, candidates_of, ranking
 from tuner.config import StudyConfig
 from tuner.extrapolation import Extrapolated, extrapolated_of
 from tuner.lessons import Lesson, lessons_of
+from tuner.planned_study import LAYER_PLANS, planned_study
 from tuner.population import Moment, read_moments
 from tuner.record import (
     ORIGIN,
@@ -128,6 +129,8 @@ def collect(config: StudyConfig) -> ReportData:
         ConfigError: the storage holds no such study.
     """
     study = stored_study(config)
+    if LAYER_PLANS in study.user_attrs:
+        config = planned_study(config, config.space().grid, stored=study.user_attrs[LAYER_PLANS])
     records = read_records(study)
     best = best_record(records)
     stored_reason = study.user_attrs.get(STOP_REASON)

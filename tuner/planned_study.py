@@ -1,0 +1,134 @@
+"""A study with its layers planned: what its planner changes of the cost model, and of what simulated trials run.
+
+Planning takes a fraction of a second for each shape of a layer, on as many processes as the machine has cores; what was
+found is stored with the study, so that it is done once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from typing import Any
+
+from costmodels.layer_change import LayerChange
+from costmodels.parallel import ConfigGrid, ParallelConfig
+from hardware.errors import ConfigError
+from trials.simulated import SimulatedBackend
+from tuner.config import StudyConfig, first_difference
+from tuner.layer_plans import LayerTask, layer_tasks, planned_layer, shape_text, summary_of
+from tuner.planners.workers import AbstractBound, ProcessWorkers
+from tuner.record import MEANING
+from tuner.storage import find_study
+
+LAYER_PLANS = "layer_plans"
+"""The study's attribute that keeps them."""
+
+OnPlanned = Callable[[int, int], None]
+"""Hears how many shapes are planned, and of how many."""
+
+SHAPES_AT_ONCE = 16
+"""Shapes between two such calls; with no more than that, starting processes takes longer than planning."""
+
+_Found = tuple[LayerChange | None, dict[str, Any] | None]
+
+
+def planned_study(
+    config: StudyConfig,
+    grid: ConfigGrid,
+    *,
+    stored: Mapping[str, Any] | None = None,
+    on_planned: OnPlanned = lambda _, __: None,
+) -> StudyConfig:
+    """The study with the plans of these candidates.
+
+    Args:
+        config: The study.
+        grid: Candidates of it.
+        stored: What `as_stored` made of it earlier; nothing is planned then.
+        on_planned: Hears how far it is.
+
+    Raises:
+        ConfigError: pins can't hold.
+    """
+    if config.planning.name == "megatron":
+        return config
+    if stored is not None:
+        changes = tuple(_change_of(each) for each in stored["changes"])
+        return _with_plans(config, changes, stored["plans"])
+    tasks = layer_tasks(config.setting.job, config.setting.cluster, grid, config.planning)
+    found: list[_Found] = []
+    on_planned(0, len(tasks))
+    with _planner(len(tasks)) as planned:
+        for at in range(0, len(tasks), SHAPES_AT_ONCE):
+            try:
+                found += planned(tasks[at : at + SHAPES_AT_ONCE])
+            except ConfigError as error:
+                raise error.under("planner").in_file(config.file) from None
+            on_planned(len(found), len(tasks))
+    plans = {
+        shape_text(task.config): summary for task, (_, summary) in zip(tasks, found, strict=True) if summary is not None
+    }
+    return _with_plans(config, tuple(change for change, _ in found if change is not None), plans)
+
+
+def as_stored(config: StudyConfig) -> dict[str, Any]:
+    """The plans of a study as JSON."""
+    changes = [asdict(change) for change in config.setting.runtime.layer_changes]
+    return {"changes": changes, "plans": dict(config.layer_plans)}
+
+
+def stored_plans(config: StudyConfig) -> dict[str, Any] | None:
+    """What the study's storage holds of them; None if there is nothing, or it is of another study of that name."""
+    study = find_study(config.storage, config.name)
+    if study is None or study.user_attrs.get(MEANING) is None:
+        return None
+    is_same = first_difference(study.user_attrs[MEANING], json.loads(json.dumps(config.meaning))) is None
+    found: dict[str, Any] | None = study.user_attrs.get(LAYER_PLANS) if is_same else None
+    return found
+
+
+def by_hand(config: StudyConfig, chosen: ParallelConfig) -> dict[str, Any] | None:
+    """The plan by hand of one configuration, told the same way; None where it has nothing to shard."""
+    grid = ConfigGrid.from_configs([chosen])
+    tasks = layer_tasks(config.setting.job, config.setting.cluster, grid, config.planning)
+    return _plan(tasks[0], None)[1] if tasks else None
+
+
+def _with_plans(
+    config: StudyConfig, changes: tuple[LayerChange, ...], plans: Mapping[str, dict[str, Any]]
+) -> StudyConfig:
+    runtime = replace(config.setting.runtime, layer_changes=changes)
+    assert isinstance(config.backend, SimulatedBackend), "other trials run the plan by hand"
+    return replace(
+        config,
+        setting=replace(config.setting, runtime=runtime),
+        backend=replace(config.backend, runtime=runtime),
+        layer_plans=plans,
+    )
+
+
+def _change_of(stored: Mapping[str, Any]) -> LayerChange:
+    """A change as it was before JSON made lists of its tuples."""
+
+    def frozen(value: Any) -> Any:
+        return tuple(frozen(each) for each in value) if isinstance(value, list | tuple) else value
+
+    return LayerChange(**{key: frozen(value) for key, value in stored.items()})
+
+
+@contextmanager
+def _planner(num_tasks: int) -> Iterator[Callable[[Sequence[LayerTask]], list[_Found]]]:
+    """What plans several shapes, on all cores if there are many."""
+    if num_tasks <= SHAPES_AT_ONCE:
+        yield lambda tasks: [_plan(task, None) for task in tasks]
+        return
+    with ProcessWorkers(os.cpu_count() or 1) as workers:
+        yield lambda tasks: workers.map(_plan, tasks)
+
+
+def _plan(task: LayerTask, _: AbstractBound | None) -> _Found:
+    planned = planned_layer(task)
+    return (None, None) if planned is None else (planned.change, summary_of(task, planned))
