@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from costmodels.breakdown import EXPOSED_PARTS
-from costmodels.changed_layers import nothing, with_changes
+from costmodels.changed_layers import changed_rows
 from costmodels.communication import Beside, BlockCommunication, block_communication
 from costmodels.job import TrainingJob
 from costmodels.kernels import CollectiveTime, KernelTime, execution_s
@@ -28,7 +28,7 @@ from costmodels.operators import (
     step_operators,
     unique_tokens,
 )
-from costmodels.parallel import ConfigGrid, IntArray
+from costmodels.parallel import RECOMPUTE_MODES, ConfigGrid, IntArray
 from costmodels.placement import place, place_on
 from costmodels.runtime import RuntimeProfile
 from hardware.cluster import Cluster
@@ -143,9 +143,21 @@ def block_costs(
         compute=np.array([(t.forward, t.backward) for t in times]),
         exposed=np.array([_exposed_parts(communication) for communication in found]),
         host=np.array([times[0].launches * runtime.launch_s, issued]),
-        once_s=nothing(shapes),
+        once_s=np.zeros((len(BLOCKS), len(shapes))),
     )
-    return with_changes(costs, runtime.layer_changes, shapes)
+    return _changed(costs, runtime, shapes)
+
+
+def _changed(costs: BlockCosts, runtime: RuntimeProfile, shapes: ConfigGrid) -> BlockCosts:
+    """The costs with what sharding plans change of some rows, in place."""
+    is_full = shapes.recompute == RECOMPUTE_MODES.index("full")
+    for row, change in changed_rows(runtime.layer_changes, shapes):
+        forward_s, backward_s = np.array(change.added_s)
+        costs.compute[..., row] *= np.array(change.compute)
+        costs.exposed[..., row] *= np.array(change.exposed)
+        costs.exposed[..., row] += (1 + is_full[row]) * forward_s + backward_s
+        costs.once_s[..., row] += np.array(change.once_s)
+    return costs
 
 
 def _beside(times: BlockTimes) -> Beside:

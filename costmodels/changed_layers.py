@@ -1,23 +1,18 @@
-"""What sharding plans change of layers, applied: to the costs of shapes, and to one configuration for the simulator.
+"""What sharding plans change of layers, looked up by the shapes of configurations.
 
-Letters: B blocks in the order of BLOCKS, u rows of shapes.
+Letters: u rows of shapes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import fields, replace
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from costmodels.breakdown import EXPOSED_PARTS
 from costmodels.layer_change import KEYS, LayerChange
-from costmodels.operators import BLOCKS, Block, FloatArray, Phase
-from costmodels.parallel import RECOMPUTE_MODES, ConfigGrid
-
-if TYPE_CHECKING:  # which applies these
-    from costmodels.block_costs import BlockCosts
+from costmodels.operators import BLOCKS, Block, Phase
+from costmodels.parallel import ConfigGrid
 
 
 def compute_ratio(change: LayerChange, block: Block, phase: Phase) -> float:
@@ -48,23 +43,9 @@ def change_of(changes: Sequence[LayerChange], grid: ConfigGrid) -> LayerChange |
     return next((change for change in changes if change.key == key), None)
 
 
-def with_changes(costs: BlockCosts, changes: Sequence[LayerChange], shapes: ConfigGrid) -> BlockCosts:
-    """The costs of shape rows [u] with what plans change of some of them."""
+def changed_rows(changes: Sequence[LayerChange], shapes: ConfigGrid) -> Iterator[tuple[int, LayerChange]]:
+    """The rows of `shapes` of which something is changed, and what."""
     known = {change.key: change for change in changes}
-    found = [(row, known[key]) for row, key in enumerate(shape_keys(shapes)) if key in known]
-    if not found:
-        return costs
-    changed = {field.name: getattr(costs, field.name).copy() for field in fields(costs)}
-    is_full = shapes.recompute == RECOMPUTE_MODES.index("full")
-    for row, change in found:
-        changed["compute"][..., row] *= np.array(change.compute)
-        forward_s, backward_s = np.array(change.added_s)
-        changed["exposed"][..., row] *= np.array(change.exposed)
-        changed["exposed"][..., row] += (1 + is_full[row]) * forward_s + backward_s
-        changed["once_s"][..., row] += np.array(change.once_s)
-    return replace(costs, **changed)
-
-
-def nothing(shapes: ConfigGrid) -> FloatArray:
-    """What weights take once a step beyond Megatron's plan, where nothing is changed [B, u]."""
-    return np.zeros((len(BLOCKS), len(shapes)))
+    for row, key in enumerate(shape_keys(shapes)):
+        if key in known:
+            yield row, known[key]
