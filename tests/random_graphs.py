@@ -139,8 +139,8 @@ def _result(draw, count):
 
 
 def choices(op: Op, sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Everything that axes of these sizes can serve in an operator [axes]."""
-    rows = itertools.product((NONE, *op.rule.cuttable), repeat=len(sizes))
+    """Everything that axes of these sizes can serve in an operator [axes]; an axis of one device serves nothing."""
+    rows = itertools.product(*((NONE, *(op.rule.cuttable if size > 1 else ())) for size in sizes))
     return [row for row in rows if _divides(op, row, sizes)]
 
 
