@@ -196,7 +196,7 @@ def cost_of(plan: Plan, *, classifier: Classifier = moves) -> PlanCost:
     return PlanCost(
         collectives=_collectives(plan, classifier),
         compute_s=_compute_s(plan),
-        peak_memory_bytes=_peak_bytes(plan),
+        peak_memory_bytes=float(live_bytes(plan).max(initial=0.0)),
     )
 
 
@@ -311,8 +311,8 @@ def lifetimes(graph: Graph) -> tuple[Lifetime | None, ...]:
     return tuple(found)
 
 
-def _peak_bytes(plan: Plan) -> float:
-    """The most that is alive at an operator: what lies there for later, in every layout that is kept, and its results.
+def live_bytes(plan: Plan) -> FloatArray:
+    """What is alive at each operator [ops]: what lies there for later, in every layout that is kept, and its results.
 
     What the step makes of a state takes the state's place, in the layout of that. What costs no message, a slice or a
     constant, is not kept: everyone who reads it makes it anew. Partial sums are there until they are scattered.
@@ -339,4 +339,4 @@ def _peak_bytes(plan: Plan) -> float:
             elif readers:
                 change[readers[0]] += copy_bytes
                 change[readers[-1] + 1] -= copy_bytes
-    return float((np.cumsum(change[:-1]) + own).max(initial=0.0))
+    return np.cumsum(change[:-1]) + own

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from costmodels.plan import Plan, cost_of
+from costmodels.plan import Plan, cost_of, live_bytes
 from tuner.planners.outcome import ROUNDING
 from tuner.planners.sharding_terms import Charge, Row, ShardingTerms, rows_beside
 
@@ -61,7 +61,7 @@ def descended(
             later = axes.index(axis) + 1
             waiting = [*axes[later:], *axes[: later if kept else later - 1]]
     best = Plan(graph=plan.graph, mesh=plan.mesh, served=np.array(rows, dtype=np.int64).reshape(plan.served.shape))
-    if not terms.is_exact and charged_s(best, charge) > charged_s(plan, charge):
+    if not terms.is_exact and _priced_s(best, terms, charge) > _priced_s(plan, terms, charge):
         return Descent(plan=plan, is_optimum=False)
     is_optimum = len(axes) <= 1 and is_known and is_open is None and terms.is_exact
     return Descent(plan=best, is_optimum=is_optimum)
@@ -73,6 +73,12 @@ def charged_s(plan: Plan, charge: Charge | None) -> float:
     if charge is None:
         return step_time_s
     return step_time_s + sum(charge(number, tuple(row)) for number, row in enumerate(plan.served.tolist()))
+
+
+def _priced_s(plan: Plan, terms: ShardingTerms, charge: Charge | None) -> float:
+    """The same with what the tables' prices make of the memory that a plan takes."""
+    held_s = sum(terms.byte_s[op] * live for op, live in enumerate(live_bytes(plan)) if op in terms.byte_s)
+    return charged_s(plan, charge) + held_s
 
 
 def _choices(plan: Plan, rows: list[Row], axis: int, is_open: IsOpen | None) -> list[tuple[Row, ...]]:

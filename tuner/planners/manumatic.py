@@ -6,6 +6,7 @@ plan without that one, and a perturbed pin shows what a slightly wrong one would
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -14,9 +15,14 @@ from costmodels.graph import Graph
 from costmodels.plan import Plan, PlanCost, cost_of
 from hardware.errors import ConfigError
 from tuner.planners.axis_descent import descended
+from tuner.planners.memory_prices import fitted
 from tuner.planners.pins import Pin, Pinned, deviation, pinned
 from tuner.planners.recursive import Level, Order, recursive_plan
 from tuner.planners.sharding_terms import Charge, ShardingTerms, together
+
+
+MEMORY_KEY = "memory_gib"
+"""Where the limit stands, in messages."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +35,8 @@ class PinReport:
         num_held: Those of them that are cut into a multiple of its ways.
         num_over_provisioned: Those of these that are cut further.
         missing: Mean of D(split, target) over the operators; 0 where it holds everywhere.
-        saved_s: Step time of the plan without it, less that of the plan with it; None if nobody asked.
+        saved_s: Step time of the plan without it, less that of the plan with it; infinite where without it no plan is
+            found that fits into memory, None if nobody asked.
     """
 
     pin: Pin
@@ -69,7 +76,7 @@ class Perturbed:
     Attributes:
         pin: The changed pin.
         number: Which it replaces.
-        step_time_s: The step with it; None where it can't hold.
+        step_time_s: The step with it; None where it can't hold, or no plan is found that fits into memory.
     """
 
     pin: Pin
@@ -87,6 +94,7 @@ def pinned_plan(
     order: Order = "price",
     descent: ShardingTerms | None = None,
     charge: Charge | None = None,
+    memory_bytes: float | None = None,
     counterfactuals: bool = True,
 ) -> PinnedPlan:
     """The plan under the pins.
@@ -100,22 +108,26 @@ def pinned_plan(
         order: Of D-Rec's visits.
         descent: What plans cost, for going on from D-Rec's plan axis by axis; None to stay with that.
         charge: Further costs, for that way on alone.
+        memory_bytes: The most that a device may hold, which needs that way on; None for anything.
         counterfactuals: Whether a plan without each pin says what it saved.
 
     Raises:
-        ConfigError: the pins can't hold.
+        ConfigError: the pins can't hold, or no plan is found that fits into memory.
     """
     found = pinned(pins, graph, mesh, levels)
-    plan, is_optimum = _planned(graph, refined_mesh, levels, found, order, descent, charge)
+    plan, is_optimum = _planned(graph, refined_mesh, levels, found, order, descent, charge, memory_bytes)
     cost = cost_of(plan)
     reports = []
     for number in range(len(pins)):
         report = _report(found, plan, number)
         if counterfactuals:
             others = pinned([pin for at, pin in enumerate(pins) if at != number], graph, mesh, levels)
-            plan_without, _ = _planned(graph, refined_mesh, levels, others, order, descent, charge)
-            without = cost_of(plan_without)
-            report = replace(report, saved_s=without.step_time_s - cost.step_time_s)
+            try:
+                plan_without, _ = _planned(graph, refined_mesh, levels, others, order, descent, charge, memory_bytes)
+                saved_s = cost_of(plan_without).step_time_s - cost.step_time_s
+            except ConfigError:
+                saved_s = math.inf
+            report = replace(report, saved_s=saved_s)
         reports.append(report)
     return PinnedPlan(plan=plan, cost=cost, is_optimum=is_optimum, reports=tuple(reports))
 
@@ -129,6 +141,7 @@ def perturbed(
     *,
     order: Order = "price",
     descent: ShardingTerms | None = None,
+    memory_bytes: float | None = None,
 ) -> tuple[Perturbed, ...]:
     """Plans with one pin changed at a time: half and double its ways, and each other dim that its operators can cut."""
     found = pinned(pins, graph, mesh, levels)
@@ -142,7 +155,7 @@ def perturbed(
     for number, pin in changed:
         try:
             own = pinned([pin if at == number else other for at, other in enumerate(pins)], graph, mesh, levels)
-            plan, _ = _planned(graph, refined_mesh, levels, own, order, descent)
+            plan, _ = _planned(graph, refined_mesh, levels, own, order, descent, None, memory_bytes)
             step_time_s = cost_of(plan).step_time_s
         except ConfigError:
             step_time_s = None
@@ -158,14 +171,31 @@ def _planned(
     order: Order,
     descent: ShardingTerms | None,
     charge: Charge | None = None,
+    memory_bytes: float | None = None,
 ) -> tuple[Plan, bool]:
-    """The plan under pins, and whether it is known that none costs less."""
+    """The plan under pins, and whether it is known that none costs less.
+
+    Raises:
+        ConfigError: none is found that fits into memory.
+    """
     plan = recursive_plan(graph, mesh, levels, order=order, closed=pins.closed, extra=pins.extra)
+    assert descent is not None or memory_bytes is None, "a limit of memory needs the descent"
     if descent is None:
         return plan, False
     is_open = pins.is_open if pins.served else None
-    found = descended(plan, descent, is_open=is_open, charge=together(pins.charge, charge))
-    return found.plan, found.is_optimum
+    all_charges = together(pins.charge, charge)
+    found = descended(plan, descent, is_open=is_open, charge=all_charges)
+    if memory_bytes is None or cost_of(found.plan).peak_memory_bytes <= memory_bytes:
+        return found.plan, found.is_optimum
+    below = fitted(found.plan, descent, memory_bytes, is_open=is_open, charge=all_charges)
+    if below.plan is None:
+        raise ConfigError(
+            f"no plan was found that needs so little: the fastest needs {cost_of(found.plan).peak_memory_bytes / GIB:.4g}",
+            key=MEMORY_KEY,
+            value=memory_bytes / GIB,
+            nearest=f"the least that was found is {math.ceil(below.least_bytes / GIB * 1000) / 1000:g}",
+        )
+    return below.plan, False
 
 
 def _report(pins: Pinned, plan: Plan, number: int) -> PinReport:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from costmodels.dims import Rule
 from costmodels.graph import CONSTANT, STATE, Graph
 from costmodels.plan import NONE, Roofline, wanted_layout, written_layout
 from costmodels.sharding import PARTIAL, REPLICATED, Layout, moves
+from tuner.planners.byte_prices import BytePrices, TensorPrice, price_table, tensor_prices
 from tuner.planners.elimination import Table, Term, cheapest_order, least
 
 Row = tuple[int, ...]
@@ -49,7 +51,7 @@ class _Kind:
         rank: Its dims.
         times: How often its partial sums are added up.
         reads: Of each use how often it reads, and whether in the pass that gathers again; none of a constant.
-        byte_s: What a byte costs that a device holds of it.
+        price: What a byte costs while a device holds it; None for nothing.
         share: The part of it that is charged.
     """
 
@@ -57,7 +59,7 @@ class _Kind:
     rank: int
     times: int
     reads: tuple[tuple[int, bool], ...]
-    byte_s: float
+    price: TensorPrice | None = None
     share: float = 1.0
 
 
@@ -111,26 +113,32 @@ class ShardingTerms:
         graph: What is sharded.
         mesh: Over what.
         is_exact: Whether the tables say what `cost_of` does; they do not where very many read a tensor.
+        byte_s: Prices of what a device holds, charged beside that.
     """
 
-    def __init__(self, graph: Graph, mesh: DeviceMesh, *, byte_s: Sequence[float] | None = None) -> None:
-        """Prepares the tables.
-
-        Args:
-            graph: What is sharded.
-            mesh: Over what.
-            byte_s: Of each tensor what a byte costs that a device holds of it [s per byte]; None for nothing.
-        """
+    def __init__(self, graph: Graph, mesh: DeviceMesh) -> None:
+        """Prepares the tables of a graph over a mesh."""
         self.graph, self.mesh = graph, mesh
+        self.byte_s: BytePrices = {}
         self._roofline = Roofline(graph, mesh)
         tensors = range(len(graph.tensors))
-        self._kinds = [self._kind(tensor, 0.0 if byte_s is None else byte_s[tensor]) for tensor in tensors]
+        self._kinds = [self._kind(tensor) for tensor in tensors]
         self._parts = [part for tensor in tensors for part in self._parts_of(tensor)]
         self.is_exact = all(part.kind.share == 1.0 for part in self._parts)
         self._compute: dict[tuple[object, ...], Table] = {}
         self._layouts: dict[tuple[object, ...], tuple[Layout, ...]] = {}
         self._tables: dict[tuple[object, ...], Table] = {}
         self._move_s: dict[tuple[Layout, Layout, float], float] = {}
+
+    def priced(self, byte_s: BytePrices) -> ShardingTerms:
+        """The same with prices of what a device holds; what this one knows is known there, too."""
+        found = copy(self)
+        found.byte_s = byte_s
+        found._tables = dict(self._tables)
+        prices = tensor_prices(self.graph, byte_s)
+        found._kinds = [replace(kind, price=price) for kind, price in zip(self._kinds, prices, strict=True)]
+        found._parts = [part for tensor in range(len(prices)) for part in found._parts_of(tensor)]
+        return found
 
     def least(
         self,
@@ -206,17 +214,19 @@ class ShardingTerms:
             self._tables[key] = np.broadcast_to(table, tuple(sizes[op] for op in scope))
         return Term(scope=scope, table=self._tables[key])
 
-    def _kind(self, tensor: int, byte_s: float) -> _Kind:
+    def _kind(self, tensor: int) -> _Kind:
         graph, array = self.graph, self.graph.tensors[tensor]
         maker = graph.ops[graph.maker[tensor][0]]
         turn, is_state = graph.first_backward, maker.primitive == STATE
-        uses = () if maker.primitive == CONSTANT else graph.uses[tensor]
+        is_sent = maker.primitive != CONSTANT  # everyone who reads a constant can make it
         return _Kind(
             num_bytes=array.num_bytes,
             rank=len(array.shape),
             times=graph.sums[tensor],
-            reads=tuple((graph.ops[use.op].times, is_state and turn is not None and use.op >= turn) for use in uses),
-            byte_s=byte_s,
+            reads=tuple(
+                (graph.ops[use.op].times if is_sent else 0, is_state and turn is not None and use.op >= turn)
+                for use in graph.uses[tensor]
+            ),
         )
 
     def _parts_of(self, tensor: int) -> list[_Part]:
@@ -225,14 +235,14 @@ class ShardingTerms:
         kind = self._kinds[tensor]
         written = _Slot(op=maker, number=slot, is_maker=True)
         read = [_Slot(op=use.op, number=use.operand, is_maker=False) for use in self.graph.uses[tensor]]
-        if not kind.reads:  # nobody reads it, or it is a constant
-            return [_Part(kind=kind, slots=(written,))]
+        if kind.price is None and not any(times for times, _ in kind.reads):  # nobody reads it, or it is a constant
+            return [_Part(kind=replace(kind, reads=()), slots=(written,))]
         if len(read) <= MOST_READERS:
             return [_Part(kind=kind, slots=(written, *read))]
         share = 1.0 / len(read)
         return [
-            _Part(kind=replace(kind, reads=(own,), share=share), slots=(written, slot))
-            for own, slot in zip(kind.reads, read, strict=True)
+            _Part(kind=replace(kind, reads=(own,), share=share, price=_of_use(kind.price, use)), slots=(written, slot))
+            for use, (own, slot) in enumerate(zip(kind.reads, read, strict=True))
         ]
 
     def _layouts_of(self, slot: _Slot, rows: tuple[Row, ...]) -> tuple[Layout, ...]:
@@ -270,9 +280,10 @@ class ShardingTerms:
                 if kind.reads[earlier][1] == again:
                     own_s = own_s * (wanted[earlier] != wanted[number]).any(axis=-1)
             table = table + own_s
-        if kind.byte_s:
-            sizes = np.array(self.mesh.sizes, dtype=np.float64)
-            table = table + kind.byte_s * kind.num_bytes / np.where(lies >= 0, sizes, 1.0).prod(axis=-1)
+        if kind.price is not None:
+            is_again = [again for _, again in kind.reads]
+            held_s = price_table(kind.price, written, lies, wanted, is_again, self.mesh)
+            table = table + kind.num_bytes * held_s
         return kind.share * np.asarray(table, dtype=np.float64)
 
     def _seconds(self, before: Any, after: Any, kind: _Kind) -> Table:
@@ -294,6 +305,11 @@ class ShardingTerms:
             changes = moves(before, after, num_bytes, self.mesh.sizes)
             self._move_s[key] = sum(move.seconds(self.mesh) for move in changes)
         return self._move_s[key]
+
+
+def _of_use(price: TensorPrice | None, number: int) -> TensorPrice | None:
+    """The price of a tensor of whose uses only one is seen."""
+    return None if price is None else replace(price, uses=price.uses[number : number + 1])
 
 
 def rows_beside(rule: Rule, sizes: Sequence[int], row: Row, axis: int) -> tuple[Row, ...]:

@@ -1,0 +1,144 @@
+"""Plans under a limit of memory, by prices: a byte that is alive at an operator where too many are costs something.
+
+The limit holds at every operator, so each has a price of its own, zero at first (Lagrange's multipliers). While the plan
+does not fit, the operator with the most bytes gets a higher price, by a constant factor each time, and the plan descends
+along the axes under these prices. Prices that lead to a plan that fits are more than it needs: bisection scales them
+down again, and the fastest plan that fits is kept. Where a limit is so low that no prices lead below it, a plan that
+fits may be missed; what is found is held against `sharding_milp`, which misses none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from costmodels.plan import Plan, cost_of, live_bytes
+from tuner.planners.axis_descent import IsOpen, charged_s, descended
+from tuner.planners.outcome import ROUNDING
+from tuner.planners.sharding_terms import Charge, ShardingTerms
+
+FIRST = 0.05
+"""Of the step that holding the limit's bytes costs with the first price of an operator."""
+
+GROWTH = 2.0
+"""By which prices grow."""
+
+ANYTHING_S = 1e9
+"""What holding the limit's bytes costs where it costs more than any step."""
+
+ENOUGH = 1e4
+"""Steps that holding the limit's bytes costs where prices have said all that they can."""
+
+MOST_ROUNDS = 60
+"""Of growing prices, from one plan."""
+
+HALVINGS = 5
+"""Of the prices' scale, when a plan fits."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Fitted:
+    """What became of a limit.
+
+    Attributes:
+        plan: The fastest plan that was found below it; None where there was none.
+        least_bytes: The lowest peak of all plans that were seen.
+    """
+
+    plan: Plan | None
+    least_bytes: float
+
+
+def fitted(
+    plan: Plan, terms: ShardingTerms, memory_bytes: float, *, is_open: IsOpen | None = None, charge: Charge | None = None
+) -> Fitted:
+    """The fastest plan below a limit that prices lead to.
+
+    Prices begin at a plan, and at one that they have led to where every byte costs more than any time.
+
+    Args:
+        plan: Where it begins.
+        terms: What plans of its graph on its mesh cost.
+        memory_bytes: The most that a device may hold.
+        is_open: Restricts operators; None for no restriction.
+        charge: Further costs.
+    """
+    search = _Search(terms=terms, memory_bytes=memory_bytes, is_open=is_open, charge=charge)
+    search.see(plan)
+    smallest = search.descended(plan, dict.fromkeys(range(len(plan.graph.ops)), ANYTHING_S / memory_bytes))
+    unit_s = max(charged_s(one, charge) for one in (plan, smallest)) / memory_bytes
+    for start in (plan, smallest):
+        search.raise_prices(start, unit_s)
+    return Fitted(plan=search.best, least_bytes=search.least_bytes)
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class _Search:
+    """The plans that were seen.
+
+    Attributes:
+        best: The fastest that fits.
+        best_s: What it costs.
+        least_bytes: The lowest peak of all.
+    """
+
+    terms: ShardingTerms
+    memory_bytes: float
+    is_open: IsOpen | None
+    charge: Charge | None
+    best: Plan | None = None
+    best_s: float = field(default=np.inf)
+    least_bytes: float = field(default=np.inf)
+
+    def see(self, plan: Plan) -> bool:
+        """Keeps a plan if it is the fastest so far that fits; returns whether it fits."""
+        peak_bytes = float(live_bytes(plan).max(initial=0.0))
+        self.least_bytes = min(self.least_bytes, peak_bytes)
+        if peak_bytes > self.memory_bytes:
+            return False
+        cost_s = charged_s(plan, self.charge)
+        if cost_s < self.best_s * (1 - ROUNDING):
+            self.best, self.best_s = plan, cost_s
+        return True
+
+    def descended(self, plan: Plan, byte_s: dict[int, float]) -> Plan:
+        """The plan that prices lead to from another, seen."""
+        found = descended(plan, self.terms.priced(byte_s), is_open=self.is_open, charge=self.charge).plan
+        self.see(found)
+        return found
+
+    def raise_prices(self, start: Plan, unit_s: float) -> None:
+        """Prices grow until a plan fits, and are then scaled down to what that takes.
+
+        Args:
+            start: Where plans begin.
+            unit_s: The price of a byte at which holding as many as the limit costs about a step [s per byte].
+        """
+        byte_s: dict[int, float] = {}
+        plan = start
+        for _ in range(MOST_ROUNDS):
+            live = live_bytes(plan)
+            worst = int(live.argmax())
+            if live[worst] <= self.memory_bytes:
+                break
+            highest_s = max(byte_s.values(), default=0.0)
+            byte_s[worst] = max(FIRST * unit_s, GROWTH * byte_s.get(worst, 0.0), highest_s / GROWTH)
+            if byte_s[worst] > ENOUGH * unit_s:
+                return
+            plan = self.descended(plan, byte_s)
+        else:
+            return
+        too_low, enough = 0.0, 1.0
+        for _ in range(HALVINGS if byte_s else 0):
+            scale = (too_low + enough) / 2
+            scaled = {op: scale * price_s for op, price_s in byte_s.items()}
+            plans = [self.descended(begin, scaled) for begin in (start, plan)]
+            if any(self.fits(one) for one in plans):
+                enough = scale
+            else:
+                too_low = scale
+
+    def fits(self, plan: Plan) -> bool:
+        """Whether a plan is below the limit."""
+        return float(live_bytes(plan).max(initial=0.0)) <= self.memory_bytes
