@@ -57,9 +57,21 @@ def plan(
         list[str] | None,
         typer.Option(
             metavar="op=*.up,dim=ffn,axis=tp",
-            help="Pin operators' dim to an axis, or to `ways=`; with `weight_s=` soft.",
+            help="Pin operators' dim to an axis, or to `ways=`; with `weight_s=` soft. "
+            "A dim without a name is `operand1.0` or `result.0`.",
         ),
     ] = None,
+    memory_gib: Annotated[
+        str | None,
+        typer.Option(
+            "--memory-gib",
+            metavar="N|device",
+            help="The most that a device may hold of what is planned; `device` is all that it has. No limit else.",
+        ),
+    ] = None,
+    diagnose: Annotated[
+        bool, typer.Option("--diagnose", help="Also tell what slightly wrong pins would have cost.")
+    ] = False,
     export: Annotated[
         str | None,
         typer.Option(metavar="TARGET", help="Also as jax, torch, megatron or mindspore takes it; see --out."),
@@ -72,7 +84,7 @@ def plan(
     from tuner.plan_export import PlanSource
     from tuner.sharding_plans import in_lines, of_candidate, plan_json, planned, shardings_table
 
-    options = _options(planner, order, whole_axes, pin or [])
+    options = _options(planner, order, whole_axes, pin or [], diagnose=diagnose)
     _check_export(export, out)
     candidate = None
     given = [each for each, value in (("a study file", study), ("--jax", jax), ("--torch", torch)) if value is not None]
@@ -100,11 +112,11 @@ def plan(
         num_layers = None if layers is None else whole_number("--layers", layers, 1)
         graph, found_mesh = of_candidate(config.setting, wanted, num_layers)
         title = f"{config_in_words(config, wanted)}: {graph.name}, one micro-batch on {found_mesh.in_words}"
+    options = replace(options, memory_bytes=_memory_bytes(memory_gib, found_mesh))
     try:
         found = planned(graph, found_mesh, options)
     except ConfigError as error:
-        where = (error.key or "").replace("pins", "--pin")
-        raise ConfigError(error.rule, key=where, value=error.value, nearest=error.nearest) from None
+        raise _by_option(error) from None
     exported = _exported(export, out, PlanSource(plan=found.plan, candidate=candidate), jax)
     if as_json:
         print_json(plan_json(found) | ({} if exported is None else {"export": exported.content}))
@@ -121,7 +133,29 @@ def plan(
     warn(exported.notes if exported is not None else ())
 
 
-def _options(planner: str, order: str, whole_axes: bool, pins: list[str]) -> PlannerOptions:
+def _by_option(error: ConfigError) -> ConfigError:
+    """A planner's message with the options in place of its own keys."""
+    from tuner.planners.manumatic import MEMORY_KEY
+    from tuner.planners.pins import KEY
+
+    where = (error.key or "").replace(KEY, "--pin").replace(MEMORY_KEY, "--memory-gib")
+    rule = error.rule.replace(f"{KEY}[", "--pin[")
+    return ConfigError(rule, key=where, value=error.value, nearest=error.nearest)
+
+
+def _memory_bytes(text: str | None, mesh: DeviceMesh) -> float | None:
+    """The limit that `--memory-gib` names."""
+    from hardware.device import GIB
+    from tuner.cli_options import number
+
+    if text is None:
+        return None
+    if text == "device":
+        return float(min(device.memory_bytes for device in mesh.cluster.devices))
+    return number("--memory-gib", text, above_zero=True) * GIB
+
+
+def _options(planner: str, order: str, whole_axes: bool, pins: list[str], *, diagnose: bool) -> PlannerOptions:
     from tuner.sharding_plans import ORDER_CHOICES, PLANNERS, PlannerOptions
 
     planners = [choice for choice in PLANNERS if choice == planner]
@@ -130,11 +164,14 @@ def _options(planner: str, order: str, whole_axes: bool, pins: list[str]) -> Pla
     orders = [choice for choice in ORDER_CHOICES if choice == order]
     if not orders:
         raise ConfigError("is no order", key="--order", value=order, nearest=did_you_mean(order, ORDER_CHOICES))
+    if diagnose and not pins:
+        raise ConfigError("needs --pin", key="--diagnose", nearest="for example --pin op=*.up,dim=ffn,axis=tp")
     return PlannerOptions(
         planner=planners[0],
         order=orders[0],
         whole_axes=whole_axes,
         pins=tuple(_pin(text) for text in pins),
+        diagnose=diagnose,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -16,8 +16,9 @@ from costmodels.plan import Plan, PlanCost
 from costmodels.plan_totals import collective_lines, collectives_by_kind
 from costmodels.reduced import least_layers, with_layers
 from hardware.cluster import Cluster
+from hardware.device import GIB
 from hardware.errors import ConfigError
-from tuner.planners.manumatic import PinnedPlan, PinReport, pinned_plan
+from tuner.planners.manumatic import MEMORY_KEY, Perturbed, PinnedPlan, PinReport, perturbed, pinned_plan
 from tuner.planners.pins import Pin
 from tuner.planners.recursive import ORDERS, Order, refined, whole
 from tuner.planners.sharding_terms import ShardingTerms
@@ -43,12 +44,16 @@ class PlannerOptions:
         order: In which D-Rec visits operators; `best` tries all and keeps the cheapest.
         whole_axes: Whether an axis of the mesh cuts one dim only, which is what frameworks can express.
         pins: What a user asks for.
+        memory_bytes: The most that a device may hold, which D-Rec alone does not mind; None for anything.
+        diagnose: Whether it is told what slightly wrong pins would have cost.
     """
 
     planner: Planner = "descent"
     order: OrderChoice = "best"
     whole_axes: bool = False
     pins: tuple[Pin, ...] = ()
+    memory_bytes: float | None = None
+    diagnose: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -58,12 +63,16 @@ class Planned:
     Attributes:
         found: The plan, its cost, and what became of the pins.
         order: The order that found it.
-        search_s: What finding it took.
+        search_s: What finding it took, and what was asked beside it.
+        memory_bytes: The limit, if there was one.
+        perturbed: What slightly wrong pins would have led to; None if nobody asked.
     """
 
     found: PinnedPlan
     order: Order
     search_s: float
+    memory_bytes: float | None = None
+    perturbed: tuple[Perturbed, ...] | None = None
 
     @property
     def plan(self) -> Plan:
@@ -80,8 +89,12 @@ def planned(graph: Graph, mesh: DeviceMesh, options: PlannerOptions) -> Planned:
     """The plan of a graph by D-Rec, under pins if there are any.
 
     Raises:
-        ConfigError: the pins can't hold.
+        ConfigError: the pins can't hold, or no plan is found that fits into memory.
     """
+    if options.memory_bytes is not None and options.planner != "descent":
+        raise ConfigError(
+            f"is nothing that the planner {options.planner} minds", key=MEMORY_KEY, nearest="take the planner descent"
+        )
     began_s = time.perf_counter()
     own_mesh, levels = whole(mesh) if options.whole_axes else refined(mesh)
     orders = ORDERS if options.order == "best" else (options.order,)
@@ -99,10 +112,36 @@ def planned(graph: Graph, mesh: DeviceMesh, options: PlannerOptions) -> Planned:
         for order in orders
     }
     best = _cheapest(tried)
-    found = tried[best]
+    limit_bytes = options.memory_bytes
+    if limit_bytes is not None and tried[best].cost.peak_memory_bytes > limit_bytes:
+        small = {order: plan for order, plan in tried.items() if plan.cost.peak_memory_bytes <= limit_bytes}
+        try:
+            small[best] = pinned_plan(
+                graph,
+                mesh,
+                own_mesh,
+                levels,
+                options.pins,
+                order=best,
+                descent=terms,
+                memory_bytes=limit_bytes,
+                counterfactuals=False,
+            )
+        except ConfigError:
+            if not small:
+                raise
+        tried, best = small, _cheapest(small)
+    found, others = tried[best], None
     if options.pins:
-        found = pinned_plan(graph, mesh, own_mesh, levels, options.pins, order=best, descent=terms)
-    return Planned(found=found, order=best, search_s=time.perf_counter() - began_s)
+        found = pinned_plan(
+            graph, mesh, own_mesh, levels, options.pins, order=best, descent=terms, memory_bytes=limit_bytes
+        )
+    if options.diagnose:
+        others = perturbed(
+            graph, mesh, own_mesh, levels, options.pins, order=best, descent=terms, memory_bytes=limit_bytes
+        )
+    search_s = time.perf_counter() - began_s
+    return Planned(found=found, order=best, search_s=search_s, memory_bytes=limit_bytes, perturbed=others)
 
 
 def _cheapest(plans: Mapping[Order, PinnedPlan]) -> Order:
@@ -196,12 +235,37 @@ def plan_json(planned: Planned) -> dict[str, Any]:
         "comm_s": cost.comm_s,
         "step_time_s": cost.step_time_s,
         "peak_memory_bytes": cost.peak_memory_bytes,
+        "memory_limit_bytes": planned.memory_bytes,
         "is_optimum": planned.found.is_optimum,
         "order": planned.order,
         "search_s": planned.search_s,
         "pins": [_pin_json(report) for report in planned.found.reports],
         "unknown_primitives": dict(graph.unknown),
+        **({} if planned.perturbed is None else {"diagnosis": _diagnosis_json(planned, planned.perturbed)}),
     }
+
+
+def _diagnosis_json(planned: Planned, others: Sequence[Perturbed]) -> dict[str, Any]:
+    step_time_s = planned.cost.step_time_s
+    return {
+        "left_out": [
+            {"pin": report.pin.in_words, "saved_s": _finite(report.saved_s)} for report in planned.found.reports
+        ],
+        "perturbed": [
+            {
+                "pin": planned.found.reports[other.number].pin.in_words,
+                "instead": other.pin.in_words,
+                "step_time_s": other.step_time_s,
+                "more_s": None if other.step_time_s is None else other.step_time_s - step_time_s,
+            }
+            for other in others
+        ],
+    }
+
+
+def _finite(seconds: float | None) -> float | None:
+    """None for what JSON can't say."""
+    return seconds if seconds is not None and math.isfinite(seconds) else None
 
 
 def _pin_json(report: PinReport) -> dict[str, Any]:
@@ -212,7 +276,7 @@ def _pin_json(report: PinReport) -> dict[str, Any]:
         "held": report.num_held,
         "over_provisioned": report.num_over_provisioned,
         "missing": report.missing,
-        "saved_s": report.saved_s,
+        "saved_s": _finite(report.saved_s),
     }
 
 
@@ -220,13 +284,17 @@ def in_lines(planned: Planned) -> list[str]:
     """The same for people: totals, collectives by kind and axes, and what became of the pins."""
     plan, cost = planned.plan, planned.cost
     together = collectives_by_kind(plan, cost)
+    digits, limit = 1, ""
+    if planned.memory_bytes is not None:
+        digits, limit = 3, f", of {planned.memory_bytes / GIB:g} at most"
     lines = [
         f"{cost.step_time_s:.4g} s per step, {cost.comm_s:.4g} s of them communication, nothing overlapped; "
-        f"{cost.peak_memory_bytes / 2**30:.1f} GiB per device",
+        f"{cost.peak_memory_bytes / GIB:.{digits}f} GiB per device{limit}",
         f"planned {len(plan.graph.ops):,} operators in {planned.search_s:.2f} s (order: {planned.order})"
         + (", and no plan is faster" if planned.found.is_optimum else ""),
         *collective_lines(together),
         *(_pin_line(report) for report in planned.found.reports),
+        *_diagnosis_lines(planned),
     ]
     if plan.graph.unknown:
         found = ", ".join(f"{name} ({count} times)" for name, count in plan.graph.unknown)
@@ -239,8 +307,31 @@ def _pin_line(report: PinReport) -> str:
     more = f", cut further at {report.num_over_provisioned}" if report.num_over_provisioned else ""
     saved = ""
     if report.saved_s is not None:
-        saved = f"; without it a step takes {abs(report.saved_s):.3g} s {'more' if report.saved_s >= 0 else 'less'}"
+        saved = f"; without it a step takes {_more_or_less(report.saved_s)}"
+    if report.saved_s == math.inf:
+        saved = "; without it no plan was found that fits"
     return f"  pin {report.pin.in_words}: {held}{more}{saved}"
+
+
+def _more_or_less(seconds: float) -> str:
+    return f"{abs(seconds):.3g} s {'more' if seconds >= 0 else 'less'}"
+
+
+def _diagnosis_lines(planned: Planned) -> list[str]:
+    """What slightly wrong pins would have led to, a line each, the worst first."""
+    if planned.perturbed is None:
+        return []
+    rows = []
+    for other in planned.perturbed:
+        more_s = math.inf if other.step_time_s is None else other.step_time_s - planned.cost.step_time_s
+        told = "can't hold" if other.step_time_s is None else _more_or_less(more_s)
+        rows.append((more_s, planned.found.reports[other.number].pin.in_words, other.pin.in_words, told))
+    rows.sort(key=lambda row: -row[0])
+    width = max((len(instead) for _, _, instead, _ in rows), default=0)
+    return [
+        "A step with another pin instead takes:",
+        *(f"  {instead:<{width}}  {told:<16} (in place of {pin})" for _, pin, instead, told in rows),
+    ]
 
 
 def shardings_table(planned: Planned) -> Mapping[str, str]:

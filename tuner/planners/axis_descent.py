@@ -77,8 +77,8 @@ def charged_s(plan: Plan, charge: Charge | None) -> float:
 
 def _priced_s(plan: Plan, terms: ShardingTerms, charge: Charge | None) -> float:
     """The same with what the tables' prices make of the memory that a plan takes."""
-    held_s = sum(terms.byte_s[op] * live for op, live in enumerate(live_bytes(plan)) if op in terms.byte_s)
-    return charged_s(plan, charge) + held_s
+    live: list[float] = live_bytes(plan).tolist()
+    return charged_s(plan, charge) + sum(price_s * live[op] for op, price_s in terms.byte_s.items())
 
 
 def _choices(plan: Plan, rows: list[Row], axis: int, is_open: IsOpen | None) -> list[tuple[Row, ...]]:

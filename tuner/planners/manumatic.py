@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from costmodels.device_mesh import DeviceMesh
 from costmodels.graph import Graph
 from costmodels.plan import Plan, PlanCost, cost_of
+from hardware.device import GIB
 from hardware.errors import ConfigError
 from tuner.planners.axis_descent import descended
 from tuner.planners.memory_prices import fitted
-from tuner.planners.pins import Pin, Pinned, deviation, pinned
+from tuner.planners.pins import Pin, Pinned, deviation, pinned, words_of
 from tuner.planners.recursive import Level, Order, recursive_plan
 from tuner.planners.sharding_terms import Charge, ShardingTerms, together
-
 
 MEMORY_KEY = "memory_gib"
 """Where the limit stands, in messages."""
@@ -148,8 +148,11 @@ def perturbed(
     changed: list[tuple[int, Pin]] = []
     for number, (pin, ways, factors) in enumerate(zip(found.pins, found.ways, found.factors, strict=True)):
         changed += [(number, replace(pin, ways=other)) for other in (ways // 2, ways * 2) if other > 1]
-        rules = [graph.ops[op].rule for op in factors]
-        names = {rule.factors[factor].name for rule in rules for factor in rule.cuttable} - {pin.dim, ""}
+        names: set[str] = set()
+        for op, pinned_factor in factors.items():
+            rule = graph.ops[op].rule
+            words = words_of(rule)
+            names.update(words[factor] for factor in rule.cuttable if factor != pinned_factor)
         changed += [(number, replace(pin, dim=name)) for name in sorted(names)]
     results = []
     for number, pin in changed:
@@ -185,17 +188,24 @@ def _planned(
     is_open = pins.is_open if pins.served else None
     all_charges = together(pins.charge, charge)
     found = descended(plan, descent, is_open=is_open, charge=all_charges)
-    if memory_bytes is None or cost_of(found.plan).peak_memory_bytes <= memory_bytes:
+    peak_bytes = cost_of(found.plan).peak_memory_bytes
+    if memory_bytes is None or peak_bytes <= memory_bytes:
         return found.plan, found.is_optimum
     below = fitted(found.plan, descent, memory_bytes, is_open=is_open, charge=all_charges)
     if below.plan is None:
         raise ConfigError(
-            f"no plan was found that needs so little: the fastest needs {cost_of(found.plan).peak_memory_bytes / GIB:.4g}",
+            f"no plan was found that fits: without a limit {peak_bytes / GIB:.3g} are needed",
             key=MEMORY_KEY,
             value=memory_bytes / GIB,
-            nearest=f"the least that was found is {math.ceil(below.least_bytes / GIB * 1000) / 1000:g}",
+            nearest=f"the least that was found is {_rounded_up(below.least_bytes / GIB):g}",
         )
     return below.plan, False
+
+
+def _rounded_up(number: float) -> float:
+    """To three digits, so that what is told is enough."""
+    unit = 10.0 ** (math.floor(math.log10(number)) - 2)
+    return float(f"{math.ceil(number / unit) * unit:.3g}")
 
 
 def _report(pins: Pinned, plan: Plan, number: int) -> PinReport:

