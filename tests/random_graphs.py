@@ -125,7 +125,10 @@ def rules(draw, shapes) -> Rule:
     for number in range(len(sizes)):
         if not draw(st.integers(0, 7)):
             kinds[number] = draw(st.sampled_from((FactorKind.BLOCKED, FactorKind.PERMUTATION)))
-    factors = tuple(Factor(size=size, kind=kind) for size, kind in zip(sizes, kinds, strict=True))
+    factors = tuple(
+        Factor(size=size, kind=kind, name=f"f{number}")
+        for number, (size, kind) in enumerate(zip(sizes, kinds, strict=True))
+    )
     return Rule(factors=factors, operands=operands, results=results)
 
 

@@ -15,8 +15,9 @@ from costmodels.graph import Graph
 from costmodels.plan import Plan, PlanCost, cost_of
 from hardware.device import GIB
 from hardware.errors import ConfigError
-from tuner.planners.axis_descent import descended
+from tuner.planners.axis_descent import IsOpen, charged_s, descended
 from tuner.planners.memory_prices import fitted
+from tuner.planners.outcome import ROUNDING
 from tuner.planners.pins import Pin, Pinned, deviation, pinned, words_of
 from tuner.planners.recursive import Level, Order, recursive_plan
 from tuner.planners.sharding_terms import Charge, ShardingTerms, together
@@ -114,16 +115,26 @@ def pinned_plan(
     Raises:
         ConfigError: the pins can't hold, or no plan is found that fits into memory.
     """
-    found = pinned(pins, graph, mesh, levels)
-    plan, is_optimum = _planned(graph, refined_mesh, levels, found, order, descent, charge, memory_bytes)
+    task = _Task(
+        graph=graph,
+        mesh=mesh,
+        refined_mesh=refined_mesh,
+        levels=levels,
+        order=order,
+        descent=descent,
+        charge=charge,
+        memory_bytes=memory_bytes,
+    )
+    found = task.pinned(pins)
+    plan, is_optimum = task.planned(found)
     cost = cost_of(plan)
     reports = []
     for number in range(len(pins)):
         report = _report(found, plan, number)
         if counterfactuals:
-            others = pinned([pin for at, pin in enumerate(pins) if at != number], graph, mesh, levels)
+            others = task.pinned([pin for at, pin in enumerate(pins) if at != number])
             try:
-                plan_without, _ = _planned(graph, refined_mesh, levels, others, order, descent, charge, memory_bytes)
+                plan_without, _ = task.planned(others)
                 saved_s = cost_of(plan_without).step_time_s - cost.step_time_s
             except ConfigError:
                 saved_s = math.inf
@@ -144,7 +155,17 @@ def perturbed(
     memory_bytes: float | None = None,
 ) -> tuple[Perturbed, ...]:
     """Plans with one pin changed at a time: half and double its ways, and each other dim that its operators can cut."""
-    found = pinned(pins, graph, mesh, levels)
+    task = _Task(
+        graph=graph,
+        mesh=mesh,
+        refined_mesh=refined_mesh,
+        levels=levels,
+        order=order,
+        descent=descent,
+        charge=None,
+        memory_bytes=memory_bytes,
+    )
+    found = task.pinned(pins)
     changed: list[tuple[int, Pin]] = []
     for number, (pin, ways, factors) in enumerate(zip(found.pins, found.ways, found.factors, strict=True)):
         changed += [(number, replace(pin, ways=other)) for other in (ways // 2, ways * 2) if other > 1]
@@ -157,8 +178,8 @@ def perturbed(
     results = []
     for number, pin in changed:
         try:
-            own = pinned([pin if at == number else other for at, other in enumerate(pins)], graph, mesh, levels)
-            plan, _ = _planned(graph, refined_mesh, levels, own, order, descent, None, memory_bytes)
+            own = task.pinned([pin if at == number else other for at, other in enumerate(pins)])
+            plan, _ = task.planned(own)
             step_time_s = cost_of(plan).step_time_s
         except ConfigError:
             step_time_s = None
@@ -166,40 +187,84 @@ def perturbed(
     return tuple(results)
 
 
-def _planned(
-    graph: Graph,
-    mesh: DeviceMesh,
-    levels: Sequence[Level],
-    pins: Pinned,
-    order: Order,
-    descent: ShardingTerms | None,
-    charge: Charge | None = None,
-    memory_bytes: float | None = None,
-) -> tuple[Plan, bool]:
-    """The plan under pins, and whether it is known that none costs less.
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Task:
+    """What is planned, and how: the arguments of `pinned_plan` but the pins."""
 
-    Raises:
-        ConfigError: none is found that fits into memory.
-    """
-    plan = recursive_plan(graph, mesh, levels, order=order, closed=pins.closed, extra=pins.extra)
-    assert descent is not None or memory_bytes is None, "a limit of memory needs the descent"
-    if descent is None:
-        return plan, False
-    is_open = pins.is_open if pins.served else None
-    all_charges = together(pins.charge, charge)
-    found = descended(plan, descent, is_open=is_open, charge=all_charges)
-    peak_bytes = cost_of(found.plan).peak_memory_bytes
-    if memory_bytes is None or peak_bytes <= memory_bytes:
-        return found.plan, found.is_optimum
-    below = fitted(found.plan, descent, memory_bytes, is_open=is_open, charge=all_charges)
-    if below.plan is None:
-        raise ConfigError(
-            f"no plan was found that fits: without a limit {peak_bytes / GIB:.3g} are needed",
-            key=MEMORY_KEY,
-            value=memory_bytes / GIB,
-            nearest=f"the least that was found is {_rounded_up(below.least_bytes / GIB):g}",
+    graph: Graph
+    mesh: DeviceMesh
+    refined_mesh: DeviceMesh
+    levels: Sequence[Level]
+    order: Order
+    descent: ShardingTerms | None
+    charge: Charge | None
+    memory_bytes: float | None
+
+    def pinned(self, pins: Sequence[Pin]) -> Pinned:
+        """Pins, checked."""
+        return pinned(pins, self.graph, self.mesh, self.levels)
+
+    def planned(self, pins: Pinned) -> tuple[Plan, bool]:
+        """The plan under pins, and whether it is known that none costs less.
+
+        Raises:
+            ConfigError: none is found that fits into memory.
+        """
+        plan, is_optimum = self._from(pins, pins)
+        charge = together(pins.charge, self.charge)
+        if _charge_of(plan, pins.charge):
+            other, _ = self._from(self._hardened(pins), pins)
+            if charged_s(other, charge) < charged_s(plan, charge) * (1 - ROUNDING):
+                plan, is_optimum = other, False
+        if self.memory_bytes is None:
+            return plan, is_optimum
+        assert self.descent is not None, "a limit of memory needs the descent"
+        peak_bytes = cost_of(plan).peak_memory_bytes
+        if peak_bytes <= self.memory_bytes:
+            return plan, is_optimum
+        below = fitted(plan, self.descent, self.memory_bytes, is_open=_is_open(pins), charge=charge)
+        if below.plan is None:
+            raise ConfigError(
+                f"no plan was found that fits: without a limit {peak_bytes / GIB:.3g} are needed",
+                key=MEMORY_KEY,
+                value=self.memory_bytes / GIB,
+                nearest=f"the least that was found is {_rounded_up(below.least_bytes / GIB):g}",
+            )
+        return below.plan, False
+
+    def _from(self, begin: Pinned, pins: Pinned) -> tuple[Plan, bool]:
+        """D-Rec's plan under some pins, gone on from under others."""
+        plan = recursive_plan(
+            self.graph, self.refined_mesh, self.levels, order=self.order, closed=begin.closed, extra=begin.extra
         )
-    return below.plan, False
+        if self.descent is None:
+            return plan, False
+        found = descended(plan, self.descent, is_open=_is_open(pins), charge=together(pins.charge, self.charge))
+        return found.plan, found.is_optimum
+
+    def _hardened(self, pins: Pinned) -> Pinned:
+        """The same with soft pins hard, the weightiest first, as long as they can hold together.
+
+        What a level has cut may leave a soft pin no room at a later one, however much it weighs.
+        """
+        own = list(pins.pins)
+        found = pins
+        for number in sorted(range(len(own)), key=lambda number: -(own[number].weight_s or 0.0)):
+            hard = [*own[:number], replace(own[number], weight_s=None), *own[number + 1 :]]
+            try:
+                found, own = self.pinned(hard), hard
+            except ConfigError:
+                continue
+        return found
+
+
+def _is_open(pins: Pinned) -> IsOpen | None:
+    return pins.is_open if pins.served else None
+
+
+def _charge_of(plan: Plan, charge: Charge | None) -> float:
+    """What is charged for a plan [s]."""
+    return 0.0 if charge is None else sum(charge(op, tuple(row)) for op, row in enumerate(plan.served.tolist()))
 
 
 def _rounded_up(number: float) -> float:

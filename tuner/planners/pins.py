@@ -333,27 +333,113 @@ def _served(
     levels: Sequence[Level],
     axes: Sequence[str],
 ) -> dict[tuple[int, int], int]:
-    """At which levels an operator takes which factor: pins that name an axis first, each at the first that can."""
+    """At which levels an operator takes which factor: pins that name an axis first, each at the first that can.
+
+    Where that leaves a pin none, every other way to deal out the levels is tried.
+    """
+    wishes = [
+        _Wish(number=number, factor=factors[number][op], axis=pins[number].axis, ways=ways[number])
+        for number in sorted(own, key=lambda number: (pins[number].axis is None, number))
+    ]
+    sizes = {wish.factor: graph.ops[op].rule.factors[wish.factor].size for wish in wishes}
     taken: dict[int, int] = {}
-    for number in sorted(own, key=lambda number: (pins[number].axis is None, number)):
-        pin, factor = pins[number], factors[number][op]
-        done = math.prod(
-            levels[level].ways for level, other in taken.items() if other == factor and pin.axis in (None, axes[level])
-        )
-        missing = ways[number] // math.gcd(done, ways[number])
+    for wish in wishes:
         for level in range(len(levels)):
-            if missing > 1 and level not in taken and pin.axis in (None, axes[level]):
-                parts = math.gcd(levels[level].ways, missing)
-                if parts > 1:  # cutting further than needed is allowed, cutting less is not
-                    taken[level] = factor
-                    missing //= parts
-        if missing > 1:
-            others = [other for other in own if other != number and factors[other][op] != factor]
-            rival = f"; {KEY}[{others[0]}] ({pins[others[0]].in_words}) has taken them" if others else ""
-            raise ConfigError(
-                f"no level is left to cut {pin.dim} of {graph.ops[op].name} into {ways[number]} parts{rival}",
-                key=f"{KEY}[{number}]",
-                value=pin.in_words,
-                nearest="fewer ways, another axis, or weight_s for a soft pin",
-            )
+            if level not in taken and _helps(wish, level, taken, sizes, levels, axes):
+                taken[level] = wish.factor
+    missed = [wish for wish in wishes if _missing(wish, taken, levels, axes) > 1]
+    if missed:
+        found = _dealt(wishes, {}, 0, sizes, levels, axes, set())
+        if found is None:
+            raise _refused(missed[0], op, own, pins, factors, graph)
+        taken = found
     return {(op, level): factor for level, factor in taken.items()}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Wish:
+    """What a hard pin asks of an operator: its number, and a factor to cut along an axis or any into so many parts."""
+
+    number: int
+    factor: int
+    axis: str | None
+    ways: int
+
+
+def _missing(wish: _Wish, taken: Mapping[int, int], levels: Sequence[Level], axes: Sequence[str]) -> int:
+    """What is missing of its ways; 1 for nothing."""
+    done = math.prod(
+        levels[level].ways
+        for level, factor in taken.items()
+        if factor == wish.factor and wish.axis in (None, axes[level])
+    )
+    return wish.ways // math.gcd(done, wish.ways)
+
+
+def _helps(
+    wish: _Wish,
+    level: int,
+    taken: Mapping[int, int],
+    sizes: Mapping[int, int],
+    levels: Sequence[Level],
+    axes: Sequence[str],
+) -> bool:
+    """Whether a level brings a wish nearer; cutting further than needed is allowed where that divides."""
+    if wish.axis not in (None, axes[level]):
+        return False
+    parts = math.prod(levels[other].ways for other, factor in taken.items() if factor == wish.factor)
+    divides = sizes[wish.factor] % (parts * levels[level].ways) == 0
+    return divides and math.gcd(levels[level].ways, _missing(wish, taken, levels, axes)) > 1
+
+
+def _dealt(
+    wishes: Sequence[_Wish],
+    taken: dict[int, int],
+    level: int,
+    sizes: Mapping[int, int],
+    levels: Sequence[Level],
+    axes: Sequence[str],
+    hopeless: set[tuple[object, ...]],
+) -> dict[int, int] | None:
+    """The levels from one on dealt out so that every wish is met; None if they can't be."""
+    missing = tuple(_missing(wish, taken, levels, axes) for wish in wishes)
+    if max(missing) == 1:
+        return taken
+    cut = tuple(math.prod(levels[other].ways for other, factor in taken.items() if factor == own) for own in sizes)
+    if level == len(levels) or (level, missing, cut) in hopeless:
+        return None
+    helped = dict.fromkeys(wish.factor for wish in wishes if _helps(wish, level, taken, sizes, levels, axes))
+    for factor in (*helped, None):
+        then = taken if factor is None else {**taken, level: factor}
+        found = _dealt(wishes, then, level + 1, sizes, levels, axes, hopeless)
+        if found is not None:
+            return found
+    hopeless.add((level, missing, cut))
+    return None
+
+
+def _refused(
+    wish: _Wish,
+    op: int,
+    own: Sequence[int],
+    pins: Sequence[Pin],
+    factors: Sequence[Mapping[int, int]],
+    graph: Graph,
+) -> ConfigError:
+    """That a pin can't hold, beside which other."""
+    pin = pins[wish.number]
+    others = [other for other in own if other != wish.number]
+    rivals = [other for other in others if factors[other][op] != wish.factor] or others
+    size = graph.ops[op].rule.factors[wish.factor].size
+    rule = f"no level can cut {pin.dim} of {graph.ops[op].name}, which is {size}, into a multiple of {wish.ways} parts"
+    if rivals:
+        rule = (
+            f"no level is left to cut {pin.dim} of {graph.ops[op].name} into {wish.ways} parts; "
+            f"{KEY}[{rivals[0]}] ({pins[rivals[0]].in_words}) has taken them"
+        )
+    return ConfigError(
+        rule,
+        key=f"{KEY}[{wish.number}]",
+        value=pin.in_words,
+        nearest="fewer ways, another axis, or weight_s for a soft pin",
+    )
