@@ -152,7 +152,10 @@ def _memory_bytes(text: str | None, mesh: DeviceMesh) -> float | None:
         return None
     if text == "device":
         return float(min(device.memory_bytes for device in mesh.cluster.devices))
-    return number("--memory-gib", text, above_zero=True) * GIB
+    try:
+        return number("--memory-gib", text, above_zero=True) * GIB
+    except ConfigError as error:
+        raise ConfigError(f"{error.rule}, or device", key=error.key, value=error.value) from None
 
 
 def _options(planner: str, order: str, whole_axes: bool, pins: list[str], *, diagnose: bool) -> PlannerOptions:

@@ -93,7 +93,9 @@ def planned(graph: Graph, mesh: DeviceMesh, options: PlannerOptions) -> Planned:
     """
     if options.memory_bytes is not None and options.planner != "descent":
         raise ConfigError(
-            f"is nothing that the planner {options.planner} minds", key=MEMORY_KEY, nearest="take the planner descent"
+            "needs the planner descent, for D-Rec alone minds no limit",
+            key=MEMORY_KEY,
+            nearest="take --planner descent",
         )
     began_s = time.perf_counter()
     own_mesh, levels = whole(mesh) if options.whole_axes else refined(mesh)

@@ -1,10 +1,13 @@
 """Pins on small graphs: what they mean, that they hold, and what is said of those that can't."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from costmodels.device_mesh import DeviceMesh
+from costmodels.dims import Rule, rule_of
+from costmodels.graph import INPUT, GraphBuilder, TensorKind
 from costmodels.plan import cost_of, violations
 from hardware.cluster import find_cluster
 from hardware.errors import ConfigError
@@ -12,6 +15,7 @@ from tests.small_graphs import mlp
 from tuner.planners.manumatic import perturbed, pinned_plan
 from tuner.planners.pins import Pin, deviation, pinned
 from tuner.planners.recursive import ORDERS, recursive_plan, refined, whole
+from tuner.planners.sharding_terms import ShardingTerms
 
 GRAPH = mlp(batch=4096, hidden=1024, ffn=4096, num_layers=2)
 MESH = DeviceMesh(names=("data", "model"), sizes=(4, 2), cluster=find_cluster("dgx-a100"))
@@ -72,6 +76,72 @@ def test_a_pin_is_found_by_the_name_of_a_dim_too():
     (factors,) = found.factors
     ((op, factor),) = factors.items()
     assert GRAPH.ops[op].rule.factors[factor].name == "batch"
+
+
+@pytest.mark.parametrize(
+    ("place", "name"), [("operand.0", "batch"), ("operand1.0", "hidden"), ("operand1.1", "ffn"), ("result.1", "ffn")]
+)
+def test_a_pin_is_found_by_a_place_too(place, name):
+    """Where a dim has no name, its place stands for the first factor that it carries."""
+    (factors,) = pinned([Pin(op="0.up", dim=place, ways=2)], GRAPH, MESH, LEVELS).factors
+
+    ((op, factor),) = factors.items()
+    assert GRAPH.ops[op].rule.factors[factor].name == name
+
+
+def test_places_of_a_dim_that_several_factors_share():
+    """A dim stands for its slowest factor of more than one iteration, which is the one that an axis can cut."""
+    graph, sizes = GraphBuilder(name="joined"), {"one": 1, "heads": 8, "size": 16}
+    x = graph.source(INPUT, "x", (128,), 2, TensorKind.DATA)
+    made = graph.tensor("made", (8, 16), 2, TensorKind.ACTIVATION)
+    rule = rule_of("(one heads size) -> heads size", sizes)
+    unnamed = Rule(
+        factors=tuple(replace(factor, name="") for factor in rule.factors), operands=rule.operands, results=rule.results
+    )
+    graph.op("split", "reshape", (x,), (made,), unnamed)
+    joined = graph.done()
+    (factors,) = pinned([Pin(op="split", dim="operand.0", ways=8)], joined, MESH, LEVELS).factors
+
+    assert [rule.factors[factor].name for factor in factors.values()] == ["heads"]
+    with pytest.raises(ConfigError, match=r"'result\.1': can't be cut: split needs it whole") as error:
+        pinned([Pin(op="split", dim="result.1", ways=8)], joined, MESH, LEVELS)
+    assert error.value.nearest == "valid: result.0, operand.0"
+
+
+def test_levels_are_dealt_out_so_that_all_pins_hold():
+    """A pin of no axis leaves the first level to another that can be served by that alone."""
+    mesh = DeviceMesh(names=("data", "model"), sizes=(2, 4), cluster=find_cluster("dgx-a100"))
+    own_mesh, levels = whole(mesh)
+    small = mlp(batch=8, hidden=2, ffn=8)
+    pins = [Pin(op="0.up", dim="ffn", ways=2), Pin(op="0.up", dim="hidden", ways=2)]
+
+    found = pinned_plan(small, mesh, own_mesh, levels, pins, counterfactuals=False)
+
+    assert all(report.is_held for report in found.reports)
+
+
+def test_levels_that_do_not_divide_are_no_choice():
+    """Where whole axes are larger than what divides, a pin of fewer ways is refused."""
+    mesh = DeviceMesh(names=("model",), sizes=(4,), cluster=find_cluster("dgx-a100"))
+    odd = mlp(batch=4096, hidden=1026, ffn=4096)
+
+    with pytest.raises(ConfigError, match=r"no level can cut hidden of 0\.up, which is 1026, into a multiple of 2"):
+        pinned([Pin(op="0.up", dim="hidden", ways=2)], odd, mesh, whole(mesh)[1])
+
+
+@pytest.mark.parametrize("descends", [False, True])
+def test_a_soft_pin_gets_room_for_its_weight(descends):
+    """What an earlier level would cut does not keep a soft pin of great weight from its axis."""
+    small = mlp(batch=8, hidden=2, ffn=8)
+    pins = [
+        Pin(op=f"0.{name}", dim="hidden", axis="model", weight_s=1e3)
+        for name in ("up", "down", "up.data", "down.weight")
+    ]
+    terms = ShardingTerms(small, REFINED) if descends else None
+
+    found = pinned_plan(small, MESH, REFINED, LEVELS, pins, descent=terms, counterfactuals=False)
+
+    assert all(report.is_held for report in found.reports)
 
 
 def test_a_pin_on_an_axis_leaves_the_others_open():

@@ -50,7 +50,7 @@ def that_hold(pins, graph, mesh, levels):
     return found
 
 
-def parts(pin, op, row, mesh, own_mesh):
+def parts(pin, row, mesh, own_mesh):
     """Into how many parts a row cuts the factor that a pin names, and into how many it must."""
     factor = int(pin.dim.removeprefix("f"))
     names = [name.partition(".")[0] for name in own_mesh.names]
@@ -65,7 +65,7 @@ def parts(pin, op, row, mesh, own_mesh):
 def holds(pin, plan, mesh):
     """Whether what a pin names is cut into a multiple of its ways."""
     number = next(at for at, op in enumerate(plan.graph.ops) if op.name == pin.op)
-    cut, ways = parts(pin, plan.graph.ops[number], plan.served[number].tolist(), mesh, plan.mesh)
+    cut, ways = parts(pin, plan.served[number].tolist(), mesh, plan.mesh)
     return cut % ways == 0
 
 
@@ -89,7 +89,7 @@ def test_hard_pins_hold_everywhere(data, graph, mesh, is_whole):
 
 
 @given(graph=graphs(), mesh=meshes(), is_whole=st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_no_pins_are_d_rec_to_the_bit(graph, mesh, is_whole):
     """Without pins the planner `recursive` makes D-Rec's choice for every operator, in every order."""
     own_mesh, levels = (whole if is_whole else refined)(mesh)
@@ -109,7 +109,7 @@ def test_pins_of_an_operator_that_are_refused_can_not_hold(data, graph, mesh, is
     pins = [pin for pin in pins if pin.op == pins[0].op]
     op = next(op for op in graph.ops if op.name == pins[0].op)
     can_hold = any(
-        all(cut % ways == 0 for cut, ways in (parts(pin, op, row, mesh, own_mesh) for pin in pins))
+        all(cut % ways == 0 for cut, ways in (parts(pin, row, mesh, own_mesh) for pin in pins))
         for row in choices(op, own_mesh.sizes)
     )
 
@@ -132,7 +132,7 @@ def test_no_pinned_plan_is_below_the_bound(data, graph, mesh):
 @given(data=st.data(), graph=graphs(), mesh=meshes(), is_whole=st.booleans(), descends=st.booleans())
 @settings(max_examples=200, deadline=None)
 def test_a_soft_pin_of_great_weight_holds_where_a_hard_one_can(data, graph, mesh, is_whole, descends):
-    """With a weight that grows beyond any step, soft pins end in a plan that satisfies all that can be hard together."""
+    """With weights that grow beyond any step, soft pins end in a plan that satisfies all that can hold together."""
     own_mesh, levels = (whole if is_whole else refined)(mesh)
     pins = that_hold(data.draw(pins_of(graph, mesh)), graph, mesh, levels)
     terms = ShardingTerms(graph, own_mesh) if descends else None
@@ -141,9 +141,8 @@ def test_a_soft_pin_of_great_weight_holds_where_a_hard_one_can(data, graph, mesh
         soft = [Pin(op=pin.op, dim=pin.dim, axis=pin.axis, ways=pin.ways, weight_s=weight_s) for pin in pins]
         found = pinned_plan(graph, mesh, own_mesh, levels, soft, descent=terms, counterfactuals=False)
         missing.append(sum(report.missing for report in found.reports))
-        assert all(
-            holds(pin, found.plan, mesh) == report.is_held for pin, report in zip(pins, found.reports, strict=True)
-        )
+        told = [report.is_held for report in found.reports]
+        assert told == [holds(pin, found.plan, mesh) for pin in pins]
 
     assert missing[-1] == 0
 
