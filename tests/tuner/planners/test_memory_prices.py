@@ -119,13 +119,14 @@ def test_an_mlp_within_less_memory_is_hardly_slower_than_it_must_be(share, most)
 
 
 def test_what_fits_nowhere_is_told_with_the_least_that_was_found():
-    """Half of what the fastest plan takes is too little for any plan of an MLP, as the integer program proves."""
+    """Half of an MLP's fastest plan is too little for any, as the integer program proves; what is told is enough."""
     plan, terms = fastest(mlp(batch=32768, num_layers=2), mesh_of(2, 4))
     memory_bytes = 0.5 * cost_of(plan).peak_memory_bytes
     found = fitted(plan, terms, memory_bytes)
 
     assert found.plan is None
     assert memory_bytes < found.least_bytes < cost_of(plan).peak_memory_bytes
+    assert fitted(plan, terms, found.least_bytes).plan is not None
     assert shard_by_milp(plan.graph, terms.mesh, memory_bytes=memory_bytes).known is Known.INFEASIBLE
 
 
