@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hardware.errors import ConfigError, did_you_mean
-from tuner.cli_options import AsJson, Overrides, launchable_config, load, whole_number, write_file
+from tuner.cli_options import AsJson, Overrides, launchable_config, load, number, whole_number, write_file
 from tuner.console import config_in_words, print_json, printable, warn
 
 if TYPE_CHECKING:  # these load numpy
@@ -72,6 +72,10 @@ def plan(
     diagnose: Annotated[
         bool, typer.Option("--diagnose", help="Also tell what slightly wrong pins would have cost.")
     ] = False,
+    prove: Annotated[
+        str | None,
+        typer.Option(metavar="SECONDS", help="Let HiGHS prove for so long how short a step can be at least."),
+    ] = None,
     export: Annotated[
         str | None,
         typer.Option(metavar="TARGET", help="Also as jax, torch, megatron or mindspore takes it; see --out."),
@@ -112,7 +116,8 @@ def plan(
         num_layers = None if layers is None else whole_number("--layers", layers, 1)
         graph, found_mesh = of_candidate(config.setting, wanted, num_layers)
         title = f"{config_in_words(config, wanted)}: {graph.name}, one micro-batch on {found_mesh.in_words}"
-    options = replace(options, memory_bytes=_memory_bytes(memory_gib, found_mesh))
+    prove_s = None if prove is None else number("--prove", prove, above_zero=True)
+    options = replace(options, memory_bytes=_memory_bytes(memory_gib, found_mesh), prove_s=prove_s)
     try:
         found = planned(graph, found_mesh, options)
     except ConfigError as error:
@@ -146,7 +151,6 @@ def _by_option(error: ConfigError) -> ConfigError:
 def _memory_bytes(text: str | None, mesh: DeviceMesh) -> float | None:
     """The limit that `--memory-gib` names."""
     from hardware.device import GIB
-    from tuner.cli_options import number
 
     if text is None:
         return None
@@ -180,7 +184,6 @@ def _options(planner: str, order: str, whole_axes: bool, pins: list[str], *, dia
 
 def _pin(text: str) -> Pin:
     """The pin that `op=*.up,dim=ffn,axis=tp` describes."""
-    from tuner.cli_options import number
     from tuner.planners.pins import Pin
 
     keys = ("op", "dim", "axis", "ways", "weight_s")

@@ -19,8 +19,10 @@ from hardware.cluster import Cluster
 from hardware.device import GIB
 from hardware.errors import ConfigError
 from tuner.planners.manumatic import MEMORY_KEY, Perturbed, PinnedPlan, PinReport, perturbed, pinned_plan
+from tuner.planners.outcome import Limits
 from tuner.planners.pins import Pin
 from tuner.planners.recursive import ORDERS, Order, refined, whole
+from tuner.planners.sharding_milp import shard_by_milp
 from tuner.planners.sharding_terms import ShardingTerms
 from tuner.rules import Setting
 
@@ -46,6 +48,7 @@ class PlannerOptions:
         pins: What a user asks for.
         memory_bytes: The most that a device may hold, which D-Rec alone does not mind; None for anything.
         diagnose: Whether it is told what slightly wrong pins would have cost.
+        prove_s: How long HiGHS may take to prove how short a step can be at least; None does not ask.
     """
 
     planner: Planner = "descent"
@@ -54,6 +57,7 @@ class PlannerOptions:
     pins: tuple[Pin, ...] = ()
     memory_bytes: float | None = None
     diagnose: bool = False
+    prove_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -66,6 +70,7 @@ class Planned:
         search_s: What finding it took, and what was asked beside it.
         memory_bytes: The limit, if there was one.
         perturbed: What slightly wrong pins would have led to; None if nobody asked.
+        bound_s: No plan without pins has a shorter step, within the limit of memory; None if nobody asked.
     """
 
     found: PinnedPlan
@@ -73,6 +78,7 @@ class Planned:
     search_s: float
     memory_bytes: float | None = None
     perturbed: tuple[Perturbed, ...] | None = None
+    bound_s: float | None = None
 
     @property
     def plan(self) -> Plan:
@@ -143,7 +149,12 @@ def planned(graph: Graph, mesh: DeviceMesh, options: PlannerOptions) -> Planned:
             graph, mesh, own_mesh, levels, options.pins, order=best, descent=terms, memory_bytes=limit_bytes
         )
     search_s = time.perf_counter() - began_s
-    return Planned(found=found, order=best, search_s=search_s, memory_bytes=limit_bytes, perturbed=others)
+    bound_s = None
+    if options.prove_s is not None:
+        bound_s = shard_by_milp(graph, own_mesh, limits=Limits(time_s=options.prove_s), memory_bytes=limit_bytes).bound
+    return Planned(
+        found=found, order=best, search_s=search_s, memory_bytes=limit_bytes, perturbed=others, bound_s=bound_s
+    )
 
 
 def _cheapest(plans: Mapping[Order, PinnedPlan]) -> Order:
@@ -239,6 +250,7 @@ def plan_json(planned: Planned) -> dict[str, Any]:
         "peak_memory_bytes": cost.peak_memory_bytes,
         "memory_limit_bytes": planned.memory_bytes,
         "is_optimum": planned.found.is_optimum,
+        "bound_s": planned.bound_s,
         "order": planned.order,
         "search_s": planned.search_s,
         "pins": [_pin_json(report) for report in planned.found.reports],
@@ -294,6 +306,7 @@ def in_lines(planned: Planned) -> list[str]:
         f"{cost.peak_memory_bytes / GIB:.{digits}f} GiB per device{limit}",
         f"planned {len(plan.graph.ops):,} operators in {planned.search_s:.2f} s (order: {planned.order})"
         + (", and no plan is faster" if planned.found.is_optimum else ""),
+        *_bound_lines(planned),
         *collective_lines(together),
         *(_pin_line(report) for report in planned.found.reports),
         *_diagnosis_lines(planned),
@@ -302,6 +315,15 @@ def in_lines(planned: Planned) -> list[str]:
         found = ", ".join(f"{name} ({count} times)" for name, count in plan.graph.unknown)
         lines.append(f"no rule is known for {found}; what these read and write stays whole")
     return lines
+
+
+def _bound_lines(planned: Planned) -> list[str]:
+    if planned.bound_s is None:
+        return []
+    if planned.bound_s <= 0:
+        return ["HiGHS has proved nothing in the time that it had"]
+    over = planned.cost.step_time_s / planned.bound_s - 1
+    return [f"no plan without pins is faster than {planned.bound_s:.4g} s: this one is within {max(over, 0.0):.2%}"]
 
 
 def _pin_line(report: PinReport) -> str:

@@ -63,7 +63,7 @@ def descended(
     best = Plan(graph=plan.graph, mesh=plan.mesh, served=np.array(rows, dtype=np.int64).reshape(plan.served.shape))
     if not terms.is_exact and _priced_s(best, terms, charge) > _priced_s(plan, terms, charge):
         return Descent(plan=plan, is_optimum=False)
-    is_optimum = len(axes) <= 1 and is_known and is_open is None and terms.is_exact
+    is_optimum = len(axes) <= 1 and is_known and is_open is None and charge is None and terms.is_exact
     return Descent(plan=best, is_optimum=is_optimum)
 
 

@@ -42,24 +42,32 @@ def test_planned_programs_compute_the_same():
         assert found["cut"] > 0 or name == "decode_small"
 
 
-def test_xla_sends_what_the_plan_says():
+SCORES_BYTES = 32 * 256 * 8 * 4 * 7 / 8
+"""What a device sends of the router's scores in a gather: XLA can't cut `top_k` along any dim."""
+
+
+@pytest.mark.parametrize("planner", ["recursive", "descent"])
+def test_xla_sends_what_the_plan_says(planner):
     """Reduced bytes are the plan's to 0.5%, in any plan; gathers and exchanges to 5% where no order of axes is broken.
 
-    What is left to tolerances: XLA cuts constants (masks, positions) as it likes, and gathers norms' statistics wide.
-    Where a place is broken XLA may only send more. With one axis none can be.
+    What is left to tolerances: XLA cuts constants (masks, positions) as it likes, and gathers norms' statistics wide,
+    and what `top_k` reads. Where a place is broken XLA may only send more. With one axis none can be.
     """
-    plans = on_devices("bytes", "transformer@data=8", "transformer@data=2,model=4", "experts@data=2,model=4")
+    programs = ("transformer@data=8", "transformer@data=2,model=4", "experts@data=2,model=4")
+    plans = on_devices("bytes", *(f"{program}@{planner}" for program in programs))
 
-    assert not plans["transformer@data=8"]["broken"]
-    for found in plans.values():
+    assert not plans[f"transformer@data=8@{planner}"]["broken"]
+    for name, found in plans.items():
         planned, compiled = found["planned"], found["compiled"]
         assert planned["reduced"] > 1e5
         assert compiled["reduced"] == pytest.approx(planned["reduced"], rel=5e-3)
         for kind in ("gathered", "exchanged"):
+            sent, expected = compiled.get(kind, 0.0), planned.get(kind, 0.0)
             if found["broken"]:
-                assert compiled.get(kind, 0.0) >= 0.95 * planned.get(kind, 0.0)
-            else:
-                assert compiled.get(kind, 0.0) == pytest.approx(planned.get(kind, 0.0), rel=0.05, abs=1e3)
+                assert sent >= 0.95 * expected
+                continue
+            beyond = SCORES_BYTES if name.startswith("experts") and kind == "gathered" else 0.0
+            assert expected * 0.95 - 1e3 <= sent <= (expected + beyond) * 1.05 + 1e3
 
 
 def product(x, weight):

@@ -207,7 +207,10 @@ def test_torch_and_the_transformer_frontend_are_planned_alike(beside_each_other,
     change of the messages; what remains of the difference is the memory traffic of operators that torch doesn't fuse.
     """
     mesh = mesh_of("data=2,model=4", find_cluster("dgx-h100"))
-    costs = [planned(graph, mesh, PlannerOptions(whole_axes=whole_axes)).cost for graph in beside_each_other]
+    costs = [
+        planned(graph, mesh, PlannerOptions(planner="recursive", whole_axes=whole_axes)).cost
+        for graph in beside_each_other
+    ]
     products_s = [
         sum(seconds for op, seconds in zip(graph.ops, cost.compute_s, strict=True) if op.flop)
         for graph, cost in zip(beside_each_other, costs, strict=True)

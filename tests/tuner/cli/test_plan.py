@@ -343,3 +343,21 @@ def test_a_library_that_is_missing(meshtune, monkeypatch, option, library):
 
     assert done.status == 2
     assert f"pip install 'meshtune[{library}]'" in done.err
+
+
+def test_how_short_a_step_can_be_is_proved(meshtune, simulated):
+    """With --prove a bound is told that the plan is not below, and on one axis it is the plan's own step."""
+    told = meshtune("plan", simulated, "--config", "tp=2,dp=4", "--whole-axes", "--prove", "60", "--json").json
+    alone = meshtune("plan", simulated, "--config", "tp=8", "--whole-axes", "--prove", "60").out
+
+    assert 0 < told["bound_s"] <= told["step_time_s"] * (1 + 1e-6)
+    assert "this one is within 0.00%" in alone
+    assert meshtune("plan", simulated, "--config", "tp=8", "--json").json["bound_s"] is None
+
+
+def test_no_time_proves_nothing(meshtune, simulated):
+    """A time that is no number above 0 is told as a mistake."""
+    for value in ("0", "soon"):
+        done = meshtune("plan", simulated, "--config", "tp=8", "--prove", value)
+        assert done.status == 2
+        assert value in done.err
