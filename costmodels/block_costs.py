@@ -103,7 +103,8 @@ class BlockCosts:
         compute: Seconds of the forward and the backward pass on each kind of device [d, 2, len(BLOCKS), u].
         exposed: Exposed seconds of EXPOSED_PARTS beside the compute of each kind of device [d, 4, len(BLOCKS), u].
         host: Seconds to launch the operators, and the number of collectives [2, len(BLOCKS), u].
-        once_s: What weights take once a step beyond Megatron's plan; see layer_change.py [len(BLOCKS), u].
+        once_s: What collectives of weights take once a step beyond Megatron's plan; see layer_change.py
+            [len(BLOCKS), u].
     """
 
     compute: FloatArray
@@ -145,19 +146,7 @@ def block_costs(
         host=np.array([times[0].launches * runtime.launch_s, issued]),
         once_s=np.zeros((len(BLOCKS), len(shapes))),
     )
-    return _changed(costs, runtime, shapes)
-
-
-def _changed(costs: BlockCosts, runtime: RuntimeProfile, shapes: ConfigGrid) -> BlockCosts:
-    """The costs with what sharding plans change of some rows, in place."""
-    is_full = shapes.recompute == RECOMPUTE_MODES.index("full")
-    for row, change in changed_rows(runtime.layer_changes, shapes):
-        forward_s, backward_s = np.array(change.added_s)
-        costs.compute[..., row] *= np.array(change.compute)
-        costs.exposed[..., row] *= np.array(change.exposed)
-        costs.exposed[..., row] += (1 + is_full[row]) * forward_s + backward_s
-        costs.once_s[..., row] += np.array(change.once_s)
-    return costs
+    return with_changes(costs, runtime, shapes)
 
 
 def _beside(times: BlockTimes) -> Beside:

@@ -13,7 +13,6 @@ import numpy as np
 
 from costmodels.breakdown import EXPOSED_PARTS
 from costmodels.graph import Graph
-from costmodels.layer_change import ByBlock
 from costmodels.layer_figures import is_synced, runs_once
 from costmodels.operators import BLOCKS, Block, FloatArray, OpKind
 from costmodels.plan import Plan, PlanCost, PlannedCollective
@@ -28,7 +27,7 @@ class BlockFigures:
     Attributes:
         compute_s: Of the forward and the backward pass [2, B].
         exposed_s: What is communicated, by pass and EXPOSED_PARTS [2, 4, B].
-        once_s: Compute and collectives of the weights once a step [B].
+        once_s: Collectives of weights and gradients, once a step [B].
     """
 
     compute_s: FloatArray
@@ -48,11 +47,8 @@ def block_figures(plan: Plan, cost: PlanCost) -> BlockFigures:
     exposed_s = np.zeros((2, len(EXPOSED_PARTS), len(BLOCKS)))
     once_s = np.zeros(len(BLOCKS))
     for number, (op, seconds) in enumerate(zip(graph.ops, cost.compute_s.tolist(), strict=True)):
-        block = blocks[number]
-        if runs_once(graph, number):
-            once_s[block] += seconds
-        else:
-            compute_s[int(number >= turn), block] += seconds / op.times
+        if not runs_once(graph, number):
+            compute_s[int(number >= turn), blocks[number]] += seconds / op.times
     for each in cost.collectives:
         block = blocks[each.op]
         if is_synced(graph, each):
@@ -65,10 +61,9 @@ def block_figures(plan: Plan, cost: PlanCost) -> BlockFigures:
     return BlockFigures(compute_s=compute_s / layers, exposed_s=exposed_s / layers, once_s=once_s / layers)
 
 
-def ratios(numerator: FloatArray, denominator: FloatArray) -> tuple[ByBlock, ...]:
-    """Row by row [rows, B]; 1 where the denominator is nothing."""
-    found = np.divide(numerator, denominator, out=np.ones_like(numerator), where=denominator > 0)
-    return tuple(tuple(row) for row in found.tolist())
+def ratios(numerator: FloatArray, denominator: FloatArray) -> FloatArray:
+    """Element by element; 1 where the denominator is nothing."""
+    return np.divide(numerator, denominator, out=np.ones_like(numerator), where=denominator > 0)
 
 
 def _block_of(name: str) -> int:

@@ -2,9 +2,10 @@
 
 The cost model prices Megatron's plan: operator by operator, with what the runtime overlaps. A planner's plan is priced
 against that one by `costmodels.plan.cost_of`, both on the same graph and mesh, and what it does otherwise is told as
-ratios: of the compute of each block and pass, and of what each part of the step's breakdown communicates there. So a
-plan that is Megatron's changes nothing, and what a runtime hides of Megatron's collectives it hides of those that stand
-in their place. What has no counterpart there is added, and hidden by nothing.
+ratios: of the compute of each block and pass, and of what each part of the step's breakdown communicates there where
+that is less. So a plan that is Megatron's changes nothing, and what a runtime hides of Megatron's collectives it hides
+of what is left of them. What a plan communicates beyond them is added, and hidden by nothing: that a runtime sends keys
+beside attention does not say that it could send anything else there.
 
 Letters: B blocks, in the order of costmodels.operators.BLOCKS.
 """
@@ -28,9 +29,11 @@ class LayerChange:
         tp, cp, up, ep, expert_tp, mbs, sequence_parallel: The shape.
         compute: Compute over that of Megatron's plan, of the forward and of the backward pass [2][B].
         exposed: What is communicated over that of Megatron's plan, of each of EXPOSED_PARTS in
-            costmodels/breakdown.py [4][B].
-        added_s: What is communicated where Megatron's plan is silent, by pass and part [2][4][B] [s per micro-batch].
-        once_s: What the weights take once a step, less what they take in Megatron's plan [B] [s].
+            costmodels/breakdown.py [4][B]; 1 where it is more.
+        added_s: What is communicated beyond that, by pass and part, at the links' full speed [2][4][B] [s per
+            micro-batch].
+        once_s: What collectives of weights and gradients take once a step, less what they take in Megatron's plan, at
+            the links' full speed [B] [s].
     """
 
     tp: int

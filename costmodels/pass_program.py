@@ -227,28 +227,37 @@ class _Builder:
 
     def _changed(self, program: Program, block: Block, phase: Phase) -> Program:
         """The program of a block with what a sharding plan changes of it."""
+        if self.change is None:
+            return program
+        added = tuple(
+            Work(
+                name=f"{part}.planned",
+                kind=OpKind.ALL_GATHER,
+                part=part,
+                seconds=seconds / self.runtime.network_efficiency,
+                link=self.links[part],
+            )
+            for part, seconds in added_s(self.change, block, phase).items()
+            if seconds > 0
+        )
+        return (*self._scaled(program, block, phase), Segment(traffic=added))
+
+    def _scaled(self, program: Program, block: Block, phase: Phase) -> Program:
+        """The program of a block by the ratios of a sharding plan."""
         change = self.change
         if change is None:
             return program
-        added = tuple(
-            Work(name=f"{part}.planned", kind=OpKind.ALL_GATHER, part=part, seconds=seconds, link=self.links[part])
-            for part, seconds in added_s(change, block, phase).items()
-            if seconds > 0
-        )
-        return (
-            *(
-                Segment(
-                    kernels=_scaled(segment.kernels, compute_ratio(change, block, phase)),
-                    traffic=tuple(
-                        scaled
-                        for work in segment.traffic
-                        for scaled in _scaled((work,), exposed_ratio(change, block, work.part))
-                        if scaled.seconds > 0
-                    ),
-                )
-                for segment in program
-            ),
-            Segment(traffic=added),
+        return tuple(
+            Segment(
+                kernels=_scaled(segment.kernels, compute_ratio(change, block, phase)),
+                traffic=tuple(
+                    scaled
+                    for work in segment.traffic
+                    for scaled in _scaled((work,), exposed_ratio(change, block, work.part))
+                    if scaled.seconds > 0
+                ),
+            )
+            for segment in program
         )
 
     @property
@@ -259,7 +268,11 @@ class _Builder:
         """What the backward pass runs again: whole layers with their collectives, or some operators."""
         if self._is_full:
             return sum(forward, ())
-        kernels = [work for block in blocks for work in self._of(block, Phase.FORWARD) if work.name in self.recomputed]
+        return sum((self._scaled(self._selected(block), block, Phase.BACKWARD) for block in blocks), ())
+
+    def _selected(self, block: Block) -> Program:
+        """The operators of a block that selective recomputation runs again."""
+        kernels = tuple(work for work in self._of(block, Phase.FORWARD) if work.name in self.recomputed)
         core = tuple(work for work in kernels if work.name in self._core_names)
         others = tuple(work for work in kernels if work not in core)
         return (*(self._exchanged(core, Phase.FORWARD) if core else ()), Segment(kernels=others))

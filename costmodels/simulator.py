@@ -437,7 +437,13 @@ class _Writer:
             self.graph.wait(begin, self._message(label, message, ((kind, stage, OUT), (kind, to, IN)), after))
 
     def _reductions(self, stage: int) -> list[int]:
-        """Reduces the gradients of a stage; the tasks that end it."""
+        """Reduces the gradients of a stage, and then what a sharding plan adds; the tasks that end it."""
+        ends, works = self._reduced(stage), self._of_stage(stage)
+        if not max(work.once_more.seconds for work in works) > 0:
+            return ends
+        return [self._collective(Label(Role.REDUCE, ALL, stage), [work.once_more for work in works], ends)]
+
+    def _reduced(self, stage: int) -> list[int]:
         works = self._of_stage(stage)
         passes = [task for tasks in self.computed.items() if tasks[0][0] == stage for task in tasks[1]]
         if not max(work.once_reduce.seconds for work in works) > 0:

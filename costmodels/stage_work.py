@@ -83,6 +83,7 @@ class StageWork:
         once_gather: Weights of all chunks, once per step.
         once_reduce: Gradients of all chunks, once per step.
         once_tied: Gradients of a table that the stage at the pipeline's other end has a copy of, once per step.
+        once_more: What a sharding plan adds to these, once per step.
         one_layer_s: What a step waits for the weights of its first layer (ZeRO 3).
         weight_share: The part of all its weights that each piece of each chunk holds.
         optimizer_s: The optimizer's step.
@@ -109,6 +110,7 @@ class StageWork:
     once_gather: Message
     once_reduce: Message
     once_tied: Message
+    once_more: Message
     one_layer_s: float
     weight_share: tuple[tuple[float, ...], ...]
     optimizer_s: float
@@ -321,6 +323,7 @@ class _Builder:
         share = parameters / max(parameters.sum(), 1.0)
         accumulation = float(accumulation_s(runtime, grid, local, bandwidth)[0, 0]) * share
         traffic = weight_traffic(job, runtime, grid, groups, local, self.collective_time)
+        traffic = traffic.changed(self._changed_once_s(whole))
         collectives = weight_collectives(job, runtime, grid, groups, local)
         gather = _message_of(collectives, "weights.all_gather")
         reduce = _message_of(
@@ -341,9 +344,8 @@ class _Builder:
             each_scatter=reduce(float(traffic.each_scatter[0, 0])),
             once_gather=gather(float(traffic.once_gather[0, 0])),
             once_reduce=reduce(float(traffic.once_reduce[0, 0])),
-            once_tied=_message_of(collectives, "tied.all_reduce")(
-                max(float(traffic.once_tied[0, 0]) + self._changed_once_s(whole), 0.0)
-            ),
+            once_tied=_message_of(collectives, "tied.all_reduce")(float(traffic.once_tied[0, 0])),
+            once_more=reduce(float(traffic.once_more[0, 0])),
             one_layer_s=float(traffic.one_layer[0, 0]),
             weight_share=_by_chunk(share, chunks),
             optimizer_s=float(optimizer_pass_s(runtime, grid, local, bandwidth)[0, 0]),
@@ -351,10 +353,11 @@ class _Builder:
         )
         return replace(work, stretch=self._stretch(work, groups))
 
-    def _changed_once_s(self, whole: FloatArray) -> float:
-        """What a sharding plan adds to the weights' traffic of a stage of these blocks [1, len(BLOCKS)]."""
+    def _changed_once_s(self, whole: FloatArray) -> FloatArray:
+        """What a sharding plan adds to the weights' traffic of a stage of these blocks [1, len(BLOCKS)], as [1, 1]."""
         change = change_of(self.runtime.layer_changes, self.grid)
-        return float((whole @ np.array(change.once_s))[0]) if change else 0.0
+        once_s = np.array(change.once_s) if change else np.zeros(len(BLOCKS))
+        return np.asarray((whole @ once_s)[:, None] / self.runtime.network_efficiency)
 
     def _host(self, kind: ReplicaKind, stage: int) -> int:
         return int(self.cluster.rank_host()[self.cells[stage, kind.first, 0]])

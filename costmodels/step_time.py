@@ -179,10 +179,9 @@ class StagePricing:
         slowest = np.ravel_multi_index((stage_s.argmax(axis=0), np.arange(len(row))), stage_s.shape)
         parts = {part: num_micro_batches * seconds.take(slowest) for part, seconds in parts.items()}
         head_start = stages.before @ backward_s / vpp
-        traffic = self.traffic.take(row)
+        traffic = self.traffic.take(row).changed(stages.total(costs.once_s))
         reduced_s, parts["pp"] = traffic.per_step_s(runtime, forward_s, backward_s, head_start, self.layers)
-        once_s = stages.total(costs.once_s).max(axis=0)
-        parts["dp"] = np.maximum(parts["dp"] + reduced_s + once_s, 0.0)
+        parts["dp"] = parts["dp"] + reduced_s
         parts["bubble"] = bubble_s(stage_s, stages.count, vpp)
         if any(chunks):
             parts["bubble"] += num_micro_batches * self._lag_s(stage_s, vpp, chunks)

@@ -14,7 +14,7 @@ Letters: c kinds of stages, w rows of weights (see `placement.Pipeline`), k conf
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,7 @@ class WeightTraffic:
         once_gather: Gathering the weights once per step, under ZeRO 1 and 2.
         once_tied: Adding up the gradients of a tied table once per step; nothing hides it.
         one_layer: ZeRO 3's gathering and scattering of one layer, which no compute of a step's begin and end hides.
+        once_more: What a sharding plan adds once per step; nothing hides it.
     """
 
     each_gather: FloatArray
@@ -48,6 +49,24 @@ class WeightTraffic:
     once_gather: FloatArray
     once_tied: FloatArray
     one_layer: FloatArray
+    once_more: FloatArray
+
+    def changed(self, once_s: FloatArray) -> WeightTraffic:
+        """The traffic with what sharding plans add once per step [c, w].
+
+        What they save is taken from what is reduced and gathered then, and a runtime hides as much of the rest.
+        """
+        if not once_s.any():
+            return self
+        once = self.once_reduce + self.once_gather
+        saved = np.divide(-once_s, once, out=np.zeros_like(once), where=(once > 0) & (once_s < 0))
+        left = np.maximum(1.0 - saved, 0.0)
+        return replace(
+            self,
+            once_reduce=left * self.once_reduce,
+            once_gather=left * self.once_gather,
+            once_more=self.once_more + np.maximum(once_s, 0.0),
+        )
 
     def take(self, row: IntArray) -> WeightTraffic:
         """The traffic of configurations whose weights are those rows [c, k]."""
@@ -80,6 +99,7 @@ class WeightTraffic:
             reduction = np.maximum(exposed_s(runtime, reduction, backward), reduction / layers)
         if runtime.overlaps_weight_gather:
             gather = np.maximum(exposed_s(runtime, gather, forward), self.one_layer)
+        reduction = reduction + self.once_more
         waits = np.maximum(reduction - head_start, 0.0).max(axis=0)
         with_tied = np.maximum(reduction + self.once_tied - head_start, 0.0).max(axis=0)
         return np.asarray(waits + gather.max(axis=0)), np.asarray(with_tied - waits)
@@ -172,6 +192,7 @@ def weight_traffic(
         once_gather=np.where((stage == 1) | (stage == 2), gather, 0.0),
         once_tied=_sent_s(collectives, alone_s, "tied.all_reduce", whole),
         one_layer=np.where(stage == 3, (gather + scattered) / max(job.model.num_layers // pp, 1), 0.0),
+        once_more=np.zeros(gather.shape),
     )
 
 

@@ -348,6 +348,7 @@ def export(
     else:
         from tuner.best import best_configuration
 
+        config = with_plans(config)
         found = best_configuration(config)
         if found is None:
             _finish_empty(as_json, {"target": to, "text": None, "notes": []})

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hardware.errors import ConfigError
+from tuner.console import warn
 
 if TYPE_CHECKING:  # these load numpy
     from costmodels.parallel import ParallelConfig
@@ -94,18 +95,17 @@ def with_plans(config: StudyConfig, chosen: ParallelConfig | None = None) -> Stu
     if config.planning.name == "megatron":
         return config
     from costmodels.parallel import ConfigGrid
-    from tuner.planned_study import planned_study, stored_plans
+    from tuner.planned_study import planned_study, stored_plans, unused_pins
     from tuner.progress import PlanningLine
 
     stored = stored_plans(config)
     if chosen is not None:
         grid = ConfigGrid.from_configs([chosen], config.options.opened)
         return planned_study(config, grid, stored=stored)
-    grid = config.space().grid
-    if stored is not None:
-        return planned_study(config, grid, stored=stored)
     with PlanningLine() as line:
-        return planned_study(config, grid, on_planned=line.show)
+        planned = planned_study(config, config.space().grid, stored=stored, on_planned=line.show)
+    warn(unused_pins(planned))
+    return planned
 
 
 def launchable_config(config: StudyConfig, text: str, missing: str = "") -> tuple[ParallelConfig, dict[str, str]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hardware.errors import ConfigError, did_you_mean
-from tuner.cli_options import FOUND_NOTHING, AsJson, Overrides, Storage, StudyFile, load, number
+from tuner.cli_options import FOUND_NOTHING, AsJson, Overrides, Storage, StudyFile, load, number, with_plans
 from tuner.console import NOTHING_WORKS, in_words, print_json, print_table, printable
 
 if TYPE_CHECKING:  # these load numpy and Optuna
@@ -76,7 +76,7 @@ def replan(
         )
     if robust is not None and unforeseen:
         raise ConfigError("plans changes, and --robust allows none", key="--unforeseen", nearest="one of the two")
-    config = load(study, overrides, storage)
+    config = with_plans(load(study, overrides, storage))
 
     from tuner.network import trace_of
     from tuner.replan import STATISTICS, Assumptions, plan_json, replanned

@@ -168,7 +168,8 @@ class StudyConfig:
         trace: How the cluster changes over time, or None. Trials run on the cluster as it is described.
         options: What the study says about its space.
         planning: How the layers of candidates are sharded.
-        layer_plans: What was planned for them, by shape, as `layer_plans.summary_of` tells it; see planned_study.py.
+        layer_plans: What was planned for them, by shape, as `layer_plans.summary_of` tells it, and None where there is
+            no plan by hand to compare with; see planned_study.py.
         search: Budget, confidence, parallel trials, seed.
         expert: The configuration in use today, or None.
         backend: How a trial is run.
@@ -195,7 +196,7 @@ class StudyConfig:
     history: tuple[str, ...]
     meaning: dict[str, Any]
     measured: MeasuredGroup | None
-    layer_plans: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    layer_plans: Mapping[str, dict[str, Any] | None] = field(default_factory=dict)
 
     @property
     def measured_setting(self) -> MeasuredSetting:

@@ -2,8 +2,12 @@
 
 A plan stands for all candidates whose layers have one shape: tp, cp, up, ep and the micro-batch. It is found on two
 layers (or as few as show every kind), with as many micro-batches as these candidates have in the median, and compared
-with the plan by hand on the same graph and mesh. It holds no more of a parameter on a device and needs no more memory
-than that, so that what the memory model says of a candidate stays true, and what data parallelism sends stays the same.
+with the plan by hand on the same graph and mesh. It holds no more of a parameter, a moment or a gradient on a device
+and needs no more memory than that, so that what the memory model says of a candidate stays true.
+
+A pin is for the shapes whose mesh has its axis and, if it says into how many parts, a multiple of so many devices
+there; the others are planned without it. Where it would need more memory than the plan by hand, that stands, and its
+summary says that the pin does not hold.
 """
 
 from __future__ import annotations
@@ -19,20 +23,21 @@ from costmodels.block_figures import block_figures, ratios
 from costmodels.changed_layers import shape_keys
 from costmodels.device_mesh import DeviceMesh
 from costmodels.frontends.transformer import transformer_graph
-from costmodels.graph import Graph
+from costmodels.graph import Graph, TensorKind
 from costmodels.job import TrainingJob
 from costmodels.layer_change import LayerChange
 from costmodels.layer_figures import runs_once
 from costmodels.parallel import ConfigGrid, ParallelConfig
-from costmodels.plan import NONE, Plan, PlanCost, cost_of
+from costmodels.plan import NONE, Plan, PlanCost, cost_of, written_layout
 from costmodels.plan_totals import collective_lines, collectives_by_kind
 from costmodels.reduced import least_layers, with_layers
+from costmodels.sharding import local_share
 from hardware.cluster import Cluster
 from tuner.planners.axis_descent import descended
 from tuner.planners.hand_made import hand_made, layer_axes
 from tuner.planners.manumatic import pinned_plan
 from tuner.planners.outcome import ROUNDING
-from tuner.planners.pins import Pin
+from tuner.planners.pins import Pin, matched, pinned
 from tuner.planners.recursive import whole
 from tuner.planners.sharding_terms import Charge, Row, ShardingTerms
 
@@ -85,6 +90,7 @@ class PlannedLayer:
         found: The plan that is used, perhaps the same.
         cost: What it costs.
         change: What it changes of the cost model's layers; None where it is the same.
+        pins: Those that the shape's degrees allow, each with the operators that it matches, and those where it holds.
     """
 
     by_hand: Plan
@@ -92,6 +98,7 @@ class PlannedLayer:
     found: Plan
     cost: PlanCost
     change: LayerChange | None
+    pins: tuple[tuple[Pin, int, int], ...]
 
 
 def layer_tasks(job: TrainingJob, cluster: Cluster, grid: ConfigGrid, planning: LayerPlanning) -> list[LayerTask]:
@@ -120,7 +127,8 @@ def planned_layer(task: LayerTask) -> PlannedLayer | None:
     if by_hand is None:
         return None
     limit = cost_of(by_hand)
-    found = _cheapest(graph, mesh, task, by_hand, limit)
+    pins = _pins_of(task.planning.pins, graph, mesh)
+    found = _cheapest(task.planning, by_hand, limit, pins)
     plan, cost = (by_hand, limit) if found is None else found
     is_same = bool((plan.served == by_hand.served).all())
     return PlannedLayer(
@@ -129,6 +137,7 @@ def planned_layer(task: LayerTask) -> PlannedLayer | None:
         found=plan,
         cost=cost,
         change=None if is_same else _change(task.config, plan, cost, by_hand, limit),
+        pins=_held(plan, pins),
     )
 
 
@@ -154,21 +163,24 @@ def _repeated(graph: Graph, num_micro_batches: int) -> Graph:
 
 
 def _cheapest(
-    graph: Graph, mesh: DeviceMesh, task: LayerTask, by_hand: Plan, limit: PlanCost
+    planning: LayerPlanning, by_hand: Plan, limit: PlanCost, pins: Sequence[Pin]
 ) -> tuple[Plan, PlanCost] | None:
-    """The cheapest plan that a device can hold where it can hold the one by hand; None if none is cheaper than that."""
-    planning = task.planning
+    """The cheapest plan that a device can hold where it can hold the one by hand.
+
+    Returns:
+        None if there is none, or none that is cheaper than that by hand and there are no pins.
+    """
     if planning.name == "megatron":
         return None
+    graph, mesh = by_hand.graph, by_hand.mesh
     own_mesh, levels = whole(mesh)
     terms = ShardingTerms(graph, own_mesh) if planning.name == "descent" else None
     charge = _no_more_than(by_hand)
+    is_pinned = any(pin != _nothing(pin) for pin in pins)
     plans: list[Plan] = [
-        pinned_plan(
-            graph, mesh, own_mesh, levels, planning.pins, descent=terms, charge=charge, counterfactuals=False
-        ).plan
+        pinned_plan(graph, mesh, own_mesh, levels, pins, descent=terms, charge=charge, counterfactuals=False).plan
     ]
-    if terms is not None and not planning.pins:
+    if terms is not None and not is_pinned:
         plans.append(descended(by_hand, terms, charge=charge).plan)
     costs = [(plan, cost_of(plan)) for plan in plans]
     fitting = [
@@ -178,32 +190,74 @@ def _cheapest(
         and not any(charge(number, tuple(row)) for number, row in enumerate(plan.served.tolist()))
     ]
     cheapest = min(fitting, key=lambda one: one[1].step_time_s, default=None)
-    if cheapest is None or (not planning.pins and cheapest[1].step_time_s >= limit.step_time_s * (1 - ROUNDING)):
+    if cheapest is None or (not is_pinned and cheapest[1].step_time_s >= limit.step_time_s * (1 - ROUNDING)):
         return None
     return cheapest
 
 
 def _no_more_than(plan: Plan) -> Charge:
-    """Charges rows that leave more of a parameter, its moments or its update on a device than a plan does."""
+    """Charges rows that leave more of a parameter, of what is updated with it, or of its gradient on a device.
+
+    Gradients count as their operator leaves them, since those of several micro-batches are summed up like that.
+    """
     graph, sizes = plan.graph, plan.mesh.sizes
-    once = [runs_once(graph, number) for number in range(len(graph.ops))]
 
-    def parts(row: Sequence[int]) -> int:
-        return math.prod(size for size, factor in zip(sizes, row, strict=True) if factor != NONE)
+    def held(number: int, row: Row) -> float:
+        """The part of what an operator makes that a device has, of what is kept from one micro-batch to the next."""
+        op = graph.ops[number]
+        if runs_once(graph, number):
+            return 1 / math.prod(size for size, factor in zip(sizes, row, strict=True) if factor != NONE)
+        return sum(
+            graph.tensors[tensor].num_bytes * local_share(written_layout(op.rule, slot, row), sizes)
+            for slot, tensor in enumerate(op.results)
+            if graph.tensors[tensor].kind is TensorKind.GRADIENT
+        )
 
-    least = [parts(row) for row in plan.served.tolist()]
+    most = [held(number, tuple(row)) for number, row in enumerate(plan.served.tolist())]
 
     def charge(number: int, row: Row) -> float:
-        return TOO_MUCH_S if once[number] and parts(row) < least[number] else 0.0
+        return TOO_MUCH_S if most[number] and held(number, row) > most[number] * (1 + ROUNDING) else 0.0
 
     return charge
+
+
+def _pins_of(pins: Sequence[Pin], graph: Graph, mesh: DeviceMesh) -> tuple[Pin, ...]:
+    """The pins of a shape; one that its degrees do not allow asks for nothing, so that messages count all of them.
+
+    Raises:
+        ConfigError: a pin matches no operator, or names no dim of one or one that can't be cut, on any mesh.
+    """
+    for number, pin in enumerate(pins):
+        matched(number, pin, graph)
+    sizes = dict(zip(mesh.names, mesh.sizes, strict=True))
+
+    def devices(pin: Pin) -> int:
+        return mesh.num_devices if pin.axis is None else sizes.get(pin.axis, 1)
+
+    return tuple(pin if devices(pin) > 1 and devices(pin) % (pin.ways or 1) == 0 else _nothing(pin) for pin in pins)
+
+
+def _nothing(pin: Pin) -> Pin:
+    """A pin that asks for nothing."""
+    return replace(pin, axis=None, ways=1, weight_s=0.0)
+
+
+def _held(plan: Plan, pins: Sequence[Pin]) -> tuple[tuple[Pin, int, int], ...]:
+    """Each pin that asks for something, with the operators that it matches, and those where a plan holds it."""
+    found = pinned(pins, plan.graph, plan.mesh, whole(plan.mesh)[1])
+    rows = plan.served.tolist()
+    return tuple(
+        (pin, len(ops), sum(found.split(number, op, rows[op]) % ways == 0 for op in ops))
+        for number, (pin, ops, ways) in enumerate(zip(found.pins, found.factors, found.ways, strict=True))
+        if pin != _nothing(pin)
+    )
 
 
 def _change(config: ParallelConfig, plan: Plan, cost: PlanCost, by_hand: Plan, by_hand_cost: PlanCost) -> LayerChange:
     """What a plan changes of layers of a candidate's shape."""
     own, other = block_figures(plan, cost), block_figures(by_hand, by_hand_cost)
     own_s, other_s = own.exposed_s.sum(axis=0), other.exposed_s.sum(axis=0)
-    added_s = np.where(other_s > 0, 0.0, own.exposed_s)
+    more = np.maximum(1 - ratios(other_s, own_s), 0.0)  # the part of its own that the other does not send
     return LayerChange(
         tp=config.tp,
         cp=config.cp,
@@ -212,11 +266,16 @@ def _change(config: ParallelConfig, plan: Plan, cost: PlanCost, by_hand: Plan, b
         expert_tp=config.expert_tp,
         mbs=config.mbs,
         sequence_parallel=config.sequence_parallel,
-        compute=ratios(own.compute_s, other.compute_s),
-        exposed=ratios(own_s, other_s),
-        added_s=tuple(tuple(tuple(row) for row in of_pass) for of_pass in added_s.tolist()),
+        compute=frozen(ratios(own.compute_s, other.compute_s).tolist()),
+        exposed=frozen(np.minimum(ratios(own_s, other_s), 1.0).tolist()),
+        added_s=frozen((more * own.exposed_s).tolist()),
         once_s=tuple((own.once_s - other.once_s).tolist()),
     )
+
+
+def frozen(value: Any) -> Any:
+    """Lists in lists as tuples in tuples, as a change has them."""
+    return tuple(map(frozen, value)) if isinstance(value, list | tuple) else value
 
 
 def shape_text(config: ParallelConfig) -> str:
@@ -239,6 +298,7 @@ def summary_of(task: LayerTask, planned: PlannedLayer) -> dict[str, Any]:
         "by_hand_comm_s": planned.by_hand_cost.comm_s,
         "collectives": collectives_by_kind(plan, cost),
         "differs": _differences(planned),
+        "pins": [{"pin": pin.in_words, "ops": num_ops, "held": num_held} for pin, num_ops, num_held in planned.pins],
     }
 
 
@@ -259,6 +319,7 @@ def plan_lines(summary: Mapping[str, Any] | None) -> list[str]:
     for name, both in summary["differs"].items():
         by_hand, planned = (_served_in_words(both[key]) for key in ("by_hand", "planned"))
         lines.append(f"  {name}: {planned} (by hand {by_hand})")
+    lines += [f"  pin {each['pin']}: holds at {each['held']} of {each['ops']} operators" for each in summary["pins"]]
     return lines
 
 

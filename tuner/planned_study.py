@@ -18,7 +18,7 @@ from costmodels.parallel import ConfigGrid, ParallelConfig
 from hardware.errors import ConfigError
 from trials.simulated import SimulatedBackend
 from tuner.config import StudyConfig, first_difference
-from tuner.layer_plans import LayerTask, layer_tasks, planned_layer, shape_text, summary_of
+from tuner.layer_plans import LayerTask, frozen, layer_tasks, planned_layer, shape_text, summary_of
 from tuner.planners.workers import AbstractBound, ProcessWorkers
 from tuner.record import MEANING
 from tuner.storage import find_study
@@ -47,7 +47,7 @@ def planned_study(
     Args:
         config: The study.
         grid: Candidates of it.
-        stored: What `as_stored` made of it earlier; nothing is planned then.
+        stored: What `as_stored` made of it earlier; only shapes that it lacks are planned.
         on_planned: Hears how far it is.
 
     Raises:
@@ -55,10 +55,16 @@ def planned_study(
     """
     if config.planning.name == "megatron":
         return config
-    if stored is not None:
-        changes = tuple(_change_of(each) for each in stored["changes"])
-        return _with_plans(config, changes, stored["plans"])
-    tasks = layer_tasks(config.setting.job, config.setting.cluster, grid, config.planning)
+    changes = [_change_of(each) for each in stored["changes"]] if stored else []
+    plans = dict(stored["plans"]) if stored else {}
+    setting = config.setting
+    tasks = [
+        task
+        for task in layer_tasks(setting.job, setting.cluster, grid, config.planning)
+        if shape_text(task.config) not in plans
+    ]
+    if not tasks:
+        return _with_plans(config, changes, plans)
     found: list[_Found] = []
     on_planned(0, len(tasks))
     with _planner(len(tasks)) as planned:
@@ -68,10 +74,8 @@ def planned_study(
             except ConfigError as error:
                 raise error.under("planner").in_file(config.file) from None
             on_planned(len(found), len(tasks))
-    plans = {
-        shape_text(task.config): summary for task, (_, summary) in zip(tasks, found, strict=True) if summary is not None
-    }
-    return _with_plans(config, tuple(change for change, _ in found if change is not None), plans)
+    plans |= {shape_text(task.config): summary for task, (_, summary) in zip(tasks, found, strict=True)}
+    return _with_plans(config, [*changes, *(change for change, _ in found if change is not None)], plans)
 
 
 def as_stored(config: StudyConfig) -> dict[str, Any]:
@@ -90,6 +94,16 @@ def stored_plans(config: StudyConfig) -> dict[str, Any] | None:
     return found
 
 
+def unused_pins(config: StudyConfig) -> tuple[str, ...]:
+    """A sentence for each pin that no candidate's degrees allow."""
+    used = {each["pin"] for plan in config.layer_plans.values() if plan is not None for each in plan["pins"]}
+    return tuple(
+        f"planner.pins[{number}]: no candidate has the devices for {pin.in_words}"
+        for number, pin in enumerate(config.planning.pins)
+        if pin.in_words not in used
+    )
+
+
 def by_hand(config: StudyConfig, chosen: ParallelConfig) -> dict[str, Any] | None:
     """The plan by hand of one configuration, told the same way; None where it has nothing to shard."""
     grid = ConfigGrid.from_configs([chosen])
@@ -98,9 +112,9 @@ def by_hand(config: StudyConfig, chosen: ParallelConfig) -> dict[str, Any] | Non
 
 
 def _with_plans(
-    config: StudyConfig, changes: tuple[LayerChange, ...], plans: Mapping[str, dict[str, Any]]
+    config: StudyConfig, changes: Sequence[LayerChange], plans: Mapping[str, dict[str, Any] | None]
 ) -> StudyConfig:
-    runtime = replace(config.setting.runtime, layer_changes=changes)
+    runtime = replace(config.setting.runtime, layer_changes=tuple(changes))
     assert isinstance(config.backend, SimulatedBackend), "other trials run the plan by hand"
     return replace(
         config,
@@ -112,10 +126,6 @@ def _with_plans(
 
 def _change_of(stored: Mapping[str, Any]) -> LayerChange:
     """A change as it was before JSON made lists of its tuples."""
-
-    def frozen(value: Any) -> Any:
-        return tuple(frozen(each) for each in value) if isinstance(value, list | tuple) else value
-
     return LayerChange(**{key: frozen(value) for key, value in stored.items()})
 
 

@@ -14,6 +14,7 @@ from hardware.cluster import MAX_DEVICES
 from hardware.errors import ConfigError
 from tuner.candidates import tokens_per_s_per_device
 from tuner.config import StudyConfig
+from tuner.planned_study import planned_study
 from tuner.space import Space, build_space
 
 
@@ -109,6 +110,7 @@ def _best_of(config: StudyConfig, hosts: int) -> Size:
     fitting = np.flatnonzero(space.memory.fits(config.options.memory_headroom))
     if not len(fitting):
         return Size(hosts=hosts, devices=devices, reason=_why_none(space))
+    setting = planned_study(replace(config, setting=setting), space.grid.take(fitting)).setting
     estimate = estimate_step(setting.job, setting.cluster, setting.runtime, space.grid, memory=space.memory)
     best = int(fitting[np.argmin(estimate.step_time_s[fitting])])
     step_time_s = float(estimate.step_time_s[best])

@@ -179,7 +179,7 @@ def run_study(
         storage = open_storage(config.storage)
         make_tables(storage.engine)
         study = open_study(config, sampler, storage)
-        if config.layer_plans and LAYER_PLANS not in study.user_attrs:
+        if config.layer_plans.keys() > study.user_attrs.get(LAYER_PLANS, {"plans": {}})["plans"].keys():
             study.set_user_attr(LAYER_PLANS, as_stored(config))
         run = _Run(
             config=config,

@@ -3,8 +3,13 @@
 Every axis is called after its degree. `tp` cuts heads, ffn and vocabulary (Shoeybi et al. 2019, section 3), and with
 sequence parallelism what lies between them by the sequence (Korthikanti et al. 2022, section 4.2.2); `cp` and `up` cut
 the sequence, `up` in the attention core the heads instead (Jacobs et al. 2023); `dp` cuts the batch. Experts are dealt
-over ranks, neighbours first: the fastest axes cut their ffn as far as `expert_tp` goes, and the next ones the experts.
-Keys and values are gathered where they are passed around a ring; both send as much.
+over ranks, neighbours first: the fastest axes cut their ffn as far as `expert_tp` goes, and the next ones the experts;
+of the others, those that cut the sequence or the batch cut what fills the slots of experts too. Keys and values are
+gathered where they are passed around a ring; both send as much.
+
+Moments and updates are cut by the axes that a parameter leaves free (ZeRO 1), whatever the candidate does: gradients
+are then scattered and parameters gathered, which is what adding gradients up sends. Without it, every other plan would
+be credited with the updates that it does not repeat, which the cost model knows of already.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ from tuner.planners.forward_plans import forward_of, with_backward
 
 BATCH, HEADS = ("batch",), ("kv_heads", "heads", "query_groups")
 TENSOR = (*HEADS, "ffn", "shared_ffn", "vocabulary")
-ALONG = ("sequence", "queries", "chunks")
+ALONG = ("sequence", "queries", "chunks", "slots")
 EXPERT_OPS = tuple(f"*.moe_mlp.{role}" for role in ("up", "down", "activation"))
 BETWEEN = ("*norm", "*residual", "*.attention.*_down")
 
@@ -72,7 +77,7 @@ def hand_made(graph: Graph, mesh: DeviceMesh, config: ParallelConfig) -> Plan | 
     forward = served_by_name(forward_of(graph), mesh, axes, shared=("experts", *HEADS, *ALONG))
     if not all(_is_served(forward, number, axes) for number, op in enumerate(forward.graph.ops) if op.flop > 0):
         return None
-    return with_backward(graph, forward, zero_stage=0)
+    return with_backward(graph, forward, zero_stage=1)
 
 
 def _is_served(plan: Plan, number: int, axes: Mapping[str, ByName]) -> bool:
