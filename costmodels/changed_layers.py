@@ -66,7 +66,8 @@ def with_changes(costs: BlockCosts, runtime: RuntimeProfile, shapes: ConfigGrid)
         forward, backward = np.array(change.compute)
         again = in_layer * is_full[row]
         repeated = again * changed["compute"][:, 0, :, row]
-        changed["compute"][:, 1, :, row] = backward * (changed["compute"][:, 1, :, row] - repeated) + forward * repeated
+        changed["compute"][:, 1, :, row] *= backward
+        changed["compute"][:, 1, :, row] += (forward - backward) * repeated
         changed["compute"][:, 0, :, row] *= forward
         forward_s, backward_s = np.array(change.added_s) / runtime.network_efficiency
         changed["exposed"][..., row] *= np.array(change.exposed)

@@ -6,8 +6,8 @@ with the plan by hand on the same graph and mesh. It holds no more of a paramete
 and needs no more memory than that, so that what the memory model says of a candidate stays true.
 
 A pin is for the shapes whose mesh has its axis and, if it says into how many parts, a multiple of so many devices
-there; the others are planned without it. Where it would need more memory than the plan by hand, that stands, and its
-summary says that the pin does not hold.
+there; the others are planned without it. A pin may cost memory, but no more of a weight: where it would, the plan by
+hand stands, and the summary says that the pin does not hold.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ from costmodels.plan_totals import collective_lines, collectives_by_kind
 from costmodels.reduced import least_layers, with_layers
 from costmodels.sharding import local_share
 from hardware.cluster import Cluster
+from hardware.device import GIB
 from tuner.planners.axis_descent import descended
 from tuner.planners.hand_made import hand_made, layer_axes
 from tuner.planners.manumatic import pinned_plan
 from tuner.planners.outcome import ROUNDING
-from tuner.planners.pins import Pin, matched, pinned
+from tuner.planners.pins import Pin, Pinned, matched, pinned
 from tuner.planners.recursive import whole
-from tuner.planners.sharding_terms import Charge, Row, ShardingTerms
+from tuner.planners.sharding_terms import Charge, Row, ShardingTerms, together
 
 TOO_MUCH_S = 1e6
 """What it costs to hold more of a parameter than the plan by hand does: more than any step."""
@@ -168,7 +169,8 @@ def _cheapest(
     """The cheapest plan that a device can hold where it can hold the one by hand.
 
     Returns:
-        None if there is none, or none that is cheaper than that by hand and there are no pins.
+        None if there is none, or without pins none that is cheaper than that by hand. Under pins it may need more
+        memory beside the weights, if all that were found do.
     """
     if planning.name == "megatron":
         return None
@@ -180,19 +182,23 @@ def _cheapest(
     plans: list[Plan] = [
         pinned_plan(graph, mesh, own_mesh, levels, pins, descent=terms, charge=charge, counterfactuals=False).plan
     ]
-    if terms is not None and not is_pinned:
-        plans.append(descended(by_hand, terms, charge=charge).plan)
+    held = pinned(pins, graph, mesh, levels)
+    start = _with_pins(by_hand, held)
+    if terms is not None:
+        is_open = held.is_open if held.served else None
+        start = descended(start, terms, is_open=is_open, charge=together(held.charge, charge)).plan
+    plans.append(start)
     costs = [(plan, cost_of(plan)) for plan in plans]
     fitting = [
-        (plan, cost)
+        (cost.peak_memory_bytes > limit.peak_memory_bytes * (1 + ROUNDING), cost.step_time_s, (plan, cost))
         for plan, cost in costs
-        if cost.peak_memory_bytes <= limit.peak_memory_bytes * (1 + ROUNDING)
-        and not any(charge(number, tuple(row)) for number, row in enumerate(plan.served.tolist()))
+        if not any(charge(number, tuple(row)) for number, row in enumerate(plan.served.tolist()))
     ]
-    cheapest = min(fitting, key=lambda one: one[1].step_time_s, default=None)
-    if cheapest is None or (not is_pinned and cheapest[1].step_time_s >= limit.step_time_s * (1 - ROUNDING)):
-        return None
-    return cheapest
+    needs_more, _, cheapest = min(fitting, key=lambda one: one[:2], default=(True, 0.0, None))
+    if cheapest is None or is_pinned:
+        return cheapest
+    is_faster = cheapest[1].step_time_s < limit.step_time_s * (1 - ROUNDING)
+    return cheapest if is_faster and not needs_more else None
 
 
 def _no_more_than(plan: Plan) -> Charge:
@@ -235,6 +241,21 @@ def _pins_of(pins: Sequence[Pin], graph: Graph, mesh: DeviceMesh) -> tuple[Pin, 
         return mesh.num_devices if pin.axis is None else sizes.get(pin.axis, 1)
 
     return tuple(pin if devices(pin) > 1 and devices(pin) % (pin.ways or 1) == 0 else _nothing(pin) for pin in pins)
+
+
+def _with_pins(plan: Plan, pins: Pinned) -> Plan:
+    """A plan in which operators serve what hard pins say, beside what they served before if that can be."""
+    served = plan.served.copy()
+    for (op, level), factor in pins.served.items():
+        served[op, pins.levels[level].axis] = factor
+    for op in {op for op, _ in pins.served}:
+        rule, row = plan.graph.ops[op].rule, served[op]
+        for axis in range(len(row)):
+            ways = math.prod(size for size, other in zip(plan.mesh.sizes, row, strict=True) if other == row[axis])
+            is_pinned = any(pins.levels[level].axis == axis for at, level in pins.served if at == op)
+            if row[axis] != NONE and rule.factors[row[axis]].size % ways and not is_pinned:
+                row[axis] = NONE
+    return replace(plan, served=served)
 
 
 def _nothing(pin: Pin) -> Pin:
@@ -296,6 +317,8 @@ def summary_of(task: LayerTask, planned: PlannedLayer) -> dict[str, Any]:
         "by_hand_step_time_s": planned.by_hand_cost.step_time_s,
         "comm_s": cost.comm_s,
         "by_hand_comm_s": planned.by_hand_cost.comm_s,
+        "peak_memory_bytes": cost.peak_memory_bytes,
+        "by_hand_peak_memory_bytes": planned.by_hand_cost.peak_memory_bytes,
         "collectives": collectives_by_kind(plan, cost),
         "differs": _differences(planned),
         "pins": [{"pin": pin.in_words, "ops": num_ops, "held": num_held} for pin, num_ops, num_held in planned.pins],
@@ -319,6 +342,9 @@ def plan_lines(summary: Mapping[str, Any] | None) -> list[str]:
     for name, both in summary["differs"].items():
         by_hand, planned = (_served_in_words(both[key]) for key in ("by_hand", "planned"))
         lines.append(f"  {name}: {planned} (by hand {by_hand})")
+    more_bytes = summary["peak_memory_bytes"] - summary["by_hand_peak_memory_bytes"]
+    if more_bytes > ROUNDING * summary["by_hand_peak_memory_bytes"]:
+        lines.append(f"  {more_bytes / GIB:.2g} GiB more than by hand, which predictions of memory do not count")
     lines += [f"  pin {each['pin']}: holds at {each['held']} of {each['ops']} operators" for each in summary["pins"]]
     return lines
 
