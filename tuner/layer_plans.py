@@ -306,10 +306,15 @@ def shape_text(config: ParallelConfig) -> str:
 
 
 def summary_of(task: LayerTask, planned: PlannedLayer) -> dict[str, Any]:
-    """What was planned for a shape, as trials keep it and commands print it."""
+    """What was planned for a shape, as trials keep it and commands print it.
+
+    `predicted_ratio` is for who predicts steps with it: the step of the shape's fastest candidate with what the planner
+    found, over that by hand.
+    """
     plan, cost = planned.found, planned.cost
     return {
         "planner": task.planning.name,
+        "predicted_ratio": None,
         "mesh": dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True)),
         "layers": plan.graph.name,
         "micro_batches": task.num_micro_batches,
@@ -338,6 +343,7 @@ def plan_lines(summary: Mapping[str, Any] | None) -> list[str]:
         f"Plan of {summary['layers']} on {axes} ({summary['planner']}): {own_s:.4g} s for {summary['micro_batches']} "
         f"micro-batches, nothing overlapped, {gained}",
         *collective_lines(summary["collectives"]),
+        *predicted_lines(summary),
     ]
     for name, both in summary["differs"].items():
         by_hand, planned = (_served_in_words(both[key]) for key in ("by_hand", "planned"))
@@ -347,6 +353,17 @@ def plan_lines(summary: Mapping[str, Any] | None) -> list[str]:
         lines.append(f"  {more_bytes / GIB:.2g} GiB more than by hand, which predictions of memory do not count")
     lines += [f"  pin {each['pin']}: holds at {each['held']} of {each['ops']} operators" for each in summary["pins"]]
     return lines
+
+
+def predicted_lines(summary: Mapping[str, Any]) -> list[str]:
+    """What is predicted of the step, in which collectives run beside compute; nothing where no other plan was found."""
+    ratio = summary["predicted_ratio"]
+    if ratio is None:
+        return []
+    words = f"{abs(ratio - 1):.1%} {'less' if ratio < 1 else 'more'} than by hand"
+    if not summary["differs"]:
+        return [f"  Another plan would take its fastest candidate's step {words}; so the plan by hand stands."]
+    return [f"  Its fastest candidate's step is predicted to take {words}."]
 
 
 def _served_in_words(served: Mapping[str, str]) -> str:

@@ -2,23 +2,29 @@
 
 Planning takes a fraction of a second for each shape of a layer, on as many processes as the machine has cores; what was
 found is stored with the study, so that it is done once.
+
+Planners count as if nothing ran beside anything else, and the cost model does not. So a plan is taken if the fastest
+candidate of its shape is predicted to be faster with it, or if it is pinned; else the plan by hand stands.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from costmodels.changed_layers import shape_keys
 from costmodels.layer_change import LayerChange
 from costmodels.parallel import ConfigGrid, ParallelConfig
+from costmodels.step_time import estimate_step
 from hardware.errors import ConfigError
 from trials.simulated import SimulatedBackend
 from tuner.config import StudyConfig, first_difference
-from tuner.layer_plans import LayerTask, frozen, layer_tasks, planned_layer, shape_text, summary_of
+from tuner.layer_plans import LayerPlanning, LayerTask, frozen, layer_tasks, planned_layer, shape_text, summary_of
 from tuner.planners.workers import AbstractBound, ProcessWorkers
 from tuner.record import MEANING
 from tuner.storage import find_study
@@ -32,7 +38,20 @@ OnPlanned = Callable[[int, int], None]
 SHAPES_AT_ONCE = 16
 """Shapes between two such calls; with no more than that, starting processes takes longer than planning."""
 
-_Found = tuple[LayerChange | None, dict[str, Any] | None]
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Found:
+    """What was planned for a shape.
+
+    Attributes:
+        change: What the plan changes of the cost model's layers.
+        summary: The plan, as `summary_of` tells it; None where there is none by hand.
+        by_hand: The plan by hand, likewise.
+    """
+
+    change: LayerChange | None = None
+    summary: dict[str, Any] | None = None
+    by_hand: dict[str, Any] | None = None
 
 
 def planned_study(
@@ -74,8 +93,9 @@ def planned_study(
             except ConfigError as error:
                 raise error.under("planner").in_file(config.file) from None
             on_planned(len(found), len(tasks))
-    plans |= {shape_text(task.config): summary for task, (_, summary) in zip(tasks, found, strict=True)}
-    return _with_plans(config, [*changes, *(change for change, _ in found if change is not None)], plans)
+    found = _decided(config, grid, found)
+    plans |= {shape_text(task.config): each.summary for task, each in zip(tasks, found, strict=True)}
+    return _with_plans(config, [*changes, *(each.change for each in found if each.change is not None)], plans)
 
 
 def as_stored(config: StudyConfig) -> dict[str, Any]:
@@ -107,8 +127,37 @@ def unused_pins(config: StudyConfig) -> tuple[str, ...]:
 def by_hand(config: StudyConfig, chosen: ParallelConfig) -> dict[str, Any] | None:
     """The plan by hand of one configuration, told the same way; None where it has nothing to shard."""
     grid = ConfigGrid.from_configs([chosen])
-    tasks = layer_tasks(config.setting.job, config.setting.cluster, grid, config.planning)
-    return _plan(tasks[0], None)[1] if tasks else None
+    tasks = layer_tasks(config.setting.job, config.setting.cluster, grid, LayerPlanning())
+    return _plan(tasks[0], None).by_hand if tasks else None
+
+
+def _decided(config: StudyConfig, grid: ConfigGrid, found: Sequence[_Found]) -> list[_Found]:
+    """The plans with the plan by hand in place of those that are predicted to gain nothing."""
+    changes = tuple(each.change for each in found if each.change is not None)
+    if not changes:
+        return list(found)
+    job, cluster, runtime = config.setting.job, config.setting.cluster, config.setting.runtime
+    fastest_s: list[dict[tuple[int, ...], float]] = []
+    for own in ((), changes):
+        step_time_s = estimate_step(job, cluster, replace(runtime, layer_changes=own), grid).step_time_s.tolist()
+        fastest: dict[tuple[int, ...], float] = {}
+        for key, seconds in zip(shape_keys(grid), step_time_s, strict=True):
+            fastest[key] = min(fastest.get(key, math.inf), seconds)
+        fastest_s.append(fastest)
+    decided = []
+    for each in found:
+        if each.change is None or each.summary is None or each.by_hand is None:
+            decided.append(each)
+            continue
+        by_hand_s, planned_s = (fastest[each.change.key] for fastest in fastest_s)
+        predicted = {"predicted_ratio": planned_s / by_hand_s}
+        is_taken = planned_s < by_hand_s or each.summary["pins"]
+        decided.append(
+            replace(each, summary=each.summary | predicted)
+            if is_taken
+            else _Found(summary=each.by_hand | predicted, by_hand=each.by_hand)
+        )
+    return decided
 
 
 def _with_plans(
@@ -141,4 +190,7 @@ def _planner(num_tasks: int) -> Iterator[Callable[[Sequence[LayerTask]], list[_F
 
 def _plan(task: LayerTask, _: AbstractBound | None) -> _Found:
     planned = planned_layer(task)
-    return (None, None) if planned is None else (planned.change, summary_of(task, planned))
+    if planned is None:
+        return _Found()
+    same = replace(planned, found=planned.by_hand, cost=planned.by_hand_cost, change=None)
+    return _Found(change=planned.change, summary=summary_of(task, planned), by_hand=summary_of(task, same))
