@@ -345,9 +345,7 @@ def plan_lines(summary: Mapping[str, Any] | None) -> list[str]:
         *collective_lines(summary["collectives"]),
         *predicted_lines(summary),
     ]
-    for name, both in summary["differs"].items():
-        by_hand, planned = (_served_in_words(both[key]) for key in ("by_hand", "planned"))
-        lines.append(f"  {name}: {planned} (by hand {by_hand})")
+    lines += [f"  {name}: {planned} (by hand {by_hand})" for name, planned, by_hand in differences_in_words(summary)]
     more_bytes = summary["peak_memory_bytes"] - summary["by_hand_peak_memory_bytes"]
     if more_bytes > ROUNDING * summary["by_hand_peak_memory_bytes"]:
         lines.append(f"  {more_bytes / GIB:.2g} GiB more than by hand, which predictions of memory do not count")
@@ -364,6 +362,19 @@ def predicted_lines(summary: Mapping[str, Any]) -> list[str]:
     if not summary["differs"]:
         return [f"  Another plan would take its fastest candidate's step {words}; so the plan by hand stands."]
     return [f"  Its fastest candidate's step is predicted to take {words}."]
+
+
+def differences_in_words(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """The operators that are sharded otherwise than by hand, how, and how by hand; layers that agree as one."""
+    together: dict[tuple[str, str, str], list[str]] = {}
+    for name, both in summary["differs"].items():
+        layer, inside = name.split(".", 2)[1:] if name.startswith("layers.") else ("", name)
+        words = tuple(_served_in_words(both[key]) for key in ("planned", "by_hand"))
+        together.setdefault((inside, *words), []).append(layer)
+    return [
+        (f"layers.{','.join(layers)}.{inside}" if layers != [""] else inside, planned, by_hand)
+        for (inside, planned, by_hand), layers in together.items()
+    ]
 
 
 def _served_in_words(served: Mapping[str, str]) -> str:

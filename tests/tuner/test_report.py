@@ -14,6 +14,7 @@ from tuner.candidates import candidates_of, prediction_json
 from tuner.config import load_study
 from tuner.evidence import STATUS
 from tuner.lessons import LEARNED, Lesson
+from tuner.planned_study import LAYER_PLANS, as_stored, planned_study
 from tuner.record import OBSERVATION, ORIGIN, PREDICTION, STOP_REASON
 from tuner.report import SECTIONS, collect, render_report, write_report
 from tuner.report.figures import part_colour, time_axis
@@ -144,7 +145,7 @@ def page(request, tmp_path_factory):
 def test_every_section_stands_in_every_report(page):
     """All sections are there in their order, whatever became of the trials."""
     assert tuple(re.findall(r'<section id="([a-z]+)">', page)) == IDENTITIES
-    assert len(IDENTITIES) == len(SECTIONS)
+    assert len(IDENTITIES) == len(SECTIONS) - 1  # that of the sharding plan is for studies that plan layers
 
 
 def test_the_page_is_well_formed(page):
@@ -476,3 +477,65 @@ def test_too_many_passes_are_not_simulated(tmp_path, monkeypatch):
     monkeypatch.setattr("tuner.report.pipeline.MAX_SIMULATED", 1)
 
     assert "`meshtune simulate --trace`" in pipeline_section(collect(config))
+
+
+# The sharding plan
+
+
+def planned_report(folder, *, planner, space, num_trials=1):
+    """The report of a small study whose layers are planned, as it is stored, and its page's section of the plan."""
+    text = STUDY.replace("llama-7b", "llama3-8b").replace("dgx-a100, hosts: 1", "dgx-h100, hosts: 2")
+    text = text.replace("space: {recompute: [none, full]}", f"space: {space}") + f"planner: {planner}\n"
+    config = study_of(folder, text=text)
+    planned = planned_study(config, config.space().grid)
+    run(planned, num_trials).set_user_attr(LAYER_PLANS, as_stored(planned))
+    data = collect(config)
+    page = render_report(data)
+    assert structure_of(page).wrong == []
+    found = re.search(r'<section id="plan">.*?</section>', page, re.DOTALL)
+    return data, found.group() if found else ""
+
+
+def test_the_plan_of_the_best_is_told(tmp_path):
+    """Between pipeline and memory: its collectives, where it differs, its pins, and that nothing runs it yet."""
+    pin = "{op: '*.core', dim: heads, axis: up}"
+    space = "{pp: [1], tp: [1], cp: [1], up: [2], mbs: [1]}"
+    data, told = planned_report(tmp_path, planner=f"{{name: descent, pins: [{pin}]}}", space=space)
+    (plan,) = data.config.layer_plans.values()
+
+    assert "as descent shards them over up 2" in told
+    for each in plan["collectives"]:
+        assert f"<td>{each['kind']}</td><td>{each['axes']}</td>" in told
+    assert "Where it differs from the plan by hand" in told
+    assert "<td>embedding.lookup</td>" in told
+    assert "*.core heads on up: holds at 2 of 2 operators" in told
+    assert "No framework runs this plan yet" in told
+    page = render_report(data)
+    assert page.index('id="pipeline"') < page.index('id="plan"') < page.index('id="memory"')
+    assert "None" not in re.sub(r"<[^>]+>", " ", told)
+
+
+def test_a_plan_by_hand_is_told_as_such(tmp_path):
+    """Where another plan gains nothing, the section says so and has no table of differences."""
+    _, told = planned_report(
+        tmp_path, planner="{name: descent}", space="{pp: [1], tp: [1], cp: [2], up: [1], mbs: [1]}"
+    )
+
+    assert "It is the plan that frameworks write by hand" in told
+    assert re.search(r"Another one was found, with which the step is predicted to take [\d.]+% more", told)
+    assert "Where it differs" not in told
+
+
+@pytest.mark.parametrize(
+    ("space", "num_trials", "words"),
+    [
+        ("{pp: [1], tp: [2], mbs: [1]}", 0, "It is told once there is a best trial."),
+        ("{pp: [2], tp: [1], cp: [1], up: [1], mbs: [1]}", 1, "a device has them to itself"),
+    ],
+)
+def test_a_plan_that_is_not_there_is_explained(tmp_path, space, num_trials, words):
+    """Before the first trial, and where a device has its layers to itself."""
+    _, told = planned_report(tmp_path, planner="{name: recursive}", space=space, num_trials=num_trials)
+
+    assert words in told
+    assert "<table>" not in told

@@ -15,6 +15,7 @@ from tuner.report.flags import flags_section
 from tuner.report.lessons import lessons_section
 from tuner.report.markup import Html, joined, tag
 from tuner.report.pipeline import pipeline_section
+from tuner.report.plan import plan_section
 from tuner.report.population import population_section
 from tuner.report.progress import progress_section
 from tuner.report.pruning import pruning_section
@@ -30,6 +31,7 @@ SECTIONS: tuple[Section, ...] = (
     accuracy_section,
     time_section,
     pipeline_section,
+    plan_section,
     memory_section,
     flags_section,
     trials_section,
