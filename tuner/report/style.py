@@ -46,6 +46,7 @@ section > p.banner {
 .chip.quiet { background: none; box-shadow: inset 0 0 0 1px var(--line); color: var(--soft); }
 .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(165px, 1fr)); gap: 12px; margin-bottom: 16px; }
 .card { border: 1px solid var(--line); border-radius: 10px; padding: 12px 14px; }
+section > h3 { margin: 20px 0 8px; font-size: .95rem; font-weight: 600; }
 .card h3 { margin: 0; font-size: .82rem; font-weight: 500; color: var(--soft); }
 .figure { margin: 2px 0; font-size: 1.55rem; font-weight: 600; line-height: 1.25; font-variant-numeric: tabular-nums; }
 .note { margin: 0; font-size: .8rem; line-height: 1.35; color: var(--soft); overflow-wrap: anywhere; }
