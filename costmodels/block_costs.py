@@ -6,12 +6,12 @@ Letters: d kinds of devices, u unique shape rows.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from costmodels.breakdown import EXPOSED_PARTS
-from costmodels.changed_layers import changed_rows
+from costmodels.changed_layers import LAYER_BLOCKS, shape_keys
 from costmodels.communication import Beside, BlockCommunication, block_communication
 from costmodels.job import TrainingJob
 from costmodels.kernels import CollectiveTime, KernelTime, execution_s
@@ -146,7 +146,33 @@ def block_costs(
         host=np.array([times[0].launches * runtime.launch_s, issued]),
         once_s=np.zeros((len(BLOCKS), len(shapes))),
     )
-    return with_changes(costs, runtime, shapes)
+    return _changed(costs, runtime, shapes)
+
+
+def _changed(costs: BlockCosts, runtime: RuntimeProfile, shapes: ConfigGrid) -> BlockCosts:
+    """The costs of shape rows [u] with what the runtime's plans change of some of them.
+
+    What full recomputation runs again of a layer is its forward pass, and changed as that is.
+    """
+    known = {change.key: change for change in runtime.layer_changes}
+    found = [(row, known[key]) for row, key in enumerate(shape_keys(shapes)) if key in known]
+    if not found:
+        return costs
+    changed = {field.name: getattr(costs, field.name).copy() for field in fields(costs)}
+    is_full = shapes.recompute == RECOMPUTE_MODES.index("full")
+    in_layer = np.array([block in LAYER_BLOCKS for block in BLOCKS])
+    for row, change in found:
+        forward, backward = np.array(change.compute)
+        again = in_layer * is_full[row]
+        repeated = again * changed["compute"][:, 0, :, row]
+        changed["compute"][:, 1, :, row] *= backward
+        changed["compute"][:, 1, :, row] += (forward - backward) * repeated
+        changed["compute"][:, 0, :, row] *= forward
+        forward_s, backward_s = np.array(change.added_s) / runtime.network_efficiency
+        changed["exposed"][..., row] *= np.array(change.exposed)
+        changed["exposed"][..., row] += (1 + again) * forward_s + backward_s
+        changed["once_s"][..., row] += np.array(change.once_s) / runtime.network_efficiency
+    return replace(costs, **changed)
 
 
 def _beside(times: BlockTimes) -> Beside:

@@ -1,22 +1,18 @@
-"""What sharding plans change of layers, looked up by the shapes of configurations.
+"""What sharding plans change of layers, block by block, and the shapes that they change.
 
 Letters: u rows of shapes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from costmodels.breakdown import EXPOSED_PARTS
 from costmodels.layer_change import KEYS, LayerChange
-from costmodels.operators import BLOCKS, Block, FloatArray, Phase
-from costmodels.parallel import RECOMPUTE_MODES, ConfigGrid
-from costmodels.runtime import RuntimeProfile
-
-if TYPE_CHECKING:  # which applies these
-    from costmodels.block_costs import BlockCosts
+from costmodels.operators import BLOCKS, Block, Phase
+from costmodels.parallel import ConfigGrid
 
 LAYER_BLOCKS = (Block.ATTENTION, Block.DENSE_MLP, Block.MOE_MLP)
 """Those of layers, which full recomputation runs again."""
@@ -48,34 +44,3 @@ def change_of(changes: Sequence[LayerChange], grid: ConfigGrid) -> LayerChange |
     """That of the one configuration in `grid`, if there is one."""
     (key,) = shape_keys(grid)
     return next((change for change in changes if change.key == key), None)
-
-
-def with_changes(costs: BlockCosts, runtime: RuntimeProfile, shapes: ConfigGrid) -> BlockCosts:
-    """The costs of shape rows [u] with what the runtime's plans change of some of them.
-
-    What full recomputation runs again of a layer is its forward pass, and changed as that is.
-    """
-    known = {change.key: change for change in runtime.layer_changes}
-    found = [(row, known[key]) for row, key in enumerate(shape_keys(shapes)) if key in known]
-    if not found:
-        return costs
-    changed = {field.name: getattr(costs, field.name).copy() for field in fields(costs)}
-    is_full = shapes.recompute == RECOMPUTE_MODES.index("full")
-    in_layer = np.array([block in LAYER_BLOCKS for block in BLOCKS])
-    for row, change in found:
-        forward, backward = np.array(change.compute)
-        again = in_layer * is_full[row]
-        repeated = again * changed["compute"][:, 0, :, row]
-        changed["compute"][:, 1, :, row] *= backward
-        changed["compute"][:, 1, :, row] += (forward - backward) * repeated
-        changed["compute"][:, 0, :, row] *= forward
-        forward_s, backward_s = np.array(change.added_s) / runtime.network_efficiency
-        changed["exposed"][..., row] *= np.array(change.exposed)
-        changed["exposed"][..., row] += (1 + again) * forward_s + backward_s
-        changed["once_s"][..., row] += np.array(change.once_s) / runtime.network_efficiency
-    return replace(costs, **changed)
-
-
-def nothing(shapes: ConfigGrid) -> FloatArray:
-    """What weights take once a step beyond Megatron's plan, where nothing is changed [B, u]."""
-    return np.zeros((len(BLOCKS), len(shapes)))
