@@ -208,7 +208,8 @@ def test_a_change_of_nothing_leaves_the_simulated_step(case):
 def test_the_simulator_agrees_about_a_change(runtime, pp, rounds, recompute, seed):
     """Within 2%, as it does without one (test_simulator.py), where no tensor traffic runs beside products.
 
-    Where some does, the closed form scales what is exposed of it, and the simulator hides what is left of it as before.
+    Where some does, the closed form scales what is exposed of it, and the simulator hides what is left of it beside
+    products that are shorter or longer: within 10%.
     """
     profile = replace(find_runtime(runtime), layer_split="even", layer_padding=1, residuals=(), stalled_hosts=0)
     assume(recompute != "full" or not profile.overlaps_tensor)
@@ -220,8 +221,7 @@ def test_the_simulator_agrees_about_a_change(runtime, pp, rounds, recompute, see
     closed_form_s = float(estimate_step(job, cluster, profile, grid_of(config)).step_time_s[0])
     simulated_s = simulated(job, cluster, profile, config)
     is_beside = profile.overlaps_tensor or profile.overlaps_tensor_gradients
-    assert simulated_s <= closed_form_s * 1.02
-    assert simulated_s >= closed_form_s * (0.9 if is_beside else 0.98)
+    assert simulated_s == pytest.approx(closed_form_s, rel=0.1 if is_beside else 0.02)
 
 
 @pytest.mark.parametrize("share", [-2.0, -0.5, 0.5])
