@@ -97,6 +97,17 @@ def plan_of(config: StudyConfig, chosen: ParallelConfig) -> dict[str, Any]:
     return {} if found is None else {"plan": found}
 
 
+def notes_on_plan(config: StudyConfig, chosen: ParallelConfig) -> tuple[str, ...]:
+    """What flags can't say of a configuration whose layers are planned otherwise than frameworks shard them."""
+    plan = plan_of(config, chosen).get("plan")
+    if not plan or not plan["differs"]:
+        return ()
+    return (
+        f"the step was predicted with layers sharded as {plan['planner']} plans them, and these flags shard them by "
+        f"hand: {len(plan['differs'])} operators differ; see `meshtune predict --plan`",
+    )
+
+
 def prediction_json(
     setting: Setting, estimate: StepEstimate, memory: MemoryEstimate, position: int, headroom: float
 ) -> dict[str, Any]:

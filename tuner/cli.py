@@ -338,6 +338,7 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Print the best configuration as flags for a training framework."""
+    from tuner.candidates import notes_on_plan
     from tuner.export import find_exporter
 
     exporter = find_exporter(to)
@@ -345,6 +346,7 @@ def export(
     if chosen is not None:
         wanted, broken = launchable_config(config, chosen)
         notes = tuple(f"{name}: {reason}" for name, reason in broken.items())
+        config = with_plans(config, wanted)
     else:
         from tuner.best import best_configuration
 
@@ -355,6 +357,7 @@ def export(
         wanted = found.config
         known = found.known_in_words
         notes = () if found.source == "measured" else (f"this configuration is {known}, not measured",)
+    notes += notes_on_plan(config, wanted)
     exported = exporter(config.setting, wanted)
     if out is not None:
         write_file(out, exported.text)

@@ -51,6 +51,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]) -> None:
     """How a run ended, its best configuration, and the flags."""
+    from tuner.candidates import notes_on_plan
     from tuner.export import find_exporter
     from tuner.record import completed_times_s, repeated, step_time_of
 
@@ -100,9 +101,10 @@ def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]
         slower = f"{behind:.1%} slower than the fastest of {among} ({fastest_s:.4g} s)"
         typer.echo(f"  {slower if behind > 0 else f'the fastest of {among}'}, found with {needed} trials")
     typer.echo("Flags for Megatron-LM:")
-    export = find_exporter("megatron")(config.setting, config.config_of(result.best.params))
+    chosen = config.config_of(result.best.params)
+    export = find_exporter("megatron")(config.setting, chosen)
     typer.echo(export.text.rstrip("\n"))
-    warn(export.notes)
+    warn((*notes_on_plan(config, chosen), *export.notes))
 
 
 def print_extrapolated(found: Extrapolated) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tuner.candidates import notes_on_plan
 from tuner.export import find_exporter
 from tuner.report.data import ReportData
 from tuner.report.markup import Html, section, tag
@@ -16,5 +17,6 @@ def flags_section(data: ReportData) -> Html:
     export = find_exporter("megatron")(data.config.setting, data.best_config)
     button = tag("button", "Copy", type="button", class_="copy", data_copies="flags-text")
     text = tag("pre", export.text, id="flags-text")
-    notes = tag("ul", *(tag("li", note) for note in export.notes)) if export.notes else None
+    told = (*notes_on_plan(data.config, data.best_config), *export.notes)
+    notes = tag("ul", *(tag("li", note) for note in told)) if told else None
     return section("flags", TITLE, tag("div", button, text, class_="copyable"), notes)

@@ -198,3 +198,11 @@ def test_trials_that_cannot_run_a_plan_refuse_it(meshtune, tmp_path, backend):
     assert_users_mistake(
         meshtune("rank", path), "planner.name = 'descent'", "Megatron's way", "trial.backend: simulated"
     )
+
+
+def test_flags_say_what_they_leave_out(meshtune, planned, by_hand):
+    """Flags of a configuration whose layers are planned otherwise than by hand come with a note, and no others do."""
+    config = ("--to", "megatron", "--config", "tp=1,up=2,dp=8")
+
+    assert "operators differ" in meshtune("export", planned, *config).err
+    assert "operators differ" not in meshtune("export", by_hand, *config).err
