@@ -1,0 +1,1 @@
+"""The assignment problem below sharding plans: one strategy for every node, under one memory limit."""

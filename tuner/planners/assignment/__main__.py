@@ -1,0 +1,106 @@
+"""`python -m tuner.planners.assignment INSTANCE.json.gz`: solves a file of the contest's form."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+
+import numpy as np
+
+from hardware.errors import ConfigError
+from tuner.planners.assignment.contest_file import read_problem
+from tuner.planners.assignment.problem import Integers
+from tuner.planners.assignment.solve import solve
+from tuner.planners.outcome import Limits, Outcome
+
+_STARTED_S = time.perf_counter() - time.process_time()  # the interpreter has been at work already
+
+
+class _Interrupts:
+    """Notes the first interrupt; a second one ends the program at once."""
+
+    def __init__(self) -> None:
+        self.is_stopped = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 # the form of a signal's handler
+        if self.is_stopped:
+            raise KeyboardInterrupt
+        self.is_stopped = True
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Solves a file and prints what came out; the exit status is 0, or 2 after a mistake in what was given."""
+    start_s = _STARTED_S if arguments is None else time.perf_counter()
+    parser = argparse.ArgumentParser(prog="python -m tuner.planners.assignment", description=__doc__)
+    parser.add_argument("file", type=Path, help="a problem in the contest's JSON, plain or .gz")
+    parser.add_argument("--time-limit", type=_seconds, default=60.0, metavar="S", help="seconds, reading included")
+    parser.add_argument("--seed", type=int, default=0, help="of the search's random choices")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write each node's strategy as a JSON list")
+    options = parser.parse_args(arguments)
+    interrupts = _Interrupts()
+    before = signal.signal(signal.SIGINT, interrupts)
+    try:
+        problem = read_problem(options.file)
+        found = solve(
+            problem,
+            limits=Limits(time_s=options.time_limit),
+            rng=np.random.default_rng(options.seed),
+            start_s=start_s,
+            is_stopped=lambda: interrupts.is_stopped,
+        )
+        if options.out is not None and found.best is not None:
+            _write(options.out, found.best.solution)
+    except ConfigError as error:
+        print(error, file=sys.stderr)  # noqa: T201 # this is a command
+        return 2
+    finally:
+        signal.signal(signal.SIGINT, before)
+    print(_as_json(found) if options.json else _as_text(found))  # noqa: T201 # this is a command
+    return 0
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0.0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} must be positive and finite")
+    return seconds
+
+
+def _write(path: Path, strategies: Integers) -> None:
+    try:
+        path.write_text(json.dumps(strategies.tolist()) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot be written: {error.strerror}", file=str(path)) from None
+
+
+def _as_json(found: Outcome[Integers]) -> str:
+    return json.dumps(
+        {
+            "cost": None if found.best is None else _plain(found.best.cost),
+            "bound": _plain(found.bound) if math.isfinite(found.bound) else None,
+            "seconds": round(found.seconds, 3),
+            "feasible": found.best is not None,
+            "known": found.known.name.lower(),
+            "stop": found.stop.name.lower(),
+        }
+    )
+
+
+def _as_text(found: Outcome[Integers]) -> str:
+    cost = "no assignment found" if found.best is None else f"cost {found.best.cost:.10g}, gap {100 * found.gap:.2f}%"
+    return f"{cost}, bound {found.bound:.10g}, {found.seconds:.1f} s: {found.known.value}"
+
+
+def _plain(number: float) -> int | float:
+    return int(number) if number == int(number) else number
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,199 @@
+"""Reads and writes assignment problems in the JSON of the ASPLOS 2025 contest, plain or compressed.
+
+Files may hold tens of millions of numbers, so each kind of number is checked in one go, and only a list that fails is
+looked through for its first bad entry.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hardware.errors import ConfigError, did_you_mean
+from tuner.planners.assignment.problem import AssignmentProblem, Floats, Integers, starts_of
+
+_GZIP_MARK = b"\x1f\x8b"
+_KEYS = ("name", "nodes", "edges", "usage_limit")
+
+
+def read_problem(path: Path) -> AssignmentProblem:
+    """The problem that a file holds.
+
+    Args:
+        path: Of a JSON file, which may be compressed by gzip.
+
+    Raises:
+        ConfigError: If the file cannot be read, or is no problem of the contest's form.
+    """
+    try:
+        return _problem(_json_of(path))
+    except ConfigError as error:
+        raise error.in_file(str(path)) from None
+
+
+def write_problem(problem: AssignmentProblem, path: Path) -> None:
+    """Writes a problem, compressed if the file's name ends in `.gz`.
+
+    Raises:
+        ConfigError: If the file cannot be written.
+    """
+    content = {
+        "problem": {
+            "name": problem.name,
+            "nodes": {
+                "intervals": problem.intervals.tolist(),
+                "costs": _nested(problem.costs, problem.starts),
+                "usages": _nested(problem.usages, problem.starts),
+            },
+            "edges": {"nodes": problem.edges.tolist(), "costs": _nested(problem.edge_costs, problem.edge_starts)},
+            "usage_limit": _plain(problem.limit),
+        }
+    }
+    text = json.dumps(content, separators=(",", ":")).encode()
+    try:
+        path.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
+    except OSError as error:
+        raise ConfigError(f"cannot be written: {error.strerror}", file=str(path)) from None
+
+
+def _json_of(path: Path) -> Any:
+    try:
+        content = path.read_bytes()
+        if content.startswith(_GZIP_MARK):
+            content = gzip.decompress(content)
+        return json.loads(content)
+    except FileNotFoundError:
+        siblings = sorted(each.name for each in path.parent.glob("*.json*")) if path.parent.is_dir() else []
+        nearest = did_you_mean(path.name, siblings) if siblings else "check the path"
+        raise ConfigError("no such file", nearest=nearest) from None
+    except (EOFError, gzip.BadGzipFile, zlib.error):
+        raise ConfigError("is damaged: it cannot be decompressed") from None
+    except UnicodeDecodeError:
+        raise ConfigError("is not UTF-8 text") from None
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"is not JSON: {error.msg}", key=f"line {error.lineno}") from None
+    except RecursionError:
+        raise ConfigError("is nested too deep") from None
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}") from None
+
+
+def _problem(content: Any) -> AssignmentProblem:
+    problem = _mapping(content, "problem")
+    for key in problem:
+        if key not in _KEYS:
+            raise ConfigError("is not known", key=f"problem.{key}", nearest=did_you_mean(key, _KEYS))
+    nodes, edges = _mapping(problem, "nodes", "problem."), _mapping(problem, "edges", "problem.")
+    name = problem.get("name", "assignment")
+    if not isinstance(name, str):
+        raise ConfigError("must be text", key="problem.name", value=name)
+    limit = _numbers([_value(problem, "usage_limit", "problem.")], lambda _: "problem.usage_limit")[0]
+    intervals = _pairs(nodes, "intervals", "problem.nodes.")
+    costs, starts = _ragged(nodes, "costs", "problem.nodes.")
+    usages, usage_starts = _ragged(nodes, "usages", "problem.nodes.", least=0.0)
+    ends = _pairs(edges, "nodes", "problem.edges.")
+    edge_costs, edge_starts = _ragged(edges, "costs", "problem.edges.")
+    for key, found, wanted in (
+        ("nodes.costs", len(starts) - 1, len(intervals)),
+        ("nodes.usages", len(usage_starts) - 1, len(intervals)),
+        ("edges.costs", len(edge_starts) - 1, len(ends)),
+    ):
+        if found != wanted:
+            raise ConfigError(f"must hold {wanted} lists, but holds {found}", key=f"problem.{key}")
+    if (differs := starts != usage_starts).any():
+        node = int(differs.argmax()) - 1
+        raise ConfigError("must hold as many as the node's costs", key=f"problem.nodes.usages.{node}")
+    try:
+        return AssignmentProblem(
+            name=name,
+            intervals=intervals,
+            starts=starts,
+            costs=costs,
+            usages=usages,
+            edges=ends,
+            edge_starts=edge_starts,
+            edge_costs=edge_costs,
+            limit=float(limit),
+        )
+    except ConfigError as error:
+        raise error.under("problem") from None
+
+
+def _value(mapping: Mapping[str, Any], key: str, above: str = "") -> Any:
+    if key not in mapping:
+        raise ConfigError("is required and missing", key=f"{above}{key}")
+    return mapping[key]
+
+
+def _mapping(content: Any, key: str, above: str = "") -> Mapping[str, Any]:
+    if not isinstance(content, dict):
+        raise ConfigError("must be a mapping", key=above.rstrip(".") or None, value=content)
+    value = _value(content, key, above)
+    if not isinstance(value, dict):
+        raise ConfigError("must be a mapping", key=f"{above}{key}", value=value)
+    return value
+
+
+def _lists(mapping: Mapping[str, Any], key: str, above: str) -> list[list[Any]]:
+    value = _value(mapping, key, above)
+    if not isinstance(value, list):
+        raise ConfigError("must be a list", key=f"{above}{key}", value=value)
+    for place, own in enumerate(value):
+        if not isinstance(own, list):
+            raise ConfigError("must be a list", key=f"{above}{key}.{place}", value=own)
+    return value
+
+
+def _ragged(mapping: Mapping[str, Any], key: str, above: str, *, least: float = -np.inf) -> tuple[Floats, Integers]:
+    lists = _lists(mapping, key, above)
+    starts = starts_of([len(own) for own in lists])
+
+    def where(place: int) -> str:
+        own = int(np.searchsorted(starts, place, side="right")) - 1
+        return f"{above}{key}.{own}.{place - int(starts[own])}"
+
+    return _numbers(list(chain.from_iterable(lists)), where, least=least), starts
+
+
+def _pairs(mapping: Mapping[str, Any], key: str, above: str) -> Integers:
+    lists = _lists(mapping, key, above)
+    for place, own in enumerate(lists):
+        if len(own) != 2 or not all(type(number) is int and 0 <= number < 2**62 for number in own):
+            raise ConfigError("must be two whole numbers from 0 on", key=f"{above}{key}.{place}", value=own)
+    return np.array(lists, dtype=np.int64).reshape(-1, 2)
+
+
+def _numbers(flat: list[Any], where: Any, *, least: float = -np.inf) -> Floats:
+    if set(map(type, flat)) <= {int, float}:
+        try:
+            numbers = np.array(flat, dtype=np.float64)
+        except OverflowError:
+            numbers = np.array([min(max(number, -1e300), 1e300) for number in flat], dtype=np.float64)
+        wrong = ~(np.isfinite(numbers) & (numbers >= least))
+        if not wrong.any():
+            return numbers
+        place, rule = int(wrong.argmax()), "must be finite" if least < 0 else f"must be finite and at least {least:g}"
+    else:
+        place = next(place for place, number in enumerate(flat) if type(number) not in {int, float})
+        rule = "must be a number"
+    raise ConfigError(rule, key=where(place), value=flat[place])
+
+
+def _nested(flat: Floats, starts: Sequence[int] | Integers) -> list[list[int | float]]:
+    whole = (
+        flat.astype(np.int64).tolist()
+        if bool((flat == np.rint(flat)).all() and np.abs(flat).max(initial=0) < 2**62)
+        else flat.tolist()
+    )
+    return [whole[start:end] for start, end in pairwise(starts)]
+
+
+def _plain(number: float) -> int | float:
+    return int(number) if number == int(number) else number
