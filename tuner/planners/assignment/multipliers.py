@@ -126,7 +126,8 @@ class CoreCosts:
         self._widths = np.diff(core.starts)[self._seconds]
         self._begins = starts_of([table.size for table in core.edges.values()])[:-1]
         entries = np.concatenate([*(table.ravel() for table in core.edges.values()), np.zeros(0)])
-        self._entries = np.where(np.isinf(entries), forbidden, entries)
+        self._is_forbidden = np.isinf(entries)
+        self._entries = np.where(self._is_forbidden, forbidden, entries)
 
     def of(self, states: Integers) -> float:
         """The cost.
@@ -137,6 +138,16 @@ class CoreCosts:
         places = self._begins + states[self._firsts] * self._widths + states[self._seconds]
         own = self._core.costs[self._core.starts[:-1] + states]
         return self._core.constant + float(own.sum() + self._entries[places].sum())
+
+    def forbidden_ends(self, states: Integers) -> Integers:
+        """The variables on edges that are forbidden now; one on several edges comes several times.
+
+        Args:
+            states: Of each variable [v].
+        """
+        places = self._begins + states[self._firsts] * self._widths + states[self._seconds]
+        wrong = self._is_forbidden[places]
+        return np.concatenate([self._firsts[wrong], self._seconds[wrong]])
 
 
 def held_by_node(core: Core, states: Integers) -> Floats:

@@ -30,10 +30,17 @@ _TRIED_SHARE = 0.3
 _MOST_TRIED = 3
 _MOST_COMBINATIONS = 1_000
 _MOST_SEEDS = 3
+_AIMED_SHARE, _REPAIRING_SHARE = 0.2, 0.6
+"""Of the moves: those that start where memory is dear, or where something is wrong; the others start anywhere."""
+
 _MOST_NEIGHBOURS = 12
 """Neighbours of one variable by which a region grows: hubs would fill it with what has nothing else in common."""
 
 _PRICE_FACTORS = (0.0, 0.3, 0.7, 1.0, 1.3)
+_REPAIRING_FACTORS = (1.0, 3.0, 10.0, 30.0)
+_REPAIRING_PRICE = 0.3
+"""Of the mean price: what memory costs beside its price at each time while no feasible assignment is known."""
+
 _MOST_ENTRIES = 20_000
 _ATTEMPTS = 4
 _FIRST_SURCHARGE, _SURCHARGE_GROWTH = 0.3, 4.0
@@ -93,10 +100,13 @@ class LocalSearch:
             self._beside[second][first] = np.ascontiguousarray(table.T)
         self._neighbours = [list(own) for own in self._beside]
         self._profiles = _profiles(problem, core, timeline, num_variables)
-        self._prices = prices
+        self._given_prices = prices
+        self._paid_until = np.cumsum(prices)
+        self._total_price = float(self._paid_until[-1]) if len(prices) else 0.0
         positive = prices[prices > 0.0]
         mean_cost = abs(self._sum.of(states)) / max(problem.limit, 1.0) / max(timeline.size, 1)
         self._mean_price = float(positive.mean()) if len(positive) else mean_cost
+        self._prices = prices + _REPAIRING_PRICE * self._mean_price
         self._base = timeline.held(core.base)
         self.best_states = states.copy()
         self.best_cost = math.inf
@@ -117,17 +127,22 @@ class LocalSearch:
         """
         while (share := spent()) < 1.0 and not is_close(self.best_cost, bound, gap):
             tolerance = _TOLERANCE * (1.0 - share) ** 1.5
-            near = tolerance * abs(self.best_cost) if math.isfinite(self.best_cost) else 0.0
-            factor = float(rng.choice(_PRICE_FACTORS))
+            near = tolerance * abs(self.best_cost) if self._is_found else 0.0
+            factor = float(rng.choice(_PRICE_FACTORS if self._is_found else _REPAIRING_FACTORS))
             is_tried = rng.random() < _TRIED_SHARE
             size = int(rng.integers(1, _MOST_TRIED + 1)) if is_tried else int(rng.choice(_REGION_SIZES))
-            region = self._region(size, int(rng.integers(1, _MOST_SEEDS + 1)), rng)
+            region = self._region(size, self._seeds(int(rng.integers(1, _MOST_SEEDS + 1)), rng), rng)
             (self._try_all if is_tried else self._eliminate)(region, factor, near)
             self.num_moves += 1
             if self._note():
                 report()
             elif self._cost > self.best_cost + 2.0 * _TOLERANCE * abs(self.best_cost):
                 self._set(self.best_states)
+
+    @property
+    def _is_found(self) -> bool:
+        """Whether a feasible assignment is known."""
+        return math.isfinite(self.best_cost)
 
     def _set(self, states: Integers) -> None:
         self._states = states.tolist()
@@ -142,11 +157,33 @@ class LocalSearch:
         if not self._cost < self.best_cost - _ROUNDING * abs(self._cost):
             return False
         self.best_cost, self.best_states = self._cost, np.array(self._states, dtype=np.int64)
+        self._prices = self._given_prices
         return True
 
-    def _region(self, size: int, num_seeds: int, rng: Generator) -> list[int]:
+    def _seeds(self, number: int, rng: Generator) -> list[int]:
+        """Some variables: any, or those that hold memory when it is dear, or those that make the present infeasible."""
+        pool: Integers | None = None
+        if rng.random() < (_AIMED_SHARE if self._is_found else _REPAIRING_SHARE):
+            is_over = self._over > 0.0
+            if is_over.any():
+                pool = self._held_at(int(rng.choice(np.flatnonzero(is_over))))
+            elif self._cost >= 0.5 * self._forbidden:
+                pool = self._sum.forbidden_ends(np.array(self._states, dtype=np.int64))
+            elif self._total_price > 0.0:
+                paid = float(rng.random()) * self._total_price
+                pool = self._held_at(int(np.searchsorted(self._paid_until, paid, side="right")))
+        if pool is None or not len(pool):
+            return [int(seed) for seed in rng.integers(0, len(self._sizes), number)]
+        return [int(seed) for seed in rng.choice(pool, number)]
+
+    def _held_at(self, when: int) -> Integers:
+        """The variables of nodes that hold memory at a time, once for each node."""
+        timeline, variable_of = self._timeline, self._core.variable_of
+        return variable_of[(timeline.first <= when) & (when < timeline.end) & (variable_of >= 0)]
+
+    def _region(self, size: int, seeds: list[int], rng: Generator) -> list[int]:
         """Some variables around others, in ascending order."""
-        border = rng.integers(0, len(self._sizes), num_seeds).tolist()
+        border = list(seeds)
         found: set[int] = set()
         while border and len(found) < size:
             place = int(rng.random() * len(border))
