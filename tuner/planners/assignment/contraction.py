@@ -3,8 +3,7 @@
 Strategies that have no allowed partner beside a neighbour are dropped. A node with one strategy left is folded into its
 neighbours' costs, and so is an edge whose costs are a sum of one part for each end. Where an edge leaves one partner
 to each strategy of a node, the partner is no choice at all: it joins the node, whose states from then on decide what
-both cost and hold. Strategies that another one replaces at no higher cost and with no more memory, whatever the
-neighbours do, are dropped at the end.
+both cost and hold.
 
 What is left are variables with states. Each state stands for one strategy of every node that joined.
 """
@@ -25,9 +24,6 @@ Pair = tuple[int, int]
 
 _MOST_ADDED = 200_000
 """Entries by which the edges of a node may grow when another joins it."""
-
-_MOST_COMPARED = 64
-"""States of a variable up to which each is held against each other."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

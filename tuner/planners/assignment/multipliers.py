@@ -20,11 +20,18 @@ from tuner.planners.assignment.messages import Messages
 from tuner.planners.assignment.problem import Floats, Integers, is_close, starts_of
 from tuner.planners.assignment.timeline import Timeline
 
-_FIRST_STEP, _LAST_STEP = 0.2, 0.003
+_FIRST_STEP, _LAST_STEP = 0.1, 0.0005
 """Share of the bound that a step aims to lift it by: at the start, and when all time is spent."""
 
 _DEFLECTION = 0.7
 """Weight of all earlier directions."""
+
+
+_EXCESS_WEIGHT = 1000.0
+"""An assignment that holds 1% above the limit is as good a start for repairs as one that costs this many % more."""
+
+_FORBIDDEN_WEIGHT = 100.0
+"""An assignment with something forbidden is as good a start as one that costs this many times the bound."""
 
 
 class Ascent:
@@ -33,7 +40,8 @@ class Ascent:
     Attributes:
         bound: No feasible assignment costs less.
         prices: The mean of those of the second half of the time [times].
-        states: Of the cheapest feasible assignment; if there is none, of the one that holds the least above the limit.
+        states: Of the cheapest feasible assignment; if there is none, of one that costs little and holds little above
+            the limit.
         cost: Of the cheapest feasible assignment; inf while there is none.
     """
 
@@ -54,7 +62,7 @@ class Ascent:
         self._direction: Floats | None = None
         self._sum = np.zeros(timeline.size)
         self._num_summed = 0
-        self._least_excess = math.inf
+        self._least_badness = math.inf
         self._is_forward = True
         self.bound = -math.inf
         self.states: Integers = self._messages.states.copy()
@@ -86,10 +94,14 @@ class Ascent:
         self.bound = max(self.bound, least + core.constant + float(self._prices @ (self._base - limit)))
         states = self._messages.states
         over = self._base + timeline.held(held_by_node(core, states)) - limit
-        excess = float(over.clip(min=0.0).sum())
-        cost = self._costs.of(states) if excess <= 0.0 else math.inf
-        if cost < self.cost or (math.isinf(self.cost) and excess < self._least_excess):
-            self.states, self.cost, self._least_excess = states.copy(), cost, excess
+        cost, excess = self._costs.of(states), max(0.0, float(over.max(initial=0.0))) / max(limit, 1.0)
+        if excess <= 0.0 and cost < self.cost:
+            self.states, self.cost = states.copy(), cost
+        elif math.isinf(self.cost):
+            assumed = cost if math.isfinite(cost) else _FORBIDDEN_WEIGHT * abs(self.bound)
+            badness = assumed + _EXCESS_WEIGHT * excess * abs(assumed)
+            if badness < self._least_badness:
+                self.states, self._least_badness = states.copy(), badness
         if timeline.size:
             self._reprice(over, share)
 

@@ -37,7 +37,7 @@ _MOST_NEIGHBOURS = 12
 """Neighbours of one variable by which a region grows: hubs would fill it with what has nothing else in common."""
 
 _PRICE_FACTORS = (0.0, 0.3, 0.7, 1.0, 1.3)
-_REPAIRING_FACTORS = (1.0, 3.0, 10.0, 30.0)
+_REPAIRING_FACTORS = (0.7, 1.0, 3.0, 10.0)
 _REPAIRING_PRICE = 0.3
 """Of the mean price: what memory costs beside its price at each time while no feasible assignment is known."""
 

@@ -24,8 +24,8 @@ _MOST_TRIED = 500
 _ASCENT_SHARE = 0.4
 """Of what the limits leave: for prices and messages."""
 
-_TO_FINISH_S = 0.5
-"""What the longest steps and the last checks may take, beside twice the longest step so far."""
+_TO_FINISH_S, _TO_FINISH_SHARE = 0.5, 0.01
+"""Seconds, and the share of the limit, for the last checks, beside twice the longest step so far."""
 
 
 class _Meter:
@@ -46,7 +46,7 @@ class _Meter:
         Steps that take long end a phase before its time, so that the next one does not pass the limit.
         """
         begin_s, begin_steps = time.perf_counter(), self.steps
-        end_s = self._start_s + self._limits.time_s - _TO_FINISH_S
+        end_s = self._start_s + (1.0 - _TO_FINISH_SHARE) * self._limits.time_s - _TO_FINISH_S
         num_steps = share * (self._limits.nodes - begin_steps)
         last_s, longest_s = begin_s, 0.0
 
