@@ -6,8 +6,8 @@ graph leads across the box, from one side of it to the other. Compatible conflic
 of two ways. Sets of repeated layers have the same shape, and share their resolution.
 
 What the forward pass keeps for the backward pass does not tie the sets of both together, as the paper has a set for
-each direction: it may be moved once in between. All who read it in the backward pass are tied as if it were written at
-the turn.
+each direction: it may be moved once in between. All who read in the backward pass what one set has kept are tied to each
+other, as if it were written at the turn.
 
 Colours of repeated layers form a group, and are cut together: those of parameters that are used alike, and those of
 names of which as many stand in as many equal operators. Two colours that meet in one operator stay apart, though: of
@@ -201,8 +201,7 @@ def _reached(names: NamedDims, sources: set[int]) -> list[int]:
 def _sets(conflicts: Sequence[Conflict], boxes: Sequence[Box]) -> list[list[Conflict]]:
     """Compatible conflicts together, each with its sides as all of the set are turned."""
     parent: dict[Conflict, Conflict] = {pair: pair for pair in conflicts}
-    parent |= {at: at for box in boxes if box.is_kept for at in [_at_the_turn(box.written)]}
-    is_turned: dict[Conflict, bool] = dict.fromkeys(parent, False)
+    is_turned: dict[Conflict, bool] = dict.fromkeys(conflicts, False)
 
     def root(pair: Conflict) -> tuple[Conflict, bool]:
         path = []
@@ -215,23 +214,27 @@ def _sets(conflicts: Sequence[Conflict], boxes: Sequence[Box]) -> list[list[Conf
             parent[each], is_turned[each] = pair, turned
         return pair, turned
 
-    for box in boxes:
-        if box.is_compatible:
-            written = _at_the_turn(box.written) if box.is_kept else box.written
-            (one, one_turned), (other, other_turned) = root(written), root(box.read)
-            if one != other:  # else it is known how they stand to each other
-                parent[other] = one
-                is_turned[other] = one_turned ^ other_turned ^ box.is_crossed
+    def tie(one: Conflict, other: Conflict, *, is_crossed: bool) -> None:
+        (one, one_turned), (other, other_turned) = root(one), root(other)
+        if one != other:  # else it is known how they stand to each other
+            parent[other] = one
+            is_turned[other] = one_turned ^ other_turned ^ is_crossed
+
+    compatible = [box for box in boxes if box.is_compatible]
+    for box in compatible:
+        if not box.is_kept:
+            tie(box.written, box.read, is_crossed=box.is_crossed)
+    written = [(box, *root(box.written)) for box in compatible if box.is_kept]
+    for box, top, turned in written:
+        again = (~top[0], ~top[1])  # the forward set as it is read again; no operator has these names
+        parent.setdefault(again, again)
+        is_turned.setdefault(again, False)
+        tie(again, box.read, is_crossed=turned ^ box.is_crossed)
     together: dict[Conflict, list[Conflict]] = defaultdict(list)
     for pair in conflicts:
         top, turned = root(pair)
         together[top].append(pair[::-1] if turned else pair)
     return list(together.values())
-
-
-def _at_the_turn(pair: Conflict) -> Conflict:
-    """The conflict of a tensor that is kept, as it is read again; no operator has these names."""
-    return ~pair[0], ~pair[1]
 
 
 def _with_groups(
