@@ -1,0 +1,445 @@
+"""Monte Carlo tree search for one player, over states that several orders of actions lead to (TOAST, 4.1 to 4.3).
+
+A trajectory goes from the root to a state that was never seen, by the action that promises most in every state, or to
+where stopping promises more than going on; from a new state it goes on at random for a while. It is worth what the best
+of its states costs, a little more for each action, so that short trajectories win where several cost the same. States
+are nodes by what they are, not by how one came there. Actions that change nothing, and those behind which everything
+has been seen, are taken out of their node; where the root has none left, the search is exhausted.
+
+A round is so many trajectories. Then the actions to the best state are committed, and the next round begins there. A
+round that finds nothing better is the last.
+
+What an action promises is between the mean and the best of what the trajectories through it were worth, and there is a
+bonus where it was taken seldom (UCT, Kocsis and Szepesvári 2006). An action that was never taken in a state promises
+what it was worth in others (all moves as first, Gelly and Silver 2007).
+
+Letters: a actions.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+
+from tuner.planners.outcome import ROUNDING, Limits, Progress, Stop
+
+State = TypeVar("State", bound=Hashable)
+
+TRIES = 3
+"""Actions among which a random step takes the one that promises most."""
+
+
+class AbstractGame(Protocol[State]):
+    """What is searched."""
+
+    @property
+    def num_actions(self) -> int:
+        """How many actions there are; each may be taken in every state, and may change nothing there."""
+
+    @property
+    def first(self) -> State:
+        """Where the search begins."""
+
+    def after(self, state: State, action: int) -> State:
+        """The state that an action leads to."""
+
+    def cost(self, state: State) -> float:
+        """What a state costs: 1 is much, less is better."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SearchOptions:
+    """How a tree grows.
+
+    Attributes:
+        trajectories: Of one round.
+        depth: The most actions from the first state to any.
+        bonus: How much is made of seldom taken actions.
+        per_action: The share of its cost that each action adds to a trajectory.
+        going_on: The chance that a trajectory goes on by another random action.
+    """
+
+    trajectories: int = 400
+    depth: int = 30
+    bonus: float = 0.3
+    per_action: float = 1e-4
+    going_on: float = 0.7
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Edge:
+    """An action that was taken.
+
+    Attributes:
+        action: Its number.
+        node: Where it leads.
+        visits: Trajectories that took it.
+        mean: What these were worth, as cost.
+        best: What the best of these was worth.
+    """
+
+    action: int
+    node: int
+    visits: int
+    mean: float
+    best: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Node(Generic[State]):
+    """A state that was seen.
+
+    Attributes:
+        state: Which.
+        cost: What it costs.
+        visits: Trajectories that came by.
+        edges: Actions taken from here, the most visited first.
+    """
+
+    state: State
+    cost: float
+    visits: int
+    edges: tuple[Edge, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Round:
+    """What was committed.
+
+    Attributes:
+        trajectories: How many were made.
+        actions: Those from the round's root to the best state that it found; none in the last round.
+        cost: What that state costs.
+    """
+
+    trajectories: int
+    actions: tuple[int, ...]
+    cost: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Tree(Generic[State]):
+    """A search that has ended.
+
+    Attributes:
+        nodes: Every state that was seen, in the order of discovery; the first one is where it began.
+        rounds: In their order.
+        best: The number of the cheapest node.
+        stop: Why it ended; EXHAUSTED says that all that can be reached was seen, or that a round found nothing better.
+        is_complete: Whether every state that actions lead to was seen.
+        seconds: Wall time.
+        trace: The cost at the start, at every improvement and at the end.
+    """
+
+    nodes: tuple[Node[State], ...]
+    rounds: tuple[Round, ...]
+    best: int
+    stop: Stop
+    is_complete: bool
+    seconds: float
+    trace: tuple[Progress, ...]
+
+    @property
+    def actions(self) -> tuple[int, ...]:
+        """All that were committed, in their order."""
+        return tuple(action for each in self.rounds for action in each.actions)
+
+    def as_json(self) -> dict[str, Any]:
+        """The tree as it can be stored and compared: no state, no time."""
+        return {
+            "best": self.best,
+            "rounds": [
+                {"trajectories": each.trajectories, "actions": list(each.actions), "cost": each.cost}
+                for each in self.rounds
+            ],
+            "nodes": [
+                {
+                    "cost": node.cost,
+                    "visits": node.visits,
+                    "edges": [[edge.action, edge.node, edge.visits, edge.mean, edge.best] for edge in node.edges],
+                }
+                for node in self.nodes
+            ],
+        }
+
+    def in_lines(self, called: Callable[[int], str] = str, *, most: int = 5, depth: int = 2) -> list[str]:
+        """The most visited part, for people.
+
+        Args:
+            called: What an action is called.
+            most: Edges of a node that are shown.
+            depth: How far from the first state.
+        """
+        lines = [f"{self.nodes[0].cost:.4f} at the begin, {len(self.nodes):,} states"]
+
+        def show(number: int, level: int) -> None:
+            for edge in self.nodes[number].edges[:most]:
+                lines.append(f"{'  ' * level}{edge.best:.4f} best of {edge.visits}: {called(edge.action)}")
+                if level < depth:
+                    show(edge.node, level + 1)
+
+        show(0, 1)
+        return lines
+
+
+@dataclass(slots=True, eq=False)
+class _Open(Generic[State]):
+    """A node that grows; its arrays have an entry for each action and a last one for stopping [a + 1].
+
+    Attributes:
+        number: Of the node.
+        state: Which.
+        cost: What it costs.
+        visits: Trajectories that took each action.
+        total: What they were worth together.
+        best: What the best of them was worth.
+        closed: Whether an action is out.
+        children: Where actions lead.
+        num_visits: Trajectories that came by.
+        is_done: Whether all actions are out.
+    """
+
+    number: int
+    state: State
+    cost: float
+    visits: Any = None
+    total: Any = None
+    best: Any = None
+    closed: Any = None
+    children: dict[int, _Open[State]] = field(default_factory=dict)
+    num_visits: int = 0
+    is_done: bool = False
+
+    def open(self, num_actions: int) -> None:
+        """Makes room for statistics."""
+        if self.visits is None:
+            self.visits, self.total = np.zeros(num_actions + 1), np.zeros(num_actions + 1)
+            self.best = np.full(num_actions + 1, math.inf)
+            self.closed = np.zeros(num_actions + 1, dtype=bool)
+
+    def close(self, action: int) -> None:
+        """Takes an action out."""
+        self.closed[action] = True
+        self.is_done = bool(self.closed.all())
+
+
+def search(
+    game: AbstractGame[State],
+    options: SearchOptions,
+    rng: np.random.Generator,
+    *,
+    limits: Limits | None = None,
+    scripts: Sequence[Sequence[int]] = (),
+    clock: Callable[[], float] = time.perf_counter,
+) -> Tree[State]:
+    """Grows a tree until a round finds nothing better, or a limit holds.
+
+    Args:
+        game: What is searched.
+        options: How.
+        rng: Of the random parts.
+        limits: Seconds, and states that are seen.
+        scripts: Trajectories that are made before all others, and count in the first round.
+        clock: Seconds, for time limits and the record.
+    """
+    return _Search(game, options, rng, limits or Limits(), clock).run(scripts)
+
+
+@dataclass(slots=True)
+class _Best(Generic[State]):
+    """The best that trajectories of a round have found.
+
+    Attributes:
+        worth: What it costs, with what its actions add.
+        node: The state.
+        actions: From the root of the round.
+    """
+
+    worth: float
+    node: _Open[State]
+    actions: tuple[int, ...] = ()
+
+
+class _Search(Generic[State]):
+    def __init__(
+        self,
+        game: AbstractGame[State],
+        options: SearchOptions,
+        rng: np.random.Generator,
+        limits: Limits,
+        clock: Callable[[], float],
+    ) -> None:
+        self.game, self.options, self.rng, self.limits, self.clock = game, options, rng, limits, clock
+        self.began_s = clock()
+        self.known: dict[State, _Open[State]] = {}
+        self.nodes: list[_Open[State]] = []
+        self.trace: list[Progress] = []
+        self.all_visits, self.all_ratios = np.zeros(game.num_actions + 1), np.zeros(game.num_actions + 1)
+        self.root = self.best = self.seen(game.first)[0]
+        self.found = _Best(worth=self.root.cost, node=self.root)
+
+    def run(self, scripts: Sequence[Sequence[int]]) -> Tree[State]:
+        """All rounds."""
+        rounds: list[Round] = []
+        begin, depth = self.root, 0
+        stop = None
+        for script in scripts:
+            self.follow(script)
+        while stop is None:
+            count = 0
+            while count < self.options.trajectories and not begin.is_done and stop is None:
+                self.trajectory(begin, depth)
+                count += 1
+                stop = self.reason()
+            found = self.found
+            is_better = found.node.cost < begin.cost * (1 - ROUNDING)
+            actions = found.actions if is_better else ()
+            rounds.append(Round(trajectories=count, actions=actions, cost=found.node.cost))
+            if not is_better:
+                stop = stop or Stop.EXHAUSTED
+            begin, depth = found.node, depth + len(actions)
+            self.found = _Best(worth=begin.cost, node=begin)
+        self.note()
+        return Tree(
+            nodes=tuple(self.ended(node) for node in self.nodes),
+            rounds=tuple(rounds),
+            best=self.best.number,
+            stop=stop,
+            is_complete=self.root.is_done,
+            seconds=self.clock() - self.began_s,
+            trace=tuple(self.trace),
+        )
+
+    def reason(self) -> Stop | None:
+        """The limit that holds."""
+        if len(self.nodes) >= self.limits.nodes:
+            return Stop.NODES
+        return Stop.TIME if self.clock() - self.began_s > self.limits.time_s else None
+
+    def follow(self, script: Sequence[int]) -> None:
+        """A trajectory by given actions; those that change nothing are left out."""
+        node, path = self.root, []
+        for action in script[: self.options.depth]:
+            child = self.taken(node, action)
+            if child is not None:
+                path.append((node, action, child))
+                node = child
+        self.learn(path)
+
+    def trajectory(self, begin: _Open[State], depth: int) -> None:
+        """One trajectory: by promise as long as states are known, then at random."""
+        node, path, most = begin, [], self.options.depth - depth
+        num_seen = len(self.nodes)
+        while len(path) < most and len(self.nodes) == num_seen and not node.is_done:
+            action = self.chosen(node)
+            if action == self.game.num_actions:
+                node.close(action)
+                break
+            child = self.taken(node, action)
+            if child is not None:
+                path.append((node, action, child))
+                node = child
+        is_new = len(self.nodes) > num_seen
+        while is_new and len(path) < most and self.rng.random() < self.options.going_on:
+            action = self.at_random(node)
+            child = self.taken(node, action)
+            if child is not None:
+                path.append((node, action, child))
+                node = child
+        self.learn(path)
+        begin.num_visits += not path
+
+    def chosen(self, node: _Open[State]) -> int:
+        """The action that promises most, or stopping."""
+        seen = node.visits > 0
+        visits = np.maximum(node.visits, 1.0)
+        promised = np.where(seen, 0.5 * (node.total / visits + np.where(seen, node.best, 0.0)), self.elsewhere(node))
+        promised[-1] = node.cost
+        scale = max(self.root.cost - self.best.cost, 1e-12)
+        bonus = self.options.bonus * np.sqrt(math.log(node.num_visits + 2) / (node.visits + 1))
+        score = bonus - promised / scale + 1e-9 * self.rng.random(len(bonus))
+        score[node.closed] = -math.inf
+        return int(score.argmax())
+
+    def at_random(self, node: _Open[State]) -> int:
+        """Of a few random actions the one that promises most elsewhere."""
+        some = self.rng.integers(0, self.game.num_actions, size=TRIES)
+        return int(some[self.elsewhere(node)[some].argmin()])
+
+    def elsewhere(self, node: _Open[State]) -> Any:
+        """What actions promise in a node by what they were worth in all others."""
+        ratios = np.where(self.all_visits > 0, self.all_ratios / np.maximum(self.all_visits, 1.0), 1.0)
+        return node.cost * ratios
+
+    def taken(self, node: _Open[State], action: int) -> _Open[State] | None:
+        """Where an action leads; None, and it is out, where it changes nothing or all behind it was seen."""
+        node.open(self.game.num_actions)
+        child = node.children.get(action)
+        if child is None and not node.closed[action]:
+            state = self.game.after(node.state, action)
+            if state == node.state:
+                node.close(action)
+            else:
+                child = node.children[action] = self.seen(state)[0]
+        return child
+
+    def learn(self, path: Sequence[tuple[_Open[State], int, _Open[State]]]) -> None:
+        """Tells the nodes of a trajectory what it was worth from each of them on, and what is done."""
+        worth = math.inf
+        per_action = self.options.per_action
+        for length in range(len(path), 0, -1):
+            node, action, child = path[length - 1]
+            own = child.cost * (1 + per_action * length)
+            if own < self.found.worth:
+                self.found = _Best(worth=own, node=child, actions=tuple(taken for _, taken, _ in path[:length]))
+            worth = min(worth, own)
+            node.num_visits += 1
+            node.visits[action] += 1
+            node.total[action] += worth
+            node.best[action] = min(node.best[action], worth)
+            self.all_visits[action] += 1
+            self.all_ratios[action] += worth / node.cost if node.cost > 0 else 1.0
+            if child.is_done:
+                node.close(action)
+
+    def seen(self, state: State) -> tuple[_Open[State], bool]:
+        """The node of a state, and whether it is new."""
+        node = self.known.get(state)
+        if node is not None:
+            return node, False
+        node = _Open(number=len(self.nodes), state=state, cost=self.game.cost(state))
+        node.open(self.game.num_actions)
+        self.known[state] = node
+        self.nodes.append(node)
+        if node.number == 0 or node.cost < self.best.cost * (1 - ROUNDING):
+            self.best = node
+            self.note()
+        return node, True
+
+    def note(self) -> None:
+        """Writes down where the search stands."""
+        self.trace.append(
+            Progress(
+                seconds=self.clock() - self.began_s, nodes=len(self.nodes), cost=self.best.cost, bound=-math.inf
+            )
+        )
+
+    def ended(self, node: _Open[State]) -> Node[State]:
+        """A node as it stays."""
+        edges = [
+            Edge(
+                action=action,
+                node=child.number,
+                visits=int(node.visits[action]),
+                mean=float(node.total[action] / max(node.visits[action], 1)),
+                best=float(node.best[action]),
+            )
+            for action, child in node.children.items()
+        ]
+        edges.sort(key=lambda edge: (-edge.visits, edge.action))
+        return Node(state=node.state, cost=node.cost, visits=node.num_visits, edges=tuple(edges))
