@@ -134,6 +134,12 @@ class ClassCosts:
         self._held = np.zeros(1024)
         self._own = np.zeros(1024)
         self._copies: list[tuple[FloatArray, ...] | None] = []
+        self._terms_of: list[list[int]] = [[] for _ in range(max(classes, default=-1) + 1)]
+        for position, term in enumerate(self._terms):
+            for own in term.classes:
+                self._terms_of[own].append(position)
+        self._last_codes = [-1] * len(self._terms_of)
+        self._last_numbers = np.zeros(len(self._terms), dtype=np.int64)
 
     @property
     def num_terms(self) -> int:
@@ -149,12 +155,16 @@ class ClassCosts:
         )
 
     def _numbers(self, codes: Sequence[int]) -> Any:
-        found = []
-        for position, term in enumerate(self._terms):
+        """What was charged for each term; only those are looked up of which a row is another than the last time."""
+        changed = [own for own, (now, last) in enumerate(zip(codes, self._last_codes, strict=True)) if now != last]
+        positions = set().union(*map(self._terms_of.__getitem__, changed)) if changed else set()
+        for position in positions:
+            term = self._terms[position]
             key = term.of(codes)
             number = term.known.get(key)
-            found.append(self._learn(position, key) if number is None else number)
-        return np.array(found, dtype=np.int64)
+            self._last_numbers[position] = self._learn(position, key) if number is None else number
+        self._last_codes = list(codes)
+        return self._last_numbers
 
     def _learn(self, position: int, key: Any) -> int:
         term = self._terms[position]
