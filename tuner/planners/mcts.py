@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -248,6 +248,57 @@ def search(
         clock: Seconds, for time limits and the record.
     """
     return _Search(game, options, rng, limits or Limits(), clock).run(scripts)
+
+
+def edited(
+    game: AbstractGame[State], actions: Sequence[int], *, until: Callable[[], bool] = lambda: False
+) -> tuple[State, tuple[int, ...]]:
+    """The best that small changes make of a sequence of actions: a search commits, and this takes back.
+
+    One action is left out, put in anywhere, replaced, or two change places; the first change that costs less is made,
+    until there is none.
+
+    Args:
+        game: Whose actions.
+        actions: Where it begins.
+        until: Whether it shall end early.
+    """
+    known: dict[State, float] = {}
+
+    def reached(sequence: Sequence[int]) -> tuple[float, State]:
+        state = game.first
+        for action in sequence:
+            state = game.after(state, action)
+        if state not in known:
+            known[state] = game.cost(state)
+        return known[state], state
+
+    now = tuple(actions)
+    cost, state = reached(now)
+    while True:
+        for other in _changes(now, game.num_actions):
+            other_cost, other_state = reached(other)
+            if other_cost < cost * (1 - ROUNDING):
+                now, cost, state = other, other_cost, other_state
+                break
+            if until():
+                return state, now
+        else:
+            return state, now
+
+
+def _changes(sequence: tuple[int, ...], num_actions: int) -> Iterator[tuple[int, ...]]:
+    for at in range(len(sequence)):
+        yield (*sequence[:at], *sequence[at + 1 :])
+    for at in range(len(sequence)):
+        for later in range(at + 1, len(sequence)):
+            between = sequence[at + 1 : later]
+            yield (*sequence[:at], sequence[later], *between, sequence[at], *sequence[later + 1 :])
+    for at in range(len(sequence) + 1):
+        for action in range(num_actions):
+            yield (*sequence[:at], action, *sequence[at:])
+            if at < len(sequence):
+                yield (*sequence[:at], action, *sequence[at + 1 :])
 
 
 @dataclass(slots=True)

@@ -3,29 +3,29 @@
 A state costs C = RT + MP (section 4.5): its step time over that of the unsharded step, and a penalty for what it needs
 beyond the memory of a device, over what the unsharded step needs. Times and memory are those of `costmodels.plan`.
 
-Beyond the paper the tree may begin with trajectories that people would write (`colour_scripts`) and with what comes
-closest to D-Rec's plan, and the best plans go on by `axis_descent`, which is free of colours. Each of these steps is
-told: what the search found, what seeds are worth alone, and what became of it.
+Beyond the paper a further tree begins with trajectories that people would write (`colour_scripts`) and with what comes
+closest to D-Rec's plan; what is committed may be taken back, by small changes of the actions (`mcts.edited`); and the
+best plans go on by `axis_descent`, which is free of colours. Each of these steps is told.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from costmodels.device_mesh import DeviceMesh
 from costmodels.graph import Graph
-from costmodels.plan import Plan, cost_of
+from costmodels.plan import Plan, cost_of, lifetimes
 from tuner.planners.axis_descent import descended
 from tuner.planners.class_costs import ClassCosts, Figures
 from tuner.planners.colour_actions import ColourActions, State
 from tuner.planners.colour_scripts import hand_written, nearest
 from tuner.planners.compatibility import Compatibility, compatibility
-from tuner.planners.mcts import SearchOptions, Tree, search
+from tuner.planners.mcts import SearchOptions, Tree, edited, search
 from tuner.planners.named_dims import named_dims
 from tuner.planners.outcome import ROUNDING, Incumbent, Known, Limits, Outcome, Progress, Stop
 from tuner.planners.sharding_terms import ShardingTerms
@@ -33,6 +33,9 @@ from tuner.planners.workers import AbstractBound, AbstractWorkers, InProcessWork
 
 MEMORY_PENALTY = 10.0
 """The paper's constant C, of which it says nothing: high enough that no time saved is worth not fitting."""
+
+PRICE = 1.0
+"""What a polished plan pays for holding all that the unsharded step does, in unsharded steps."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +48,7 @@ class ToastOptions:
         seed: Of the random numbers.
         least_dims: Actions that cut fewer names are left out; see `ColourActions`.
         memory_bytes: Of a device; None for that of the smallest device of the mesh.
-        is_seeded: Whether the trees begin with what people write, and with D-Rec's plan if there is one.
+        is_seeded: Whether a further tree begins with what people write, and with given plans; its best is edited.
         is_polished: Whether the best plans go on by axis descent.
     """
 
@@ -181,29 +184,41 @@ def toast_plan(
     if options.is_seeded:
         scripts = [*hand_written(actions), *(nearest(actions, plan) for plan in given)]
     tasks = [
-        _Task(game=game, options=options.search, limits=limits, scripts=scripts, seed=(options.seed, number))
-        for number in range(options.searches)
+        _Task(game=game, options=options.search, limits=limits, scripts=scripts if number == options.searches else (), seed=(options.seed, number))
+        for number in range(options.searches + options.is_seeded)
     ]
     trees = (workers or InProcessWorkers()).map(_grown, tasks)
     steps = [Step(name="unsharded", cost=game.of_figures(game.whole), figures=game.whole)]
-    best_tree = min(trees, key=lambda tree: tree.nodes[tree.best].cost)
-    best_state = best_tree.nodes[best_tree.best]
-    plans = [(best_state.cost, actions.plan(best_state.state))]
-    steps.append(Step(name="search", cost=best_state.cost, figures=game.figures(best_state.state)))
+    plans: list[tuple[float, Plan]] = []
 
-    def try_out(name: str, plan: Plan) -> None:
+    def reached(name: str, state: State) -> None:
+        steps.append(Step(name=name, cost=game.cost(state), figures=game.figures(state)))
+        plans.append((steps[-1].cost, actions.plan(state)))
+
+    best = min(trees[: options.searches], key=lambda tree: tree.nodes[tree.best].cost)
+    reached("search", best.nodes[best.best].state)
+    if options.is_seeded:
+        seeded = trees[-1]
+        reached("seeded search", seeded.nodes[seeded.best].state)
+        either = min(best, seeded, key=lambda tree: tree.nodes[tree.best].cost)
+        late_s = time.perf_counter() + limits.time_s
+        state, _ = edited(game, either.actions, until=lambda: time.perf_counter() > late_s)
+        reached("edited", state)
+        plans[:] = [min(plans, key=lambda each: each[0])]
+
+    def try_out(name: str, plan: Plan) -> Figures:
         cost = cost_of(plan)
         figures = Figures(step_time_s=cost.step_time_s, peak_memory_bytes=cost.peak_memory_bytes)
         steps.append(Step(name=name, cost=game.of_figures(figures), figures=figures))
         plans.append((steps[-1].cost, plan))
+        return figures
 
     if options.is_seeded:
         for plan in given:
             try_out("given", plan)
     if options.is_polished:
-        terms = ShardingTerms(graph, mesh)
-        for _, plan in list(plans):
-            try_out("polished", descended(plan, terms).plan)
+        starts = [plan for _, plan in plans]
+        _polish(game, starts, memory_bytes, try_out)
     cost, plan = min(plans, key=lambda each: each[0])
     return Toast(
         outcome=_outcome(game, trees, Incumbent(cost=cost, solution=plan), time.perf_counter() - began_s),
@@ -213,6 +228,31 @@ def toast_plan(
         steps=tuple(steps),
         analysis_s=analysis_s,
     )
+
+
+def _polish(
+    game: ColourGame, starts: Sequence[Plan], memory_bytes: float, try_out: Callable[[str, Plan], Figures]
+) -> None:
+    """Goes on from some plans; where that takes too much memory, once more with a price on what is held at the peak."""
+    graph, mesh = game.actions.found.names.graph, game.actions.mesh
+    terms = ShardingTerms(graph, mesh)
+    found = [try_out("polished", descended(plan, terms).plan) for plan in starts]
+    if all(figures.peak_memory_bytes > memory_bytes for figures in found):
+        s_per_byte = PRICE * game.whole.step_time_s / game.whole.peak_memory_bytes
+        priced = ShardingTerms(graph, mesh, byte_s=[s_per_byte * is_held for is_held in _held_at_peak(graph)])
+        try_out("polished for memory", descended(starts[0], priced).plan)
+
+
+def _held_at_peak(graph: Graph) -> list[bool]:
+    """Of each tensor whether it lives where the unsharded step needs most."""
+    lives = lifetimes(graph)
+    change = np.zeros(len(graph.ops) + 1)
+    for array, life in zip(graph.tensors, lives, strict=True):
+        if life is not None:
+            change[life.first] += array.num_bytes
+            change[life.last + 1] -= array.num_bytes
+    peak = int(np.cumsum(change).argmax())
+    return [life is not None and life.first <= peak <= life.last for life in lives]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
