@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,7 +45,10 @@ def plan(
         typer.Option(metavar="N", help="Layers of a study's model that are planned; as few as show every kind."),
     ] = None,
     planner: Annotated[
-        str, typer.Option(metavar="NAME", help="recursive is D-Rec; descent goes on from its plan, axis by axis.")
+        str,
+        typer.Option(
+            metavar="NAME", help="recursive is D-Rec; descent goes on from its plan; toast searches colours of dims."
+        ),
     ] = "descent",
     order: Annotated[
         str, typer.Option(metavar="NAME", help="Of the visits: price, weight, topological, reverse; best tries all.")
@@ -81,6 +84,12 @@ def plan(
         typer.Option(metavar="TARGET", help="Also as jax, torch, megatron or mindspore takes it; see --out."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="File for --export; without it, the terminal shows a part.")] = None,
+    explain: Annotated[
+        str | None, typer.Option(metavar="colours", help="Also show which dims are cut together, and the conflicts.")
+    ] = None,
+    drawing: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --explain: write the dims in conflict for Graphviz.")
+    ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
@@ -90,6 +99,7 @@ def plan(
 
     options = _options(planner, order, whole_axes, pin or [], diagnose=diagnose)
     _check_export(export, out)
+    _check_explain(explain, drawing)
     candidate = None
     given = [each for each, value in (("a study file", study), ("--jax", jax), ("--torch", torch)) if value is not None]
     if len(given) > 1:
@@ -122,9 +132,11 @@ def plan(
         found = planned(graph, found_mesh, options)
     except ConfigError as error:
         raise _by_option(error) from None
+    explained = _explained(graph, drawing) if explain is not None else None
     exported = _exported(export, out, PlanSource(plan=found.plan, candidate=candidate), jax)
     if as_json:
-        print_json(plan_json(found) | ({} if exported is None else {"export": exported.content}))
+        more = {} if exported is None else {"export": exported.content}
+        print_json(plan_json(found) | more | ({} if explained is None else {"explained": explained.content}))
         warn(exported.notes if exported is not None else ())
         return
     typer.echo(printable(title))
@@ -133,7 +145,7 @@ def plan(
     typer.echo("What the step begins with lies so:")
     for name, lies in shardings_table(found).items():
         typer.echo(printable(f"  {name:<44} {lies}"))
-    for line in exported.lines if exported is not None else ():
+    for line in (*(explained.lines if explained else ()), *(exported.lines if exported is not None else ())):
         typer.echo(printable(line))
     warn(exported.notes if exported is not None else ())
 
@@ -221,6 +233,40 @@ def _of_function(
         return graph_of_factory(jax), found_mesh
     assert torch is not None, "one of both is given"
     return graph_of_torch_factory(torch), found_mesh
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Explained:
+    """What is told of the dims of a graph.
+
+    Attributes:
+        content: As data.
+        lines: As text.
+    """
+
+    content: dict[str, Any]
+    lines: tuple[str, ...]
+
+
+def _check_explain(explain: str | None, drawing: Path | None) -> None:
+    if explain not in (None, "colours"):
+        raise ConfigError("can't be explained", key="--explain", value=explain, nearest="colours")
+    if drawing is not None and explain is None:
+        raise ConfigError("needs --explain", key="--drawing", value=str(drawing), nearest="--explain colours")
+
+
+def _explained(graph: Graph, out: Path | None) -> _Explained:
+    """The colours of a graph, drawn where `--drawing` says."""
+    from tuner.planners.colour_report import drawing, report_json, report_lines
+    from tuner.planners.compatibility import compatibility
+    from tuner.planners.named_dims import named_dims
+
+    found = compatibility(named_dims(graph))
+    lines = report_lines(found)
+    if out is not None:
+        write_file(out, drawing(found))
+        lines.append(f"wrote {out}")
+    return _Explained(content=report_json(found), lines=tuple(lines))
 
 
 def _check_export(export: str | None, out: Path | None) -> None:

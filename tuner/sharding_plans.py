@@ -12,21 +12,22 @@ from costmodels.device_mesh import DeviceMesh
 from costmodels.frontends.transformer import transformer_graph
 from costmodels.graph import Graph
 from costmodels.parallel import ParallelConfig
-from costmodels.plan import Plan, PlanCost
+from costmodels.plan import Plan, PlanCost, cost_of
 from costmodels.plan_totals import collective_lines, collectives_by_kind
 from costmodels.reduced import least_layers, with_layers
 from hardware.cluster import Cluster
 from hardware.device import GIB
 from hardware.errors import ConfigError
 from tuner.planners.manumatic import MEMORY_KEY, Perturbed, PinnedPlan, PinReport, perturbed, pinned_plan
-from tuner.planners.outcome import Limits
+from tuner.planners.outcome import Known, Limits
 from tuner.planners.pins import Pin
 from tuner.planners.recursive import ORDERS, Order, refined, whole
 from tuner.planners.sharding_milp import shard_by_milp
 from tuner.planners.sharding_terms import ShardingTerms
+from tuner.planners.toast import Step, toast_plan
 from tuner.rules import Setting
 
-Planner = Literal["descent", "recursive"]
+Planner = Literal["descent", "recursive", "toast"]
 PLANNERS: tuple[Planner, ...] = get_args(Planner)
 
 OrderChoice = Order | Literal["best"]
@@ -42,7 +43,8 @@ class PlannerOptions:
     """How a graph is planned.
 
     Attributes:
-        planner: `recursive` is D-Rec alone; `descent` goes on from its plan, axis by axis.
+        planner: `recursive` is D-Rec alone; `descent` goes on from its plan, axis by axis; `toast` is a tree search
+            over colours of dims, from D-Rec's plan and others, that goes on in the same way.
         order: In which D-Rec visits operators; `best` tries all and keeps the cheapest.
         whole_axes: Whether an axis of the mesh cuts one dim only, which is what frameworks can express.
         pins: What a user asks for.
@@ -71,6 +73,7 @@ class Planned:
         memory_bytes: The limit, if there was one.
         perturbed: What slightly wrong pins would have led to; None if nobody asked.
         bound_s: No plan without pins has a shorter step, within the limit of memory; None if nobody asked.
+        steps: The plans on the way there, where the planner tells.
     """
 
     found: PinnedPlan
@@ -79,6 +82,7 @@ class Planned:
     memory_bytes: float | None = None
     perturbed: tuple[Perturbed, ...] | None = None
     bound_s: float | None = None
+    steps: tuple[Step, ...] = ()
 
     @property
     def plan(self) -> Plan:
@@ -92,10 +96,10 @@ class Planned:
 
 
 def planned(graph: Graph, mesh: DeviceMesh, options: PlannerOptions) -> Planned:
-    """The plan of a graph by D-Rec, under pins if there are any.
+    """The plan of a graph, under pins if there are any.
 
     Raises:
-        ConfigError: the pins can't hold, or no plan is found that fits into memory.
+        ConfigError: the pins can't hold, the planner holds none, or no plan is found that fits into memory.
     """
     if options.memory_bytes is not None and options.planner != "descent":
         raise ConfigError(
@@ -103,6 +107,16 @@ def planned(graph: Graph, mesh: DeviceMesh, options: PlannerOptions) -> Planned:
             key=MEMORY_KEY,
             nearest="take --planner descent",
         )
+    found = _toasted(graph, mesh, options) if options.planner == "toast" else _halved(graph, mesh, options)
+    if options.prove_s is None:
+        return found
+    limits = Limits(time_s=options.prove_s)
+    outcome = shard_by_milp(graph, found.plan.mesh, limits=limits, memory_bytes=options.memory_bytes)
+    return replace(found, bound_s=outcome.bound)
+
+
+def _halved(graph: Graph, mesh: DeviceMesh, options: PlannerOptions) -> Planned:
+    """The plan by D-Rec, and by descent from there if that is asked for."""
     began_s = time.perf_counter()
     own_mesh, levels = whole(mesh) if options.whole_axes else refined(mesh)
     orders = ORDERS if options.order == "best" else (options.order,)
@@ -149,12 +163,23 @@ def planned(graph: Graph, mesh: DeviceMesh, options: PlannerOptions) -> Planned:
             graph, mesh, own_mesh, levels, options.pins, order=best, descent=terms, memory_bytes=limit_bytes
         )
     search_s = time.perf_counter() - began_s
-    bound_s = None
-    if options.prove_s is not None:
-        bound_s = shard_by_milp(graph, own_mesh, limits=Limits(time_s=options.prove_s), memory_bytes=limit_bytes).bound
-    return Planned(
-        found=found, order=best, search_s=search_s, memory_bytes=limit_bytes, perturbed=others, bound_s=bound_s
+    return Planned(found=found, order=best, search_s=search_s, memory_bytes=limit_bytes, perturbed=others)
+
+
+def _toasted(graph: Graph, mesh: DeviceMesh, options: PlannerOptions) -> Planned:
+    """The plan by TOAST, from D-Rec's plan and what people write."""
+    if options.pins:
+        raise ConfigError("holds no pins", key="--planner", value=options.planner, nearest="descent")
+    began_s = time.perf_counter()
+    halved = _halved(graph, mesh, replace(options, planner="recursive"))
+    toast = toast_plan(graph, halved.plan.mesh, given=[halved.plan])
+    found = PinnedPlan(
+        plan=toast.plan,
+        cost=cost_of(toast.plan),
+        is_optimum=toast.outcome.known is Known.OPTIMAL,
+        reports=(),
     )
+    return Planned(found=found, order=halved.order, search_s=time.perf_counter() - began_s, steps=toast.steps)
 
 
 def _cheapest(plans: Mapping[Order, PinnedPlan]) -> Order:
@@ -253,6 +278,15 @@ def plan_json(planned: Planned) -> dict[str, Any]:
         "bound_s": planned.bound_s,
         "order": planned.order,
         "search_s": planned.search_s,
+        "steps": [
+            {
+                "name": step.name,
+                "cost": step.cost,
+                "step_time_s": step.figures.step_time_s,
+                "peak_memory_bytes": step.figures.peak_memory_bytes,
+            }
+            for step in planned.steps
+        ],
         "pins": [_pin_json(report) for report in planned.found.reports],
         "unknown_primitives": dict(graph.unknown),
         **({} if planned.perturbed is None else {"diagnosis": _diagnosis_json(planned, planned.perturbed)}),
@@ -308,6 +342,7 @@ def in_lines(planned: Planned) -> list[str]:
         + (", and no plan is faster" if planned.found.is_optimum else ""),
         *_bound_lines(planned),
         *collective_lines(together),
+        *map(_step_line, planned.steps),
         *(_pin_line(report) for report in planned.found.reports),
         *_diagnosis_lines(planned),
     ]
@@ -324,6 +359,11 @@ def _bound_lines(planned: Planned) -> list[str]:
         return ["HiGHS has proved nothing in the time that it had"]
     over = planned.cost.step_time_s / planned.bound_s - 1
     return [f"no plan without pins is faster than {planned.bound_s:.4g} s: this one is within {max(over, 0.0):.2%}"]
+
+
+def _step_line(step: Step) -> str:
+    figures = step.figures
+    return f"  {step.name + ':':<20} {figures.step_time_s:.4g} s, {figures.peak_memory_bytes / 2**30:.1f} GiB"
 
 
 def _pin_line(report: PinReport) -> str:

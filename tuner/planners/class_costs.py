@@ -170,9 +170,7 @@ class ClassCosts:
         term = self._terms[position]
         codes = key if len(term.classes) > 1 else (key,)
         num_axes = len(self.mesh.sizes)
-        charge = term.charge(
-            {own: decoded(code, num_axes) for own, code in zip(term.classes, codes, strict=False)}
-        )
+        charge = term.charge({own: decoded(code, num_axes) for own, code in zip(term.classes, codes, strict=False)})
         number = len(self._copies)
         if number == len(self._seconds):
             self._seconds, self._held, self._own = (
@@ -286,9 +284,7 @@ class ClassCosts:
 
         def charge(rows: dict[int, Row]) -> _Charge:
             written = written_layout(made_by.rule, slot, rows[own])
-            wanted = [
-                wanted_layout(graph.ops[use.op].rule, use.operand, rows[self._classes[use.op]]) for use in uses
-            ]
+            wanted = [wanted_layout(graph.ops[use.op].rule, use.operand, rows[self._classes[use.op]]) for use in uses]
             lies = settled(written, () if is_constant else list(dict.fromkeys(wanted)))
             seconds = times * self._seconds_of(written, lies, num_bytes)
             readers: dict[tuple[Layout, bool], list[int]] = defaultdict(list)

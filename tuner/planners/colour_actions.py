@@ -146,8 +146,10 @@ class ColourActions:
             for axis, size in enumerate(self.mesh.sizes):
                 if size == 1 or not (self._effect(group, 0).sizes % size == 0).any():
                     continue
-                for resolution in range(2 ** len(self.sets_of[group])):
-                    found.append(Action(group=group, resolution=resolution, axis=axis))
+                found += [
+                    Action(group=group, resolution=resolution, axis=axis)
+                    for resolution in range(2 ** len(self.sets_of[group]))
+                ]
         return found
 
     def _sets_of(self) -> tuple[tuple[int, ...], ...]:

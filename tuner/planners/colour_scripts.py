@@ -139,9 +139,7 @@ def nearest(actions: ColourActions, plan: Plan) -> list[int]:
         is_served = plan.served[names.ops[own], axis] == names.factors[own]
         served = np.bincount(groups, weights=is_served * work[names.ops[own]], minlength=found.num_groups)
         for group in np.flatnonzero(served > 0).tolist():
-            several = [
-                action for action in actions.actions if action.group == group and action.axis == axis
-            ]
+            several = [action for action in actions.actions if action.group == group and action.axis == axis]
             if several:
                 best = max(several, key=lambda action: (_agreement(actions, action, plan, work), -action.resolution))
                 weighed.append((float(served[group]), numbers[best]))

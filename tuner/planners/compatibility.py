@@ -6,8 +6,8 @@ graph leads across the box, from one side of it to the other. Compatible conflic
 of two ways. Sets of repeated layers have the same shape, and share their resolution.
 
 What the forward pass keeps for the backward pass does not tie the sets of both together, as the paper has a set for
-each direction: it may be moved once in between. All who read in the backward pass what one set has kept are tied to each
-other, as if it were written at the turn.
+each direction: it may be moved once in between. All who read in the backward pass what one set has kept are tied to
+each other, as if it were written at the turn.
 
 Colours of repeated layers form a group, and are cut together: those of parameters that are used alike, and those of
 names of which as many stand in as many equal operators. Two colours that meet in one operator stay apart, though: of
@@ -18,6 +18,7 @@ Sources: TOAST (Alabed et al. 2025), sections 3.5, 3.6 and 4.4.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -365,7 +366,7 @@ def _meeting(names: NamedDims) -> dict[int, set[int]]:
     """Of each colour those that it meets in an operator."""
     found: dict[int, set[int]] = defaultdict(set)
     colours, begins = names.colours.tolist(), names.begins.tolist()
-    for begin, end in zip(begins, begins[1:], strict=False):
+    for begin, end in itertools.pairwise(begins):
         here = set(colours[begin:end])
         for colour in here:
             found[colour] |= here - {colour}

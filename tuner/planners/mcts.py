@@ -374,7 +374,8 @@ class _Search(Generic[State]):
 
     def follow(self, script: Sequence[int]) -> None:
         """A trajectory by given actions; those that change nothing are left out."""
-        node, path = self.root, []
+        node = self.root
+        path: list[tuple[_Open[State], int, _Open[State]]] = []
         for action in script[: self.options.depth]:
             child = self.taken(node, action)
             if child is not None:
@@ -384,7 +385,8 @@ class _Search(Generic[State]):
 
     def trajectory(self, begin: _Open[State], depth: int) -> None:
         """One trajectory: by promise as long as states are known, then at random."""
-        node, path, most = begin, [], self.options.depth - depth
+        node, most = begin, self.options.depth - depth
+        path: list[tuple[_Open[State], int, _Open[State]]] = []
         num_seen = len(self.nodes)
         while len(path) < most and len(self.nodes) == num_seen and not node.is_done:
             action = self.chosen(node)
@@ -475,9 +477,7 @@ class _Search(Generic[State]):
     def note(self) -> None:
         """Writes down where the search stands."""
         self.trace.append(
-            Progress(
-                seconds=self.clock() - self.began_s, nodes=len(self.nodes), cost=self.best.cost, bound=-math.inf
-            )
+            Progress(seconds=self.clock() - self.began_s, nodes=len(self.nodes), cost=self.best.cost, bound=-math.inf)
         )
 
     def ended(self, node: _Open[State]) -> Node[State]:

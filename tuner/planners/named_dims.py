@@ -158,8 +158,14 @@ def named_dims(graph: Graph) -> NamedDims:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Places:
-    """Of each dim of the operands and results of a rule the factor that an axis cuts there: its position among those
-    that can be cut, WHOLE for one that can't be, and None for a dim of one element."""
+    """What an axis cuts of the dims of a rule's tensors.
+
+    A dim has a factor's position among those that can be cut, WHOLE for one that can't be, None if it is one element.
+
+    Attributes:
+        operands: Of each operand.
+        results: Of each result.
+    """
 
     operands: tuple[tuple[int | None, ...], ...]
     results: tuple[tuple[int | None, ...], ...]
@@ -212,7 +218,7 @@ def _map(
 def _constant_only(ops: Iterable[Op], graph: Graph) -> frozenset[int]:
     found: set[int] = set()
     for number, op in enumerate(ops):
-        reads = op.operands and op.primitive != STATE
+        reads = bool(op.operands) and op.primitive != STATE
         if op.primitive == CONSTANT or (reads and all(graph.maker[tensor][0] in found for tensor in op.operands)):
             found.add(number)
     return frozenset(found)

@@ -184,7 +184,13 @@ def toast_plan(
     if options.is_seeded:
         scripts = [*hand_written(actions), *(nearest(actions, plan) for plan in given)]
     tasks = [
-        _Task(game=game, options=options.search, limits=limits, scripts=scripts if number == options.searches else (), seed=(options.seed, number))
+        _Task(
+            game=game,
+            options=options.search,
+            limits=limits,
+            scripts=scripts if number == options.searches else (),
+            seed=(options.seed, number),
+        )
         for number in range(options.searches + options.is_seeded)
     ]
     trees = (workers or InProcessWorkers()).map(_grown, tasks)
