@@ -10,8 +10,8 @@ A round is so many trajectories. Then the actions to the best state are committe
 round that finds nothing better is the last.
 
 What an action promises is between the mean and the best of what the trajectories through it were worth, and there is a
-bonus where it was taken seldom (UCT, Kocsis and Szepesvári 2006). An action that was never taken in a state promises
-what it was worth in others (all moves as first, Gelly and Silver 2007).
+bonus where it was taken seldom (UCT, Kocsis and Szepesvári 2006); costs are compared by their logarithms. An action that
+was never taken in a state promises what it was worth in others (all moves as first, Gelly and Silver 2007).
 
 Letters: a actions.
 """
@@ -29,6 +29,9 @@ import numpy as np
 from tuner.planners.outcome import ROUNDING, Limits, Progress, Stop
 
 State = TypeVar("State", bound=Hashable)
+
+LEAST_GAIN = 0.1
+"""What promises are measured by while less is gained: the logarithm of the first state's cost over the best."""
 
 TRIES = 3
 """Actions among which a random step takes the one that promises most."""
@@ -49,7 +52,7 @@ class AbstractGame(Protocol[State]):
         """The state that an action leads to."""
 
     def cost(self, state: State) -> float:
-        """What a state costs: 1 is much, less is better."""
+        """What a state costs, more than nothing; less is better."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -413,9 +416,9 @@ class _Search(Generic[State]):
         visits = np.maximum(node.visits, 1.0)
         promised = np.where(seen, 0.5 * (node.total / visits + np.where(seen, node.best, 0.0)), self.elsewhere(node))
         promised[-1] = node.cost
-        scale = max(self.root.cost - self.best.cost, 1e-12)
+        gained = max(math.log(self.root.cost / self.best.cost), LEAST_GAIN)
         bonus = self.options.bonus * np.sqrt(math.log(node.num_visits + 2) / (node.visits + 1))
-        score = bonus - promised / scale + 1e-9 * self.rng.random(len(bonus))
+        score = bonus - np.log(promised) / gained + 1e-9 * self.rng.random(len(bonus))
         score[node.closed] = -math.inf
         return int(score.argmax())
 

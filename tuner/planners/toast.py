@@ -31,8 +31,8 @@ from tuner.planners.outcome import ROUNDING, Incumbent, Known, Limits, Outcome, 
 from tuner.planners.sharding_terms import ShardingTerms
 from tuner.planners.workers import AbstractBound, AbstractWorkers, InProcessWorkers
 
-MEMORY_PENALTY = 10.0
-"""The paper's constant C, of which it says nothing: high enough that no time saved is worth not fitting."""
+MEMORY_PENALTY = 100.0
+"""The paper's constant C, of which it says nothing: a hundredth of the unsharded peak too much is a whole step."""
 
 PRICE = 1.0
 """What a polished plan pays for holding all that the unsharded step does, in unsharded steps."""
@@ -136,6 +136,10 @@ class ColourGame:
     def cost(self, state: State) -> float:
         """C of a state."""
         return self.of_figures(self.figures(state))
+
+    def __reduce__(self) -> tuple[type[ColourGame], tuple[ColourActions, float]]:
+        """Another process prepares the costs itself."""
+        return ColourGame, (self.actions, self._memory_bytes)
 
     def figures(self, state: State) -> Figures:
         """Time and memory of a state."""
