@@ -10,8 +10,8 @@ A round is so many trajectories. Then the actions to the best state are committe
 round that finds nothing better is the last.
 
 What an action promises is between the mean and the best of what the trajectories through it were worth, and there is a
-bonus where it was taken seldom (UCT, Kocsis and Szepesvári 2006); costs are compared by their logarithms. An action that
-was never taken in a state promises what it was worth in others (all moves as first, Gelly and Silver 2007).
+bonus where it was taken seldom (UCT, Kocsis and Szepesvári 2006); costs are compared by their logarithms. An action
+that was never taken in a state promises what it was worth in others (all moves as first, Gelly and Silver 2007).
 
 Letters: a actions.
 """
