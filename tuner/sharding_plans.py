@@ -169,7 +169,7 @@ def _halved(graph: Graph, mesh: DeviceMesh, options: PlannerOptions) -> Planned:
 def _toasted(graph: Graph, mesh: DeviceMesh, options: PlannerOptions) -> Planned:
     """The plan by TOAST, from D-Rec's plan and what people write."""
     if options.pins:
-        raise ConfigError("holds no pins", key="--planner", value=options.planner, nearest="descent")
+        raise ConfigError("holds no pins", key="--planner", value=options.planner, nearest="--planner descent does")
     began_s = time.perf_counter()
     halved = _halved(graph, mesh, replace(options, planner="recursive"))
     toast = toast_plan(graph, halved.plan.mesh, given=[halved.plan])

@@ -69,7 +69,7 @@ class SearchOptions:
 
     trajectories: int = 400
     depth: int = 30
-    bonus: float = 0.3
+    bonus: float = 0.8
     per_action: float = 1e-4
     going_on: float = 0.7
 

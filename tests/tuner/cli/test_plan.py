@@ -120,10 +120,27 @@ def test_a_plan_in_words(meshtune, simulated):
     assert re.search(r"^  layers\.1\.attention\.out\.weight +\S", shown, re.M)
 
 
+def test_colours_are_searched_and_explained(meshtune, simulated, tmp_path):
+    """TOAST tells its steps, of which the last is as fast as any, and --explain the colours; the drawing is a graph."""
+    given = ("plan", simulated, "--config", "dp=4,tp=2", "--whole-axes", "--planner", "toast", "--explain", "colours")
+    told = meshtune(*given, "--drawing", tmp_path / "dims.dot", "--json").json
+
+    assert told["step_time_s"] == pytest.approx(min(step["step_time_s"] for step in told["steps"]))
+    assert {"unsharded", "search", "edited", "given", "polished"} <= {step["name"] for step in told["steps"]}
+    assert told["explained"]["colours"] > told["explained"]["conflicts"] == 0
+    assert (tmp_path / "dims.dot").read_text().startswith("digraph dims {")
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (("--config", "dp=4,tp=2", "--order", "prize"), "--order = 'prize': is no order; did you mean 'price'?"),
+        (
+            ("--config", "dp=4,tp=2", "--planner", "toast", "--pin", "op=*.up,dim=ffn,axis=tp"),
+            "--planner = 'toast': holds no pins; --planner descent does",
+        ),
+        (("--config", "dp=4,tp=2", "--explain", "colors"), "--explain = 'colors': can't be explained"),
+        (("--config", "dp=4,tp=2", "--drawing", "x.dot"), "--drawing = 'x.dot': needs --explain"),
         (("--config", "dp=4,tp=2", "--layers", "99"), "--layers = 99: must be at most the "),
         (("--config", "dp=4,tp=2", "--pin", "tp"), "--pin = 'tp': must be op, dim, axis, ways, weight_s"),
         (("--config", "dp=4,tp=2", "--pin", "op=*"), "--pin = 'op=*': lacks op or dim"),
