@@ -254,7 +254,7 @@ def search(
 
 
 def edited(
-    game: AbstractGame[State], actions: Sequence[int], *, until: Callable[[], bool] = lambda: False
+    game: AbstractGame[State], actions: Sequence[int], *, most: float = math.inf
 ) -> tuple[State, tuple[int, ...]]:
     """The best that small changes make of a sequence of actions: a search commits, and this takes back.
 
@@ -264,7 +264,7 @@ def edited(
     Args:
         game: Whose actions.
         actions: Where it begins.
-        until: Whether it shall end early.
+        most: States that it may see.
     """
     known: dict[State, float] = {}
 
@@ -284,7 +284,7 @@ def edited(
             if other_cost < cost * (1 - ROUNDING):
                 now, cost, state = other, other_cost, other_state
                 break
-            if until():
+            if len(known) >= most:
                 return state, now
         else:
             return state, now

@@ -211,8 +211,7 @@ def toast_plan(
         seeded = trees[-1]
         reached("seeded search", seeded.nodes[seeded.best].state)
         either = min(best, seeded, key=lambda tree: tree.nodes[tree.best].cost)
-        late_s = time.perf_counter() + limits.time_s
-        state, _ = edited(game, either.actions, until=lambda: time.perf_counter() > late_s)
+        state, _ = edited(game, either.actions, most=min(limits.nodes, len(either.nodes)))
         reached("edited", state)
         plans[:] = [min(plans, key=lambda each: each[0])]
 
