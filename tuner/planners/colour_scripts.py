@@ -26,6 +26,7 @@ import numpy as np
 from costmodels.graph import INPUT, STATE, TensorKind
 from costmodels.plan import NONE, Plan
 from tuner.planners.colour_actions import Action, ColourActions
+from tuner.planners.named_dims import WHOLE
 
 MOST_FIRST = 6
 """Colours inside a layer that come first in turn."""
@@ -130,7 +131,7 @@ def nearest(actions: ColourActions, plan: Plan) -> list[int]:
     names, graph = found.names, found.names.graph
     work = np.array([op.flop + sum(graph.tensors[tensor].num_bytes for tensor in op.results) for op in graph.ops])
     numbers = {action: number for number, action in enumerate(actions.actions)}
-    own = np.flatnonzero(names.factors != NONE)
+    own = np.flatnonzero(names.factors != WHOLE)
     groups = found.colour_groups[names.colours[own]]
     weighed: list[tuple[float, int]] = []
     for axis, size in enumerate(actions.mesh.sizes):
