@@ -19,7 +19,7 @@ import numpy as np
 
 from costmodels.device_mesh import DeviceMesh
 from costmodels.graph import Graph
-from costmodels.plan import Plan, cost_of, lifetimes
+from costmodels.plan import Plan, cost_of, live_bytes
 from tuner.planners.axis_descent import descended
 from tuner.planners.class_costs import ClassCosts, Figures
 from tuner.planners.colour_actions import ColourActions, State
@@ -247,21 +247,9 @@ def _polish(
     terms = ShardingTerms(graph, mesh)
     found = [try_out("polished", descended(plan, terms).plan) for plan in starts]
     if all(figures.peak_memory_bytes > memory_bytes for figures in found):
-        s_per_byte = PRICE * game.whole.step_time_s / game.whole.peak_memory_bytes
-        priced = ShardingTerms(graph, mesh, byte_s=[s_per_byte * is_held for is_held in _held_at_peak(graph)])
-        try_out("polished for memory", descended(starts[0], priced).plan)
-
-
-def _held_at_peak(graph: Graph) -> list[bool]:
-    """Of each tensor whether it lives where the unsharded step needs most."""
-    lives = lifetimes(graph)
-    change = np.zeros(len(graph.ops) + 1)
-    for array, life in zip(graph.tensors, lives, strict=True):
-        if life is not None:
-            change[life.first] += array.num_bytes
-            change[life.last + 1] -= array.num_bytes
-    peak = int(np.cumsum(change).argmax())
-    return [life is not None and life.first <= peak <= life.last for life in lives]
+        peak = int(live_bytes(starts[0]).argmax())
+        byte_s = {peak: PRICE * game.whole.step_time_s / game.whole.peak_memory_bytes}
+        try_out("polished for memory", descended(starts[0], terms.priced(byte_s)).plan)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
