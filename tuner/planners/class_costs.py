@@ -141,11 +141,6 @@ class ClassCosts:
         self._last_codes = [-1] * len(self._terms_of)
         self._last_numbers = np.zeros(len(self._terms), dtype=np.int64)
 
-    @property
-    def num_terms(self) -> int:
-        """How many sums a plan is."""
-        return len(self._terms)
-
     def figures(self, codes: Sequence[int]) -> Figures:
         """The cost of a plan, by the numbers of the rows of its classes [k]."""
         numbers = self._numbers(codes)
