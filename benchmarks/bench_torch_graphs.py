@@ -11,9 +11,9 @@ import sys
 import time
 
 from benchmarks.timing import arguments, median_s, publish
+from costmodels.device_mesh import mesh_of
 from hardware.cluster import find_cluster
 from tuner.planners.recursive import recursive_plan, refined
-from tuner.sharding_plans import mesh_of
 
 
 def main() -> None:

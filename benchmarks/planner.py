@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from benchmarks.timing import answer, count_at_least, publish, tell
-from costmodels.device_mesh import DeviceMesh
+from costmodels.device_mesh import DeviceMesh, mesh_of
 from costmodels.frontends.transformer import transformer_graph
 from costmodels.graph import Graph
 from costmodels.job import TrainingJob
@@ -30,10 +30,10 @@ from hardware.cluster import find_cluster
 from hardware.errors import ConfigError
 from tuner.planners.axis_descent import descended
 from tuner.planners.outcome import Limits
+from tuner.planners.planning import PlannerOptions, planned
 from tuner.planners.recursive import ORDERS, recursive_plan, refined, whole
 from tuner.planners.sharding_milp import shard_by_milp
 from tuner.planners.sharding_terms import ShardingTerms
-from tuner.sharding_plans import PlannerOptions, mesh_of, planned
 
 MESHES = ("data=2,model=2", "data=2,model=4", "data=4,model=4", "data=8,model=8")
 DEVICES_PER_HOST = 8

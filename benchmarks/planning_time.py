@@ -19,13 +19,13 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.timing import answer, count_at_least, median_s, publish, tell
+from costmodels.device_mesh import mesh_of
 from costmodels.graph import Graph
 from costmodels.plan import cost_of
 from hardware.cluster import find_cluster
 from tuner.planners.axis_descent import descended
 from tuner.planners.recursive import recursive_plan, whole
 from tuner.planners.sharding_terms import ShardingTerms
-from tuner.sharding_plans import mesh_of
 
 MESHES = ("data=4,model=2", "data=16,model=8", "data=64,model=8")
 

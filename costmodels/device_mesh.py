@@ -15,6 +15,7 @@ import numpy as np
 
 from costmodels.operators import OpKind
 from hardware.cluster import Cluster
+from hardware.errors import ConfigError
 
 Lines = tuple[tuple[float, float], ...]
 """What a collective takes: the least of so many seconds, plus so many for each byte."""
@@ -81,3 +82,37 @@ class DeviceMesh:
     @cached_property
     def _ranks(self) -> np.ndarray:
         return np.arange(self.num_devices).reshape(self.sizes)
+
+
+def mesh_of(text: str, cluster: Cluster, *, option: str = "--mesh") -> DeviceMesh:
+    """The mesh that `data=2,model=4` names, on a cluster.
+
+    Raises:
+        ConfigError: it reads otherwise, or the cluster can't form it.
+    """
+    names: list[str] = []
+    sizes: list[int] = []
+    for part in text.split(","):
+        name, equals, count = (piece.strip() for piece in part.partition("="))
+        if not (name.isidentifier() and equals and count.isdigit() and 1 <= int(count) <= cluster.num_devices):
+            raise ConfigError(
+                f"must be axes with sizes from 1 to {cluster.num_devices}",
+                key=option,
+                value=text,
+                nearest="for example data=2,model=4",
+            )
+        names.append(name)
+        sizes.append(int(count))
+    if len(set(names)) < len(names):
+        raise ConfigError("names an axis twice", key=option, value=text, nearest="for example data=2,model=4")
+    num_devices = math.prod(sizes)
+    if cluster.num_devices % num_devices:
+        divisors = [one for one in range(1, cluster.num_devices + 1) if cluster.num_devices % one == 0]
+        nearest = min(divisors, key=lambda one: abs(one - num_devices))
+        raise ConfigError(
+            f"is {num_devices} devices, which do not divide the {cluster.num_devices} of {cluster.name}",
+            key=option,
+            value=text,
+            nearest=f"axes whose product is {nearest}, or other --hosts",
+        )
+    return DeviceMesh(names=tuple(names), sizes=tuple(sizes), cluster=cluster)

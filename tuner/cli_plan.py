@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # these load numpy
     from costmodels.graph import Graph
     from tuner.plan_export import PlanExport, PlanSource
     from tuner.planners.pins import Pin
-    from tuner.sharding_plans import PlannerOptions
+    from tuner.planners.planning import PlannerOptions
 
 
 def plan(
@@ -95,7 +95,8 @@ def plan(
 ) -> None:
     """Shard one training step over a mesh: which dim of each tensor every axis cuts, and what is sent."""
     from tuner.plan_export import PlanSource
-    from tuner.sharding_plans import in_lines, of_candidate, plan_json, planned, shardings_table
+    from tuner.planners.planning import planned
+    from tuner.sharding_plans import in_lines, of_candidate, plan_json, shardings_table
 
     options = _options(planner, order, whole_axes, pin or [], diagnose=diagnose)
     _check_export(export, out)
@@ -175,7 +176,7 @@ def _memory_bytes(text: str | None, mesh: DeviceMesh) -> float | None:
 
 
 def _options(planner: str, order: str, whole_axes: bool, pins: list[str], *, diagnose: bool) -> PlannerOptions:
-    from tuner.sharding_plans import ORDER_CHOICES, PLANNERS, PlannerOptions
+    from tuner.planners.planning import ORDER_CHOICES, PLANNERS, PlannerOptions
 
     planners = [choice for choice in PLANNERS if choice == planner]
     if not planners:
@@ -222,9 +223,9 @@ def _pin(text: str) -> Pin:
 def _of_function(
     jax: str | None, torch: str | None, mesh: str | None, cluster: str, hosts: int
 ) -> tuple[Graph, DeviceMesh]:
+    from costmodels.device_mesh import mesh_of
     from costmodels.frontends.factories import graph_of_factory, graph_of_torch_factory
     from hardware.cluster import find_cluster
-    from tuner.sharding_plans import mesh_of
 
     if mesh is None:
         raise ConfigError("is missing", key="--mesh", nearest="for example --mesh data=2,model=4")

@@ -18,12 +18,13 @@ import numpy as np
 
 from benchmarks.compiled_collectives import compiled_bytes, planned_bytes
 from benchmarks.zoo_jax import FACTORIES, Gemma, Mixture
+from costmodels.device_mesh import mesh_of
 from costmodels.frontends.jax_graph import graph_of_jax
 from costmodels.plan import cost_of
 from costmodels.plan_exports.axis_order import axis_orders
 from costmodels.plan_exports.jax_apply import apply_plan, shardings
 from hardware.cluster import find_cluster
-from tuner.sharding_plans import PlannerOptions, mesh_of, planned
+from tuner.planners.planning import PlannerOptions, planned
 
 WIDE = Gemma(layers=1, model=128, heads=8, head=32, hidden=512, vocabulary=1024, batch=32, tokens=256)
 BIG_ENOUGH = {

@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from benchmarks.zoo_torch import FACTORIES, LLAMA_3_8B, SMALL, Decoder, decoder_program, next_token_loss
+from costmodels.device_mesh import mesh_of
 from costmodels.frontends.torch_graph import graph_of_torch
 from costmodels.frontends.transformer import transformer_graph
 from costmodels.graph import CONSTANT, INPUT, STATE, TensorKind
@@ -18,7 +19,7 @@ from costmodels.model_catalog import find_model
 from hardware.cluster import find_cluster
 from hardware.errors import ConfigError
 from tests.costmodels.torch_frontend.variants import VARIANTS, Varied
-from tuner.sharding_plans import PlannerOptions, mesh_of, planned
+from tuner.planners.planning import PlannerOptions, planned
 
 
 def computed(graph, *, backward=False):

@@ -11,10 +11,10 @@ from tests.random_graphs import choices, graphs, meshes
 from tuner.planners.manumatic import pinned_plan
 from tuner.planners.outcome import Limits
 from tuner.planners.pins import Pin, deviation, pinned
+from tuner.planners.planning import PlannerOptions, planned
 from tuner.planners.recursive import ORDERS, recursive_plan, refined, whole
 from tuner.planners.sharding_milp import shard_by_milp
 from tuner.planners.sharding_terms import ShardingTerms
-from tuner.sharding_plans import PlannerOptions, planned
 
 NOTHING_S = 1e-9
 """HiGHS loses a nanosecond beside collectives of microseconds."""
