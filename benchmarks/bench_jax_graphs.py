@@ -18,7 +18,7 @@ def main() -> None:
     if importlib.util.find_spec("jax") is None:
         print("JAX is not installed: pip install 'meshtune[jax]'", file=sys.stderr)
         return
-    from benchmarks.zoo_jax import FACTORIES  # noqa: PLC0415  # without JAX this can't be imported
+    from benchmarks.zoo import FACTORIES  # noqa: PLC0415  # without JAX this can't be imported
     from costmodels.frontends.jax_graph import graph_of  # noqa: PLC0415  # as above
     from costmodels.frontends.jax_program import traced  # noqa: PLC0415  # as above
 

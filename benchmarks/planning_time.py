@@ -66,7 +66,7 @@ def show(figures: dict[str, Any]) -> None:
 
 def _graph(layers: int) -> tuple[Graph, float, float]:
     """The graph of so many layers, and the seconds of its trace and its own."""
-    from benchmarks.zoo_jax import GEMMA_2B  # noqa: PLC0415 # JAX may be missing
+    from benchmarks.zoo import GEMMA_2B  # noqa: PLC0415 # JAX may be missing
     from costmodels.frontends.jax_graph import graph_of  # noqa: PLC0415 # as above
     from costmodels.frontends.jax_program import traced  # noqa: PLC0415 # as above
 

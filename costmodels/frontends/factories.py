@@ -118,7 +118,9 @@ def _factory(module_name: str, factory_name: str, name: str, option: str) -> Any
         able = [
             each
             for each, value in vars(module).items()
-            if inspect.isfunction(value) and value.__module__ == module.__name__ and not each.startswith("_")
+            if inspect.isfunction(value)
+            and f"{value.__module__}.".startswith(f"{module.__name__}.")  # a package re-exports what its modules have
+            and not each.startswith("_")
         ]
         raise ConfigError(
             f"is nothing that {module_name} has", key=option, value=name, nearest=did_you_mean(factory_name, able)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from benchmarks.zoo_jax import FACTORIES, shape_of
+from benchmarks.zoo import FACTORIES, shape_of
 from costmodels.device_mesh import DeviceMesh
 from costmodels.dims import FactorKind
 from costmodels.frontends.jax_graph import graph_of_jax

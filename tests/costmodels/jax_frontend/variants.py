@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from benchmarks.zoo_jax import FACTORIES
+from benchmarks.zoo import FACTORIES
 
 ROWS = jax.ShapeDtypeStruct((4, 6, 8), jnp.float32)
 INDICES = jax.ShapeDtypeStruct((10,), jnp.int32)

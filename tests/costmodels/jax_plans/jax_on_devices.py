@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.compiled_collectives import compiled_bytes, planned_bytes
-from benchmarks.zoo_jax import FACTORIES, Gemma, Mixture
+from benchmarks.zoo import FACTORIES, Gemma, Mixture
 from costmodels.device_mesh import mesh_of
 from costmodels.frontends.jax_graph import graph_of_jax
 from costmodels.plan import cost_of

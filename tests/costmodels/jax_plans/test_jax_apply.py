@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 from jax.sharding import Mesh
 
-from benchmarks.zoo_jax import FACTORIES, shape_of
+from benchmarks.zoo import FACTORIES, shape_of
 from costmodels.device_mesh import DeviceMesh
 from costmodels.frontends.jax_graph import graph_of_jax
 from costmodels.frontends.jax_program import traced

@@ -209,7 +209,7 @@ def test_what_can_not_be_planned(meshtune, simulated, arguments, told):
 def test_a_jax_step_is_planned(meshtune):
     """A factory's function is traced, and its arguments are what the step begins with."""
     pytest.importorskip("jax", reason="plans of JAX programs need JAX: pip install 'meshtune[jax]'")
-    done = meshtune("plan", "--jax", "benchmarks.zoo_jax:gemma_small", "--mesh", "data=2,model=4", "--json")
+    done = meshtune("plan", "--jax", "benchmarks.zoo:gemma_small", "--mesh", "data=2,model=4", "--json")
 
     assert done.status == 0, done.err
     assert done.json["mesh"] == {"data": 2, "model.0": 2, "model.1": 2}
@@ -220,13 +220,13 @@ def test_a_jax_step_is_planned(meshtune):
 @pytest.mark.parametrize(
     ("factory", "mesh", "told"),
     [
-        ("benchmarks.zoo_jax", "data=8", "--jax = 'benchmarks.zoo_jax': must be module:factory"),
-        ("benchmarks.zoo_jaxx:moe", "data=8", "can't be imported: No module named 'benchmarks.zoo_jaxx'"),
-        ("benchmarks.zoo_jax:mole", "data=8", "did you mean 'moe'?"),
-        ("benchmarks.zoo_jax:JOB", "data=8", "is nothing that benchmarks.zoo_jax has"),
-        ("benchmarks.zoo_jax:moe_small", "data=3", "is 3 devices, which do not divide the 8"),
-        ("benchmarks.zoo_jax:moe_small", "data=2,data=4", "names an axis twice"),
-        ("benchmarks.zoo_jax:moe_small", "data", "must be axes with sizes from 1 to 8"),
+        ("benchmarks.zoo", "data=8", "--jax = 'benchmarks.zoo': must be module:factory"),
+        ("benchmarks.zooo:moe", "data=8", "can't be imported: No module named 'benchmarks.zooo'"),
+        ("benchmarks.zoo:mole", "data=8", "did you mean 'moe'?"),
+        ("benchmarks.zoo:JOB", "data=8", "is nothing that benchmarks.zoo has"),
+        ("benchmarks.zoo:moe_small", "data=3", "is 3 devices, which do not divide the 8"),
+        ("benchmarks.zoo:moe_small", "data=2,data=4", "names an axis twice"),
+        ("benchmarks.zoo:moe_small", "data", "must be axes with sizes from 1 to 8"),
     ],
 )
 def test_jax_steps_that_can_not_be_planned(meshtune, factory, mesh, told):

@@ -24,7 +24,7 @@ def test_a_plan_is_exported(meshtune, simulated, tmp_path, target):
 def test_a_jax_step_is_exported_with_its_outputs(meshtune):
     """Specs of a JAX step are by the paths of its arguments and of what it returns."""
     pytest.importorskip("jax", reason="plans of JAX programs need JAX: pip install 'meshtune[jax]'")
-    step = ("--jax", "benchmarks.zoo_jax:gemma_small", "--mesh", "data=2,model=4")
+    step = ("--jax", "benchmarks.zoo:gemma_small", "--mesh", "data=2,model=4")
     told = meshtune("plan", *step, "--export", "jax", "--json").json["export"]
 
     assert told["mesh"] == {"data": 2, "model.0": 2, "model.1": 2}
@@ -57,7 +57,7 @@ def test_what_can_not_be_exported(meshtune, simulated, arguments, told):
 def test_megatron_trains_no_jax_step(meshtune):
     """A plan of a JAX function is no Megatron-LM plan, and the message names the targets that are left."""
     pytest.importorskip("jax", reason="plans of JAX programs need JAX: pip install 'meshtune[jax]'")
-    step = ("--jax", "benchmarks.zoo_jax:decode_small", "--mesh", "data=2")
+    step = ("--jax", "benchmarks.zoo:decode_small", "--mesh", "data=2")
     done = meshtune("plan", *step, "--export", "megatron")
 
     assert done.status == 2

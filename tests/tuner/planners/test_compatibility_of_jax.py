@@ -8,7 +8,7 @@ pytest.importorskip("jax", reason="the training steps are traced by JAX")
 
 import jax.numpy as jnp
 
-from benchmarks.zoo_jax import SMALL_GEMMA, Gemma, moe_small, unet_small
+from benchmarks.zoo import SMALL_GEMMA, Gemma, moe_small, unet_small
 from costmodels.frontends.jax_graph import graph_of_jax
 from tuner.planners.compatibility import compatibility, turn_of
 from tuner.planners.named_dims import named_dims

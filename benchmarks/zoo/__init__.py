@@ -1,0 +1,39 @@
+"""Programs in JAX whose graphs planners shard: training steps and a decoding step, at full size and small.
+
+A factory takes nothing and returns (function, abstract arguments, names of the donated ones); nothing is allocated.
+FACTORIES names them all. The full sizes follow published models where the name says so; the small ones have every
+primitive of the large, in dims that two devices can halve.
+"""
+
+from benchmarks.zoo.decoders import Decoder, decode, decode_small
+from benchmarks.zoo.factories import FACTORIES
+from benchmarks.zoo.gemma import GEMMA_2B, SMALL_GEMMA, Gemma, gemma_2b, gemma_2b_scan, gemma_small, gemma_small_scan
+from benchmarks.zoo.graph_networks import GraphNetwork, graph_network, graph_network_small
+from benchmarks.zoo.mixtures import Mixture, moe, moe_small
+from benchmarks.zoo.programs import Program, shape_of
+from benchmarks.zoo.unets import UNet, unet, unet_small
+
+__all__ = [
+    "FACTORIES",
+    "GEMMA_2B",
+    "SMALL_GEMMA",
+    "Decoder",
+    "Gemma",
+    "GraphNetwork",
+    "Mixture",
+    "Program",
+    "UNet",
+    "decode",
+    "decode_small",
+    "gemma_2b",
+    "gemma_2b_scan",
+    "gemma_small",
+    "gemma_small_scan",
+    "graph_network",
+    "graph_network_small",
+    "moe",
+    "moe_small",
+    "shape_of",
+    "unet",
+    "unet_small",
+]

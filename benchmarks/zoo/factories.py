@@ -1,0 +1,31 @@
+"""Every program of the zoo by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from benchmarks.zoo.decoders import decode, decode_small
+from benchmarks.zoo.gemma import gemma_2b, gemma_2b_scan, gemma_small, gemma_small_scan
+from benchmarks.zoo.graph_networks import graph_network, graph_network_small
+from benchmarks.zoo.mixtures import moe, moe_small
+from benchmarks.zoo.programs import Program
+from benchmarks.zoo.unets import unet, unet_small
+
+FACTORIES: dict[str, Callable[[], Program]] = {
+    factory.__name__: factory
+    for factory in (
+        gemma_2b,
+        gemma_2b_scan,
+        gemma_small,
+        gemma_small_scan,
+        moe,
+        moe_small,
+        graph_network,
+        graph_network_small,
+        unet,
+        unet_small,
+        decode,
+        decode_small,
+    )
+}
+"""Every program by its name."""

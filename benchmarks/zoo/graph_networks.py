@@ -1,0 +1,87 @@
+"""A network that passes messages along the edges of a graph, trained."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from benchmarks.zoo.programs import Program, Tree, shape_of, train_program
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GraphNetwork:
+    """Sizes of a network that passes messages along edges (Gilmer et al. 2017), each step with its own weights."""
+
+    nodes: int
+    edges: int
+    features: int
+    latent: int
+    hidden: int
+    hidden_layers: int
+    steps: int
+
+    def params(self) -> Tree:
+        """All parameters."""
+        return {
+            "encoder": self.layers(self.features, self.latent),
+            "steps": {
+                str(number): {
+                    "edge": self.layers(3 * self.latent, self.latent),
+                    "node": self.layers(2 * self.latent, self.latent),
+                }
+                for number in range(self.steps)
+            },
+            "edge_encoder": self.layers(self.features, self.latent),
+            "decoder": self.layers(self.latent, self.features),
+        }
+
+    def layers(self, into: int, out: int) -> Tree:
+        """Of a perceptron."""
+        sizes = [into, *[self.hidden] * self.hidden_layers, out]
+        return {
+            str(number): {"weight": shape_of(*pair, dtype=jnp.float32), "bias": shape_of(pair[1], dtype=jnp.float32)}
+            for number, pair in enumerate(itertools.pairwise(sizes))
+        }
+
+    def loss(self, params: Tree, batch: Tree) -> Array:
+        """Squared error of what the nodes become."""
+        nodes = perceptron(params["encoder"], batch["nodes"])
+        edges = perceptron(params["edge_encoder"], batch["edges"])
+        for name, step in params["steps"].items():
+            with jax.named_scope(f"steps.{name}"):
+                ends = [nodes[batch["senders"]], nodes[batch["receivers"]]]
+                edges = edges + perceptron(step["edge"], jnp.concatenate([edges, *ends], axis=-1))
+                heard = jax.ops.segment_sum(edges, batch["receivers"], num_segments=self.nodes)
+                nodes = nodes + perceptron(step["node"], jnp.concatenate([nodes, heard], axis=-1))
+        return jnp.mean(jnp.square(perceptron(params["decoder"], nodes) - batch["targets"]))
+
+    def train_program(self) -> Program:
+        """One training step."""
+        nodes = shape_of(self.nodes, self.features, dtype=jnp.float32)
+        ends = shape_of(self.edges, dtype=jnp.int32)
+        edges = shape_of(self.edges, self.features, dtype=jnp.float32)
+        batch = {"nodes": nodes, "edges": edges, "senders": ends, "receivers": ends, "targets": nodes}
+        return train_program(self.loss, self.params(), batch)
+
+
+def perceptron(layers: Tree, x: Array) -> Array:
+    """Linear layers with rectifiers between them."""
+    for number, layer in enumerate(layers.values()):
+        x = (x if number == 0 else jax.nn.relu(x)) @ layer["weight"] + layer["bias"]
+    return x
+
+
+def graph_network() -> Program:
+    """24 steps of messages with perceptrons of three layers of 1,024."""
+    return GraphNetwork(
+        nodes=2048, edges=65_536, features=128, latent=2048, hidden=1024, hidden_layers=3, steps=24
+    ).train_program()
+
+
+def graph_network_small() -> Program:
+    """Two small steps."""
+    return GraphNetwork(nodes=10, edges=12, features=6, latent=8, hidden=14, hidden_layers=1, steps=2).train_program()

@@ -1,0 +1,41 @@
+"""Layers that several models share.
+
+Shape letters: B batch, T tokens, S those that are attended to, N heads, H head, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+
+def rms_norm(x: Array, scale: Array) -> Array:
+    """Divided by the root of the mean square over the last dim."""
+    wide = x.astype(jnp.float32)
+    return (wide * lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + 1e-6) * (1 + scale)).astype(x.dtype)
+
+
+def cross_entropy(logits_btv: Array, targets_bt: Array) -> Array:
+    """The mean over all tokens."""
+    log_btv = jax.nn.log_softmax(logits_btv.astype(jnp.float32), axis=-1)
+    return -jnp.mean(jnp.take_along_axis(log_btv, targets_bt[..., None], axis=-1))
+
+
+def rotated(x: Array, positions: Array) -> Array:
+    """Rotary position embedding of [B, T, N, H] (Su et al. 2021), halves of H as the pairs."""
+    half = x.shape[-1] // 2
+    speeds = 10_000.0 ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angles = positions[:, None, None].astype(jnp.float32) * speeds
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    sin, cos = jnp.sin(angles), jnp.cos(angles)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+
+
+def attention(queries: Array, keys: Array, values: Array, mask: Array) -> Array:
+    """Attention of [B, T, N, H] to one head of keys and values [B, S, H], where a mask [T, S] allows it."""
+    scores = jnp.einsum("btnh,bsh->bnts", queries, keys).astype(jnp.float32) / math.sqrt(queries.shape[-1])
+    weights = jax.nn.softmax(jnp.where(mask, scores, -1e30), axis=-1).astype(values.dtype)
+    return jnp.einsum("bnts,bsh->btnh", weights, values)

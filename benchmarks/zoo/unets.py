@@ -1,0 +1,136 @@
+"""A convolutional network that halves and doubles its images, with attention where they are smallest, trained.
+
+Shape letters: B batch, H height, W width, C channels, T places of an image and S those attended to, N heads, D head,
+K query, key or value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from benchmarks.zoo.programs import Program, Tree, shape_of, train_program
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UNet:
+    """Sizes of a convolutional network that halves and doubles its images (Ronneberger et al. 2015).
+
+    Levels have residual blocks with group norms, the lowest one attention, the first convolution by groups of channels.
+    """
+
+    batch: int
+    side: int
+    channels: tuple[int, ...]
+    blocks: int
+    groups: int
+    heads: int
+
+    def params(self) -> Tree:
+        """All parameters."""
+        widths = self.channels
+        down = {
+            str(level): {
+                "blocks": {str(block): self.block(width, width) for block in range(self.blocks)},
+                "down": shape_of(3, 3, width, widths[min(level + 1, len(widths) - 1)], dtype=jnp.float32),
+            }
+            for level, width in enumerate(widths)
+        }
+        up = {
+            str(level): {
+                "up": shape_of(3, 3, widths[min(level + 1, len(widths) - 1)], width, dtype=jnp.float32),
+                "blocks": {
+                    str(block): self.block(2 * width if block == 0 else width, width) for block in range(self.blocks)
+                },
+            }
+            for level, width in enumerate(widths)
+        }
+        last = widths[-1]
+        return {
+            "stem": shape_of(3, 3, 4, widths[0], dtype=jnp.float32),
+            "depthwise": shape_of(3, 3, 1, widths[0], dtype=jnp.float32),
+            "down": down,
+            "middle": {
+                "query_key_value": shape_of(3, last, self.heads, last // self.heads, dtype=jnp.float32),
+                "out": shape_of(self.heads, last // self.heads, last, dtype=jnp.float32),
+            },
+            "up": up,
+            "last": shape_of(1, 1, widths[0], 4, dtype=jnp.float32),
+        }
+
+    def block(self, into: int, out: int) -> Tree:
+        """Of a residual block."""
+        shapes = {"scale": (into,), "first": (3, 3, into, out), "second": (3, 3, out, out), "skip": (1, 1, into, out)}
+        return {name: shape_of(*shape, dtype=jnp.float32) for name, shape in shapes.items()}
+
+    def through_block(self, block: Tree, x_bhwc: Array) -> Array:
+        """A residual block."""
+        y_bhwc = conv(jax.nn.silu(self.normed(x_bhwc) * block["scale"]), block["first"])
+        return conv(x_bhwc, block["skip"]) + conv(jax.nn.silu(self.normed(y_bhwc)), block["second"])
+
+    def normed(self, x_bhwc: Array) -> Array:
+        """Divided by the deviation of a group of channels (Wu and He 2018)."""
+        groups = x_bhwc.reshape(*x_bhwc.shape[:-1], self.groups, -1)
+        mean = jnp.mean(groups, axis=(1, 2, 4), keepdims=True)
+        variance = jnp.mean(jnp.square(groups - mean), axis=(1, 2, 4), keepdims=True)
+        return ((groups - mean) * lax.rsqrt(variance + 1e-5)).reshape(x_bhwc.shape)
+
+    def attend(self, layer: Tree, x_bhwc: Array) -> Array:
+        """What attention between all places adds."""
+        batch, height, width, channels = x_bhwc.shape
+        x_btc = x_bhwc.reshape(batch, height * width, channels)
+        queries, keys, values = jnp.einsum("btc,kcnd->kbtnd", x_btc, layer["query_key_value"])
+        weights = jax.nn.softmax(jnp.einsum("btnd,bsnd->bnts", queries, keys), axis=-1)
+        y_btc = jnp.einsum("btnd,ndc->btc", jnp.einsum("bnts,bsnd->btnd", weights, values), layer["out"])
+        return y_btc.reshape(x_bhwc.shape)
+
+    def loss(self, params: Tree, batch: Tree) -> Array:
+        """Squared error of the image."""
+        x = conv(batch["images"], params["stem"])
+        x = x + conv(x, params["depthwise"], groups=x.shape[-1])
+        kept = []
+        for name, level in params["down"].items():
+            with jax.named_scope(f"down.{name}"):
+                for block in level["blocks"].values():
+                    x = self.through_block(block, x)
+                kept.append(x)
+                x = conv(x, level["down"], stride=2)
+        with jax.named_scope("middle"):
+            x = x + self.attend(params["middle"], x)
+        for name, level in reversed(params["up"].items()):
+            with jax.named_scope(f"up.{name}"):
+                x = conv(jnp.repeat(jnp.repeat(x, 2, axis=1), 2, axis=2), level["up"])
+                x = jnp.concatenate([x, kept.pop()], axis=-1)
+                for block in level["blocks"].values():
+                    x = self.through_block(block, x)
+        return jnp.mean(jnp.square(conv(x, params["last"]) - batch["targets"]))
+
+    def train_program(self) -> Program:
+        """One training step."""
+        images = shape_of(self.batch, self.side, self.side, 4, dtype=jnp.float32)
+        return train_program(self.loss, self.params(), {"images": images, "targets": images})
+
+
+def conv(x_bhwc: Array, weight: Array, *, stride: int = 1, groups: int = 1) -> Array:
+    """A convolution that keeps the size of images, but for its stride."""
+    return lax.conv_general_dilated(
+        x_bhwc,
+        weight,
+        (stride, stride),
+        "SAME",
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        feature_group_count=groups,
+    )
+
+
+def unet() -> Program:
+    """Four levels of three blocks on images of 64 by 64."""
+    return UNet(batch=64, side=64, channels=(256, 512, 1024, 1024), blocks=3, groups=32, heads=32).train_program()
+
+
+def unet_small() -> Program:
+    """Two levels of a block on images of 8 by 8."""
+    return UNet(batch=2, side=8, channels=(8, 12), blocks=1, groups=4, heads=2).train_program()
