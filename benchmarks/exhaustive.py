@@ -36,8 +36,9 @@ from costmodels.parallel import DEGREES, ConfigGrid
 from costmodels.predicted import predict
 from hardware.errors import ConfigError
 from trials.backend import CLOCK_WORDS, Observation
+from trials.rank_processes import RankProcesses
 from trials.torch_training.backend import OpenTorchBackend, TorchBackend
-from trials.torch_training.rank_processes import RankProcesses
+from trials.torch_training.rank_setup import TORCH_RANKS
 from tuner.config import StudyConfig, load_study
 
 
@@ -82,7 +83,7 @@ def _measure_rounds(config: StudyConfig, backend: TorchBackend, grid: ConfigGrid
     ]
     tell(f"{len(grid)} candidates, {given.repeats} rounds: {len(done)} trials known, {len(todo)} to measure")
     began_s = time.monotonic()
-    with RankProcesses() as ranks:
+    with RankProcesses(TORCH_RANKS) as ranks:
         opened = OpenTorchBackend(backend=backend, ranks=ranks)
         for count, (number, position) in enumerate(todo, start=1):
             chosen = grid.config(position)

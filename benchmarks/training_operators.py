@@ -28,10 +28,11 @@ from benchmarks.timing import answer, count_at_least, publish, tell
 from costmodels.lone_calls import LoneCall, lone_call_s, lone_role
 from costmodels.operators import OpKind, Phase
 from hardware.errors import ConfigError
+from trials.rank_processes import RankProcesses
 from trials.torch_training.backend import OpenTorchBackend, TorchBackend
 from trials.torch_training.benchmark_messages import Timing
 from trials.torch_training.device_benchmarks import DeviceBenchmarks
-from trials.torch_training.rank_processes import RankProcesses
+from trials.torch_training.rank_setup import TORCH_RANKS
 from tuner.config import StudyConfig, load_study
 
 MOST_SHAPES = 64
@@ -57,7 +58,7 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
     config = load_study(given.study)
     if not isinstance(config.backend, TorchBackend):
         raise ConfigError("trains nothing for real", key="trial.backend", nearest="backend: torch")
-    with RankProcesses() as ranks:
+    with RankProcesses(TORCH_RANKS) as ranks:
         training_s = _in_training(config, OpenTorchBackend(backend=config.backend, ranks=ranks), given.configs)
         tell(f"{len(training_s)} operators in training; running them alone")
         alone_s = _alone(DeviceBenchmarks(processes=ranks, device=config.backend.device), list(training_s))

@@ -230,11 +230,16 @@ def _key_at(mapping: Mapping[str, Any], location: tuple[int | str, ...], *, is_m
     """The dotted key that stands at pydantic's `location`, which also names members of unions that no file shows."""
     parts: list[str] = []
     value: Any = mapping
+    tag: Any = None  # of the union whose mapping was just entered
     for position, part in enumerate(location):
+        is_tag, tag = part == tag, None
+        if is_tag:
+            continue
         in_mapping = isinstance(value, Mapping) and part in value
         in_list = isinstance(value, list) and isinstance(part, int) and part < len(value)
         if in_mapping or in_list:
             value = value[part]
+            tag = value.get("backend") if isinstance(value, Mapping) else None
         elif not (is_missing and position == len(location) - 1):
             continue
         parts.append(str(part))
@@ -244,13 +249,14 @@ def _key_at(mapping: Mapping[str, Any], location: tuple[int | str, ...], *, is_m
 def _model_at(model: type[BaseModel], location: list[str]) -> type[BaseModel] | None:
     """The model class that checks the mapping at `location`, as far as the annotations tell."""
     current: type[BaseModel] = model
-    for part in location:
+    parts = iter(location)
+    for part in parts:
         field = current.model_fields.get(part)
         if field is None:
-            continue  # the tag of a union, or an index of a list
+            continue  # an index of a list
         inner = _models_in(field.annotation)
         if len(inner) > 1:
-            tag = location[location.index(part) + 1] if part != location[-1] else ""
+            tag = next(parts, "")
             inner = [m for m in inner if tag in str(m.model_fields.get("backend"))] or inner
         if not inner:
             return None

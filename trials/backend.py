@@ -18,7 +18,7 @@ from typing import Any, Literal
 from costmodels.operators import OpKind, Phase
 from costmodels.parallel import ParallelConfig
 from costmodels.reduced import Reduction
-from trials.ranks import AbstractRanks
+from trials.ranks import AbstractRanks, RankSetup
 
 Origin = Literal["measured", "synthetic"]
 """Whether step times were measured on real devices, or invented by a simulated world."""
@@ -242,10 +242,17 @@ class HostNeeds:
     Attributes:
         cpus: Cores.
         gpus: GPUs.
+        processes: Ranks that the trial has here at most; None for one per GPU, or per core where there are no GPUs.
     """
 
     cpus: int = 1
     gpus: int = 0
+    processes: int | None = None
+
+    @property
+    def num_ranks(self) -> int:
+        """The ranks of a trial that has the host to itself."""
+        return self.processes or self.gpus or self.cpus
 
 
 class AbstractBackend(ABC):
@@ -281,6 +288,11 @@ class AbstractBackend(ABC):
     def hosts(self) -> tuple[HostNeeds, ...]:
         """What a trial occupies, host by host; a trial gets all of it or does not run."""
         return (HostNeeds(),)
+
+    @property
+    def rank_setup(self) -> RankSetup:
+        """What the processes of a trial find ready, where there are any."""
+        return RankSetup()
 
     def check(self) -> None:  # noqa: B027 # most backends need nothing
         """Looks whether trials can run at all, before the first one.

@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any
 
-from trials.torch_training.rank_messages import Exit, Told
+from trials.rank_messages import Exit, Told
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankSetup:
+    """What the server has ready from which ranks are forked.
+
+    Attributes:
+        modules: What it has imported, so that no rank has to.
+        environment: Variables that it sets over those that it finds.
+    """
+
+    modules: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
 
 
 class RanksLostError(RuntimeError):

@@ -33,11 +33,11 @@ from costmodels.parallel import ParallelConfig
 from costmodels.reduced import Reduction
 from hardware.errors import ConfigError
 from trials.backend import PROGRAM_SIGNALS, AbstractBackend, HostNeeds, Observation, Status, tail_of
+from trials.rank_processes import RankProcesses
 from trials.ranks import AbstractRanks, RanksLostError
 from trials.ray_cluster import first_line, join_cluster
 from trials.ray_hosts import RayRanks
 from trials.ray_local import imported_ray, start_local_ray
-from trials.torch_training.rank_processes import RankProcesses
 
 SLOT_WAIT_S = 30.0
 """How long a cluster has to provide the slots asked for; a study then uses those that it has."""
@@ -145,7 +145,8 @@ class _Slot:
 
     def _ranks(self, *, is_retry: bool) -> AbstractRanks:
         hosts = self.backend.hosts
-        return RayRanks(self.group, hosts, is_retry=is_retry) if len(hosts) > 1 else RankProcesses()
+        setup = self.backend.rank_setup
+        return RayRanks(self.group, hosts, setup, is_retry=is_retry) if len(hosts) > 1 else RankProcesses(setup)
 
 
 @dataclass(slots=True)

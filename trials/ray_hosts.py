@@ -9,11 +9,11 @@ import time
 from typing import Any
 
 from trials.backend import HostNeeds
-from trials.ranks import AbstractRanks, RanksLostError
+from trials.rank_messages import Exit, Launch, Told
+from trials.rank_processes import LOOPBACK, START_LIMIT_S, RankProcesses
+from trials.ranks import AbstractRanks, RankSetup, RanksLostError
 from trials.ray_cluster import first_line
 from trials.ray_local import imported_ray
-from trials.torch_training.rank_messages import Exit, Launch, Told
-from trials.torch_training.rank_processes import LOOPBACK, START_LIMIT_S, RankProcesses
 
 HEAR_S = 0.2
 """How long a host waits for an event before it answers that there was none; so long it takes no orders."""
@@ -26,8 +26,8 @@ REPLACE_LIMIT_S = 5
 class _RankHost:
     """The actor on one host."""
 
-    def __init__(self) -> None:
-        self.ranks = RankProcesses().start()
+    def __init__(self, setup: RankSetup) -> None:
+        self.ranks = RankProcesses(setup).start()
 
     def address(self) -> str:
         """Where other hosts reach this one."""
@@ -60,11 +60,12 @@ class RayRanks(AbstractRanks):
     Args:
         group: The placement group, with a bundle for each host.
         needs: What the actor on each host takes of its bundle.
+        setup: What ranks find ready.
         is_retry: Whether the trial has been lost once, perhaps with a host that will not return.
     """
 
-    def __init__(self, group: Any, needs: tuple[HostNeeds, ...], *, is_retry: bool) -> None:
-        self._group, self._needs, self._is_retry = group, needs, is_retry
+    def __init__(self, group: Any, needs: tuple[HostNeeds, ...], setup: RankSetup, *, is_retry: bool) -> None:
+        self._group, self._needs, self._setup, self._is_retry = group, needs, setup, is_retry
         self._ray = imported_ray()
         self._hosts: list[Any] = []
         self._addresses: list[str] = []
@@ -82,7 +83,7 @@ class RayRanks(AbstractRanks):
                 num_cpus=needs.cpus,
                 num_gpus=needs.gpus,
                 scheduling_strategy=strategy(placement_group=self._group, placement_group_bundle_index=number),
-            ).remote()
+            ).remote(self._setup)
             for number, needs in enumerate(self._needs)
         ]
         try:
@@ -106,7 +107,7 @@ class RayRanks(AbstractRanks):
     ) -> None:
         """Host after host is filled; a smaller job leaves the last ones idle."""
         assert not self.running, "one trial after the other"
-        sizes = [needs.gpus or needs.cpus for needs in self._needs]
+        sizes = [needs.num_ranks for needs in self._needs]
         assert num_ranks <= sum(sizes), "the hosts have room for all ranks"
         first = LOOPBACK if len(set(self._addresses)) == 1 else self._addresses[0]
         (port,) = self._answers([self._hosts[0].reserve.remote(first)])

@@ -15,10 +15,11 @@ from costmodels.job import NARROW_BYTES
 from costmodels.lone_calls import LoneCall
 from hardware.device import Device, find_device
 from hardware.errors import ConfigError, shown_url
+from trials.rank_processes import RankProcesses
 from trials.ranks import RanksLostError
 from trials.torch_training.benchmark_messages import Refusal, Timing
 from trials.torch_training.device_benchmarks import DeviceBenchmarks, DeviceType
-from trials.torch_training.rank_processes import RankProcesses
+from trials.torch_training.rank_setup import TORCH_RANKS
 from tuner.calibration_plan import Wanted, calibration_plan, calls_of
 from tuner.config import StudyConfig
 from tuner.device_calibration import CalibrationProgress, DeviceCalibration, OnProgress
@@ -190,7 +191,7 @@ def _benchmarks(config: StudyConfig, device_type: DeviceType, stack: ExitStack) 
         ConfigError: torch cannot be imported.
     """
     try:
-        processes = stack.enter_context(RankProcesses())
+        processes = stack.enter_context(RankProcesses(TORCH_RANKS))
     except RanksLostError as error:
         raise ConfigError(f"cannot start a process with torch: {error}", file=config.file, key="--device") from None
     return DeviceBenchmarks(processes=processes, device=device_type)

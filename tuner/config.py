@@ -283,7 +283,7 @@ def _resolved(keys: _StudyKeys, path: Path, storage: str) -> StudyConfig:
         )
     _check_fixed_dimensions(setting, options, measured=group is not None)
     _check_absent_dimensions(setting, options)
-    backend = backend_of(keys.trial, setting, group)
+    backend = backend_of(keys.trial, setting, group, base_dir)
     planning = _planning(keys.planner, backend)
     _check_storage(storage)
     _check_history(keys.history, base_dir, storage)

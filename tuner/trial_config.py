@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
@@ -18,6 +19,7 @@ from trials.replay import ReplayBackend
 from trials.simulated import Fidelity, SimulatedBackend
 from trials.torch_training.backend import ClockChoice, TorchBackend
 from trials.torch_training.trainable import check_trainable
+from tuner.command_trial import CommandKeys, command_backend, command_meaning
 from tuner.proxy import ProxyOptions
 from tuner.rules import Setting
 
@@ -83,17 +85,18 @@ class TorchKeys(StrictModel):
     proxy: ProxyKeys | None = None
 
 
-TrialKeys = ReplayKeys | SimulatedKeys | TorchKeys
+TrialKeys = ReplayKeys | SimulatedKeys | TorchKeys | CommandKeys
 """`trial:`, one of these by its `backend`."""
 
 
-def backend_of(keys: TrialKeys, setting: Setting, group: MeasuredGroup | None) -> AbstractBackend:
+def backend_of(keys: TrialKeys, setting: Setting, group: MeasuredGroup | None, base_dir: Path) -> AbstractBackend:
     """What runs the study's trials.
 
     Args:
         keys: The study's `trial:`.
         setting: What is measured, and where.
         group: The measured rows that a replay serves.
+        base_dir: The study file's folder.
 
     Raises:
         ConfigError: it cannot run them.
@@ -101,6 +104,8 @@ def backend_of(keys: TrialKeys, setting: Setting, group: MeasuredGroup | None) -
     if isinstance(keys, ReplayKeys):
         assert group is not None, "a replay has measured rows"
         return ReplayBackend(group=group, seconds_per_trial=keys.seconds_per_trial)
+    if isinstance(keys, CommandKeys):
+        return command_backend(keys, setting, base_dir)
     job, cluster, runtime = setting.job, setting.cluster, setting.runtime
     if isinstance(keys, SimulatedKeys):
         return SimulatedBackend(
@@ -207,6 +212,8 @@ def trial_meaning(keys: TrialKeys, backend: AbstractBackend, group: MeasuredGrou
     # a proxy trial says by itself what it ran
     for unrelated in ("time_limit_s", "hang_limit_s", "seconds_per_trial", "measured", "proxy"):
         trial.pop(unrelated, None)
+    if isinstance(keys, CommandKeys):
+        trial = command_meaning(trial)
     if isinstance(backend, TorchBackend):  # what `auto` has become
         trial |= {"device": backend.device, "clock": backend.clock}
     if group is not None:

@@ -20,10 +20,11 @@ from costmodels.runtime import RuntimeProfile
 from hardware.cluster import Cluster
 from hardware.errors import ConfigError
 from trials.backend import AbstractBackend, Clock, HostNeeds, Observation, OnStep, Origin, unheard
-from trials.ranks import AbstractRanks
+from trials.rank_processes import RankProcesses
+from trials.ranks import AbstractRanks, RankSetup
 from trials.torch_training.processor_time import num_cores
 from trials.torch_training.rank_plan import DeviceKind, RankPlan
-from trials.torch_training.rank_processes import RankProcesses
+from trials.torch_training.rank_setup import TORCH_RANKS
 from trials.torch_training.rank_watch import watched
 
 ClockChoice = Literal["auto", "wall", "virtual", "cpu"]
@@ -95,6 +96,11 @@ class TorchBackend(AbstractBackend):
         needs = HostNeeds(cpus=per_host) if self.device == "cpu" else HostNeeds(cpus=1, gpus=per_host)
         return (needs,) * self.cluster.num_hosts
 
+    @property
+    def rank_setup(self) -> RankSetup:
+        """Torch, imported once."""
+        return TORCH_RANKS
+
     def check(self) -> None:
         """Torch must be there."""
         if importlib.util.find_spec("torch") is None:
@@ -119,7 +125,7 @@ class TorchBackend(AbstractBackend):
 
     def measure(self, config: ParallelConfig, *, trial_number: int, on_step: OnStep = unheard) -> Observation:
         """One trial with a server of its own; `opened` keeps one for many."""
-        with RankProcesses() as ranks:
+        with RankProcesses(TORCH_RANKS) as ranks:
             return OpenTorchBackend(backend=self, ranks=ranks).measure(
                 config, trial_number=trial_number, on_step=on_step
             )

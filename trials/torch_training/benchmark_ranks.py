@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 
 from costmodels.lone_calls import LoneCall
+from trials.rank_messages import Place
 from trials.torch_training.benchmark_messages import Accelerators, Refusal
 from trials.torch_training.collective_benchmarks import time_collective
 from trials.torch_training.kernel_benchmarks import time_call
 from trials.torch_training.process_group import process_group
-from trials.torch_training.rank_messages import Place
 
 LONGEST_REASON = 300
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from costmodels.lone_calls import LoneCall
+from trials.rank_messages import Exit, Told
+from trials.rank_processes import RankProcesses
 from trials.torch_training.benchmark_messages import Accelerators, Refusal, Timing
-from trials.torch_training.rank_messages import Exit, Told
-from trials.torch_training.rank_processes import RankProcesses
 
 DeviceType = Literal["cpu", "cuda"]
 

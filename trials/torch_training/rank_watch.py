@@ -15,12 +15,12 @@ from collections.abc import Callable, Sequence
 
 from hardware.cluster import Cluster
 from trials.backend import Clock, Observation, OnStep, OperatorSample, Status, tail_of
+from trials.out_of_memory import speaks_of_memory
+from trials.rank_messages import Exit, Told
 from trials.ranks import AbstractRanks
 from trials.torch_training.call_profile import call_mismatches
 from trials.torch_training.operator_profile import RankProfile, mismatches, of_pipeline
-from trials.torch_training.out_of_memory import speaks_of_memory
 from trials.torch_training.processor_time import busy_s
-from trials.torch_training.rank_messages import Exit, Told
 from trials.torch_training.rank_plan import Begun, Failed, Finished, RankPlan, Ready, StepTaken
 from trials.torch_training.virtual_clock import virtual_step
 

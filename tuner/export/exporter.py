@@ -17,11 +17,15 @@ class Export:
         target: The exporter's name.
         text: What a user pastes.
         notes: What the text cannot say, one sentence each, led by the dimension that it is about.
+        arguments: The flags that the text holds, an argument each; empty where a framework takes a file instead.
+        environment: Variables that belong to them; None removes one.
     """
 
     target: str
     text: str
     notes: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str | None], ...] = ()
 
 
 Exporter = Callable[[Setting, ParallelConfig], Export]

@@ -8,6 +8,7 @@ grammar); its Megatron-FSDP guide for the flags that sharded gradients and weigh
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -47,7 +48,10 @@ def export_megatron(setting: Setting, config: ParallelConfig) -> Export:
         f"# {config}",
         f"# dp={config.dp} follows from the world size: {config.num_devices} devices / "
         f"(tp*pp*cp*up = {model_parallel})",
-        *_environment(setting, config),
+        *(
+            f"unset {name}" if value is None else f"export {name}={value}"
+            for name, value in _environment(setting, config)
+        ),
         f"{ARRAY}=(",
         *(f"    {flag}" for part in parts for flag in part.flags),
         ")",
@@ -59,7 +63,13 @@ def export_megatron(setting: Setting, config: ParallelConfig) -> Export:
             f"runtime: the study is about {setting.runtime.name}; these flags are Megatron-LM's, which may rank "
             "configurations otherwise",
         )
-    return Export(target="megatron", text="\n".join(lines) + "\n", notes=notes)
+    return Export(
+        target="megatron",
+        text="\n".join(lines) + "\n",
+        notes=notes,
+        arguments=tuple(word for part in parts for flag in part.flags for word in shlex.split(flag)),
+        environment=_environment(setting, config),
+    )
 
 
 def _sharded_stage(setting: Setting, config: ParallelConfig) -> int:
@@ -67,11 +77,18 @@ def _sharded_stage(setting: Setting, config: ParallelConfig) -> int:
     return config.zero_stage if setting.job.optimizer == "adam" else 0
 
 
-def _environment(setting: Setting, config: ParallelConfig) -> tuple[str, ...]:
+def _environment(setting: Setting, config: ParallelConfig) -> tuple[tuple[str, str | None], ...]:
     """arguments.py asserts the variable for tp or cp on devices before Blackwell, and its absence for Megatron-FSDP."""
+    name = "CUDA_DEVICE_MAX_CONNECTIONS"
     if _sharded_stage(setting, config) >= 2:
-        return ("unset CUDA_DEVICE_MAX_CONNECTIONS",)
-    return ("export CUDA_DEVICE_MAX_CONNECTIONS=1",) if config.tp * config.cp * config.up > 1 else ()
+        return ((name, None),)
+    return ((name, "1"),) if config.tp * config.cp * config.up > 1 else ()
+
+
+def _exports(setting: Setting, config: ParallelConfig) -> list[str]:
+    """The same as lines of bash."""
+    variables = _environment(setting, config)
+    return [f"unset {name}" if value is None else f"export {name}={value}" for name, value in variables]
 
 
 def _tensor(setting: Setting, config: ParallelConfig) -> _Part:

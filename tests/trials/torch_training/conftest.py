@@ -4,8 +4,9 @@ import pytest
 
 pytest.importorskip("torch", reason="the trainer needs torch: pip install 'meshtune[torch]'")
 
-from trials.torch_training.rank_messages import Exit, Told
-from trials.torch_training.rank_processes import RankProcesses
+from trials.rank_messages import Exit, Told
+from trials.rank_processes import RankProcesses
+from trials.torch_training.rank_setup import TORCH_RANKS
 
 LIMIT_S = 120.0
 
@@ -18,7 +19,7 @@ def named(function):
 @pytest.fixture(scope="session")
 def rank_processes():
     """One server of ranks for all tests."""
-    with RankProcesses() as processes:
+    with RankProcesses(TORCH_RANKS) as processes:
         yield processes
 
 

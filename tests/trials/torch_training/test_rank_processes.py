@@ -7,7 +7,8 @@ import time
 import pytest
 
 from tests.trials.torch_training import rank_functions
-from trials.torch_training.rank_messages import Exit, Told
+from trials.rank_messages import Exit, Told
+from trials.torch_training.rank_setup import TORCH_RANKS
 
 
 def _launch(processes, function, *arguments, num_ranks=2, **further):
@@ -86,8 +87,7 @@ def test_a_memory_limit_is_felt_as_a_memory_error(rank_processes):
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets others change a limit")
 def test_a_lower_limit_of_the_system_holds(rank_processes):
     """Where the system allows less than the trial does, ranks run and feel the system's limit."""
-    fresh = type(rank_processes)()
-    with fresh as processes:
+    with type(rank_processes)(TORCH_RANKS) as processes:
         lowest = 2**30
         resource.prlimit(processes._server.pid, resource.RLIMIT_DATA, (lowest, lowest))
         for size, code in ((2**20, 0), (2**31, 1)):
@@ -100,8 +100,7 @@ def test_a_lower_limit_of_the_system_holds(rank_processes):
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal is Linux's")
 def test_ranks_die_with_their_server(rank_processes):
     """Whoever kills the server leaves no rank behind, not even a stopped one."""
-    fresh = type(rank_processes)()
-    with fresh as processes:
+    with type(rank_processes)(TORCH_RANKS) as processes:
         _launch(processes, rank_functions.stop_itself)
         pids = _told(processes, 2)
         os.kill(processes._server.pid, signal.SIGKILL)

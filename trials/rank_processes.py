@@ -1,7 +1,7 @@
 """The ranks of trials on one host: starts them, hears them, and learns how they ended.
 
-The processes themselves are forked by a server that this starts once (rank_server.py); torch is imported there and not
-here.
+The processes themselves are forked by a server that this starts once (rank_server.py); what they need is imported
+there and not here.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from trials.ranks import AbstractRanks, RanksLostError
-from trials.torch_training.rank_messages import Exit, Kill, Launch, Reserve, Reserved, Told
+from trials.rank_messages import Exit, Kill, Launch, Reserve, Reserved, Told
+from trials.ranks import AbstractRanks, RankSetup, RanksLostError
 
 LOOPBACK = "127.0.0.1"
 
 START_LIMIT_S = 120.0
-"""How long importing torch may take on a busy machine."""
+"""How long importing torch, for one, may take on a busy machine."""
 
 KEPT_BYTES = 1_000_000
 """Of what ranks print, because torch prints the schedules of a pipeline after the line that says what has failed."""
@@ -36,10 +36,14 @@ END_LIMIT_S = 10.0
 class RankProcesses(AbstractRanks):
     """All ranks on this host, or those of a trial that are on this host.
 
-    `start` takes a second or some. As a context manager it starts and closes itself.
+    `start` takes as long as the modules of its setup take to import. As a context manager it starts and closes itself.
+
+    Args:
+        setup: What ranks find ready.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, setup: RankSetup) -> None:
+        self._setup = setup
         self._server: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self._running: set[int] = set()
@@ -56,24 +60,25 @@ class RankProcesses(AbstractRanks):
         self.close()
 
     def start(self) -> RankProcesses:
-        """Starts the server and waits until it has imported torch.
+        """Starts the server and waits until it has imported what ranks need.
 
         Raises:
             RanksLostError: it did not start.
         """
         ours, theirs = socket.socketpair()
         environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join(dict.fromkeys([str(Path(__file__).parents[2]), *filter(None, sys.path)])),
-            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(dict.fromkeys([str(Path(__file__).parents[1]), *filter(None, sys.path)])),
+            **dict(self._setup.environment),
         }
         with theirs:
             self._server = subprocess.Popen(  # noqa: S603 # our own module
                 [
                     sys.executable,
                     "-m",
-                    "trials.torch_training.rank_server",
+                    "trials.rank_server",
                     str(theirs.fileno()),
                     str(self._log.fileno()),
+                    *self._setup.modules,
                 ],
                 pass_fds=[theirs.fileno(), self._log.fileno()],
                 stdin=subprocess.DEVNULL,

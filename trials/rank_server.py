@@ -1,8 +1,8 @@
-"""The process that ranks are forked from: it has imported torch once, so that a trial's ranks start in milliseconds.
+"""The process that ranks are forked from: it has imported torch, say, once, so that ranks start in milliseconds.
 
-It runs as `python -m trials.torch_training.rank_server SOCKET LOG` under a `RankProcesses` (see rank_processes.py),
-which it hears and answers on the descriptor SOCKET; what ranks print goes to the descriptor LOG. It is single-threaded
-and has done nothing with torch but importing it, so that forking it is safe, with CUDA too. Every trial gets fresh
+It runs as `python -m trials.rank_server SOCKET LOG MODULE...` under a `RankProcesses` (see rank_processes.py), which it
+hears and answers on the descriptor SOCKET; what ranks print goes to the descriptor LOG. It is single-threaded and has
+done nothing with the modules but importing them, so that forking it is safe, with CUDA too. Every trial gets fresh
 processes: no memory, no cache and no broken device context of one trial is left for the next one, and the peak of
 memory is that of the trial.
 """
@@ -19,29 +19,18 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-from trials.torch_training.rank_messages import Exit, Kill, Launch, Place, Reserve, Reserved, Told
-
-PRELOADED = (
-    "torch",
-    "torch.distributed.device_mesh",
-    "torch.distributed.fsdp",
-    "torch.distributed.pipelining",
-    "torch.distributed.tensor",
-    "torch.profiler",
-    "torch.utils.checkpoint",
-    "trials.torch_training.rank_program",
-)
-"""What ranks need and nobody should import eight times at once."""
+from trials.rank_messages import Exit, Kill, Launch, Place, Reserve, Reserved, Told
 
 LOST_PARENT = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
 
 
-def main(descriptor: int, log: int) -> None:
+def main(descriptor: int, log: int, modules: Sequence[str]) -> None:
     """Serves until the other side closes its end; the ranks die with it."""
-    for name in PRELOADED:
+    for name in modules:
         importlib.import_module(name)
     with Connection(descriptor) as client:
         _Server(client, log).serve()
@@ -186,4 +175,4 @@ def _data_bytes() -> int:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])

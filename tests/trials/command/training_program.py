@@ -1,0 +1,81 @@
+"""Prints what a training program prints, at the times and with the ends that its arguments say.
+
+It is started as a command of its own; `mode` is how it ends:
+
+    well       after its steps
+    forever    never: it goes on training
+    silent     never: it stops printing
+    memory     like torch when a GPU is full
+    fault      with a traceback
+    killed     by SIGKILL, as by the kernel when a machine lacks memory
+    child      well, but leaves a child in a session of its own that sleeps for an hour
+"""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+
+
+def main() -> None:
+    """Prints one line a step."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--tensor-model-parallel-size", type=int, default=1)
+    parser.add_argument("--micro-batch-size", type=int, default=1)
+    parser.add_argument("--train-iters", type=int, default=7)
+    parser.add_argument("--step-ms", type=float, default=20.0)
+    parser.add_argument("--mode", default="well")
+    parser.add_argument("--at", type=int, default=3)
+    parser.add_argument("--pids")
+    arguments, _ = parser.parse_known_args()
+    if arguments.pids:
+        with open(arguments.pids, "a", encoding="ascii") as file:  # noqa: PTH123 # a program of nobody's style
+            file.write(f"{os.getpid()}\n")
+    step_ms = arguments.step_ms / arguments.tensor_model_parallel_size + 2 * arguments.micro_batch_size
+    say("> building GPT model ...")
+    iteration = 0
+    while iteration < arguments.train_iters or arguments.mode == "forever":
+        iteration += 1
+        if iteration == arguments.at:
+            end(arguments.mode, arguments.pids)
+        time.sleep(step_ms / 1000)
+        shown_ms = step_ms * (5 if iteration == 1 else 1)
+        say(
+            f" [2026-11-22 10:00:00] iteration {iteration:8d}/{arguments.train_iters:8d} | consumed samples: "
+            f"{iteration * 8:12d} | elapsed time per iteration (ms): {shown_ms:.1f} | learning rate: 1.0E-04 |",
+        )
+        if iteration == 1:
+            say(
+                "[Rank 0] (after 1 iterations) memory (MB) | allocated: 900.5 | max allocated: 1500.0 | "
+                "reserved: 1800.0 | max reserved: 2048.0",
+            )
+
+
+def say(line: str) -> None:
+    """Prints at once."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def end(mode: str, pids: str | None) -> None:
+    """Ends as it was told to, if it was."""
+    if mode == "silent":
+        time.sleep(3600)
+    if mode == "memory":
+        say("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
+        sys.exit(1)
+    if mode == "fault":
+        raise ValueError("hidden size must be divisible by 3")
+    if mode == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if mode == "child":
+        child = subprocess.Popen(["sleep", "3600"], start_new_session=True)  # noqa: S607 # as a launcher would
+        if pids:
+            with open(pids, "a", encoding="ascii") as file:  # noqa: PTH123 # as above
+                file.write(f"{child.pid}\n")
+
+
+if __name__ == "__main__":
+    main()

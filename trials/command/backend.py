@@ -1,0 +1,211 @@
+"""The `command` backend: a trial runs the user's own training command for some steps and reads its log.
+
+The command is a list of arguments with placeholders (placeholders.py), started once on every host, or once in all where
+it reaches the other hosts by itself, as srun does. It is ended when enough steps are measured, with all that it has
+started.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from costmodels.job import TrainingJob
+from costmodels.parallel import ParallelConfig
+from costmodels.reduced import Reduction
+from hardware.cluster import Cluster
+from hardware.errors import ConfigError
+from trials.backend import AbstractBackend, HostNeeds, Observation, OnStep, Origin, unheard
+from trials.command.host_program import HostPlan
+from trials.command.log_pattern import LogPattern, StepSize
+from trials.command.log_watch import Wanted, watched
+from trials.command.placeholders import values_of
+from trials.rank_processes import RankProcesses
+from trials.ranks import AbstractRanks, RankSetup
+
+Launch = Literal["per_host", "once"]
+"""Whether the command is started on every host, or once and reaches the hosts by itself."""
+
+COMMAND_RANKS = RankSetup(modules=("trials.command.host_program",))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CommandBackend(AbstractBackend):
+    """Runs a command.
+
+    Attributes:
+        job: What is trained.
+        cluster: Where.
+        arguments: The command, with placeholders.
+        environment: Variables over those of the worker, with placeholders; None removes one.
+        flags: What `{flags}` stands for in a configuration, and variables that it needs; None where nobody asks.
+        directory: Where the command begins.
+        pattern: How its log is read.
+        launch: Where it is started.
+        warmup_steps: Step times of the log that are dropped.
+        steps: Step times that are measured after those.
+        hang_limit_s: A command that prints nothing for so long hangs.
+        logs: A folder for whole logs, on each host; None keeps their ends alone.
+    """
+
+    job: TrainingJob
+    cluster: Cluster
+    arguments: tuple[str, ...]
+    environment: tuple[tuple[str, str | None], ...] = ()
+    flags: Callable[[ParallelConfig], Flags] | None = None
+    directory: Path
+    pattern: LogPattern
+    launch: Launch = "per_host"
+    warmup_steps: int = 2
+    steps: int = 5
+    hang_limit_s: float = 600.0
+    logs: Path | None = None
+
+    @property
+    def origin(self) -> Origin:
+        """Real training."""
+        return "measured"
+
+    @property
+    def trains(self) -> bool:
+        """It does."""
+        return True
+
+    @property
+    def hosts(self) -> tuple[HostNeeds, ...]:
+        """Every host's devices and one process there; a single core where the command reaches hosts by itself."""
+        if self.launch == "once":
+            return (HostNeeds(),)
+        cluster = self.cluster
+        per_host = cluster.devices_per_host
+        is_processor = all(device.is_processor for device in cluster.devices)
+        needs = HostNeeds(cpus=per_host, processes=1) if is_processor else HostNeeds(gpus=per_host, processes=1)
+        return (needs,) * cluster.num_hosts
+
+    @property
+    def rank_setup(self) -> RankSetup:
+        """The program that runs the command."""
+        return COMMAND_RANKS
+
+    def check(self) -> None:
+        """The directory and, where this machine will run it, the program must be there.
+
+        Raises:
+            ConfigError: they aren't.
+        """
+        if len(self.hosts) > 1:
+            return
+        if not self.directory.is_dir():
+            raise ConfigError("is no directory", key="trial.directory", value=str(self.directory))
+        program = self.arguments[0]
+        if "{" in program:
+            return
+        environment = dict(self.environment)
+        path = environment.get("PATH") or os.environ.get("PATH")
+        place = self.directory / program if os.sep in program else program
+        if shutil.which(place, path=path) is None:
+            raise ConfigError(
+                "is no program that can be run here",
+                key="trial.command.0",
+                value=program,
+                nearest="an absolute path, or one relative to trial.directory",
+            )
+
+    def opened(self, ranks: AbstractRanks) -> OpenCommandBackend:
+        """With a process on every host that starts commands."""
+        return OpenCommandBackend(backend=self, ranks=ranks.start())
+
+    def expected_steps(self, config: ParallelConfig) -> int | None:  # noqa: ARG002 # the contract's
+        """As many as are asked for."""
+        return self.steps
+
+    def reduced(self, to: Reduction) -> None:
+        """The command trains its own job."""
+
+    def measure(self, config: ParallelConfig, *, trial_number: int, on_step: OnStep = unheard) -> Observation:
+        """One trial with a process of its own that starts commands; `opened` keeps one for many."""
+        with RankProcesses(COMMAND_RANKS) as ranks:
+            return OpenCommandBackend(backend=self, ranks=ranks).measure(
+                config, trial_number=trial_number, on_step=on_step
+            )
+
+    def plan(self, config: ParallelConfig, trial_number: int) -> HostPlan:
+        """What each host is to run."""
+        job = self.job
+        flags = self.flags(config) if self.flags is not None else Flags()
+        values = values_of(
+            job,
+            self.cluster,
+            config,
+            trial_number=trial_number,
+            warmup_steps=self.warmup_steps,
+            steps=self.steps,
+        )
+        samples = job.global_batch_size
+        return HostPlan(
+            arguments=self.arguments,
+            environment=(*flags.environment, *self.environment),
+            values=tuple(values.items()),
+            flags=flags.arguments,
+            directory=self.directory,
+            pattern=self.pattern,
+            step=StepSize(samples=samples, tokens=samples * job.sequence_length, devices=config.num_devices),
+            logs=self.logs,
+            log_name=f"trial-{trial_number:04}",
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flags:
+    """A configuration as a framework takes it.
+
+    Attributes:
+        arguments: An argument each.
+        environment: Variables; None removes one.
+    """
+
+    arguments: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str | None], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class OpenCommandBackend(AbstractBackend):
+    """A CommandBackend in a worker.
+
+    Attributes:
+        backend: What it measures.
+        ranks: A process on every host, started.
+    """
+
+    backend: CommandBackend
+    ranks: AbstractRanks
+
+    @property
+    def origin(self) -> Origin:
+        """That of the backend."""
+        return self.backend.origin
+
+    def expected_steps(self, config: ParallelConfig) -> int | None:
+        """Those of the backend."""
+        return self.backend.expected_steps(config)
+
+    def reduced(self, to: Reduction) -> None:
+        """As the backend."""
+
+    def measure(self, config: ParallelConfig, *, trial_number: int, on_step: OnStep = unheard) -> Observation:
+        """One trial."""
+        own = self.backend
+        wanted = Wanted(warmup_steps=own.warmup_steps, steps=own.steps, hang_limit_s=own.hang_limit_s)
+        self.ranks.launch(
+            "trials.command.host_program:run_host",
+            own.plan(config, trial_number),
+            num_ranks=len(own.hosts),
+        )
+        try:
+            return watched(self.ranks, wanted, on_step=on_step)
+        finally:
+            self.ranks.kill()

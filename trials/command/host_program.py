@@ -1,0 +1,130 @@
+"""What runs on each host of a trial: the user's command, whose output is read line by line.
+
+The supervisor of the command inherits the pipe by which this process tells what happens, and closes it last: that a
+host has ended is heard only when all that the command started has gone.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from trials.command.log_pattern import LogPattern, StepSize
+from trials.command.placeholders import filled, filled_all
+from trials.command.process_tree import supervised
+from trials.rank_messages import Place
+
+HEARTBEAT_S = 1.0
+"""How often it is told at most that there was output."""
+
+READ_BYTES = 65_536
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostPlan:
+    """What each host is to run.
+
+    Attributes:
+        arguments: With placeholders.
+        environment: Variables over those that are there, with placeholders; None removes one.
+        values: What placeholders stand for, but for those that a host knows.
+        flags: What `{flags}` stands for.
+        directory: Where the command begins.
+        pattern: How its log is read.
+        step: What rates are of.
+        logs: A folder where each host keeps its whole log; None keeps none.
+        log_name: What the log's name begins with.
+    """
+
+    arguments: tuple[str, ...]
+    environment: tuple[tuple[str, str | None], ...]
+    values: tuple[tuple[str, str], ...]
+    flags: tuple[str, ...]
+    directory: Path
+    pattern: LogPattern
+    step: StepSize
+    logs: Path | None
+    log_name: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Printed:
+    """There was output."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    """The command has ended with this exit status, or was killed by a signal, whose number is negative."""
+
+    code: int
+
+
+def run_host(place: Place, plan: HostPlan) -> None:
+    """Runs the command to its end; what it prints is printed here too."""
+    if place.listening is not None:
+        os.close(place.listening)  # the command will listen there
+    values = dict(plan.values) | {
+        "host_rank": str(place.rank),
+        "master_address": place.host,
+        "master_port": str(place.port),
+    }
+    arguments = filled_all(plan.arguments, values, plan.flags)
+    command = supervised(arguments, _environment(plan, values), plan.directory)
+    with _opened(plan, place.rank) as log:
+        heard_s = 0.0
+        for line in _lines(command.output):
+            log.write(line)
+            log.flush()
+            sys.stdout.buffer.write(line)
+            sys.stdout.flush()
+            reading = plan.pattern.reading(line.decode(errors="replace"), plan.step)
+            now_s = time.monotonic()
+            if reading is not None:
+                place.tell(reading)
+            elif now_s - heard_s >= HEARTBEAT_S:
+                place.tell(Printed())
+                heard_s = now_s
+    place.tell(Ended(code=command.wait()))
+
+
+def _environment(plan: HostPlan, values: Mapping[str, str]) -> dict[str, str]:
+    found = dict(os.environ)
+    for name in ("RANK", "WORLD_SIZE"):  # this process's own, of hosts
+        found.pop(name, None)
+    for name, text in plan.environment:
+        if text is None:
+            found.pop(name, None)
+        else:
+            found[name] = filled(text, values)
+    return found
+
+
+def _opened(plan: HostPlan, host_rank: int) -> BinaryIO:
+    if plan.logs is None:
+        return Path(os.devnull).open("wb")
+    plan.logs.mkdir(parents=True, exist_ok=True)
+    return (plan.logs / f"{plan.log_name}-host-{host_rank}.log").open("wb")
+
+
+def _lines(output: int) -> Iterator[bytes]:
+    """Whole lines as they come; a carriage return ends one too, as progress bars do."""
+    rest = b""
+    while True:
+        select.select([output], [], [])
+        read = os.read(output, READ_BYTES)
+        if not read:
+            break
+        *whole, rest = (rest + read).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        for line in whole:
+            yield line + b"\n"
+        if len(rest) > READ_BYTES:
+            yield rest
+            rest = b""
+    if rest:
+        yield rest + b"\n"

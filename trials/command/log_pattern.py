@@ -1,0 +1,205 @@
+"""Step times and memory, read off the log lines of training programs.
+
+A pattern is a few regular expressions whose named groups say what a number is, with its unit:
+
+    iteration                                        the step's number
+    step_s, step_ms, step_us                         what a step took
+    steps_per_s, samples_per_s, tokens_per_s         of the whole job
+    tokens_per_s_per_device                          of one of its devices
+    memory_bytes, memory_mb, memory_mib, ...         the most that a device held; mb and gb are decimal
+
+A line that gives a time is a reading; a line that gives memory alone is kept beside them. Rates become times by the
+job's tokens, samples and devices.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hardware.errors import ConfigError, did_you_mean
+
+LONGEST_LINE = 10_000
+"""Characters of a line that are looked at."""
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+_SECONDS = {"step_s": 1.0, "step_ms": 1e-3, "step_us": 1e-6}
+_RATES = ("steps_per_s", "samples_per_s", "tokens_per_s", "tokens_per_s_per_device")
+_BYTES = {
+    "memory_bytes": 1.0,
+    "memory_mb": 1e6,
+    "memory_gb": 1e9,
+    "memory_mib": 2.0**20,
+    "memory_gib": 2.0**30,
+}
+GROUPS = ("iteration", *_SECONDS, *_RATES, *_BYTES)
+"""The names that a pattern's groups may have."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepSize:
+    """What one step of a job is, by which rates become times.
+
+    Attributes:
+        samples: Sequences of all replicas together.
+        tokens: Their tokens.
+        devices: On which it runs.
+    """
+
+    samples: int
+    tokens: int
+    devices: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """What a line of a log says.
+
+    Attributes:
+        step_time_s: What a step took; None where the line tells memory alone.
+        iteration: The step's number, if the line tells it.
+        memory_bytes: The most that a device held, if the line tells it.
+    """
+
+    step_time_s: float | None = None
+    iteration: int | None = None
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LogPattern:
+    """How to read the log of a program.
+
+    Attributes:
+        expressions: Regular expressions, each looked for in every line.
+    """
+
+    expressions: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        """Refuses what can't be read.
+
+        Raises:
+            ConfigError: an expression is none, names something else, or no step time is among the groups.
+        """
+        timed = False
+        for expression in self.expressions:
+            try:
+                names = re.compile(expression).groupindex
+            except re.error as error:
+                raise ConfigError(f"is no regular expression: {error}", value=expression) from None
+            for name in names:
+                if name not in GROUPS:
+                    raise ConfigError(
+                        f"has a group named {name!r}, which says nothing that is read",
+                        value=expression,
+                        nearest=did_you_mean(name, GROUPS),
+                    )
+            timed = timed or any(name in _SECONDS or name in _RATES for name in names)
+        if not timed:
+            raise ConfigError(
+                "names no time of a step",
+                value=list(self.expressions),
+                nearest=f"a group named {', '.join((*_SECONDS, *_RATES))}, for example time (?P<step_ms>[\\d.]+)",
+            )
+
+    def reading(self, line: str, step: StepSize) -> Reading | None:
+        """What a line says; None if nothing."""
+        plain = _COLOUR.sub("", line[:LONGEST_LINE])
+        found: dict[str, str] = {}
+        for expression in self.expressions:
+            match = re.search(expression, plain)
+            if match is not None:
+                found |= {name: text for name, text in match.groupdict().items() if text is not None}
+        seconds, memory_bytes = _step_time_s(found, step), _memory_bytes(found)
+        if seconds is None and memory_bytes is None:
+            return None
+        iteration = _number(found.get("iteration"))
+        return Reading(
+            step_time_s=seconds,
+            iteration=None if iteration is None else int(iteration),
+            memory_bytes=memory_bytes,
+        )
+
+
+def _step_time_s(found: Mapping[str, str], step: StepSize) -> float | None:
+    for name, seconds in _SECONDS.items():
+        number = _number(found.get(name))
+        if number is not None and number > 0:
+            return number * seconds
+    amounts = dict(zip(_RATES, (1, step.samples, step.tokens, step.tokens / step.devices), strict=True))
+    for name, amount in amounts.items():
+        number = _number(found.get(name))
+        if number is not None and number > 0:
+            return amount / number
+    return None
+
+
+def _memory_bytes(found: Mapping[str, str]) -> int | None:
+    for name, unit_bytes in _BYTES.items():
+        number = _number(found.get(name))
+        if number is not None and number > 0:
+            return round(number * unit_bytes)
+    return None
+
+
+def _number(text: str | None) -> float | None:
+    """A number as logs write it, 1,480 or 1.07e+04; None for anything else."""
+    try:
+        number = float(text.replace(",", "")) if text is not None else math.nan
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+_FLOAT = r"[\d.,]+(?:[eE][+-]?\d+)?"
+_MEGATRON = LogPattern(
+    expressions=(
+        rf"iteration\s+(?P<iteration>\d+)\s*/.*?elapsed time per iteration \(ms\):\s*(?P<step_ms>{_FLOAT})",
+        rf"memory \(MB\) \|.*?max reserved:\s*(?P<memory_mib>{_FLOAT})",
+    )
+)
+
+LOG_PATTERNS: dict[str, LogPattern] = {
+    "megatron": _MEGATRON,
+    "mindspeed": _MEGATRON,
+    "torchtitan": LogPattern(
+        expressions=(
+            rf"\bstep:\s*(?P<iteration>\d+)\s+loss:.*?memory:\s*(?P<memory_gib>{_FLOAT})GiB.*?"
+            rf"tps:\s*(?P<tokens_per_s_per_device>{_FLOAT})",
+        )
+    ),
+    "deepspeed": LogPattern(
+        expressions=(
+            rf"global_step=(?P<iteration>\d+),.*?CurrSamplesPerSec=(?P<samples_per_s>{_FLOAT})",
+            rf"MaxMemAllocated=(?P<memory_gib>{_FLOAT})\s*GB",
+        )
+    ),
+    "nemo": LogPattern(
+        expressions=(
+            rf"iteration (?P<iteration>\d+)/.*?train_step_timing in s: (?P<step_s>{_FLOAT})",
+            rf"peak_memory_usage: (?P<memory_bytes>{_FLOAT})",
+        )
+    ),
+}
+"""Patterns by the names of the frameworks that print so.
+
+Sources: Megatron-LM megatron/training/training.py, `training_log`, and `report_memory` in its utils.py, whose MB are
+2**20 bytes; MindSpeed-LLM calls the same; torchtitan torchtitan/components/metrics.py, where tps is per device and the
+memory the most reserved; DeepSpeed deepspeed/utils/timer.py, `ThroughputTimer`, whose batch is that of all replicas and
+whose GB are 2**30 bytes; NeMo 2 logs of `nemo.lightning` progress printers with its timing and memory callbacks.
+"""
+
+
+def named_pattern(name: str) -> LogPattern:
+    """The pattern of a framework.
+
+    Raises:
+        ConfigError: none has that name.
+    """
+    if name not in LOG_PATTERNS:
+        raise ConfigError("is no known log", value=name, nearest=did_you_mean(name, LOG_PATTERNS))
+    return LOG_PATTERNS[name]

@@ -1,0 +1,183 @@
+"""Watches the hosts of one trial while a command runs there, and makes an observation of what its log says.
+
+Which reason counts, where there are several: enough readings end a trial well whatever follows; then a lack of memory
+on any host, a signal, the first exit status that is not 0, and last a silence.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from trials.backend import Observation, OnStep, Status, tail_of
+from trials.command.host_program import Ended, Printed
+from trials.command.log_pattern import Reading
+from trials.out_of_memory import speaks_of_memory
+from trials.rank_messages import Exit, Told
+from trials.ranks import AbstractRanks
+
+GRACE_S = 5.0
+"""How long the other hosts may take to end when one has: their logs may say more."""
+
+_LAUNCHERS_SIGNAL = re.compile(r"exitcode\s*:\s*-(\d+)|Signal (\d+) \(SIG\w+\) received")
+"""How torchrun tells that a signal has killed one of its processes; it ends itself with status 1."""
+
+_MEMORY_SIGNS = ("OutOfMemoryError", "CUDA error: out of memory", "NPU out of memory", "RESOURCE_EXHAUSTED")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """What a trial is to measure.
+
+    Attributes:
+        warmup_steps: Readings of the log that are dropped.
+        steps: Readings that are measured after those.
+        hang_limit_s: Silence of all hosts that means a hang.
+    """
+
+    warmup_steps: int
+    steps: int
+    hang_limit_s: float
+
+
+def watched(ranks: AbstractRanks, wanted: Wanted, *, on_step: OnStep) -> Observation:
+    """What became of the command that was just launched; what still runs afterwards is for the caller to end.
+
+    Args:
+        ranks: The hosts, a rank each.
+        wanted: What is measured.
+        on_step: Hears each measured step's time.
+    """
+    seen = _Seen(wanted, on_step)
+    heard_s = time.monotonic()
+    deadline_s = float("inf")
+    while ranks.running and not seen.is_enough and time.monotonic() < deadline_s:
+        events = ranks.events(min(wanted.hang_limit_s, deadline_s - time.monotonic(), 1.0))
+        if events:
+            heard_s = time.monotonic()
+        elif time.monotonic() - heard_s >= wanted.hang_limit_s:
+            seen.hangs = True
+            break
+        for event in events:
+            seen.take(event)
+        if seen.has_ended and deadline_s == float("inf"):
+            deadline_s = time.monotonic() + GRACE_S
+    return seen.observation(ranks.printed)
+
+
+class _Seen:
+    """What has been told so far."""
+
+    def __init__(self, wanted: Wanted, on_step: OnStep) -> None:
+        self.wanted = wanted
+        self.on_step = on_step
+        self.num_read = 0
+        self.step_times_s: list[float] = []
+        self.peak_bytes: int | None = None
+        self.last_iteration: int | None = None
+        self.codes: dict[int, int] = {}
+        self.hangs = False
+
+    @property
+    def is_enough(self) -> bool:
+        return len(self.step_times_s) >= self.wanted.steps
+
+    @property
+    def has_ended(self) -> bool:
+        return bool(self.codes)
+
+    def take(self, event: Told | Exit) -> None:
+        if isinstance(event, Exit):
+            self.codes.setdefault(event.rank, event.code if event.code else 1)  # it had no time to tell
+        elif isinstance(event.value, Ended):
+            self.codes[event.rank] = event.value.code
+        elif isinstance(event.value, Reading):
+            self._read(event.value)
+        else:
+            assert isinstance(event.value, Printed), event
+
+    def _read(self, reading: Reading) -> None:
+        if reading.memory_bytes is not None:
+            self.peak_bytes = max(self.peak_bytes or 0, reading.memory_bytes)
+        if reading.step_time_s is None or self.is_enough:
+            return
+        if reading.iteration is not None:
+            if reading.iteration == self.last_iteration:  # as two ranks or two hosts may print it
+                return
+            self.last_iteration = reading.iteration
+        self.num_read += 1
+        if self.num_read > self.wanted.warmup_steps:
+            self.step_times_s.append(reading.step_time_s)
+            self.on_step(reading.step_time_s)
+
+    def observation(self, printed: Callable[[], str]) -> Observation:
+        log = printed()
+        status, reason, killed_by = self._outcome(log)
+        return Observation(
+            status=status,
+            step_times_s=tuple(self.step_times_s),
+            expected_steps=self.wanted.steps,
+            peak_memory_bytes=self.peak_bytes,
+            log_tail=tail_of(log),
+            reason=reason,
+            killed_by=killed_by,
+            conditions=(("readings", float(self.num_read)),),
+        )
+
+    def _outcome(self, log: str) -> tuple[Status, str, str]:
+        """How it ended, in a line, and the signal that killed it."""
+        if self.is_enough:
+            return Status.OK, "", ""
+        failed = {rank: code for rank, code in self.codes.items() if code}
+        if failed or self.hangs:
+            lines = [line.strip() for line in log.splitlines() if _lacks_memory(line)]
+            if lines:
+                return Status.OUT_OF_MEMORY, lines[0][:500], ""
+        if failed:
+            return self._failed(failed, log)
+        if self.hangs:
+            return Status.INCIDENT, f"hangs: printed nothing for {self.wanted.hang_limit_s:g} s", ""
+        if self.step_times_s:
+            asked = self.wanted.warmup_steps + self.wanted.steps
+            return Status.OK, f"ended after {self.num_read} of the {asked} log lines that were asked for", ""
+        return Status.CRASHED, self._too_few(), ""
+
+    def _failed(self, failed: dict[int, int], log: str) -> tuple[Status, str, str]:
+        host, code = next(iter(failed.items()))
+        where = f" on host {host}" if len(self.codes) > 1 else ""
+        told = _LAUNCHERS_SIGNAL.search(log)
+        number = -code if code < 0 else int(told[1] or told[2]) if told else 0
+        if number:
+            name = _signal_name(number)
+            return Status.INCIDENT, f"was killed by {name}{where}", name
+        return Status.CRASHED, f"ended with exit status {code}{where}: {_last_words(log)}", ""
+
+    def _too_few(self) -> str:
+        if self.num_read:
+            return (
+                f"ended after {self.num_read} log lines with a step time, all of them warm-up: "
+                f"train {self.wanted.warmup_steps + self.wanted.steps} steps ({{total_steps}}), or lower "
+                "trial.warmup_steps"
+            )
+        return "ended without a log line that trial.log finds a step time in"
+
+
+def _lacks_memory(line: str) -> bool:
+    return speaks_of_memory(line) or any(sign in line for sign in _MEMORY_SIGNS)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _last_words(log: str) -> str:
+    """The last line that names an error, or the last one."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    errors = [line for line in lines if re.search(r"(Error|Exception|error)\b.*:", line)]
+    return (errors or lines or ["it printed nothing"])[-1][:400]

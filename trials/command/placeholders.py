@@ -1,0 +1,119 @@
+"""`{tp}` and its like in the arguments and the environment of a command, and what they stand for.
+
+A placeholder stands inside an argument, which stays one argument whatever the value holds: no shell reads it. `{{` and
+`}}` are braces. `{flags}` alone is an argument and becomes as many as there are.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping, Sequence
+
+from costmodels.job import TrainingJob
+from costmodels.parallel import DEGREES, FURTHER_DIMENSIONS, ParallelConfig
+from hardware.cluster import Cluster
+from hardware.errors import ConfigError, did_you_mean
+
+FLAGS = "flags"
+"""Stands for the flags of a framework, an argument each."""
+
+ON_HOST = ("host_rank", "master_address", "master_port")
+"""What is known only where and when the command starts."""
+
+OF_CONFIG = (
+    *DEGREES,
+    *FURTHER_DIMENSIONS,
+    "context_parallel",
+    "num_devices",
+    "num_hosts",
+    "devices_per_host",
+    "num_micro_batches",
+    "global_batch_size",
+    "sequence_length",
+    "num_layers",
+    "trial",
+    "warmup_steps",
+    "steps",
+    "total_steps",
+)
+PLACEHOLDERS = (*OF_CONFIG, *ON_HOST)
+"""All that may stand in braces, but for `flags`."""
+
+
+def check_text(text: str, *, flags: bool) -> None:
+    """Looks whether all placeholders of an argument are known.
+
+    Args:
+        text: The argument.
+        flags: Whether it may be `{flags}`.
+
+    Raises:
+        ConfigError: one is not, or a brace stands alone.
+    """
+    if text == f"{{{FLAGS}}}" and flags:
+        return
+    for name in _names(text):
+        if name == FLAGS:
+            raise ConfigError(
+                "must be an argument by itself, for it becomes several",
+                value=text,
+                nearest=f'"{{{FLAGS}}}" in the command, and trial.flags: megatron',
+            )
+        if name not in PLACEHOLDERS:
+            raise ConfigError(f"has no value for {{{name}}}", value=text, nearest=did_you_mean(name, PLACEHOLDERS))
+
+
+def values_of(
+    job: TrainingJob, cluster: Cluster, config: ParallelConfig, *, trial_number: int, warmup_steps: int, steps: int
+) -> dict[str, str]:
+    """What the placeholders of a configuration stand for, but for those that a host knows."""
+    further = config.values(DEGREES + FURTHER_DIMENSIONS)
+    found: dict[str, object] = {
+        **further,
+        "context_parallel": config.cp * config.up,
+        "num_devices": config.num_devices,
+        "num_hosts": cluster.num_hosts,
+        "devices_per_host": cluster.devices_per_host,
+        "num_micro_batches": job.global_batch_size // (config.dp * config.mbs),
+        "global_batch_size": job.global_batch_size,
+        "sequence_length": job.sequence_length,
+        "num_layers": job.model.num_layers,
+        "trial": trial_number,
+        "warmup_steps": warmup_steps,
+        "steps": steps,
+        "total_steps": warmup_steps + steps,
+    }
+    assert set(found) == set(OF_CONFIG), "what is promised is given"
+    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in found.items()}
+
+
+def filled(text: str, values: Mapping[str, str]) -> str:
+    """An argument with its placeholders replaced."""
+    parts = []
+    for literal, name, _, _ in string.Formatter().parse(text):
+        parts.append(literal)
+        if name is not None:
+            parts.append(values[name])
+    return "".join(parts)
+
+
+def filled_all(arguments: Sequence[str], values: Mapping[str, str], flags: Sequence[str]) -> list[str]:
+    """All arguments, with the flags where they belong."""
+    found: list[str] = []
+    for argument in arguments:
+        if argument == f"{{{FLAGS}}}":
+            found += flags
+        else:
+            found.append(filled(argument, values))
+    return found
+
+
+def _names(text: str) -> list[str]:
+    try:
+        fields = list(string.Formatter().parse(text))
+    except ValueError:
+        raise ConfigError("has a brace without its other", value=text, nearest="{{ and }} for braces") from None
+    for _, name, spec, conversion in fields:
+        if name is not None and (spec or conversion):
+            raise ConfigError("takes names alone between braces", value=text, nearest=f"{{{name}}}")
+    return [name for _, name, _, _ in fields if name is not None]

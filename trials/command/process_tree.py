@@ -1,0 +1,164 @@
+"""A command under a supervisor that leaves nothing behind: when it is over, all that it started has gone.
+
+The supervisor is a fork of the process that starts it. On Linux it adopts what the command's processes leave behind
+(PR_SET_CHILD_SUBREAPER), so that it sees them all, also those that began a session of their own, and knows when the
+last has gone. It lives as long as the other end of its life line is open: whoever holds that may be killed, and the
+command goes all the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+GRACE_S = 3.0
+"""How long a command has to end by itself after SIGTERM: launchers such as srun end what runs on other hosts."""
+
+LOOK_EVERY_S = 0.02
+"""How often the supervisor looks whether processes have gone."""
+
+NOT_STARTED = 127
+"""The exit status of a command that could not be started, as shells have it."""
+
+_ADOPT = 36  # PR_SET_CHILD_SUBREAPER of <sys/prctl.h>
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Supervised:
+    """A command that runs.
+
+    Attributes:
+        output: The descriptor from which its output is read; at its end all that wrote to it has gone.
+        life_line: The descriptor that keeps it alive; closing it ends the command.
+        supervisor: The process.
+    """
+
+    output: int
+    life_line: int
+    supervisor: int
+
+    def wait(self) -> int:
+        """Its exit status when everything has gone, or the negative number of the signal that killed it."""
+        _, status = os.waitpid(self.supervisor, 0)
+        code = os.waitstatus_to_exitcode(status)
+        return code if code < SIGNALLED else SIGNALLED - code
+
+    def end(self) -> int:
+        """Ends the command; as `wait`."""
+        os.close(self.life_line)
+        return self.wait()
+
+
+SIGNALLED = 128
+"""Added to the number of a signal in a supervisor's exit status, as shells do."""
+
+
+def supervised(arguments: Sequence[str], environment: Mapping[str, str], directory: Path) -> Supervised:
+    """Starts a command, which reads nothing and whose two outputs are one.
+
+    Args:
+        arguments: The program and what it is given.
+        environment: All variables.
+        directory: Where it begins.
+    """
+    life_end, life_line = os.pipe()
+    output, output_end = os.pipe()
+    supervisor = os.fork()
+    if supervisor:
+        os.close(life_end)
+        os.close(output_end)
+        return Supervised(output=output, life_line=life_line, supervisor=supervisor)
+    code = NOT_STARTED
+    try:
+        os.close(life_line)
+        os.close(output)
+        os.setsid()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_ADOPT, 1)
+        code = _supervise(arguments, environment, directory, life_end, output_end)
+    except OSError as error:
+        os.write(output_end, f"{error}\n".encode())
+    finally:
+        os._exit(code)
+
+
+def _supervise(
+    arguments: Sequence[str], environment: Mapping[str, str], directory: Path, life_end: int, output_end: int
+) -> int:
+    """Runs the command to its end or until the life line breaks; its exit status as shells tell it."""
+    command = subprocess.Popen(  # noqa: S603 # the user's own command, and no shell
+        list(arguments),
+        stdin=subprocess.DEVNULL,
+        stdout=output_end,
+        stderr=output_end,
+        env=dict(environment),
+        cwd=directory,
+        start_new_session=True,
+        restore_signals=True,
+        preexec_fn=_heed_signals,  # noqa: PLW1509 # the process has one thread
+    )
+    os.close(output_end)
+    while command.poll() is None:
+        broken, _, _ = select.select([life_end], [], [], LOOK_EVERY_S)
+        if broken:
+            break
+    if command.returncode is None:
+        _signal_group(command.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            command.wait(GRACE_S)
+    _end_all(command)
+    code = command.returncode
+    assert code is not None, "it was waited for"
+    return code if code >= 0 else SIGNALLED - code
+
+
+def _heed_signals() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def _end_all(command: subprocess.Popen[bytes]) -> None:
+    """Kills the command's group and all descendants of this process, again and again until none is left."""
+    _signal_group(command.pid, signal.SIGKILL)
+    command.wait()
+    while True:
+        for process in _descendants(os.getpid()):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(process, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+            time.sleep(LOOK_EVERY_S)  # some are left
+            continue
+        return
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+
+
+def _descendants(root: int) -> list[int]:
+    """All processes below `root`; none where there is no /proc."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            after_name = entry.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+            children.setdefault(int(after_name[1]), []).append(int(entry.parent.name))
+    found, open_ = [], [root]
+    while open_:
+        below = children.get(open_.pop(), [])
+        found += below
+        open_ += below
+    return found

@@ -1,0 +1,20 @@
+"""What the ranks of a training trial find ready."""
+
+from __future__ import annotations
+
+from trials.ranks import RankSetup
+
+TORCH_RANKS = RankSetup(
+    modules=(
+        "torch",
+        "torch.distributed.device_mesh",
+        "torch.distributed.fsdp",
+        "torch.distributed.pipelining",
+        "torch.distributed.tensor",
+        "torch.profiler",
+        "torch.utils.checkpoint",
+        "trials.torch_training.rank_program",
+    ),
+    environment=(("OMP_NUM_THREADS", "1"),),
+)
+"""What they need and nobody should import eight times at once, and one thread for each."""

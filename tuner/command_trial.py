@@ -1,0 +1,157 @@
+"""A study's `trial:` with `backend: command`, resolved: what is run, how its log is read, and what that means."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from costmodels.parallel import ParallelConfig
+from hardware.config_file import StrictModel
+from hardware.errors import ConfigError, did_you_mean
+from trials.command.backend import CommandBackend, Flags, Launch
+from trials.command.log_pattern import LogPattern, named_pattern
+from trials.command.placeholders import FLAGS, check_text
+from tuner.export import find_exporter
+from tuner.rules import Setting
+
+WITH_FLAGS = ("megatron",)
+"""Exporters that write flags."""
+
+
+class LogKeys(StrictModel):
+    """`trial.log:` where no framework's name says it."""
+
+    pattern: Annotated[list[str], Field(min_length=1)]
+
+
+class CommandKeys(StrictModel):
+    """`trial:` with `backend: command`."""
+
+    backend: Literal["command"]
+    command: Annotated[list[str], Field(min_length=1)]
+    flags: str | None = None
+    environment: dict[str, str | None] = Field(default_factory=dict)
+    directory: str = "."
+    log: str | LogKeys = "megatron"
+    launch: Launch = "per_host"
+    warmup_steps: Annotated[int, Field(ge=0, le=1000)] = 2
+    steps: Annotated[int, Field(ge=1, le=1000)] = 5
+    logs: str | None = None
+    hang_limit_s: Annotated[float, Field(gt=0)] = 600.0
+    time_limit_s: Annotated[float, Field(gt=0)] | None = None
+    proxy: None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportedFlags:
+    """The flags of configurations for one framework, as a worker asks for them.
+
+    Attributes:
+        setting: What they are flags of.
+        target: The exporter's name.
+    """
+
+    setting: Setting
+    target: str
+
+    def __call__(self, config: ParallelConfig) -> Flags:
+        """Those of a configuration."""
+        export = find_exporter(self.target)(self.setting, config)
+        return Flags(arguments=export.arguments, environment=export.environment)
+
+
+def command_backend(keys: CommandKeys, setting: Setting, base_dir: Path) -> CommandBackend:
+    """What runs the study's trials.
+
+    Args:
+        keys: The study's `trial:`.
+        setting: What is measured, and where.
+        base_dir: The study file's folder, to which paths are relative.
+
+    Raises:
+        ConfigError: it cannot run them.
+    """
+    for number, argument in enumerate(keys.command):
+        with _told_under(f"trial.command.{number}"):
+            check_text(argument, flags=True)
+    for name, text in keys.environment.items():
+        with _told_under(f"trial.environment.{name}"):
+            check_text(text or "", flags=False)
+    if len(setting.cluster.groups) > 1 and keys.launch == "per_host":
+        raise ConfigError(
+            f"needs hosts with equally many devices, and the cluster has {len(setting.cluster.groups)} groups of them",
+            key="trial.launch",
+            value=keys.launch,
+            nearest="launch: once, with a command that reaches all hosts",
+        )
+    return CommandBackend(
+        job=setting.job,
+        cluster=setting.cluster,
+        arguments=tuple(keys.command),
+        environment=tuple(keys.environment.items()),
+        flags=_flags(keys, setting),
+        directory=(base_dir / keys.directory).absolute(),
+        pattern=_pattern(keys.log),
+        launch=keys.launch,
+        warmup_steps=keys.warmup_steps,
+        steps=keys.steps,
+        hang_limit_s=keys.hang_limit_s,
+        logs=None if keys.logs is None else (base_dir / keys.logs).absolute(),
+    )
+
+
+def command_meaning(trial: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys that give a trial its meaning; values of variables may be secrets, so that only their digest is kept."""
+    kept = {name: value for name, value in trial.items() if name != "logs"}
+    digests = {
+        name: None if text is None else hashlib.sha256(f"{name}={text}".encode()).hexdigest()[:16]
+        for name, text in trial["environment"].items()
+    }
+    return kept | {"environment": digests}
+
+
+def _flags(keys: CommandKeys, setting: Setting) -> ExportedFlags | None:
+    wanted = f"{{{FLAGS}}}" in keys.command
+    if keys.flags is None:
+        if wanted:
+            raise ConfigError(
+                f"stands in the command as {{{FLAGS}}}, and nothing says whose", key="trial.flags", nearest="megatron"
+            )
+        return None
+    if not wanted:
+        raise ConfigError(
+            "are asked for, and nothing takes them",
+            key="trial.flags",
+            value=keys.flags,
+            nearest=f'the argument "{{{FLAGS}}}" in trial.command',
+        )
+    if keys.flags not in WITH_FLAGS:
+        raise ConfigError(
+            "is no framework whose flags are known",
+            key="trial.flags",
+            value=keys.flags,
+            nearest=did_you_mean(keys.flags, WITH_FLAGS),
+        )
+    return ExportedFlags(setting=setting, target=keys.flags)
+
+
+def _pattern(log: str | LogKeys) -> LogPattern:
+    if isinstance(log, str):
+        with _told_under("trial.log"):
+            return named_pattern(log)
+    with _told_under("trial.log.pattern"):
+        return LogPattern(expressions=tuple(log.pattern))
+
+
+@contextlib.contextmanager
+def _told_under(key: str) -> Iterator[None]:
+    try:
+        yield
+    except ConfigError as error:
+        raise error.under(key) from None
