@@ -7,7 +7,8 @@ alike are simulated once.
 
 A step: sharded weights are gathered, piece by piece, before the first micro-batch needs them; the passes run in the
 order of their schedule, and hand on what they computed; gradients leave piece by piece while the last micro-batch runs
-backward, all replicas of a stage together; when the last gradient has arrived, the optimizer steps everywhere.
+backward, all replicas of a stage together, and then those of a tied table between the first and the last stage; when
+the last gradient has arrived, the optimizer steps everywhere.
 
 Letters: p stages, v virtual stages, k kinds of replicas.
 """
@@ -51,6 +52,7 @@ class Role(StrEnum):
     HOP = "hop"
     GATHER = "gather"
     REDUCE = "reduce"
+    TIED = "tied"
     OPTIMIZER = "optimizer"
     BARRIER = "barrier"
 
@@ -196,7 +198,8 @@ class _Writer:
         for kind, order in enumerate(orders):
             self._passes(kind, order, gathers)
             self._hops(kind)
-        self._close([self._reductions(stage) for stage in range(self.pp)])
+        reductions = [self._reductions(stage) for stage in range(self.pp)]
+        self._close([*reductions, self._tied(reductions)])
 
     def _add(self, label: Label, *routes: Route, **rest: Any) -> int:
         self.labels.append(label)
@@ -459,12 +462,15 @@ class _Writer:
         return [last, *passes]
 
     def _tied(self, reductions: Sequence[list[int]]) -> list[int]:
-        """Adds up the gradients of a tied table, which the first and the last stage have copies of."""
+        """Adds up the gradients of a tied table, which the first and the last stage have copies of.
+
+        They wait for all other gradients of both; the stages in between reduce theirs meanwhile.
+        """
         first, last = self._of_stage(0), self._of_stage(self.pp - 1)
         if self.pp == 1 or not max(work.once_tied.seconds for work in first) > 0:
             return []
         after = [*reductions[0], *reductions[-1]]
-        label = Label(Role.REDUCE, ALL, self.pp - 1)
+        label = Label(Role.TIED, ALL, self.pp - 1)
         slowest = max((work.once_tied for work in (*first, *last)), key=lambda message: message.seconds)
         ends = [(kind, stage, way) for kind in range(self.num_kinds) for stage in (0, self.pp - 1) for way in (OUT, IN)]
         return [self._message(label, slowest, ends, after)]
@@ -505,7 +511,7 @@ def _breakdown(
             slowed_s += end_s - previous_s - writer.graph.routes[task][0].work_s
         previous_s = end_s
     on_path[Role.PASS] -= slowed_s
-    seconds["pp"] = on_path[Role.HOP]
+    seconds["pp"] = on_path[Role.HOP] + on_path[Role.TIED]
     seconds["dp"] = on_path[Role.GATHER] + on_path[Role.REDUCE] + slowed_s
     seconds["optimizer"] = on_path[Role.OPTIMIZER]
     busiest, busiest_s = {"compute": 0.0}, 0.0

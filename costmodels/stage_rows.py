@@ -93,7 +93,7 @@ def stage_rows(simulation: Simulation) -> tuple[StageRow, ...]:
                     device=work.device,
                     computing=tuple(span for span in own if span.role in (Role.PASS, Role.OPTIMIZER)),
                     hops=tuple(span for span in own if span.role == Role.HOP),
-                    weights=tuple(span for span in own if span.role in (Role.GATHER, Role.REDUCE)),
+                    weights=tuple(span for span in own if span.role in (Role.GATHER, Role.REDUCE, Role.TIED)),
                     idle_share=float(idle[replicas, stage]),
                 )
             )

@@ -124,7 +124,12 @@ class _Collector:
         What all replicas do together is shown on the first kind's device.
         """
         streams = {Role.HOP: TRANSFERS, Role.OPTIMIZER: COMPUTE}
-        names = {Role.HOP: "pp.send_recv", Role.OPTIMIZER: "optimizer", Role.GATHER: "weights.gather"}
+        names = {
+            Role.HOP: "pp.send_recv",
+            Role.OPTIMIZER: "optimizer",
+            Role.GATHER: "weights.gather",
+            Role.TIED: "tied.all_reduce",
+        }
         labels = [self.simulation.labels[task] for task in tasks]
         timeline = self.simulation.timeline
         return (

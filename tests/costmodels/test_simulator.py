@@ -197,6 +197,28 @@ def test_a_later_stage_reduces_its_gradients_in_the_bubble():
     assert reduced_s[3] < last_pass_s < reduced_s[0]
 
 
+@pytest.mark.parametrize("pp", [2, 4])
+@pytest.mark.parametrize("zero_stage", [0, 1])
+@pytest.mark.parametrize("cluster", ["dgx-h100", "dgx-a100"])
+def test_a_tied_table_adds_what_the_closed_form_has(cluster, zero_stage, pp):
+    """Ends of a pipeline that hold copies of one table step as much later as the closed form says, under `pp`."""
+    untied = job_of(batch=32)
+    tied = replace(untied, model=replace(untied.model, tied_embeddings=True))
+    profile = replace(MEGATRON, residuals=(), stalled_hosts=0)
+    config, hosts = ParallelConfig(pp=pp, tp=4, dp=2, zero_stage=zero_stage), find_cluster(cluster, hosts=pp)
+    parts = [
+        (
+            simulate_step(job, hosts, profile, config).breakdown_s["pp"],
+            float(estimate_step(job, hosts, profile, grid_of(config)).breakdown_s["pp"][0]),
+        )
+        for job in (untied, tied)
+    ]
+    more_s, expected_s = (after - before for before, after in zip(*parts, strict=True))
+
+    assert expected_s > 1e-4
+    assert more_s == pytest.approx(expected_s, rel=1e-6)
+
+
 def hop_seconds(found):
     """How long each message to the next stage took, by the stage that sends."""
     seconds: dict[int, list[float]] = {}
