@@ -27,7 +27,7 @@ def fastest(graph, mesh):
 
 
 @given(plan=plans(), prices=st.lists(st.sampled_from((0.0, 0.0, 1e-9, 3e-7)), min_size=30, max_size=30))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_prices_are_of_what_is_alive(plan, prices):
     """With one row for each operator the tables are the step time and every operator's live bytes at its price."""
     terms = ShardingTerms(plan.graph, plan.mesh)
@@ -53,7 +53,7 @@ def test_prices_leave_the_tables_as_they_were(plan):
 
 
 @given(graph=graphs(max_ops=6), mesh=meshes(max_axes=2), share=st.floats(0.3, 1.0))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_a_plan_fits_and_is_no_better_than_the_bound(graph, mesh, share):
     """What is found can run, is below the limit, and not below the integer program's bound under that limit."""
     plan, terms = fastest(graph, mesh)
@@ -73,12 +73,12 @@ def test_a_plan_fits_and_is_no_better_than_the_bound(graph, mesh, share):
 
 
 def test_plans_are_found_where_there_are_some():
-    """Of 50 limits that the integer program keeps, at least 47 are kept as they are, and 48 at 1.2 times."""
+    """Of 25 limits that the integer program keeps, at least 23 are kept as they are, and 24 at 1.2 times."""
     feasible, found, found_with_room = 0, 0, 0
-    for graph, mesh, share in draws(count=400):
+    for graph, mesh, share in draws(count=200):
         plan, terms = fastest(graph, mesh)
         memory_bytes = share * cost_of(plan).peak_memory_bytes
-        if memory_bytes == 0 or feasible == 50:
+        if memory_bytes == 0 or feasible == 25:
             continue
         outcome = shard_by_milp(graph, terms.mesh, memory_bytes=memory_bytes, limits=Limits(time_s=5.0))
         if outcome.best is None:
@@ -88,9 +88,9 @@ def test_plans_are_found_where_there_are_some():
         found += is_found
         found_with_room += is_found or fitted(plan, terms, memory_bytes * 1.2).plan is not None
 
-    assert feasible == 50
-    assert found >= 47
-    assert found_with_room >= 48
+    assert feasible == 25
+    assert found >= 23
+    assert found_with_room >= 24
 
 
 def draws(count):

@@ -70,7 +70,7 @@ def holds(pin, plan, mesh):
 
 
 @given(data=st.data(), graph=graphs(), mesh=meshes(), is_whole=st.booleans())
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_hard_pins_hold_everywhere(data, graph, mesh, is_whole):
     """Pins that can hold together hold in every order and in a descent, in plans that can run and cost something."""
     own_mesh, levels = (whole if is_whole else refined)(mesh)
@@ -89,7 +89,7 @@ def test_hard_pins_hold_everywhere(data, graph, mesh, is_whole):
 
 
 @given(graph=graphs(), mesh=meshes(), is_whole=st.booleans())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_no_pins_are_d_rec_to_the_bit(graph, mesh, is_whole):
     """Without pins the planner `recursive` makes D-Rec's choice for every operator, in every order."""
     own_mesh, levels = (whole if is_whole else refined)(mesh)
@@ -100,7 +100,7 @@ def test_no_pins_are_d_rec_to_the_bit(graph, mesh, is_whole):
 
 
 @given(data=st.data(), graph=graphs(max_ops=4), mesh=meshes(), is_whole=st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_pins_of_an_operator_that_are_refused_can_not_hold(data, graph, mesh, is_whole):
     """What is refused of one operator's hard pins is served by none of its rows, and what is not refused by some."""
     own_mesh, levels = (whole if is_whole else refined)(mesh)
@@ -130,7 +130,7 @@ def test_no_pinned_plan_is_below_the_bound(data, graph, mesh):
 
 
 @given(data=st.data(), graph=graphs(), mesh=meshes(), is_whole=st.booleans(), descends=st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_soft_pin_of_great_weight_holds_where_a_hard_one_can(data, graph, mesh, is_whole, descends):
     """With weights that grow beyond any step, soft pins end in a plan that satisfies all that can hold together."""
     own_mesh, levels = (whole if is_whole else refined)(mesh)
