@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from tests.tuner.cli.command_line import FASTEST, KEYS, MEASURED, in_process, write_replay
+from tests.tuner.cli.command_line import FASTEST, KEYS, MEASURED, write_replay
 from tests.tuner.in_process_executor import InProcessExecutor
 
 
@@ -94,11 +94,12 @@ def test_export_of_a_finished_study(finished, meshtune, tmp_path):
     assert written.out == ""
 
 
-def test_run_in_a_world_of_the_event_simulator(tmp_path, simulated):
-    """A study whose trials the event simulator answers runs on Ray like any other."""
+@pytest.mark.usefixtures("no_ray")
+def test_run_in_a_world_of_the_event_simulator(meshtune, simulated):
+    """A study whose trials the event simulator answers runs like any other."""
     world = "trial={backend: simulated, fidelity: simulator, seed: 3}"
 
-    done = in_process("run", simulated, "--trials", 3, "--set", world, "--json", cwd=tmp_path, timeout_s=120)
+    done = meshtune("run", simulated, "--trials", 3, "--set", world, "--json")
 
     assert done.status == 0, done.err
     assert (done.json["trials"], done.json["failed"], done.json["source"]) == (3, 0, "synthetic")
