@@ -20,7 +20,7 @@ from trials.command.placeholders import FLAGS, check_text
 from tuner.export import find_exporter
 from tuner.rules import Setting
 
-WITH_FLAGS = ("megatron",)
+WITH_FLAGS = ("megatron", "mindspeed", "torchtitan")
 """Exporters that write flags."""
 
 

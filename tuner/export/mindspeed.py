@@ -1,0 +1,116 @@
+"""The flags of MindSpeed-LLM's pretrain scripts: Megatron-LM's, and its own for context and pipeline parallelism.
+
+Sources: MindSpeed-LLM mindspeed_llm/training/arguments.py (`_add_cp_args`, `_validate_cp_args`, `_add_algorithm_args`
+for --noop-layers, `_add_moe_args`); MindSpeed features_manager/context_parallel (degrees of the hybrid algorithm) and
+features_manager/pipeline_parallel/noop_layers.py (layers are counted from 0, no-op layers among --num-layers).
+"""
+
+from __future__ import annotations
+
+from costmodels.parallel import ParallelConfig
+from tuner.export.exporter import Export
+from tuner.export.megatron import ARRAY, BLOCK, batch, environment, experts, head, tensor
+from tuner.export.parts import Part, export_flags, layers_of_parts, runtime_note, uneven
+from tuner.rules import Setting
+
+
+def export_mindspeed(setting: Setting, config: ParallelConfig) -> Export:
+    """A bash array of flags, to stand before the call of a pretrain script and be handed to it."""
+    parts = [
+        tensor(setting, config),
+        _pipeline(setting, config),
+        uneven(setting, config, framework="MindSpeed-LLM", recomputed=BLOCK),
+        _context(setting, config),
+        experts(setting, config),
+        batch(setting, config),
+        _data_parallel(setting, config),
+        _recompute(setting, config),
+        _precision(setting),
+    ]
+    return export_flags(
+        "mindspeed",
+        parts,
+        array=ARRAY,
+        head=head(config),
+        usage=f'torchrun ... pretrain_gpt.py --use-mcore-models "${{{ARRAY}[@]}}" ...',
+        environment=environment(config, sharded=False),
+        notes=runtime_note(setting, "MindSpeed-LLM", ("mindspeed",)),
+    )
+
+
+def _pipeline(setting: Setting, config: ParallelConfig) -> Part:
+    """All virtual stages are equal; no-op layers at the end of a shorter one fill it up."""
+    chunks, planned = config.pp * config.vpp, layers_of_parts(setting, config)
+    longest = max(planned)
+    filled = longest * chunks
+    flags = [f"--pipeline-model-parallel-size {config.pp}"]
+    notes = []
+    if config.vpp > 1:
+        flags.append(f"--num-layers-per-virtual-pipeline-stage {longest}")
+    if filled > sum(planned):
+        empty = [chunk * longest + place for chunk, held in enumerate(planned) for place in range(held, longest)]
+        flags += [f"--num-layers {filled}", f"--noop-layers {','.join(map(str, empty))}"]
+        notes.append(
+            f"{'vpp' if config.vpp > 1 else 'pp'}: {len(empty)} no-op layers among {filled} give each of the {chunks} "
+            f"parts its layers; drop --num-layers {sum(planned)} from your command"
+        )
+    return Part(flags=tuple(flags), notes=tuple(notes))
+
+
+def _context(setting: Setting, config: ParallelConfig) -> Part:
+    """One group of cp*up ranks; the hybrid algorithm takes `up` neighbours for its all-to-all."""
+    size = config.cp * config.up
+    flags = [f"--context-parallel-size {size}"]
+    notes = []
+    if size > 1:
+        ring = "hybrid_cp_algo" if config.up > 1 else "megatron_cp_algo"
+        flags.append(f"--context-parallel-algo {ring if config.cp > 1 else 'ulysses_cp_algo'}")
+    if config.cp > 1 and config.up > 1:
+        flags.append(f"--ulysses-degree-in-cp {config.up}")
+    # Megatron-LM's own check stands before MindSpeed's and holds for Ulysses too
+    if size > 1 and setting.job.sequence_length % (2 * size):
+        notes.append(
+            f"{'cp' if config.cp > 1 else 'up'}: Megatron-LM's check needs a sequence length divisible by 2*cp*up = "
+            f"{2 * size}, and it is {setting.job.sequence_length}"
+        )
+    return Part(flags=tuple(flags), notes=tuple(notes))
+
+
+def _data_parallel(setting: Setting, config: ParallelConfig) -> Part:
+    """The distributed optimizer alone, which is ZeRO 1."""
+    runtime, job = setting.runtime, setting.job
+    stage = min(config.zero_stage, 1) if job.optimizer == "adam" else 0
+    flags = ["--use-distributed-optimizer"] if stage else []
+    if config.dp * config.cp * config.up > 1 and runtime.overlaps_gradients:
+        flags.append("--overlap-grad-reduce")
+        if stage and runtime.overlaps_weight_gather:
+            flags.append("--overlap-param-gather")
+    notes = []
+    if stage < config.zero_stage:
+        why = "shards no more than the optimizer's states" if stage else f"shards no states of {job.optimizer}"
+        notes.append(f"zero_stage: MindSpeed-LLM {why}, so that stage {config.zero_stage} becomes {stage}")
+    if config.dp_shard and stage:
+        notes.append(f"dp_shard: MindSpeed-LLM shards over all of dp, not over {config.dp_shard}")
+    return Part(flags=tuple(flags), notes=tuple(notes))
+
+
+def _recompute(setting: Setting, config: ParallelConfig) -> Part:
+    flags = {
+        "none": (),
+        "selective": ("--recompute-granularity selective",),
+        "full": ("--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"),
+    }
+    modules = setting.job.recompute_modules
+    note = f"recompute: selective is the core attention in MindSpeed-LLM, not {', '.join(modules)}"
+    other = config.recompute == "selective" and modules != ("core_attn",)
+    return Part(flags=flags[config.recompute], notes=(note,) if other else ())
+
+
+def _precision(setting: Setting) -> Part:
+    job = setting.job
+    numerics = {"bf16": ("--bf16",), "fp16": ("--fp16",), "fp8": ("--bf16",), "nvfp4": ("--bf16",)}
+    note = f"precision: no flag here asks MindSpeed-LLM for {job.precision}"
+    return Part(
+        flags=(*numerics.get(job.precision, ()), f"--optimizer {job.optimizer}"),
+        notes=() if job.precision in ("bf16", "fp16", "fp32") else (note,),
+    )
