@@ -3,8 +3,8 @@
 Sources: nanotron config/parallelism_config.py (`ParallelismArgs`), config/config.py (`TokensArgs`, `OptimizerArgs`,
 `Config.global_batch_size`), config/utils_config.py (`cast_str_to_pipeline_engine`: afab or 1f1b),
 parallel/tensor_parallel/enum.py (REDUCE_SCATTER is sequence parallelism), models/base.py (blocks are cut at equal
-shares of their cost), parallel/context.py (expert ranks multiply the devices). `recompute_layer` and `context_parallel_size` are in the repository since 0.4, which is what
-PyPI has.
+shares of their cost), parallel/context.py (expert ranks multiply the devices). `recompute_layer` and
+`context_parallel_size` are in the repository since 0.4, which is what PyPI has.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _notes(setting: Setting, config: ParallelConfig) -> list[str]:
         notes.append("cp: context_parallel_size needs nanotron from its repository; 0.4 of PyPI refuses the key")
     if config.ep > 1:
         notes.append(
-            f"ep: nanotron's expert ranks stand beside dp, not within it as these {config.ep}; every rank holds all experts"
+            f"ep: nanotron's expert ranks stand beside dp, not within it as these {config.ep}; each rank holds all"
             if job.model.is_moe
             else f"ep: {config.ep} has no meaning for a model without experts"
         )

@@ -1,7 +1,8 @@
 """The keys of nanotron's YAML file that we write, and the rules that nanotron asserts.
 
 Sources: nanotron config/parallelism_config.py, config/config.py (dacite reads it strictly: no unknown key, no other
-type), parallel/context.py (`ParallelContext.__init__`: the product of degrees is the world size), parallel/tensor_parallel/nn.py (whole shards), trainer.py (batches of a step).
+type), parallel/context.py (`ParallelContext.__init__`: the product of degrees is the world size),
+parallel/tensor_parallel/nn.py (whole shards), trainer.py (batches of a step).
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ distributed/activation_checkpoint.py; torch/distributed/pipelining/schedules.py 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from hardware.errors import ConfigError, did_you_mean
 from tuner.export.flag_table import Flag, FlagValue, Values, read_flags
@@ -76,6 +77,13 @@ def _virtual_stages(values: Values, facts: Facts) -> int:
         counted = facts.num_layers + number(values, FIRST) + number(values, LAST)
         return -(-counted // number(values, PER_STAGE))
     return number(values, PP) * (2 if values.get(SCHEDULE) == "Interleaved1F1B" else 1)
+
+
+def _fits_a_part(key: str, values: Values, facts: Facts) -> bool:
+    if _parts(values) or number(values, PP) == 1:
+        return True
+    counted = facts.num_layers + number(values, FIRST) + number(values, LAST)
+    return number(values, key) <= counted // _virtual_stages(values, facts)
 
 
 def _data_parallel(values: Values) -> int:
@@ -154,6 +162,15 @@ TORCHTITAN_RULES: tuple[PublishedRule, ...] = (
         rule="must divide the number of parts of the model",
         source=f"{_STAGES} _get_pipeline_metadata",
         holds=lambda v, f: number(v, PP) == 1 or _virtual_stages(v, f) % number(v, PP) == 0,
+    ),
+    *(
+        PublishedRule(
+            key=key,
+            rule="must not exceed the layers of a part, embedding and head counted",
+            source=f"{_STAGES} _generate_llm_fqn_per_model_part",
+            holds=partial(_fits_a_part, key),
+        )
+        for key in (FIRST, LAST)
     ),
     PublishedRule(
         key=SCHEDULE,
