@@ -28,8 +28,7 @@ from typing import Any
 
 import yaml
 
-from tuner.export import Export
-from tuner.export import deepspeed_rules
+from tuner.export import Export, deepspeed_rules
 from tuner.export import megatron_rules as megatron
 from tuner.export import mindspeed_rules as mindspeed
 from tuner.export import torchtitan_rules as torchtitan
@@ -402,7 +401,7 @@ def _define(path: Path, names: Sequence[str], scope: dict[str, Any]) -> None:
     """Runs the definitions of those names, as their file has them."""
     chosen = [node for node in _definitions(path) if node.name in names]
     assert len(chosen) == len(names), f"{path} defines {names}"
-    exec(compile(ast.Module(body=list(chosen), type_ignores=[]), str(path), "exec"), scope)  # noqa: S102 # the framework's own code
+    exec(compile(ast.Module(body=list(chosen), type_ignores=[]), str(path), "exec", dont_inherit=True), scope)  # noqa: S102 # the framework's own code
 
 
 def _arguments_of(path: Path, name: str) -> set[str]:

@@ -328,7 +328,9 @@ def report(
 @app.command()
 def export(
     study: StudyFile,
-    to: Annotated[str, typer.Option(metavar="TARGET", help="megatron or json.")],
+    to: Annotated[
+        str, typer.Option(metavar="TARGET", help="megatron, torchtitan, deepspeed, mindspeed, nemo, nanotron or json.")
+    ],
     chosen: Annotated[
         str | None, typer.Option("--config", metavar="pp=4,...", help="Instead of the study's best.")
     ] = None,

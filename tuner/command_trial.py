@@ -23,6 +23,9 @@ from tuner.rules import Setting
 WITH_FLAGS = ("megatron", "mindspeed", "torchtitan")
 """Exporters that write flags."""
 
+ENDS_COMMAND = ("torchtitan",)
+"""Those whose flags end with a subcommand, after which the program takes no other flags."""
+
 
 class LogKeys(StrictModel):
     """`trial.log:` where no framework's name says it."""
@@ -137,6 +140,13 @@ def _flags(keys: CommandKeys, setting: Setting) -> ExportedFlags | None:
             key="trial.flags",
             value=keys.flags,
             nearest=did_you_mean(keys.flags, WITH_FLAGS),
+        )
+    if keys.flags in ENDS_COMMAND and keys.command[-1] != f"{{{FLAGS}}}":
+        raise ConfigError(
+            "end with a subcommand, so that nothing may follow them",
+            key="trial.flags",
+            value=keys.flags,
+            nearest=f'"{{{FLAGS}}}" last in trial.command',
         )
     return ExportedFlags(setting=setting, target=keys.flags)
 

@@ -101,3 +101,15 @@ def test_a_mistake_names_its_key(load, override, message):
         load(override)
 
     assert message in str(caught.value)
+
+
+def test_flags_that_end_a_command_stand_last(load):
+    """torchtitan's flags end with a subcommand: with something after them the study is refused, else they are its end."""
+    command = "trial.command=[python, -m, torchtitan.train, '{flags}', --training.steps=3]"
+    with pytest.raises(ConfigError, match=r"trial.flags = 'torchtitan': end with a subcommand.* last in trial.command"):
+        load("trial.flags=torchtitan", command)
+
+    command = "trial.command=[python, -m, torchtitan.train, --training.steps=3, '{flags}']"
+    plan = load("trial.flags=torchtitan", command).backend.plan(CONFIG, 3)
+
+    assert plan.flags[-1] == "activation-checkpoint:none"

@@ -17,6 +17,6 @@ def flags_section(data: ReportData) -> Html:
     export = find_exporter("megatron")(data.config.setting, data.best_config)
     button = tag("button", "Copy", type="button", class_="copy", data_copies="flags-text")
     text = tag("pre", export.text, id="flags-text")
-    told = (*notes_on_plan(data.config, data.best_config), *export.notes)
+    told = notes_on_plan(data.config, data.best_config)  # the text holds the export's own
     notes = tag("ul", *(tag("li", note) for note in told)) if told else None
     return section("flags", TITLE, tag("div", button, text, class_="copyable"), notes)
