@@ -207,7 +207,9 @@ _MEGATRON_COMMON = [
     _set("--fp16", True, lambda v, _: "--bf16" in v),
     _set("--optimizer", "sgd", lambda v, _: "--use-distributed-optimizer" in v),
     _set("--optimizer", "adamw"),
-    _without("--use-distributed-optimizer", lambda v, _: "--overlap-param-gather" in v and megatron.SHARDING not in v),
+    _without(
+        "--use-distributed-optimizer", lambda v, _: "--overlap-param-gather" in v and "--use-megatron-fsdp" not in v
+    ),
     _without("--overlap-grad-reduce", lambda v, _: "--overlap-param-gather" in v),
     _set("--recompute-method", "uniform", lambda v, _: v.get(megatron.GRANULARITY) != "full"),
     _without("--recompute-method", lambda v, _: v.get(megatron.GRANULARITY) == "full"),
@@ -311,7 +313,11 @@ _NANOTRON = [
 ]
 # a recipe says how many nodes there are, and its precision elsewhere
 _NEMO = [
-    *(each for each in _MEGATRON if not each.name.startswith(("--fp16", "--optimizer", "no --ckpt", "--ckpt"))),
+    *(
+        each
+        for each in _MEGATRON
+        if not each.name.startswith(("--fp16", "--optimizer", "no --ckpt", "--ckpt", megatron.LEVELS))
+    ),
     _set("trainer.num_nodes", 3),
     _set("trainer.strategy.fsdp", "torch"),
     _set("trainer.strategy.pipeline_dtype", None, lambda v, _: v[megatron.PP] > 1),

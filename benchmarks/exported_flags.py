@@ -72,7 +72,7 @@ def measure(target: str, count: int, seed: int, parser: Parser | None) -> dict[s
         "target": target,
         "configurations": count,
         **{name: found[name] for name in columns},
-        "kinds": f"{len(names)}/{len(MUTATIONS[target])}",
+        "kinds": f"{len(names)}/{len({mutation.name for mutation in MUTATIONS[target]})}",
         "cpu_s": time.process_time() - start,
         "wrong": wrong[:5],
     }

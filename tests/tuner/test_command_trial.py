@@ -104,7 +104,7 @@ def test_a_mistake_names_its_key(load, override, message):
 
 
 def test_flags_that_end_a_command_stand_last(load):
-    """torchtitan's flags end with a subcommand: with something after them the study is refused, else they are its end."""
+    """The flags of torchtitan end with a subcommand: what follows them is refused, and last they are the end."""
     command = "trial.command=[python, -m, torchtitan.train, '{flags}', --training.steps=3]"
     with pytest.raises(ConfigError, match=r"trial.flags = 'torchtitan': end with a subcommand.* last in trial.command"):
         load("trial.flags=torchtitan", command)
