@@ -266,6 +266,7 @@ _TORCHTITAN = [
     ),
     _set(torchtitan.EP, 5),
     _set(torchtitan.LENGTH, 8191),
+    _without(torchtitan.NO_GRAPHS, lambda v, _: v[torchtitan.PP] > 1),
     _set(torchtitan.WHOLE_NORMS, True, lambda v, _: torchtitan.SEQUENCE_PARALLEL in v),
     _set(torchtitan.SCHEDULE, "1F1B", _interleaved),
     _set(torchtitan.SCHEDULE, "Interleaved1F1B", lambda v, _: v.get(torchtitan.SCHEDULE) == "1F1B"),

@@ -4,7 +4,8 @@ Sources: torchtitan config/configs.py (`TrainingConfig`, `ParallelismConfig`: na
 (lists are words between commas), distributed/activation_checkpoint.py (the policy is a subcommand),
 distributed/pipeline_parallel.py (stages by the names of their modules; equal ones by their size),
 distributed/parallel_dims.py (context parallelism always shards the weights too, experts borrow ranks of dp_shard, cp
-and tp), torch/distributed/pipelining/schedules.py (names of schedules).
+and tp), trainer.py (`Trainer.Config`: no CUDA graphs with a pipeline), torch/distributed/pipelining/schedules.py (names
+of schedules).
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ def _batch(setting: Setting, config: ParallelConfig) -> Part:
             f"--training.local_batch_size {local}",
             f"--training.global_batch_size {job.global_batch_size}",
             f"--training.seq_len {job.sequence_length}",
+            # Trainer.Config refuses captured steps with a pipeline, and with most ways to exchange tokens
+            *(("--training.disable_cuda_graphs",) if config.pp > 1 or config.ep > 1 else ()),
         )
     )
 

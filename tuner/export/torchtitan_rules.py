@@ -24,6 +24,7 @@ FIRST, LAST = f"{_P}pipeline_parallel_first_stage_less_layers", f"{_P}pipeline_p
 MODULES, RESHARD = f"{_P}module_fqns_per_model_part", f"{_P}fsdp_reshard_after_forward"
 SEQUENCE_PARALLEL, WHOLE_NORMS = f"{_P}enable_sequence_parallel", f"{_P}no_enable_sequence_parallel"
 LOCAL, GLOBAL, LENGTH = f"{_T}local_batch_size", f"{_T}global_batch_size", f"{_T}seq_len"
+NO_GRAPHS = f"{_T}disable_cuda_graphs"
 POLICY = "activation-checkpoint"
 POLICIES = ("selective", "full", "memory-budget", "none")
 
@@ -47,6 +48,7 @@ TORCHTITAN_FLAGS: dict[str, Flag] = {
     LOCAL: _NUMBER,
     GLOBAL: _NUMBER,
     LENGTH: _NUMBER,
+    NO_GRAPHS: _SWITCH,
     f"{_T}mixed_precision_param": Flag(kind="word", choices=("bfloat16", "float32")),
 }
 
@@ -126,6 +128,12 @@ TORCHTITAN_RULES: tuple[PublishedRule, ...] = (
         rule="must be divisible by pipeline_parallel_microbatch_size",
         source=_TRAINER,
         holds=lambda v, _: number(v, PP) == 1 or number(v, LOCAL) % number(v, MICRO) == 0,
+    ),
+    PublishedRule(
+        key=NO_GRAPHS,
+        rule="must be on with a pipeline",
+        source=f"{_TRAINER}.Config",
+        holds=lambda v, _: number(v, PP) == 1 or bool(v.get(NO_GRAPHS)),
     ),
     PublishedRule(
         key=LENGTH,
