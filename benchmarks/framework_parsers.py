@@ -3,7 +3,7 @@
 A parser gives values by the keys that our own reader gives them (tuner/export/checks.py), so that both can be compared
 and put back into a configuration in one way. It raises `Refused` where the framework does not take the export.
 
-torchtitan: tyro with torchtitan's registry over its dataclasses, `ParallelDims`, and the split into stages.
+torchtitan: its `ConfigManager` over a recipe's `Trainer.Config`, `ParallelDims`, and the split into stages.
 megatron: megatron-core's `TransformerConfig` (a `ModelParallelConfig`), `DistributedDataParallelConfig` and its count
 of micro-batches. The parser before that is in no package; argparse reads the arguments by our table of them.
 mindspeed: the same core, for what MindSpeed-LLM leaves of it.
@@ -19,6 +19,7 @@ import ast
 import dataclasses
 import importlib.util
 import json
+import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,30 +48,18 @@ class Refused(Exception):  # noqa: N818 # an answer of a framework, no error of 
 
 def torchtitan_parser() -> Parser:
     """Raises ImportError where torchtitan is not there."""
-    import tyro
-    from torchtitan.config.configs import ParallelismConfig, TrainingConfig
-    from torchtitan.config.manager import ConfigManager, custom_registry
-    from torchtitan.distributed.activation_checkpoint import ActivationCheckpointingConfig, SelectiveAC
+    from torchtitan.config.manager import ConfigManager
     from torchtitan.distributed.parallel_dims import ParallelDims
+    from torchtitan.tools.logging import logger
 
-    ConfigManager()  # registers how lists are read
-    job = dataclasses.make_dataclass(
-        "Job",
-        [
-            ("training", TrainingConfig, dataclasses.field(default_factory=TrainingConfig)),
-            ("parallelism", ParallelismConfig, dataclasses.field(default_factory=ParallelismConfig)),
-            (
-                "activation_checkpoint",
-                ActivationCheckpointingConfig,
-                dataclasses.field(default_factory=SelectiveAC.Config),
-            ),
-        ],
-    )
+    logger.setLevel(logging.ERROR)  # each parse would tell that the recipe's data are elsewhere
+    recipe = ("--module", "llama3", "--config", "llama3_debugmodel")  # flags override what it says
+    ConfigManager().parse_args(list(recipe))  # imports what a recipe needs
     policies = {"FullAC": "full", "SelectiveAC": "selective", "MemoryBudgetAC": "memory-budget"}
 
     def parse(export: Export, setting: Setting) -> Values:
         with _refusals():
-            read = tyro.cli(job, args=export.arguments, default=job(), registry=custom_registry, console_outputs=False)
+            read = ConfigManager().parse_args([*recipe, *export.arguments])
             ParallelDims.from_config(read.parallelism, setting.cluster.num_devices)
         found: dict[str, Any] = {}
         said = {word for word in export.arguments if word.startswith("--")}
