@@ -5,6 +5,7 @@ from dataclasses import replace
 from unittest.mock import MagicMock
 
 import pytest
+from hypothesis import example, given
 
 from benchmarks.export_samples import MUTATIONS, differences, mutants, samples
 from benchmarks.exported_flags import failed, main, measure
@@ -12,7 +13,7 @@ from benchmarks.framework_parsers import PARSERS
 from costmodels.assignment import Assignment
 from costmodels.parallel import ParallelConfig
 from hardware.errors import ConfigError
-from tests.tuner.test_export import setting_of
+from tests.tuner.test_export import configs, setting_of, settings
 from tuner.command_trial import WITH_FLAGS
 from tuner.export import EXPORTERS, Export, find_exporter
 from tuner.export.checks import CHECKS
@@ -22,6 +23,8 @@ from tuner.export.published_rules import facts_of
 COUNT = int(os.environ.get("MESHTUNE_EXPORTS", "50"))
 """Configurations of each framework; 500 are what is promised."""
 TARGETS = sorted(CHECKS)
+MANY_PARTS = setting_of("qwen2.5-7b", rules="flexparallel")
+"""28 layers, of which a study may make 32."""
 
 
 def exported(target, setting, **degrees):
@@ -61,6 +64,17 @@ def test_the_real_parser_reads_what_was_meant(target):
 
     assert row["real"] == COUNT
     assert not failed(row), row["wrong"]
+
+
+@given(settings, configs)
+@example(MANY_PARTS, ParallelConfig(pp=8, vpp=8))
+def test_no_configuration_is_too_much_for_an_exporter(setting, config):
+    """Whatever a study could hold, even what the framework lacks, is written with its notes as comments."""
+    for target in TARGETS:
+        export = find_exporter(target)(setting, config)
+
+        assert str(config) in export.text
+        assert all(note in export.text for note in export.notes)
 
 
 def test_every_framework_has_rules_mutations_and_a_parser():
