@@ -8,6 +8,7 @@ function was planned with (other shapes, another function) is refused.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,7 @@ import jax
 import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from costmodels.frontends.flat_program import Step, operand_slots
 from costmodels.frontends.jax_flat import INLINED, Flat, shape_of, varying_carries
@@ -44,20 +45,31 @@ def jax_mesh(plan: Plan, devices: Sequence[Any] | None = None) -> Mesh:
     return Mesh(np.array(found[:count]).reshape(plan.mesh.sizes), plan.mesh.names)
 
 
-def apply_plan(function: Callable[..., Any], plan: Plan, mesh: Mesh | None = None) -> Callable[..., Any]:
+def abstract_mesh(plan: Plan) -> AbstractMesh:
+    """The plan's mesh without devices."""
+    return AbstractMesh(plan.mesh.sizes, plan.mesh.names)
+
+
+def partition_spec(spec: Spec) -> PartitionSpec:
+    """A spec as JAX has it."""
+    return PartitionSpec(*(axes or None for axes in spec))  # type: ignore[no-untyped-call] # JAX has no types there
+
+
+def apply_plan(function: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
     """A function that computes the same, with every layout of the plan pinned; to be called under `jax.jit`.
+
+    It needs no devices: the constraints name axes, and the shardings of the arguments say where these are.
 
     Args:
         function: What was planned (`jax_graph.graph_of_jax`).
         plan: How.
-        mesh: `jax_mesh` of the plan, on other devices than the first.
     """
     orders = axis_orders(plan)
-    own_mesh = jax_mesh(plan) if mesh is None else mesh
 
+    @functools.wraps(function)  # so that arguments can be donated by their names
     def planned(*arguments: Any) -> Any:
         program = traced(function, *arguments)
-        run = _Run.of(program, orders, own_mesh)
+        run = _Run.of(program, orders)
         return jax.tree_util.tree_unflatten(
             program.out_tree, run.outputs(program, jax.tree_util.tree_leaves(arguments))
         )
@@ -65,16 +77,29 @@ def apply_plan(function: Callable[..., Any], plan: Plan, mesh: Mesh | None = Non
     return planned
 
 
+def specs_of(program: Program, plan: Plan) -> tuple[tuple[Any, ...], Any]:
+    """PartitionSpecs of a planned program: a tree like its arguments, and one like what it returns."""
+    run = _Run.of(program, axis_orders(plan))
+    inputs = [partition_spec(run.lying(value)) for value in run.arguments]
+    outputs = [partition_spec(run.returned(value)) for value in run.results]
+    trees: tuple[Any, ...] = jax.tree_util.tree_unflatten(program.in_tree, inputs)
+    return trees, jax.tree_util.tree_unflatten(program.out_tree, outputs)
+
+
+def on_mesh(mesh: Mesh | AbstractMesh, specs: Any) -> Any:
+    """A tree of PartitionSpecs as shardings on a mesh."""
+    return jax.tree_util.tree_map(
+        lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda node: isinstance(node, PartitionSpec)
+    )
+
+
 def shardings(
     function: Callable[..., Any], plan: Plan, *arguments: Any, mesh: Mesh | None = None
 ) -> tuple[tuple[Any, ...], Any]:
     """How the arguments and the outputs of a planned function lie: `in_shardings` and `out_shardings` of `jax.jit`."""
-    program = traced(function, *arguments)
-    run = _Run.of(program, axis_orders(plan), jax_mesh(plan) if mesh is None else mesh)
-    inputs = [run.sharding(run.lying(value)) for value in run.arguments]
-    trees = jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(arguments), inputs)
-    outputs = [run.sharding(run.returned(value)) for value in run.results]
-    return trees, jax.tree_util.tree_unflatten(program.out_tree, outputs)
+    inputs, outputs = specs_of(traced(function, *arguments), plan)
+    own_mesh = jax_mesh(plan) if mesh is None else mesh
+    return on_mesh(own_mesh, inputs), on_mesh(own_mesh, outputs)
 
 
 def outputs_of(program: Program) -> tuple[tuple[str, str | None], ...]:
@@ -103,7 +128,7 @@ class _Run:
         arguments: Numbers of its arguments.
         results: Numbers of its outputs.
         orders: The plan's.
-        mesh: Where it runs.
+        mesh: The plan's.
         ops: The number of each operator by its name.
         tensors: The number of each tensor by its name.
         position: The next step of the flat program.
@@ -114,14 +139,14 @@ class _Run:
     arguments: list[int]
     results: list[int]
     orders: AxisOrders
-    mesh: Mesh
+    mesh: AbstractMesh
     ops: dict[str, int]
     tensors: dict[str, int]
     position: int = 0
     copies: dict[tuple[int, Spec], Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, program: Program, orders: AxisOrders, mesh: Mesh) -> _Run:
+    def of(cls, program: Program, orders: AxisOrders) -> _Run:
         """At the begin of a program.
 
         Raises:
@@ -144,7 +169,7 @@ class _Run:
             arguments=arguments,
             results=results,
             orders=orders,
-            mesh=mesh,
+            mesh=abstract_mesh(orders.plan),
             ops={op.name: number for number, op in enumerate(graph.ops)},
             tensors={tensor.name: number for number, tensor in enumerate(graph.tensors)},
         )
@@ -171,12 +196,8 @@ class _Run:
         number = self.tensors.get(self.flat.values[value].name)
         return () if number is None else named(self.orders.plan, returned(self.orders, number))
 
-    def sharding(self, spec: Spec) -> NamedSharding:
-        """A spec on the mesh."""
-        return NamedSharding(self.mesh, PartitionSpec(*(axes or None for axes in spec)))  # type: ignore[no-untyped-call] # JAX has no types there
-
     def _pinned(self, value: Any, spec: Spec) -> Any:
-        return lax.with_sharding_constraint(value, self.sharding(spec)) if np.ndim(value) else value  # type: ignore[no-untyped-call] # JAX has no types there
+        return lax.with_sharding_constraint(value, NamedSharding(self.mesh, partition_spec(spec)))  # type: ignore[no-untyped-call] # JAX has no types there
 
     def _written(self, value: Any, number: int | None) -> _Array:
         """A value as it shall lie, if the graph has it."""

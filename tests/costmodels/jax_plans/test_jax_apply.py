@@ -1,4 +1,4 @@
-"""Planned JAX programs compute what the plain ones do, and XLA sends for them what the plan says."""
+"""XLA sends what the plan says for planned JAX programs, and loops, calls and branches compute what they did."""
 
 import json
 import subprocess
@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import Mesh
 
-from benchmarks.zoo import FACTORIES, shape_of
+from benchmarks.zoo import shape_of
 from costmodels.device_mesh import DeviceMesh
 from costmodels.frontends.jax_graph import graph_of_jax
 from costmodels.frontends.jax_program import traced
@@ -24,8 +23,6 @@ from hardware.errors import ConfigError
 from tests.costmodels.frontends.named_plans import mesh_of
 
 ROOT = Path(__file__).resolve().parents[3]
-SMALL = [name for name in FACTORIES if "small" in name and name != "gemma_small"]
-"""Gemma's layers run in its loop too."""
 
 
 def on_devices(*arguments):
@@ -34,13 +31,6 @@ def on_devices(*arguments):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout)
-
-
-def test_planned_programs_compute_the_same():
-    """Every small program of the zoo, on eight devices: outputs differ in the order of additions alone, and are cut."""
-    for name, found in on_devices("numbers", *SMALL).items():
-        assert found["error"] < 1e-5, name
-        assert found["cut"] > 0 or name == "decode_small"
 
 
 SCORES_BYTES = 32 * 256 * 8 * 4 * 7 / 8
@@ -56,7 +46,7 @@ def test_xla_sends_what_the_plan_says(planner):
     """
     one_axis = ["transformer@data=8"] if planner == "recursive" else []
     programs = (*one_axis, "transformer@data=2,model=4", "experts@data=2,model=4")
-    plans = on_devices("bytes", *(f"{program}@{planner}" for program in programs))
+    plans = on_devices(*(f"{program}@{planner}" for program in programs))
 
     assert not any(plans[f"{program}@{planner}"]["broken"] for program in one_axis)
     for name, found in plans.items():
@@ -107,10 +97,9 @@ def test_specs_of_a_product():
 def test_a_plan_of_another_function_is_refused():
     """A plan and a function that don't belong together are told apart before anything is computed."""
     plan = served(graph_of_jax(product, *ARGUMENTS), mesh_of(data=8), data=8)
-    one_device = Mesh(np.array(jax.devices()[:1]), plan.mesh.names)  # nothing is run on it
 
     with pytest.raises(ConfigError, match="is a plan of another function, or other shapes, than product"):
-        apply_plan(product, plan, one_device)(jax.numpy.ones((4, 16)), jax.numpy.ones((16, 32)))
+        apply_plan(product, plan)(jax.numpy.ones((4, 16)), jax.numpy.ones((16, 32)))
 
 
 def test_too_few_devices_are_told():
