@@ -76,6 +76,7 @@ class TorchPlan:
     gradients: dict[str, Placements]
     redistributions: tuple[Redistribution, ...]
     unsaid: tuple[Unsaid, ...]
+    _shapes: dict[str, tuple[int, ...]]
 
     def device_mesh(self, device_type: str) -> torch_meshes.DeviceMesh:
         """The plan's mesh of the ranks of the process group; called on all of them.
@@ -103,9 +104,9 @@ class TorchPlan:
         """
         self._check(device_mesh)
         named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-        shapes = self._shapes()
-        for name in named.keys() | self.parameters.keys():
-            if name not in named or name not in shapes or tuple(named[name].shape) != shapes[name]:
+        shapes = {name: tuple(tensor.shape) for name, tensor in named.items()}
+        for name in (*shapes, *self._shapes):
+            if shapes.get(name) != self._shapes.get(name):
                 raise ConfigError(
                     "is not in both, the module and the plan, with one shape",
                     key="module",
@@ -141,10 +142,6 @@ class TorchPlan:
         ]
         made: tuple[Any, ...] = pytree.tree_unflatten(found, tree)
         return made
-
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
-        graph = self.planned.plan.graph
-        return {tensor.name: tensor.shape for tensor in graph.tensors if tensor.name in self.parameters}
 
     def _check(self, device_mesh: torch_meshes.DeviceMesh) -> None:
         if _axes_of(device_mesh) != self.mesh:
@@ -190,10 +187,10 @@ def plan_torch(
     numbers = {tensor.name: number for number, tensor in enumerate(plan.graph.tensors)}
 
     def lying(name: str) -> Placements:
-        # what nobody reads is not in the graph
+        # buffers that no step changes are constants in the graph, which each device has
         return _placements(plan.layout(numbers[name])) if name in numbers else _placements((-1,) * len(plan.mesh.sizes))
 
-    named = [*dict(module.named_parameters()), *dict(module.named_buffers())]
+    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     return TorchPlan(
         planned=found,
         mesh=words.mesh,
@@ -211,6 +208,7 @@ def plan_torch(
             )
             for tensor, op in words.broken
         ),
+        _shapes={name: tuple(tensor.shape) for name, tensor in named.items()},
     )
 
 
