@@ -81,7 +81,7 @@ def plan(
     ] = None,
     export: Annotated[
         str | None,
-        typer.Option(metavar="TARGET", help="Also as jax, torch, megatron or mindspore takes it; see --out."),
+        typer.Option(metavar="TARGET", help="Also as jax, shardy, torch, megatron or mindspore takes it; see --out."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="File for --export; without it, the terminal shows a part.")] = None,
     explain: Annotated[
@@ -286,11 +286,16 @@ def _exported(export: str | None, out: Path | None, source: PlanSource, jax: str
 
     if export is None:
         return None
-    if export == "jax" and jax is not None:
-        from costmodels.frontends.factories import program_of_factory
+    if export in ("jax", "shardy") and jax is not None:
+        from costmodels.frontends.factories import step_of_factory
+        from costmodels.frontends.jax_program import traced
         from costmodels.plan_exports.jax_apply import outputs_of
+        from costmodels.plan_exports.jax_shardy import annotated_stablehlo
 
-        source = replace(source, outputs=outputs_of(program_of_factory(jax)))
+        function, arguments, donated = step_of_factory(jax)
+        program = traced(function, *arguments, donated=donated)
+        text = annotated_stablehlo(function, program, source.plan) if export == "shardy" else None
+        source = replace(source, outputs=outputs_of(program), stablehlo=text)
     exported = export_plan(export, source)
     if out is None:
         return exported
