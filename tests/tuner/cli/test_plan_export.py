@@ -43,7 +43,7 @@ def test_a_jax_step_is_annotated_for_shardy(meshtune, tmp_path):
     from jaxlib.mlir import ir
 
     path = tmp_path / "step.mlir"
-    step = ("--jax", "benchmarks.zoo_jax:decode_small", "--mesh", "data=16,model=2", "--hosts", "4", "--whole-axes")
+    step = ("--jax", "benchmarks.zoo:decode_small", "--mesh", "data=16,model=2", "--hosts", "4", "--whole-axes")
     written = meshtune("plan", *step, "--export", "shardy", "--out", path)
     told = meshtune("plan", *step, "--export", "shardy", "--json")
     shown = meshtune("plan", *step, "--export", "shardy")

@@ -18,7 +18,7 @@ import numpy as np
 from jax._src.interpreters.mlir import make_ir_context  # no public name registers the dialects of StableHLO and Shardy
 from jaxlib.mlir import ir
 
-from benchmarks.zoo_jax import FACTORIES
+from benchmarks.zoo import FACTORIES
 from tuner.planners import plan_jax
 from tuner.planners.planning import PlannerOptions
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractMesh, PartitionSpec
 
-from benchmarks.zoo_jax import FACTORIES
+from benchmarks.zoo import FACTORIES
 from costmodels.device_mesh import mesh_of
 from hardware.cluster import find_cluster
 from hardware.errors import ConfigError
