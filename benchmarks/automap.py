@@ -5,10 +5,10 @@ dim of one argument along one mesh axis, arguments of repeated layers together; 
 runs over the whole program; a tree search looks for the cheapest. What decides between two ways to propagate is the
 compiler's, so that sharding the sequence in attention, for one, is out of reach.
 
-It is handicapped nowhere else: arguments are grouped as TOAST groups their dims, also across a layer (`colour_actions`);
-tree search, options, costs and memory penalty are TOAST's own; a state costs one propagation, however many actions led
-there, and is known in all trees. Propagation is Shardy's, in the cheapest way it can run (`propagation`), and the plan
-is read from it by what sends the least (`propagated_plans`).
+It is handicapped nowhere else: arguments are grouped as TOAST groups their dims, also within a layer, and pruned as it
+prunes (`colour_actions`); tree search, options, costs and memory penalty are TOAST's own; a state costs one
+propagation, however many actions led there, and is known in all trees. Propagation is Shardy's, in the cheapest way it
+can run (`propagation`), and the plan is read from it by what sends the least (`propagated_plans`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The plan that propagated shardings stand for, so that `costmodels.plan` prices them as it does every other plan.
 
 A propagation says how tensors lie, a plan which factors the axes serve. An axis may serve, in an operator, what it cuts
-of an operand or a result, or nothing; where that leaves a choice, the operator takes what sends the least from the
-operands' layouts to its own and on to its results' layouts, and of several the one that most devices share. That is
-kinder to the propagated program than a partitioner, which asks only for the layouts that most of the tensors have.
+of an operand or a result, or nothing; where that leaves a choice, the operator takes what sends the fewest bytes, from
+the operands' layouts to its own and on to those of its results, and of several the one that most devices share. Where
+all are cut alike there is no choice, and XLA sends the same. Elsewhere this is kinder than XLA, which moves more
+between layouts in conflict; see docs/search-time.md.
 
 Axes that don't divide a dim don't cut it, as in every plan. Constants are made as their first reader wants them.
 """
@@ -20,8 +21,9 @@ import numpy as np
 from costmodels.device_mesh import DeviceMesh
 from costmodels.dims import Rule
 from costmodels.graph import CONSTANT, Graph
+from costmodels.operators import OpKind
 from costmodels.plan import NONE, Plan, wanted_layout, written_layout
-from costmodels.sharding import REPLICATED, Layout, moves
+from costmodels.sharding import REPLICATED, Layout, Move, moves
 
 Row = tuple[int, ...]
 
@@ -37,7 +39,7 @@ class PlanReader:
     def __init__(self, graph: Graph, mesh: DeviceMesh) -> None:
         self.graph, self.mesh = graph, mesh
         self._rows: dict[Any, Row] = {}
-        self._move_s: dict[tuple[Layout, Layout, float], float] = {}
+        self._sent: dict[tuple[Layout, Layout, float], float] = {}
         self._bytes = [tensor.num_bytes for tensor in graph.tensors]
 
     def rows(self, layouts: Sequence[Layout | None]) -> list[Row]:
@@ -93,7 +95,7 @@ class PlanReader:
             for axis in axes
         ]
         rows = [row for row in itertools.product(*choices) if self._divides(rule, row)]
-        return min(rows, key=lambda row: (self._sent_s(rule, row, reads, writes, num_bytes), -self._shared_by(row)))
+        return min(rows, key=lambda row: (self._sent_bytes(rule, row, reads, writes, num_bytes), -self._shared_by(row)))
 
     def _divides(self, rule: Rule, row: Row) -> bool:
         return all(
@@ -103,7 +105,7 @@ class PlanReader:
             for factor in set(row) - {NONE}
         )
 
-    def _sent_s(
+    def _sent_bytes(
         self,
         rule: Rule,
         row: Row,
@@ -111,24 +113,29 @@ class PlanReader:
         writes: Sequence[Layout | None],
         num_bytes: Sequence[float],
     ) -> float:
-        seconds = 0.0
+        sent_bytes = 0.0
         for slot, layout in enumerate(reads):
             if layout is not None:
-                seconds += self._moved_s(layout, wanted_layout(rule, slot, row), num_bytes[slot])
+                sent_bytes += self._moved_bytes(layout, wanted_layout(rule, slot, row), num_bytes[slot])
         for slot, layout in enumerate(writes):
             if layout is not None:
                 written = written_layout(rule, slot, row)
-                seconds += self._moved_s(written, layout, num_bytes[len(num_bytes) - len(writes) + slot])
-        return seconds
+                sent_bytes += self._moved_bytes(written, layout, num_bytes[len(num_bytes) - len(writes) + slot])
+        return sent_bytes
 
-    def _moved_s(self, before: Layout, after: Layout, num_bytes: float) -> float:
+    def _moved_bytes(self, before: Layout, after: Layout, num_bytes: float) -> float:
         if before == after:
             return 0.0
         key = (before, after, num_bytes)
-        if key not in self._move_s:
+        if key not in self._sent:
             changes = moves(before, after, num_bytes, self.mesh.sizes)
-            self._move_s[key] = sum(move.seconds(self.mesh) for move in changes)
-        return self._move_s[key]
+            self._sent[key] = sum(self._ring_bytes(move) for move in changes)
+        return self._sent[key]
+
+    def _ring_bytes(self, move: Move) -> float:
+        """What a device sends in a ring: 2 (n-1)/n of the message for an all-reduce, half of that for all else."""
+        group = math.prod(self.mesh.sizes[axis] for axis in move.axes)
+        return (2 if move.kind is OpKind.ALL_REDUCE else 1) * move.message_bytes * (group - 1) / group
 
     def _shared_by(self, row: Row) -> int:
         return math.prod(size for size, factor in zip(self.mesh.sizes, row, strict=True) if factor != NONE)

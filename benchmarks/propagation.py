@@ -1,9 +1,9 @@
 """Shardy's propagation of argument shardings through a JAX program, read back tensor by tensor.
 
 The program is lowered from its jaxpr with every call inlined, each equation in a scope of its own, so that the location
-of an operator tells which tensor of the graph it makes; nothing else is added. Its import into Shardy is made once. Then
-each evaluation copies that module, shards arguments (dims stay open), runs `sdy-user-priority-propagate`, and reads what
-every operator has. Programs with loops are refused.
+of an operator tells which tensor of the graph it makes; nothing else is added. Its import into Shardy is made once.
+Then each evaluation copies that module, shards arguments (dims stay open), runs `sdy-user-priority-propagate`, and
+reads what every operator has. Programs with loops are refused.
 
 Needs JAX 0.10 with its MLIR bindings. Source: Shardy's docs/propagation.md.
 """
@@ -24,7 +24,7 @@ from jaxlib.mlir.passmanager import PassManager
 
 from costmodels.device_mesh import DeviceMesh
 from costmodels.frontends.flat_program import Step
-from costmodels.frontends.jax_flat import INLINED, Flat, shape_of
+from costmodels.frontends.jax_flat import INLINED, shape_of
 from costmodels.frontends.jax_graph import flattened
 from costmodels.frontends.jax_program import Program
 from costmodels.graph import Graph
@@ -90,9 +90,7 @@ class Propagation:
         lowered = jax.jit(self._inlined, keep_unused=True).trace(*self._inlined.shapes).lower()
         self._module = lowered.compiler_ir()
         with self._module.context, ir.Location.unknown():
-            axes = [
-                sdy.MeshAxisAttr.get(name, size) for name, size in zip(mesh.names, mesh.sizes, strict=True)
-            ]
+            axes = [sdy.MeshAxisAttr.get(name, size) for name, size in zip(mesh.names, mesh.sizes, strict=True)]
             with ir.InsertionPoint.at_block_begin(self._module.body):
                 sdy.MeshOp(MESH, sdy.MeshAttr.get(axes))
             self._plain = self._module.operation.clone()
@@ -182,9 +180,9 @@ class Propagation:
         found = [REPLICATED] * len(self.mesh.names)
         for dim, each in enumerate(sharding.dimension_shardings):
             for axis in sdy.DimensionShardingAttr(each).axes:
-                axis = sdy.AxisRefAttr(axis)
-                if axis.sub_axis_info is None:
-                    found[self.mesh.names.index(axis.name)] = dim
+                reference = sdy.AxisRefAttr(axis)
+                if reference.sub_axis_info is None:
+                    found[self.mesh.names.index(reference.name)] = dim
         return tuple(found)
 
     def _places(self) -> tuple[int, list[_Made], list[tuple[int, int]]]:
@@ -226,7 +224,7 @@ class Propagation:
 
 
 class _Inlined:
-    """The function of a program, its calls inlined, and every step of the flat program in a scope that tells its number.
+    """The function of a program, its calls inlined, every step of the flat program in a scope that tells its number.
 
     Attributes:
         flat: The flat program.
@@ -242,9 +240,7 @@ class _Inlined:
 
     def __call__(self, *leaves: Any) -> list[Any]:
         self._position = 0
-        given = [
-            (leaf, self.flat.values[number].varies) for leaf, number in zip(leaves, self.arguments, strict=True)
-        ]
+        given = [(leaf, self.flat.values[number].varies) for leaf, number in zip(leaves, self.arguments, strict=True)]
         return [value for value, _ in self._run(self._jaxpr, given)]
 
     def _run(self, jaxpr: Jaxpr | ClosedJaxpr, arguments: Sequence[tuple[Any, bool]]) -> list[tuple[Any, bool]]:
