@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from benchmarks.timing import answer, count_at_least, publish, tell
-from costmodels.device_mesh import DeviceMesh
+from costmodels.device_mesh import DeviceMesh, mesh_of
 from costmodels.graph import Graph
 from costmodels.plan import cost_of
 from hardware.cluster import find_cluster
@@ -43,7 +43,6 @@ from tuner.planners.recursive import recursive_plan, whole
 from tuner.planners.sharding_milp import shard_by_milp
 from tuner.planners.sharding_terms import ShardingTerms
 from tuner.planners.toast import Toast, ToastOptions, toast_plan
-from tuner.sharding_plans import mesh_of
 
 Result = TypeVar("Result")
 
@@ -193,14 +192,14 @@ def timed(work: Callable[[], Result], repeats: int = 1) -> Timed[Result]:
 
 def traced_step(name: str) -> Traced:
     """A program of the zoo."""
-    from benchmarks.zoo_jax import FACTORIES  # noqa: PLC0415 # JAX may be missing
+    from benchmarks.zoo import FACTORIES  # noqa: PLC0415 # JAX may be missing
 
     return _traced(name, FACTORIES[name])
 
 
 def gemma(layers: int, *, is_small: bool = False) -> Traced:
     """Gemma 2B with so many layers."""
-    from benchmarks.zoo_jax import GEMMA_2B, SMALL_GEMMA  # noqa: PLC0415 # JAX may be missing
+    from benchmarks.zoo import GEMMA_2B, SMALL_GEMMA  # noqa: PLC0415 # JAX may be missing
 
     sizes = SMALL_GEMMA if is_small else GEMMA_2B
     return _traced(f"{layers} layers", replace(sizes, layers=layers).train_program)

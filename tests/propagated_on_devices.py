@@ -18,12 +18,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from benchmarks.compiled_collectives import compiled_bytes, planned_bytes
 from benchmarks.propagated_plans import PlanReader
 from benchmarks.propagation import Propagation
+from costmodels.device_mesh import mesh_of
 from costmodels.frontends.jax_graph import graph_of
 from costmodels.frontends.jax_program import traced
 from costmodels.plan import cost_of, violations
 from hardware.cluster import find_cluster
 from tests.wide_step import WIDE
-from tuner.sharding_plans import mesh_of
 
 DATA = {"batch.": (0, -1)}
 HIDDEN = {".gate_up": (-1, 2), ".down": (-1, 0)}

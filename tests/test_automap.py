@@ -20,6 +20,7 @@ from jax import lax
 from benchmarks.automap import ArgumentGame, automap_plan
 from benchmarks.propagated_plans import PlanReader
 from benchmarks.propagation import Propagation
+from costmodels.device_mesh import mesh_of
 from costmodels.frontends.jax_graph import graph_of
 from costmodels.frontends.jax_program import traced
 from costmodels.operators import OpKind
@@ -34,7 +35,6 @@ from tuner.planners.mcts import SearchOptions, search
 from tuner.planners.named_dims import named_dims
 from tuner.planners.outcome import Limits
 from tuner.planners.toast import ColourGame, ToastOptions
-from tuner.sharding_plans import mesh_of
 
 ROOT = Path(__file__).resolve().parents[1]
 CLUSTER = find_cluster("dgx-a100")
