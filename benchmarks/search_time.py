@@ -1,10 +1,11 @@
 """How long planners search for a sharding, as TOAST's figure 9 has it.
 
-    python -m benchmarks.search_time [--tables steps devices axes layers milp] [--steps gemma_2b unet ...]
+    python -m benchmarks.search_time [--tables steps ended devices axes layers milp] [--steps gemma_2b unet ...]
         [--automap-states 40] [--milp-s 300] [--repeats 3] [--quick] [--json]
 
     steps     each step on data=4,model=2: TOAST's analysis, its unseeded search (four trees), all of it with seeds and
               polishing, D-Rec by compromise price, descent from that, and the AutoMap-like search
+    ended     one tree of TOAST and one of the AutoMap-like search, each until it finds nothing better, on shallow steps
     devices   TOAST's unseeded search of Gemma 2B on 8, 32, 128 and 512 devices of two axes
     axes      the same on 8 devices of one, two and three axes
     layers    the same with 9, 18 and 36 layers on data=4,model=2
@@ -26,7 +27,7 @@ import argparse
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -46,7 +47,7 @@ from tuner.planners.toast import Toast, ToastOptions, toast_plan
 
 Result = TypeVar("Result")
 
-TABLES = ("steps", "devices", "axes", "layers", "milp")
+TABLES = ("steps", "ended", "devices", "axes", "layers", "milp")
 STEPS = ("gemma_2b", "graph_network", "unet", "moe", "decode")
 QUICK_STEPS = ("gemma_small", "graph_network_small")
 LAYERS, QUICK_LAYERS = (9, 18, 36), (1, 2)
@@ -124,6 +125,8 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     tables: dict[str, list[dict[str, Any]]] = {}
     if "steps" in given.tables:
         tables["steps"] = [_step_row(traced_step(name), given) for name in given.steps]
+    if "ended" in given.tables:
+        tables["ended"] = [_ended_row(step) for step in shallow(is_small=given.quick)]
     if {"devices", "axes"} & set(given.tables):
         graph = gemma(typical, is_small=given.quick).graph
         for table, meshes in (("devices", DEVICES), ("axes", AXES)):
@@ -168,6 +171,9 @@ def targets(tables: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     if "devices" in tables:
         seconds = [row["search_s"] for row in tables["devices"]]
         ask("all devices: seconds over those of the fewest", max(seconds) / seconds[0], most=FLAT)
+    for row in tables.get("ended", []):
+        if row["step"].startswith(("U-Net", "graph network")):
+            ask(f"{row['step']}: times faster, both to their ends", row["ratio"], least=LEAST_OVER_AUTOMAP)
     for table, scale in (("axes", "axes"), ("layers", "layers")):
         rows = tables.get(table, [])
         if len(rows) > 1:
@@ -203,6 +209,20 @@ def gemma(layers: int, *, is_small: bool = False) -> Traced:
 
     sizes = SMALL_GEMMA if is_small else GEMMA_2B
     return _traced(f"{layers} layers", replace(sizes, layers=layers).train_program)
+
+
+def shallow(*, is_small: bool = False) -> Iterator[Traced]:
+    """Full widths, few layers: what a search sees of a step hardly depends on its depth, for layers are cut alike."""
+    from benchmarks.zoo import GEMMA_2B, SMALL_GEMMA, GraphNetwork, UNet  # noqa: PLC0415 # JAX may be missing
+
+    if is_small:
+        yield _traced("small layer", SMALL_GEMMA.train_program)
+        return
+    yield _traced("Gemma 2B, 2 layers", replace(GEMMA_2B, layers=2).train_program)
+    network = GraphNetwork(nodes=2048, edges=65_536, features=128, latent=2048, hidden=1024, hidden_layers=3, steps=2)
+    yield _traced("graph network, 2 steps", network.train_program)
+    images = UNet(batch=64, side=64, channels=(256, 512), blocks=1, groups=32, heads=32)
+    yield _traced("U-Net, 2 levels of a block", images.train_program)
 
 
 def _traced(name: str, factory: Callable[[], Any]) -> Traced:
@@ -265,9 +285,38 @@ def _step_row(step: Traced, given: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def _ended_row(step: Traced) -> dict[str, Any]:
+    """One tree of each search to its end, the same seed for both."""
+    from benchmarks.automap import automap_plan  # noqa: PLC0415 # JAX may be missing
+
+    graph, mesh, options = step.graph, _mesh(MESH), replace(UNSEEDED, searches=1)
+    search = timed(lambda: toast_plan(graph, mesh, options))
+    peer = automap_plan(step.program, mesh, options, graph=graph)
+    automap_s = peer.spent.propagation_s + peer.spent.cost_s
+    tell(f"{step.name}: TOAST {search.cpu_s:.2f} s, AutoMap-like {automap_s:.2f} s, {peer.spent.evaluations} states")
+    costs = [cost_of(plan) for plan in (search.result.plan, peer.plan)]
+    return {
+        "step": step.name,
+        "operators": len(graph.ops),
+        "search_s": search.cpu_s,
+        "states": _states(search.result),
+        "automap_s": automap_s,
+        "automap_states": peer.spent.evaluations,
+        "automap_reading_s": peer.spent.reading_s,
+        "ratio": automap_s / search.cpu_s,
+        "unsharded_s": search.result.steps[0].figures.step_time_s,
+        "search_step_s": costs[0].step_time_s,
+        "automap_step_s": costs[1].step_time_s,
+        "search_gib": costs[0].peak_memory_bytes / 2**30,
+        "automap_gib": costs[1].peak_memory_bytes / 2**30,
+        "automap_over_search": peer.cost / search.result.steps[-1].cost,
+    }
+
+
 def _search_row(graph: Graph, layers: int, text: str, repeats: int) -> dict[str, Any]:
     """TOAST's unseeded search of one graph on one mesh."""
     mesh = _mesh(text)
+    analysis = timed(lambda: compatibility(named_dims(graph)), repeats)
     search = timed(lambda: toast_plan(graph, mesh, UNSEEDED), repeats)
     tell(f"{layers} layers on {text}: TOAST {search.cpu_s:.2f} s")
     return {
@@ -275,7 +324,7 @@ def _search_row(graph: Graph, layers: int, text: str, repeats: int) -> dict[str,
         "mesh": text,
         "devices": mesh.num_devices,
         "axes": len(mesh.sizes),
-        "analysis_s": search.result.analysis_s,
+        "analysis_s": analysis.cpu_s,
         "search_s": search.cpu_s,
         "search_wall_s": search.wall_s,
         "states": _states(search.result),
