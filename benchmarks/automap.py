@@ -72,9 +72,14 @@ class Spent:
     reading_s: float = 0.0
 
     @property
+    def total_s(self) -> float:
+        """What all took, reading left out [s]."""
+        return self.propagation_s + self.cost_s
+
+    @property
     def evaluation_s(self) -> float:
         """What one takes, reading left out [s]."""
-        return (self.propagation_s + self.cost_s) / max(self.evaluations, 1)
+        return self.total_s / max(self.evaluations, 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -88,6 +93,7 @@ class Automap:
         spent: What evaluations took.
         prepared_s: CPU time of grouping, lowering and importing [s].
         search_s: CPU time of all trees, with the reading [s].
+        pipeline_s: CPU time of Shardy's whole pipeline on the best state, of which an evaluation runs a part [s].
     """
 
     plan: Plan
@@ -96,6 +102,7 @@ class Automap:
     spent: Spent
     prepared_s: float
     search_s: float
+    pipeline_s: float
 
 
 class ArgumentGame:
@@ -248,4 +255,5 @@ def automap_plan(
         spent=game.spent,
         prepared_s=prepared_s,
         search_s=search_s,
+        pipeline_s=game.propagation.pipeline_s(game.layouts(best.state)),
     )

@@ -213,7 +213,8 @@ def test_the_planner_tells_plan_time_and_evaluations(wide):
     assert found.cost < 1.0
     assert found.cost == pytest.approx(min(node.cost for tree in found.trees for node in tree.nodes))
     assert found.spent.evaluations == len(seen)
-    assert 0 < found.spent.propagation_s <= found.search_s
+    assert 0 < found.spent.propagation_s < found.spent.total_s <= found.search_s
+    assert found.pipeline_s > 0
 
 
 def test_what_is_read_divides(wide):

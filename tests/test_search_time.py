@@ -9,9 +9,9 @@ from benchmarks import search_time
 
 def test_quick_rows(answered):
     """Small steps have the same rows as full ones, and as many states as asked for were propagated."""
-    arguments = ("--quick", "--repeats", 1, "--automap-states", 5, "--tables", "steps", "axes", "--layers", 1)
+    arguments = ("--quick", "--repeats", 1, "--automap-states", 5, "--tables", "steps", "ended", "axes", "--layers", 1)
     found = answered(search_time, *arguments, "--steps", "gemma_small")
-    (row,) = found["steps"]
+    (row,), (ended,) = found["steps"], found["ended"]
 
     assert row["automap_states"] >= 5
     assert not row["automap_has_ended"]
@@ -19,6 +19,8 @@ def test_quick_rows(answered):
         (row["automap_propagation_s"] + row["automap_pricing_s"]) * row["states"]
     )
     assert row["automap_ratio"] > row["automap_ratio_propagation"] > 1
+    assert ended["automap_states"] > row["automap_states"]
+    assert ended["ratio"] == pytest.approx(ended["automap_s"] / ended["search_s"])
     assert [each["axes"] for each in found["axes"]] == [1, 2, 3]
     assert found["targets"] == []
 
