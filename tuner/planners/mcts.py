@@ -455,7 +455,8 @@ class _Search(Generic[State]):
 
         The states between are not looked at.
         """
-        state, actions = node.state, []
+        state = node.state
+        actions: list[int] = []
         for _, action, _ in self.committed:
             if action not in done and len(actions) < most:
                 other = self.game.after(state, action)
@@ -498,9 +499,7 @@ class _Search(Generic[State]):
                 child = node.children[action] = self.seen(state)[0]
         return child
 
-    def learn(
-        self, path: _Path[State], end: _Open[State] | None = None, further: tuple[int, ...] = ()
-    ) -> None:
+    def learn(self, path: _Path[State], end: _Open[State] | None = None, further: tuple[int, ...] = ()) -> None:
         """Tells the nodes of a trajectory what it was worth from each of them on, and what is done.
 
         Args:

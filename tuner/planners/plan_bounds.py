@@ -59,9 +59,7 @@ def step_time_bound(
     rows = [known[id(op.rule)] for op in graph.ops]
     counts = [len(own) for own in rows]
     entries = sum(
-        counts[maker] * counts[use.op]
-        for (maker, _), uses in zip(graph.maker, graph.uses, strict=True)
-        for use in uses
+        counts[maker] * counts[use.op] for (maker, _), uses in zip(graph.maker, graph.uses, strict=True) for use in uses
     )
     network = Network(counts)
     for term in terms.pairwise(rows) if entries <= MOST_ENTRIES else terms.alone(rows):

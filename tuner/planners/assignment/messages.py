@@ -76,10 +76,7 @@ class Messages:
         self._sizes = np.diff(starts)
         pairs = list(edges)
         forward = [(first, second) if order[first] < order[second] else (second, first) for first, second in pairs]
-        tables = [
-            edges[pair] if pair == turned else edges[pair].T
-            for pair, turned in zip(pairs, forward, strict=True)
-        ]
+        tables = [edges[pair] if pair == turned else edges[pair].T for pair, turned in zip(pairs, forward, strict=True)]
         ends = np.array(forward, dtype=np.int64).reshape(-1, 2)
         first_at = starts_of(self._sizes[ends[:, 0]])
         second_at = starts_of(self._sizes[ends[:, 1]]) + first_at[-1]
