@@ -1,13 +1,15 @@
 """Monte Carlo tree search for one player, over states that several orders of actions lead to (TOAST, 4.1 to 4.3).
 
 A trajectory goes from the root to a state that was never seen, by the action that promises most in every state, or to
-where stopping promises more than going on; from a new state it goes on at random for a while. It is worth what the best
-of its states costs, a little more for each action, so that short trajectories win where several cost the same. States
-are nodes by what they are, not by how one came there. Actions that change nothing, and those behind which everything
-has been seen, are taken out of their node; where the root has none left, the search is exhausted.
+where stopping promises more than going on; from a new state it goes on by what was committed and is not done yet, or at
+random for a while. It is worth what the best of its states costs, a little more for each action, so that short
+trajectories win where several cost the same. States are nodes by what they are, not by how one came there. Actions that
+change nothing, and those behind which everything has been seen, are taken out of their node; where the root has none
+left, the search is exhausted.
 
-A round is so many trajectories. Then the actions to the best state are committed, and the next round begins there. A
-round that finds nothing better is the last.
+A round is so many trajectories. Then the actions to the best state are committed, and the next round begins there.
+After one that finds nothing better than the best of all, the next begins half as deep in what was committed, which
+stays until something better takes its place; from the first state such a round is the last.
 
 What an action promises is between the mean and the best of what the trajectories through it were worth, and there is a
 bonus where it was taken seldom (UCT, Kocsis and Szepesvári 2006); costs are compared by their logarithms. An action
