@@ -15,9 +15,9 @@ from tuner.planners.compatibility import compatibility
 from tuner.planners.mcts import SearchOptions
 from tuner.planners.named_dims import named_dims
 from tuner.planners.pins import Pin, pinned
+from tuner.planners.planning import PlannerOptions, planned
 from tuner.planners.recursive import refined, whole
 from tuner.planners.toast import ToastOptions, toast_plan
-from tuner.sharding_plans import PlannerOptions, planned
 
 MUCH_S = 1e6
 """More than any step of these graphs takes."""
