@@ -13,9 +13,9 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax
 import numpy as np
+from benchmarks.compiled_collectives import compiled_bytes, planned_bytes
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from benchmarks.compiled_collectives import compiled_bytes, planned_bytes
 from benchmarks.propagated_plans import PlanReader
 from benchmarks.propagation import Propagation
 from costmodels.device_mesh import mesh_of

@@ -27,7 +27,11 @@ from costmodels.graph import CARRY, CONSTANT, NEXT, STACK, UNSTACK
 from costmodels.plan import Plan
 from costmodels.plan_exports.axis_order import AxisOrders, axis_orders
 from costmodels.plan_exports.jax_specs import Spec, named, returned
+from costmodels.plan_exports.reorders import Orders, way
 from hardware.errors import ConfigError
+
+UNCUT_BY_XLA = frozenset({"top_k"})
+"""Primitives that XLA's partitioner computes whole on every device, though they have dims that can be cut."""
 
 
 def jax_mesh(plan: Plan, devices: Sequence[Any] | None = None) -> Mesh:
@@ -80,8 +84,8 @@ def apply_plan(function: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
 def specs_of(program: Program, plan: Plan) -> tuple[tuple[Any, ...], Any]:
     """PartitionSpecs of a planned program: a tree like its arguments, and one like what it returns."""
     run = _Run.of(program, axis_orders(plan))
-    inputs = [partition_spec(run.lying(value)) for value in run.arguments]
-    outputs = [partition_spec(run.returned(value)) for value in run.results]
+    inputs = [run.spec(run.lying(value)) for value in run.arguments]
+    outputs = [run.spec(run.returned(value)) for value in run.results]
     trees: tuple[Any, ...] = jax.tree_util.tree_unflatten(program.in_tree, inputs)
     return trees, jax.tree_util.tree_unflatten(program.out_tree, outputs)
 
@@ -143,7 +147,7 @@ class _Run:
     ops: dict[str, int]
     tensors: dict[str, int]
     position: int = 0
-    copies: dict[tuple[int, Spec], Any] = field(default_factory=dict)
+    copies: dict[tuple[int, Orders], Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, program: Program, orders: AxisOrders) -> _Run:
@@ -183,26 +187,58 @@ class _Run:
         jaxpr = program.jaxpr
         found = self._inline(jaxpr.jaxpr, [_Array(value=const, number=None) for const in jaxpr.consts], given)
         return [
-            self._pinned(each.value, self.returned(number)) for each, number in zip(found, self.results, strict=True)
+            self._moved(each.value, self.lying(number), self.returned(number))
+            for each, number in zip(found, self.results, strict=True)
         ]
 
-    def lying(self, value: int) -> Spec:
-        """How a value of the flat program lies; whole, where no graph has it."""
+    def lying(self, value: int) -> Orders:
+        """The axes on each dim of a value of the flat program; none, where no graph has it."""
         number = self.tensors.get(self.flat.values[value].name)
-        return () if number is None else named(self.orders.plan, self.orders.lying(number))
+        return () if number is None else self.orders.lying(number)
 
-    def returned(self, value: int) -> Spec:
+    def returned(self, value: int) -> Orders:
         """The same of one that is returned."""
         number = self.tensors.get(self.flat.values[value].name)
-        return () if number is None else named(self.orders.plan, returned(self.orders, number))
+        return () if number is None else returned(self.orders, number)
 
-    def _pinned(self, value: Any, spec: Spec) -> Any:
-        return lax.with_sharding_constraint(value, NamedSharding(self.mesh, partition_spec(spec)))  # type: ignore[no-untyped-call] # JAX has no types there
+    def sharding(self, axes: Orders) -> NamedSharding:
+        """The axes on each dim, on the mesh."""
+        return NamedSharding(self.mesh, self.spec(axes))
 
-    def _written(self, value: Any, number: int | None) -> _Array:
-        """A value as it shall lie, if the graph has it."""
-        has_tensor = number is not None and self.flat.values[number].name in self.tensors
-        return _Array(value=self._pinned(value, self.lying(number)) if has_tensor else value, number=number)  # type: ignore[arg-type] # has_tensor
+    def spec(self, axes: Orders) -> PartitionSpec:
+        """The same without the mesh."""
+        return partition_spec(named(self.orders.plan, axes))
+
+    def _pinned(self, value: Any, axes: Orders) -> Any:
+        return lax.with_sharding_constraint(value, self.sharding(axes))  # type: ignore[no-untyped-call] # JAX has no types there
+
+    def _moved(self, value: Any, before: Orders, after: Orders) -> Any:
+        """A value as it shall lie, on the way that a partitioner finds cheap."""
+        if before == after:
+            return self._pinned(value, after)
+        for axes in way(before, after, float(np.size(value)), self.orders.plan.mesh.sizes).layouts:
+            value = self._pinned(value, axes)
+        return value
+
+    def _written(self, value: Any, number: int | None, before: Orders | None = None) -> _Array:
+        """A value as it shall lie, if the graph has it; an operator may have left it otherwise."""
+        if number is None or self.flat.values[number].name not in self.tensors:
+            return _Array(value=value, number=number)
+        lies = self.lying(number)
+        if before is None:
+            return _Array(value=self._pinned(value, lies), number=number)
+        if any(one and len(other) > len(one) for one, other in zip(before, lies, strict=True)):
+            # sums that are scattered along a dim that others cut: added up first, for XLA gathers that dim else
+            value = self._pinned(value, before)
+        return _Array(value=self._moved(value, before, lies), number=number)
+
+    def _left(self, step: Step, values: Sequence[Any]) -> list[_Array]:
+        """What an operator leaves, as it shall lie."""
+        op = self.ops.get(step.name)
+        return [
+            self._written(value, number, None if op is None else self.orders.written(op, slot))
+            for slot, (value, number) in enumerate(zip(values, step.results, strict=True))
+        ]
 
     def _read(self, step: Step, operands: Sequence[_Array]) -> list[Any]:
         """Operands as the operator of a step reads them; one that nobody needs has none in the graph."""
@@ -212,15 +248,31 @@ class _Run:
             return found
         for operand, slot in enumerate(operand_slots(self.flat.values, step)):
             array = operands[slot]
-            wanted = named(self.orders.plan, self.orders.read(op, operand))
+            wanted = self.orders.read(op, operand)
             if array.number is None:
                 found[slot] = self._pinned(array.value, wanted)
             elif wanted != self.lying(array.number):
                 key = (array.number, wanted)
                 if key not in self.copies:
-                    self.copies[key] = self._pinned(array.value, wanted)
+                    self.copies[key] = self._moved(array.value, self.lying(array.number), wanted)
                 found[slot] = self.copies[key]
         return found
+
+    def _performed(self, step: Step, equation: JaxprEqn, operands: list[Any]) -> list[Any]:
+        """The results of an operator; of one that XLA would not cut, of each device's part for itself."""
+        number = self.ops.get(step.name)
+        if number is None or step.primitive not in UNCUT_BY_XLA:
+            return _computed(equation, operands)
+        reads = [self.spec(self.orders.read(number, slot)) for slot in range(len(operands))]
+        writes = [self.spec(self.orders.written(number, slot)) for slot in range(len(step.results))]
+        local = jax.shard_map(
+            lambda *parts: tuple(_computed(equation, parts)),
+            mesh=self.mesh,
+            in_specs=tuple(reads),
+            out_specs=tuple(writes),
+            check_vma=False,
+        )
+        return list(local(*operands))  # type: ignore[no-untyped-call] # JAX has no types there
 
     def _next(self, primitive: str) -> Step:
         step = self.flat.steps[self.position]
@@ -246,8 +298,8 @@ class _Run:
                 results = self._scanned(equation, operands)
             else:
                 step = self._next(equation.primitive.name)
-                values = _computed(equation, self._read(step, operands))
-                results = [self._written(value, number) for value, number in zip(values, step.results, strict=True)]
+                values = self._performed(step, equation, self._read(step, operands))
+                results = self._left(step, values)
             known.update(zip(equation.outvars, results, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
