@@ -173,11 +173,12 @@ def test_shardy_annotates_arguments_results_and_constraints():
     products = [number for number, line in enumerate(lines) if "stablehlo.dot_general" in line]
     assert [lines[number + 1].partition(" <@mesh, ")[2] for number in products] == [
         '[{"data"}, {"model"}]> : tensor<8192x8192xf32>',
-        '[{"data", "model"}, {}]> : tensor<8192x2048xf32>',
+        '[{"data"}, {}]> : tensor<8192x2048xf32>',  # added up, and then scattered
         '[{}, {"model"}]> : tensor<2048x8192xf32>',
         '[{"data"}, {"model"}]> : tensor<8192x8192xf32>',
         '[{"model"}, {}]> : tensor<8192x2048xf32>',
     ]
+    assert '[{"data", "model"}, {}]> : tensor<8192x2048xf32>' in lines[products[1] + 2]
 
 
 def test_without_shardy_there_is_no_text():
