@@ -1,0 +1,168 @@
+"""The planners that TOAST is held against, each as a function of a problem: a graph on a mesh of whole axes.
+
+All are judged by `costmodels.plan.cost_of` alone. PLANNERS is the table; who adds a planner adds a line there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from costmodels.device_mesh import DeviceMesh
+from costmodels.graph import Graph
+from costmodels.plan import Plan, cost_of
+from hardware.device import GIB
+from hardware.errors import ConfigError
+from tuner.planners.colour_actions import ColourActions, State
+from tuner.planners.colour_scripts import hand_written
+from tuner.planners.compatibility import compatibility
+from tuner.planners.named_dims import named_dims
+from tuner.planners.outcome import Limits
+from tuner.planners.sharding_milp import shard_by_milp
+from tuner.planners.toast import ColourGame, ToastOptions, toast_plan
+from tuner.sharding_plans import PlannerOptions, planned
+
+MOST_SCRIPTS = 100_000
+"""Of the manual plans: all of them, with three axes and two resolutions about 14,000."""
+
+MOST_OPS = 1500
+"""Operators of a graph that HiGHS is asked about: of larger ones it proves nothing in minutes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """What is planned.
+
+    Attributes:
+        graph: Of a step.
+        mesh: Its axes cut one dim each.
+        seed: Of random numbers.
+        prove_s: Seconds for HiGHS; 0 for none.
+    """
+
+    graph: Graph
+    mesh: DeviceMesh
+    seed: int = 0
+    prove_s: float = 0.0
+
+    @cached_property
+    def memory_bytes(self) -> float:
+        """Of a device."""
+        return min(device.memory_bytes for device in self.mesh.cluster.devices)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """What a planner ends with.
+
+    Attributes:
+        plan: Its plan; None if it has none.
+        told: What else it tells.
+    """
+
+    plan: Plan | None
+    told: Mapping[str, Any]
+
+
+def manual(problem: Problem) -> Found:
+    """The best of all combinations of what people write: of those that fit, if any does."""
+    actions = ColourActions(compatibility(named_dims(problem.graph)), problem.mesh, least_dims=0)
+    game = ColourGame(actions, problem.memory_bytes)
+    reached: dict[State, tuple[int, ...]] = {}
+    for script in hand_written(actions, most=MOST_SCRIPTS):
+        state = game.first
+        for action in script:
+            state = game.after(state, action)
+        reached.setdefault(state, tuple(script))
+    best = min(reached, key=game.cost)
+    words = [actions.in_words(actions.actions[action]) for action in reached[best]]
+    return Found(plan=actions.plan(best), told={"scripts": len(reached), "script": words})
+
+
+def d_rec(problem: Problem) -> Found:
+    """D-Rec's cheapest plan of all orders, which minds no memory."""
+    found = planned(problem.graph, problem.mesh, PlannerOptions(planner="recursive", whole_axes=True))
+    return Found(plan=found.plan, told={"order": found.order})
+
+
+def descent(problem: Problem) -> Found:
+    """Axis descent from D-Rec's plan, within the memory of a device if that is found."""
+    options = PlannerOptions(whole_axes=True, memory_bytes=problem.memory_bytes)
+    try:
+        found = planned(problem.graph, problem.mesh, options)
+    except ConfigError:
+        found = planned(problem.graph, problem.mesh, replace(options, memory_bytes=None))
+    return Found(plan=found.plan, told={"order": found.order})
+
+
+def unseeded(problem: Problem) -> Found:
+    """TOAST as the paper has it: nothing but colours and a tree search."""
+    options = ToastOptions(seed=problem.seed, is_seeded=False, is_polished=False)
+    toast = toast_plan(problem.graph, problem.mesh, options)
+    return Found(plan=toast.plan, told={"states": toast.outcome.nodes, "actions": len(toast.actions.actions)})
+
+
+def seeded(problem: Problem) -> Found:
+    """TOAST with all that is added here: from what people write and D-Rec's plan, and polished."""
+    given = d_rec(problem).plan
+    assert given is not None, "D-Rec always has a plan"
+    toast = toast_plan(problem.graph, problem.mesh, ToastOptions(seed=problem.seed), given=[given])
+    return Found(plan=toast.plan, told={"gap": toast.outcome.gap, "step": _last_step(toast.plan, toast.steps)})
+
+
+def milp(problem: Problem) -> Found:
+    """HiGHS, within the memory of a device, where graph and time allow."""
+    if not problem.prove_s or len(problem.graph.ops) > MOST_OPS:
+        return Found(plan=None, told={})
+    outcome = shard_by_milp(
+        problem.graph, problem.mesh, limits=Limits(time_s=problem.prove_s), memory_bytes=problem.memory_bytes
+    )
+    plan = None if outcome.best is None else outcome.best.solution
+    return Found(plan=plan, told={"known": outcome.known.name.lower(), "bound_s": outcome.bound})
+
+
+PLANNERS: Mapping[str, Callable[[Problem], Found]] = {
+    "manual": manual,
+    "d_rec": d_rec,
+    "descent": descent,
+    "milp": milp,
+    "unseeded": unseeded,
+    "seeded": seeded,
+}
+"""The columns, in their order."""
+
+OURS = ("unseeded", "seeded")
+"""TOAST's columns."""
+
+
+def cell_of(planner: str, problem: Problem) -> dict[str, Any] | None:
+    """What a planner makes of a problem, as its cell of the table; None where it has no plan."""
+    began_s = time.process_time()
+    found = PLANNERS[planner](problem)
+    search_s = time.process_time() - began_s
+    if found.plan is None:
+        return None
+    cost = cost_of(found.plan)
+    return {
+        "step_time_s": cost.step_time_s,
+        "gib": cost.peak_memory_bytes / GIB,
+        "fits": cost.peak_memory_bytes <= problem.memory_bytes,
+        "cpu_s": search_s,
+        **found.told,
+    }
+
+
+def _last_step(plan: Plan, steps: Any) -> str:
+    """The name of the step that made the plan, by its figures."""
+    cost = cost_of(plan)
+    near = min(
+        steps,
+        key=lambda step: (
+            abs(step.figures.step_time_s / cost.step_time_s - 1)
+            + abs(step.figures.peak_memory_bytes / cost.peak_memory_bytes - 1)
+        ),
+    )
+    return str(near.name)
