@@ -3,9 +3,9 @@
     python -m benchmarks.toast_tables [--quick] [--models T2B ...] [--clusters A100 ...] [--devices 8 ...] [--jobs 2]
         [--planners manual unseeded ...] [--seeds 3] [--prove SECONDS] [--json]
 
-A row for each model of section 5.1, cluster and number of devices: step time and memory of plans by TOAST, by people and
-by other planners. Meshes have two axes, data and model; for long sequences three,
-batch, seq and model, as figure 10 has them: 2x32x2 for 32k tokens on 128 devices. Every axis cuts one dim of a tensor.
+A row for each model of section 5.1, cluster and number of devices: step time and memory of plans by TOAST, by people
+and by other planners. Meshes have two axes, data and model; for long sequences three, batch, seq and model, as figure
+10 has them: 2x32x2 for 32k tokens on 128 devices. Every axis cuts one dim of a tensor.
 `unseeded` is the paper's method, and what is held against `manual`, the best of all hand-written combinations; `seeded`
 is all that is added here. The time of every plan is what `costmodels.plan.cost_of` estimates, in seconds, with GiB of a
 device; a star stands where this is more than the device has. With several seeds, `unseeded` is that of the median cost.

@@ -1,7 +1,7 @@
 """Plans that people write by hand, and plans of other planners, as colour actions: where a search may begin.
 
 What a colour is for is read off the graph. Data, which is inputs and what a step keeps for the next, has the batch
-first, and then what else data is cut by, such as the sequence. Among the colours of parameters the one with most names
+first, and then what else data is cut by, such as the sequence. Among the colours of parameters the one in most of them
 is the model's, which the residual stream carries; the others are inside a layer: heads, hidden dims, experts,
 vocabulary.
 
@@ -12,7 +12,7 @@ vocabulary.
     sequence   then also the sequence by that axis, where nothing inside a layer is cut (Korthikanti et al. 2022)
     context    the sequence by an axis alone
     queries    the batch by an axis that cuts what is inside a layer but one colour, the heads, where a step keeps keys
-               and values for the next: multi-query attention by the batch (Pope et al. 2022)
+               and values for the next
 
 and all their combinations over the axes of a mesh. TOAST's experts write the same (section 5.1.1).
 """
@@ -20,9 +20,10 @@ and all their combinations over the axes of a mesh. TOAST's experts write the sa
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -45,7 +46,7 @@ class Roles:
     Attributes:
         data: Of the first dims of inputs, the one with most names first.
         along: Of their other dims.
-        model: The parameters' with most names.
+        model: The one in most parameters.
         inside: Of parameters otherwise, by decreasing bytes of the parameters that they cut.
         is_kept: Whether a step keeps data for the next.
     """
@@ -66,6 +67,7 @@ def roles(actions: ColourActions) -> Roles:
     first: list[int] = []
     along: list[int] = []
     bytes_of: Counter[int] = Counter()
+    parameters: Counter[int] = Counter()
     is_kept = False
     for number, op in enumerate(graph.ops):
         if op.primitive not in (INPUT, STATE):
@@ -75,6 +77,7 @@ def roles(actions: ColourActions) -> Roles:
             group = int(found.colour_groups[names.colours[name]])
             if tensor.kind is TensorKind.PARAMETER:
                 bytes_of[group] += int(tensor.num_bytes)
+                parameters[group] += 1
             elif tensor.kind is TensorKind.DATA:
                 (first if names.factors[name] == 0 else along).append(group)
                 is_kept |= op.primitive == STATE
@@ -85,7 +88,7 @@ def roles(actions: ColourActions) -> Roles:
     data = by_names(first)
     others = [group for group in by_names(along) if group not in data and group not in bytes_of]
     weights = [group for group in bytes_of if group in able and group not in data and group not in others]
-    model = by_names(weights)[:1]
+    model = sorted(weights, key=lambda group: (-parameters[group], -counts[group], group))[:1]
     inside = sorted((group for group in weights if group not in model), key=lambda group: (-bytes_of[group], group))
     return Roles(data=tuple(data), along=tuple(others), model=tuple(model), inside=tuple(inside), is_kept=is_kept)
 
@@ -139,6 +142,30 @@ def hand_written(actions: ColourActions, *, most: int = MOST_SCRIPTS) -> list[li
         script = [*itertools.chain(*(now for now, _ in parts)), *itertools.chain(*(later for _, later in parts))]
         found[tuple(numbers[action] for action in script if action in numbers)] = None
     return [list(script) for script in found]
+
+
+def multi_query(actions: ColourActions, plan: Plan, axis: int) -> Plan:
+    """The plan with the batch by an axis in all operators over past tokens, whatever the axis serves elsewhere.
+
+    Where heads share keys, that is multi-query attention by the batch: each device reads a part of the keys, and
+    queries are exchanged from heads to the batch and back (Pope et al. 2022, section 3.3). Colours can't say it, for
+    heads are of one colour in the products with parameters and over the past.
+    """
+    found, role = actions.found, roles(actions)
+    names = found.names
+    served = plan.served.copy()
+    groups = found.colour_groups[names.colours]
+    for number, op in enumerate(names.graph.ops):
+        own = range(int(names.begins[number]), int(names.begins[number + 1]))
+        batch = [int(names.factors[name]) for name in own if groups[name] in role.data]
+        if not batch or not any(groups[name] in role.along for name in own):
+            continue
+        others = [
+            size for each, size in enumerate(plan.mesh.sizes) if each != axis and served[number, each] == batch[0]
+        ]
+        if op.rule.factors[batch[0]].size % (math.prod(others) * plan.mesh.sizes[axis]) == 0:
+            served[number, axis] = batch[0]
+    return replace(plan, served=served)
 
 
 def nearest(actions: ColourActions, plan: Plan) -> list[int]:
