@@ -141,7 +141,9 @@ def seeded(problem: Problem) -> Found:
     given = d_rec(problem).plan
     assert given is not None, "D-Rec always has a plan"
     toast = toast_plan(problem.graph, problem.mesh, ToastOptions(seed=problem.seed), given=[given])
-    return Found(plan=toast.plan, told={"gap": toast.outcome.gap, "step": _last_step(toast.plan, toast.steps)})
+    return Found(
+        plan=toast.plan, told={"gap": toast.outcome.gap, "step": min(toast.steps, key=lambda step: step.cost).name}
+    )
 
 
 def milp(problem: Problem) -> Found:
@@ -185,16 +187,3 @@ def cell_of(planner: str, problem: Problem) -> dict[str, Any] | None:
         "cpu_s": search_s,
         **found.told,
     }
-
-
-def _last_step(plan: Plan, steps: Any) -> str:
-    """The name of the step that made the plan, by its figures."""
-    cost = cost_of(plan)
-    near = min(
-        steps,
-        key=lambda step: (
-            abs(step.figures.step_time_s / cost.step_time_s - 1)
-            + abs(step.figures.peak_memory_bytes / cost.peak_memory_bytes - 1)
-        ),
-    )
-    return str(near.name)
