@@ -23,9 +23,9 @@ from tuner.planners.compatibility import compatibility
 from tuner.planners.mcts import edited
 from tuner.planners.named_dims import named_dims
 from tuner.planners.outcome import Limits
+from tuner.planners.planning import PlannerOptions, planned
 from tuner.planners.sharding_milp import shard_by_milp
 from tuner.planners.toast import ColourGame, ToastOptions, toast_plan
-from tuner.sharding_plans import PlannerOptions, planned
 
 MOST_SCRIPTS = 100_000
 """Of the manual plans: all of them, with three axes and two resolutions about 14,000."""
