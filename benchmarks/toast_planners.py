@@ -20,7 +20,6 @@ from tuner.planners.class_costs import Figures
 from tuner.planners.colour_actions import ColourActions, State
 from tuner.planners.colour_scripts import hand_written, multi_query, roles
 from tuner.planners.compatibility import compatibility
-from tuner.planners.mcts import edited
 from tuner.planners.named_dims import named_dims
 from tuner.planners.outcome import Limits
 from tuner.planners.planning import PlannerOptions, planned
@@ -46,12 +45,16 @@ class Problem:
         mesh: Its axes cut one dim each.
         seed: Of random numbers.
         prove_s: Seconds for HiGHS; 0 for none.
+        factory: Of the JAX program in the zoo, for planners that ask Shardy.
+        automap_states: Evaluations of the AutoMap-like search; 0 for none.
     """
 
     graph: Graph
     mesh: DeviceMesh
     seed: int = 0
     prove_s: float = 0.0
+    factory: str = ""
+    automap_states: int = 0
 
     @cached_property
     def memory_bytes(self) -> float:
@@ -121,19 +124,18 @@ def descent(problem: Problem) -> Found:
 
 
 def unseeded(problem: Problem) -> Found:
-    """TOAST as the paper has it: nothing but colours and a tree search."""
+    """TOAST with nothing but colours: tree searches, and small changes of their ends; nothing that people write."""
     options = ToastOptions(seed=problem.seed, is_seeded=False, is_polished=False)
     toast = toast_plan(problem.graph, problem.mesh, options)
-    return Found(plan=toast.plan, told={"states": toast.outcome.nodes, "actions": len(toast.actions.actions)})
-
-
-def edited_trees(problem: Problem) -> Found:
-    """The same, and small changes of what each tree ends with (`mcts.edited`): still nothing that people write."""
-    toast = toast_plan(problem.graph, problem.mesh, ToastOptions(seed=problem.seed, is_seeded=False, is_polished=False))
-    game = ColourGame(toast.actions, problem.memory_bytes)
-    ends = [edited(game, tree.actions, most=len(tree.nodes))[0] for tree in toast.trees]
-    best = min(ends, key=game.cost)
-    return Found(plan=toast.actions.plan(best), told={"trees": [game.cost(end) for end in ends]})
+    steps = {step.name: step.cost for step in toast.steps}
+    return Found(
+        plan=toast.plan,
+        told={
+            "states": toast.outcome.nodes,
+            "actions": len(toast.actions.actions),
+            "edits": steps["edited"] / steps["search"],
+        },
+    )
 
 
 def seeded(problem: Problem) -> Found:
@@ -157,18 +159,37 @@ def milp(problem: Problem) -> Found:
     return Found(plan=plan, told={"known": outcome.known.name.lower(), "bound_s": outcome.bound})
 
 
+def automap(problem: Problem) -> Found:
+    """A tree search over arguments alone that asks Shardy about all else (`benchmarks.automap`), cut off early."""
+    if not problem.automap_states:
+        return Found(plan=None, told={})
+    from benchmarks.automap import automap_plan  # noqa: PLC0415 # JAX may be missing
+    from benchmarks.zoo import FACTORIES  # noqa: PLC0415 # as above
+    from costmodels.frontends.jax_program import traced  # noqa: PLC0415 # as above
+
+    function, shapes, donated = FACTORIES[problem.factory]()
+    found = automap_plan(
+        traced(function, *shapes, donated=donated),
+        problem.mesh,
+        ToastOptions(seed=problem.seed, searches=1),
+        limits=Limits(nodes=problem.automap_states),
+        graph=problem.graph,
+    )
+    return Found(plan=found.plan, told={"states": sum(len(tree.nodes) for tree in found.trees)})
+
+
 PLANNERS: Mapping[str, Callable[[Problem], Found]] = {
     "manual": manual,
     "d_rec": d_rec,
     "descent": descent,
     "milp": milp,
+    "automap": automap,
     "unseeded": unseeded,
-    "edited": edited_trees,
     "seeded": seeded,
 }
 """The columns, in their order."""
 
-OURS = ("unseeded", "edited", "seeded")
+OURS = ("unseeded", "seeded")
 """TOAST's columns."""
 
 

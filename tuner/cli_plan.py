@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +21,10 @@ if TYPE_CHECKING:  # these load numpy
     from tuner.plan_export import PlanExport, PlanSource
     from tuner.planners.pins import Pin
     from tuner.planners.planning import PlannerOptions
+    from tuner.planners.workers import AbstractWorkers
+
+MOST_WORKERS = 5
+"""Processes that plan one step, at most: as many as TOAST has trees."""
 
 
 def plan(
@@ -130,7 +137,8 @@ def plan(
     prove_s = None if prove is None else number("--prove", prove, above_zero=True)
     options = replace(options, memory_bytes=_memory_bytes(memory_gib, found_mesh), prove_s=prove_s)
     try:
-        found = planned(graph, found_mesh, options)
+        with _workers(graph, options) as workers:
+            found = planned(graph, found_mesh, options, workers=workers)
     except ConfigError as error:
         raise _by_option(error) from None
     explained = _explained(graph, drawing) if explain is not None else None
@@ -149,6 +157,20 @@ def plan(
     for line in (*(explained.lines if explained else ()), *(exported.lines if exported is not None else ())):
         typer.echo(printable(line))
     warn(exported.notes if exported is not None else ())
+
+
+@contextmanager
+def _workers(graph: Graph, options: PlannerOptions) -> Iterator[AbstractWorkers | None]:
+    """Processes for TOAST's trees where there are many operators and cores."""
+    from tuner.planners.planning import MANY_OPS
+    from tuner.planners.workers import ProcessWorkers
+
+    cores = os.cpu_count() or 1
+    if options.planner != "toast" or len(graph.ops) <= MANY_OPS or cores == 1:
+        yield None
+        return
+    with ProcessWorkers(min(cores, MOST_WORKERS)) as workers:
+        yield workers
 
 
 def _by_option(error: ConfigError) -> ConfigError:

@@ -19,6 +19,7 @@ from tuner.planners.recursive import ORDERS, Order, refined, whole
 from tuner.planners.sharding_milp import shard_by_milp
 from tuner.planners.sharding_terms import ShardingTerms
 from tuner.planners.toast import Step, ToastOptions, toast_plan
+from tuner.planners.workers import AbstractWorkers
 
 Planner = Literal["descent", "recursive", "toast"]
 PLANNERS: tuple[Planner, ...] = get_args(Planner)
@@ -89,8 +90,16 @@ class Planned:
         return self.found.cost
 
 
-def planned(graph: Graph, mesh: DeviceMesh, options: PlannerOptions) -> Planned:
+def planned(
+    graph: Graph, mesh: DeviceMesh, options: PlannerOptions, *, workers: AbstractWorkers | None = None
+) -> Planned:
     """The plan of a graph, under pins if there are any.
+
+    Args:
+        graph: What to shard.
+        mesh: Over what.
+        options: How.
+        workers: Who grows TOAST's trees; None for this process.
 
     Raises:
         ConfigError: the pins can't hold, the planner holds none, or no plan is found that fits into memory.
@@ -101,7 +110,7 @@ def planned(graph: Graph, mesh: DeviceMesh, options: PlannerOptions) -> Planned:
             key=MEMORY_KEY,
             nearest="take --planner descent or toast",
         )
-    found = _toasted(graph, mesh, options) if options.planner == "toast" else _halved(graph, mesh, options)
+    found = _toasted(graph, mesh, options, workers) if options.planner == "toast" else _halved(graph, mesh, options)
     if options.prove_s is None:
         return found
     limits = Limits(time_s=options.prove_s)
@@ -160,7 +169,7 @@ def _halved(graph: Graph, mesh: DeviceMesh, options: PlannerOptions) -> Planned:
     return Planned(found=found, order=best, search_s=search_s, memory_bytes=limit_bytes, perturbed=others)
 
 
-def _toasted(graph: Graph, mesh: DeviceMesh, options: PlannerOptions) -> Planned:
+def _toasted(graph: Graph, mesh: DeviceMesh, options: PlannerOptions, workers: AbstractWorkers | None) -> Planned:
     """The plan by TOAST, from D-Rec's plan and what people write, with its bound; what fits comes first.
 
     Raises:
@@ -176,7 +185,14 @@ def _toasted(graph: Graph, mesh: DeviceMesh, options: PlannerOptions) -> Planned
     pins = pinned(options.pins, graph, mesh, levels) if options.pins else None
     limit_bytes = options.memory_bytes
     least_bytes = min(device.memory_bytes for device in mesh.cluster.devices) if limit_bytes is None else limit_bytes
-    toast = toast_plan(graph, halved.plan.mesh, ToastOptions(memory_bytes=least_bytes), given=[halved.plan], pins=pins)
+    toast = toast_plan(
+        graph,
+        halved.plan.mesh,
+        ToastOptions(memory_bytes=least_bytes),
+        given=[halved.plan],
+        pins=pins,
+        workers=workers,
+    )
     plan, cost, steps = toast.plan, cost_of(toast.plan), toast.steps
     if cost.peak_memory_bytes > least_bytes:
         try:

@@ -4,8 +4,8 @@ A state costs C = RT + MP (section 4.5): its step time over that of the unsharde
 beyond the memory of a device, over what the unsharded step needs. Times and memory are those of `costmodels.plan`.
 
 Beyond the paper a further tree begins with trajectories that people would write (`colour_scripts`) and with what comes
-closest to D-Rec's plan; what is committed may be taken back, by small changes of the actions (`mcts.edited`); and the
-best plans go on by `axis_descent`, which is free of colours. Each of these steps is told.
+closest to D-Rec's plan; of every tree's end small changes of the actions are tried (`mcts.edited`); and the best
+plans go on by `axis_descent`, which is free of colours. Each of these steps is told.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class ToastOptions:
         seed: Of the random numbers.
         least_dims: Actions that cut fewer names are left out; see `ColourActions`.
         memory_bytes: Of a device; None for that of the smallest device of the mesh.
-        is_seeded: Whether a further tree begins with what people write, and with given plans; its best is edited.
+        is_seeded: Whether a further tree begins with what people write, and with given plans.
+        is_edited: Whether small changes of every tree's best actions are tried.
         is_polished: Whether the best plans go on by axis descent.
     """
 
@@ -67,6 +68,7 @@ class ToastOptions:
     least_dims: int | None = None
     memory_bytes: float | None = None
     is_seeded: bool = True
+    is_edited: bool = True
     is_polished: bool = True
 
 
@@ -225,19 +227,20 @@ def toast_plan(
             limits=limits,
             scripts=scripts if number == options.searches else (),
             seed=(options.seed, number),
+            is_edited=options.is_edited,
         )
         for number in range(options.searches + options.is_seeded)
     ]
-    trees = (workers or InProcessWorkers()).map(_grown, tasks)
+    grown = (workers or InProcessWorkers()).map(_grown, tasks)
+    trees = [tree for tree, _ in grown]
     tried = _Tried(game=game, memory_bytes=memory_bytes)
     best = min(trees[: options.searches], key=lambda tree: tree.nodes[tree.best].cost)
     tried.state("search", best.nodes[best.best].state)
     if options.is_seeded:
         seeded = trees[-1]
         tried.state("seeded search", seeded.nodes[seeded.best].state)
-        either = min(best, seeded, key=lambda tree: tree.nodes[tree.best].cost)
-        state, _ = edited(game, either.actions, most=min(limits.nodes, len(either.nodes)))
-        tried.state("edited", state)
+    if options.is_edited:
+        tried.state("edited", min((end for _, end in grown), key=game.cost))
     terms = ShardingTerms(graph, mesh)
     bound_s = step_time_bound(terms, time_s=BOUND_S)
     if options.is_seeded:
@@ -338,9 +341,11 @@ class _Task:
     limits: Limits
     scripts: Sequence[Sequence[int]]
     seed: tuple[int, int]
+    is_edited: bool
 
 
-def _grown(task: _Task, bound: AbstractBound) -> Tree[State]:
+def _grown(task: _Task, bound: AbstractBound) -> tuple[Tree[State], State]:
+    """The tree, and what small changes make of its best actions, or else its best state."""
     tree = search(
         task.game,
         task.options,
@@ -348,8 +353,11 @@ def _grown(task: _Task, bound: AbstractBound) -> Tree[State]:
         limits=task.limits,
         scripts=task.scripts,
     )
-    bound.offer(tree.nodes[tree.best].cost)
-    return tree
+    state = tree.nodes[tree.best].state
+    if task.is_edited:
+        state, _ = edited(task.game, tree.actions, most=min(task.limits.nodes, len(tree.nodes)))
+    bound.offer(task.game.cost(state))
+    return tree, state
 
 
 def _outcome(
