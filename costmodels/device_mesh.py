@@ -8,13 +8,14 @@ axes is one group: its ranks are all that differ in these axes alone.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
 from costmodels.operators import OpKind
-from hardware.cluster import Cluster
+from hardware.cluster import Cluster, find_cluster
 from hardware.errors import ConfigError
 
 Lines = tuple[tuple[float, float], ...]
@@ -90,29 +91,77 @@ def mesh_of(text: str, cluster: Cluster, *, option: str = "--mesh") -> DeviceMes
     Raises:
         ConfigError: it reads otherwise, or the cluster can't form it.
     """
-    names: list[str] = []
-    sizes: list[int] = []
+    axes = axes_of(text, option=option, most=cluster.num_devices)
+    return mesh_on(axes, cluster, option=option)
+
+
+def axes_of(text: str, *, option: str, most: int | None = None) -> dict[str, int]:
+    """The axes that `data=2,model=4` names, and their sizes, of which none may be above `most`.
+
+    Raises:
+        ConfigError: it reads otherwise.
+    """
+    found: dict[str, int] = {}
     for part in text.split(","):
         name, equals, count = (piece.strip() for piece in part.partition("="))
-        if not (name.isidentifier() and equals and count.isdigit() and 1 <= int(count) <= cluster.num_devices):
+        is_size = count.isdigit() and int(count) >= 1 and (most is None or int(count) <= most)
+        if not (name.isidentifier() and equals and is_size):
             raise ConfigError(
-                f"must be axes with sizes from 1 to {cluster.num_devices}",
+                f"must be axes with sizes {'of at least 1' if most is None else f'from 1 to {most}'}",
                 key=option,
                 value=text,
                 nearest="for example data=2,model=4",
             )
-        names.append(name)
-        sizes.append(int(count))
-    if len(set(names)) < len(names):
-        raise ConfigError("names an axis twice", key=option, value=text, nearest="for example data=2,model=4")
-    num_devices = math.prod(sizes)
+        if name in found:
+            raise ConfigError("names an axis twice", key=option, value=text, nearest="for example data=2,model=4")
+        found[name] = int(count)
+    return found
+
+
+def mesh_on(axes: Mapping[str, int], cluster: Cluster, *, option: str) -> DeviceMesh:
+    """A mesh of these axes, the slowest first, on a cluster.
+
+    Raises:
+        ConfigError: the cluster can't form it.
+    """
+    num_devices = math.prod(axes.values())
     if cluster.num_devices % num_devices:
         divisors = [one for one in range(1, cluster.num_devices + 1) if cluster.num_devices % one == 0]
         nearest = min(divisors, key=lambda one: abs(one - num_devices))
         raise ConfigError(
             f"is {num_devices} devices, which do not divide the {cluster.num_devices} of {cluster.name}",
             key=option,
-            value=text,
-            nearest=f"axes whose product is {nearest}, or other --hosts",
+            value=",".join(f"{name}={size}" for name, size in axes.items()),
+            nearest=f"axes whose product is {nearest}, or another number of hosts",
         )
-    return DeviceMesh(names=tuple(names), sizes=tuple(sizes), cluster=cluster)
+    return DeviceMesh(names=tuple(axes), sizes=tuple(axes.values()), cluster=cluster)
+
+
+def mesh_from(
+    mesh: DeviceMesh | Mapping[str, int] | str, cluster: Cluster | str, *, option: str = "mesh"
+) -> DeviceMesh:
+    """A mesh as a caller gives it.
+
+    Args:
+        mesh: A mesh, which stands as it is; or its axes, the slowest first, also as `data=2,model=4`.
+        cluster: Where axes stand: a cluster, or a name of the catalog for as few of its hosts as the mesh can fill.
+        option: What messages call it.
+
+    Raises:
+        ConfigError: the mesh reads otherwise, the cluster is unknown or can't form it.
+    """
+    if isinstance(mesh, DeviceMesh):
+        return mesh
+    axes = axes_of(mesh, option=option) if isinstance(mesh, str) else dict(mesh)
+    for name, size in axes.items():
+        if not isinstance(name, str) or not isinstance(size, int) or size < 1:
+            raise ConfigError(
+                "must have named axes of at least one device",
+                key=option,
+                value={name: size},
+                nearest="for example {'data': 2, 'model': 4}",
+            )
+    if isinstance(cluster, str):
+        num_devices, host = math.prod(axes.values()), find_cluster(cluster)
+        cluster = find_cluster(cluster, num_devices // math.gcd(num_devices, host.num_devices))
+    return mesh_on(axes, cluster, option=option)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +21,10 @@ if TYPE_CHECKING:  # these load numpy
     from tuner.plan_export import PlanExport, PlanSource
     from tuner.planners.pins import Pin
     from tuner.planners.planning import PlannerOptions
+    from tuner.planners.workers import AbstractWorkers
+
+MOST_WORKERS = 5
+"""Processes that plan one step, at most: as many as TOAST has trees."""
 
 
 def plan(
@@ -81,7 +88,7 @@ def plan(
     ] = None,
     export: Annotated[
         str | None,
-        typer.Option(metavar="TARGET", help="Also as jax, torch, megatron or mindspore takes it; see --out."),
+        typer.Option(metavar="TARGET", help="Also as jax, shardy, torch, megatron or mindspore takes it; see --out."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="File for --export; without it, the terminal shows a part.")] = None,
     explain: Annotated[
@@ -130,7 +137,8 @@ def plan(
     prove_s = None if prove is None else number("--prove", prove, above_zero=True)
     options = replace(options, memory_bytes=_memory_bytes(memory_gib, found_mesh), prove_s=prove_s)
     try:
-        found = planned(graph, found_mesh, options)
+        with _workers(graph, options) as workers:
+            found = planned(graph, found_mesh, options, workers=workers)
     except ConfigError as error:
         raise _by_option(error) from None
     explained = _explained(graph, drawing) if explain is not None else None
@@ -149,6 +157,20 @@ def plan(
     for line in (*(explained.lines if explained else ()), *(exported.lines if exported is not None else ())):
         typer.echo(printable(line))
     warn(exported.notes if exported is not None else ())
+
+
+@contextmanager
+def _workers(graph: Graph, options: PlannerOptions) -> Iterator[AbstractWorkers | None]:
+    """Processes for TOAST's trees where there are many operators and cores."""
+    from tuner.planners.planning import MANY_OPS
+    from tuner.planners.workers import ProcessWorkers
+
+    cores = os.cpu_count() or 1
+    if options.planner != "toast" or len(graph.ops) <= MANY_OPS or cores == 1:
+        yield None
+        return
+    with ProcessWorkers(min(cores, MOST_WORKERS)) as workers:
+        yield workers
 
 
 def _by_option(error: ConfigError) -> ConfigError:
@@ -286,11 +308,16 @@ def _exported(export: str | None, out: Path | None, source: PlanSource, jax: str
 
     if export is None:
         return None
-    if export == "jax" and jax is not None:
-        from costmodels.frontends.factories import program_of_factory
+    if export in ("jax", "shardy") and jax is not None:
+        from costmodels.frontends.factories import step_of_factory
+        from costmodels.frontends.jax_program import traced
         from costmodels.plan_exports.jax_apply import outputs_of
+        from costmodels.plan_exports.jax_shardy import annotated_stablehlo
 
-        source = replace(source, outputs=outputs_of(program_of_factory(jax)))
+        function, arguments, donated = step_of_factory(jax)
+        program = traced(function, *arguments, donated=donated)
+        text = annotated_stablehlo(function, program, source.plan) if export == "shardy" else None
+        source = replace(source, outputs=outputs_of(program), stablehlo=text)
     exported = export_plan(export, source)
     if out is None:
         return exported

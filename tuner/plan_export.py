@@ -30,11 +30,13 @@ class PlanSource:
         plan: The plan.
         candidate: The study's setting and configuration, where it is one.
         outputs: The paths of what a JAX function returns and their tensors, where it is one.
+        stablehlo: The annotated text of a JAX function, where it is one.
     """
 
     plan: Plan
     candidate: tuple[Setting, ParallelConfig] | None = None
     outputs: tuple[tuple[str, str | None], ...] | None = None
+    stablehlo: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,6 +123,30 @@ def _of_jax(source: PlanSource) -> PlanExport:
     )
 
 
+def _of_shardy(source: PlanSource) -> PlanExport:
+    if source.stablehlo is None:
+        raise ConfigError(
+            "is for plans of JAX functions, which alone are lowered to StableHLO",
+            key="--export",
+            value="shardy",
+            nearest="give --jax, or take jax, megatron, mindspore or torch",
+        )
+    text = source.stablehlo
+    lines = [line.strip() for line in text.splitlines()]
+    pinned = [line for line in lines if " = sdy.sharding_constraint " in line]
+    return PlanExport(
+        target="shardy",
+        content={"format": "shardy", "text": text},
+        text=text,
+        lines=(
+            f"Shardy: {len(lines):,} lines of StableHLO, {len(pinned):,} constraints",
+            *(f"  {line}" for line in lines if line.startswith("sdy.mesh ")),
+            *_shown([f"  {line}" for line in pinned]),
+        ),
+        notes=_broken_notes("JAX", jax_specs(source.plan, source.outputs).broken),
+    )
+
+
 def _of_torch(source: PlanSource) -> PlanExport:
     placements = torch_placements(source.plan)
     content = placements.to_json()
@@ -180,7 +206,7 @@ def _of_megatron(source: PlanSource) -> PlanExport:
             "is for plans of a study's model; Megatron-LM trains no other programs",
             key="--export",
             value="megatron",
-            nearest="jax, mindspore or torch",
+            nearest="jax, mindspore, shardy or torch",
         )
     setting, config = source.candidate
     try:
@@ -257,5 +283,6 @@ PLAN_EXPORTERS: dict[str, Callable[[PlanSource], PlanExport]] = {
     "jax": _of_jax,
     "megatron": _of_megatron,
     "mindspore": _of_mindspore,
+    "shardy": _of_shardy,
     "torch": _of_torch,
 }

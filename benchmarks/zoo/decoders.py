@@ -1,6 +1,6 @@
 """A transformer that writes one more token for each of a batch of texts, with what it keeps of those before.
 
-Shape letters: B batch, T tokens (one), S cached tokens, D model, N heads, H head, V vocabulary, K keys or values.
+Shape letters: B batch, T tokens (one), S cached tokens, D model, N heads, H head, V vocabulary.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from benchmarks.zoo.gemma import GEMMA_2B, SMALL_GEMMA, Gemma
-from benchmarks.zoo.layers import attention, rms_norm, rotated
+from benchmarks.zoo.layers import attention, rms_norm
 from benchmarks.zoo.programs import Program, Tree, shape_of
 
 
@@ -32,17 +32,14 @@ class Decoder:
         for name, layer in params["layers"].items():
             with jax.named_scope(f"layers.{name}"):
                 normed = rms_norm(x_btd, layer["attention_norm"])
-                queries = rotated(jnp.einsum("btd,dnh->btnh", normed, layer["query"]), positions)
-                key, value = jnp.einsum("btd,kdh->kbth", normed, layer["key_value"])
-                key = rotated(key[:, :, None, :], positions)[:, :, 0, :]
+                queries, key, value = self.base.projected(layer, normed, positions)
                 keys = lax.dynamic_update_slice(cache[name]["keys"], key, (0, position, 0))
                 values = lax.dynamic_update_slice(cache[name]["values"], value, (0, position, 0))
                 heads = attention(queries, keys, values, mask)
                 x_btd = x_btd + jnp.einsum("btnh,nhd->btd", heads, layer["out"])
                 x_btd = x_btd + self.base.hide(layer, x_btd)
                 found[name] = {"keys": keys, "values": values}
-        logits_btv = jnp.einsum("btd,vd->btv", rms_norm(x_btd, params["norm"]), params["embedding"])
-        return jnp.argmax(logits_btv[:, 0, :], axis=-1), found
+        return jnp.argmax(self.base.logits(params, x_btd)[:, 0, :], axis=-1), found
 
     def program(self) -> Program:
         """One step of decoding."""
@@ -56,6 +53,21 @@ class Decoder:
 def decode() -> Program:
     """Gemma 2B with 2,048 cached tokens of 64 texts."""
     return Decoder(base=replace(GEMMA_2B, batch=64, tokens=1), cached=2048).program()
+
+
+ITX = Decoder(
+    base=Gemma(
+        layers=32, model=2048, heads=32, head=64, hidden=4096, vocabulary=50_257, batch=256, tokens=1, is_tied=False
+    ),
+    cached=2048,
+)
+"""The sizes that TOAST, section 5.1, lists for its transformer for inference, with a prompt and an answer of 1,024
+tokens each and one head of keys and values. They make 1.29 B parameters, where the paper says 5 B."""
+
+
+def itx() -> Program:
+    """One token more for each of 256 texts."""
+    return ITX.program()
 
 
 def decode_small() -> Program:

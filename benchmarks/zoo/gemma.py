@@ -1,6 +1,7 @@
-"""Gemma: a dense transformer with one head of keys and values, trained.
+"""Gemma: dense transformers, trained; and the frame of other transformers.
 
-Shape letters: B batch, T tokens, D model, N heads, H head, F hidden, V vocabulary, K keys or values, G gate or up.
+Shape letters: B batch, T tokens, D model, N heads, H head, F hidden, V vocabulary, C keys or values,
+G gate or up.
 """
 
 from __future__ import annotations
@@ -18,7 +19,21 @@ from benchmarks.zoo.programs import Program, Tree, shape_of, train_program
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gemma:
-    """Sizes of a dense transformer with one head of keys and values, gated hidden layers and tied embeddings."""
+    """Sizes of a dense transformer with gated hidden layers.
+
+    Attributes:
+        layers: How many.
+        model: Of the residual stream.
+        heads: Of queries.
+        head: Of one head.
+        hidden: Of gate and up each; TOAST's hidden dim is both.
+        vocabulary: Tokens that are known.
+        batch: Texts of a step.
+        tokens: Of each.
+        key_heads: Of keys and values: one, as many as of queries, or one for several of these.
+        is_tied: Whether the embedding is the head, too.
+        is_scanned: Whether layers are a loop over stacked parameters.
+    """
 
     layers: int
     model: int
@@ -28,16 +43,22 @@ class Gemma:
     vocabulary: int
     batch: int
     tokens: int
+    key_heads: int = 1
+    is_tied: bool = True
     is_scanned: bool = False
 
     def layer(self, stacked: int = 0) -> Tree:
         """The parameters of one layer, or of all in one stack."""
         lead = (stacked,) if stacked else ()
+        heads: tuple[int, ...] = (self.heads,)
+        if 1 < self.key_heads < self.heads:
+            heads = (self.key_heads, self.heads // self.key_heads)
+        of_keys = (self.key_heads,) if self.key_heads > 1 else ()
         shapes = {
             "attention_norm": (self.model,),
-            "query": (self.model, self.heads, self.head),
-            "key_value": (2, self.model, self.head),
-            "out": (self.heads, self.head, self.model),
+            "query": (self.model, *heads, self.head),
+            "key_value": (2, self.model, *of_keys, self.head),
+            "out": (*heads, self.head, self.model),
             "hidden_norm": (self.model,),
             "gate_up": (2, self.model, self.hidden),
             "down": (self.hidden, self.model),
@@ -49,19 +70,30 @@ class Gemma:
         layers = (
             self.layer(self.layers) if self.is_scanned else {str(number): self.layer() for number in range(self.layers)}
         )
-        return {
-            "embedding": shape_of(self.vocabulary, self.model),
-            "layers": layers,
-            "norm": shape_of(self.model),
-        }
+        embedding = shape_of(self.vocabulary, self.model)
+        head = {} if self.is_tied else {"head": embedding}
+        return {"embedding": embedding, "layers": layers, "norm": shape_of(self.model), **head}
 
     def attend(self, layer: Tree, x_btd: Array, positions: Array, mask: Array) -> Array:
         """What attention adds."""
         normed = rms_norm(x_btd, layer["attention_norm"])
-        queries = rotated(jnp.einsum("btd,dnh->btnh", normed, layer["query"]), positions)
-        keys, values = jnp.einsum("btd,kdh->kbth", normed, layer["key_value"])
-        keys = rotated(keys[:, :, None, :], positions)[:, :, 0, :]
-        return jnp.einsum("btnh,nhd->btd", attention(queries, keys, values, mask), layer["out"])
+        queries, keys, values = self.projected(layer, normed, positions)
+        heads = "n" if queries.ndim == 4 else "kg"
+        return jnp.einsum(f"bt{heads}h,{heads}hd->btd", attention(queries, keys, values, mask), layer["out"])
+
+    def projected(self, layer: Tree, normed_btd: Array, positions: Array) -> tuple[Array, Array, Array]:
+        """Queries, keys and values as `attention` takes them, with their positions."""
+        heads = "n" if layer["query"].ndim == 3 else "kg"
+        queries = rotated(jnp.einsum(f"btd,d{heads}h->bt{heads}h", normed_btd, layer["query"]), positions)
+        of_keys = heads[: layer["key_value"].ndim - 3]
+        keys, values = jnp.einsum(f"btd,cd{of_keys}h->cbt{of_keys}h", normed_btd, layer["key_value"])
+        keys = rotated(keys, positions) if of_keys else rotated(keys[:, :, None, :], positions)[:, :, 0, :]
+        return queries, keys, values
+
+    def logits(self, params: Tree, x_btd: Array) -> Array:
+        """Of the next tokens [B, T, V]."""
+        normed = rms_norm(x_btd, params["norm"])
+        return jnp.einsum("btd,vd->btv", normed, params["embedding" if self.is_tied else "head"])
 
     def hide(self, layer: Tree, x_btd: Array) -> Array:
         """What the hidden layer adds."""
@@ -89,8 +121,7 @@ class Gemma:
                 with jax.named_scope(f"layers.{number}"):
                     x_btd = through(x_btd, params["layers"][str(number)])
         with jax.named_scope("head"):
-            logits_btv = jnp.einsum("btd,vd->btv", rms_norm(x_btd, params["norm"]), params["embedding"])
-            return cross_entropy(logits_btv, batch["targets"])
+            return cross_entropy(self.logits(params, x_btd), batch["targets"])
 
     def train_program(self) -> Program:
         """One training step."""
@@ -99,7 +130,13 @@ class Gemma:
 
 
 GEMMA_2B = Gemma(layers=18, model=2048, heads=8, head=256, hidden=16_384, vocabulary=256_128, batch=16, tokens=2048)
-"""The sizes of Gemma 2B (Gemma team 2024, table 1), its vocabulary padded to a multiple of 128."""
+"""The sizes of Gemma 2B (Gemma team 2024, tables 1 and 2: 2,506,434,560 parameters)."""
+
+GEMMA_7B = replace(GEMMA_2B, layers=28, model=3072, heads=16, key_heads=16, hidden=24_576)
+"""Those of Gemma 7B (same place: 8,538,074,112 parameters)."""
+
+TOKENS_OF_A_STEP = 65_536
+"""Of the long sequences: two texts of 32k."""
 
 SMALL_GEMMA = Gemma(layers=1, model=16, heads=4, head=8, hidden=24, vocabulary=36, batch=2, tokens=6)
 
@@ -107,6 +144,35 @@ SMALL_GEMMA = Gemma(layers=1, model=16, heads=4, head=8, hidden=24, vocabulary=3
 def gemma_2b() -> Program:
     """Gemma 2B, its 18 layers one after the other."""
     return GEMMA_2B.train_program()
+
+
+def gemma_2b_4k() -> Program:
+    """Gemma 2B on 16 texts of 4,096 tokens."""
+    return _of_length(4096)
+
+
+def gemma_2b_8k() -> Program:
+    """Gemma 2B on 8 texts of 8,192 tokens."""
+    return _of_length(8192)
+
+
+def gemma_2b_16k() -> Program:
+    """Gemma 2B on 4 texts of 16,384 tokens."""
+    return _of_length(16_384)
+
+
+def gemma_2b_32k() -> Program:
+    """Gemma 2B on 2 texts of 32,768 tokens."""
+    return _of_length(32_768)
+
+
+def _of_length(tokens: int) -> Program:
+    return replace(GEMMA_2B, batch=TOKENS_OF_A_STEP // tokens, tokens=tokens).train_program()
+
+
+def gemma_7b() -> Program:
+    """Gemma 7B, its 28 layers one after the other."""
+    return GEMMA_7B.train_program()
 
 
 def gemma_2b_scan() -> Program:

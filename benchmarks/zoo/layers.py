@@ -1,6 +1,7 @@
 """Layers that several models share.
 
-Shape letters: B batch, T tokens, S those that are attended to, N heads, H head, V vocabulary.
+Shape letters: B batch, T tokens, S those that are attended to, N heads, K heads of keys, G heads that share one of
+them, H head, V vocabulary.
 """
 
 from __future__ import annotations
@@ -25,17 +26,27 @@ def cross_entropy(logits_btv: Array, targets_bt: Array) -> Array:
 
 
 def rotated(x: Array, positions: Array) -> Array:
-    """Rotary position embedding of [B, T, N, H] (Su et al. 2021), halves of H as the pairs."""
+    """Rotary position embedding of [B, T, ..., H] (Su et al. 2021), halves of H as the pairs."""
     half = x.shape[-1] // 2
     speeds = 10_000.0 ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angles = positions[:, None, None].astype(jnp.float32) * speeds
+    angles = positions[:, *(None,) * (x.ndim - 2)].astype(jnp.float32) * speeds
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     sin, cos = jnp.sin(angles), jnp.cos(angles)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 
 
 def attention(queries: Array, keys: Array, values: Array, mask: Array) -> Array:
-    """Attention of [B, T, N, H] to one head of keys and values [B, S, H], where a mask [T, S] allows it."""
-    scores = jnp.einsum("btnh,bsh->bnts", queries, keys).astype(jnp.float32) / math.sqrt(queries.shape[-1])
+    """What heads read, where a mask [T, S] allows it.
+
+    Args:
+        queries: [B, T, N, H], or [B, T, K, G, H] where several heads share keys.
+        keys: Of one head for all [B, S, H], or with a dim of heads, N or K.
+        values: As the keys.
+        mask: Which tokens attend to which.
+    """
+    heads = "n" if queries.ndim == 4 else "kg"
+    of_keys = heads[: keys.ndim - 3]
+    scores = jnp.einsum(f"bt{heads}h,bs{of_keys}h->b{heads}ts", queries, keys).astype(jnp.float32)
+    scores = scores / math.sqrt(queries.shape[-1])
     weights = jax.nn.softmax(jnp.where(mask, scores, -1e30), axis=-1).astype(values.dtype)
-    return jnp.einsum("bnts,bsh->btnh", weights, values)
+    return jnp.einsum(f"b{heads}ts,bs{of_keys}h->bt{heads}h", weights, values)

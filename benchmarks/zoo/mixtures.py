@@ -6,7 +6,7 @@ token, G gate or up.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -63,8 +63,7 @@ class Mixture:
             with jax.named_scope(f"layers.{name}.experts"):
                 x_btd = x_btd + self.hide(layer, x_btd)
         with jax.named_scope("head"):
-            logits_btv = jnp.einsum("btd,vd->btv", rms_norm(x_btd, params["norm"]), params["embedding"])
-            return cross_entropy(logits_btv, batch["targets"])
+            return cross_entropy(base.logits(params, x_btd), batch["targets"])
 
     def train_program(self) -> Program:
         """One training step."""
@@ -72,10 +71,25 @@ class Mixture:
         return train_program(self.loss, self.params(), {"tokens": tokens, "targets": tokens})
 
 
+FOUR_LAYERS = Mixture(
+    base=Gemma(layers=4, model=4096, heads=32, head=128, hidden=14_336, vocabulary=32_000, batch=16, tokens=2048),
+    experts=8,
+    capacity=512,
+)
+"""An expert has room for as many tokens as it gets where all get as many."""
+
+MIXTRAL = replace(FOUR_LAYERS, base=replace(FOUR_LAYERS.base, layers=32, key_heads=8, is_tied=False))
+"""The sizes of Mixtral 8x7B (Jiang et al. 2024, table 1), 46.7 B parameters."""
+
+
+def mixtral() -> Program:
+    """Mixtral 8x7B, with a capacity instead of its dispatch without one."""
+    return MIXTRAL.train_program()
+
+
 def moe() -> Program:
     """Four layers of the size of Mixtral 8x7B's, with one head of keys and values."""
-    base = Gemma(layers=4, model=4096, heads=32, head=128, hidden=14_336, vocabulary=32_000, batch=16, tokens=2048)
-    return Mixture(base=base, experts=8, capacity=512).train_program()
+    return FOUR_LAYERS.train_program()
 
 
 def moe_small() -> Program:

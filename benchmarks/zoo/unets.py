@@ -20,6 +20,15 @@ class UNet:
     """Sizes of a convolutional network that halves and doubles its images (Ronneberger et al. 2015).
 
     Levels have residual blocks with group norms, the lowest one attention, the first convolution by groups of channels.
+
+    Attributes:
+        batch: Images of a step.
+        side: Their height and width.
+        channels: Of each level, the highest one first.
+        blocks: Of each level on the way down.
+        groups: Of channels that are normed together.
+        heads: Of attention.
+        up_blocks: Of each level on the way up; 0 for as many as on the way down.
     """
 
     batch: int
@@ -28,6 +37,7 @@ class UNet:
     blocks: int
     groups: int
     heads: int
+    up_blocks: int = 0
 
     def params(self) -> Tree:
         """All parameters."""
@@ -43,7 +53,8 @@ class UNet:
             str(level): {
                 "up": shape_of(3, 3, widths[min(level + 1, len(widths) - 1)], width, dtype=jnp.float32),
                 "blocks": {
-                    str(block): self.block(2 * width if block == 0 else width, width) for block in range(self.blocks)
+                    str(block): self.block(2 * width if block == 0 else width, width)
+                    for block in range(self.up_blocks or self.blocks)
                 },
             }
             for level, width in enumerate(widths)
@@ -129,6 +140,16 @@ def conv(x_bhwc: Array, weight: Array, *, stride: int = 1, groups: int = 1) -> A
 def unet() -> Program:
     """Four levels of three blocks on images of 64 by 64."""
     return UNet(batch=64, side=64, channels=(256, 512, 1024, 1024), blocks=3, groups=32, heads=32).train_program()
+
+
+WIDE = UNet(batch=64, side=64, channels=(1024, 2048, 4000), blocks=3, up_blocks=4, groups=32, heads=32)
+"""The blocks that TOAST, section 5.1, lists: 9 on the way down, 12 on the way up, and attention of 32 heads between.
+They are so wide that there are 3.58 B parameters; the paper says 3.6 B, and no widths."""
+
+
+def unet_3b() -> Program:
+    """Three levels of three blocks, and four on the way up, on images of 64 by 64."""
+    return WIDE.train_program()
 
 
 def unet_small() -> Program:

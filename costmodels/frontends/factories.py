@@ -13,6 +13,7 @@ import importlib.util
 import inspect
 import logging
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,9 @@ from hardware.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:  # JAX may be missing
     from costmodels.frontends.jax_program import Program
+
+JaxStep = tuple[Callable[..., Any], tuple[Any, ...], tuple[str | int, ...]]
+"""A function, its abstract arguments, and the donated ones."""
 
 EXAMPLE = "for example my_training:step, found from the directory that the command runs in"
 
@@ -34,7 +38,15 @@ def graph_of_factory(name: str, *, option: str = "--jax") -> Graph:
 
 
 def program_of_factory(name: str, *, option: str = "--jax") -> Program:
-    """The trace of the step that `module:factory` makes; its module is imported, and runs as any import does.
+    """The trace of the step that `module:factory` makes; see `step_of_factory`."""
+    function, arguments, donated = step_of_factory(name, option=option)
+    from costmodels.frontends.jax_program import traced  # noqa: PLC0415 # JAX may be missing
+
+    return traced(function, *arguments, donated=donated)
+
+
+def step_of_factory(name: str, *, option: str = "--jax") -> JaxStep:
+    """The JAX step that `module:factory` makes; its module is imported, and runs as any import does.
 
     Raises:
         ConfigError: there is no such factory, JAX is missing, or it returns something else.
@@ -47,9 +59,7 @@ def program_of_factory(name: str, *, option: str = "--jax") -> Program:
             value=name,
             nearest="arguments are a tuple of trees of jax.ShapeDtypeStruct",
         )
-    from costmodels.frontends.jax_program import traced  # noqa: PLC0415 # JAX may be missing
-
-    return traced(made[0], *made[1], donated=made[2] if len(made) == 3 else ())
+    return made[0], tuple(made[1]), tuple(made[2]) if len(made) == 3 else ()
 
 
 def graph_of_torch_factory(name: str, *, option: str = "--torch") -> Graph:

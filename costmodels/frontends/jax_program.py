@@ -44,14 +44,18 @@ class Program:
         jaxpr: Its trace.
         arguments: Of each variable that it takes.
         outputs: The paths of what it returns, empty for a function that returns one array.
-        out_tree: The tree of these.
+        in_tree: The tree of the arguments.
+        out_tree: The tree of what it returns.
+        donated: Numbers of the arguments, whole trees, that the outputs take the place of.
     """
 
     name: str
     jaxpr: ClosedJaxpr
     arguments: tuple[Argument, ...]
     outputs: tuple[str, ...]
+    in_tree: jax.tree_util.PyTreeDef
     out_tree: jax.tree_util.PyTreeDef
+    donated: tuple[int, ...]
 
 
 def traced(fn: Callable[..., Any], *arguments: Any, donated: Sequence[str | int] = ()) -> Program:
@@ -79,7 +83,9 @@ def traced(fn: Callable[..., Any], *arguments: Any, donated: Sequence[str | int]
         jaxpr=jaxpr,
         arguments=tuple(found),
         outputs=tuple(".".join(path) for path, _ in outputs),
+        in_tree=jax.tree_util.tree_structure(arguments),
         out_tree=jax.tree_util.tree_structure(out_tree),
+        donated=tuple(sorted(given)),
     )
 
 

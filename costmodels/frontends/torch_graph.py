@@ -24,6 +24,9 @@ from costmodels.graph import INPUT, STATE, Graph, GraphBuilder, TensorKind
 MOMENTS = ("mean", "square")
 """What Adam keeps of a parameter's gradients (Kingma and Ba 2015, algorithm 1)."""
 
+UPDATE = "adam"
+"""The primitive of the update, which reads parameter, gradient and moments."""
+
 MOMENT_BYTES = 4.0
 
 
@@ -91,7 +94,7 @@ def _update(build: FlatBuilder, number: int, argument: Argument, gradient: int |
         builder.tensor(name, array.shape, array.element_bytes, TensorKind.PARAMETER),
         *(builder.tensor(f"{name}.{moment}", array.shape, MOMENT_BYTES, TensorKind.OPTIMIZER) for moment in MOMENTS),
     ]
-    call = Call(primitive="adam", operands=(array.shape,) * 4, results=(array.shape,) * 3, params={})
-    builder.op(name, "adam", [parameter, build.read(gradient), *moments], made, elementwise(call))
+    call = Call(primitive=UPDATE, operands=(array.shape,) * 4, results=(array.shape,) * 3, params={})
+    builder.op(name, UPDATE, [parameter, build.read(gradient), *moments], made, elementwise(call))
     for state, after in zip((parameter, *moments), made, strict=True):
         builder.keep(state, after)

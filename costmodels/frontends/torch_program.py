@@ -130,10 +130,14 @@ def _states(module: torch.nn.Module, trace: GraphModule) -> list[Argument]:
 
 
 def _inputs(inputs: tuple[Any, ...]) -> list[Argument]:
-    """The tensors among the inputs, called by their paths."""
+    return [Argument(name=name, kind=TensorKind.DATA) for name in input_names(inputs)]
+
+
+def input_names(inputs: tuple[Any, ...]) -> list[str]:
+    """What the tensors among the inputs are called: by their paths."""
     leaves, _ = pytree.tree_flatten_with_path(inputs)
     return [
-        Argument(name=".".join(("inputs", *(re.sub(r"[^\w]", "", str(key)) for key in path))), kind=TensorKind.DATA)
+        ".".join(("inputs", *(re.sub(r"[^\w]", "", str(key)) for key in path)))
         for path, leaf in leaves
         if isinstance(leaf, torch.Tensor)
     ]

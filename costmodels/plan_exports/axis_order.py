@@ -7,6 +7,8 @@ only what it gathers. A framework deals contiguous parts instead: of a dim that 
     slice   (a) -> (a, b)       each part is cut in place; from (b) alone, parts would have to move first
     gather  (a, b) -> (a)       the parts of one group along b are neighbours; to (b) alone, they are not
 
+Axes that leave one dim for another must be the last on both, in one order, or parts move before they are exchanged.
+
 The order is a choice: `axis_orders` makes one for each factor of each operator and each dim of each tensor, such that
 few bytes lie where that condition is broken, and tells where it is. Results are right in any order: a framework moves
 more there than the plan says. A dim that one axis cuts has nothing to choose.
@@ -57,6 +59,12 @@ class AxisOrders:
         rank = len(self.plan.graph.tensors[self.plan.graph.ops[op].operands[operand]].shape)
         return tuple(self._of_op(op, _axes_on(layout, dim)) for dim in range(rank))
 
+    def written(self, op: int, result: int) -> tuple[Order, ...]:
+        """The same of a result as an operator leaves it."""
+        layout = self.plan.written(op, result)
+        rank = len(self.plan.graph.tensors[self.plan.graph.ops[op].results[result]].shape)
+        return tuple(self._of_op(op, _axes_on(layout, dim)) for dim in range(rank))
+
     def _of_op(self, op: int, axes: Order) -> Order:
         return self.of_factor.get((op, int(self.plan.served[op, axes[0]])), axes) if len(axes) > 1 else axes
 
@@ -75,30 +83,59 @@ class _Node:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class _Wish:
+    """Axes that shall stand in one order on both sides.
+
+    Attributes:
+        common: Which.
+        behind: Where they leave one dim for another, the axes of each side behind which they shall stand; None where
+            they stay, which is in front of all others.
+    """
+
+    common: frozenset[int]
+    behind: tuple[frozenset[int], frozenset[int]] | None = None
+
+    @property
+    def turned(self) -> _Wish:
+        """The same with the sides changed."""
+        return self if self.behind is None else _Wish(common=self.common, behind=(self.behind[1], self.behind[0]))
+
+    def fits(self, one: Order, other: Order) -> bool:
+        """Whether they do."""
+        if self.behind is None:
+            count = len(self.common)
+            return one[:count] == other[:count] and frozenset(one[:count]) == self.common
+        moved = [[axis for axis in order if axis in self.common] for order in (one, other)]
+        return moved[0] == moved[1] and all(
+            order.index(each[0]) > max(map(order.index, behind), default=-1)
+            for order, each, behind in zip((one, other), moved, self.behind, strict=True)
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Edge:
-    """A dim on the way between a tensor and an operator, with the axes on both sides and the bytes of the tensor."""
+    """A dim on the way between a tensor and an operator, with the axes on both sides and the bytes of the tensor.
+
+    Two dims, where axes leave one for the other.
+    """
 
     ends: tuple[_Node, _Node]
     axes: tuple[Order, Order]
     num_bytes: float
     where: tuple[int, int]
-
-    @property
-    def common(self) -> frozenset[int]:
-        """The axes that stay."""
-        return frozenset(self.axes[0]) & frozenset(self.axes[1])
+    wish: _Wish
 
 
 def axis_orders(plan: Plan) -> AxisOrders:
     """The orders of a plan."""
     edges = list(_edges(plan))
     class_of, axes_of = _classes(edges)
-    links: dict[_Node, dict[tuple[_Node, frozenset[int]], float]] = defaultdict(lambda: defaultdict(float))
+    links: dict[_Node, dict[tuple[_Node, _Wish], float]] = defaultdict(lambda: defaultdict(float))
     for edge in edges:
         one, other = (class_of[end] for end in edge.ends)
-        if edge.common and one != other:
-            links[one][other, edge.common] += edge.num_bytes
-            links[other][one, edge.common] += edge.num_bytes
+        if edge.wish.common and one != other:
+            links[one][other, edge.wish] += edge.num_bytes
+            links[other][one, edge.wish.turned] += edge.num_bytes
     orders = dict(axes_of)
     for _ in range(_MOST_SWEEPS):
         before = dict(orders)
@@ -124,21 +161,15 @@ def axis_orders(plan: Plan) -> AxisOrders:
             dict.fromkeys(
                 edge.where
                 for edge in edges
-                if not _fits(orders[class_of[edge.ends[0]]], orders[class_of[edge.ends[1]]], edge.common)
+                if not edge.wish.fits(orders[class_of[edge.ends[0]]], orders[class_of[edge.ends[1]]])
             )
         ),
     )
 
 
-def _broken(order: Order, links: dict[tuple[_Node, frozenset[int]], float], orders: dict[_Node, Order]) -> float:
+def _broken(order: Order, links: dict[tuple[_Node, _Wish], float], orders: dict[_Node, Order]) -> float:
     """The bytes of tensors whose parts would move."""
-    return sum(num_bytes for (other, common), num_bytes in links.items() if not _fits(order, orders[other], common))
-
-
-def _fits(one: Order, other: Order, common: frozenset[int]) -> bool:
-    """Whether the axes that stay come first on both sides, in one order."""
-    count = len(common)
-    return one[:count] == other[:count] and frozenset(one[:count]) == common
+    return sum(num_bytes for (other, wish), num_bytes in links.items() if not wish.fits(order, orders[other]))
 
 
 def _edges(plan: Plan) -> Iterator[_Edge]:
@@ -150,20 +181,32 @@ def _edges(plan: Plan) -> Iterator[_Edge]:
         ends = [(maker, plan.written(maker, slot))]
         if graph.ops[maker].primitive != CONSTANT:
             ends += [(use.op, plan.wanted(use.op, use.operand)) for use in graph.uses[tensor]]
-        for dim in range(len(array.shape)):
+        rank = len(array.shape)
+        for dim, other in itertools.product(range(rank), repeat=2):
             here = _axes_on(lies, dim)
             for op, layout in ends:
-                there = _axes_on(layout, dim)
-                if here and there:
-                    yield _Edge(
-                        ends=(
-                            _Node(is_tensor=True, owner=tensor, part=dim),
-                            _Node(is_tensor=False, owner=op, part=int(plan.served[op, there[0]])),
-                        ),
-                        axes=(here, there),
-                        num_bytes=array.num_bytes,
-                        where=(tensor, op),
-                    )
+                there = _axes_on(layout, other)
+                common = frozenset(here) & frozenset(there)
+                behind = (
+                    frozenset(axis for axis in here if layout[axis] < 0 or layout[axis] == dim),
+                    frozenset(axis for axis in there if lies[axis] < 0 or lies[axis] == other),
+                )
+                if dim == other and here and there:
+                    wish = _Wish(common=common)
+                elif common and (len(common) > 1 or any(behind)):
+                    wish = _Wish(common=common, behind=behind)
+                else:
+                    continue
+                yield _Edge(
+                    ends=(
+                        _Node(is_tensor=True, owner=tensor, part=dim),
+                        _Node(is_tensor=False, owner=op, part=int(plan.served[op, there[0]])),
+                    ),
+                    axes=(here, there),
+                    num_bytes=array.num_bytes,
+                    where=(tensor, op),
+                    wish=wish,
+                )
 
 
 def _classes(edges: list[_Edge]) -> tuple[dict[_Node, _Node], dict[_Node, Order]]:
@@ -181,7 +224,7 @@ def _classes(edges: list[_Edge]) -> tuple[dict[_Node, _Node], dict[_Node, Order]
         for end, axes in zip(edge.ends, edge.axes, strict=True):
             first.setdefault(end, end)
             axes_of[end] = axes
-        if edge.axes[0] == edge.axes[1]:
+        if edge.axes[0] == edge.axes[1] and edge.wish.behind is None:
             one, other = map(root, edge.ends)
             first[other] = one
     class_of = {node: root(node) for node in first}

@@ -8,6 +8,7 @@ function was planned with (other shapes, another function) is refused.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,7 @@ import jax
 import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from costmodels.frontends.flat_program import Step, operand_slots
 from costmodels.frontends.jax_flat import INLINED, Flat, shape_of, varying_carries
@@ -26,7 +27,11 @@ from costmodels.graph import CARRY, CONSTANT, NEXT, STACK, UNSTACK
 from costmodels.plan import Plan
 from costmodels.plan_exports.axis_order import AxisOrders, axis_orders
 from costmodels.plan_exports.jax_specs import Spec, named, returned
+from costmodels.plan_exports.reorders import Orders, way
 from hardware.errors import ConfigError
+
+UNCUT_BY_XLA = frozenset({"top_k"})
+"""Primitives that XLA's partitioner computes whole on every device, though they have dims that can be cut."""
 
 
 def jax_mesh(plan: Plan, devices: Sequence[Any] | None = None) -> Mesh:
@@ -44,20 +49,31 @@ def jax_mesh(plan: Plan, devices: Sequence[Any] | None = None) -> Mesh:
     return Mesh(np.array(found[:count]).reshape(plan.mesh.sizes), plan.mesh.names)
 
 
-def apply_plan(function: Callable[..., Any], plan: Plan, mesh: Mesh | None = None) -> Callable[..., Any]:
+def abstract_mesh(plan: Plan) -> AbstractMesh:
+    """The plan's mesh without devices."""
+    return AbstractMesh(plan.mesh.sizes, plan.mesh.names)
+
+
+def partition_spec(spec: Spec) -> PartitionSpec:
+    """A spec as JAX has it."""
+    return PartitionSpec(*(axes or None for axes in spec))  # type: ignore[no-untyped-call] # JAX has no types there
+
+
+def apply_plan(function: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
     """A function that computes the same, with every layout of the plan pinned; to be called under `jax.jit`.
+
+    It needs no devices: the constraints name axes, and the shardings of the arguments say where these are.
 
     Args:
         function: What was planned (`jax_graph.graph_of_jax`).
         plan: How.
-        mesh: `jax_mesh` of the plan, on other devices than the first.
     """
     orders = axis_orders(plan)
-    own_mesh = jax_mesh(plan) if mesh is None else mesh
 
+    @functools.wraps(function)  # so that arguments can be donated by their names
     def planned(*arguments: Any) -> Any:
         program = traced(function, *arguments)
-        run = _Run.of(program, orders, own_mesh)
+        run = _Run.of(program, orders)
         return jax.tree_util.tree_unflatten(
             program.out_tree, run.outputs(program, jax.tree_util.tree_leaves(arguments))
         )
@@ -65,16 +81,29 @@ def apply_plan(function: Callable[..., Any], plan: Plan, mesh: Mesh | None = Non
     return planned
 
 
+def specs_of(program: Program, plan: Plan) -> tuple[tuple[Any, ...], Any]:
+    """PartitionSpecs of a planned program: a tree like its arguments, and one like what it returns."""
+    run = _Run.of(program, axis_orders(plan))
+    inputs = [run.spec(run.lying(value)) for value in run.arguments]
+    outputs = [run.spec(run.returned(value)) for value in run.results]
+    trees: tuple[Any, ...] = jax.tree_util.tree_unflatten(program.in_tree, inputs)
+    return trees, jax.tree_util.tree_unflatten(program.out_tree, outputs)
+
+
+def on_mesh(mesh: Mesh | AbstractMesh, specs: Any) -> Any:
+    """A tree of PartitionSpecs as shardings on a mesh."""
+    return jax.tree_util.tree_map(
+        lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda node: isinstance(node, PartitionSpec)
+    )
+
+
 def shardings(
     function: Callable[..., Any], plan: Plan, *arguments: Any, mesh: Mesh | None = None
 ) -> tuple[tuple[Any, ...], Any]:
     """How the arguments and the outputs of a planned function lie: `in_shardings` and `out_shardings` of `jax.jit`."""
-    program = traced(function, *arguments)
-    run = _Run.of(program, axis_orders(plan), jax_mesh(plan) if mesh is None else mesh)
-    inputs = [run.sharding(run.lying(value)) for value in run.arguments]
-    trees = jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(arguments), inputs)
-    outputs = [run.sharding(run.returned(value)) for value in run.results]
-    return trees, jax.tree_util.tree_unflatten(program.out_tree, outputs)
+    inputs, outputs = specs_of(traced(function, *arguments), plan)
+    own_mesh = jax_mesh(plan) if mesh is None else mesh
+    return on_mesh(own_mesh, inputs), on_mesh(own_mesh, outputs)
 
 
 def outputs_of(program: Program) -> tuple[tuple[str, str | None], ...]:
@@ -103,7 +132,7 @@ class _Run:
         arguments: Numbers of its arguments.
         results: Numbers of its outputs.
         orders: The plan's.
-        mesh: Where it runs.
+        mesh: The plan's.
         ops: The number of each operator by its name.
         tensors: The number of each tensor by its name.
         position: The next step of the flat program.
@@ -114,14 +143,14 @@ class _Run:
     arguments: list[int]
     results: list[int]
     orders: AxisOrders
-    mesh: Mesh
+    mesh: AbstractMesh
     ops: dict[str, int]
     tensors: dict[str, int]
     position: int = 0
-    copies: dict[tuple[int, Spec], Any] = field(default_factory=dict)
+    copies: dict[tuple[int, Orders], Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, program: Program, orders: AxisOrders, mesh: Mesh) -> _Run:
+    def of(cls, program: Program, orders: AxisOrders) -> _Run:
         """At the begin of a program.
 
         Raises:
@@ -144,7 +173,7 @@ class _Run:
             arguments=arguments,
             results=results,
             orders=orders,
-            mesh=mesh,
+            mesh=abstract_mesh(orders.plan),
             ops={op.name: number for number, op in enumerate(graph.ops)},
             tensors={tensor.name: number for number, tensor in enumerate(graph.tensors)},
         )
@@ -158,30 +187,58 @@ class _Run:
         jaxpr = program.jaxpr
         found = self._inline(jaxpr.jaxpr, [_Array(value=const, number=None) for const in jaxpr.consts], given)
         return [
-            self._pinned(each.value, self.returned(number)) for each, number in zip(found, self.results, strict=True)
+            self._moved(each.value, self.lying(number), self.returned(number))
+            for each, number in zip(found, self.results, strict=True)
         ]
 
-    def lying(self, value: int) -> Spec:
-        """How a value of the flat program lies; whole, where no graph has it."""
+    def lying(self, value: int) -> Orders:
+        """The axes on each dim of a value of the flat program; none, where no graph has it."""
         number = self.tensors.get(self.flat.values[value].name)
-        return () if number is None else named(self.orders.plan, self.orders.lying(number))
+        return () if number is None else self.orders.lying(number)
 
-    def returned(self, value: int) -> Spec:
+    def returned(self, value: int) -> Orders:
         """The same of one that is returned."""
         number = self.tensors.get(self.flat.values[value].name)
-        return () if number is None else named(self.orders.plan, returned(self.orders, number))
+        return () if number is None else returned(self.orders, number)
 
-    def sharding(self, spec: Spec) -> NamedSharding:
-        """A spec on the mesh."""
-        return NamedSharding(self.mesh, PartitionSpec(*(axes or None for axes in spec)))  # type: ignore[no-untyped-call] # JAX has no types there
+    def sharding(self, axes: Orders) -> NamedSharding:
+        """The axes on each dim, on the mesh."""
+        return NamedSharding(self.mesh, self.spec(axes))
 
-    def _pinned(self, value: Any, spec: Spec) -> Any:
-        return lax.with_sharding_constraint(value, self.sharding(spec)) if np.ndim(value) else value  # type: ignore[no-untyped-call] # JAX has no types there
+    def spec(self, axes: Orders) -> PartitionSpec:
+        """The same without the mesh."""
+        return partition_spec(named(self.orders.plan, axes))
 
-    def _written(self, value: Any, number: int | None) -> _Array:
-        """A value as it shall lie, if the graph has it."""
-        has_tensor = number is not None and self.flat.values[number].name in self.tensors
-        return _Array(value=self._pinned(value, self.lying(number)) if has_tensor else value, number=number)  # type: ignore[arg-type] # has_tensor
+    def _pinned(self, value: Any, axes: Orders) -> Any:
+        return lax.with_sharding_constraint(value, self.sharding(axes))  # type: ignore[no-untyped-call] # JAX has no types there
+
+    def _moved(self, value: Any, before: Orders, after: Orders) -> Any:
+        """A value as it shall lie, on the way that a partitioner finds cheap."""
+        if before == after:
+            return self._pinned(value, after)
+        for axes in way(before, after, float(np.size(value)), self.orders.plan.mesh.sizes).layouts:
+            value = self._pinned(value, axes)
+        return value
+
+    def _written(self, value: Any, number: int | None, before: Orders | None = None) -> _Array:
+        """A value as it shall lie, if the graph has it; an operator may have left it otherwise."""
+        if number is None or self.flat.values[number].name not in self.tensors:
+            return _Array(value=value, number=number)
+        lies = self.lying(number)
+        if before is None:
+            return _Array(value=self._pinned(value, lies), number=number)
+        if any(one and len(other) > len(one) for one, other in zip(before, lies, strict=True)):
+            # sums that are scattered along a dim that others cut: added up first, for XLA gathers that dim else
+            value = self._pinned(value, before)
+        return _Array(value=self._moved(value, before, lies), number=number)
+
+    def _left(self, step: Step, values: Sequence[Any]) -> list[_Array]:
+        """What an operator leaves, as it shall lie."""
+        op = self.ops.get(step.name)
+        return [
+            self._written(value, number, None if op is None else self.orders.written(op, slot))
+            for slot, (value, number) in enumerate(zip(values, step.results, strict=True))
+        ]
 
     def _read(self, step: Step, operands: Sequence[_Array]) -> list[Any]:
         """Operands as the operator of a step reads them; one that nobody needs has none in the graph."""
@@ -191,15 +248,31 @@ class _Run:
             return found
         for operand, slot in enumerate(operand_slots(self.flat.values, step)):
             array = operands[slot]
-            wanted = named(self.orders.plan, self.orders.read(op, operand))
+            wanted = self.orders.read(op, operand)
             if array.number is None:
                 found[slot] = self._pinned(array.value, wanted)
             elif wanted != self.lying(array.number):
                 key = (array.number, wanted)
                 if key not in self.copies:
-                    self.copies[key] = self._pinned(array.value, wanted)
+                    self.copies[key] = self._moved(array.value, self.lying(array.number), wanted)
                 found[slot] = self.copies[key]
         return found
+
+    def _performed(self, step: Step, equation: JaxprEqn, operands: list[Any]) -> list[Any]:
+        """The results of an operator; of one that XLA would not cut, of each device's part for itself."""
+        number = self.ops.get(step.name)
+        if number is None or step.primitive not in UNCUT_BY_XLA:
+            return _computed(equation, operands)
+        reads = [self.spec(self.orders.read(number, slot)) for slot in range(len(operands))]
+        writes = [self.spec(self.orders.written(number, slot)) for slot in range(len(step.results))]
+        local = jax.shard_map(
+            lambda *parts: tuple(_computed(equation, parts)),
+            mesh=self.mesh,
+            in_specs=tuple(reads),
+            out_specs=tuple(writes),
+            check_vma=False,
+        )
+        return list(local(*operands))  # type: ignore[no-untyped-call] # JAX has no types there
 
     def _next(self, primitive: str) -> Step:
         step = self.flat.steps[self.position]
@@ -225,8 +298,8 @@ class _Run:
                 results = self._scanned(equation, operands)
             else:
                 step = self._next(equation.primitive.name)
-                values = _computed(equation, self._read(step, operands))
-                results = [self._written(value, number) for value, number in zip(values, step.results, strict=True)]
+                values = self._performed(step, equation, self._read(step, operands))
+                results = self._left(step, values)
             known.update(zip(equation.outvars, results, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 

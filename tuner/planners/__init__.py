@@ -1,1 +1,35 @@
-"""Planners: searches for the best plan of one configuration, with a proof of how good it is."""
+"""Planners: searches for the best plan of one configuration, with a proof of how good it is.
+
+What shards a function of JAX or a module of torch stands here too, and is loaded, with its library, where it is used:
+
+    from tuner.planners import plan_jax, plan_torch
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # they load JAX and torch, which may be missing
+    from tuner.planners.jax_plans import JaxPlan, LayoutConstraint, plan_jax
+    from tuner.planners.torch_plans import TorchPlan, plan_torch
+
+__all__ = ["JaxPlan", "LayoutConstraint", "TorchPlan", "plan_jax", "plan_torch"]
+
+_LIBRARIES = {
+    "JaxPlan": ("jax", "JAX"),
+    "LayoutConstraint": ("jax", "JAX"),
+    "TorchPlan": ("torch", "torch"),
+    "plan_jax": ("jax", "JAX"),
+    "plan_torch": ("torch", "torch"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LIBRARIES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    library, title = _LIBRARIES[name]
+    if importlib.util.find_spec(library) is None:
+        raise ImportError(f"{name} needs {title}, which is not installed here; pip install 'meshtune[{library}]'")
+    return getattr(importlib.import_module(f"{__name__}.{library}_plans"), name)

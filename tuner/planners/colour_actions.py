@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ from costmodels.plan import NONE, Plan
 from tuner.planners.class_costs import BASE, coded, decoded, rows_served
 from tuner.planners.compatibility import Compatibility
 from tuner.planners.named_dims import WHOLE
+from tuner.planners.pins import Pinned
 
 MANY_COLOURS = 100
 """With as many the paper's threshold holds."""
@@ -77,29 +78,38 @@ class ColourActions:
     Attributes:
         found: What of the graph is decided together.
         mesh: What it is planned on.
+        pins: What a user asks for; operators that they match share a class with those that they match alike.
         classes: Of each operator its class [o].
         actions: All of them.
-        first: The state in which no axis serves anything.
+        first: The state in which no axis serves anything but what hard pins want.
         sets_of: Of each group of colours its groups of compatibility sets, in the order of the bits.
     """
 
-    def __init__(self, found: Compatibility, mesh: DeviceMesh, *, least_dims: int | None = None) -> None:
+    def __init__(
+        self,
+        found: Compatibility,
+        mesh: DeviceMesh,
+        *,
+        least_dims: int | None = None,
+        pins: Pinned | None = None,
+    ) -> None:
         """Finds classes and actions.
 
         Args:
             found: What of the graph is decided together.
             mesh: What it is planned on.
             least_dims: Actions that cut fewer names are left out; None for LEAST_DIMS in a graph of MANY_COLOURS.
+            pins: What a user asks for, on levels of this mesh: the first state has all that hard pins serve.
         """
-        self.found, self.mesh = found, mesh
-        self._classes = _Classes(found)
+        self.found, self.mesh, self.pins = found, mesh, pins
+        self._classes = _Classes(found, {} if pins is None else _marks(pins, len(mesh.sizes)))
         self.classes = self._classes.of_ops
         self.sets_of = self._sets_of()
         if least_dims is None:
             least_dims = LEAST_DIMS if found.names.num_colours >= MANY_COLOURS else 0
         self._effects: dict[tuple[int, int], _Effect] = {}
         self.actions = tuple(self._all(least_dims))
-        self.first: State = np.zeros(self._classes.count, dtype=np.int64).tobytes()
+        self.first: State = np.array(self._classes.pinned, dtype=np.int64).tobytes()
 
     def after(self, state: State, action: Action) -> State:
         """The state that an action leads to; the same one where it changes nothing."""
@@ -181,16 +191,44 @@ def called(found: Compatibility, group: int) -> str:
     return f"dim {dims[0][int(names.factors[name])]} of {op.name}"
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Mark:
+    """What pins say of an operator.
+
+    Attributes:
+        row: Which factor each axis serves by hard pins, or NONE.
+        factors: Of each pin that matches it, hard or soft, its number and the factor that it means.
+    """
+
+    row: tuple[int, ...]
+    factors: tuple[tuple[int, int], ...]
+
+
+def _marks(pins: Pinned, num_axes: int) -> dict[int, _Mark]:
+    """The marks of all operators that pins match."""
+    found = {}
+    for op in dict.fromkeys(op for factors in pins.factors for op in factors):
+        row = [NONE] * num_axes
+        for number, level in enumerate(pins.levels):
+            if (op, number) in pins.served:
+                row[level.axis] = pins.served[op, number]
+        own = tuple((number, factors[op]) for number, factors in enumerate(pins.factors) if op in factors)
+        found[op] = _Mark(row=tuple(row), factors=own)
+    return found
+
+
 class _Classes:
     """The classes of a graph's operators.
 
     Attributes:
         of_ops: Of each operator its class [o].
+        pinned: Of each class the row that hard pins want, as a number; 0 where they want none [k].
         count: How many there are.
     """
 
-    def __init__(self, found: Compatibility) -> None:
+    def __init__(self, found: Compatibility, marks: Mapping[int, _Mark]) -> None:
         names = found.names
+        self.pinned: list[int] = []
         self.of_ops: list[int] = [0] * len(names.graph.ops)
         sides: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
         factors, ops = names.factors.tolist(), names.ops.tolist()
@@ -207,7 +245,9 @@ class _Classes:
         for number in reversed(range(len(names.graph.ops))):
             rule = names.graph.ops[number].rule
             own = range(begins[number], begins[number] + len(rule.cuttable))
-            if number in names.constants:
+            mark = marks.get(number)
+            is_following = number in names.constants and mark is None
+            if is_following:
                 leaders = tuple(
                     (factors[name], self.of_ops[ops[followed[name]]], factors[followed[name]])
                     for name in own
@@ -220,14 +260,16 @@ class _Classes:
                     found.kinds[number],
                     tuple(groups[begins[number] : begins[number] + len(rule.cuttable)]),
                     tuple(sorted(sides[number])),
+                    mark,
                 )
             if key not in known:
                 known[key] = len(known)
                 self._rules.append(rule)
                 self._sides.append(sorted(sides[number]))
+                self.pinned.append(0 if mark is None else coded(mark.row))
                 if leaders:
                     self._followers.append((known[key], leaders))
-                elif number not in names.constants:
+                elif not is_following:
                     for name in own:
                         self._members[groups[name]].append((known[key], factors[name]))
             self.of_ops[number] = known[key]

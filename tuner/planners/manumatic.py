@@ -130,7 +130,7 @@ def pinned_plan(
     cost = cost_of(plan)
     reports = []
     for number in range(len(pins)):
-        report = _report(found, plan, number)
+        report = report_of(found, plan, number)
         if counterfactuals:
             others = task.pinned([pin for at, pin in enumerate(pins) if at != number])
             try:
@@ -273,7 +273,8 @@ def _rounded_up(number: float) -> float:
     return float(f"{math.ceil(number / unit) * unit:.3g}")
 
 
-def _report(pins: Pinned, plan: Plan, number: int) -> PinReport:
+def report_of(pins: Pinned, plan: Plan, number: int) -> PinReport:
+    """What became of one of the pins in a plan, without a word on what it saved."""
     target, rows = pins.ways[number], plan.served.tolist()
     splits = [pins.split(number, op, rows[op]) for op in pins.factors[number]]
     return PinReport(

@@ -1,13 +1,15 @@
 """Monte Carlo tree search for one player, over states that several orders of actions lead to (TOAST, 4.1 to 4.3).
 
 A trajectory goes from the root to a state that was never seen, by the action that promises most in every state, or to
-where stopping promises more than going on; from a new state it goes on at random for a while. It is worth what the best
-of its states costs, a little more for each action, so that short trajectories win where several cost the same. States
-are nodes by what they are, not by how one came there. Actions that change nothing, and those behind which everything
-has been seen, are taken out of their node; where the root has none left, the search is exhausted.
+where stopping promises more than going on; from a new state it goes on by what was committed and is not done yet, or at
+random for a while. It is worth what the best of its states costs, a little more for each action, so that short
+trajectories win where several cost the same. States are nodes by what they are, not by how one came there. Actions that
+change nothing, and those behind which everything has been seen, are taken out of their node; where the root has none
+left, the search is exhausted.
 
-A round is so many trajectories. Then the actions to the best state are committed, and the next round begins there. A
-round that finds nothing better is the last.
+A round is so many trajectories. Then the actions to the best state are committed, and the next round begins there.
+After one that finds nothing better than the best of all, the next begins half as deep in what was committed, which
+stays until something better takes its place; from the first state such a round is the last.
 
 What an action promises is between the mean and the best of what the trajectories through it were worth, and there is a
 bonus where it was taken seldom (UCT, Kocsis and Szepesvári 2006); costs are compared by their logarithms. An action
@@ -20,7 +22,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Container, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -65,13 +67,15 @@ class SearchOptions:
         bonus: How much is made of seldom taken actions.
         per_action: The share of its cost that each action adds to a trajectory.
         going_on: The chance that a trajectory goes on by another random action.
+        replay: The chance that it goes on instead by what led to the best state and was not done yet.
     """
 
-    trajectories: int = 400
+    trajectories: int = 100
     depth: int = 30
     bonus: float = 0.8
     per_action: float = 1e-4
     going_on: float = 0.7
+    replay: float = 0.8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,11 +119,14 @@ class Round:
     """What was committed.
 
     Attributes:
+        begin: Actions that were committed before and stay.
         trajectories: How many were made.
-        actions: Those from the round's root to the best state that it found; none in the last round.
-        cost: What that state costs.
+        actions: Those from the round's root to the best state that it found; none where nothing was better than the
+            best of all.
+        cost: What the best state costs.
     """
 
+    begin: int
     trajectories: int
     actions: tuple[int, ...]
     cost: float
@@ -149,15 +156,24 @@ class Tree(Generic[State]):
 
     @property
     def actions(self) -> tuple[int, ...]:
-        """All that were committed, in their order."""
-        return tuple(action for each in self.rounds for action in each.actions)
+        """All that were committed and not taken back, in their order."""
+        found: tuple[int, ...] = ()
+        for each in self.rounds:
+            if each.actions:
+                found = (*found[: each.begin], *each.actions)
+        return found
 
     def as_json(self) -> dict[str, Any]:
         """The tree as it can be stored and compared: no state, no time."""
         return {
             "best": self.best,
             "rounds": [
-                {"trajectories": each.trajectories, "actions": list(each.actions), "cost": each.cost}
+                {
+                    "begin": each.begin,
+                    "trajectories": each.trajectories,
+                    "actions": list(each.actions),
+                    "cost": each.cost,
+                }
                 for each in self.rounds
             ],
             "nodes": [
@@ -304,6 +320,10 @@ def _changes(sequence: tuple[int, ...], num_actions: int) -> Iterator[tuple[int,
                 yield (*sequence[:at], action, *sequence[at + 1 :])
 
 
+_Path = Sequence[tuple[_Open[State], int, _Open[State]]]
+"""Of a trajectory each state, the action that was taken there, and where it led."""
+
+
 @dataclass(slots=True)
 class _Best(Generic[State]):
     """The best that trajectories of a round have found.
@@ -311,7 +331,7 @@ class _Best(Generic[State]):
     Attributes:
         worth: What it costs, with what its actions add.
         node: The state.
-        actions: From the root of the round.
+        actions: To it from the root of the round.
     """
 
     worth: float
@@ -336,28 +356,37 @@ class _Search(Generic[State]):
         self.all_visits, self.all_ratios = np.zeros(game.num_actions + 1), np.zeros(game.num_actions + 1)
         self.root = self.best = self.seen(game.first)[0]
         self.found = _Best(worth=self.root.cost, node=self.root)
+        self.committed: list[tuple[_Open[State], int, _Open[State]]] = []
 
     def run(self, scripts: Sequence[Sequence[int]]) -> Tree[State]:
         """All rounds."""
         rounds: list[Round] = []
-        begin, depth = self.root, 0
+        begin = 0
         stop = None
         for script in scripts:
             self.follow(script)
         while stop is None:
+            root = self.committed[begin - 1][2] if begin else self.root
             count = 0
-            while count < self.options.trajectories and not begin.is_done and stop is None:
-                self.trajectory(begin, depth)
+            while count < self.options.trajectories and not root.is_done and stop is None:
+                self.trajectory(root, self.committed[:begin])
                 count += 1
                 stop = self.reason()
             found = self.found
-            is_better = found.node.cost < begin.cost * (1 - ROUNDING)
+            least = self.committed[-1][2].cost if self.committed else self.root.cost
+            is_better = found.node.cost < least * (1 - ROUNDING)
             actions = found.actions if is_better else ()
-            rounds.append(Round(trajectories=count, actions=actions, cost=found.node.cost))
-            if not is_better:
+            cost = found.node.cost if is_better else least
+            rounds.append(Round(begin=begin, trajectories=count, actions=actions, cost=cost))
+            if is_better:
+                self.commit(begin, actions)
+                begin = len(self.committed)
+            elif begin:
+                begin //= 2
+            else:
                 stop = stop or Stop.EXHAUSTED
-            begin, depth = found.node, depth + len(actions)
-            self.found = _Best(worth=begin.cost, node=begin)
+            root = self.committed[begin - 1][2] if begin else self.root
+            self.found = _Best(worth=root.cost, node=root)
         self.note()
         return Tree(
             nodes=tuple(self.ended(node) for node in self.nodes),
@@ -368,6 +397,16 @@ class _Search(Generic[State]):
             seconds=self.clock() - self.began_s,
             trace=tuple(self.trace),
         )
+
+    def commit(self, begin: int, actions: Sequence[int]) -> None:
+        """Replaces what was committed from a place on."""
+        del self.committed[begin:]
+        node = self.committed[-1][2] if begin else self.root
+        for action in actions:
+            child = self.taken(node, action)
+            assert child is not None, "actions of a trajectory change something"
+            self.committed.append((node, action, child))
+            node = child
 
     def reason(self) -> Stop | None:
         """The limit that holds."""
@@ -386,9 +425,9 @@ class _Search(Generic[State]):
                 node = child
         self.learn(path)
 
-    def trajectory(self, begin: _Open[State], depth: int) -> None:
-        """One trajectory: by promise as long as states are known, then at random."""
-        node, most = begin, self.options.depth - depth
+    def trajectory(self, begin: _Open[State], before: _Path[State]) -> None:
+        """One trajectory: by promise as long as states are known, then as the best one went on, or at random."""
+        node, most = begin, self.options.depth - len(before)
         path: list[tuple[_Open[State], int, _Open[State]]] = []
         num_seen = len(self.nodes)
         while len(path) < most and len(self.nodes) == num_seen and not node.is_done:
@@ -401,8 +440,11 @@ class _Search(Generic[State]):
                 path.append((node, action, child))
                 node = child
         is_new = len(self.nodes) > num_seen
+        if is_new and self.rng.random() < self.options.replay:
+            self.learn(path, *self.replayed(node, {action for _, action, _ in (*before, *path)}, most - len(path)))
+            return
         while is_new and len(path) < most and self.rng.random() < self.options.going_on:
-            action = self.at_random(node)
+            action = self.at_random()
             child = self.taken(node, action)
             if child is not None:
                 path.append((node, action, child))
@@ -410,11 +452,27 @@ class _Search(Generic[State]):
         self.learn(path)
         begin.num_visits += not path
 
+    def replayed(self, node: _Open[State], done: Container[int], most: int) -> tuple[_Open[State], tuple[int, ...]]:
+        """Where all leads from a state that was committed and was not done yet, and what of that changed something.
+
+        The states between are not looked at.
+        """
+        state = node.state
+        actions: list[int] = []
+        for _, action, _ in self.committed:
+            if action not in done and len(actions) < most:
+                other = self.game.after(state, action)
+                if other != state:
+                    state = other
+                    actions.append(action)
+        return self.seen(state)[0], tuple(actions)
+
     def chosen(self, node: _Open[State]) -> int:
         """The action that promises most, or stopping."""
         seen = node.visits > 0
         visits = np.maximum(node.visits, 1.0)
-        promised = np.where(seen, 0.5 * (node.total / visits + np.where(seen, node.best, 0.0)), self.elsewhere(node))
+        own = 0.5 * (node.total / visits + np.where(seen, node.best, 0.0))
+        promised = np.where(seen, own, node.cost * self.elsewhere())
         promised[-1] = node.cost
         gained = max(math.log(self.root.cost / self.best.cost), LEAST_GAIN)
         bonus = self.options.bonus * np.sqrt(math.log(node.num_visits + 2) / (node.visits + 1))
@@ -422,15 +480,14 @@ class _Search(Generic[State]):
         score[node.closed] = -math.inf
         return int(score.argmax())
 
-    def at_random(self, node: _Open[State]) -> int:
+    def at_random(self) -> int:
         """Of a few random actions the one that promises most elsewhere."""
         some = self.rng.integers(0, self.game.num_actions, size=TRIES)
-        return int(some[self.elsewhere(node)[some].argmin()])
+        return int(some[self.elsewhere()[some].argmin()])
 
-    def elsewhere(self, node: _Open[State]) -> Any:
-        """What actions promise in a node by what they were worth in all others."""
-        ratios = np.where(self.all_visits > 0, self.all_ratios / np.maximum(self.all_visits, 1.0), 1.0)
-        return node.cost * ratios
+    def elsewhere(self) -> Any:
+        """What actions were worth in all states, over the costs of these; 1 where they were never taken."""
+        return np.where(self.all_visits > 0, self.all_ratios / np.maximum(self.all_visits, 1.0), 1.0)
 
     def taken(self, node: _Open[State], action: int) -> _Open[State] | None:
         """Where an action leads; None, and it is out, where it changes nothing or all behind it was seen."""
@@ -444,16 +501,21 @@ class _Search(Generic[State]):
                 child = node.children[action] = self.seen(state)[0]
         return child
 
-    def learn(self, path: Sequence[tuple[_Open[State], int, _Open[State]]]) -> None:
-        """Tells the nodes of a trajectory what it was worth from each of them on, and what is done."""
+    def learn(self, path: _Path[State], end: _Open[State] | None = None, further: tuple[int, ...] = ()) -> None:
+        """Tells the nodes of a trajectory what it was worth from each of them on, and what is done.
+
+        Args:
+            path: The trajectory.
+            end: Where it went on to; None for nowhere.
+            further: By which actions.
+        """
+        taken = tuple(action for _, action, _ in path)
         worth = math.inf
-        per_action = self.options.per_action
+        if end is not None:
+            worth = self.worth(end, (*taken, *further))
         for length in range(len(path), 0, -1):
             node, action, child = path[length - 1]
-            own = child.cost * (1 + per_action * length)
-            if own < self.found.worth:
-                self.found = _Best(worth=own, node=child, actions=tuple(taken for _, taken, _ in path[:length]))
-            worth = min(worth, own)
+            worth = min(worth, self.worth(child, taken[:length]))
             node.num_visits += 1
             node.visits[action] += 1
             node.total[action] += worth
@@ -462,6 +524,13 @@ class _Search(Generic[State]):
             self.all_ratios[action] += worth / node.cost if node.cost > 0 else 1.0
             if child.is_done:
                 node.close(action)
+
+    def worth(self, node: _Open[State], actions: tuple[int, ...]) -> float:
+        """What it is worth to come to a node by actions from the root of the round."""
+        own = node.cost * (1 + self.options.per_action * len(actions))
+        if own < self.found.worth:
+            self.found = _Best(worth=own, node=node, actions=actions)
+        return own
 
     def seen(self, state: State) -> tuple[_Open[State], bool]:
         """The node of a state, and whether it is new."""

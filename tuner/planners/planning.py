@@ -11,13 +11,15 @@ from costmodels.device_mesh import DeviceMesh
 from costmodels.graph import Graph
 from costmodels.plan import Plan, PlanCost, cost_of
 from hardware.errors import ConfigError
-from tuner.planners.manumatic import MEMORY_KEY, Perturbed, PinnedPlan, perturbed, pinned_plan
+from tuner.planners.class_costs import Figures
+from tuner.planners.manumatic import MEMORY_KEY, Perturbed, PinnedPlan, perturbed, pinned_plan, report_of
 from tuner.planners.outcome import Known, Limits
-from tuner.planners.pins import Pin
+from tuner.planners.pins import Pin, pinned
 from tuner.planners.recursive import ORDERS, Order, refined, whole
 from tuner.planners.sharding_milp import shard_by_milp
 from tuner.planners.sharding_terms import ShardingTerms
-from tuner.planners.toast import Step, toast_plan
+from tuner.planners.toast import Step, ToastOptions, toast_plan
+from tuner.planners.workers import AbstractWorkers
 
 Planner = Literal["descent", "recursive", "toast"]
 PLANNERS: tuple[Planner, ...] = get_args(Planner)
@@ -64,7 +66,8 @@ class Planned:
         search_s: What finding it took, and what was asked beside it.
         memory_bytes: The limit, if there was one.
         perturbed: What slightly wrong pins would have led to; None if nobody asked.
-        bound_s: No plan without pins has a shorter step, within the limit of memory; None if nobody asked.
+        bound_s: No plan without pins has a shorter step, within the limit of memory; None if nobody asked and the
+            planner tells none.
         steps: The plans on the way there, where the planner tells.
     """
 
@@ -87,24 +90,32 @@ class Planned:
         return self.found.cost
 
 
-def planned(graph: Graph, mesh: DeviceMesh, options: PlannerOptions) -> Planned:
+def planned(
+    graph: Graph, mesh: DeviceMesh, options: PlannerOptions, *, workers: AbstractWorkers | None = None
+) -> Planned:
     """The plan of a graph, under pins if there are any.
+
+    Args:
+        graph: What to shard.
+        mesh: Over what.
+        options: How.
+        workers: Who grows TOAST's trees; None for this process.
 
     Raises:
         ConfigError: the pins can't hold, the planner holds none, or no plan is found that fits into memory.
     """
-    if options.memory_bytes is not None and options.planner != "descent":
+    if options.memory_bytes is not None and options.planner == "recursive":
         raise ConfigError(
-            "needs the planner descent, for D-Rec alone minds no limit",
+            "needs another planner, for D-Rec alone minds no limit",
             key=MEMORY_KEY,
-            nearest="take --planner descent",
+            nearest="take --planner descent or toast",
         )
-    found = _toasted(graph, mesh, options) if options.planner == "toast" else _halved(graph, mesh, options)
+    found = _toasted(graph, mesh, options, workers) if options.planner == "toast" else _halved(graph, mesh, options)
     if options.prove_s is None:
         return found
     limits = Limits(time_s=options.prove_s)
     outcome = shard_by_milp(graph, found.plan.mesh, limits=limits, memory_bytes=options.memory_bytes)
-    return replace(found, bound_s=outcome.bound)
+    return replace(found, bound_s=max(outcome.bound, found.bound_s or 0.0))
 
 
 def _halved(graph: Graph, mesh: DeviceMesh, options: PlannerOptions) -> Planned:
@@ -158,20 +169,53 @@ def _halved(graph: Graph, mesh: DeviceMesh, options: PlannerOptions) -> Planned:
     return Planned(found=found, order=best, search_s=search_s, memory_bytes=limit_bytes, perturbed=others)
 
 
-def _toasted(graph: Graph, mesh: DeviceMesh, options: PlannerOptions) -> Planned:
-    """The plan by TOAST, from D-Rec's plan and what people write."""
-    if options.pins:
-        raise ConfigError("holds no pins", key="--planner", value=options.planner, nearest="--planner descent does")
+def _toasted(graph: Graph, mesh: DeviceMesh, options: PlannerOptions, workers: AbstractWorkers | None) -> Planned:
+    """The plan by TOAST, from D-Rec's plan and what people write, with its bound; what fits comes first.
+
+    Raises:
+        ConfigError: the pins can't hold, or no plan is found below the limit of memory.
+    """
+    if options.diagnose:
+        raise ConfigError(
+            "needs another planner", key="--diagnose", value=options.planner, nearest="--planner descent tells it"
+        )
     began_s = time.perf_counter()
-    halved = _halved(graph, mesh, replace(options, planner="recursive"))
-    toast = toast_plan(graph, halved.plan.mesh, given=[halved.plan])
-    found = PinnedPlan(
-        plan=toast.plan,
-        cost=cost_of(toast.plan),
-        is_optimum=toast.outcome.known is Known.OPTIMAL,
-        reports=(),
+    halved = _halved(graph, mesh, replace(options, planner="recursive", memory_bytes=None))
+    levels = (whole if options.whole_axes else refined)(mesh)[1]
+    pins = pinned(options.pins, graph, mesh, levels) if options.pins else None
+    limit_bytes = options.memory_bytes
+    least_bytes = min(device.memory_bytes for device in mesh.cluster.devices) if limit_bytes is None else limit_bytes
+    toast = toast_plan(
+        graph,
+        halved.plan.mesh,
+        ToastOptions(memory_bytes=least_bytes),
+        given=[halved.plan],
+        pins=pins,
+        workers=workers,
     )
-    return Planned(found=found, order=halved.order, search_s=time.perf_counter() - began_s, steps=toast.steps)
+    plan, cost, steps = toast.plan, cost_of(toast.plan), toast.steps
+    if cost.peak_memory_bytes > least_bytes:
+        try:
+            below = _halved(graph, mesh, replace(options, planner="descent", memory_bytes=least_bytes)).found
+        except ConfigError:
+            if limit_bytes is not None:
+                raise
+        else:
+            plan, cost = below.plan, below.cost
+            figures = Figures(step_time_s=cost.step_time_s, peak_memory_bytes=cost.peak_memory_bytes)
+            whole_s = steps[0].figures.step_time_s
+            steps = (*steps, Step(name="descent for memory", cost=cost.step_time_s / whole_s, figures=figures))
+    reports = [] if pins is None else [report_of(pins, plan, number) for number in range(len(options.pins))]
+    is_optimum = toast.outcome.known is Known.OPTIMAL and plan is toast.plan
+    found = PinnedPlan(plan=plan, cost=cost, is_optimum=is_optimum, reports=tuple(reports))
+    return Planned(
+        found=found,
+        order=halved.order,
+        search_s=time.perf_counter() - began_s,
+        memory_bytes=limit_bytes,
+        bound_s=toast.bound_s,
+        steps=steps,
+    )
 
 
 def _cheapest(plans: Mapping[Order, PinnedPlan]) -> Order:

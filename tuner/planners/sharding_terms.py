@@ -172,6 +172,48 @@ class ShardingTerms:
             kept=order.fixed,
         )
 
+    def pairwise(self, rows: Sequence[tuple[Row, ...]]) -> list[Term]:
+        """Terms of two operators at most that add up to no more than any plan's step time.
+
+        A tensor that several operators read is charged by shares, one for each of them beside the maker: what all of
+        them want alike is paid once, and what they want differently costs more than the mean of what each costs alone.
+
+        Args:
+            rows: What each operator may take [o][c].
+        """
+        sizes = [len(own) for own in rows]
+        terms = self.alone(rows)
+        for tensor in range(len(self._kinds)):
+            for part in self._shares_of(tensor):
+                terms.append(self._of_part(part, *self._varying(part, rows), sizes))
+        return terms
+
+    def alone(self, rows: Sequence[tuple[Row, ...]]) -> list[Term]:
+        """The terms of operators' compute alone.
+
+        Args:
+            rows: What each operator may take [o][c].
+        """
+        return [self._of_op(op, own, None) for op, own in enumerate(rows)]
+
+    def _shares_of(self, tensor: int) -> list[_Part]:
+        """What is charged at least for each use of a tensor: its share of one copy for all uses of its pass.
+
+        The first use of a copy pays for it, as often as that runs.
+        """
+        maker, slot = self.graph.maker[tensor]
+        kind = self._kinds[tensor]
+        written = _Slot(op=maker, number=slot, is_maker=True)
+        if not any(times for times, _ in kind.reads):
+            return [_Part(kind=replace(kind, reads=()), slots=(written,))]
+        found = []
+        for number, (use, (_, again)) in enumerate(zip(self.graph.uses[tensor], kind.reads, strict=True)):
+            before = [times for times, other in kind.reads[: number + 1] if other == again]
+            in_pass = sum(other == again for _, other in kind.reads)
+            own = replace(kind, reads=((min(before), again),), share=1.0 / in_pass)
+            found.append(_Part(kind=own, slots=(written, _Slot(op=use.op, number=use.operand, is_maker=False))))
+        return found
+
     def _of_op(self, number: int, rows: tuple[Row, ...], charge: Charge | None) -> Term:
         op = self.graph.ops[number]
         num_bytes = [self.graph.tensors[tensor].num_bytes for tensor in (*op.operands, *op.results)]

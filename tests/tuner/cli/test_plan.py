@@ -136,8 +136,8 @@ def test_colours_are_searched_and_explained(meshtune, simulated, tmp_path):
     [
         (("--config", "dp=4,tp=2", "--order", "prize"), "--order = 'prize': is no order; did you mean 'price'?"),
         (
-            ("--config", "dp=4,tp=2", "--planner", "toast", "--pin", "op=*.up,dim=ffn,axis=tp"),
-            "--planner = 'toast': holds no pins; --planner descent does",
+            ("--config", "dp=4,tp=2", "--planner", "toast", "--pin", "op=*.up,dim=ffn,axis=tp", "--diagnose"),
+            "--diagnose = 'toast': needs another planner; --planner descent tells it",
         ),
         (("--config", "dp=4,tp=2", "--explain", "colors"), "--explain = 'colors': can't be explained"),
         (("--config", "dp=4,tp=2", "--drawing", "x.dot"), "--drawing = 'x.dot': needs --explain"),
@@ -188,7 +188,7 @@ def test_colours_are_searched_and_explained(meshtune, simulated, tmp_path):
         ),
         (
             ("--config", "dp=4,tp=2", "--memory-gib", "5", "--planner", "recursive"),
-            "--memory-gib: needs the planner descent",
+            "--memory-gib: needs another planner",
         ),
         (("--config", "dp=4,tp=2", "--diagnose"), "--diagnose: needs --pin"),
         ((), "--config: is missing; for example --config dp=4,tp=2"),

@@ -36,12 +36,33 @@ def test_a_jax_step_is_exported_with_its_outputs(meshtune):
     assert told["outputs"]["2"] == []
 
 
+def test_a_jax_step_is_annotated_for_shardy(meshtune, tmp_path):
+    """More devices than are here are no obstacle, and `--out` and `--json` have the text that Shardy's parser reads."""
+    pytest.importorskip("jax", reason="plans of JAX programs need JAX: pip install 'meshtune[jax]'")
+    from jax._src.interpreters.mlir import make_ir_context  # no public name registers Shardy's dialect
+    from jaxlib.mlir import ir
+
+    path = tmp_path / "step.mlir"
+    step = ("--jax", "benchmarks.zoo:decode_small", "--mesh", "data=16,model=2", "--hosts", "4", "--whole-axes")
+    written = meshtune("plan", *step, "--export", "shardy", "--out", path)
+    told = meshtune("plan", *step, "--export", "shardy", "--json")
+    shown = meshtune("plan", *step, "--export", "shardy")
+
+    assert (written.status, told.status, shown.status) == (0, 0, 0)
+    text = path.read_text(encoding="utf-8")
+    assert told.json["export"] == {"format": "shardy", "text": text}
+    assert 'sdy.mesh @mesh = <["data"=16, "model"=2]>' in shown.out
+    with make_ir_context():
+        assert ir.Module.parse(text).operation.verify()
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (("--export", "jaxx"), "--export = 'jaxx': is no export target of plans; did you mean 'jax'?"),
         (("--out", "plan.json"), "--out = 'plan.json': needs --export; for example --export jax"),
         (("--export", "jax", "--out", "no/such/folder/plan.json"), "cannot be written"),
+        (("--export", "shardy"), "--export = 'shardy': is for plans of JAX functions"),
         (("--export", "megatron"), "--export = 'megatron': can't be run by Megatron-LM: axis "),
     ],
 )
@@ -61,4 +82,4 @@ def test_megatron_trains_no_jax_step(meshtune):
     done = meshtune("plan", *step, "--export", "megatron")
 
     assert done.status == 2
-    assert "Megatron-LM trains no other programs; jax, mindspore or torch" in done.err
+    assert "Megatron-LM trains no other programs; jax, mindspore, shardy or torch" in done.err

@@ -19,7 +19,7 @@ from tuner.planners.recursive import recursive_plan, whole
 from tuner.planners.toast import ColourGame, ToastOptions, toast_plan
 from tuner.planners.workers import ProcessWorkers
 
-PAPER = ToastOptions(is_seeded=False, is_polished=False)
+PAPER = ToastOptions(is_seeded=False, is_edited=False, is_polished=False)
 
 
 def game_of(graph, mesh, memory_bytes=1e12):

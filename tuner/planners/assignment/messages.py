@@ -10,13 +10,13 @@ Source: Kolmogorov, *A New Look at Reweighted Message Passing* (2015), for pairw
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.planners.assignment.contraction import Core
+from tuner.planners.assignment.contraction import Pair
 from tuner.planners.assignment.problem import Floats, Integers, starts_of
 
 
@@ -57,32 +57,31 @@ class _Visit:
 
 
 class Messages:
-    """The messages of a core, and its reparametrised costs.
+    """The messages between variables, and their reparametrised costs.
 
     Attributes:
         costs: Of each state, with what its edges are sure to cost [X].
     """
 
-    def __init__(self, core: Core, order: Integers) -> None:
+    def __init__(self, starts: Integers, costs: Floats, edges: Mapping[Pair, Floats], order: Integers) -> None:
         """Prepares the visits.
 
         Args:
-            core: The variables.
+            starts: Where each variable's states start among all [v + 1].
+            costs: Of each state [X].
+            edges: The costs of two variables' states, by their numbers.
             order: The place of each variable in the order of visits [v].
         """
-        self._starts = core.starts
-        self._sizes = np.diff(core.starts)
-        pairs = list(core.edges)
+        self._starts = starts
+        self._sizes = np.diff(starts)
+        pairs = list(edges)
         forward = [(first, second) if order[first] < order[second] else (second, first) for first, second in pairs]
-        tables = [
-            core.edges[pair] if pair == turned else core.edges[pair].T
-            for pair, turned in zip(pairs, forward, strict=True)
-        ]
+        tables = [edges[pair] if pair == turned else edges[pair].T for pair, turned in zip(pairs, forward, strict=True)]
         ends = np.array(forward, dtype=np.int64).reshape(-1, 2)
         first_at = starts_of(self._sizes[ends[:, 0]])
         second_at = starts_of(self._sizes[ends[:, 1]]) + first_at[-1]
         self._messages = np.zeros(int(second_at[-1]))
-        self.costs = core.costs.copy()
+        self.costs = costs.copy()
         self._visits = {
             is_forward: self._plan(
                 ends if is_forward else ends[:, ::-1],

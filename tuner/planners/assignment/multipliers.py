@@ -55,7 +55,7 @@ class Ascent:
         """
         self._core, self._timeline, self._limit = core, timeline, limit
         self._base = timeline.held(core.base)
-        self._messages = Messages(core, np.arange(len(core.starts) - 1))
+        self._messages = Messages(core.starts, core.costs, core.edges, np.arange(len(core.starts) - 1))
         self._costs = CoreCosts(core)
         self._prices = np.zeros(timeline.size)
         self._paid = np.zeros(len(core.costs))

@@ -97,7 +97,8 @@ def test_sweeps_never_lower_the_bound(problem, seed):
     core = contracted(problem)
     if core is None or len(core.starts) == 1:
         return
-    messages = Messages(core, np.random.default_rng(seed).permutation(len(core.starts) - 1))
+    order = np.random.default_rng(seed).permutation(len(core.starts) - 1)
+    messages = Messages(core.starts, core.costs, core.edges, order)
     bounds = [messages.sweep(is_forward=number % 2 == 0) + core.constant for number in range(8)]
     unlimited = problem_of(
         problem.intervals,

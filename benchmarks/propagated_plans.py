@@ -1,0 +1,157 @@
+"""The plan that propagated shardings stand for, so that `costmodels.plan` prices them as it does every other plan.
+
+A propagation says how tensors lie, a plan which factors the axes serve. An axis may serve, in an operator, what it cuts
+of an operand or a result, or nothing; where that leaves a choice, the operator takes what sends the fewest bytes, from
+the operands' layouts to its own and on to those of its results, and of several the one that most devices share. Where
+all are cut alike there is no choice, and XLA sends the same. Elsewhere this is kinder than XLA, which moves more
+between layouts in conflict; see docs/search-time.md.
+
+Axes that don't divide a dim don't cut it, as in every plan. Constants are made as their first reader wants them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from costmodels.device_mesh import DeviceMesh
+from costmodels.dims import Rule
+from costmodels.graph import CONSTANT, Graph
+from costmodels.operators import OpKind
+from costmodels.plan import NONE, Plan, wanted_layout, written_layout
+from costmodels.sharding import REPLICATED, Layout, Move, moves
+
+Row = tuple[int, ...]
+
+
+class PlanReader:
+    """Reads plans from layouts of tensors; what was read once of equal operators is known.
+
+    Attributes:
+        graph: Of what.
+        mesh: Over what.
+    """
+
+    def __init__(self, graph: Graph, mesh: DeviceMesh) -> None:
+        self.graph, self.mesh = graph, mesh
+        self._rows: dict[Any, Row] = {}
+        self._sent: dict[tuple[Layout, Layout, float], float] = {}
+        self._bytes = [tensor.num_bytes for tensor in graph.tensors]
+
+    def rows(self, layouts: Sequence[Layout | None]) -> list[Row]:
+        """The factors that the axes serve in each operator.
+
+        Args:
+            layouts: Of each tensor; None where nobody knows.
+        """
+        graph = self.graph
+        found: list[Row] = []
+        for op in graph.ops:
+            if op.primitive == CONSTANT:
+                found.append(())
+                continue
+            reads = () if op.begins else tuple([layouts[tensor] for tensor in op.operands])
+            writes = tuple([layouts[tensor] for tensor in op.results])
+            sizes = tuple([self._bytes[tensor] for tensor in (*op.operands, *op.results)])
+            key = (id(op.rule), reads, writes, sizes)
+            if key not in self._rows:
+                self._rows[key] = self._row(op.rule, reads, writes, sizes)
+            found.append(self._rows[key])
+        for number, op in enumerate(graph.ops):
+            if op.primitive == CONSTANT:
+                found[number] = self._constant(number, found)
+        return found
+
+    def plan(self, layouts: Sequence[Layout | None]) -> Plan:
+        """The plan of layouts."""
+        return Plan(graph=self.graph, mesh=self.mesh, served=np.array(self.rows(layouts), dtype=np.int64))
+
+    def _row(
+        self,
+        rule: Rule,
+        reads: Sequence[Layout | None],
+        writes: Sequence[Layout | None],
+        num_bytes: Sequence[float],
+    ) -> Row:
+        """What sends the least."""
+        axes = range(len(self.mesh.sizes))
+        places = [*zip(rule.operand_dims, reads, strict=False), *zip(rule.result_dims, writes, strict=True)]
+        choices = [
+            (
+                NONE,
+                *(
+                    factor
+                    for factor in rule.cuttable
+                    if any(
+                        layout is not None and layout[axis] != REPLICATED and dims[factor] == layout[axis]
+                        for dims, layout in places
+                    )
+                ),
+            )
+            for axis in axes
+        ]
+        rows = [row for row in itertools.product(*choices) if self._divides(rule, row)]
+        return min(rows, key=lambda row: (self._sent_bytes(rule, row, reads, writes, num_bytes), -self._shared_by(row)))
+
+    def _divides(self, rule: Rule, row: Row) -> bool:
+        return all(
+            rule.factors[factor].size
+            % math.prod(size for size, other in zip(self.mesh.sizes, row, strict=True) if other == factor)
+            == 0
+            for factor in set(row) - {NONE}
+        )
+
+    def _sent_bytes(
+        self,
+        rule: Rule,
+        row: Row,
+        reads: Sequence[Layout | None],
+        writes: Sequence[Layout | None],
+        num_bytes: Sequence[float],
+    ) -> float:
+        sent_bytes = 0.0
+        for slot, layout in enumerate(reads):
+            if layout is not None:
+                sent_bytes += self._moved_bytes(layout, wanted_layout(rule, slot, row), num_bytes[slot])
+        for slot, layout in enumerate(writes):
+            if layout is not None:
+                written = written_layout(rule, slot, row)
+                sent_bytes += self._moved_bytes(written, layout, num_bytes[len(num_bytes) - len(writes) + slot])
+        return sent_bytes
+
+    def _moved_bytes(self, before: Layout, after: Layout, num_bytes: float) -> float:
+        if before == after:
+            return 0.0
+        key = (before, after, num_bytes)
+        if key not in self._sent:
+            changes = moves(before, after, num_bytes, self.mesh.sizes)
+            self._sent[key] = sum(self._ring_bytes(move) for move in changes)
+        return self._sent[key]
+
+    def _ring_bytes(self, move: Move) -> float:
+        """What a device sends in a ring: 2 (n-1)/n of the message for an all-reduce, half of that for all else."""
+        group = math.prod(self.mesh.sizes[axis] for axis in move.axes)
+        return (2 if move.kind is OpKind.ALL_REDUCE else 1) * move.message_bytes * (group - 1) / group
+
+    def _shared_by(self, row: Row) -> int:
+        return math.prod(size for size, factor in zip(self.mesh.sizes, row, strict=True) if factor != NONE)
+
+    def _constant(self, number: int, rows: Sequence[Row]) -> Row:
+        """A constant in the layout that its first reader wants."""
+        graph = self.graph
+        op = graph.ops[number]
+        (result,) = op.results
+        use = next(iter(graph.uses[result]), None)
+        nothing = (NONE,) * len(self.mesh.sizes)
+        if use is None or not rows[use.op]:
+            return nothing
+        wanted = wanted_layout(graph.ops[use.op].rule, use.operand, rows[use.op])
+        dims = op.rule.result_dims[0]
+        return tuple(
+            NONE if cut == REPLICATED else next((one for one in op.rule.cuttable if dims[one] == cut), NONE)
+            for cut in wanted
+        )

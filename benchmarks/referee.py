@@ -1,0 +1,170 @@
+"""The referee of sharding plans: what XLA and Shardy send for a planned JAX program, beside what its plan says.
+
+    python -m benchmarks.referee [--model NAME ...] [--planner descent|recursive|toast ...] [--mesh data=4,model=2 ...]
+                                 [--judge xla|shardy|both] [--json]
+
+A row for each program, planner and mesh: the bytes that a device sends by kind (added up, gathered, exchanged),
+floating-point operations of its products, memory, and the largest relative difference between the numbers of the
+sharded step and the plain one. The judge xla compiles for as many virtual devices of the CPU as the mesh has; only
+programs of small and medium size are run, in float32. The judge shardy runs the passes of Shardy alone, which takes a
+second. docs/referee.md lists the conventions that are normalised. Needs JAX.
+
+Progress goes to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks.sent_bytes import KINDS, Axes, by_kind, carried_bytes, planned_bytes, planned_flop, reordered_bytes
+from benchmarks.timing import answer, tell
+
+MESHES = ("data=4,model=2",)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the table; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.referee", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", nargs="+", default=[], help="programs (all small and medium ones)")
+    parser.add_argument("--planner", nargs="+", default=["descent"], help="of tuner.sharding_plans (descent)")
+    parser.add_argument("--mesh", nargs="+", default=list(MESHES), help=f"their axes ({' '.join(MESHES)})")
+    parser.add_argument("--judge", choices=("xla", "shardy", "both"), default="both", help="who is asked (both)")
+    parser.add_argument("--no-numbers", action="store_true", help="run nothing")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    given = parser.parse_args(argv)
+    _begin_jax(given.mesh)
+    return answer("referee", given, measure, show)
+
+
+def _begin_jax(meshes: Sequence[str]) -> None:
+    """As many virtual devices as the largest mesh has, which JAX reads once, as it starts; little is optimised."""
+    sizes = [[part.partition("=")[2] for part in mesh.split(",")] for mesh in meshes]
+    count = max(math.prod(int(size) for size in mesh if size.isdigit()) for mesh in sizes)
+    os.environ["XLA_FLAGS"] = (
+        f"--xla_force_host_platform_device_count={count} --xla_backend_optimization_level=0 "
+        + os.environ.get("XLA_FLAGS", "")
+    )
+    os.environ["JAX_PLATFORMS"] = "cpu"
+
+
+def measure(given: argparse.Namespace) -> dict[str, Any]:
+    """The rows.
+
+    Raises:
+        ConfigError: there is no such program, planner or mesh.
+    """
+    from benchmarks.referee_cases import DEFAULT_MODELS, PLANNERS, mesh_of_text, program_of  # noqa: PLC0415 # JAX starts
+    from hardware.errors import ConfigError, did_you_mean  # noqa: PLC0415
+
+    for planner in given.planner:
+        if planner not in PLANNERS:
+            raise ConfigError(
+                "must be a planner", key="--planner", value=planner, nearest=did_you_mean(planner, list(PLANNERS))
+            )
+    meshes = [mesh_of_text(mesh) for mesh in given.mesh]
+    programs = {name: program_of(name) for name in given.model or DEFAULT_MODELS}
+    rows = []
+    for name, program in programs.items():
+        for mesh in meshes:
+            for planner in given.planner:
+                began_s = time.process_time()
+                runs = name in DEFAULT_MODELS and given.judge != "shardy" and not given.no_numbers
+                rows.append({"model": name, **judged(program, mesh, planner, judge=given.judge, runs=runs)})
+                tell(f"{name}, {planner}, {mesh.in_words}: {time.process_time() - began_s:.1f} CPU s")
+    return {"settings": {name: value for name, value in vars(given).items() if name != "json"}, "rows": rows}
+
+
+def judged(program: Any, mesh: Any, planner: str, *, judge: str = "both", runs: bool = False) -> dict[str, Any]:
+    """A row: what a planner's plan says of a program, and what the judges do."""
+    import jax  # noqa: PLC0415 # as in `measure`
+
+    from benchmarks.planned_numbers import difference  # noqa: PLC0415
+    from benchmarks.referee_cases import plan_of  # noqa: PLC0415
+    from benchmarks.shardy_program import shardy_bytes  # noqa: PLC0415
+    from benchmarks.xla_program import compiled  # noqa: PLC0415
+    from costmodels.plan import cost_of  # noqa: PLC0415
+    from costmodels.plan_exports.axis_order import axis_orders  # noqa: PLC0415
+    from costmodels.plan_exports.jax_apply import apply_plan, shardings  # noqa: PLC0415
+
+    function, arguments, donated = program
+    plan = plan_of(program, mesh, planner)
+    cost, axes = cost_of(plan), dict(zip(mesh.names, mesh.sizes, strict=True))
+    inputs, outputs = shardings(function, plan, *arguments)
+    lowered = jax.jit(
+        apply_plan(function, plan),
+        in_shardings=inputs,
+        out_shardings=outputs,
+        donate_argnames=donated,
+    ).lower(*arguments)
+    orders = axis_orders(plan)
+    permuted, carried = reordered_bytes(orders), carried_bytes(plan)
+    sent = {"plan": planned_bytes(cost, plan.mesh) + permuted + carried}
+    flop = {"plan": planned_flop(plan)}
+    memory = {"plan": cost.peak_memory_bytes}
+    apart = None
+    if judge != "xla":
+        sent["shardy"] = shardy_bytes(lowered, axes)
+    if judge != "shardy":
+        found = compiled(lowered, axes)
+        sent["xla"] = found.device.sent
+        flop |= {"xla": found.device.flop, "xla_all": found.counted_flop}
+        memory["xla"] = found.memory_bytes
+        apart = difference(function, found.run, arguments) if runs else None
+    return {
+        "planner": planner,
+        "mesh": mesh.in_words,
+        "bytes": {who: by_kind(each) for who, each in sent.items()},
+        "bytes_by_axes": {who: _named(each) for who, each in sent.items()},
+        "flop": flop,
+        "memory_bytes": memory,
+        "difference": apart,
+        "reordered": {"places": len(orders.broken), "bytes": sum(permuted.values())},
+        "carried": {"bytes": sum(carried.values())},
+    }
+
+
+def _named(sent: Mapping[tuple[str, Axes], float]) -> dict[str, float]:
+    return {f"{kind} {'*'.join(axes)}": num_bytes for (kind, axes), num_bytes in sorted(sent.items()) if num_bytes}
+
+
+def show(figures: dict[str, Any]) -> None:
+    """Prints them as a table: a line for each row and kind."""
+    lines = [("model", "planner", "mesh", "what", "plan", "shardy", "xla", "shardy/plan", "xla/plan")]
+    for row in figures["rows"]:
+        head = (row["model"], row["planner"], row["mesh"])
+        for kind in KINDS:
+            sent = {who: each[kind] for who, each in row["bytes"].items()}
+            if any(sent.values()):
+                lines.append((*head, f"{kind} MB", *_cells(sent, 1e6)))
+        lines.append((*head, "GFLOP", *_cells(row["flop"], 1e9)))
+        lines.append((*head, "memory MB", *_cells(row["memory_bytes"], 1e6)))
+        lines += [
+            (*head, f"of these {beyond} MB", f"{row[beyond]['bytes'] / 1e6:.4g}", *[""] * 4)
+            for beyond in ("reordered", "carried")
+            if row[beyond]["bytes"]
+        ]
+        if row["difference"] is not None:
+            lines.append((*head, "difference", "", "", f"{row['difference']:.1e}", "", ""))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _cells(figures: Mapping[str, float], unit: float) -> tuple[str, ...]:
+    """What the plan, Shardy and XLA say, and the ratios of the latter two."""
+    plan = figures["plan"]
+    judges = [figures.get(who) for who in ("shardy", "xla")]
+    shown = ["" if each is None else f"{each / unit:.4g}" for each in judges]
+    ratios = ["" if each is None or not plan else f"{each / plan:.3f}" for each in judges]
+    return f"{plan / unit:.4g}", *shown, *ratios
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
