@@ -4,8 +4,9 @@
 
 Each study of configs/studies/flexparallel is searched in worlds of several seeds (trials/simulated.py): the tuner knows
 the cost model that a world was made from, but not by how much each operator, collective and the memory differ there. It
-starts from the expert's configuration, measures every trial in full, and ends when it is confident or after --trials.
-Its seed is the world's. The paper's trials and sizes of the space stand beside.
+starts from the expert's configuration, or with --first from a baseline (tuner/baseline.py) or the best prediction,
+measures every trial in full, and ends when it is confident or after --trials. Its seed is the world's. The paper's
+trials and sizes of the space stand beside.
 
 grid: candidates before memory, as `meshtune space` counts them; pruned: those left after it; feasible: those of the
 grid that fit in the world; explored: trials at the stop as shares of these three and, in the paper's Table 2, of the
@@ -41,9 +42,10 @@ from benchmarks.trial_metrics import quantile
 from benchmarks.workers import mapper
 from costmodels.memory import estimate_memory
 from costmodels.operators import FloatArray
-from costmodels.parallel import ConfigGrid
+from costmodels.parallel import ConfigGrid, ParallelConfig
 from hardware.errors import ConfigError, did_you_mean
 from trials.simulated import SimulatedBackend
+from tuner.baseline import baseline_position
 from tuner.belief import Belief
 from tuner.config import StudyConfig, load_study
 from tuner.experience import prior_belief
@@ -73,6 +75,8 @@ NEAR = 0.01
 """A run that stops with less regret has found the best for all that matters."""
 
 MAX_TRIALS = 60
+FIRST = ("expert", "baseline", "prior")
+"""What the first trial of a search may run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -84,12 +88,14 @@ class Prepared:
         full: Its grid before memory [g].
         grid: Its candidates [n].
         belief: What is believed of the candidates.
+        baseline: What would be tried first without an expert; None where nothing fits.
     """
 
     config: StudyConfig
     full: ConfigGrid
     grid: ConfigGrid
     belief: Belief
+    baseline: ParallelConfig | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,6 +132,7 @@ class _Task:
     study: str
     seed: int
     max_trials: int
+    first: str
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -136,7 +143,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         tell(f"simulated_worlds: {error}")
         return USERS_MISTAKE
-    tasks = [_Task(study=name, seed=seed, max_trials=given.trials) for name in names for seed in range(given.seeds)]
+    tasks = [
+        _Task(study=name, seed=seed, max_trials=given.trials, first=given.first)
+        for name in names
+        for seed in range(given.seeds)
+    ]
     found: dict[str, list[Search]] = {name: [] for name in names}
     with mapper(given.workers) as each:
         for number, search in enumerate(each(_run, tasks), start=1):
@@ -148,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = [row_of(name, searches) for name, searches in found.items()]
     counts = feasible_counts() if A2_STUDY in names else {}
     if given.json:
-        settings = {"studies": names, "seeds": given.seeds, "trials": given.trials}
+        settings = {"studies": names, "seeds": given.seeds, "trials": given.trials, "first": given.first}
         print(json.dumps({"studies": rows, "a2": counts, "settings": settings}, indent=2))
         return 0
     publish([_shown(row) for row in rows], as_json=False)
@@ -168,6 +179,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--trials", type=count_at_least(1), default=MAX_TRIALS, help=f"budget of trials of each run ({MAX_TRIALS})"
     )
+    parser.add_argument("--first", choices=FIRST, default=FIRST[0], help=f"what the first trial runs ({FIRST[0]})")
     parser.add_argument("--workers", type=count_at_least(1), default=2, help="processes (2)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser.parse_args(argv)
@@ -190,8 +202,16 @@ def prepared(study: str) -> Prepared:
     """What is the same in all worlds of a study; its runs come one after the other."""
     config = load_study(STUDIES / f"{study}.yaml")
     full, _ = enumerate_space(config.setting, config.options)
-    grid = config.space().grid
+    space = config.space()
+    grid = space.grid
+    baseline = baseline_position(
+        grid,
+        space.memory.fits(config.options.memory_headroom),
+        devices_per_host=config.setting.cluster.devices_per_host,
+        defaults=config.config_defaults,
+    )
     return Prepared(
+        baseline=None if baseline is None else grid.config(baseline),
         config=config,
         full=full,
         grid=grid,
@@ -200,10 +220,10 @@ def prepared(study: str) -> Prepared:
 
 
 def _run(task: _Task) -> Search:
-    return search_in(prepared(task.study), task.study, task.seed, task.max_trials)
+    return search_in(prepared(task.study), task.study, task.seed, task.max_trials, task.first)
 
 
-def search_in(known: Prepared, study: str, seed: int, max_trials: int) -> Search:
+def search_in(known: Prepared, study: str, seed: int, max_trials: int, first: str = "expert") -> Search:
     """One search, in the world of a seed and by a sampler of the same seed."""
     config, grid = known.config, known.grid
     assert isinstance(config.backend, SimulatedBackend), "these studies are simulated"
@@ -215,7 +235,7 @@ def search_in(known: Prepared, study: str, seed: int, max_trials: int) -> Search
             draws=config.search.draws,
             confidence=config.search.confidence,
             seed=seed,
-            first=config.expert,
+            first={"expert": config.expert, "baseline": known.baseline, "prior": None}[first],
         )
     )
     measured_s: dict[int, float] = {}

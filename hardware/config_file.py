@@ -119,7 +119,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
     """
     text = read_text(path)
     try:
-        loaded = _parse_json(text) if path.suffix == ".json" else parse_yaml(text)
+        loaded = parse_json(text) if path.suffix == ".json" else parse_yaml(text)
     except ConfigError as error:
         raise error.in_file(str(path)) from None
     if not isinstance(loaded, dict):
@@ -148,7 +148,9 @@ def parse_yaml(text: str) -> Any:
             loader.dispose()
 
 
-def _parse_json(text: str) -> Any:
+def parse_json(text: str) -> Any:
+    """The value that JSON text holds; a key that stands twice is an error."""
+
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         mapping = dict(pairs)
         if len(mapping) < len(pairs):

@@ -130,7 +130,7 @@ def test_the_keys_of_the_json(told):
     assert result.keys() == {"studies", "a2", "settings"}
     assert (row["study"], row["trials"], row["paper_trials"]) == (SMALL, 2, 6)
     assert result["a2"] == {}
-    assert result["settings"] == {"studies": [SMALL], "seeds": 1, "trials": 2}
+    assert result["settings"] == {"studies": [SMALL], "seeds": 1, "trials": 2, "first": "expert"}
 
 
 def test_the_table_in_words(capsys):

@@ -10,7 +10,8 @@ from costmodels.parallel import ParallelConfig
 from tuner.candidates import candidates_of, predicted, ranking
 from tuner.config import StudyConfig
 from tuner.extrapolation import Extrapolated, extrapolated_of
-from tuner.record import best_record, read_records, step_time_of
+from tuner.record import best_record, read_records
+from tuner.reference import Reference, gain_over, reference_among, reference_of
 from tuner.storage import find_study
 
 
@@ -22,7 +23,8 @@ class Best:
         config: The configuration.
         step_time_s: Its step time.
         source: "measured", "synthetic" or "predicted".
-        gain_over_expert: The expert's step time over this one, by the same source; None without an expert's.
+        reference: What it is compared with; None where there is nothing.
+        gain: The reference's step time over this one, by the same source; None without both.
         extrapolated: The proxies that it rests on, where no trial has run at full size.
         source_in_words: The source, and what its step times count.
     """
@@ -30,7 +32,8 @@ class Best:
     config: ParallelConfig
     step_time_s: float
     source: str
-    gain_over_expert: float | None
+    reference: Reference | None
+    gain: float | None
     extrapolated: Extrapolated | None = None
     source_in_words: str = "predicted"
 
@@ -49,15 +52,15 @@ def best_known(config: StudyConfig, study: Study | None) -> Best | None:
     """The same of a study that was opened already; None is one that was never run."""
     records = read_records(study) if study is not None else []
     best = best_record(records)
+    reference = reference_of(config, study) if study is not None else None
     if best is not None and best.step_time_s is not None:
-        expert = config.expert.values(config.dimensions) if config.expert else None
-        expert_s = step_time_of(records, expert)
         return Best(
             config=config.config_of(best.params),
             step_time_s=best.step_time_s,
             source=config.backend.origin,
             source_in_words=config.backend.source_in_words,
-            gain_over_expert=expert_s / best.step_time_s if expert_s else None,
+            reference=reference,
+            gain=gain_over(reference, records, best.step_time_s),
         )
     extrapolated = extrapolated_of(study.user_attrs) if study is not None else None
     if extrapolated is not None:
@@ -65,7 +68,8 @@ def best_known(config: StudyConfig, study: Study | None) -> Best | None:
             config=config.config_of(extrapolated.config),
             step_time_s=extrapolated.step_time_s,
             source="predicted",
-            gain_over_expert=None,
+            reference=reference,
+            gain=None,
             extrapolated=extrapolated,
         )
     candidates = candidates_of(config)
@@ -73,7 +77,12 @@ def best_known(config: StudyConfig, study: Study | None) -> Best | None:
         return None
     fastest = int(ranking(config, candidates)[0])
     step_time_s = float(candidates.estimate.step_time_s[fastest])
-    gain = predicted(config, config.expert)["step_time_s"] / step_time_s if config.expert else None
+    reference = reference or reference_among(config, candidates)
+    gain = predicted(config, reference.config)["step_time_s"] / step_time_s if reference else None
     return Best(
-        config=candidates.space.grid.config(fastest), step_time_s=step_time_s, source="predicted", gain_over_expert=gain
+        config=candidates.space.grid.config(fastest),
+        step_time_s=step_time_s,
+        source="predicted",
+        reference=reference,
+        gain=gain,
     )

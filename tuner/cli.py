@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from hardware.errors import ConfigError, shown_url
-from tuner import cli_calibrate, cli_plan, cli_predictions, cli_replan
+from tuner import cli_calibrate, cli_init, cli_plan, cli_predictions, cli_replan
 from tuner.cli_options import (
     FOUND_NOTHING,
     INTERRUPTED,
@@ -34,6 +34,7 @@ from tuner.cli_options import (
 )
 from tuner.console import (
     NOTHING_WORKS,
+    gain_in_words,
     in_words,
     p_star_in_words,
     print_extrapolated,
@@ -114,7 +115,7 @@ def meshtune(
 ) -> None:
     """Find the fastest parallelism configuration for training a large language model on a cluster.
 
-    Begin with `meshtune space STUDY`, then `meshtune run STUDY`.
+    Begin with `meshtune init`, then `meshtune space STUDY` and `meshtune run STUDY`.
     """
     if context.invoked_subcommand is None:
         typer.echo(context.get_help(), err=True)
@@ -171,13 +172,16 @@ def _interrupt(_signal: int, _frame: object) -> NoReturn:
 def _run_payload(config: StudyConfig, result: RunResult) -> dict[str, Any]:
     from tuner.candidates import tokens_per_s_per_device
     from tuner.record import num_failed, num_proxies, num_pruned, saved_s
+    from tuner.reference import gain_over, gains
 
     best, extrapolated = result.best, result.extrapolated
+    gain = gain_over(result.reference, result.records, best.step_time_s if best else None)
     step_time_s = best.step_time_s if best else extrapolated.step_time_s if extrapolated else None
     return {
         "best": best.params if best else extrapolated.config if extrapolated else None,
         "step_time_s": step_time_s,
         "tokens_per_s_per_device": tokens_per_s_per_device(config.setting, step_time_s) if step_time_s else None,
+        **gains(result.reference, gain),
         "source": "predicted" if extrapolated else config.backend.origin,
         "clock": config.backend.clock,
         "extrapolated": extrapolated is not None,
@@ -194,6 +198,7 @@ def _run_payload(config: StudyConfig, result: RunResult) -> dict[str, Any]:
     }
 
 
+app.command(short_help="Write a study file from your launch script.")(cli_init.init)
 app.command(short_help="Count what can work, and tell why the rest cannot.")(cli_predictions.space)
 app.command(short_help="Predict step time and memory of one configuration.")(cli_predictions.predict)
 app.command(short_help="Simulate one step of one configuration, pass by pass.")(cli_predictions.simulate)
@@ -222,6 +227,7 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
         read_records,
         saved_s,
     )
+    from tuner.reference import gain_over, gains, reference_of
     from tuner.stopping import StopReason
     from tuner.study import is_running, stored_study
 
@@ -231,6 +237,8 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
     extrapolated = None if best else extrapolated_of(stored.user_attrs)
     running = is_running(stored)
     moments = read_moments(stored)
+    reference = reference_of(config, stored)
+    reference_s = reference.step_time_s(records) if reference else None
     payload = {
         "study_name": config.name,
         "trials": sum(record.finished for record in records),
@@ -241,6 +249,7 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
         "saved_s": saved_s(records),
         "clock": config.backend.clock,
         "best_step_time_s": best.step_time_s if best else extrapolated.step_time_s if extrapolated else None,
+        **gains(reference, gain_over(reference, records, best.step_time_s if best else None)),
         "extrapolated": extrapolated is not None,
         "p_star": stored.user_attrs.get(P_STAR, 0.0),
         "stop_reason": None if running else stored.user_attrs.get(STOP_REASON, "interrupted"),
@@ -261,6 +270,8 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
         typer.echo(f"Best: {in_words(best.params)}")
         source = config.backend.source_in_words
         typer.echo(f"  {best.step_time_s:.4g} s per step ({source}); {p_star_in_words(payload['p_star'])}")
+        if reference is not None and reference_s and best.step_time_s:
+            typer.echo(f"  {gain_in_words(reference, reference_s, best.step_time_s)}")
     elif extrapolated is not None:
         print_extrapolated(extrapolated)
     if moments:
@@ -274,6 +285,7 @@ def best(study: StudyFile, storage: Storage = None, overrides: Overrides = None,
 
     from tuner.best import best_configuration
     from tuner.candidates import tokens_per_s_per_device
+    from tuner.reference import gains
 
     config = with_plans(config)
     found = best_configuration(config)
@@ -287,6 +299,7 @@ def best(study: StudyFile, storage: Storage = None, overrides: Overrides = None,
                 "clock": None,
                 "extrapolated": False,
                 "gain_over_expert": None,
+                "gain_over_baseline": None,
             },
         )
     payload: dict[str, Any] = {
@@ -295,7 +308,7 @@ def best(study: StudyFile, storage: Storage = None, overrides: Overrides = None,
         "source": found.source,
         "clock": None if found.source == "predicted" else config.backend.clock,
         "extrapolated": found.extrapolated is not None,
-        "gain_over_expert": found.gain_over_expert,
+        **gains(found.reference, found.gain),
     }
     if as_json:
         print_json(payload)
@@ -304,8 +317,8 @@ def best(study: StudyFile, storage: Storage = None, overrides: Overrides = None,
     known = found.known_in_words
     typer.echo(f"Best: {in_words(payload['config'])}")
     typer.echo(f"  {found.step_time_s:.4g} s per step, {tokens_per_s:,.0f} tokens/s per device ({known})")
-    if found.gain_over_expert is not None:
-        typer.echo(f"  {found.gain_over_expert:.3f}x as fast as the expert's configuration")
+    if found.gain is not None and found.reference is not None:
+        typer.echo(f"  {found.gain:.3f}x as fast as {found.reference.in_words}")
 
 
 @app.command()

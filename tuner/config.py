@@ -114,6 +114,7 @@ class _SearchKeys(StrictModel):
     prune: bool = True
     repeats: Annotated[int, Field(ge=0, le=100)] | None = None
     explorer: Literal["draws", "thompson", "ucb", "ei_per_second"] = "draws"
+    baseline: bool | None = None
 
 
 def _checked_name(name: str) -> str:
@@ -155,6 +156,7 @@ class SearchOptions:
     prune: bool
     repeats: int
     explorer: str
+    baseline: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -334,9 +336,14 @@ def _planned_meaning(planning: LayerPlanning) -> dict[str, Any]:
 
 
 def _search(keys: _SearchKeys, backend: AbstractBackend) -> SearchOptions:
-    """How the tuner searches; close calls are measured again where that costs less than a wrong answer."""
+    """How the tuner searches.
+
+    Where trials train for real, close calls are measured again, since that costs less than a wrong answer, and a
+    baseline is tried first where nobody names what is in use today.
+    """
     repeats = keys.repeats if keys.repeats is not None else USUAL_REPEATS if backend.trains else 0
-    return SearchOptions(**keys.model_dump(exclude={"repeats"}), repeats=repeats)
+    baseline = backend.trains if keys.baseline is None else keys.baseline
+    return SearchOptions(**keys.model_dump(exclude={"repeats", "baseline"}), repeats=repeats, baseline=baseline)
 
 
 def _under(prefix: str, resolve: Any) -> Any:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # these load numpy, Optuna and Ray
     from tuner.config import StudyConfig
     from tuner.device_calibration import DeviceCalibration
     from tuner.extrapolation import Extrapolated
+    from tuner.reference import Reference
     from tuner.space import Space
     from tuner.study import RunResult
 
@@ -53,7 +54,7 @@ def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]
     """How a run ended, its best configuration, and the flags."""
     from tuner.candidates import notes_on_plan
     from tuner.export import find_exporter
-    from tuner.record import completed_times_s, repeated, step_time_of
+    from tuner.record import completed_times_s, repeated
 
     if not payload["candidates"]:
         typer.echo(NOTHING_WORKS)
@@ -89,10 +90,10 @@ def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]
                 f"  a close call, settled by measuring again in turn ({counts[0]} and {counts[1]} trials): "
                 f"{in_words(rival.params)} takes {rival.step_time_s:.4g} s ({rival.step_time_s / best_s - 1:+.1%})"
             )
-    if config.expert is not None:
-        expert_s = step_time_of(result.records, config.expert.values(config.dimensions))
-        if expert_s is not None:
-            typer.echo(f"  {expert_s / best_s:.3f}x as fast as the expert's configuration ({expert_s:.4g} s)")
+    if result.reference is not None:
+        reference_s = result.reference.step_time_s(result.records)
+        if reference_s is not None:
+            typer.echo(f"  {gain_in_words(result.reference, reference_s, best_s)}")
     if config.measured is not None:
         fastest_s = min(run.step_time_s for run in config.measured.runs if run.step_time_s is not None)
         behind = best_s / fastest_s - 1
@@ -105,6 +106,14 @@ def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]
     export = find_exporter("megatron")(config.setting, chosen)
     typer.echo(export.text.rstrip("\n"))
     warn((*notes_on_plan(config, chosen), *export.notes))
+
+
+def gain_in_words(reference: Reference, reference_s: float, best_s: float) -> str:
+    """How many times as fast the best is as what it is compared with."""
+    known = (
+        f"{reference_s:.4g} s" if reference.role == "expert" else f"{in_words(reference.values)}, {reference_s:.4g} s"
+    )
+    return f"{reference_s / best_s:.3f}x as fast as {reference.in_words} ({known})"
 
 
 def print_extrapolated(found: Extrapolated) -> None:

@@ -15,8 +15,8 @@ an extrapolated one was never measured. So the value of a complete trial is a me
 
 The study's attributes hold what its trials mean, who drives it, why it last stopped, the wall time that its drivers
 have spent on it, how much history the last of them has read, p_star, the population after each trial (population.py),
-what failures taught (lessons.py), and
-the answer that proxies suggest (extrapolation.py).
+what failures taught (lessons.py), the baseline that its answer is compared with where nobody names an expert's
+configuration, and the answer that proxies suggest (extrapolation.py).
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ STOP_REASON = "stop_reason"
 SPENT_S = "spent_s"
 ORIGIN = "origin"
 HISTORY = "history"
+BASELINE = "baseline"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

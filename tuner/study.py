@@ -55,6 +55,7 @@ from tuner.record import (
     best_record,
     read_records,
 )
+from tuner.reference import Reference, keep_baseline, reference_among, reference_of
 from tuner.sampler import ThompsonSampler
 from tuner.stopping import StopReason
 from tuner.storage import find_study, open_storage, storage_errors
@@ -130,6 +131,7 @@ class RunResult:
         stop_reason: Why the search ended.
         p_star: The last p_star.
         num_candidates: Size of the searched space.
+        reference: What the best is compared with; None where there is nothing.
         warnings: What a user should know.
     """
 
@@ -140,6 +142,7 @@ class RunResult:
     p_star: float
     num_candidates: int
     warnings: tuple[str, ...]
+    reference: Reference | None = None
 
 
 def run_study(
@@ -179,6 +182,7 @@ def run_study(
         storage = open_storage(config.storage)
         make_tables(storage.engine)
         study = open_study(config, sampler, storage)
+        keep_baseline(study, reference_among(config, candidates))
         if config.layer_plans.keys() > study.user_attrs.get(LAYER_PLANS, {"plans": {}})["plans"].keys():
             study.set_user_attr(LAYER_PLANS, as_stored(config))
         run = _Run(
@@ -201,6 +205,7 @@ def run_study(
             p_star=float(study.user_attrs.get(P_STAR, 0.0)),
             num_candidates=len(candidates.space.grid),
             warnings=(*candidates.space.warnings, *past.warnings, *_unreachable(sampler.proxies)),
+            reference=reference_of(config, study),
         )
 
 
@@ -324,6 +329,7 @@ def make_sampler(
         on_note: Is told of what takes seconds.
     """
     grid = candidates.space.grid
+    reference = reference_among(config, candidates)
     everywhere = np.arange(len(grid))
     return ThompsonSampler(
         grid,
@@ -333,7 +339,7 @@ def make_sampler(
         confidence=config.search.confidence,
         tolerance=config.search.tolerance,
         seed=config.search.seed,
-        first=config.expert,
+        first=None if reference is None else reference.config,
         proxies=None
         if config.proxy is None
         else ProxyPlan(

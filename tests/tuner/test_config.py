@@ -79,7 +79,7 @@ def test_what_a_study_leaves_out_has_its_documented_default(good_study):
 def test_the_table_of_keys_is_complete():
     """configs/studies/README.md has a row for every key that a study may hold, and for none that it may not."""
     from tuner.config import _JobKeys, _PlannerKeys, _SearchKeys, _SpaceKeys, _StudyKeys
-    from tuner.trial_config import ProxyKeys, ReplayKeys, SimulatedKeys, TorchKeys
+    from tuner.trial_config import CommandKeys, ProxyKeys, ReplayKeys, SimulatedKeys, TorchKeys
 
     text = (STUDIES / "README.md").read_text(encoding="utf-8")
     documented = {line.split("`")[1] for line in text.splitlines() if line.startswith("| `") and ".yaml" not in line}
@@ -87,7 +87,9 @@ def test_the_table_of_keys_is_complete():
     known = set(_StudyKeys.model_fields) - {"trial"} - set(sections)
     for section, keys in sections.items():
         known |= {f"{section}.{key}" for key in keys.model_fields}
-    known |= {f"trial.{key}" for keys in (ReplayKeys, SimulatedKeys, TorchKeys) for key in keys.model_fields}
+    known |= {
+        f"trial.{key}" for keys in (ReplayKeys, SimulatedKeys, TorchKeys, CommandKeys) for key in keys.model_fields
+    }
     known |= {f"trial.proxy.{key}" for key in ProxyKeys.model_fields}
 
     assert {key for key in documented if not key.startswith(("cluster.", "expert."))} == known

@@ -192,7 +192,7 @@ def test_the_summary_tells_the_best_trial(tmp_path):
     text = visible(render_report(data))
     assert data.best is not None
     assert f"trial {data.best.number}" in text
-    assert f"{data.expert_step_time_s / data.best.step_time_s:.2f}×" in text  # noqa: RUF001 # the sign of a factor
+    assert f"{data.reference_step_time_s / data.best.step_time_s:.2f}×" in text  # noqa: RUF001 # the sign of a factor
     for count in (data.candidates.space.num_before_memory, len(data.candidates.space.grid)):
         assert f"<b>{count:,}</b>" in text
     assert "the budget of trials is spent" in text

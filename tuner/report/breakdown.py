@@ -83,7 +83,7 @@ def _measured_gib(record: TrialRecord | None) -> float | None:
 
 
 def _worth_showing(data: ReportData) -> list[_Shown]:
-    """The best, the expert's and the best-predicted configurations, each once."""
+    """The best, the expert's (or the baseline) and the best-predicted configurations, each once."""
     found: dict[tuple[Any, ...], tuple[list[str], ParallelConfig]] = {}
 
     def add(role: str, config: ParallelConfig) -> None:
@@ -92,8 +92,8 @@ def _worth_showing(data: ReportData) -> list[_Shown]:
 
     if data.best_config is not None:
         add("best", data.best_config)
-    if data.config.expert is not None:
-        add("expert", data.config.expert)
+    if data.reference is not None:
+        add(data.reference.role, data.reference.config)
     for rank, position in enumerate(data.best_predicted(NUM_BEST_PREDICTED), start=1):
         add(f"predicted {_ORDINALS[rank]}", data.candidates.space.grid.config(position))
     return [

@@ -8,7 +8,7 @@ from datetime import datetime
 
 import numpy as np
 
-from costmodels.parallel import ParallelConfig, Value
+from costmodels.parallel import ParallelConfig
 from costmodels.step_time import model_flops_utilisation
 from trials.backend import Origin
 from tuner.candidates import Candidates, candidates_of, ranking
@@ -23,8 +23,8 @@ from tuner.record import (
     TrialRecord,
     best_record,
     read_records,
-    step_time_of,
 )
+from tuner.reference import Reference, reference_of
 from tuner.stopping import StopReason
 from tuner.study import is_running, stored_study
 
@@ -41,7 +41,8 @@ class ReportData:
         extrapolated: The answer that proxies suggest, where no trial has completed at full size.
         stop_reason: Why the search ended; None while it runs.
         origin: Whether the step times were measured or invented by a simulated world.
-        expert_step_time_s: Measured step time of the expert's configuration, if it ran.
+        reference: What the best is compared with: the expert's configuration, or a baseline; None where there is
+            nothing.
         moments: How probable each candidate was to be the best, before the first trial and after each.
         lessons: What the failures taught.
     """
@@ -53,7 +54,7 @@ class ReportData:
     extrapolated: Extrapolated | None
     stop_reason: StopReason | None
     origin: Origin
-    expert_step_time_s: float | None
+    reference: Reference | None
     moments: tuple[Moment, ...]
     lessons: tuple[Lesson, ...]
 
@@ -104,9 +105,9 @@ class ReportData:
         return self.config.backend.source_in_words if self.origin == self.config.backend.origin else self.origin
 
     @property
-    def expert_values(self) -> dict[str, Value] | None:
-        """The expert's configuration by the dimensions of a candidate."""
-        return self.config.expert.values(self.dimensions) if self.config.expert else None
+    def reference_step_time_s(self) -> float | None:
+        """Measured step time of the reference, if it ran."""
+        return self.reference.step_time_s(self.records) if self.reference else None
 
     def mfu(self, step_time_s: float) -> float:
         """Model FLOPs utilisation at a step time."""
@@ -135,7 +136,6 @@ def collect(config: StudyConfig) -> ReportData:
     best = best_record(records)
     stored_reason = study.user_attrs.get(STOP_REASON)
     stop_reason = None if stored_reason is None or is_running(study) else StopReason(stored_reason)
-    expert = config.expert.values(config.dimensions) if config.expert else None
     return ReportData(
         config=config,
         candidates=candidates_of(config),
@@ -144,7 +144,7 @@ def collect(config: StudyConfig) -> ReportData:
         extrapolated=None if best else extrapolated_of(study.user_attrs),
         stop_reason=stop_reason,
         origin=study.user_attrs.get(ORIGIN, config.backend.origin),
-        expert_step_time_s=step_time_of(records, expert),
+        reference=reference_of(config, study),
         moments=read_moments(study),
         lessons=lessons_of(study.user_attrs),
     )

@@ -21,7 +21,9 @@ def progress_section(data: ReportData) -> Html:
     timed = [(at, record, record.step_time_s) for at, record in finished if record.step_time_s is not None]
     failed = [(at, record) for at, record in finished if record.step_time_s is None and not _is_proxys(record)]
     proxies = [(at, record) for at, record in finished if _is_proxys(record)]
-    heights = [step_s for _, _, step_s in timed] + ([data.expert_step_time_s] if data.expert_step_time_s else [])
+    reference_s = data.reference_step_time_s
+    role = data.reference.role if data.reference else ""
+    heights = [step_s for _, _, step_s in timed] + ([reference_s] if reference_s else [])
     longest_s = max(heights, default=1.0)
     figure = go.Figure()
     if timed:
@@ -72,14 +74,14 @@ def progress_section(data: ReportData) -> Html:
             ],
             hovertemplate="%{text}<extra></extra>",
         )
-    if data.expert_step_time_s is not None:
+    if reference_s is not None:
         figure.add_scatter(
             x=[0.5, len(finished) + 0.5],
-            y=[data.expert_step_time_s] * 2,
+            y=[reference_s] * 2,
             mode="lines",
-            name="expert",
+            name=role,
             line={"dash": "dash", "width": 2, "color": EXPERT},
-            hovertemplate=f"expert: {seconds(data.expert_step_time_s)}<extra></extra>",
+            hovertemplate=f"{role}: {seconds(reference_s)}<extra></extra>",
         )
     figure.add_scatter(
         x=[at for at, _ in data.p_star_history],

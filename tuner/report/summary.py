@@ -52,7 +52,8 @@ def _headline(data: ReportData) -> Html:
 
 def _figures(data: ReportData) -> Html:
     setting, best_s, records = data.config.setting, data.best_step_time_s, data.records
-    expert_s = data.expert_step_time_s
+    reference_s = data.reference_step_time_s
+    role = data.reference.role if data.reference else "expert"
     cards = [
         _card("step time", seconds(best_s), _source_words(data)),
         _card(
@@ -62,9 +63,9 @@ def _figures(data: ReportData) -> Html:
         ),
         _card("MFU", percent(data.mfu(best_s)) if best_s else MISSING, "of the devices' peak, model FLOPs only"),
         _card(
-            "against the expert",
-            f"{expert_s / best_s:.2f}\N{MULTIPLICATION SIGN}" if expert_s and best_s else MISSING,
-            _expert_words(data),
+            f"against the {role}",
+            f"{reference_s / best_s:.2f}\N{MULTIPLICATION SIGN}" if reference_s and best_s else MISSING,
+            _reference_words(data),
         ),
         _card("trials", f"{len(records):,}", _trial_words(data)),
         _card(
@@ -87,12 +88,13 @@ def _source_words(data: ReportData) -> str:
     return data.extrapolated.in_words if data.extrapolated else ""
 
 
-def _expert_words(data: ReportData) -> str:
-    if data.config.expert is None:
+def _reference_words(data: ReportData) -> str:
+    if data.reference is None:
         return "the study names no expert configuration"
-    if data.expert_step_time_s is None:
-        return "the expert's configuration has no measured step"
-    return f"as fast; the expert's step takes {seconds(data.expert_step_time_s)}"
+    if data.reference_step_time_s is None:
+        return f"{data.reference.in_words} has no measured step"
+    whose = "the expert's" if data.reference.role == "expert" else "the baseline's"
+    return f"as fast; {whose} step takes {seconds(data.reference_step_time_s)}"
 
 
 def _trial_words(data: ReportData) -> str:

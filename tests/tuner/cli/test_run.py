@@ -65,6 +65,7 @@ def test_best_of_a_finished_study_is_the_measured_one(finished, meshtune):
         "clock": "wall",
         "extrapolated": False,
         "gain_over_expert": pytest.approx(1.5 / 0.95),
+        "gain_over_baseline": None,
     }
     assert "(measured)" in shown.out
 

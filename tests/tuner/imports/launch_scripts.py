@@ -1,0 +1,156 @@
+"""Launch scripts in the forms that people keep them in, and other files that `meshtune init` reads."""
+
+from __future__ import annotations
+
+ARRAYS = """\
+#!/bin/bash
+# pretrains an 8B model
+export NCCL_DEBUG=WARN
+export WANDB_API_KEY=not-for-a-study
+GPUS=8
+NODES=${SLURM_NNODES:-"4"}
+
+TP=${TP:-4}
+PP=2
+
+LAUNCH=(
+    --nproc_per_node $GPUS
+    --nnodes $NODES
+    --master_addr ${MASTER_ADDR:-localhost}
+)
+
+MODEL=(
+    --num-layers 32
+    --hidden-size 4096          # of the 8B
+    --ffn-hidden-size 14336
+    --num-attention-heads 32
+    --group-query-attention
+    --num-query-groups 8
+    --vocab-size 128256
+    --position-embedding-type rope
+    --normalization RMSNorm
+    --swiglu
+    --disable-bias-linear
+    --untie-embeddings-and-output-weights
+)
+
+BATCH=(
+    --seq-length $((4096 * 2))
+    --micro-batch-size 1
+    --global-batch-size 256
+    # --recompute-granularity full
+)
+
+LAYOUT=(
+    --tensor-model-parallel-size $TP
+    --pipeline-model-parallel-size ${PP}
+    --num-layers-per-virtual-pipeline-stage 4
+    --context-parallel-size 2
+    --use-distributed-optimizer
+    --overlap-grad-reduce
+)
+if [ $TP -gt 1 ]; then
+    LAYOUT+=(--sequence-parallel)
+fi
+
+OTHER=(
+    --bf16
+    --mock-data
+    --tokenizer-type NullTokenizer
+    --lr 3e-4
+    --train-iters 1000
+    --save /checkpoints/8b
+    --save-interval 500
+    --log-interval 100
+)
+
+torchrun "${LAUNCH[@]}" pretrain_gpt.py "${MODEL[@]}" "${BATCH[@]}" "${LAYOUT[@]}" "${OTHER[@]}"
+"""
+
+STRINGS = """\
+#!/bin/bash
+#SBATCH --nodes=16
+#SBATCH --gpus-per-node=8
+TP=8
+
+OPTIONS=" \\
+    --tensor-model-parallel-size $TP \\
+    --pipeline-model-parallel-size 4 \\
+    --sequence-parallel \\
+    --num-layers 48 --hidden-size 8192 --num-attention-heads 64 \\
+    --seq-length 4096 --max-position-embeddings 4096 \\
+    --micro-batch-size 2 --global-batch-size 1024 \\
+    --padded-vocab-size 65536 \\
+    --recompute-activations \\
+    --fp16 \\
+    --data-path $1
+"
+srun -l bash -c "python -u pretrain_gpt.py ${OPTIONS}"
+"""
+
+ASCEND = """\
+source /usr/local/Ascend/ascend-toolkit/set_env.sh
+NPUS_PER_NODE=8
+NNODES=4
+TP=8
+MOE="
+    --num-experts 64 \\
+    --moe-router-topk 6 \\
+    --moe-ffn-hidden-size 1408 \\
+    --n-shared-experts 2 \\
+    --first-k-dense-replace 1 \\
+    --expert-model-parallel-size 8
+"
+GPT="
+    --num-layers 28 --noop-layers 27 --hidden-size 2048 --ffn-hidden-size 11264 --num-attention-heads 16 \\
+    --normalization RMSNorm --use-fused-rmsnorm --swiglu --position-embedding-type rope --disable-bias-linear \\
+    --untie-embeddings-and-output-weights --padded-vocab-size 102400 \\
+    --tensor-model-parallel-size 2 --pipeline-model-parallel-size 1 --sequence-parallel \\
+    --context-parallel-size 4 --context-parallel-algo ulysses_cp_algo \\
+    --seq-length 8192 --micro-batch-size 1 --global-batch-size 128 --use-distributed-optimizer --bf16
+"
+torchrun --nproc_per_node $NPUS_PER_NODE --nnodes $NNODES pretrain_gpt.py $GPT $MOE | tee log
+"""
+
+TORCHTITAN = """\
+[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 2
+seq_len = 8192
+[parallelism]
+data_parallel_replicate_degree = 2
+data_parallel_shard_degree = -1
+tensor_parallel_degree = 4
+[activation_checkpoint]
+mode = "full"
+"""
+
+TORCHTITAN_FLAGS = """\
+NGPU=8
+torchrun --nproc_per_node=${NGPU} -m torchtitan.train --module llama3 --config llama3_8b \\
+    --parallelism.tensor_parallel_degree 2 --parallelism.pipeline_parallel_degree 2 \\
+    --training.seq_len 4096 --training.local_batch_size 4 --training.global_batch_size 64
+"""
+
+NANOTRON = """\
+parallelism: {dp: 4, pp: 2, tp: 2, tp_mode: REDUCE_SCATTER, recompute_layer: true}
+tokens: {micro_batch_size: 2, batch_accumulation_per_replica: 8, sequence_length: 2048}
+optimizer: {zero_stage: 1, optimizer_factory: {name: adamW}}
+model:
+  dtype: bfloat16
+  model_config:
+    {is_llama_config: true, hidden_size: 2048, intermediate_size: 8192, num_attention_heads: 32,
+     num_hidden_layers: 16, num_key_value_heads: 8, vocab_size: 128256, tie_word_embeddings: true}
+"""
+
+DEEPSPEED = """\
+{"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "bf16": {"enabled": true},
+ "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}, "optimizer": {"type": "AdamW"}}
+"""
+
+CONFIG_JSON = (
+    '{"model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "vocab_size": 32000, '
+    '"intermediate_size": 11008, "num_attention_heads": 32}'
+)

@@ -1,0 +1,73 @@
+"""A DeepSpeed configuration (JSON): batch, ZeRO stage and precision. It names no model and no sequence length.
+
+Source: DeepSpeed 0.19.8 runtime/config.py, runtime/constants.py and runtime/zero/config.py (names and defaults),
+runtime/tensor_parallel/config.py (autotp_size).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hardware.errors import ConfigError
+from tuner.imports.imported import Imported, Unread
+from tuner.imports.keys import Keys, json_mapping
+
+_BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+_OPTIMIZERS = {"adam": "adam", "adamw": "adam", "fusedadam": "adam", "sgd": "sgd"}
+_NOT_MODELLED = {
+    "zero_optimization.offload_optimizer": "the optimizer is taken to stay on the device",
+    "zero_optimization.offload_param": "weights are taken to stay on the device",
+}
+
+
+def import_deepspeed(text: str) -> Imported:
+    """What a configuration says; `auto`, which the Hugging Face trainer fills in, is left open.
+
+    Raises:
+        ConfigError: it is no configuration of DeepSpeed's, or a value cannot work.
+    """
+    mapping = json_mapping(text)
+    told = {name: mapping[name] for name in mapping if mapping[name] != "auto"}
+    keys = Keys(told)
+    if not {*_BATCH, "zero_optimization", "bf16", "fp16"} & mapping.keys():
+        raise ConfigError("holds none of DeepSpeed's keys, such as train_micro_batch_size_per_gpu")
+    batch, mbs, rounds = (keys.count(name) for name in _BATCH)
+    unread = [
+        Unread(what=name, why=f"not modelled: {why}")
+        for name, why in _NOT_MODELLED.items()
+        if isinstance(keys.value(name), dict) and keys.text(f"{name}.device", default="none") != "none"
+    ]
+    degrees = {"pp": 1, "tp": keys.count("tensor_parallel.autotp_size", minimum=0) or 1}
+    degrees["up"] = keys.number("sequence_parallel_size", default=1)
+    open_keys = {}
+    if mbs:
+        degrees["mbs"] = mbs
+    else:
+        open_keys["mbs"] = "train_micro_batch_size_per_gpu is missing or auto"
+    name = keys.text("optimizer.type", default="adam").lower()
+    if name not in _OPTIMIZERS:
+        unread.append(Unread(what="optimizer.type", why=f"{name} is not modelled; taken as adam"))
+    job: dict[str, Any] = {
+        "precision": "bf16"
+        if keys.value("bf16.enabled", "bfloat16.enabled") is True
+        else "fp16"
+        if keys.value("fp16.enabled") is True
+        else "fp32",
+        "optimizer": _OPTIMIZERS.get(name, "adam"),
+        "zero_stage": keys.count("zero_optimization.stage", default=0, minimum=0),
+    }
+    if batch:
+        job["global_batch_size"] = batch
+    return Imported(
+        framework="deepspeed",
+        runtime="gpt-neox",
+        job=job,
+        degrees=degrees,
+        open=open_keys,
+        micro_batches=None if batch else rounds or 1,
+        unread=tuple(unread),
+        notes=(
+            "DeepSpeed's file doesn't tell whether activations are computed again: see job.recompute",
+            "runtime gpt-neox is the DeepSpeed runtime with all ZeRO stages; name another with --runtime",
+        ),
+    )

@@ -1,0 +1,24 @@
+"""A Hugging Face config.json: a model, and no configuration."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from costmodels.hugging_face import model_from_hugging_face
+from hardware.errors import ConfigError
+from tuner.imports.imported import Imported
+from tuner.imports.keys import json_mapping
+
+
+def import_hugging_face(text: str) -> Imported:
+    """The model of a config.json, which says nothing of how it is trained.
+
+    Raises:
+        ConfigError: its type is unknown, or a size is missing or wrong.
+    """
+    try:
+        model = model_from_hugging_face(json_mapping(text), name="model", file="")
+    except ConfigError as error:
+        raise ConfigError(error.rule, key=error.key, value=error.value, nearest=error.nearest) from None
+    sizes = {name: value for name, value in asdict(model).items() if name not in ("name", "source", "assumed")}
+    return Imported(framework="hugging-face", runtime="megatron-core", model=sizes)

@@ -1,0 +1,341 @@
+"""A launch script of Megatron-LM or MindSpeed-LLM, or a list of their flags.
+
+Sources: Megatron-LM megatron/training/arguments.py (names, defaults, what is derived), megatron-core 0.16.1
+model_parallel_config.py, distributed_data_parallel_config.py and transformer/pipeline_parallel_layer_layout.py (the
+layout's grammar); MindSpeed mindspeed/features_manager (context parallel algorithms, --moe-tp-extend-ep); torchrun's
+documentation for the launcher.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from costmodels.job import RECOMPUTE_MODULES
+from hardware.errors import ConfigError
+from tuner.imports.bash_script import Script, read_script
+from tuner.imports.bash_texts import Argument
+from tuner.imports.flags import Flags, flags_among
+from tuner.imports.imported import Imported, Unread
+from tuner.imports.megatron_command import Launch, command_of, launch_of
+from tuner.imports.megatron_model import model_of
+
+_SIGNS = {
+    "--num-layers",
+    "--hidden-size",
+    "--tensor-model-parallel-size",
+    "--pipeline-model-parallel-size",
+    "--micro-batch-size",
+    "--seq-length",
+}
+_MINDSPEED = (
+    "--context-parallel-algo",
+    "--use-fused-rmsnorm",
+    "--use-fused-swiglu",
+    "--use-fused-rotary-pos-emb",
+    "--noop-layers",
+    "--moe-tp-extend-ep",
+    "--swap-optimizer",
+    "--first-k-dense-replace",
+)
+_NOT_MODELLED = {
+    "--rampup-batch-size": "the global batch is taken in full from the first step on",
+    "--optimizer-cpu-offload": "the optimizer is taken to stay on the device",
+    "--cpu-offloading": "activations are taken to stay on the device",
+    "--swap-optimizer": "the optimizer is taken to stay on the device",
+    "--schedules-method": "the schedule is taken as 1F1B",
+    "--overlap-moe-expert-parallel-comm": "the exchange of tokens is not taken to overlap",
+    "--moe-fb-overlap": "the exchange of tokens is not taken to overlap",
+    "--window-size": "attention is taken over the whole sequence",
+    "--account-for-embedding-in-pipeline-split": "stages are taken to have equal shares of the layers",
+    "--account-for-loss-in-pipeline-split": "stages are taken to have equal shares of the layers",
+}
+MAX_LAYOUT = 20_000
+"""Characters of a layout that are read."""
+_SHARDING = {"no_shard": "0", "optim": "1", "optim_grads": "2", "optim_grads_params": "3"}
+
+
+def import_megatron(text: str) -> Imported:
+    """What a launch script says; nothing of it is run.
+
+    Raises:
+        ConfigError: it holds no flag of Megatron-LM's, or one with a value that cannot work.
+    """
+    script = read_script(text)
+    words, launch = _training_words(script)
+    listed = flags_among(words)
+    if not _SIGNS & {flag.name for flag in listed}:
+        raise ConfigError(
+            "holds no flags of Megatron-LM's, such as --tensor-model-parallel-size",
+            nearest="give the script in which they stand; what it sources or runs is not read",
+        )
+    flags = Flags(listed)
+    found = _Found(flags=flags)
+    model, missing = model_of(flags)
+    degrees = _degrees(found, model.get("num_layers"))
+    job = _job(found)
+    for name, why in _NOT_MODELLED.items():
+        if flags.has(name):
+            flags.leave(name, f"not modelled: {why}")
+    is_mindspeed = flags.has(*_MINDSPEED)
+    hosts, devices_per_host = _devices(text, launch, flags.unread)
+    return Imported(
+        framework="megatron",
+        runtime="mindspeed" if is_mindspeed else "megatron-core",
+        model=model,
+        missing=missing,
+        job=job,
+        degrees=degrees,
+        open=found.open,
+        micro_batches=None if flags.has("--global-batch-size") else 1,
+        layers=found.layers,
+        copies=flags.count("--num-distributed-optimizer-instances") or 1,
+        hosts=hosts,
+        devices_per_host=devices_per_host,
+        command=None if launch is None else command_of(launch, script, is_mindspeed=is_mindspeed),
+        unread=(*dict.fromkeys(flags.unread), *_stray(words, script), *_sourced(script)),
+        notes=_notes(flags, model, launch),
+    )
+
+
+@dataclass(slots=True)
+class _Found:
+    """The flags, and what turns up while they are read."""
+
+    flags: Flags
+    open: dict[str, str] = field(default_factory=dict)
+    layers: tuple[int, ...] = ()
+
+    def number(self, name: str, *flags: str, default: int | None = None) -> int | None:
+        """The number of a degree or key; where it stands there and can't be read, it is open."""
+        told = next((flag for flag in flags if self.flags.has(flag)), None)
+        if told is None:
+            return default
+        number = self.flags.count(told)
+        if number is None:
+            left = next(one for one in reversed(self.flags.unread) if one.what == told)
+            self.open[name] = str(left)
+        return number
+
+
+def _training_words(script: Script) -> tuple[tuple[Argument, ...], Launch | None]:
+    """The words of the training program, and how it is launched where the script does that."""
+
+    def signs(words: tuple[Argument, ...]) -> int:
+        return len(_SIGNS & {word.text.partition("=")[0] for word in words})
+
+    best = max(script.commands, key=lambda command: signs(command.words), default=None)
+    launch = launch_of(best) if best is not None and signs(best.words) else None
+    if launch is not None:
+        return launch.training, launch
+    plain = [word for command in script.commands if signs(command.words) for word in command.words]
+    held = [word for words in script.variables.values() if words and words[0].text.startswith("--") for word in words]
+    return (*held, *plain), None
+
+
+def _degrees(found: _Found, num_layers: int | None) -> dict[str, int]:
+    flags = found.flags
+    tp = found.number("tp", "--tensor-model-parallel-size", "--model-parallel-size", default=1)
+    pp = found.number("pp", "--pipeline-model-parallel-size", default=1)
+    told = {"pp": pp, "tp": tp, **_context(found), "vpp": 1, "ep": 1}
+    told["mbs"] = found.number("mbs", "--micro-batch-size", "--batch-size")
+    if pp is not None:
+        told["vpp"] = _chunks(found, pp, num_layers)
+    if _has_experts(flags):
+        told["ep"] = found.number("ep", "--expert-model-parallel-size", default=1)
+        if flags.has("--moe-tp-extend-ep") and told["ep"] and tp:
+            told["ep"] *= tp
+    if told["mbs"] is None and "mbs" not in found.open:
+        found.open["mbs"] = "--micro-batch-size is missing"
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def _has_experts(flags: Flags) -> bool:
+    """Whether the model has experts; a list without the model's flags is taken at its word."""
+    of_experts = flags.has("--expert-model-parallel-size", "--expert-tensor-parallel-size")
+    return flags.has("--num-experts") or (of_experts and not flags.has("--num-layers"))
+
+
+def _context(found: _Found) -> dict[str, int | None]:
+    """Ring attention and Ulysses, which share --context-parallel-size."""
+    flags = found.flags
+    size = found.number("cp", "--context-parallel-size", default=1)
+    if size is None or size == 1:
+        return {"cp": size, "up": 1}
+    kinds = {"p2p": "cp", "a2a": "up", "a2a+p2p": "both", "allgather": "cp"}
+    algorithms = {
+        "megatron_cp_algo": "cp",
+        "ulysses_cp_algo": "up",
+        "hybrid_cp_algo": "both",
+        "hybrid_adaptive_cp_algo": "both",
+    }
+    name = "--cp-comm-type"
+    kind = flags.one_of(name, kinds, "cp")
+    if flags.has("--context-parallel-algo"):
+        name = "--context-parallel-algo"
+        kind = flags.one_of(name, algorithms, "cp")
+    if flags.text("--cp-comm-type") == "allgather":
+        flags.leave("--cp-comm-type", "allgather is not modelled; taken as the ring of p2p")
+    if kind != "both":
+        return {"cp": size if kind == "cp" else 1, "up": size if kind == "up" else 1}
+    sizes = flags.counts("--hierarchical-context-parallel-sizes")
+    up = sizes[0] if len(sizes) == 2 else flags.count("--ulysses-degree-in-cp")
+    if not up or size % up:
+        raise ConfigError(
+            "needs the sizes of its two parts, whose product is the context parallel size",
+            key=f"line {flags.line(name)}: {name}",
+            value=flags.text(name),
+            nearest=f"--hierarchical-context-parallel-sizes, for example 2 {size // 2}",
+        )
+    return {"cp": size // up, "up": up}
+
+
+def _chunks(found: _Found, pp: int, num_layers: int | None) -> int | None:
+    """Virtual stages per pipeline rank; fills `found.layers` where the layers of each are told."""
+    flags = found.flags
+    layout = flags.text("--pipeline-model-parallel-layout")
+    if layout is not None:
+        found.layers = _layers_of(layout, flags.line("--pipeline-model-parallel-layout"))
+        if len(found.layers) % pp == 0:
+            return len(found.layers) // pp
+        raise ConfigError(
+            f"must have a multiple of the {pp} pipeline stages as parts, and has {len(found.layers)}",
+            key=f"line {flags.line('--pipeline-model-parallel-layout')}: --pipeline-model-parallel-layout",
+            value=layout,
+        )
+    first, last = (flags.count(f"--decoder-{end}-pipeline-num-layers") for end in ("first", "last"))
+    if (first or last) and num_layers and pp > 1:
+        inner = pp - (first is not None) - (last is not None)
+        rest = num_layers - (first or 0) - (last or 0)
+        if inner and rest >= 0 and rest % inner == 0:
+            ends = ((first,) if first else ()), ((last,) if last else ())
+            found.layers = (*ends[0], *[rest // inner] * inner, *ends[1])
+    per_chunk = flags.count("--num-layers-per-virtual-pipeline-stage")
+    if per_chunk and num_layers:
+        return max(1, num_layers // pp // per_chunk)
+    return found.number("vpp", "--num-virtual-stages-per-pipeline-rank", default=1)
+
+
+def _layers_of(layout: str, line: int | None) -> tuple[int, ...]:
+    """Layers of each part of `Et*3|(tt|)*2t*3L`."""
+    text = layout.replace(",", "").replace(" ", "")
+    for pattern in (r"\(([^)]+)\)\*([0-9]{1,3})", r"(.)\*([0-9]{1,3})"):
+        text = re.sub(pattern, lambda found: found[1] * int(found[2]), text[:MAX_LAYOUT])
+    if not re.fullmatch(r"[EtmL|]+", text):
+        raise ConfigError(
+            "is no layout of E, t, m, L and |", key=f"line {line}: --pipeline-model-parallel-layout", value=layout
+        )
+    return tuple(part.count("t") for part in text.split("|"))
+
+
+def _job(found: _Found) -> dict[str, Any]:
+    flags = found.flags
+    told: dict[str, Any] = {
+        "sequence_length": found.number("sequence_length", "--seq-length", "--encoder-seq-length"),
+        "global_batch_size": found.number("global_batch_size", "--global-batch-size"),
+        "precision": _precision(flags),
+        "optimizer": flags.one_of("--optimizer", {"adam": "adam", "sgd": "sgd"}, "adam"),
+        **_recompute(flags),
+        "zero_stage": _zero_stage(flags),
+    }
+    if found.number("tp", "--tensor-model-parallel-size", default=1) != 1:
+        told["sequence_parallel"] = flags.has("--sequence-parallel")
+    if _has_experts(flags):
+        tp = found.number("tp", "--tensor-model-parallel-size", default=1)
+        expert_tp = flags.count("--expert-tensor-parallel-size") or tp
+        if flags.has("--moe-tp-extend-ep"):
+            expert_tp = 1
+        told["expert_tp"] = None if expert_tp == tp else expert_tp
+    return {key: value for key, value in told.items() if value is not None}
+
+
+def _precision(flags: Flags) -> str:
+    if flags.has("--fp4-format"):
+        return "nvfp4"
+    if flags.has("--fp8-format", "--fp8-hybrid", "--fp8-e4m3"):
+        return "fp8"
+    return "bf16" if flags.has("--bf16") else "fp16" if flags.has("--fp16") else "fp32"
+
+
+def _recompute(flags: Flags) -> dict[str, Any]:
+    if flags.has("--recompute-activations"):
+        return {"recompute": "selective"}
+    granularity = flags.one_of(
+        "--recompute-granularity", {"full": "full", "selective": "selective", "none": "none"}, "none"
+    )
+    if granularity == "full" and flags.text("--recompute-method") == "block":
+        flags.leave(
+            "--recompute-method", "block recomputes some layers of a stage; taken as full, which is all of them"
+        )
+    if granularity != "selective" or not flags.has("--recompute-modules"):
+        return {"recompute": granularity}
+    modules = _values(flags, "--recompute-modules")
+    known = [module for module in modules if module in RECOMPUTE_MODULES]
+    for module in modules:
+        if module not in RECOMPUTE_MODULES:
+            flags.leave("--recompute-modules", f"{module} is not modelled; left out")
+    return {"recompute": "selective", **({"recompute_modules": known} if known else {})}
+
+
+def _values(flags: Flags, name: str) -> list[str]:
+    return [value.text for value in flags.values(name) if not value.unknown]
+
+
+def _zero_stage(flags: Flags) -> int:
+    if flags.has("--use-torch-fsdp2"):
+        return 3
+    if flags.has("--use-megatron-fsdp", "--use-custom-fsdp"):
+        return int(flags.one_of("--data-parallel-sharding-strategy", _SHARDING, "0"))
+    return 1 if flags.has("--use-distributed-optimizer") else 0
+
+
+def _devices(text: str, launch: Launch | None, unread: list[Unread]) -> tuple[int | None, int | None]:
+    """Hosts, and devices of each, as torchrun or the head of a Slurm script says."""
+    launcher = Flags(launch.launcher_flags if launch else [])
+    slurm = dict(re.findall(r"^#SBATCH[ \t]+--([a-z-]+)[= ](?:[a-z0-9]+:)?([0-9]{1,6})[ \t]*(?:#.*)?$", text, re.M))
+    found: list[int | None] = []
+    for flag, keys in (
+        ("--nnodes", ("nodes",)),
+        ("--nproc-per-node", ("gpus-per-node", "gres", "ntasks-per-node")),
+    ):
+        told = launcher.text(flag)
+        number = int(told) if told and re.fullmatch(r"[1-9][0-9]{0,5}", told) else None
+        if told is not None and number is None:
+            launcher.leave(flag, f"{told} is no number of hosts or devices")
+        by_slurm = next((int(slurm[key]) for key in keys if key in slurm), None)
+        found.append(number if number is not None else by_slurm)
+    unread += [one for one, number in zip(launcher.unread, found, strict=False) if number is None]
+    return found[0], found[1]
+
+
+def _stray(words: tuple[Argument, ...], script: Script) -> tuple[Unread, ...]:
+    """Words that may hold flags, and can't be read: unknown ones where no value stands, arrays, or named so."""
+    stray = []
+    for before, word in zip((None, *words), words, strict=False):
+        follows_value = before is None or not before.text.startswith("--") or "=" in before.text
+        is_named_so = re.search(r"^\$\{?\w*(ARG|OPT|FLAG|PARAM)", word.text, re.I) is not None
+        is_part = len(script.variables.get(word.text.removeprefix("$"), ())) > 1
+        if word.unknown and (follows_value or is_named_so or is_part) and not word.text.startswith("-"):
+            stray.append(
+                Unread(what=word.text, why=f"{word.unknown}; flags that it holds were not read", line=word.line)
+            )
+    return tuple(stray)
+
+
+def _sourced(script: Script) -> tuple[Unread, ...]:
+    return tuple(
+        Unread(what=f"source {one.text}", why="other scripts are not read", line=one.line) for one in script.sourced
+    )
+
+
+def _notes(flags: Flags, model: dict[str, Any], launch: Launch | None) -> tuple[str, ...]:
+    notes = []
+    if "vocab_size" in model and not flags.has("--padded-vocab-size"):
+        notes.append(
+            "Megatron-LM pads the vocabulary to a multiple of 128 times tp; the model here has no part with tp"
+        )
+    program = launch.program.text.rsplit("/", 1)[-1] if launch else ""
+    if program not in ("", "pretrain_gpt.py"):
+        notes.append(f"{program} may set more than its flags say: look at the model")
+    return tuple(notes)

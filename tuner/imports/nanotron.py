@@ -1,0 +1,108 @@
+"""A nanotron configuration (YAML).
+
+Source: nanotron 0.4 config/config.py (TokensArgs, OptimizerArgs), config/parallelism_config.py and
+config/models_config.py (LlamaConfig, Qwen2Config); of the repository's main branch the keys context_parallel_size,
+recompute_layer and moe_config.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from costmodels.hugging_face import model_from_hugging_face
+from hardware.config_file import parse_yaml
+from hardware.errors import ConfigError
+from tuner.imports.imported import Imported, Unread
+from tuner.imports.keys import Keys
+
+_PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float8": "fp8"}
+_SIZES = (
+    "num_layers",
+    "hidden_size",
+    "vocab_size",
+    "tied_embeddings",
+    "norm",
+    "ffn_size",
+    "gated_ffn",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+)
+
+
+def import_nanotron(text: str) -> Imported:
+    """What a configuration says: model, degrees, batch and precision.
+
+    Raises:
+        ConfigError: it is no mapping of nanotron's, or a value cannot work.
+    """
+    loaded = parse_yaml(text)
+    if not isinstance(loaded, dict) or not isinstance(loaded.get("parallelism"), dict):
+        raise ConfigError("holds no `parallelism:` of nanotron's")
+    keys = Keys(loaded)
+    unread: list[Unread] = []
+    tp = keys.number("parallelism.tp", default=1)
+    mode = keys.text("parallelism.tp_mode", default="ALL_REDUCE").upper().rpartition(".")[2]
+    degrees = {
+        "pp": keys.number("parallelism.pp", default=1),
+        "tp": tp,
+        "dp": keys.number("parallelism.dp", default=1),
+        "cp": keys.number("parallelism.context_parallel_size", default=1),
+        "ep": keys.number("parallelism.expert_parallel_size", default=1),
+    }
+    mbs = keys.count("tokens.micro_batch_size")
+    open_keys = {} if mbs else {"mbs": "tokens.micro_batch_size is missing"}
+    if mbs:
+        degrees["mbs"] = mbs
+    engine = keys.text("parallelism.pp_engine", default="1f1b").lower()
+    if engine != "1f1b" and degrees["pp"] > 1:
+        unread.append(Unread(what="parallelism.pp_engine", why=f"{engine} is not modelled; taken as 1f1b"))
+    precision = keys.text("model.dtype", default="bfloat16").rpartition(".")[2]
+    optimizer = keys.text("optimizer.optimizer_factory.name", default="adamW").lower()
+    if optimizer not in ("adamw", "adam", "sgd"):
+        unread.append(
+            Unread(what="optimizer.optimizer_factory.name", why=f"{optimizer} is not modelled; taken as adam")
+        )
+    job: dict[str, Any] = {
+        "sequence_length": keys.count("tokens.sequence_length"),
+        "precision": _PRECISIONS.get(precision, "bf16"),
+        "optimizer": "sgd" if optimizer == "sgd" else "adam",
+        "recompute": "full" if keys.flag("parallelism.recompute_layer") else "none",
+        "zero_stage": keys.count("optimizer.zero_stage", default=0, minimum=0),
+        **({"sequence_parallel": mode == "REDUCE_SCATTER"} if tp > 1 else {}),
+    }
+    return Imported(
+        framework="nanotron",
+        runtime="nanotron",
+        model=_model(keys, unread),
+        job={key: value for key, value in job.items() if value is not None},
+        degrees=degrees,
+        open=open_keys,
+        micro_batches=keys.number("tokens.batch_accumulation_per_replica", default=1),
+        unread=tuple(unread),
+    )
+
+
+def _model(keys: Keys, unread: list[Unread]) -> dict[str, Any]:
+    """Llama's and Qwen's sizes have the keys of Hugging Face; others are left to --model."""
+    told = keys.value("model.model_config")
+    if not isinstance(told, dict) or not {"is_llama_config", "is_qwen2_config"} & told.keys():
+        unread.append(Unread(what="model.model_config", why="is neither Llama's nor Qwen's"))
+        return {}
+    plain = {key: value for key, value in told.items() if key != "attention_bias"}
+    model = model_from_hugging_face(plain | {"model_type": "llama"}, name="model", file="")
+    sizes = {name: getattr(model, name) for name in _SIZES}
+    sizes["qkv_bias"] = told.get("attention_bias") is True  # nanotron's has no bias on the output
+    experts = Keys(told).value("moe_config")
+    if not isinstance(experts, dict):
+        return sizes
+    of = Keys(experts)
+    width = of.number("moe_intermediate_size", default=model.ffn_size)
+    shared = of.number("shared_expert_intermediate_size", default=0) if of.flag("enable_shared_expert") else 0
+    return sizes | {
+        "num_experts": of.number("num_experts", default=1),
+        "top_k": of.number("top_k", "num_experts_per_token", default=1),
+        "expert_ffn_size": width,
+        "num_shared_experts": 1 if shared else 0,
+        "shared_expert_ffn_size": shared,
+    }

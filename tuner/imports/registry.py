@@ -1,0 +1,25 @@
+"""The importers by the name of the option that takes their file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tuner.imports.deepspeed import import_deepspeed
+from tuner.imports.hugging_face import import_hugging_face
+from tuner.imports.imported import Imported
+from tuner.imports.json_import import import_json
+from tuner.imports.megatron import import_megatron
+from tuner.imports.nanotron import import_nanotron
+from tuner.imports.torchtitan import import_torchtitan
+
+Importer = Callable[[str], Imported]
+"""Reads the text of one file; raises a ConfigError, without the file's name, where it cannot mean a configuration."""
+
+IMPORTERS: dict[str, Importer] = {
+    "megatron": import_megatron,
+    "torchtitan": import_torchtitan,
+    "deepspeed": import_deepspeed,
+    "nanotron": import_nanotron,
+    "hugging-face": import_hugging_face,
+    "json": import_json,
+}
