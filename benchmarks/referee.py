@@ -21,7 +21,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.sent_bytes import KINDS, Axes, by_kind, carried_bytes, planned_bytes, planned_flop, reordered_bytes
+from benchmarks.sent_bytes import KINDS, Axes, by_kind, planned_bytes, planned_flop, reordered_bytes
 from benchmarks.timing import answer, tell
 
 MESHES = ("data=4,model=2",)
@@ -104,8 +104,8 @@ def judged(program: Any, mesh: Any, planner: str, *, judge: str = "both", runs: 
         donate_argnames=donated,
     ).lower(*arguments)
     orders = axis_orders(plan)
-    permuted, carried = reordered_bytes(orders), carried_bytes(plan)
-    sent = {"plan": planned_bytes(cost, plan.mesh) + permuted + carried}
+    permuted = reordered_bytes(orders)
+    sent = {"plan": planned_bytes(cost, plan.mesh) + permuted}
     flop = {"plan": planned_flop(plan)}
     memory = {"plan": cost.peak_memory_bytes}
     apart = None
@@ -126,7 +126,6 @@ def judged(program: Any, mesh: Any, planner: str, *, judge: str = "both", runs: 
         "memory_bytes": memory,
         "difference": apart,
         "reordered": {"places": len(orders.broken), "bytes": sum(permuted.values())},
-        "carried": {"bytes": sum(carried.values())},
     }
 
 
@@ -145,11 +144,8 @@ def show(figures: dict[str, Any]) -> None:
                 lines.append((*head, f"{kind} MB", *_cells(sent, 1e6)))
         lines.append((*head, "GFLOP", *_cells(row["flop"], 1e9)))
         lines.append((*head, "memory MB", *_cells(row["memory_bytes"], 1e6)))
-        lines += [
-            (*head, f"of these {beyond} MB", f"{row[beyond]['bytes'] / 1e6:.4g}", *[""] * 4)
-            for beyond in ("reordered", "carried")
-            if row[beyond]["bytes"]
-        ]
+        if row["reordered"]["bytes"]:
+            lines.append((*head, "of these reordered MB", f"{row['reordered']['bytes'] / 1e6:.4g}", *[""] * 4))
         if row["difference"] is not None:
             lines.append((*head, "difference", "", "", f"{row['difference']:.1e}", "", ""))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

@@ -13,12 +13,10 @@ from collections import Counter
 from collections.abc import Mapping
 
 from costmodels.device_mesh import DeviceMesh
-from costmodels.graph import NEXT
 from costmodels.operators import OpKind
 from costmodels.plan import Plan, PlanCost
 from costmodels.plan_exports.axis_order import AxisOrders
 from costmodels.plan_exports.reorders import reorders
-from costmodels.sharding import moves
 
 REDUCED, GATHERED, EXCHANGED = KINDS = ("reduced", "gathered", "exchanged")
 """All-reduces and reduce-scatters; all-gathers; all-to-alls and permutations."""
@@ -64,25 +62,6 @@ def reordered_bytes(orders: AxisOrders) -> Sent:
     found: Sent = Counter()
     for each in reorders(orders):
         found[EXCHANGED, PERMUTED] += each.times * each.permuted_bytes
-    return found
-
-
-def carried_bytes(plan: Plan) -> Sent:
-    """What each device sends beyond its plan's cost to carry values on in loops [bytes].
-
-    An iteration ends with a value in one layout and begins with it in another; the cost takes the way from the
-    begin's to the end's, which may be free, and leaves out the way back.
-    """
-    graph, mesh = plan.graph, plan.mesh
-    found: Sent = Counter()
-    for op in graph.ops:
-        if op.primitive == NEXT:
-            after, before = plan.layout(op.results[0]), plan.layout(op.operands[0])
-            for move in moves(after, before, graph.tensors[op.results[0]].num_bytes, mesh.sizes):
-                axes = tuple(mesh.names[axis] for axis in sorted(move.axes))
-                group = math.prod(mesh.sizes[axis] for axis in move.axes)
-                kind = OF_PLAN[move.kind]
-                found[kind, axes] += op.times * ring_bytes(kind, move.message_bytes, group)
     return found
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache, cached_property
 
@@ -109,10 +109,15 @@ class Use:
     Attributes:
         op: Number of the operator.
         operand: Which of its operands.
+        times: How often that is in a step.
+        is_back: Whether the operator stands before the one that writes the tensor: a state, or the begin of a loop,
+            takes it over for what comes next.
     """
 
     op: int
     operand: int
+    times: int = 1
+    is_back: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -145,7 +150,9 @@ class Graph:
         found: list[list[Use]] = [[] for _ in self.tensors]
         for number, op in enumerate(self.ops):
             for slot, tensor in enumerate(op.operands):
-                found[tensor].append(Use(op=number, operand=slot))
+                maker, _ = self.maker[tensor]
+                times = self.ops[maker].times if op.primitive == CARRY and slot else op.times
+                found[tensor].append(Use(op=number, operand=slot, times=times, is_back=number < maker))
         return tuple(map(tuple, found))
 
     @cached_property
@@ -155,7 +162,7 @@ class Graph:
         Gradients of several micro-batches are summed up where they stand until the update reads them.
         """
         return tuple(
-            min(self.ops[maker].times, max((self.ops[use.op].times for use in uses), default=self.ops[maker].times))
+            min(self.ops[maker].times, max((use.times for use in uses), default=self.ops[maker].times))
             for (maker, _), uses in zip(self.maker, self.uses, strict=True)
         )
 
@@ -177,6 +184,7 @@ class GraphBuilder:
     unknown: dict[str, int] = field(default_factory=dict)
     _num_forward: int | None = None
     _states: dict[int, int] = field(default_factory=dict)
+    _carries: dict[int, int] = field(default_factory=dict)
     _tensor_names: set[str] = field(default_factory=set)
     _op_names: set[str] = field(default_factory=set)
 
@@ -229,6 +237,17 @@ class GraphBuilder:
             ),
         )
 
+    def carry_on(self, carried: int, made: int, rule: Rule) -> None:
+        """Says what an iteration hands on to the next in place of what a `carry` has given it.
+
+        Args:
+            carried: What the carry writes.
+            made: What the iteration makes of it.
+            rule: Of the carry with both operands, the first iteration's and the others'.
+        """
+        number = self._carries.pop(carried)
+        self.ops[number] = replace(self.ops[number], operands=(*self.ops[number].operands, made), rule=rule)
+
     def op(
         self,
         name: str,
@@ -248,6 +267,8 @@ class GraphBuilder:
         ]
         shapes = [self.tensors[tensor].shape for tensor in (*operands, *results)]
         assert places == shapes, f"the rule of {name!r} is about {places}, its tensors are {shapes}"
+        if primitive == CARRY:
+            self._carries[results[0]] = len(self.ops)
         self._add(
             Op(
                 name=name,
@@ -298,10 +319,11 @@ def _source_rule(shape: tuple[int, ...], names: tuple[str, ...], *, num_operands
 
 
 def _check(graph: Graph) -> None:
-    """Every tensor is written once, and before it is read but by a state."""
+    """Every tensor is written once, and before it is read but by a state or a loop's begin."""
     written: set[int] = set()
     for op in graph.ops:
-        late = [tensor for tensor in op.operands if tensor not in written] if op.primitive != STATE else []
+        read = () if op.primitive == STATE else op.operands[:1] if op.primitive == CARRY else op.operands
+        late = [tensor for tensor in read if tensor not in written]
         assert not late, f"{op.name!r} reads {graph.tensors[late[0]].name!r} before it is written"
         for tensor in op.results:
             assert tensor not in written, f"{graph.tensors[tensor].name!r} is written twice"

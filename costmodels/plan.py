@@ -22,7 +22,7 @@ import numpy as np
 
 from costmodels.device_mesh import DeviceMesh
 from costmodels.dims import Rule
-from costmodels.graph import CONSTANT, INPUT, STATE, Graph
+from costmodels.graph import CONSTANT, INPUT, STATE, Graph, Use
 from costmodels.operators import FloatArray
 from costmodels.parallel import IntArray
 from costmodels.sharding import PARTIAL, REPLICATED, Layout, Move, local_share, moves
@@ -40,11 +40,21 @@ class Copy:
 
     Attributes:
         layout: Which.
-        readers: Numbers of the operators that read it there, the first one first.
+        uses: Where it is read there, the first one first.
     """
 
     layout: Layout
-    readers: tuple[int, ...]
+    uses: tuple[Use, ...]
+
+    @property
+    def readers(self) -> tuple[int, ...]:
+        """The operators that read it there."""
+        return tuple(use.op for use in self.uses)
+
+    @property
+    def times(self) -> int:
+        """How often it is made."""
+        return self.uses[0].times
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -100,13 +110,13 @@ class Plan:
         maker, _ = self.graph.maker[tensor]
         is_state, turn = self.graph.ops[maker].primitive == STATE, self.graph.first_backward
         lies = self.layout(tensor)
-        readers: dict[tuple[Layout, bool], list[int]] = defaultdict(list)
+        readers: dict[tuple[Layout, bool], list[Use]] = defaultdict(list)
         for use in self.graph.uses[tensor]:
             wanted = self.wanted(use.op, use.operand)
             if wanted != lies:
                 is_again = is_state and turn is not None and use.op >= turn
-                readers[wanted, is_again].append(use.op)
-        return tuple(Copy(layout=layout, readers=tuple(ops)) for (layout, _), ops in readers.items())
+                readers[wanted, is_again].append(use)
+        return tuple(Copy(layout=layout, uses=tuple(uses)) for (layout, _), uses in readers.items())
 
     @cached_property
     def _rows(self) -> list[list[int]]:
@@ -247,7 +257,7 @@ def _collectives(plan: Plan, classifier: Classifier) -> tuple[PlannedCollective,
             continue
         for copy in plan.copies(tensor):
             first = copy.readers[0]
-            add(tensor, first, classifier(lies, copy.layout, array.num_bytes, sizes), plan.graph.ops[first].times)
+            add(tensor, first, classifier(lies, copy.layout, array.num_bytes, sizes), copy.times)
     return tuple(found)
 
 
@@ -307,7 +317,7 @@ def lifetimes(graph: Graph) -> tuple[Lifetime | None, ...]:
         elif tensor in kept:
             found.append(None)
         else:
-            found.append(Lifetime(first=maker, last=max((use.op for use in uses), default=maker)))
+            found.append(Lifetime(first=maker, last=max((use.op for use in uses if not use.is_back), default=maker)))
     return tuple(found)
 
 
@@ -329,7 +339,7 @@ def live_bytes(plan: Plan) -> FloatArray:
         own[maker] += array.num_bytes * local_share(plan.written(maker, slot), sizes) - held_bytes
         for copy in plan.copies(tensor):
             copy_bytes = array.num_bytes * local_share(copy.layout, sizes)
-            readers = [op for op in copy.readers if graph.ops[op].primitive != STATE]
+            readers = [use.op for use in copy.uses if not use.is_back]
             is_free = graph.ops[maker].primitive == CONSTANT or not moves(
                 plan.layout(tensor), copy.layout, array.num_bytes, sizes
             )

@@ -157,7 +157,7 @@ class Flat:
             elif after == before:
                 results.append(begin)
             else:
-                results.append(self._through(NEXT, [before, after], aval, inside))
+                results.append(self._through(NEXT, [after], aval, inside))
                 self.next_of[before] = len(self.steps) - 1
         for part, var in zip(outputs[num_carry:], body.jaxpr.outvars[num_carry:], strict=True):
             if self.values[part].varies:

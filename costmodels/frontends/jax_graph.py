@@ -3,8 +3,8 @@
 The body of a scan stands once, its operators run `length` times. Its loop-carried values, and what it reads from and
 writes to stacks of all iterations, pass through operators that cost nothing (`graph.LOOP`):
 
-    carry    begins the loop: the first iteration's value is the next one's too, so both should lie alike
-    next     ends an iteration: reads what was carried into it and what it carries on, which must lie alike
+    carry    begins the loop: reads the first iteration's value, and what `next` writes as often as an iteration ends
+    next     ends an iteration: reads what it carries on
     unstack  an iteration's part of a stack; the stack's first dim is blocked
     stack    the stack that the iterations' parts make up; the same
 """
@@ -19,7 +19,7 @@ from costmodels.frontends.jax_flat import Flat, Place, shape_of
 from costmodels.frontends.jax_program import Program, traced
 from costmodels.frontends.jax_rules import rule_of_call
 from costmodels.frontends.rule_parts import Call, blocked_rule
-from costmodels.graph import INPUT, STATE, Graph, GraphBuilder
+from costmodels.graph import CARRY, INPUT, STATE, Graph, GraphBuilder
 
 
 def graph_of_jax(fn: Callable[..., Any], *arguments: Any, donated: Sequence[str | int] = ()) -> Graph:
@@ -60,6 +60,12 @@ def graph_of(program: Program) -> Graph:
             if rule is None:
                 build.count_unknown(step.primitive)
             build.step(step, rule or blocked_rule(call))
+    for carried, number in flat.next_of.items():
+        if number in needed and carried in build.tensors:
+            made, shape = flat.steps[number].results[0], flat.values[carried].shape
+            rule = rule_of_call(Call(primitive=CARRY, operands=(shape, shape), results=(shape,), params={}))
+            assert rule is not None, "a carry has a rule"
+            build.builder.carry_on(build.tensors[carried], build.tensors[made], rule)
     for argument, value in zip(program.arguments, arguments, strict=True):
         if argument.kept_by is not None and value in build.tensors and outputs[argument.kept_by] != value:
             build.builder.keep(build.tensors[value], build.read(outputs[argument.kept_by]))

@@ -341,7 +341,7 @@ class _Run:
                 if is_carried and end.number != before.number:
                     step = self._next(NEXT)
                     numbers.append(step.results[0])
-                    after.append(self._written(self._read(step, [before, end])[1], step.results[0]).value)
+                    after.append(self._written(self._read(step, [end])[0], step.results[0]).value)
                 else:
                     numbers.append(None)
                     after.append(end.value)

@@ -92,8 +92,8 @@ def reorders(orders: AxisOrders) -> tuple[Reorder, ...]:
         lies = orders.lying(tensor)
         places = [(maker, orders.written(maker, slot), lies, graph.sums[tensor])]
         if graph.ops[maker].primitive != CONSTANT:
-            wanted = {orders.read(use.op, use.operand): use.op for use in reversed(graph.uses[tensor])}
-            places += [(op, lies, layout, graph.ops[op].times) for layout, op in wanted.items()]
+            wanted = {orders.read(use.op, use.operand): use for use in reversed(graph.uses[tensor])}
+            places += [(use.op, lies, layout, use.times) for layout, use in wanted.items()]
         for op, before, after, times in places:
             permuted_bytes = way(before, after, num_bytes, sizes).permuted_bytes if before != after else 0.0
             if permuted_bytes:

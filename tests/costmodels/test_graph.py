@@ -47,7 +47,7 @@ def test_a_kept_state_reads_what_the_step_makes_of_it(builder):
 
     assert graph.ops[1].operands == (new,)
     assert graph.ops[1].rule.operand_dims == ((0, 1),)
-    assert graph.uses[new] == (Use(op=1, operand=0),)
+    assert graph.uses[new] == (Use(op=1, operand=0, is_back=True),)
 
 
 def test_a_state_without_keep_stays_as_it_is(builder):

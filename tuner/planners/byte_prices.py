@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from costmodels.device_mesh import DeviceMesh
-from costmodels.graph import CONSTANT, STATE, Graph
+from costmodels.graph import CONSTANT, Graph
 from costmodels.plan import Lifetime, lifetimes
 from costmodels.sharding import REPLICATED
 from tuner.planners.elimination import Table
@@ -74,7 +74,7 @@ def _price(graph: Graph, tensor: int, lifetime: Lifetime | None, own_s: Table, u
         uses=tuple(
             UsePrice(
                 op=use.op - first,
-                own_s=None if graph.ops[use.op].primitive == STATE else float(own_s[use.op]),
+                own_s=None if use.is_back else float(own_s[use.op]),
                 until_s=float(until_s[use.op + 1] - until_s[first + 1]),
             )
             for use in uses

@@ -251,8 +251,8 @@ class ClassCosts:
                     (
                         self._classes[use.op],
                         use.operand,
-                        graph.ops[use.op].times,
-                        graph.ops[use.op].primitive == STATE,
+                        use.times,
+                        use.is_back,
                         kind == STATE and turn is not None and use.op >= turn,
                         places.setdefault(use.op, len(places)),
                     )
@@ -289,8 +289,8 @@ class ClassCosts:
             copies = []
             for (layout, _), numbers in readers.items():
                 if not is_constant:
-                    seconds += graph.ops[uses[numbers[0]].op].times * self._seconds_of(lies, layout, num_bytes)
-                held = [number for number in numbers if graph.ops[uses[number].op].primitive != STATE]
+                    seconds += uses[numbers[0]].times * self._seconds_of(lies, layout, num_bytes)
+                held = [number for number in numbers if not uses[number].is_back]
                 is_kept = not is_constant and bool(moves(lies, layout, num_bytes, sizes))
                 if not is_kept:
                     held = list({uses[number].op: number for number in reversed(held)}.values())

@@ -488,7 +488,7 @@ class _Cut:
                             is_maker=is_maker,
                             states=own_states,
                             price=of_bytes[num_bytes],
-                            times=graph.ops[use.op].times,
+                            times=use.times,
                         )
                     )
         return found

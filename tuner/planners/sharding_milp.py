@@ -286,7 +286,7 @@ class _ShardingProgram:
 
     def _moves(self, tensor: int, flows: Sequence[Sequence[_Flow]]) -> None:
         """What moves for one use or for several of a pass is paid once, as often as the first of them runs."""
-        times = [self.graph.ops[use.op].times for use in self.graph.uses[tensor]]
+        times = [use.times for use in self.graph.uses[tensor]]
         by_move: dict[tuple[Layout, Layout, bool], dict[int, Terms]] = {}
         for use, found in enumerate(flows):
             again = self._is_again(tensor, use)
@@ -352,7 +352,7 @@ class _ShardingProgram:
         found: dict[tuple[Layout, bool, bool], dict[int, list[Terms]]] = {}
         for use, alike in enumerate(flows):
             op = self.graph.uses[tensor][use].op
-            if self.graph.ops[op].primitive == STATE:
+            if self.graph.uses[tensor][use].is_back:
                 continue
             parts: dict[tuple[Layout, bool, bool], Terms] = {}
             for flow in alike:

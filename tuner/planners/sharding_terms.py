@@ -266,7 +266,7 @@ class ShardingTerms:
             rank=len(array.shape),
             times=graph.sums[tensor],
             reads=tuple(
-                (graph.ops[use.op].times if is_sent else 0, is_state and turn is not None and use.op >= turn)
+                (use.times if is_sent else 0, is_state and turn is not None and use.op >= turn)
                 for use in graph.uses[tensor]
             ),
         )

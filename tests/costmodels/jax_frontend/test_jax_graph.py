@@ -138,7 +138,10 @@ def test_values_pass_through_loops():
     assert primitives(graph) == [CARRY, UNSTACK, "mul", "add", "mul", NEXT, STACK]
     assert (loop[CARRY].times, loop["add"].times, loop[NEXT].times, loop[STACK].times) == (1, 3, 3, 3)
     assert loop[UNSTACK].rule.factors[loop[UNSTACK].rule.operands[0][0][0]].kind == FactorKind.BLOCKED
-    assert loop[NEXT].operands == (*loop[CARRY].results, *loop["add"].results)
+    assert loop[NEXT].operands == loop["add"].results
+    assert loop[CARRY].operands[1:] == loop[NEXT].results
+    (use,) = graph.uses[loop[NEXT].results[0]]
+    assert (use.times, use.is_back) == (3, True)
     assert graph.tensors[loop[STACK].results[0]].shape == (3, 4)
 
 
