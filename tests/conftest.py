@@ -1,10 +1,14 @@
-"""Fixtures of the benchmarks' tests."""
+"""Fixtures of the benchmarks' tests, and how Hypothesis runs in all of them."""
 
 import json
 
 import pytest
+from hypothesis import settings
 
 from tests.tuner.broken_studies import rows
+
+settings.register_profile("untimed", deadline=None)  # a busy machine may stop for a second anywhere
+settings.load_profile("untimed")
 
 
 @pytest.fixture

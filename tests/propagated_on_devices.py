@@ -13,11 +13,12 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax
 import numpy as np
-from benchmarks.compiled_collectives import compiled_bytes, planned_bytes
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from benchmarks.propagated_plans import PlanReader
 from benchmarks.propagation import Propagation
+from benchmarks.sent_bytes import by_kind, planned_bytes
+from benchmarks.xla_program import compiled
 from costmodels.device_mesh import mesh_of
 from costmodels.frontends.jax_graph import graph_of
 from costmodels.frontends.jax_program import traced
@@ -67,8 +68,8 @@ def sent(name):
     out_tree = jax.tree.unflatten(program.out_tree, outputs)
     lowered = jax.jit(function, in_shardings=jax.tree.unflatten(tree, inputs), out_shardings=out_tree).lower(*arguments)
     return {
-        "planned": planned_bytes(cost_of(plan), mesh.sizes),
-        "compiled": compiled_bytes(lowered),
+        "planned": by_kind(planned_bytes(cost_of(plan), mesh)),
+        "compiled": by_kind(compiled(lowered, dict(zip(mesh.names, mesh.sizes, strict=True))).device.sent),
         "violations": violations(plan),
     }
 
