@@ -50,16 +50,11 @@ class Supervised:
         """Its exit status when everything has gone, or the negative number of the signal that killed it."""
         _, status = os.waitpid(self.supervisor, 0)
         code = os.waitstatus_to_exitcode(status)
-        return code if code < SIGNALLED else SIGNALLED - code
-
-    def end(self) -> int:
-        """Ends the command; as `wait`."""
-        os.close(self.life_line)
-        return self.wait()
+        return SIGNALLED - code if code - SIGNALLED in signal.valid_signals() else code
 
 
 SIGNALLED = 128
-"""Added to the number of a signal in a supervisor's exit status, as shells do."""
+"""Added to the number of a signal in a supervisor's exit status, as shells do; 255 is no signal, but a plain status."""
 
 
 def supervised(arguments: Sequence[str], environment: Mapping[str, str], directory: Path) -> Supervised:

@@ -86,11 +86,12 @@ def test_what_a_command_leaves_behind_is_ended(tmp_path):
     [
         ("memory", Status.OUT_OF_MEMORY, "CUDA out of memory"),
         ("fault", Status.CRASHED, "ValueError: hidden size must be divisible by 3"),
+        ("status", Status.CRASHED, "ended with exit status 255"),
         ("killed", Status.INCIDENT, "was killed by SIGKILL"),
     ],
 )
 def test_a_failure_is_told_from_others(mode, status, reason):
-    """A lack of memory, a program's own fault and a kill from outside are three outcomes, each with its reason."""
+    """A lack of memory, a program's own fault, a plain status and a kill from outside are told apart, with reasons."""
     found = measured(backend_of(mode))
 
     assert found.status is status

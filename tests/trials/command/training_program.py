@@ -7,6 +7,7 @@ It is started as a command of its own; `mode` is how it ends:
     silent     never: it stops printing
     memory     like torch when a GPU is full
     fault      with a traceback
+    status     with exit status 255, as ssh and srun do
     killed     by SIGKILL, as by the kernel when a machine lacks memory
     child      well, but leaves a child in a session of its own that sleeps for an hour
 """
@@ -66,6 +67,8 @@ def end(mode: str, pids: str | None) -> None:
     if mode == "memory":
         say("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
         sys.exit(1)
+    if mode == "status":
+        sys.exit(255)
     if mode == "fault":
         raise ValueError("hidden size must be divisible by 3")
     if mode == "killed":
