@@ -87,7 +87,7 @@ class _Server:
         try:
             _die_with(os.getppid())
             ours.close()
-            self._forget()
+            listening = self._forget(keeps_listening=rank == 0)
             _become(launch, rank, self.log)
             place = Place(
                 rank=rank,
@@ -95,7 +95,7 @@ class _Server:
                 world_size=launch.world_size,
                 host=launch.host,
                 port=launch.port,
-                listening=os.dup(self.listening.fileno()) if self.listening is not None and rank == 0 else None,
+                listening=listening,
                 tell=theirs.send,
             )
             module, _, function = launch.function.partition(":")
@@ -108,11 +108,16 @@ class _Server:
             sys.stderr.flush()
             os._exit(code)
 
-    def _forget(self) -> None:
-        """Closes what belongs to the server alone."""
+    def _forget(self, *, keeps_listening: bool) -> int | None:
+        """Closes what belongs to the server alone; the descriptor that listens, where this rank is to have it."""
         self.client.close()
         for connection in self.ranks:
             connection.close()
+        if self.listening is not None and keeps_listening:
+            return self.listening.detach()
+        if self.listening is not None:
+            self.listening.close()
+        return None
 
     def _hear(self, source: Connection) -> None:
         rank, process = self.ranks[source]

@@ -62,6 +62,13 @@ def test_times_are_those_of_the_log():
     assert found.clock == "wall"
 
 
+def test_the_master_port_is_free_for_the_command(ranks):
+    """A launcher can listen where the other hosts are told to find it, in one trial after the other."""
+    opened = OpenCommandBackend(backend=backend_of("well", "--listen-at={master_address}:{master_port}"), ranks=ranks)
+
+    assert [measured(opened).reason for _ in range(2)] == ["", ""]
+
+
 def test_a_command_that_goes_on_is_ended(tmp_path):
     """With enough steps measured, a command that would train forever is ended, and nothing of it is left."""
     pids = tmp_path / "pids"

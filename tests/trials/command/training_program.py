@@ -1,6 +1,7 @@
 """Prints what a training program prints, at the times and with the ends that its arguments say.
 
-It is started as a command of its own; `mode` is how it ends:
+It is started as a command of its own. With `listen-at` it listens there first, as a launcher does; `mode` is how it
+ends:
 
     well       after its steps
     forever    never: it goes on training
@@ -15,6 +16,7 @@ It is started as a command of its own; `mode` is how it ends:
 import argparse
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -30,10 +32,14 @@ def main() -> None:
     parser.add_argument("--mode", default="well")
     parser.add_argument("--at", type=int, default=3)
     parser.add_argument("--pids")
+    parser.add_argument("--listen-at")
     arguments, _ = parser.parse_known_args()
     if arguments.pids:
         with open(arguments.pids, "a", encoding="ascii") as file:  # noqa: PTH123 # a program of nobody's style
             file.write(f"{os.getpid()}\n")
+    if arguments.listen_at:
+        host, _, port = arguments.listen_at.rpartition(":")
+        socket.create_server((host, int(port)))
     step_ms = arguments.step_ms / arguments.tensor_model_parallel_size + 2 * arguments.micro_batch_size
     say("> building GPT model ...")
     iteration = 0
