@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from hardware.algorithms import LINKS, CostArrays, CostLines, GroupKinds, cost_lines, joined_kinds, joined_lines
-from hardware.config_file import SourcedNumber, StrictModel, checked, read_mapping
+from hardware.config_file import DocumentedModel, SourcedNumber, StrictModel, checked, read_mapping
 from hardware.device import CATALOG, Device, LinkEntry, find_device, spelling_key
 from hardware.distinct import distinct_rows
 from hardware.errors import ConfigError, did_you_mean
@@ -466,14 +466,35 @@ class _Fabric:
         return np.asarray((self.nic_cost[kind] * np.where(_IS_PER_BYTE, share[:, None], 1.0)).max(axis=0, initial=0.0))
 
 
-class _LinkForm(StrictModel):
+class _LinkForm(DocumentedModel):
+    """A link."""
+
     kind: str
+    """A kind of link of the catalog, such as `nvlink`, `pcie` or `infiniband`: what collectives reach on it."""
+
     bandwidth_gb_per_s: float = Field(gt=0, le=1e6)
+    """Per device and direction [GB/s]."""
+
     latency_us: float = Field(ge=0, le=1e6)
+    """Of one message [µs]."""
+
     exclusive_group: str | None = None
+    """Links of one such group cannot carry one transfer together."""
+
     mesh_peers: int | None = Field(default=None, ge=1)
+    """On a full mesh, over how many peers the bandwidth is divided by wire.
+
+    Default: none, a switch: any group gets all of it
+    """
+
     efficiency: float | None = Field(default=None, gt=0, le=1.5)
+    """Share of the bandwidth that collectives reach.
+
+    Default: the kind's
+    """
+
     sharers: int = Field(default=1, ge=1, le=MAX_DEVICES)
+    """Devices of a host that share one adapter, of which `bandwidth_gb_per_s` is the part of each."""
 
     def link(self) -> Link:
         return Link(
@@ -487,36 +508,94 @@ class _LinkForm(StrictModel):
         )
 
 
-class _GroupForm(StrictModel):
+class _GroupForm(DocumentedModel):
+    """Equal hosts, one of `cluster.groups:`."""
+
     name: str | None = None
+    """A cluster of the catalog; beside `device` only a label."""
+
     device: str | None = None
+    """A device of the catalog.
+
+    Default: that of `name`
+    """
+
     hosts: int = Field(default=1, ge=1, le=MAX_DEVICES)
+    """Number of hosts."""
+
     devices_per_host: int | None = Field(default=None, ge=1, le=MAX_DEVICES)
+    """Devices of each host that the job may use.
+
+    Default: the catalog's
+    """
+
     intra_links: list[_LinkForm] | None = Field(default=None, min_length=1)
+    """Parallel links of one device to the others of its host.
+
+    Default: the catalog's
+    """
+
     nic_links: list[_LinkForm] | None = Field(default=None, min_length=1)
+    """Parallel links of one device to other hosts: its own share of the host's network.
+
+    Default: the catalog's
+    """
 
 
-class _SwitchForm(StrictModel):
+class _SwitchForm(DocumentedModel):
+    """`cluster.switch:`."""
+
     hosts: int = Field(ge=1, le=MAX_DEVICES)
+    """Neighbouring hosts under each leaf switch."""
+
     uplink_gb_per_s: float = Field(gt=0, le=1e9)
+    """What they share to the other switches, per direction [GB/s]."""
 
 
 class _OneGroupForm(_GroupForm):
+    """A cluster of equal hosts."""
+
     switch: _SwitchForm | None = None
+    """Leaf switches."""
+
     trace: str | None = None
+    """A CSV file that tells how the cluster changes over time; see [traces](../configs/traces/README.md)."""
 
 
-class _GroupsForm(StrictModel):
+class _GroupsForm(DocumentedModel):
+    """A cluster of unlike groups of hosts."""
+
     name: str = "mixed"
+    """What reports call it."""
+
     groups: list[_GroupForm] = Field(min_length=1)
+    """Groups of equal hosts, in the order of the ranks."""
+
     inter_group_links: list[_LinkForm] = Field(default_factory=list)
+    """Parallel links of one device to hosts of other groups, on top of the NICs of both.
+
+    Default: none, so that the NICs alone decide
+    """
+
     switch: _SwitchForm | None = None
+    """Leaf switches."""
+
     trace: str | None = None
+    """A CSV file that tells how the cluster changes over time; see [traces](../configs/traces/README.md)."""
 
 
-class _FileForm(StrictModel):
+class _FileForm(DocumentedModel):
+    """A cluster that a file describes."""
+
     file: str
+    """A YAML file that holds one of the other forms, relative to this one."""
+
     trace: str | None = None
+    """As in the file, over which it wins."""
+
+
+CLUSTER_FORMS: tuple[type[DocumentedModel], ...] = (_OneGroupForm, _GroupsForm, _FileForm)
+"""What a configuration may say of a cluster: one of these."""
 
 
 class _CatalogEntry(StrictModel):

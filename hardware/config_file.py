@@ -31,6 +31,15 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, arbitrary_types_allowed=True)
 
 
+class DocumentedModel(StrictModel):
+    """A mapping that users write: the docstring under each key is what its reference and editors say of it.
+
+    A last paragraph `Default: ...` says what holds without the key where its value does not.
+    """
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+
 class SourcedNumber(StrictModel):
     """A number of a catalog, where it comes from (a key of the catalog's `sources`), and how sure it is."""
 

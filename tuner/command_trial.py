@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from costmodels.parallel import ParallelConfig
-from hardware.config_file import StrictModel
+from hardware.config_file import DocumentedModel
 from hardware.errors import ConfigError, did_you_mean
 from trials.command.backend import CommandBackend, Flags, Launch
 from trials.command.log_pattern import LogPattern, named_pattern
@@ -27,28 +27,58 @@ ENDS_COMMAND = ("torchtitan",)
 """Those whose flags end with a subcommand, after which the program takes no other flags."""
 
 
-class LogKeys(StrictModel):
+class LogKeys(DocumentedModel):
     """`trial.log:` where no framework's name says it."""
 
     pattern: Annotated[list[str], Field(min_length=1)]
+    """Regular expressions whose groups say what a number is; see [your own command](own-command.md#what-is-read)."""
 
 
-class CommandKeys(StrictModel):
+class CommandKeys(DocumentedModel):
     """`trial:` with `backend: command`."""
 
     backend: Literal["command"]
+    """Trials run your own command; see [your own command](own-command.md)."""
+
     command: Annotated[list[str], Field(min_length=1)]
+    """The program and its arguments, with [placeholders](own-command.md)."""
+
     flags: str | None = None
+    """The framework whose flags `{flags}` stands for: `megatron`, `mindspeed` or `torchtitan`."""
+
     environment: dict[str, str | None] = Field(default_factory=dict)
+    """Variables over those of the worker; null removes one."""
+
     directory: str = "."
+    """Where the command begins, relative to the study file."""
+
     log: str | LogKeys = "megatron"
+    """Whose log lines it prints: `megatron`, `mindspeed`, `torchtitan`, `deepspeed` or `nemo`; or `{pattern: [...]}`.
+    """
+
     launch: Launch = "per_host"
+    """Started on every host (`per_host`), or `once` where it reaches the hosts by itself."""
+
     warmup_steps: Annotated[int, Field(ge=0, le=1000)] = 2
+    """Step times of the log that are dropped."""
+
     steps: Annotated[int, Field(ge=1, le=1000)] = 5
+    """Step times of the log that are measured after those."""
+
     logs: str | None = None
+    """A folder for whole logs, relative to the study file.
+
+    Default: none: the end of each stands in the study
+    """
+
     hang_limit_s: Annotated[float, Field(gt=0)] = 600.0
+    """A trial that prints nothing for so long hangs [s]."""
+
     time_limit_s: Annotated[float, Field(gt=0)] | None = None
+    """A trial is cut off after this [s]; the steps that it measured are kept."""
+
     proxy: None = None
+    """Refused: the command trains one job."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

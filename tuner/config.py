@@ -29,7 +29,7 @@ from costmodels.parallel import (
 from costmodels.runtime import RuntimeProfile, find_runtime, read_profile
 from costmodels.sources import MeasuredSetting, source_of
 from hardware.cluster import Cluster, described_cluster
-from hardware.config_file import StrictModel, checked, parse_yaml, read_mapping, read_text
+from hardware.config_file import DocumentedModel, checked, parse_yaml, read_mapping, read_text
 from hardware.dynamics import Trace
 from hardware.errors import ConfigError, shown_url
 from hardware.trace_file import read_trace
@@ -57,64 +57,245 @@ DEFAULT_STORAGE = "sqlite:///meshtune.db"
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 
-class _JobKeys(StrictModel):
+class _JobKeys(DocumentedModel):
+    """`job:`."""
+
     sequence_length: PositiveInt
+    """Tokens per sequence. A replay takes it from its rows."""
+
     global_batch_size: PositiveInt
+    """Sequences per optimizer step. A replay takes it from its rows."""
+
     precision: Literal["bf16", "fp16", "nvfp4", "fp8", "tf32", "fp32"] = "bf16"
+    """Type of the matrix products."""
+
     optimizer: Literal["adam", "sgd"] = "adam"
+    """Whose states each parameter has."""
+
     recompute: Literal["none", "selective", "full"] = "none"
+    """What the backward pass computes again."""
+
     zero_stage: Annotated[int, Field(ge=0, le=3)] | None = None
+    """Training states sharded over data parallel ranks: 0 none, 1 optimizer, 2 gradients, 3 weights.
+
+    Default: `1`, or the lowest that the runtime offers
+    """
+
     sequence_parallel: bool | None = None
+    """Whether norms and residuals are split over tp.
+
+    Default: the runtime's
+    """
+
     recompute_modules: Annotated[list[str], Field(min_length=1)] = Field(default_factory=lambda: ["core_attn"])
+    """What `selective` repeats, by Megatron-Core's names: `core_attn`, `mlp`, `layernorm`, `moe_act`, `mla_up_proj`,
+    `moe`, `shared_experts`.
+
+    Default: `[core_attn]`
+    """
+
     expert_tp: NotNegative = 0
+    """Tensor parallel degree of the experts; 0 is that of the rest, `tp`."""
+
     dp_shard: NotNegative = 0
+    """Data parallel ranks over which ZeRO shards, the others hold copies (HSDP); 0 is all of `dp`."""
 
 
-class _SpaceKeys(StrictModel):
+class _SpaceKeys(DocumentedModel):
+    """`space:`."""
+
     rules: str | None = None
+    """Rule set: `flexparallel`, or one of those in the table of runtimes below.
+
+    Default: the runtime's
+    """
+
     without: list[str] = Field(default_factory=list)
+    """Rules switched off by name; `meshtune space FILE` lists those that removed something."""
+
     memory_headroom: Share = 0.08
+    """Share of each device's memory that must stay free; what may well do so, given how far predictions of memory are
+    off, is not dropped.
+    """
+
     pp: list[PositiveInt] | None = None
+    """Allowed pipeline stages.
+
+    Default: all
+    """
+
     tp: list[PositiveInt] | None = None
+    """Allowed tensor parallel degrees.
+
+    Default: all
+    """
+
     dp: list[PositiveInt] | None = None
+    """Allowed data parallel degrees.
+
+    Default: all
+    """
+
     cp: list[PositiveInt] | None = None
+    """Allowed context parallel degrees (ring attention).
+
+    Default: all
+    """
+
     up: list[PositiveInt] | None = None
+    """Allowed Ulysses degrees.
+
+    Default: all
+    """
+
     vpp: list[PositiveInt] | None = None
+    """Allowed model chunks per stage.
+
+    Default: all
+    """
+
     ep: list[PositiveInt] | None = None
+    """Allowed expert parallel degrees.
+
+    Default: all
+    """
+
     mbs: list[PositiveInt] | None = None
+    """Allowed sequences per micro-batch.
+
+    Default: all
+    """
+
     recompute: list[Literal["none", "selective", "full"]] | None = None
+    """Opens this dimension: the values of the list are searched.
+
+    Default: the job's
+    """
+
     zero_stage: list[Annotated[int, Field(ge=0, le=3)]] | None = None
+    """As `recompute`.
+
+    Default: the job's
+    """
+
     sequence_parallel: list[bool] | None = None
+    """As `recompute`.
+
+    Default: the job's
+    """
+
     expert_tp: list[NotNegative] | None = None
+    """As `recompute`; `[0, 1]` tries experts split as the rest is, and not at all.
+
+    Default: the job's
+    """
+
     dp_shard: list[NotNegative] | None = None
+    """As `recompute`; `[0, 8]` tries shards over all of dp, and over eight neighbours.
+
+    Default: the job's
+    """
+
     assignment: list[Literal["layers", "recomputed", "micro_batches", "hosts"]] | None = None
+    """What may be uneven: `layers` and `recomputed` of each virtual stage, `micro_batches` of each replica, the order
+    of `hosts`; `[]` leaves work even.
+
+    Default: all that the runtime can be told on unlike hosts, nothing on like ones
+    """
 
 
-class _PinKeys(StrictModel):
+class _PinKeys(DocumentedModel):
+    """One of `planner.pins:`."""
+
     op: str
+    """Names of operators, with `*` for any text."""
+
     dim: str
+    """A dim of theirs by its name, or by its place, as `operand1.0` or `result.0`."""
+
     axis: Literal["dp", "cp", "up", "tp"] | None = None
+    """The mesh axis that cuts it.
+
+    Default: whichever comes first
+    """
+
     ways: PositiveInt | None = None
+    """Into how many parts at least.
+
+    Default: the devices along the axis
+    """
+
     weight_s: Annotated[float, Field(ge=0)] | None = None
+    """What missing it by a factor of e costs [s], for a soft pin.
+
+    Default: none: the pin must hold
+    """
 
 
-class _PlannerKeys(StrictModel):
+class _PlannerKeys(DocumentedModel):
+    """`planner:`."""
+
     name: LayerPlanner = "megatron"
+    """How the layers of candidates are sharded: `megatron` is the plan that frameworks write by hand; `recursive`
+    (D-Rec) and `descent` look for better ones, for simulated trials; see [sharding
+    plans](sharding-plans.md#in-a-study).
+    """
+
     pins: list[_PinKeys] = Field(default_factory=list)
+    """Dims that such a plan must cut."""
 
 
-class _SearchKeys(StrictModel):
+class _SearchKeys(DocumentedModel):
+    """`search:`."""
+
     draws: Annotated[int, Field(ge=10, le=10_000)] = 100
+    """Joint draws of the surrogate per decision."""
+
     confidence: Annotated[float, Field(gt=0, le=1)] = 0.95
+    """The search stops once the best has been tried with this probability."""
+
     tolerance: Annotated[float, Field(ge=0, lt=1)] = 0.01
+    """A tried configuration counts as the best where it is at most so much slower: 0.01 is 1%; 0 searches for the very
+    best.
+    """
+
     max_trials: PositiveInt = 40
+    """Budget of trials."""
+
     max_seconds: Annotated[float, Field(gt=0)] | None = None
+    """Budget of wall time [s], of all runs of the study together."""
+
     parallel_trials: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Trials that run at the same time."""
+
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
+    """Fixes every decision of the search."""
+
     prune: bool = True
+    """A trial is stopped after its first steps where it is clearly slower than the best; never the first trial nor the
+    expert's.
+    """
+
     repeats: Annotated[int, Field(ge=0, le=100)] | None = None
+    """Further trials of each of the two or three fastest, in turn, where they are too close to call when nothing else
+    is left to try; they count as trials.
+
+    Default: `2` where trials train, else `0`
+    """
+
     explorer: Literal["draws", "thompson", "ucb", "ei_per_second"] = "draws"
+    """How the next trial is chosen: `draws` (uniformly over the draws whose fastest candidate is untried), `thompson`
+    (the fastest untried candidate of one draw), `ucb` (lowest confidence bound) or `ei_per_second` (expected
+    improvement per second of trial).
+    """
+
     baseline: bool | None = None
+    """The first trial runs what an engineer would write by hand, and the result is compared with it: of the candidates
+    that fit, the least tp·pp, tp first up to a host, then pp; least ep and mbs, dp the rest
+    ([tuner/baseline.py](../tuner/baseline.py)).
+
+    Default: `true` where trials train and there is no `expert`, else `false`
+    """
 
 
 def _checked_name(name: str) -> str:
@@ -123,19 +304,62 @@ def _checked_name(name: str) -> str:
     return name
 
 
-class _StudyKeys(StrictModel):
+class StudyKeys(DocumentedModel):
+    """A study file."""
+
     name: Annotated[str, AfterValidator(_checked_name)]
+    """The study's name in its storage: letters, digits, dots, dashes, underscores."""
+
     model: str | None = None
+    """Catalog name, or path to YAML, to a Hugging Face `config.json`, or to its directory. Required, except for a
+    replay, which takes it from its rows.
+    """
+
     cluster: dict[str, Any]
+    """Where the job runs: one of four forms."""
+
     job: _JobKeys | None = None
+    """What one optimizer step trains on. Required, except for a replay."""
+
     runtime: str = "megatron-core"
+    """Profile of the training framework: a catalog name of the table of runtimes below, or path to a YAML file that
+    `meshtune calibrate` wrote.
+    """
+
     space: _SpaceKeys = _SpaceKeys()
+    """Which configurations are searched.
+
+    Default: all that the rules allow
+    """
+
     planner: _PlannerKeys = _PlannerKeys()
+    """How the layers of candidates are sharded.
+
+    Default: as frameworks do by hand
+    """
+
     search: _SearchKeys = _SearchKeys()
+    """How the search goes, and when it ends.
+
+    Default: those of its keys
+    """
+
     expert: dict[str, Any] | None = None
+    """The configuration in use today: the first trial, never pruned; degrees left out are 1."""
+
     trial: Annotated[TrialKeys, Field(discriminator="backend")] = SimulatedKeys(backend="simulated")
+    """How a trial is run.
+
+    Default: `{backend: simulated}`
+    """
+
     storage: str = DEFAULT_STORAGE
+    """Database URL; `MESHTUNE_STORAGE` wins over it, `--storage` over both."""
+
     history: list[str] = Field(default_factory=list)
+    """What earlier studies and others measured: database URLs of studies, and CSV files as in
+    [configs/measured](../configs/measured/README.md).
+    """
 
 
 USUAL_REPEATS = 2
@@ -258,13 +482,13 @@ def load_study(path: Path, *, overrides: Sequence[str] = (), storage: str | None
     try:
         for override in overrides:
             _apply_override(mapping, override)
-        keys = checked(_StudyKeys, mapping)
+        keys = checked(StudyKeys, mapping)
         return _resolved(keys, path, storage or os.environ.get("MESHTUNE_STORAGE") or keys.storage)
     except ConfigError as error:
         raise error.in_file(str(path)) from None
 
 
-def _resolved(keys: _StudyKeys, path: Path, storage: str) -> StudyConfig:
+def _resolved(keys: StudyKeys, path: Path, storage: str) -> StudyConfig:
     base_dir = path.parent
     described = _under("cluster", lambda: described_cluster(keys.cluster, base_dir))
     cluster = described.cluster
@@ -363,7 +587,7 @@ def _runtime(name: str, base_dir: Path) -> RuntimeProfile:
     return read_profile(base_dir / name) if is_file else find_runtime(name)
 
 
-def _job(keys: _StudyKeys, base_dir: Path, group: MeasuredGroup | None, runtime: RuntimeProfile) -> TrainingJob:
+def _job(keys: StudyKeys, base_dir: Path, group: MeasuredGroup | None, runtime: RuntimeProfile) -> TrainingJob:
     if group is not None:
         for key in ("model", "job"):
             if getattr(keys, key) is not None:
@@ -399,7 +623,7 @@ def _job(keys: _StudyKeys, base_dir: Path, group: MeasuredGroup | None, runtime:
     return _under("job", lambda: TrainingJob(model=model, **values))  # type: ignore[no-any-return] # _under returns what the lambda does
 
 
-def _measured_group(keys: _StudyKeys, base_dir: Path) -> MeasuredGroup:
+def _measured_group(keys: StudyKeys, base_dir: Path) -> MeasuredGroup:
     assert isinstance(keys.trial, ReplayKeys), "only a replay has measured rows"
     trial = keys.trial
     return _under("trial", lambda: read_measured_group(trial.measured, trial.where, base_dir))  # type: ignore[no-any-return] # _under returns what the lambda does
@@ -495,7 +719,7 @@ def _further_defaults(job: TrainingJob, runtime: RuntimeProfile) -> dict[str, Va
     return fixed | {"sequence_parallel": default_sp, "assignment": ""}
 
 
-def _expert(keys: _StudyKeys, setting: Setting, options: SpaceOptions) -> ParallelConfig | None:
+def _expert(keys: StudyKeys, setting: Setting, options: SpaceOptions) -> ParallelConfig | None:
     if keys.expert is None:
         return None
     known = DEGREES + FURTHER_DIMENSIONS
@@ -592,7 +816,7 @@ def _apply_override(mapping: dict[str, Any], override: str) -> None:
 
 
 def _meaning(
-    keys: _StudyKeys,
+    keys: StudyKeys,
     setting: Setting,
     options: SpaceOptions,
     backend: AbstractBackend,

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field
 from costmodels.measured import MeasuredGroup
 from costmodels.parallel import DEGREES, ENUMERATED_DIMENSIONS, FURTHER_DIMENSIONS, ParallelConfig
 from costmodels.reduced import Reduction, least_layers
-from hardware.config_file import StrictModel
+from hardware.config_file import DocumentedModel
 from hardware.errors import ConfigError
 from trials.backend import AbstractBackend
 from trials.replay import ReplayBackend
@@ -33,56 +33,123 @@ def _layers_or_auto(layers: int | str) -> int | str:
     return layers
 
 
-class ProxyKeys(StrictModel):
+class ProxyKeys(DocumentedModel):
     """`trial.proxy:`."""
 
     hosts: PositiveInt
+    """Hosts of the cluster that a smaller job occupies at most."""
+
     layers: Annotated[int | str, AfterValidator(_layers_or_auto)] = "auto"
+    """Layers of the smaller job; `auto` keeps those of each pipeline stage."""
+
     full_trials: NotNegative = 3
+    """Trials at full size that follow; 0 leaves an extrapolated answer."""
 
 
-class ReplayKeys(StrictModel):
+class ReplayKeys(DocumentedModel):
     """`trial:` with `backend: replay`."""
 
     backend: Literal["replay"]
+    """Trials are answered by measured rows."""
+
     measured: Annotated[list[str], Field(min_length=1)]
+    """CSV files as in [configs/measured](../configs/measured/README.md)."""
+
     where: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    """Column and value that choose the rows of one job on one cluster."""
+
     seconds_per_trial: Annotated[float, Field(ge=0)] = 0.0
+    """Wall time that each trial pretends to take [s], spread over its steps."""
+
     time_limit_s: Annotated[float, Field(gt=0)] | None = None
+    """A trial is cut off after this [s]; the steps that it measured are kept."""
+
     proxy: ProxyKeys | None = None
+    """Refused: there are no rows of smaller jobs."""
 
 
-class SimulatedKeys(StrictModel):
+class SimulatedKeys(DocumentedModel):
     """`trial:` with `backend: simulated`."""
 
     backend: Literal["simulated"]
+    """Trials are answered by a simulated world, which the tuner's model gets wrong on purpose."""
+
     fidelity: Fidelity = "step_time"
+    """What makes a step of operators and collectives: `step_time`, the closed form that the tuner believes in too, or
+    `simulator`, the event simulator, which takes up to some seconds a trial.
+    """
+
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
+    """Which world."""
+
     noise: Annotated[float, Field(ge=0, le=1)] = 0.02
+    """Spread of one step's time from step to step, as a share of it."""
+
     operator_error: Annotated[float, Field(ge=0, le=1)] = 0.3
+    """How wrong the cost model is about this world, as a share of each time."""
+
     num_steps: Annotated[int, Field(ge=1, le=1000)] = 5
+    """Steps that a trial measures."""
+
     seconds_per_trial: Annotated[float, Field(ge=0)] = 0.0
+    """Wall time that each trial pretends to take [s], spread over its steps."""
+
     time_limit_s: Annotated[float, Field(gt=0)] | None = None
+    """A trial is cut off after this [s]; the steps that it measured are kept."""
+
     proxy: ProxyKeys | None = None
+    """Smaller jobs that run in place of candidates before any runs at full size; see below."""
 
 
-class TorchKeys(StrictModel):
+class TorchKeys(DocumentedModel):
     """`trial:` with `backend: torch`."""
 
     backend: Literal["torch"]
+    """Trials train the model with PyTorch; see [real training](real-training.md)."""
+
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`cpu` (gloo) or `cuda` (NCCL); `auto` is what the cluster's devices are."""
+
     clock: ClockChoice = "auto"
+    """What a step time counts; `auto` is the wall clock where every rank has a device or core to itself, else the
+    virtual one, see [real training](real-training.md).
+    """
+
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
+    """Weights and data."""
+
     warmup_steps: Annotated[int, Field(ge=1, le=100)] = 2
+    """Steps before the first measured one."""
+
     min_steps: Annotated[int, Field(ge=1, le=1000)] = 5
+    """Measured steps at least."""
+
     max_steps: Annotated[int, Field(ge=1, le=1000)] = 20
+    """Measured steps at most."""
+
     precision: Annotated[float, Field(gt=0, lt=1)] = 0.02
+    """Measuring ends when the relative standard error of the median is below this."""
+
     capacity_factor: Annotated[float, Field(gt=0, le=100)] | None = None
+    """An expert takes at most this many times its even share of a rank's tokens and drops the others.
+
+    Default: none: nothing is dropped
+    """
+
     spread: bool = False
+    """On CPUs, too, every host of the cluster is a machine of the Ray cluster; else one machine stands for all."""
+
     profile: bool = True
+    """One more step is profiled for the times of operators."""
+
     hang_limit_s: Annotated[float, Field(gt=0)] = 120.0
+    """A trial whose ranks tell nothing for so long hangs [s]."""
+
     time_limit_s: Annotated[float, Field(gt=0)] | None = None
+    """A trial is cut off after this [s]; the steps that it measured are kept."""
+
     proxy: ProxyKeys | None = None
+    """Smaller jobs that run in place of candidates before any runs at full size; see below."""
 
 
 TrialKeys = ReplayKeys | SimulatedKeys | TorchKeys | CommandKeys

@@ -1,0 +1,10 @@
+"""Writes the generated parts of the reference pages: `python -m docs.site`."""
+
+from __future__ import annotations
+
+from docs.site.pages import PAGES, SCHEMA, schema_text, written
+
+if __name__ == "__main__":
+    for page in PAGES:
+        page.write_text(written(page), encoding="utf-8")
+    SCHEMA.write_text(schema_text(), encoding="utf-8")

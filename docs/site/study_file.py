@@ -1,0 +1,86 @@
+"""The tables of keys in docs/study-file.md, from the models that check study files."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from docs.site.study_schema import study_schema
+
+STUDY = "StudyKeys"
+"""The table of the keys that stand at the top of a study file."""
+
+_TYPES = {
+    "integer": "whole number",
+    "number": "number",
+    "string": "text",
+    "boolean": "`true` or `false`",
+    "object": "mapping",
+    "null": "none",
+    "keys": "keys, see below",
+}
+_EMPTY = {"array": "`[]`", "object": "`{}`"}
+
+
+def key_tables() -> dict[str, str]:
+    """A table for each mapping that may stand in a study file, by the name of its model."""
+    schema = study_schema()
+    return {STUDY: _table(schema)} | {name: _table(model) for name, model in schema["$defs"].items()}
+
+
+def _table(model: Mapping[str, Any]) -> str:
+    required = model.get("required", ())
+    lines = ["| key | value | default | meaning |", "|---|---|---|---|"]
+    for key, entry in model["properties"].items():
+        meaning, _, default = " ".join(entry["description"].split()).partition(" Default: ")
+        default = "required" if key in required else default or _default(entry)
+        lines.append("| " + " | ".join(_cell(text) for text in (f"`{key}`", _value(entry), default, meaning)) + " |")
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _default(entry: Mapping[str, Any]) -> str:
+    if "default" not in entry:
+        return _EMPTY[entry["type"]]
+    return "none" if entry["default"] is None else f"`{json.dumps(entry['default']).strip(chr(34))}`"
+
+
+def _value(entry: Mapping[str, Any]) -> str:
+    """What may stand there, in words."""
+    if "anyOf" in entry:
+        alternatives = [_value(one) for one in entry["anyOf"] if one.get("type") != "null"]
+        return " or ".join(dict.fromkeys(alternatives))
+    if "enum" in entry:
+        *others, last = (f"`{value}`" for value in entry["enum"])
+        return f"{', '.join(others)} or {last}"
+    if "const" in entry:
+        return f"`{entry['const']}`"
+    return _value_of_type(entry, entry.get("type", "keys"))
+
+
+def _value_of_type(entry: Mapping[str, Any], kind: str) -> str:
+    if kind == "array":
+        return f"list of {_plural(_value(entry['items']))}"
+    return _TYPES[kind] + _bounds(entry)
+
+
+def _plural(value: str) -> str:
+    return re.sub(r"^(whole number|number)", r"\1s", value).replace("keys, see below", "mappings, see below")
+
+
+def _bounds(entry: Mapping[str, Any]) -> str:
+    least, over = entry.get("minimum"), entry.get("exclusiveMinimum")
+    most, under = entry.get("maximum"), entry.get("exclusiveMaximum")
+    if least is not None and most is not None:
+        return f", {least:,} to {most:,}"
+    bounds = [
+        words.format(bound)
+        for bound, words in ((least, "from {:,}"), (over, "above {:,}"), (most, "at most {:,}"), (under, "below {:,}"))
+        if bound is not None
+    ]
+    return f", {', '.join(bounds)}" if bounds else ""
