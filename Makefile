@@ -25,7 +25,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test bench lint format clean
+.PHONY: help run test bench docs lint format clean
 
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -44,6 +44,11 @@ bench: $(CHOSEN) ## run every benchmark, one after the other
 		echo "==> $$bench"; \
 		$(BIN)/python -m "benchmarks.$$(basename "$$bench" .py)"; \
 	done
+
+docs: $(call installed,docs) ## build the documentation as a site, into build/site
+	@$(BIN)/python -m docs.site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "open build/site/index.html"
 
 lint: $(LINTERS) ## check style, format and types
 	@echo "==> ruff check"; $(BIN)/ruff check

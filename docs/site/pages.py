@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from docs.site.commands import command_reference
 from docs.site.regions import filled
 from docs.site.study_file import key_tables
 from docs.site.study_schema import plain_schema
@@ -13,7 +14,10 @@ from docs.site.study_schema import plain_schema
 DOCS = Path(__file__).parents[1]
 SCHEMA = DOCS / "study.schema.json"
 
-PAGES: Mapping[Path, Callable[[], Mapping[str, str]]] = {DOCS / "study-file.md": key_tables}
+PAGES: Mapping[Path, Callable[[], Mapping[str, str]]] = {
+    DOCS / "commands.md": command_reference,
+    DOCS / "study-file.md": key_tables,
+}
 """What the regions of each page hold."""
 
 

@@ -5,6 +5,7 @@ import pytest
 
 from costmodels.profile_file import memory_error_of, profile_text
 from costmodels.runtime import CONSTANTS, catalog_path, find_runtime, read_profile, runtime_names
+from docs.site.json_keys import JSON_KEYS
 from hardware.config_file import parse_yaml
 from tests.costmodels.synthetic_runs import varied_runs
 from tests.tuner.broken_studies import rows, study
@@ -34,7 +35,7 @@ def test_a_fit_is_one_json_object_and_a_profile(calibrate, measured, tmp_path):
 
     told = json.loads(out)
     assert status == 0, err
-    assert told.keys() >= {"profile", "runtime", "runs", "sources", "median_ape", "held_out_error", "skipped"}
+    assert told.keys() == JSON_KEYS["calibrate"]["with `--measured`"].keys()
     assert (told["runtime"], told["runs"], told["sources"]) == ("megatron-core", 5, ["made up"])
     assert told["skipped"] == {"runs tagged OUTLIER, LOW-MFU, SUSPECT": 2}
     assert told["constants"].keys() == CONSTANTS.keys()

@@ -9,6 +9,7 @@ from scipy.stats import kendalltau
 
 from costmodels.kernels import alone_s
 from costmodels.lone_calls import lone_call_s, lone_operator
+from docs.site.json_keys import JSON_KEYS
 from trials.torch_training.benchmark_messages import Refusal, Timing
 from trials.torch_training.device_benchmarks import DeviceBenchmarks
 from tuner import calibrate_device as calibration
@@ -84,7 +85,7 @@ def test_a_tiny_study_calibrates_and_knows_it_afterwards(calibrate, study, tmp_p
     first = json.loads(out)
 
     assert status == 0, err
-    assert first.keys() >= {"device", "precision", "measured", "known", "seconds", "kinds", "plot"}
+    assert first.keys() == JSON_KEYS["calibrate"]["with `--device`"].keys()
     assert (first["device"], first["precision"], first["known"]) == ("cpu-core", "fp32", 0)
     assert first["measured"] == first["planned"] > 20
     assert first["refused"] == {}

@@ -1,0 +1,50 @@
+"""The reference of commands in docs/commands.md, from the command line itself."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import typer
+
+from docs.site.json_keys import JSON_KEYS
+from tuner.cli import app
+
+
+def command_reference() -> dict[str, str]:
+    """Every command with its arguments, its options, and the keys of its JSON."""
+    group: Any = typer.main.get_command(app)
+    return {"commands": "\n\n".join(_section(name, command) for name, command in group.commands.items())}
+
+
+def _section(name: str, command: Any) -> str:
+    context = command.make_context(name, [], resilient_parsing=True)
+    arguments = [one for one in command.params if one.param_type_name == "argument"]
+    usage = " ".join(["meshtune", name, *(_in_usage(one) for one in arguments), "[OPTIONS]"])
+    parts = [f"## `meshtune {name}`", inspect.cleandoc(command.help), f"```text\n{usage}\n```"]
+    rows = [_row(one, context) for one in command.params]
+    parts.append("\n".join(["| option | meaning |", "|---|---|", *rows]))
+    for when, keys in JSON_KEYS.get(name, {}).items():
+        head = [f"| key of `--json`{f' {when}' if when else ''} | meaning |", "|---|---|"]
+        parts.append("\n".join(head + [f"| `{key}` | {_cell(meaning)} |" for key, meaning in keys.items()]))
+    return "\n\n".join(parts)
+
+
+def _in_usage(argument: Any) -> str:
+    text = argument.metavar + ("..." if argument.nargs == -1 else "")
+    return text if argument.required else f"[{text}]"
+
+
+def _row(parameter: Any, context: Any) -> str:
+    """What the help says of an option or argument."""
+    names, meaning = parameter.get_help_record(context)
+    if parameter.param_type_name == "argument":
+        names = parameter.metavar
+    several = " May be given several times." if parameter.multiple else ""
+    meaning, bracket, default = meaning.partition("  [default: ")
+    shown = f" Default: `{default.removesuffix(']')}`." if bracket else ""
+    return f"| `{_cell(names)}` | {_cell(meaning)}{several}{shown} |"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")

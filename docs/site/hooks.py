@@ -1,0 +1,66 @@
+"""What the site's builder does beside its own: pages keep the places that they have in the repository.
+
+So links between pages, and from pages to other files, are the same on a code host and on the site. Files that are no
+pages become texts that a browser shows.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[2]
+OTHER_PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "configs/*/README.md")
+"""Pages that do not lie in docs/."""
+
+WRITTEN_ELSEWHERE = {"docs/ray-cluster.md", "docs/dashboard.md"}
+"""Pages that the navigation has a place for and that may be missing."""
+
+_LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
+
+
+def on_config(config: Any) -> Any:
+    """Leaves out of the navigation what has not been written."""
+    config["nav"] = [_present(entry) for entry in config["nav"]]
+    return config
+
+
+def _present(entry: dict[str, Any]) -> dict[str, Any]:
+    missing = {place for place in WRITTEN_ELSEWHERE if not (ROOT / place).exists()}
+    return {
+        title: inner if isinstance(inner, str) else [one for one in inner if not set(one.values()) & missing]
+        for title, inner in entry.items()
+    }
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Moves docs/ to where it is in the repository, and adds the other pages and what pages link to."""
+    moved = Files([])
+    for file in files:
+        if file.abs_src_path is None or not Path(file.abs_src_path).is_relative_to(ROOT / "docs"):
+            moved.append(file)  # the theme's
+        elif not file.inclusion.is_excluded():
+            moved.append(_repository_file(Path(file.abs_src_path), config))
+    for pattern in OTHER_PAGES:
+        for path in sorted(ROOT.glob(pattern)):
+            moved.append(_repository_file(path, config))
+    for page in [file for file in moved if file.is_documentation_page()]:
+        folder = Path(str(page.abs_src_path)).parent
+        for link in _LINK.findall(page.content_string):
+            target = (folder / link).resolve()
+            if target.is_file() and target.is_relative_to(ROOT):
+                place = target.relative_to(ROOT).as_posix()
+                if place not in moved.src_uris:
+                    moved.append(_repository_file(target, config))
+    return moved
+
+
+def _repository_file(path: Path, config: Any) -> File:
+    place = path.relative_to(ROOT).as_posix()
+    file = File.generated(config, place, abs_src_path=str(path))
+    if path.suffix in {".py", ".yaml", ".csv"} or not path.suffix:
+        file.dest_uri += ".txt"  # which every browser shows
+    return file
