@@ -89,7 +89,7 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "predicted_breakdown_s": "its parts",
             "schedule": "the order of passes",
             "operator_events": "operators and collectives that the step consists of",
-            "stages": "for each unlike replica and each stage: its device, and the share of the step in which it is idle",
+            "stages": "for each unlike replica and each stage: its device, and the share of the step that it idles",
         },
         "with `--trace`, also": {"trace": "the file"},
     },
