@@ -46,7 +46,6 @@ bench: $(CHOSEN) ## run every benchmark, one after the other
 	done
 
 docs: $(call installed,docs) ## build the documentation as a site, into build/site
-	@$(BIN)/python -m docs.site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "open build/site/index.html; its search needs a server: $(BIN)/python -m http.server -d build/site"
 

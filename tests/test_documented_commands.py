@@ -153,18 +153,22 @@ def parsed_by(module, arguments, monkeypatch):
 
 
 @pytest.fixture
-def scene(tmp_path, monkeypatch):
+def scene(page, tmp_path, monkeypatch):
     """A folder with the files that pages name, in which trials run in this process."""
     network = (ROOT / "configs" / "traces" / "dgx-h100-8-hosts.csv").read_text(encoding="utf-8")
-    study = (ROOT / "configs" / "studies" / "llama3-8b-dgx-h100.yaml").read_text(encoding="utf-8")
+    of_64_devices = (ROOT / "configs" / "studies" / "llama3-8b-dgx-h100.yaml").read_text(encoding="utf-8")
+    study = of_64_devices.replace("../models", "configs/models").replace("hosts: 8}", "hosts: 8, trace: trace.csv}")
+    if page in ON_ONE_HOST:
+        study = "name: small\nmodel: llama3-8b\ncluster: {name: dgx-h100}\njob: " + str(JOB)
     files = {
-        "train.sh": ARRAYS.replace('"4"', '"8"'),
+        # its command is not known in whole, so that trials are simulated
+        "train.sh": ARRAYS.replace('"4"', '"8"').replace("--mock-data", "--data-path $1"),
         "pretrain.sh": ASCEND,
         "train.toml": TORCHTITAN,
         "ds_config.json": DEEPSPEED,
         "nanotron.yaml": NANOTRON,
         "config.json": (ROOT / "configs" / "models" / "llama-3-8b.json").read_text(encoding="utf-8"),
-        "study.yaml": study.replace("hosts: 8}", "hosts: 8, trace: trace.csv}").replace("../models", "configs/models"),
+        "study.yaml": study,
         "runs.csv": rows({"tp": 8, "step_seconds": 1.0}),
         "my_training.py": MY_TRAINING,
     } | dict.fromkeys(("trace.csv", "a.csv", "b.csv", "c.csv"), network)
@@ -179,6 +183,10 @@ def scene(tmp_path, monkeypatch):
     return tmp_path
 
 
+JOB = {"sequence_length": 4096, "global_batch_size": 64}
+ON_ONE_HOST = (ROOT / "docs" / "sharding-plans.md",)
+"""Pages that speak of a study on eight devices; elsewhere it has 64."""
+
 MY_TRAINING = """
 def step():
     import jax
@@ -191,5 +199,5 @@ def step():
 def model():
     import torch
 
-    return torch.nn.Linear(8, 8), (torch.empty(8, 8),)
+    return torch.nn.Linear(8, 8), (torch.empty(8, 8),), lambda module, x: module(x).sum()
 """

@@ -105,7 +105,7 @@ class _SpaceKeys(DocumentedModel):
     """`space:`."""
 
     rules: str | None = None
-    """Rule set: `flexparallel`, or one of those in the table of runtimes below.
+    """Rule set: `flexparallel`, or one of those in the table of runtimes.
 
     Default: the runtime's
     """
