@@ -174,7 +174,8 @@ def scene(page, tmp_path, monkeypatch):
     } | dict.fromkeys(("trace.csv", "a.csv", "b.csv", "c.csv"), network)
     for name, text in files.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
-    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    for folder in ("configs", "docs/examples"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", sys.argv)
     monkeypatch.delenv("MESHTUNE_STORAGE", raising=False)

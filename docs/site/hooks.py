@@ -61,6 +61,6 @@ def on_files(files: Files, config: Any) -> Files:
 def _repository_file(path: Path, config: Any) -> File:
     place = path.relative_to(ROOT).as_posix()
     file = File.generated(config, place, abs_src_path=str(path))
-    if path.suffix in {".py", ".yaml", ".csv"} or not path.suffix:
+    if path.suffix in {".py", ".sh", ".yaml", ".csv"}:
         file.dest_uri += ".txt"  # which every browser shows
     return file
