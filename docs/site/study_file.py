@@ -34,7 +34,7 @@ def _table(model: Mapping[str, Any]) -> str:
     required = model.get("required", ())
     lines = ["| key | value | default | meaning |", "|---|---|---|---|"]
     for key, entry in model["properties"].items():
-        meaning, _, default = " ".join(entry["description"].split()).partition(" Default: ")
+        meaning, _, default = " ".join(entry.get("description", "").split()).partition(" Default: ")
         default = "required" if key in required else default or _default(entry)
         lines.append("| " + " | ".join(_cell(text) for text in (f"`{key}`", _value(entry), default, meaning)) + " |")
     return "\n".join(lines)
