@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 OTHER_PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "configs/*/README.md")
 """Pages that do not lie in docs/."""
 
-WRITTEN_ELSEWHERE = {"docs/ray-cluster.md", "docs/dashboard.md"}
+WRITTEN_ELSEWHERE = {"docs/ray-cluster.md", "docs/dashboard.md", "docs/storage.md"}
 """Pages that the navigation has a place for and that may be missing."""
 
 _LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
