@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from functools import cache, partial
 
-from sqlalchemy import Engine
-
 from costmodels.job import NARROW_BYTES
 from costmodels.lone_calls import LoneCall
 from hardware.device import Device, find_device
@@ -25,8 +23,9 @@ from tuner.config import StudyConfig
 from tuner.device_calibration import CalibrationProgress, DeviceCalibration, OnProgress
 from tuner.history.lone import keep_lone, read_lone
 from tuner.history.past import LoneSample
-from tuner.history.tables import make_tables
-from tuner.storage import open_storage, storage_errors
+from tuner.history.tables import METADATA, make_tables
+from tuner.storage import open_store, storage_errors
+from tuner.store import AbstractStore
 
 MOST_CPU_RANKS = 8
 """Processes of one group on a CPU."""
@@ -65,11 +64,12 @@ def calibrate_device(
         calls = calls_of(setting, space.grid, space.memory, most_ranks=most_ranks)
         plan = calibration_plan(calls.wanted, limit_s)
         stack.enter_context(storage_errors(config.storage))
-        engine = open_storage(config.storage).engine
-        make_tables(engine)
-        known = _known(engine, device)
+        store = open_store(config.storage)
+        stack.callback(store.close)
+        make_tables(store)
+        known = _known(store, device)
         left = [one for one in plan if force or one.call not in known]
-        run = _Run(engine=engine, device=device)
+        run = _Run(store=store, device=device)
 
         def tell(now: str) -> None:
             done = len(plan) - len(left) + len(run.measured)
@@ -97,8 +97,8 @@ def calibrate_device(
 class _Run:
     """The measuring itself, and what came of it."""
 
-    def __init__(self, *, engine: Engine, device: Device) -> None:
-        self.engine = engine
+    def __init__(self, *, store: AbstractStore, device: Device) -> None:
+        self.store = store
         self.device = device
         self.measured: dict[LoneCall, LoneSample] = {}
         self.refused: dict[str, int] = {}
@@ -123,7 +123,7 @@ class _Run:
             self.refused[found.reason] = self.refused.get(found.reason, 0) + 1
             return
         sample = LoneSample(device=self.device.name, call=call, time_s=found.time_s, count=found.runs)
-        keep_lone(self.engine, sample)
+        keep_lone(self.store, sample)
         self.measured[call] = sample
 
 
@@ -136,9 +136,9 @@ def _launches(wanted: Sequence[Wanted]) -> list[list[LoneCall]]:
     return [[one.call for one in some] for some in ordered]
 
 
-def _known(engine: Engine, device: Device) -> dict[LoneCall, LoneSample]:
+def _known(store: AbstractStore, device: Device) -> dict[LoneCall, LoneSample]:
     """What earlier calibrations of the device have kept."""
-    with engine.connect() as connection:
+    with store.connection(METADATA) as connection:
         return {sample.call: sample for sample in read_lone(connection) if sample.device == device.name}
 
 

@@ -752,14 +752,19 @@ def is_database(entry: str) -> bool:
     return "://" in entry
 
 
-def sqlite_file(url: str) -> Path | None:
-    """The file of a SQLite URL, empty for a database in memory; None for any other database."""
-    found = re.match(r"sqlite(?:\+\w+)?://(?:/(?:file:)?([^?]*))?", url)
+def is_journal(url: str) -> bool:
+    """Whether a storage URL names a journal file."""
+    return url.startswith("journal://")
+
+
+def storage_file(url: str) -> Path | None:
+    """The file of a SQLite or journal URL, empty for a database in memory; None for a database server."""
+    found = re.match(r"(?:sqlite(?:\+\w+)?|journal)://(?:/(?:file:)?([^?]*))?", url)
     return Path("" if found[1] in (None, ":memory:") else found[1]) if found else None
 
 
 def no_database(url: str) -> ConfigError:
-    """What to say of a SQLite database in `history:` that is not there."""
+    """What to say of a file in `history:` that is not there."""
     nearest = "a relative path starts at the working directory, as for storage"
     return ConfigError("no such database", value=url, nearest=nearest)
 
@@ -772,7 +777,7 @@ def _check_history(entries: Sequence[str], base_dir: Path, storage: str) -> None
             raise ConfigError("is named twice; keep one", key=key, value=shown_url(entry))
         if is_database(entry):
             _check_storage(entry, key)
-            file, own = sqlite_file(entry), sqlite_file(storage)
+            file, own = storage_file(entry), storage_file(storage)
             is_own = file is not None and own is not None and file.resolve() == own.resolve()
             if file is not None and not file.is_file() and not is_own:  # our own may not have been made yet
                 raise no_database(entry).under(key)
@@ -788,12 +793,20 @@ def _check_history(entries: Sequence[str], base_dir: Path, storage: str) -> None
 
 
 def _check_storage(url: str, key: str = "storage") -> None:
-    if not re.match(r"^(sqlite|postgresql|mysql)(\+\w+)?://", url):
+    if is_journal(url):
+        if not re.fullmatch(r"journal:///[^?]+", url):
+            raise ConfigError(
+                "names no journal file",
+                key=key,
+                value=url,
+                nearest="for example journal:////shared/study.log; with three slashes the path is relative",
+            )
+    elif not re.match(r"^(sqlite|postgresql|mysql)(\+\w+)?://", url):
         raise ConfigError(
             "is no database URL",
             key=key,
             value=shown_url(url),
-            nearest="for example sqlite:///meshtune.db or postgresql://user@host/name",
+            nearest="for example sqlite:///meshtune.db, postgresql://user@host/name or journal:////shared/study.log",
         )
 
 

@@ -14,15 +14,12 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from optuna.storages import RDBStorage
-
 from hardware.errors import ConfigError
-from tuner.storage import read_attribute, replace_attribute
+from tuner.store import AbstractStore, Condition, OvertakenError
 
 DRIVER = "driver"
 RENEW_AFTER_S = 15.0
@@ -31,55 +28,75 @@ CLAIM_ATTEMPTS = 3
 """A claim that changed under our hands is looked at again; somebody who is quicker each time is driving."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Claim:
-    """What makes this process the driver of one study.
+    """What makes this process the driver of one study, for as long as no other process has taken it over.
 
-    Attributes:
-        storage: Where the study stands.
-        study_id: The study in it.
-        text: The claim as the database holds it.
-        renewed_s: When it was last written.
+    A driver writes in transactions of its claim alone. One that gave no sign of life for too long, because it was
+    suspended or cut off, finds at its next write that the claim is another's, and that write has no effect.
     """
 
-    storage: RDBStorage
-    study_id: int
-    text: str
-    renewed_s: float
+    def __init__(self, store: AbstractStore, study_id: int, text: str, renewed_s: float) -> None:
+        self._store = store
+        self._study_id = study_id
+        self._text = text
+        self._renewed_s = renewed_s
+        self.is_lost = False
 
-    def renewed(self, *, now_s: float) -> Claim:
-        """The claim, written again if it has become old.
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What the block writes is written together, while the claim holds; a block without writes checks just that.
 
         Raises:
-            ConfigError: another process has taken the study over, because this one gave no sign of life for too long.
+            ConfigError: another process has taken the study over; nothing was written.
         """
-        if now_s - self.renewed_s < RENEW_AFTER_S:
-            return self
+        try:
+            with self._store.together(self._condition):
+                yield
+        except OvertakenError:
+            raise self._overtaken() from None
+
+    def renew(self, *, now_s: float) -> bool:
+        """Writes the claim again if it has become old; whether it was.
+
+        Raises:
+            ConfigError: another process has taken the study over.
+        """
+        if now_s - self._renewed_s < RENEW_AFTER_S:
+            return False
         mine = _mine(now_s)
-        if not replace_attribute(self.storage, self.study_id, DRIVER, self.text, mine):
-            held, _ = read_attribute(self.storage, self.study_id, DRIVER)
-            raise _is_driven(self.storage.get_study_name_from_id(self.study_id), held or {})
-        return replace(self, text=json.dumps(mine), renewed_s=now_s)
+        if not self._store.replace_attribute(self._condition, mine):
+            raise self._overtaken()
+        self._text, self._renewed_s = json.dumps(mine), now_s
+        return True
 
     def release(self) -> None:
         """Gives the claim up, unless another process has taken it over."""
-        replace_attribute(self.storage, self.study_id, DRIVER, self.text, None)
+        self._store.replace_attribute(self._condition, None)
+
+    @property
+    def _condition(self) -> Condition:
+        return Condition(study_id=self._study_id, key=DRIVER, text=self._text)
+
+    def _overtaken(self) -> ConfigError:
+        self.is_lost = True
+        held, _ = self._store.read_attribute(self._study_id, DRIVER)
+        return _is_driven(self._store.storage.get_study_name_from_id(self._study_id), held or {})
 
 
-def claim(storage: RDBStorage, study_name: str, *, now_s: float) -> Claim:
+def claim(store: AbstractStore, study_name: str, *, now_s: float) -> Claim:
     """Makes this process the study's driver; of several that ask at once, one gets it.
 
     Raises:
         ConfigError: another process is driving the study.
     """
-    study_id = storage.get_study_id_from_name(study_name)
+    study_id = store.storage.get_study_id_from_name(study_name)
     mine = _mine(now_s)
     for _ in range(CLAIM_ATTEMPTS):
-        held, text = read_attribute(storage, study_id, DRIVER)
+        held, text = store.read_attribute(study_id, DRIVER)
         if held and is_held(held, now_s=now_s):
             raise _is_driven(study_name, held)
-        if replace_attribute(storage, study_id, DRIVER, text, mine):
-            return Claim(storage=storage, study_id=study_id, text=json.dumps(mine), renewed_s=now_s)
+        if store.replace_attribute(Condition(study_id=study_id, key=DRIVER, text=text), mine):
+            return Claim(store, study_id, json.dumps(mine), now_s)
     raise _is_driven(study_name, held or {})
 
 

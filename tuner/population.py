@@ -1,8 +1,9 @@
 """The empirical population S as data: how probable each candidate is to be the fastest (FlexParallel 3.2 and 4.3).
 
 Each of the M draws of a decision names its fastest candidate; the share of draws that name a candidate is its
-probability of being the best. A study keeps these shares from before its first trial, and from after the end of each,
-as attributes: `population:start` and, after trial N, `population:N`. Figure 6 of the paper is drawn from them.
+probability of being the best. A study keeps these shares from before its first trial, as its attribute
+`population:start`, and from after the end of each trial, as that trial's attribute `population`. Figure 6 of the paper
+is drawn from them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,17 @@ from optuna import Study
 from costmodels.parallel import ConfigGrid, IntArray, Value
 
 P_STAR = "p_star"
-"""Study attribute: p_star after the last finished trial; `p_star:N` holds it after trial N."""
+"""Attribute of the study: p_star after the last finished trial; and of each trial: p_star after it.
+
+Earlier versions kept the latter as study attributes `p_star:N`, and populations as `population:N`. A study reads all of
+its attributes at once, so that each trial made every later one slower.
+"""
+
+POPULATION = "population"
+"""Attribute of a trial: the population after its end."""
+
+POPULATION_AT_START = "population:start"
+"""Attribute of a study: the population before its first trial."""
 
 MAX_SHARES = 30
 """Candidates kept of one population, the most probable ones; the rest is kept as a sum."""
@@ -85,13 +96,8 @@ def shares(fastest: IntArray, grid: ConfigGrid, explored: Collection[int]) -> tu
     )
 
 
-def attribute_of(trial: int | None) -> str:
-    """The study attribute that holds the population after `trial`; None is before the first."""
-    return f"population:{'start' if trial is None else trial}"
-
-
 def as_json(found: Sequence[Share]) -> dict[str, Any]:
-    """The value of the study attribute: at most MAX_SHARES candidates, and what the others sum to."""
+    """The value of the attribute: at most MAX_SHARES candidates, and what the others sum to."""
     kept, rest = found[:MAX_SHARES], found[MAX_SHARES:]
     return {
         "dimensions": list(found[0].config) if found else [],
@@ -122,10 +128,9 @@ def read_moments(study: Study) -> tuple[Moment, ...]:
     ended = [trial for trial in study.get_trials(deepcopy=False) if trial.datetime_complete is not None]
     ended.sort(key=lambda trial: (trial.datetime_complete, trial.number))
     attributes = study.user_attrs
-    numbers: list[int | None] = [None, *(trial.number for trial in ended)]
-    return tuple(
-        from_json(number, attributes[attribute_of(number)]) for number in numbers if attribute_of(number) in attributes
-    )
+    start: list[tuple[int | None, Any]] = [(None, attributes.get(POPULATION_AT_START))]
+    after = [(t.number, t.user_attrs.get(POPULATION, attributes.get(f"{POPULATION}:{t.number}"))) for t in ended]
+    return tuple(from_json(number, stored) for number, stored in [*start, *after] if stored is not None)
 
 
 def in_lines(moment: Moment, in_words: Callable[[Mapping[str, Value]], str], *, top: int = 5) -> list[str]:

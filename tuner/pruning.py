@@ -29,13 +29,13 @@ from __future__ import annotations
 
 import copy
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import numpy as np
 from optuna import Study
 from optuna.pruners import BasePruner
-from optuna.storages import RDBStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 from scipy.special import stdtrit
@@ -153,13 +153,13 @@ class StepReports:
 
     Attributes:
         study: The study, with its pruner.
-        storage: Where it stands.
+        together: What is written in a block of it is written together.
         seen: Per running trial, the steps and the best step time of the last look; an equal state is not looked at
             again.
     """
 
     study: Study
-    storage: RDBStorage
+    together: Callable[[], AbstractContextManager[None]]
     seen: dict[int, tuple[int, float]] = field(default_factory=dict)
 
     def hopeless(self, running: Mapping[int, tuple[float, ...]]) -> dict[int, str]:
@@ -178,14 +178,14 @@ class StepReports:
         if not changed:
             return {}
         trials = {trial.number: trial for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))}
+        at_full_size = [number for number in changed if PROXY not in trials[number].user_attrs]
+        with self.together():  # a proxy's steps are those of a smaller job
+            for number in at_full_size:
+                self._report(trials[number], running[number])
+        self.seen.update((number, states[number]) for number in changed)
         reasons = {}
-        for number in changed:
+        for number in at_full_size:
             steps_s = running[number]
-            if PROXY in trials[number].user_attrs:  # its steps are those of a smaller job
-                self.seen[number] = states[number]
-                continue
-            self._report(number, steps_s)
-            self.seen[number] = states[number]
             trial = copy.copy(trials[number])
             trial.intermediate_values = dict(enumerate(steps_s, start=1))
             if self.study.pruner.prune(self.study, trial):
@@ -195,12 +195,10 @@ class StepReports:
                 )
         return reasons
 
-    def _report(self, number: int, steps_s: Sequence[float]) -> None:
-        study_id = self.storage.get_study_id_from_name(self.study.study_name)
-        trial_id = self.storage.get_trial_id_from_study_id_trial_number(study_id, number)
-        reported, _ = self.seen.get(number, (0, 0.0))
+    def _report(self, trial: FrozenTrial, steps_s: Sequence[float]) -> None:
+        reported, _ = self.seen.get(trial.number, (0, 0.0))
         if len(steps_s) < reported:
             reported = 0  # it runs again
         for step, step_time_s in enumerate(steps_s[:MAX_REPORTS], start=1):
             if step > reported:
-                self.storage.set_trial_intermediate_value(trial_id, step, step_time_s)
+                self.study._storage.set_trial_intermediate_value(trial._trial_id, step, step_time_s)

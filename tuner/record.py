@@ -6,6 +6,8 @@ A trial's parameters are the dimensions of its candidate. Its attributes hold, a
     observation  what was measured (see trials.backend.Observation)
     status       the observation's status, so that the Optuna dashboard can filter by it
     proxy        the smaller job that the trial ran in place of its candidate (see proxy.py); none at full size
+    p_star       p_star after the trial, and
+    population   what it is a part of (see population.py)
 
 Several trials of one candidate are one measurement, of which each is a part; Optuna's own best value is that of a
 single trial.
@@ -14,8 +16,8 @@ A proxy that ended well is a pruned trial for Optuna: it has no value, because i
 an extrapolated one was never measured. So the value of a complete trial is a measurement at full size, always.
 
 The study's attributes hold what its trials mean, who drives it, why it last stopped, the wall time that its drivers
-have spent on it, how much history the last of them has read, p_star, the population after each trial (population.py),
-what failures taught (lessons.py), the baseline that its answer is compared with where nobody names an expert's
+have spent on it, how much history the last of them has read, p_star, the population before the first trial, what
+failures taught (lessons.py), the baseline that its answer is compared with where nobody names an expert's
 configuration, and the answer that proxies suggest (extrapolation.py).
 """
 
@@ -98,7 +100,7 @@ def read_records(study: Study) -> list[TrialRecord]:
     dimensions = {*DEGREES, *attributes.get(MEANING, {}).get("space", {}).get("opened", ())}
     trials = sorted(study.get_trials(deepcopy=False), key=lambda trial: trial.number)
     return [
-        _record(trial, attributes.get(f"{P_STAR}:{trial.number}"))
+        _record(trial, trial.user_attrs.get(P_STAR, attributes.get(f"{P_STAR}:{trial.number}")))
         for trial in trials
         if dimensions <= set(trial.params)
     ]

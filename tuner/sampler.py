@@ -43,7 +43,7 @@ from tuner.explorers import AbstractExplorer, UnexploredDraws
 from tuner.extrapolation import EXTRAPOLATED, Extrapolated
 from tuner.lessons import LEARNED
 from tuner.parameters import ASSIGNMENT, distribution_of, params_of
-from tuner.population import P_STAR, as_json, attribute_of, shares
+from tuner.population import P_STAR, POPULATION, POPULATION_AT_START, as_json, shares
 from tuner.proxy import Proxy
 from tuner.proxy_plan import ProxyPlan
 
@@ -195,8 +195,7 @@ class ThompsonSampler(BaseSampler):
             raise ValueError(f"`study` must minimize one value, the step time, but got {study.directions}.")
         others = [t for t in study.get_trials(deepcopy=False) if t.number != trial.number]
         evidence = self.evidence(others)
-        if not evidence.num_decisions and attribute_of(None) not in study.user_attrs:
-            self._keep_population(study, None, evidence)
+        self.keep_start(study, evidence)
         return params_of(self._candidates.values(self.choose(evidence)))
 
     def sample_independent(
@@ -210,24 +209,31 @@ class ThompsonSampler(BaseSampler):
         self._independent.reseed_rng()
 
     def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
-        """Keeps p_star, the population and the lessons on the study, and ends `study.optimize` if asked to."""
+        """Keeps p_star, the population and the lessons, and ends `study.optimize` if asked to."""
         others = [t for t in study.get_trials(deepcopy=False) if t.number != trial.number]
         evidence = self.evidence(others, finishing=(trial, state, values))
-        p_star = self.population(evidence).p_star
-        study.set_user_attr(P_STAR, p_star)
-        study.set_user_attr(f"{P_STAR}:{trial.number}", p_star)
-        self._keep_population(study, trial.number, evidence)
+        p_star, population = self.population(evidence).p_star, self._population_json(evidence)
         lessons = [lesson.as_json() for lesson in self._belief.lessons(evidence)]
-        if lessons != study.user_attrs.get(LEARNED, []):
+        known = study.user_attrs
+        found = self._extrapolated(evidence)
+        # written after all is computed: no lock of a database is held in the meantime
+        study._storage.set_trial_user_attr(trial._trial_id, P_STAR, p_star)
+        study._storage.set_trial_user_attr(trial._trial_id, POPULATION, population)
+        study.set_user_attr(P_STAR, p_star)
+        if lessons != known.get(LEARNED, []):
             study.set_user_attr(LEARNED, lessons)
-        if (found := self._extrapolated(evidence)) is not None:
+        if found is not None:
             study.set_user_attr(EXTRAPOLATED, found.as_json())
         if self._stop_when_confident and self.is_done(evidence) and self.close_call(evidence) is None:
             study.stop()
 
-    def _keep_population(self, study: Study, trial_number: int | None, evidence: Evidence) -> None:
-        found = shares(self.population(evidence).fastest, self._candidates, evidence.explored)
-        study.set_user_attr(attribute_of(trial_number), as_json(found))
+    def keep_start(self, study: Study, evidence: Evidence) -> None:
+        """Keeps the population of a study that has not begun, once."""
+        if not evidence.num_decisions and POPULATION_AT_START not in study.user_attrs:
+            study.set_user_attr(POPULATION_AT_START, self._population_json(evidence))
+
+    def _population_json(self, evidence: Evidence) -> dict[str, Any]:
+        return as_json(shares(self.population(evidence).fastest, self._candidates, evidence.explored))
 
     # What it decides
 

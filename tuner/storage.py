@@ -1,8 +1,7 @@
-"""Opens the database that holds all durable state of a study: SQLite or PostgreSQL, through Optuna."""
+"""Opens what holds all durable state of a study: a SQLite or PostgreSQL database, or a journal file."""
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Iterator
@@ -12,12 +11,17 @@ from typing import Any
 
 import optuna
 from optuna.exceptions import StorageInternalError
-from optuna.storages import RDBStorage
-from sqlalchemy import Engine, column, create_engine, event, insert, select, table, update
+from optuna.storages import BaseStorage, RDBStorage
+from sqlalchemy import Connection, MetaData, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
 from hardware.errors import ConfigError, shown_url
+from tuner.config import is_journal, storage_file
+from tuner.journal_file import JournalError
+from tuner.journal_store import JournalStore, rows_of_journal
+from tuner.sql_store import SqlStore
+from tuner.store import AbstractStore
 
 SQLITE_WAIT_S = 60
 """How long one process waits for another's write before it gives up."""
@@ -29,11 +33,21 @@ CREATE_ATTEMPTS = 5
 CREATE_PAUSE_S = 0.5
 """Processes that create the tables of a new database at the same time stumble over each other; the tables stay."""
 
-_ATTRIBUTES = table("study_user_attributes", column("study_id"), column("key"), column("value_json"))
+
+def open_store(url: str) -> AbstractStore:
+    """The store at `url`, created if it does not exist.
+
+    Raises:
+        ConfigError: as `open_database`, or the journal file cannot be read and written.
+    """
+    if not is_journal(url):
+        return SqlStore(open_database(url))
+    with storage_errors(url):
+        return JournalStore(storage_file(url) or Path())
 
 
-def open_storage(url: str) -> RDBStorage:
-    """The storage at `url`, created if it does not exist.
+def open_database(url: str) -> RDBStorage:
+    """The database at `url`, created if it does not exist.
 
     SQLite is set to write-ahead logging, where readers do not block the writer, and to flushing every commit to the
     disk, so that a finished trial survives the machine's death. PostgreSQL is spoken to by psycopg2, unless the URL
@@ -52,14 +66,29 @@ def open_storage(url: str) -> RDBStorage:
         return storage
 
 
-def reading_engine(url: str) -> Engine:
-    """Connects to a database that is there, without making tables or settings of ours.
+@contextmanager
+def reading(url: str, metadata: MetaData) -> Iterator[Connection]:
+    """Connects to a store that is there, without making tables or settings of ours.
+
+    Args:
+        url: Its URL.
+        metadata: The tables of rows, for a journal, which has none.
 
     Raises:
-        ConfigError: the URL is malformed.
+        ConfigError: the URL is malformed, or the store cannot be read.
     """
-    parsed = _parsed(url)
-    return create_engine(parsed, connect_args=_connect_args(parsed))
+    with storage_errors(url):
+        if is_journal(url):
+            with rows_of_journal(storage_file(url) or Path(), metadata) as connection:
+                yield connection
+            return
+        parsed = _parsed(url)
+        engine = create_engine(parsed, connect_args=_connect_args(parsed))
+        try:
+            with engine.connect() as connection:
+                yield connection
+        finally:
+            engine.dispose()
 
 
 def _connect_args(parsed: URL) -> dict[str, Any]:
@@ -118,6 +147,8 @@ def storage_errors(url: str) -> Iterator[None]:
             value=shown_url(url),
             nearest="pip install 'meshtune[postgresql]'" if url.startswith("postgresql") else None,
         ) from None
+    except JournalError as error:
+        raise _unusable(str(error), url) from None
     except (SQLAlchemyError, StorageInternalError) as error:
         raise _unusable(_cause(error, url), url) from None
     except RuntimeError as error:
@@ -147,53 +178,28 @@ def find_study(url: str, name: str) -> optuna.Study | None:
     """The study of that name, or None if there is none; looking for it never creates a database.
 
     Raises:
-        ConfigError: as `open_storage`.
+        ConfigError: as `open_store`.
     """
     with storage_errors(url):
-        if not _may_hold_studies(_parsed(url)):
+        if not _may_hold_studies(url):
             return None
-        return load_study(open_storage(url), name)
+        return load_study(open_store(url).storage, name)
 
 
-def _may_hold_studies(url: URL) -> bool:
-    """Whether there is a database at `url`, as far as that can be told without opening it."""
-    file = url.database
-    if url.get_backend_name() != "sqlite" or str(file).startswith("file:"):
+def _may_hold_studies(url: str) -> bool:
+    """Whether there is something at `url`, as far as that can be told without opening it."""
+    if is_journal(url):
+        return (storage_file(url) or Path()).is_file()
+    parsed = _parsed(url)
+    file = parsed.database
+    if parsed.get_backend_name() != "sqlite" or str(file).startswith("file:"):
         return True
     return file not in (None, "", ":memory:") and Path(str(file)).is_file()
 
 
-def load_study(storage: RDBStorage, name: str) -> optuna.Study | None:
+def load_study(storage: BaseStorage, name: str) -> optuna.Study | None:
     """The study of that name, or None if the storage holds none."""
     try:
         return optuna.load_study(study_name=name, storage=storage)
     except KeyError:
         return None
-
-
-def read_attribute(storage: RDBStorage, study_id: int, key: str) -> tuple[Any, str | None]:
-    """A study attribute, and the text that the database holds for it; None and None if there is none."""
-    wanted = (_ATTRIBUTES.c.study_id == study_id) & (_ATTRIBUTES.c.key == key)
-    with storage.engine.connect() as connection:
-        text = connection.execute(select(_ATTRIBUTES.c.value_json).where(wanted)).scalar_one_or_none()
-    return (None if text is None else json.loads(text)), text
-
-
-def replace_attribute(storage: RDBStorage, study_id: int, key: str, before: str | None, value: Any) -> bool:
-    """Sets a study attribute if the database still holds the text `before` for it; whether it did.
-
-    Reading and setting in two steps would let two processes both believe that they came first.
-    """
-    wanted = (_ATTRIBUTES.c.study_id == study_id) & (_ATTRIBUTES.c.key == key)
-    text = json.dumps(value)
-    try:
-        with storage.engine.begin() as connection:
-            if before is None:
-                connection.execute(insert(_ATTRIBUTES).values(study_id=study_id, key=key, value_json=text))
-                return True
-            changed = connection.execute(
-                update(_ATTRIBUTES).where(wanted & (_ATTRIBUTES.c.value_json == before)).values(value_json=text)
-            )
-            return bool(changed.rowcount)
-    except IntegrityError:  # another process was first to set it
-        return False

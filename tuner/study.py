@@ -14,7 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,8 +22,8 @@ import optuna
 from optuna import Study
 from optuna.exceptions import ExperimentalWarning
 from optuna.pruners import BasePruner, NopPruner
-from optuna.storages import RDBStorage
-from optuna.trial import TrialState
+from optuna.storages import BaseStorage
+from optuna.trial import TrialState, create_trial
 
 from costmodels.parallel import ParallelConfig
 from costmodels.reduced import Reduction
@@ -32,13 +32,13 @@ from trials.backend import Observation, Status
 from trials.ray_executor import RayExecutor
 from tuner.candidates import Candidates, candidates_of, plan_of, prediction_json
 from tuner.config import StudyConfig, first_difference
-from tuner.driver import DRIVER, claim, interrupts_held, is_held
+from tuner.driver import DRIVER, Claim, claim, interrupts_held, is_held
 from tuner.evidence import OBSERVATION, STATUS, Evidence
 from tuner.experience import OnProgress, prior_belief, unheard
 from tuner.explorers import EXPLORERS
 from tuner.extrapolation import Extrapolated, extrapolated_of
 from tuner.history import Past, keep_run, make_tables, past_of
-from tuner.parameters import ASSIGNMENT
+from tuner.parameters import ASSIGNMENT, params_of
 from tuner.planned_study import LAYER_PLANS, as_stored
 from tuner.population import P_STAR
 from tuner.proxy import PROXY, Proxy
@@ -58,7 +58,8 @@ from tuner.record import (
 from tuner.reference import Reference, keep_baseline, reference_among, reference_of
 from tuner.sampler import ThompsonSampler
 from tuner.stopping import StopReason
-from tuner.storage import find_study, open_storage, storage_errors
+from tuner.storage import find_study, open_store, storage_errors
+from tuner.store import AbstractStore
 
 POLL_S = 1.0
 
@@ -179,20 +180,22 @@ def run_study(
     past = past_of(config)
     sampler = make_sampler(config, candidates, past, on_note=lambda note: on_progress(_before_start(config, note)))
     with storage_errors(config.storage):
-        storage = open_storage(config.storage)
-        make_tables(storage.engine)
-        study = open_study(config, sampler, storage)
+        store = open_store(config.storage)
+        make_tables(store)
+        study = open_study(config, sampler, store.storage)
         keep_baseline(study, reference_among(config, candidates))
         if config.layer_plans.keys() > study.user_attrs.get(LAYER_PLANS, {"plans": {}})["plans"].keys():
             study.set_user_attr(LAYER_PLANS, as_stored(config))
+        held = claim(store, config.name, now_s=clock())
         run = _Run(
             config=config,
             candidates=candidates,
             sampler=sampler,
-            storage=storage,
+            store=store,
+            held=held,
             study=study,
             past=past,
-            reports=StepReports(study=study, storage=storage),
+            reports=StepReports(study=study, together=held.together),
         )
         stop_reason = _drive(run, executor, on_progress, clock)
         records = read_records(study)
@@ -239,11 +242,10 @@ def _drive(
     on_progress: Callable[[Progress], None],
     clock: Callable[[], float],
 ) -> StopReason:
-    """Asks, submits, polls and records until there is a reason to stop.
+    """Asks, submits, polls and records until there is a reason to stop, then gives the claim up.
 
     What writes more than one thing is not interrupted half-way; only a kill can do that, and `_Run.adopt` mends it.
     """
-    held = claim(run.storage, run.study.study_name, now_s=clock())
     started_s = clock() - float(run.study.user_attrs.get(SPENT_S, 0.0))
     stop_reason = StopReason.INTERRUPTED
     try:
@@ -253,22 +255,23 @@ def _drive(
         if reason is not None and not todo:
             stop_reason = reason
             return stop_reason
-        # told now, because a driver that is killed cannot
-        run.study.set_user_attr(STOP_REASON, StopReason.INTERRUPTED.value)
-        if run.past.in_words != run.study.user_attrs.get(HISTORY, ""):
-            run.study.set_user_attr(HISTORY, run.past.in_words)
+        with run.held.together():
+            # told now, because a driver that is killed cannot
+            run.study.set_user_attr(STOP_REASON, StopReason.INTERRUPTED.value)
+            if run.past.in_words != run.study.user_attrs.get(HISTORY, ""):
+                run.study.set_user_attr(HISTORY, run.past.in_words)
         with ExitStack() as stack:
             running = _entered(executor, stack)
             notes = "; ".join(filter(None, (run.past.in_words, running.slots_note)))
             on_progress(run.progress(clock() - started_s, note=notes))
             while True:
-                before, held = held, held.renewed(now_s=clock())
-                if held is not before:
-                    run.study.set_user_attr(SPENT_S, clock() - started_s)
+                if run.held.renew(now_s=clock()):
+                    with run.held.together():
+                        run.study.set_user_attr(SPENT_S, clock() - started_s)
                 reason = run.reason_to_stop(clock() - started_s)
                 while running.num_free_slots and (todo or reason is None):
                     with interrupts_held():
-                        asked = todo.pop(0) if todo else run.ask()
+                        asked = run.again(todo.pop(0)) if todo else run.ask()
                     if asked is None:
                         break
                     running.submit(*asked)
@@ -286,9 +289,11 @@ def _drive(
     except KeyboardInterrupt:
         stop_reason = StopReason.INTERRUPTED
     finally:
-        run.study.set_user_attr(STOP_REASON, stop_reason.value)
-        run.study.set_user_attr(SPENT_S, clock() - started_s)
-        held.release()
+        if not run.held.is_lost:
+            with run.held.together():
+                run.study.set_user_attr(STOP_REASON, stop_reason.value)
+                run.study.set_user_attr(SPENT_S, clock() - started_s)
+            run.held.release()
     return stop_reason
 
 
@@ -361,7 +366,7 @@ def make_pruner(config: StudyConfig) -> BasePruner:
     return ClearlySlowerPruner(expert=config.expert.values(config.dimensions) if config.expert else None)
 
 
-def open_study(config: StudyConfig, sampler: ThompsonSampler, storage: RDBStorage | None = None) -> Study:
+def open_study(config: StudyConfig, sampler: ThompsonSampler, storage: BaseStorage | None = None) -> Study:
     """The study in its storage (opened here if it is not given), new or as it was left.
 
     Raises:
@@ -370,7 +375,7 @@ def open_study(config: StudyConfig, sampler: ThompsonSampler, storage: RDBStorag
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(
         study_name=config.name,
-        storage=open_storage(config.storage) if storage is None else storage,
+        storage=open_store(config.storage).storage if storage is None else storage,
         sampler=sampler,
         pruner=make_pruner(config),
         direction="minimize",
@@ -433,6 +438,21 @@ def is_running(study: Study) -> bool:
     return held is not None and is_held(held)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Live:
+    """A trial that has not ended.
+
+    Attributes:
+        trial_id: What Optuna's storage calls it.
+        position: Its candidate; None if it never got one.
+        proxy: What it runs in place of the candidate.
+    """
+
+    trial_id: int
+    position: int | None
+    proxy: Proxy | None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Run:
     """One driver at work on one study."""
@@ -440,18 +460,25 @@ class _Run:
     config: StudyConfig
     candidates: Candidates
     sampler: ThompsonSampler
-    storage: RDBStorage
+    store: AbstractStore
+    held: Claim
     study: Study
     past: Past
     reports: StepReports
+    live: dict[int, _Live] = field(default_factory=dict)
 
     def adopt(self) -> list[Asked]:
         """Settles what an earlier driver left running; returns the trials that must run again."""
         again = []
         for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            position = self.sampler.position_of(trial.params)
+            position, stored = self.sampler.position_of(trial.params), trial.user_attrs.get(PROXY)
+            proxy = Proxy.from_json(stored) if stored else None
+            self.live[trial.number] = _Live(trial_id=trial._trial_id, position=position, proxy=proxy)
             if OBSERVATION in trial.user_attrs:
-                self._end(trial.number, Observation.from_json(trial.user_attrs[OBSERVATION]))
+                observation = Observation.from_json(trial.user_attrs[OBSERVATION])
+                with self.held.together():
+                    self._keep_run(trial.number, observation)
+                self._tell(trial.number, observation)
             elif position is None:
                 self.record(
                     trial.number,
@@ -462,35 +489,52 @@ class _Run:
                     ),
                 )
             else:
-                if PREDICTION not in trial.user_attrs:
+                if PREDICTION not in trial.user_attrs:  # its driver, of an earlier version, died just then
                     others = [other for other in self.study.get_trials(deepcopy=False) if other.number != trial.number]
-                    self._describe(trial.number, position, self.sampler.evidence(others))
-                again.append(self._asked(trial.number, position))
+                    proxy = self.sampler.proxy_for(self.sampler.evidence(others), position)
+                    self.live[trial.number] = replace(self.live[trial.number], proxy=proxy)
+                    with self.held.together():
+                        for key, value in self._described(position, proxy).items():
+                            self.store.storage.set_trial_user_attr(trial._trial_id, key, value)
+                again.append(self._asked(trial.number, position, proxy))
         return again
 
+    def again(self, asked: Asked) -> Asked:
+        """A trial that must run again, if it is still this driver's to run."""
+        with self.held.together():
+            return asked
+
     def ask(self) -> Asked | None:
-        """The next trial, or None where it is better to wait for one that runs."""
+        """The next trial, or None where it is better to wait for one that runs.
+
+        It is written with its candidate and all that is told of it at once: there are no halves of a trial.
+        """
         evidence = self._evidence()
         if self.sampler.waits(evidence):
             return None
-        trial = self.study.ask(fixed_distributions=self.sampler.search_space)
-        position = self.sampler.position_of(trial.params)
-        assert position is not None, "the sampler suggested a configuration that is no candidate"
-        self._describe(trial.number, position, evidence)
-        return self._asked(trial.number, position)
+        position = self.sampler.choose(evidence)
+        proxy = self.sampler.proxy_for(evidence, position)
+        template = create_trial(
+            state=TrialState.RUNNING,
+            params=params_of(self.candidates.space.grid.values(position)),
+            distributions=self.sampler.search_space,
+            user_attrs=self._described(position, proxy),
+        )
+        with self.held.together():
+            trial_id = self.store.storage.create_new_trial(self.study._study_id, template)
+            self.sampler.keep_start(self.study, evidence)
+        number = self.store.storage.get_trial(trial_id).number
+        self.live[number] = _Live(trial_id=trial_id, position=position, proxy=proxy)
+        return self._asked(number, position, proxy)
 
-    def _asked(self, number: int, position: int) -> Asked:
+    def _asked(self, number: int, position: int, proxy: Proxy | None) -> Asked:
         """The trial as the executor takes it."""
-        proxy = self._proxy_of(number)
         if proxy is not None:
             return number, proxy.config, proxy.reduction
         return number, self.candidates.space.grid.config(position), None
 
-    def _describe(self, number: int, position: int, evidence: Evidence) -> None:
-        """Keeps what the trial runs in place of its candidate, and then what is predicted of the candidate."""
-        proxy = self.sampler.proxy_for(evidence, position)
-        if proxy is not None:
-            self._set_attribute(number, PROXY, proxy.as_json())
+    def _described(self, position: int, proxy: Proxy | None) -> dict[str, Any]:
+        """The attributes of a trial: what it runs in place of its candidate, and what is predicted of the candidate."""
         prediction = prediction_json(
             self.config.setting,
             self.candidates.estimate,
@@ -499,55 +543,46 @@ class _Run:
             self.config.options.memory_headroom,
         )
         chosen = self.candidates.space.grid.config(position)
-        prediction |= plan_of(self.config, chosen)
-        assignment = chosen.assignment
-        if assignment:
-            self._set_attribute(number, ASSIGNMENT, str(assignment))
-        self._set_attribute(number, PREDICTION, prediction)
+        attributes: dict[str, Any] = {PREDICTION: prediction | plan_of(self.config, chosen)}
+        if proxy is not None:
+            attributes[PROXY] = proxy.as_json()
+        if chosen.assignment:
+            attributes[ASSIGNMENT] = str(chosen.assignment)
+        return attributes
 
     def record(self, number: int, observation: Observation) -> None:
         """Keeps the observation, then ends the trial: a driver that dies in between has lost nothing."""
-        self._set_attribute(number, STATUS, observation.status.value)
-        self._set_attribute(number, OBSERVATION, observation.as_json())
-        self._end(number, observation)
+        trial_id = self.live[number].trial_id
+        with self.held.together():
+            self.store.storage.set_trial_user_attr(trial_id, STATUS, observation.status.value)
+            self.store.storage.set_trial_user_attr(trial_id, OBSERVATION, observation.as_json())
+            self._keep_run(number, observation)
+        self._tell(number, observation)
 
-    def _end(self, number: int, observation: Observation) -> None:
-        """Ends a trial whose observation is kept; what it ran is kept for later studies too."""
-        study_id = self.storage.get_study_id_from_name(self.study.study_name)
-        trial_id = self.storage.get_trial_id_from_study_id_trial_number(study_id, number)
-        position = self.sampler.position_of(self.storage.get_trial(trial_id).params)
-        proxy = self._proxy_of(number)
-        if position is not None:
-            setting, config = self.config.setting, self.candidates.space.grid.config(position)
-            if proxy is not None:
-                setting, config = proxy.setting(setting), proxy.config
-            keep_run(self.storage.engine, self.study.study_name, number, setting, config, observation)
-        self._tell(number, observation, is_proxy=proxy is not None)
-
-    def _proxy_of(self, number: int) -> Proxy | None:
-        """What a trial runs in place of its candidate."""
-        study_id = self.storage.get_study_id_from_name(self.study.study_name)
-        trial_id = self.storage.get_trial_id_from_study_id_trial_number(study_id, number)
-        stored = self.storage.get_trial(trial_id).user_attrs.get(PROXY)
-        return Proxy.from_json(stored) if stored else None
+    def _keep_run(self, number: int, observation: Observation) -> None:
+        """Keeps what a trial ran for later studies too."""
+        live = self.live[number]
+        if live.position is None:
+            return
+        setting, config = self.config.setting, self.candidates.space.grid.config(live.position)
+        if live.proxy is not None:
+            setting, config = live.proxy.setting(setting), live.proxy.config
+        keep_run(self.store, self.study.study_name, number, setting, config, observation)
 
     def hopeless(self, running: Mapping[int, tuple[float, ...]]) -> Mapping[int, str]:
         """The running trials to stop, with the reason, by number; their first steps are kept on the way."""
         return self.reports.hopeless(running) if self.config.search.prune else {}
 
-    def _set_attribute(self, number: int, key: str, value: Any) -> None:
-        study_id = self.storage.get_study_id_from_name(self.study.study_name)
-        trial_id = self.storage.get_trial_id_from_study_id_trial_number(study_id, number)
-        self.storage.set_trial_user_attr(trial_id, key, value)
-
-    def _tell(self, number: int, observation: Observation, *, is_proxy: bool) -> None:
+    def _tell(self, number: int, observation: Observation) -> None:
         """Ends a trial for Optuna; a value is a step time at full size, which a proxy does not measure."""
-        if observation.step_time_s is not None and not is_proxy:
-            self.study.tell(number, observation.step_time_s)
-        elif observation.status == Status.PRUNED or observation.step_time_s is not None:
-            self.study.tell(number, state=TrialState.PRUNED)
-        else:
-            self.study.tell(number, state=TrialState.FAIL)
+        is_proxy = self.live.pop(number).proxy is not None
+        with self.held.together():
+            if observation.step_time_s is not None and not is_proxy:
+                self.study.tell(number, observation.step_time_s)
+            elif observation.status == Status.PRUNED or observation.step_time_s is not None:
+                self.study.tell(number, state=TrialState.PRUNED)
+            else:
+                self.study.tell(number, state=TrialState.FAIL)
 
     def reason_to_stop(self, elapsed_s: float) -> StopReason | None:
         """Why no further trial should be asked for, or None; confidence waits for the trials in flight."""

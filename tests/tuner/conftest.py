@@ -7,9 +7,11 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from pathlib import Path
 
 import pytest
+from sqlalchemy import create_engine, text
 
 from tuner.cli import main
 
@@ -96,6 +98,30 @@ def wait_until_it_answers(server, url, log, limit_s=60.0):
             assert server.poll() is None, log.read_text()
             assert time.monotonic() < deadline_s, log.read_text()
             time.sleep(0.1)
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "journal"])
+def database(request, tmp_path):
+    """The URL of an empty storage of each kind."""
+    return new_storage(request.param, request, tmp_path)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def sql_database(request, tmp_path):
+    """The URL of an empty database of either kind."""
+    return new_storage(request.param, request, tmp_path)
+
+
+def new_storage(kind, request, folder):
+    """The URL of an empty storage: in the folder, or in a schema of its own on the server of this test run."""
+    if kind != "postgresql":
+        return f"{kind}:///{folder / f'study.{kind}'}"
+    server, name = request.getfixturevalue("postgresql"), f"test_{uuid.uuid4().hex}"
+    engine = create_engine(server.replace("postgresql:", "postgresql+psycopg2:"))
+    with engine.begin() as connection:  # a database of its own takes the server seconds
+        connection.execute(text(f"CREATE SCHEMA {name}"))
+    engine.dispose()
+    return f"{server}?options=-csearch_path%3D{name}"
 
 
 @pytest.fixture

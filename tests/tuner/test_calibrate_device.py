@@ -21,7 +21,7 @@ from tuner.history import Past, past_of
 from tuner.history.lone import keep_lone
 from tuner.history.past import LoneSample
 from tuner.history.tables import make_tables
-from tuner.storage import open_storage
+from tuner.storage import open_store
 
 MODEL = {
     "model_type": "llama",
@@ -262,11 +262,11 @@ def alone_in(config, call):
 def keep_world(config, grid, seconds=20.0):
     """Calibrates the study's world: what a calibration would have measured there, in the study's storage."""
     calls = calls_of(config.setting, grid, most_ranks=8)
-    engine = open_storage(config.storage).engine
-    make_tables(engine)
+    store = open_store(config.storage)
+    make_tables(store)
     for one in calibration_plan(calls.wanted, seconds):
         time_s = alone_in(config, one.call)
-        keep_lone(engine, LoneSample(device="cpu-core", call=one.call, time_s=time_s, count=100))
+        keep_lone(store, LoneSample(device="cpu-core", call=one.call, time_s=time_s, count=100))
 
 
 def prior_of(config, grid, past):
@@ -327,8 +327,8 @@ def test_a_call_that_is_measured_again_replaces_its_row(study):
     config, grid, _ = world_of(study())
     keep_world(config, grid, seconds=1.0)
     before = past_of(config).alone
-    engine = open_storage(config.storage).engine
-    keep_lone(engine, LoneSample(device="cpu-core", call=before[0].call, time_s=7.0, count=5))
+    store = open_store(config.storage)
+    keep_lone(store, LoneSample(device="cpu-core", call=before[0].call, time_s=7.0, count=5))
     after = past_of(config).alone
 
     assert len(after) == len(before)

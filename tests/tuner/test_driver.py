@@ -8,40 +8,55 @@ from contextlib import contextmanager
 
 import optuna
 import pytest
+from optuna.trial import TrialState
+from sqlalchemy import select
 
 from hardware.errors import ConfigError
 from tests.tuner.driver_process import ROOT
 from tuner.driver import DRIVER, RENEW_AFTER_S, STALE_AFTER_S, claim, interrupts_held, is_held
-from tuner.storage import open_storage
+from tuner.history.tables import METADATA, make_tables
+from tuner.storage import open_store
+from tuner.store import Rows
 
 NOW_S = 1_000_000.0
 STUDY = "claimed"
 
 
 @pytest.fixture
-def url(tmp_path):
-    """A database with one study in it."""
-    address = f"sqlite:///{tmp_path / 'study.db'}"
-    optuna.create_study(study_name=STUDY, storage=open_storage(address))
-    return address
+def url(database):
+    """A storage with one study in it."""
+    store = open_store(database)
+    optuna.create_study(study_name=STUDY, storage=store.storage)
+    store.close()
+    return database
 
 
 @pytest.fixture
-def storage(url):
-    """That database, open."""
-    opened = open_storage(url)
+def store(url):
+    """That storage, open."""
+    opened = open_store(url)
     yield opened
-    opened.engine.dispose()
+    opened.close()
 
 
-def held(storage):
+def held(store):
     """The claim that stands on the study."""
-    return storage.get_study_user_attrs(storage.get_study_id_from_name(STUDY)).get(DRIVER)
+    return store.storage.get_study_user_attrs(study_id(store)).get(DRIVER)
 
 
-def set_held(storage, value):
+def study_id(store):
+    """What the storage calls the study."""
+    return store.storage.get_study_id_from_name(STUDY)
+
+
+def set_held(store, value):
     """Puts somebody's claim on the study."""
-    storage.set_study_user_attr(storage.get_study_id_from_name(STUDY), DRIVER, value)
+    store.storage.set_study_user_attr(study_id(store), DRIVER, value)
+
+
+def set_attribute(store, key, value):
+    """As a driver writes."""
+    store.storage.set_study_user_attr(study_id(store), key, value)
 
 
 @contextmanager
@@ -50,8 +65,8 @@ def another_process(url, *, then="sys.stdin.readline()"):
     code = (
         "import sys, time\n"
         "from tuner.driver import claim\n"
-        "from tuner.storage import open_storage\n"
-        f"claim(open_storage({url!r}), {STUDY!r}, now_s={NOW_S})\n"
+        "from tuner.storage import open_store\n"
+        f"claim(open_store({url!r}), {STUDY!r}, now_s={NOW_S})\n"
         "print('claimed', flush=True)\n"
         f"{then}\n"
     )
@@ -66,82 +81,128 @@ def another_process(url, *, then="sys.stdin.readline()"):
         process.communicate()
 
 
-def test_claim_is_written_renewed_and_released(storage):
+def test_claim_is_written_renewed_and_released(store):
     """A claim names the process, is written again only when it is old, and leaves nothing when released."""
-    mine = claim(storage, STUDY, now_s=NOW_S)
-    assert (held(storage)["pid"], held(storage)["host"]) == (os.getpid(), socket.gethostname())
+    mine = claim(store, STUDY, now_s=NOW_S)
+    assert (held(store)["pid"], held(store)["host"]) == (os.getpid(), socket.gethostname())
 
-    assert mine.renewed(now_s=NOW_S + RENEW_AFTER_S / 2) is mine
-    renewed = mine.renewed(now_s=NOW_S + RENEW_AFTER_S)
-    assert held(storage)["renewed_s"] == NOW_S + RENEW_AFTER_S
-    renewed.release()
+    assert not mine.renew(now_s=NOW_S + RENEW_AFTER_S / 2)
+    assert mine.renew(now_s=NOW_S + RENEW_AFTER_S)
+    assert held(store)["renewed_s"] == NOW_S + RENEW_AFTER_S
+    mine.release()
 
-    assert held(storage) is None
-    assert claim(storage, STUDY, now_s=NOW_S).renewed_s == NOW_S
+    assert held(store) is None
+    claim(store, STUDY, now_s=NOW_S)
+    assert held(store)["renewed_s"] == NOW_S
 
 
-def test_living_process_is_not_robbed_and_a_dead_one_is(url, storage):
+def test_living_process_is_not_robbed_and_a_dead_one_is(url, store):
     """A claim holds as long as its process lives, however old it is, and not a moment longer."""
     with another_process(url) as process:
         with pytest.raises(ConfigError, match=f"is being run by process {process.pid} on ") as caught:
-            claim(storage, STUDY, now_s=NOW_S + 10 * STALE_AFTER_S)
+            claim(store, STUDY, now_s=NOW_S + 10 * STALE_AFTER_S)
         assert (caught.value.key, caught.value.value) == ("name", STUDY)
         process.kill()
         process.wait()
 
-        claim(storage, STUDY, now_s=NOW_S)
+        claim(store, STUDY, now_s=NOW_S)
 
-    assert held(storage)["pid"] == os.getpid()
+    assert held(store)["pid"] == os.getpid()
 
 
-def test_number_that_was_given_again_does_not_hold(url, storage):
+def test_number_that_was_given_again_does_not_hold(url, store):
     """A living process that merely got the number of a dead driver does not hold the study."""
     with another_process(url):
-        other = held(storage)
+        other = held(store)
         assert is_held(other)
         assert not is_held(other | {"started": "another boot:1"})
 
 
-def test_other_host_holds_while_it_renews(storage):
+def test_other_host_holds_while_it_renews(store):
     """A claim of another host, whose processes cannot be seen, holds until it has not been renewed for long."""
-    set_held(storage, {"host": "elsewhere", "pid": 1, "started": "b:1", "renewed_s": NOW_S})
+    set_held(store, {"host": "elsewhere", "pid": 1, "started": "b:1", "renewed_s": NOW_S})
 
     with pytest.raises(ConfigError, match="is being run by process 1 on elsewhere"):
-        claim(storage, STUDY, now_s=NOW_S + STALE_AFTER_S - 1)
-    claim(storage, STUDY, now_s=NOW_S + STALE_AFTER_S)
+        claim(store, STUDY, now_s=NOW_S + STALE_AFTER_S - 1)
+    claim(store, STUDY, now_s=NOW_S + STALE_AFTER_S)
 
 
-def test_driver_that_was_taken_over_stops(storage):
+def test_driver_that_was_taken_over_stops(store):
     """A driver that slept so long that another took its study over notices, and leaves the other's claim alone."""
-    mine = claim(storage, STUDY, now_s=NOW_S)
+    mine = claim(store, STUDY, now_s=NOW_S)
     other = {"host": "elsewhere", "pid": 7, "started": "b:1", "renewed_s": NOW_S + 200}
-    set_held(storage, other)
+    set_held(store, other)
 
     with pytest.raises(ConfigError, match="is being run by process 7 on elsewhere"):
-        mine.renewed(now_s=NOW_S + 201)
+        mine.renew(now_s=NOW_S + 201)
     mine.release()
 
-    assert held(storage) == other
+    assert mine.is_lost
+    assert held(store) == other
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-def test_of_several_that_start_together_one_drives(kind, request, url):
+def test_a_claim_writes_together(store):
+    """What a driver writes in one transaction is there when it ends, also where it renews its claim in between."""
+    mine = claim(store, STUDY, now_s=NOW_S)
+
+    with mine.together():
+        set_attribute(store, "a", 1)
+        set_attribute(store, "b", {"c": [2.5]})
+    mine.renew(now_s=NOW_S + RENEW_AFTER_S)
+    with mine.together():
+        number = store.storage.get_trial(store.storage.create_new_trial(study_id(store))).number
+
+    attributes = store.storage.get_study_user_attrs(study_id(store))
+    assert (attributes["a"], attributes["b"], number) == (1, {"c": [2.5]}, 0)
+
+
+def test_nothing_is_written_after_a_claim_was_lost(url, store):
+    """No write of a driver that was taken over takes effect: attributes, trials, ends of trials, rows; nor do writes of
+    a block that was not finished.
+    """
+    mine = claim(store, STUDY, now_s=NOW_S)
+    make_tables(store)
+    storage, study = store.storage, study_id(store)
+    with mine.together():
+        trial = storage.create_new_trial(study)
+    with pytest.raises(ZeroDivisionError), mine.together():
+        set_attribute(store, "unfinished", 1 / 0)
+    another = open_store(url)
+    set_held(another, {"host": "elsewhere", "pid": 7, "started": "b:1", "renewed_s": NOW_S + 200})
+
+    key = {"version": 99}
+    for write in (
+        lambda: set_attribute(store, "late", 1),
+        lambda: storage.set_trial_user_attr(trial, "late", 1),
+        lambda: storage.set_trial_state_values(trial, TrialState.COMPLETE, [1.0]),
+        lambda: storage.create_new_trial(study),
+        lambda: store.replace_rows(Rows(table=METADATA.tables["meshtune_history"], key=key, rows=[key])),
+        lambda: None,
+    ):
+        with pytest.raises(ConfigError, match="is being run by process 7 on elsewhere"), mine.together():
+            write()
+
+    for one in (store, another):
+        (only,) = one.storage.get_all_trials(study)
+        assert (only.state, only.user_attrs) == (TrialState.RUNNING, {})
+        assert one.storage.get_study_user_attrs(study).keys() == {DRIVER}
+        with one.connection(METADATA) as connection:
+            assert connection.execute(select(METADATA.tables["meshtune_history"])).scalars().all() == [1]
+    another.close()
+
+
+def test_of_several_that_start_together_one_drives(url):
     """Of processes that claim a study at the same moment, exactly one gets it."""
-    if kind == "postgresql":
-        url = request.getfixturevalue("postgresql")
-        storage = open_storage(url)
-        optuna.create_study(study_name=STUDY, storage=storage)
-        storage.engine.dispose()
     code = (
         "import sys\n"
         "from hardware.errors import ConfigError\n"
         "from tuner.driver import claim\n"
-        "from tuner.storage import open_storage\n"
-        f"storage = open_storage({url!r})\n"
+        "from tuner.storage import open_store\n"
+        f"store = open_store({url!r})\n"
         "print('ready', flush=True)\n"
         "sys.stdin.readline()\n"
         "try:\n"
-        f"    claim(storage, {STUDY!r}, now_s={NOW_S})\n"
+        f"    claim(store, {STUDY!r}, now_s={NOW_S})\n"
         "except ConfigError as error:\n"
         "    print('refused', flush=True)\n"
         "else:\n"

@@ -1,6 +1,5 @@
 import json
 import sqlite3
-import uuid
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -26,8 +25,8 @@ from tuner.config import load_study
 from tuner.evidence import OBSERVATION
 from tuner.history import Past, keep_run, make_tables, past_of, read_past
 from tuner.history.past import facts_of_profile
-from tuner.history.tables import RUNS, SAMPLES, VERSION
-from tuner.storage import open_storage, reading_engine
+from tuner.history.tables import METADATA, RUNS, SAMPLES, VERSION
+from tuner.storage import open_store, reading
 from tuner.study import run_study, stored_study
 
 MOE = """
@@ -71,19 +70,6 @@ class Predicted:
         return Observation(status=Status.OK, step_times_s=(float(step.step_time_s[0]),))
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def database(request, tmp_path):
-    """The URL of an empty database of either kind."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'past.db'}"
-    server, name = request.getfixturevalue("postgresql"), f"history_{uuid.uuid4().hex}"
-    engine = reading_engine(server)
-    with engine.begin() as connection:  # a schema of its own: a database of its own takes the server seconds
-        connection.execute(text(f"CREATE SCHEMA {name}"))
-    engine.dispose()
-    return f"{server}?options=-csearch_path%3D{name}"
-
-
 def loaded(folder, storage, *overrides, uneven=False):
     """The study above; only where work may be uneven, its candidates take a second to plan."""
     file = folder / "study.yaml"
@@ -101,7 +87,7 @@ def run(config, backend=None):
 
 def forget_tables(url):
     """Makes the database what an older Meshtune left."""
-    engine = open_storage(url).engine
+    engine = open_store(url).engine
     with engine.begin() as connection:
         for table in (SAMPLES.name, RUNS.name, "meshtune_history"):
             connection.execute(text(f"DROP TABLE {table}"))
@@ -110,11 +96,8 @@ def forget_tables(url):
 
 def counts(url):
     """Rows of both tables."""
-    engine = open_storage(url).engine
-    with engine.connect() as connection:
-        found = [connection.execute(select(func.count()).select_from(table)).scalar_one() for table in (RUNS, SAMPLES)]
-    engine.dispose()
-    return found
+    with reading(url, METADATA) as connection:
+        return [connection.execute(select(func.count()).select_from(table)).scalar_one() for table in (RUNS, SAMPLES)]
 
 
 def past_in(url, **options):
@@ -196,25 +179,26 @@ def test_a_time_that_is_none_stops_no_study(tmp_path):
 
 def test_a_trial_that_is_kept_twice_is_there_once(database, tmp_path):
     """Keeping a trial again replaces its run and its operator times, and leaves those of others alone."""
-    storage = open_storage(database)
+    store = open_store(database)
     setting = loaded(tmp_path, database).setting
     observation = Observation(status=Status.OK, step_times_s=(1.0,), operator_samples=(SAMPLE, SAMPLE))
     again = replace(observation, step_times_s=(2.0,), operator_samples=(SAMPLE,))
 
     for _ in range(2):
-        make_tables(storage.engine)
+        make_tables(store)
     for study, trial, found in (("a", 0, observation), ("a", 1, observation), ("b", 0, observation), ("a", 0, again)):
-        keep_run(storage.engine, study, trial, setting, ParallelConfig(dp=16), found)
-    storage.engine.dispose()
+        keep_run(store, study, trial, setting, ParallelConfig(dp=16), found)
+    store.close()
 
     assert [run.step_time_s for run in past_in(database).runs] == [2.0, 1.0, 1.0]
     assert counts(database) == [3, 1 + 2 + 2]
 
 
-def test_a_trial_is_kept_whole_or_not_at_all(database, tmp_path):
+def test_a_trial_is_kept_whole_or_not_at_all(sql_database, tmp_path):
     """A driver that dies while it keeps a trial leaves neither its run nor a part of its operator times."""
-    engine = open_storage(database).engine
-    make_tables(engine)
+    store = open_store(sql_database)
+    engine = store.engine
+    make_tables(store)
     observation = Observation(status=Status.OK, step_times_s=(1.0,), operator_samples=(SAMPLE,) * 3)
 
     def die(_connection, _cursor, statement, *_):
@@ -223,18 +207,19 @@ def test_a_trial_is_kept_whole_or_not_at_all(database, tmp_path):
 
     event.listen(engine, "before_cursor_execute", die)
     with pytest.raises(KeyboardInterrupt):
-        keep_run(engine, "a", 0, loaded(tmp_path, database).setting, ParallelConfig(dp=16), observation)
+        keep_run(store, "a", 0, loaded(tmp_path, sql_database).setting, ParallelConfig(dp=16), observation)
     event.remove(engine, "before_cursor_execute", die)
     engine.dispose()
 
-    assert counts(database) == [0, 0]
+    assert counts(sql_database) == [0, 0]
 
 
 @pytest.mark.parametrize(
-    "moment", [f"INSERT INTO {RUNS.name}", f"INSERT INTO {SAMPLES.name}", "UPDATE trials SET state"]
+    ("moment", "observed"),
+    [(f"INSERT INTO {RUNS.name}", False), (f"INSERT INTO {SAMPLES.name}", False), ("UPDATE trials SET state", True)],
 )
-def test_a_driver_that_dies_while_it_ends_a_trial_loses_nothing(tmp_path, moment):
-    """Killed between the observation and the end of a trial, and resumed, a study has each trial in the tables once."""
+def test_a_driver_that_dies_while_it_ends_a_trial_loses_nothing(tmp_path, moment, observed):
+    """Killed while it keeps an observation, or after it, and resumed, a study has each trial in the tables once."""
     storage = f"sqlite:///{tmp_path / 'past.db'}"
     config = loaded(tmp_path, storage)
     seen = []
@@ -249,7 +234,7 @@ def test_a_driver_that_dies_while_it_ends_a_trial_loses_nothing(tmp_path, moment
     with pytest.raises(SystemExit):
         run(config, Scripted())
     event.remove(Engine, "before_cursor_execute", die)
-    assert OBSERVATION in stored_study(config).get_trials()[1].user_attrs
+    assert (OBSERVATION in stored_study(config).get_trials()[1].user_attrs) == observed
     result, _ = run(config, Scripted())
 
     past = past_in(storage)
@@ -260,19 +245,19 @@ def test_a_driver_that_dies_while_it_ends_a_trial_loses_nothing(tmp_path, moment
 # Studies from before the tables
 
 
-def test_an_older_study_is_read_from_its_trials(database, tmp_path):
+def test_an_older_study_is_read_from_its_trials(sql_database, tmp_path):
     """A database without the tables gives the same runs and operator times, and is not changed by it."""
-    config = loaded(tmp_path, database, uneven=True)
+    config = loaded(tmp_path, sql_database, uneven=True)
     run(config, Scripted(Observation(status=Status.CRASHED), Observation(status=Status.PRUNED, step_times_s=(3.0,))))
-    kept = past_in(database)
-    forget_tables(database)
+    kept = past_in(sql_database)
+    forget_tables(sql_database)
 
-    older = past_in(database)
+    older = past_in(sql_database)
 
     assert older == kept
     assert len(older.runs) == 4
     assert len(older.samples) == 2
-    engine = open_storage(database).engine
+    engine = open_store(sql_database).engine
     assert not [name for name in inspect(engine).get_table_names() if name.startswith("meshtune")]
     engine.dispose()
 
@@ -381,20 +366,20 @@ def test_a_profile_is_fitted_to_what_a_study_ran(tmp_path):
 # What is no past
 
 
-def test_a_study_is_not_its_own_past(database, tmp_path):
+def test_a_study_is_not_its_own_past(sql_database, tmp_path):
     """A study that names its own storage reads the other studies in it, with or without the tables, and not itself."""
-    history = f"history=[{json.dumps(database)}]"
-    run(loaded(tmp_path, database))
-    second = loaded(tmp_path, database, "name=second", history)
+    history = f"history=[{json.dumps(sql_database)}]"
+    run(loaded(tmp_path, sql_database))
+    second = loaded(tmp_path, sql_database, "name=second", history)
     run(second)
 
     own = {run.group for run in past_of(second).runs}
-    other = {run.group for run in past_of(loaded(tmp_path, database, history)).runs}
-    forget_tables(database)
+    other = {run.group for run in past_of(loaded(tmp_path, sql_database, history)).runs}
+    forget_tables(sql_database)
 
     assert [name.split()[0] for name in (*own, *other)] == ["first", "second"]
     assert {run.group for run in past_of(second).runs} == own
-    assert len({run.group for run in past_in(database).runs}) == 2
+    assert len({run.group for run in past_in(sql_database).runs}) == 2
 
 
 def test_own_storage_is_known_under_another_spelling(tmp_path, monkeypatch):
@@ -438,13 +423,13 @@ def test_synthetic_trials_say_nothing_to_a_measured_study(tmp_path):
 
 def test_runs_by_another_clock_are_left_out_and_their_operators_read(database, tmp_path):
     """Seconds of a virtual clock say nothing to a study by the wall clock; what operators took does."""
-    storage = open_storage(database)
-    make_tables(storage.engine)
+    store = open_store(database)
+    make_tables(store)
     setting = loaded(tmp_path, database).setting
     for trial, clock in enumerate(("wall", "virtual", "cpu")):
         observation = Observation(status=Status.OK, step_times_s=(1.0,), operator_samples=(SAMPLE,), clock=clock)
-        keep_run(storage.engine, "a", trial, setting, ParallelConfig(dp=16), observation)
-    storage.engine.dispose()
+        keep_run(store, "a", trial, setting, ParallelConfig(dp=16), observation)
+    store.close()
 
     past = past_in(database)
 

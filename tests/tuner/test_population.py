@@ -4,17 +4,20 @@ import sys
 import numpy as np
 import optuna
 import pytest
+from optuna.trial import create_trial
 
 from costmodels.parallel import ConfigGrid, ParallelConfig
 from tuner.candidates import candidates_of
 from tuner.cli import main
 from tuner.config import load_study
+from tuner.parameters import params_of
 from tuner.population import (
     MAX_SHARES,
+    POPULATION,
+    POPULATION_AT_START,
     Moment,
     Share,
     as_json,
-    attribute_of,
     from_json,
     in_lines,
     read_moments,
@@ -87,12 +90,16 @@ def test_a_population_is_small_enough_for_an_attribute():
 
 
 def test_moments_stand_in_the_order_of_the_ends():
-    """Trials that ran side by side are read in the order in which they ended, after what stood before the first."""
+    """Trials that ran side by side are read in the order in which they ended, after what stood before the first, also
+    where an earlier version kept them on the study.
+    """
     study = optuna.create_study()
     trials = [study.ask() for _ in range(3)]
     stored = as_json(shares(np.array([0, 1]), grid_of(2), ()))
-    for number in (None, 0, 1, 2):
-        study.set_user_attr(attribute_of(number), stored)
+    study.set_user_attr(POPULATION_AT_START, stored)
+    study.set_user_attr(f"{POPULATION}:0", stored)  # as earlier versions kept it
+    for trial in trials[1:]:
+        trial.set_user_attr(POPULATION, stored)
 
     for number in (2, 0, 1):
         study.tell(trials[number], 1.0)
@@ -106,7 +113,7 @@ def test_a_trial_that_has_not_ended_has_no_moment():
     trials = [study.ask() for _ in range(3)]
     stored = as_json(shares(np.array([0, 1]), grid_of(2), ()))
     for number in (0, 2):
-        study.set_user_attr(attribute_of(number), stored)
+        trials[number].set_user_attr(POPULATION, stored)
 
     for number in (0, 1):
         study.tell(trials[number], 1.0)
@@ -153,12 +160,17 @@ def test_status_shows_the_newest_population(tmp_path, monkeypatch, capsys):
     candidates = candidates_of(config)
     sampler = make_sampler(config, candidates)
     study = open_study(config, sampler)
-    trial = study.ask(fixed_distributions=sampler.search_space)
-    study.tell(trial, 1.0)
     grid = candidates.space.grid
     found = shares(np.array([0] * 3 + [1]), grid, explored={0})
-    study.set_user_attr(attribute_of(None), as_json(found[1:]))
-    study.set_user_attr(attribute_of(0), as_json(found))
+    study.set_user_attr(POPULATION_AT_START, as_json(found[1:]))
+    study.add_trial(
+        create_trial(
+            value=1.0,
+            params=params_of(grid.values(0)),
+            distributions=sampler.search_space,
+            user_attrs={POPULATION: as_json(found)},
+        )
+    )
 
     printed = []
     for options in ([], ["--json"]):

@@ -14,7 +14,8 @@ from sqlalchemy import text
 from hardware.errors import ConfigError
 from tests.tuner.conftest import PASSWORD
 from tests.tuner.driver_process import ROOT, STUDY
-from tuner.storage import find_study, load_study, open_storage, read_attribute, replace_attribute, shown_url
+from tuner.storage import find_study, load_study, open_database, open_store, shown_url
+from tuner.store import Condition
 
 NOBODY = 65534
 
@@ -41,7 +42,7 @@ def without_roots_rights():
 def refusal(url):
     """The one message with which a database is refused."""
     with pytest.raises(ConfigError) as caught:
-        open_storage(url)
+        open_database(url)
     message = str(caught.value)
     assert caught.value.key == "storage"
     assert "\n" not in message
@@ -58,7 +59,7 @@ def test_sqlite_flushes_every_commit(tmp_path):
     """SQLite writes ahead of the database and flushes each commit, on every connection, also after reopening."""
     url = f"sqlite:///{tmp_path / 'study.db'}"
 
-    for storage in (open_storage(url), open_storage(url)):
+    for storage in (open_database(url), open_database(url)):
         assert pragma(storage, "journal_mode") == "wal"
         assert pragma(storage, "synchronous") == 2  # FULL
         with storage.engine.connect(), storage.engine.connect() as second:
@@ -67,7 +68,7 @@ def test_sqlite_flushes_every_commit(tmp_path):
 
 def test_in_memory_database_can_be_used():
     """A database in memory opens, for whoever only looks around."""
-    assert load_study(open_storage("sqlite://"), "none") is None
+    assert load_study(open_database("sqlite://"), "none") is None
 
 
 def test_processes_may_create_one_database_together(tmp_path):
@@ -75,12 +76,12 @@ def test_processes_may_create_one_database_together(tmp_path):
     url = f"sqlite:///{tmp_path / 'study.db'}"
     code = (
         "import sys, time, pathlib\n"
-        "from tuner.storage import open_storage\n"
+        "from tuner.storage import open_database\n"
         "import optuna\n"
         "print('ready', flush=True)\n"
         "sys.stdin.readline()\n"
         "optuna.logging.set_verbosity(optuna.logging.ERROR)\n"
-        f"storage = open_storage({url!r})\n"
+        f"storage = open_database({url!r})\n"
         "study = optuna.create_study(study_name=sys.argv[1], storage=storage)\n"
         "for _ in range(5): study.tell(study.ask(), 1.0)\n"
     )
@@ -103,7 +104,7 @@ def test_processes_may_create_one_database_together(tmp_path):
     errors = [process.communicate(timeout=60)[1] for process in processes]
 
     assert [process.returncode for process in processes] == [0] * 4, errors
-    storage = open_storage(url)
+    storage = open_database(url)
     assert [len(load_study(storage, f"study-{number}").trials) for number in range(4)] == [5] * 4
 
 
@@ -112,7 +113,7 @@ def test_no_database_file_is_refused_in_one_message(tmp_path):
     text_file = tmp_path / "notes.txt"
     text_file.write_text("these are my notes " * 500)
     cut = tmp_path / "cut.db"
-    open_storage(f"sqlite:///{cut}").engine.dispose()
+    open_database(f"sqlite:///{cut}").engine.dispose()
     cut.write_bytes(cut.read_bytes()[:5000])
 
     assert "file is not a database" in refusal(f"sqlite:///{text_file}")
@@ -160,7 +161,7 @@ def test_unwritable_database_is_refused():
 def test_other_schema_version_is_refused(tmp_path, version, way_out):
     """Tables of an older or newer Optuna are refused with the way out."""
     file = tmp_path / "study.db"
-    open_storage(f"sqlite:///{file}").engine.dispose()
+    open_database(f"sqlite:///{file}").engine.dispose()
     with closing(sqlite3.connect(file)) as connection:
         connection.execute("UPDATE alembic_version SET version_num = ?", (version,))
         connection.commit()
@@ -237,24 +238,25 @@ def test_shown_url_hides_the_password(url, shown):
     assert shown_url(url) == shown
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-def test_attribute_is_replaced_once(kind, request, tmp_path):
+def test_attribute_is_replaced_once(database):
     """Of two that replace the same text of an attribute, the second is told that it came too late."""
-    url = f"sqlite:///{tmp_path / 'study.db'}" if kind == "sqlite" else request.getfixturevalue("postgresql")
-    storage = open_storage(url)
-    optuna.create_study(study_name="replaced", storage=storage)
-    study_id = storage.get_study_id_from_name("replaced")
+    store = open_store(database)
+    optuna.create_study(study_name="replaced", storage=store.storage)
+    study_id = store.storage.get_study_id_from_name("replaced")
 
-    assert read_attribute(storage, study_id, "key") == (None, None)
-    assert replace_attribute(storage, study_id, "key", None, {"first": 1})
-    assert not replace_attribute(storage, study_id, "key", None, {"second": 2})
-    held, seen = read_attribute(storage, study_id, "key")
+    def replace(before, value):
+        return store.replace_attribute(Condition(study_id=study_id, key="key", text=before), value)
+
+    assert store.read_attribute(study_id, "key") == (None, None)
+    assert replace(None, {"first": 1})
+    assert not replace(None, {"second": 2})
+    held, seen = store.read_attribute(study_id, "key")
     assert held == {"first": 1}
-    assert replace_attribute(storage, study_id, "key", seen, None)
-    assert not replace_attribute(storage, study_id, "key", seen, {"third": 3})
-    assert read_attribute(storage, study_id, "key") == (None, "null")
-    assert storage.get_study_user_attrs(study_id) == {"key": None}
-    storage.engine.dispose()
+    assert replace(seen, None)
+    assert not replace(seen, {"third": 3})
+    assert store.read_attribute(study_id, "key") == (None, "null")
+    assert store.storage.get_study_user_attrs(study_id) == {"key": None}
+    store.close()
 
 
 def test_looking_for_a_study_creates_nothing(tmp_path):

@@ -8,13 +8,13 @@ from pathlib import Path
 from sqlalchemy.engine import URL, make_url
 
 from hardware.errors import ConfigError, shown_url
-from tuner.config import StudyConfig, is_database, no_database, sqlite_file
+from tuner.config import StudyConfig, is_database, no_database, storage_file
 from tuner.history.lone import read_lone
 from tuner.history.past import LoneSample, Past, together
 from tuner.history.published import published_group, read_published
 from tuner.history.stored import read_stored
-from tuner.history.tables import has_tables
-from tuner.storage import reading_engine, storage_errors
+from tuner.history.tables import METADATA, has_tables
+from tuner.storage import reading
 
 LOCAL_HOSTS = (None, "", "localhost", "127.0.0.1", "::1")
 
@@ -45,7 +45,7 @@ def read_past(entries: Sequence[str], *, base_dir: Path, own: tuple[str, str] | 
 
     Args:
         entries: Database URLs, and paths of CSV files.
-        base_dir: Where relative paths start; that of a relative SQLite URL starts at the working directory.
+        base_dir: Where relative paths start; that of a relative URL of a file starts at the working directory.
         own: Storage and name of the study that asks, whose trials are left out.
 
     Raises:
@@ -65,34 +65,28 @@ def read_past(entries: Sequence[str], *, base_dir: Path, own: tuple[str, str] | 
 
 def _read_database(url: str, own: tuple[str, str] | None) -> Past:
     is_own = own is not None and _place(url) == _place(own[0])
-    file = sqlite_file(url)
+    file = storage_file(url)
     if file is not None and not file.is_file():
         if is_own:
             return Past()  # the study's own storage, before its first run
-        raise no_database(url)  # SQLite would make one
-    with storage_errors(url):
-        return read_stored(url, shown_url(url), own[1] if own is not None and is_own else None)
+        raise no_database(url)  # opening would make one
+    return read_stored(url, shown_url(url), own[1] if own is not None and is_own else None)
 
 
 def _own_calibrations(url: str) -> tuple[LoneSample, ...]:
     """What calibrations have left in a study's own storage, if it is there."""
-    file = sqlite_file(url)
+    file = storage_file(url)
     if file is not None and not file.is_file():
         return ()
-    with storage_errors(url):
-        engine = reading_engine(url)
-        try:
-            with engine.connect() as connection:
-                return read_lone(connection) if has_tables(connection) else ()
-        finally:
-            engine.dispose()
+    with reading(url, METADATA) as connection:
+        return read_lone(connection) if has_tables(connection) else ()
 
 
 def _place(url: str) -> tuple[object, ...]:
     """What two URLs of one database have in common, however they are spelled."""
-    file = sqlite_file(url)
+    file = storage_file(url)
     if file is not None:
-        return ("sqlite", file.resolve())
+        return ("file", file.resolve())
     try:
         parsed: URL = make_url(url)
     except ValueError:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 
-from sqlalchemy import Connection, Engine, delete, insert, select
+from sqlalchemy import Connection, select
 
 from costmodels.lone_calls import LoneCall
 from costmodels.operators import OpKind, Phase
 from tuner.history.past import LoneSample
 from tuner.history.tables import SAMPLES
+from tuner.store import AbstractStore, Rows
 
 ALONE = "(alone)"
 """In place of a runtime's name, which no file can have that a study names."""
@@ -23,32 +24,26 @@ ALONE = "(alone)"
 _C = SAMPLES.c
 
 
-def keep_lone(engine: Engine, sample: LoneSample) -> None:
+def keep_lone(store: AbstractStore, sample: LoneSample) -> None:
     """Keeps the time of one call in place of an earlier one; the tables must be there."""
     call = sample.call
     first, second = _place(call)
     key = {"study": f"calibration of {sample.device}", "trial": first, "position": second}
-    with engine.begin() as connection:
-        connection.execute(
-            delete(SAMPLES).where((_C.study == key["study"]) & (_C.trial == first) & (_C.position == second))
-        )
-        connection.execute(
-            insert(SAMPLES),
-            {
-                **key,
-                "model": "",
-                "device": sample.device,
-                "runtime": ALONE,
-                "precision": call.precision,
-                "origin": "measured",
-                "kind": str(call.kind),
-                "phase": str(call.phase),
-                "shape": json.dumps(call.shape),
-                "time_s": sample.time_s,
-                "count": sample.count,
-                "name": call.role,
-            },
-        )
+    row = {
+        **key,
+        "model": "",
+        "device": sample.device,
+        "runtime": ALONE,
+        "precision": call.precision,
+        "origin": "measured",
+        "kind": str(call.kind),
+        "phase": str(call.phase),
+        "shape": json.dumps(call.shape),
+        "time_s": sample.time_s,
+        "count": sample.count,
+        "name": call.role,
+    }
+    store.replace_rows(Rows(table=SAMPLES, key=key, rows=[row]))
 
 
 def read_lone(connection: Connection) -> tuple[LoneSample, ...]:

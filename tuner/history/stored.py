@@ -26,11 +26,11 @@ from trials.backend import Observation, Status
 from tuner.evidence import OBSERVATION
 from tuner.history.lone import ALONE, read_lone
 from tuner.history.past import Fact, LoneSample, Past, PastRun, PastSample, facts_of_profile, log_spread, timed_samples
-from tuner.history.tables import RUNS, SAMPLES, device_names, has_tables
+from tuner.history.tables import METADATA, RUNS, SAMPLES, device_names, has_tables
 from tuner.parameters import ASSIGNMENT
 from tuner.proxy import PROXY
 from tuner.record import MEANING
-from tuner.storage import reading_engine
+from tuner.storage import reading
 
 _JOB = TypeAdapter(TrainingJob)
 _CLUSTER = TypeAdapter(Cluster)
@@ -60,12 +60,8 @@ def read_stored(url: str, label: str, own: str | None) -> Past:
     Raises:
         ConfigError: the database cannot be read, or no study has ever stood in it.
     """
-    engine = reading_engine(url)
-    try:
-        with engine.connect() as connection:
-            return _Reader(connection, label, own).read()
-    finally:
-        engine.dispose()
+    with reading(url, METADATA) as connection:
+        return _Reader(connection, label, own).read()
 
 
 class _Reader:

@@ -23,16 +23,13 @@ from sqlalchemy import (
     Connection,
     DateTime,
     Double,
-    Engine,
     Index,
     Integer,
     MetaData,
     String,
     Table,
     Text,
-    delete,
     func,
-    insert,
     inspect,
     select,
 )
@@ -43,6 +40,7 @@ from hardware.errors import ConfigError, shown_url
 from trials.backend import Observation
 from tuner.history.past import facts_of_profile, log_spread, timed_samples
 from tuner.rules import Setting
+from tuner.store import AbstractStore, Rows
 
 VERSION = 1
 NAME_LENGTH = 255
@@ -51,13 +49,13 @@ CREATE_ATTEMPTS = 5
 CREATE_PAUSE_S = 0.2
 """Studies that create the tables of one database at the same time stumble over each other; the tables stay."""
 
-_METADATA = MetaData()
+METADATA = MetaData()
 
-_VERSION = Table("meshtune_history", _METADATA, Column("version", Integer, primary_key=True, autoincrement=False))
+_VERSION = Table("meshtune_history", METADATA, Column("version", Integer, primary_key=True, autoincrement=False))
 
 RUNS = Table(
     "meshtune_runs",
-    _METADATA,
+    METADATA,
     Column("study", String(512), primary_key=True),
     Column("trial", Integer, primary_key=True, autoincrement=False),
     Column("model", String(NAME_LENGTH), nullable=False),
@@ -79,7 +77,7 @@ RUNS = Table(
 
 SAMPLES = Table(
     "meshtune_operator_samples",
-    _METADATA,
+    METADATA,
     Column("study", String(512), primary_key=True),
     Column("trial", Integer, primary_key=True, autoincrement=False),
     Column("position", Integer, primary_key=True, autoincrement=False),
@@ -98,20 +96,20 @@ SAMPLES = Table(
 )
 
 
-def make_tables(engine: Engine) -> None:
-    """Makes the tables if the database lacks them; the version is written last, once all is there.
+def make_tables(store: AbstractStore) -> None:
+    """Makes the tables if the store lacks them; the version is written last, once all is there.
 
     Raises:
         ConfigError: another version made them.
     """
     for attempt in range(CREATE_ATTEMPTS):
         try:
-            with engine.begin() as connection:
+            with store.connection(METADATA) as connection:
                 if has_tables(connection):
                     return
-                _METADATA.create_all(connection)
-                connection.execute(insert(_VERSION).values(version=VERSION))
-                return
+            version = {"version": VERSION}
+            store.create_tables(METADATA, Rows(table=_VERSION, key=version, rows=[version]))
+            return
         except DBAPIError as error:
             collided = "exists" in str(error) or "UNIQUE" in str(error) or "duplicate" in str(error)
             if attempt + 1 == CREATE_ATTEMPTS or not collided:
@@ -120,9 +118,14 @@ def make_tables(engine: Engine) -> None:
 
 
 def keep_run(
-    engine: Engine, study: str, trial: int, setting: Setting, config: ParallelConfig, observation: Observation
+    store: AbstractStore,
+    study: str,
+    trial: int,
+    setting: Setting,
+    config: ParallelConfig,
+    observation: Observation,
 ) -> None:
-    """Keeps what a trial found, in one transaction; a trial that was kept before is replaced, not doubled.
+    """Keeps what a trial found, all or nothing; a trial that was kept before is replaced, not doubled.
 
     The tables must be there: see `make_tables`.
     """
@@ -163,12 +166,8 @@ def keep_run(
         }
         for position, sample in enumerate(timed_samples(observation))
     ]
-    with engine.begin() as connection:
-        for table in (SAMPLES, RUNS):
-            connection.execute(delete(table).where((table.c.study == study) & (table.c.trial == trial)))
-        connection.execute(insert(RUNS), run)
-        if samples:
-            connection.execute(insert(SAMPLES), samples)
+    key = {"study": study, "trial": trial}
+    store.replace_rows(Rows(table=SAMPLES, key=key, rows=samples), Rows(table=RUNS, key=key, rows=[run]))
 
 
 def device_names(names: list[str]) -> str:
