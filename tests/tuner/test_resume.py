@@ -28,8 +28,8 @@ from tuner.study import run_study
 
 TRIALS = 40
 UNDISTURBED = ("search.confidence=1.0", f"search.max_trials={TRIALS}", "search.parallel_trials=2")
-WRITES_OF_A_LIFE = 20
-"""Enough to settle what an earlier driver left and to ask for a trial, and too few for two."""
+WRITES_OF_A_LIFE = 13
+"""Commits: enough to settle what an earlier driver left and to ask for a trial, and too few for two."""
 
 HALF_A_TRIAL = timedelta(seconds=3)
 """Of the trials of a run that is interrupted."""
@@ -126,7 +126,7 @@ def test_killed_after_any_write_it_continues(tmp_path, short, slots, budget):
     live, moments = tmp_path / "live.db", []
     with kept_at_each_commit(live, moments):
         undisturbed, seen = run_in_process(short, f"sqlite:///{live}", slots, budget)
-    assert len(moments) > 15 * budget
+    assert len(moments) > 4 * budget, len(moments)
     assert sorted(seen) == list(range(budget))
 
     for moment in moments:
