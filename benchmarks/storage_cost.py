@@ -3,7 +3,8 @@
     python -m benchmarks.storage_cost [--storages sqlite postgresql journal] [--at 0 300 1000] [--trials 30]
         [--folder DIR] [--json]
 
-The driver runs as `meshtune run` does, with trials that end at once: it asks with all parameters and what is predicted,
+The driver runs as `meshtune run` does, with trials that end at once and random draws in place of those of a surrogate,
+which would take minutes at 1,000 trials and touch no storage: it asks with all parameters and what is predicted,
 reports steps, keeps the observation and the rows for later studies, and tells. Taken is the time inside Optuna's
 storages and studies, the database and the journal, and nothing else; seconds pass for the driver's clock, so that its
 claim is renewed as in trials of one second. Beside it stands a loop of plain Optuna on the same storage with the same
@@ -31,7 +32,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import optuna
+from numpy.typing import NDArray
 from optuna import Study
 from optuna.samplers import RandomSampler
 from optuna.storages import BaseStorage, InMemoryStorage, JournalStorage, RDBStorage
@@ -45,8 +48,10 @@ from benchmarks.timing import answer, count_at_least, publish, tell
 from costmodels.parallel import ParallelConfig
 from costmodels.reduced import Reduction
 from trials.backend import Observation, Status
+from tuner.belief import Belief
 from tuner.candidates import candidates_of
 from tuner.config import StudyConfig, load_study
+from tuner.evidence import Evidence
 from tuner.journal_file import JournalFile
 from tuner.parameters import params_of
 from tuner.storage import open_store
@@ -61,7 +66,7 @@ name: cost
 model: llama-7b
 cluster: {name: dgx-a100, hosts: 16}
 job: {sequence_length: 4096, global_batch_size: 1024}
-search: {draws: 10, confidence: 1.0, baseline: false}
+search: {confidence: 1.0, baseline: false}
 trial: {backend: simulated}
 """
 
@@ -195,15 +200,30 @@ def cost_of_a_run(config: StudyConfig, at: int, trials: int) -> Stopwatch:
         _fill(config, at)
     stopwatch = Stopwatch()
     executor = EndingTrials(stopwatch)
-    with stopwatch.on():
+    with stopwatch.on(), _random_draws():
         result = run_study(config, on_progress=lambda _: None, executor=executor, clock=lambda: executor.now_s)
     assert sum(record.finished for record in result.records) == at + trials
     return stopwatch
 
 
+@contextmanager
+def _random_draws() -> Iterator[None]:
+    ordinary = Belief.draw
+
+    def draw(belief: Belief, _evidence: Evidence, num_draws: int, rng: np.random.Generator) -> NDArray[np.float32]:
+        return rng.standard_normal((num_draws, len(belief.predicted)), dtype=np.float32)
+
+    setattr(Belief, "draw", draw)  # noqa: B010 # mypy refuses to assign to a method
+    try:
+        yield
+    finally:
+        setattr(Belief, "draw", ordinary)  # noqa: B010 # as above
+
+
 def _fill(config: StudyConfig, at: int) -> None:
     """Brings a study to `at` trials: the first ones are run, the others are like them."""
-    run_study(_with(config, 5), on_progress=lambda _: None, executor=EndingTrials(Stopwatch()))
+    with _random_draws():
+        run_study(_with(config, 5), on_progress=lambda _: None, executor=EndingTrials(Stopwatch()))
     store, grid = open_store(config.storage), candidates_of(config).space.grid
     study = optuna.load_study(study_name=config.name, storage=store.storage)
     done = study.get_trials()
@@ -307,7 +327,7 @@ def _show(figures: dict[str, Any]) -> None:
     publish(figures["rows"], as_json=False)
     verdict = "met" if figures["met"] else "missed"
     print(
-        f"target: under {figures['target_ms']:.0f} ms a trial; the worst mean is {figures['worst_ms']:.1f} ms: {verdict}"
+        f"target, under {figures['target_ms']:.0f} ms a trial: {verdict}; the worst mean is {figures['worst_ms']:.1f} ms"
     )
 
 

@@ -92,16 +92,23 @@ class TrialRecord:
 
 
 def read_records(study: Study) -> list[TrialRecord]:
-    """All trials that got a candidate, in the order of their numbers.
+    """All trials that got a candidate, in the order of their numbers."""
+    return records_of(study.get_trials(deepcopy=False), study.user_attrs)
+
+
+def records_of(trials: Sequence[FrozenTrial], attributes: Mapping[str, Any]) -> list[TrialRecord]:
+    """The trials of a study that got a candidate, in the order of their numbers.
 
     A trial that lacks one of the dimensions is just being asked for, or its driver died while it was.
+
+    Args:
+        trials: All trials.
+        attributes: Those of the study.
     """
-    attributes = study.user_attrs
     dimensions = {*DEGREES, *attributes.get(MEANING, {}).get("space", {}).get("opened", ())}
-    trials = sorted(study.get_trials(deepcopy=False), key=lambda trial: trial.number)
     return [
         _record(trial, trial.user_attrs.get(P_STAR, attributes.get(f"{P_STAR}:{trial.number}")))
-        for trial in trials
+        for trial in sorted(trials, key=lambda trial: trial.number)
         if dimensions <= set(trial.params)
     ]
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 import json
 import time
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -23,7 +23,7 @@ from optuna import Study
 from optuna.exceptions import ExperimentalWarning
 from optuna.pruners import BasePruner, NopPruner
 from optuna.storages import BaseStorage
-from optuna.trial import TrialState, create_trial
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from costmodels.parallel import ParallelConfig
 from costmodels.reduced import Reduction
@@ -54,6 +54,7 @@ from tuner.record import (
     TrialRecord,
     best_record,
     read_records,
+    records_of,
 )
 from tuner.reference import Reference, keep_baseline, reference_among, reference_of
 from tuner.sampler import ThompsonSampler
@@ -455,7 +456,12 @@ class _Live:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Run:
-    """One driver at work on one study."""
+    """One driver at work on one study.
+
+    Attributes:
+        live: The trials that have not ended, by number.
+        known: What was last read of the trials, empty after each write: while the claim holds, nobody else writes.
+    """
 
     config: StudyConfig
     candidates: Candidates
@@ -466,6 +472,7 @@ class _Run:
     past: Past
     reports: StepReports
     live: dict[int, _Live] = field(default_factory=dict)
+    known: list[list[FrozenTrial]] = field(default_factory=list)
 
     def adopt(self) -> list[Asked]:
         """Settles what an earlier driver left running; returns the trials that must run again."""
@@ -476,7 +483,7 @@ class _Run:
             self.live[trial.number] = _Live(trial_id=trial._trial_id, position=position, proxy=proxy)
             if OBSERVATION in trial.user_attrs:
                 observation = Observation.from_json(trial.user_attrs[OBSERVATION])
-                with self.held.together():
+                with self._written():
                     self._keep_run(trial.number, observation)
                 self._tell(trial.number, observation)
             elif position is None:
@@ -493,7 +500,7 @@ class _Run:
                     others = [other for other in self.study.get_trials(deepcopy=False) if other.number != trial.number]
                     proxy = self.sampler.proxy_for(self.sampler.evidence(others), position)
                     self.live[trial.number] = replace(self.live[trial.number], proxy=proxy)
-                    with self.held.together():
+                    with self._written():
                         for key, value in self._described(position, proxy).items():
                             self.store.storage.set_trial_user_attr(trial._trial_id, key, value)
                 again.append(self._asked(trial.number, position, proxy))
@@ -520,10 +527,10 @@ class _Run:
             distributions=self.sampler.search_space,
             user_attrs=self._described(position, proxy),
         )
-        with self.held.together():
+        with self._written():
             trial_id = self.store.storage.create_new_trial(self.study._study_id, template)
             self.sampler.keep_start(self.study, evidence)
-        number = self.store.storage.get_trial(trial_id).number
+        number = next(trial.number for trial in self._trials() if trial._trial_id == trial_id)
         self.live[number] = _Live(trial_id=trial_id, position=position, proxy=proxy)
         return self._asked(number, position, proxy)
 
@@ -553,7 +560,7 @@ class _Run:
     def record(self, number: int, observation: Observation) -> None:
         """Keeps the observation, then ends the trial: a driver that dies in between has lost nothing."""
         trial_id = self.live[number].trial_id
-        with self.held.together():
+        with self._written():
             self.store.storage.set_trial_user_attr(trial_id, STATUS, observation.status.value)
             self.store.storage.set_trial_user_attr(trial_id, OBSERVATION, observation.as_json())
             self._keep_run(number, observation)
@@ -571,12 +578,15 @@ class _Run:
 
     def hopeless(self, running: Mapping[int, tuple[float, ...]]) -> Mapping[int, str]:
         """The running trials to stop, with the reason, by number; their first steps are kept on the way."""
-        return self.reports.hopeless(running) if self.config.search.prune else {}
+        if not self.config.search.prune:
+            return {}
+        self.known.clear()
+        return self.reports.hopeless(running)
 
     def _tell(self, number: int, observation: Observation) -> None:
         """Ends a trial for Optuna; a value is a step time at full size, which a proxy does not measure."""
         is_proxy = self.live.pop(number).proxy is not None
-        with self.held.together():
+        with self._written():
             if observation.step_time_s is not None and not is_proxy:
                 self.study.tell(number, observation.step_time_s)
             elif observation.status == Status.PRUNED or observation.step_time_s is not None:
@@ -603,18 +613,31 @@ class _Run:
 
     def progress(self, elapsed_s: float, note: str = "") -> Progress:
         """Where the run stands."""
-        records = read_records(self.study)
+        attributes = self.study.user_attrs
+        records = records_of(self._trials(), attributes)
         max_seconds = self.config.search.max_seconds
         return Progress(
             done=sum(record.finished for record in records),
             running=sum(not record.finished for record in records),
             budget=self.config.search.max_trials,
             best=best_record(records),
-            extrapolated=extrapolated_of(self.study.user_attrs),
-            p_star=float(self.study.user_attrs.get(P_STAR, 0.0)),
+            extrapolated=extrapolated_of(attributes),
+            p_star=float(attributes.get(P_STAR, 0.0)),
             seconds_left=None if max_seconds is None else max(max_seconds - elapsed_s, 0.0),
             note=note,
         )
 
     def _evidence(self) -> Evidence:
-        return self.sampler.evidence(self.study.get_trials(deepcopy=False))
+        return self.sampler.evidence(self._trials())
+
+    def _trials(self) -> list[FrozenTrial]:
+        if not self.known:
+            self.known.append(self.study.get_trials(deepcopy=False))
+        return self.known[0]
+
+    @contextmanager
+    def _written(self) -> Iterator[None]:
+        """What the block writes is written together, while the claim holds."""
+        with self.held.together():
+            yield
+        self.known.clear()
