@@ -6,6 +6,7 @@ Results go to stdout, as one JSON object with `--json`; progress, warnings and e
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import sys
@@ -64,6 +65,7 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 def main() -> NoReturn:
     """Runs the command line and exits; a user's mistake ends in one message and status 2."""
+    _hide_password()
     try:
         status = app(prog_name="meshtune", standalone_mode=False) or 0
     except ConfigError as error:
@@ -77,6 +79,20 @@ def main() -> NoReturn:
     if status == INTERRUPTED:
         _complain("interrupted")
     sys.exit(status)
+
+
+def _hide_password() -> None:
+    """Starts this process again if `--storage` holds a password, with the URL in the environment instead.
+
+    Everybody on the machine can read the command line of a process, and Ray keeps that of the driver with the job.
+    """
+    line = list(sys.orig_argv)
+    for at, argument in enumerate(line):
+        option, equals, value = argument.partition("=")
+        url = value if equals else line[at + 1] if at + 1 < len(line) else ""
+        if option == "--storage" and shown_url(url) != url:
+            os.environ["MESHTUNE_STORAGE"] = url
+            os.execv(sys.executable, [sys.executable, *line[1:at], *line[at + (1 if equals else 2) :]])  # noqa: S606 # no shell wanted
 
 
 def _usage_message(error: Any) -> str:
@@ -150,6 +166,7 @@ def run(
     from tuner.progress import ProgressLine
     from tuner.study import run_study
 
+    os.environ.pop("MESHTUNE_STORAGE", None)  # what runs trials would inherit it
     signal.signal(signal.SIGTERM, _interrupt)
     with ProgressLine(config) as line:
         result = run_study(config, on_progress=line.show, ray_address=ray_address)

@@ -814,7 +814,9 @@ def _apply_override(mapping: dict[str, Any], override: str) -> None:
     """Replaces one key of the study: `search.seed=3`."""
     path, equals, text = override.partition("=")
     if not equals or not path:
-        raise ConfigError("must read key=value", key="--set", value=override, nearest="for example search.seed=3")
+        raise ConfigError(
+            "must read key=value", key="--set", value=shown_url(override), nearest="for example search.seed=3"
+        )
     *parents, last = path.split(".")
     target = mapping
     for parent in parents:
@@ -825,7 +827,7 @@ def _apply_override(mapping: dict[str, Any], override: str) -> None:
     try:
         target[last] = parse_yaml(text)
     except ConfigError as error:
-        raise ConfigError(error.rule, key=f"--set {path}", value=text, nearest=error.nearest) from None
+        raise ConfigError(error.rule, key=f"--set {path}", value=shown_url(text), nearest=error.nearest) from None
 
 
 def _meaning(

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, unquote_plus
 
 import optuna
 from optuna.exceptions import StorageInternalError
@@ -168,10 +169,16 @@ def _cause(error: BaseException, url: str) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     text = next(iter(str(error).strip().splitlines()), type(error).__name__)
-    password = re.search(r"://[^:/@]*:(.*)@", url)
-    if password and password[1]:
-        text = text.replace(password[1], "***")
+    for password in _passwords(url):
+        text = text.replace(password, "***")
     return text
+
+
+def _passwords(url: str) -> list[str]:
+    """The passwords of a URL as it spells them and as they are, the longest first."""
+    spelled = [found for found in re.findall(r"://[^:/@]*:(.*)@", url) if found]
+    spelled += re.findall(r"[?&](?:password|sslpassword)=([^&]+)", url)
+    return sorted({*spelled, *map(unquote, spelled), *map(unquote_plus, spelled)}, key=len, reverse=True)
 
 
 def find_study(url: str, name: str) -> optuna.Study | None:
