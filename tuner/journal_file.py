@@ -81,10 +81,10 @@ class JournalFile(BaseJournalBackend):
     def create(self) -> None:
         """Makes the file if it is not there."""
         with _problems():
-            if self._path.exists() and os.access(self._path, os.R_OK | os.W_OK):
-                return
+            is_new = not self._path.exists()
             os.close(os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666))
-            _flush_folder(self._path.parent)
+            if is_new:
+                _flush_folder(self._path.parent)
 
     @contextmanager
     def together(self, condition: Condition) -> Iterator[None]:
