@@ -190,7 +190,7 @@ def test_killed_after_any_write_it_stops_the_same_trial(tmp_path, short):
 
 def test_killed_again_while_it_adopts(tmp_path, short):
     """Drivers that die one after the other, each after a few writes, still finish the search of an undisturbed one."""
-    undisturbed, _ = run_in_process(short, f"sqlite:///{tmp_path / 'undisturbed.db'}", 1, 4)
+    undisturbed, _ = run_in_process(short, f"sqlite:///{tmp_path / 'undisturbed.db'}", 1, 8)
     live, kept = tmp_path / "live.db", tmp_path / "kept.db"
 
     lives = 0
@@ -206,7 +206,7 @@ def test_killed_again_while_it_adopts(tmp_path, short):
 
         kept.unlink(missing_ok=True)
         with before_each_commit(keep):
-            result, _ = run_in_process(short, f"sqlite:///{live}", 1, 4)
+            result, _ = run_in_process(short, f"sqlite:///{live}", 1, 8)
         if not kept.exists():
             break
         for suffix in ("", "-wal", "-shm"):

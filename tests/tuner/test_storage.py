@@ -182,6 +182,7 @@ def test_other_schema_version_is_refused(tmp_path, version, way_out):
         (f"postgresql://user:{{{PASSWORD}}}@127.0.0.1:1/name", "Connection refused"),
         (f"postgresql://127.0.0.1:1/name?user=u&password={PASSWORD}", "Connection refused"),
         (f"postgresql://user:{PASSWORD}@127.0.0.1:1/name?colour=red", "colour"),
+        (f"postgresql://user@127.0.0.1:1/name?sslpassword={PASSWORD}%21&password=%2B{PASSWORD}", "Connection refused"),
         (f"postgresql+nosuch://user:{PASSWORD}@127.0.0.1/name", "nosuch"),
         (f"mysql+oursql://user:{PASSWORD}@127.0.0.1/name", "storage"),
         (f"postgresql+pg8000://user:{PASSWORD}@127.0.0.1/name", "needs a database driver that is not installed"),
@@ -193,6 +194,25 @@ def test_server_that_cannot_be_reached_is_refused(url, words):
 
     assert words in message
     assert PASSWORD not in message
+
+
+def test_password_is_taken_off_the_command_line():
+    """A process that was given a password in `--storage` has it in its command line no more when it reads its study."""
+    code = (
+        "import sys, tuner.cli\n"
+        "def told(*_):\n"
+        "    print(open('/proc/self/cmdline').read().split('\\0'))\n"
+        "    raise SystemExit(3)\n"
+        "tuner.cli.load = told\n"
+        "tuner.cli.main()\n"
+    )
+    options = ["status", "study.yaml", f"--storage={unused_port_url()}", "--json"]
+
+    done = subprocess.run([sys.executable, "-c", code, *options], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 3, done.stderr
+    assert done.stdout.strip().endswith("'status', 'study.yaml', '--json', '']")
+    assert PASSWORD not in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("command", ["run", "status", "best"])
