@@ -354,7 +354,9 @@ class StudyKeys(DocumentedModel):
     """
 
     storage: str = DEFAULT_STORAGE
-    """Database URL; `MESHTUNE_STORAGE` wins over it, `--storage` over both."""
+    """`sqlite:///FILE`, `postgresql://...` or `journal:///FILE`, see [storage](storage.md); `MESHTUNE_STORAGE` wins over
+    it, `--storage` over both.
+    """
 
     history: list[str] = Field(default_factory=list)
     """What earlier studies and others measured: database URLs of studies, and CSV files as in

@@ -189,7 +189,7 @@ def test_p_star_stands_on_the_study_after_every_trial(grid):
     study, _ = run(make(grid), world(grid)[1], 4)
 
     assert [P_STAR in trial.user_attrs for trial in study.trials] == [True] * 4
-    assert study.user_attrs[P_STAR] == study.user_attrs[f"{P_STAR}:3"]
+    assert study.user_attrs[P_STAR] == study.trials[3].user_attrs[P_STAR]
 
 
 def test_the_choice_is_uniform_over_the_unexplored_draws(grid):
