@@ -354,8 +354,8 @@ class StudyKeys(DocumentedModel):
     """
 
     storage: str = DEFAULT_STORAGE
-    """`sqlite:///FILE`, `postgresql://...` or `journal:///FILE`, see [storage](storage.md); `MESHTUNE_STORAGE` wins over
-    it, `--storage` over both.
+    """`sqlite:///FILE`, `postgresql://...` or `journal:///FILE`, see [storage](storage.md); `MESHTUNE_STORAGE` wins
+    over it, `--storage` over both.
     """
 
     history: list[str] = Field(default_factory=list)
