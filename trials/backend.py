@@ -290,6 +290,11 @@ class AbstractBackend(ABC):
         return (HostNeeds(),)
 
     @property
+    def wants_hosts_alone(self) -> bool:
+        """Whether a second trial on its hosts would slow a trial down, by the adapters and buses that they share."""
+        return False
+
+    @property
     def rank_setup(self) -> RankSetup:
         """What the processes of a trial find ready, where there are any."""
         return RankSetup()

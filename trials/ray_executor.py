@@ -25,6 +25,8 @@ import math
 import os
 import time
 import traceback
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -33,20 +35,23 @@ from costmodels.parallel import ParallelConfig
 from costmodels.reduced import Reduction
 from hardware.errors import ConfigError
 from trials.backend import PROGRAM_SIGNALS, AbstractBackend, HostNeeds, Observation, Status, tail_of
+from trials.placement import in_words, machines_in_words, machines_of, no_room, reserved, room_for
 from trials.rank_processes import RankProcesses
 from trials.ranks import AbstractRanks, RanksLostError
 from trials.ray_cluster import first_line, join_cluster
 from trials.ray_hosts import RayRanks
 from trials.ray_local import imported_ray, start_local_ray
 
-SLOT_WAIT_S = 30.0
-"""How long a cluster has to provide the slots asked for; a study then uses those that it has."""
+PLACEMENT_WAIT_S = 30.0
+"""How long a cluster has to provide the slots asked for, where nobody says; a study then uses those that it has."""
 
 START_LIMIT_S = 120.0
 """How long a worker may take to start before the trial on it counts as having lost its machine."""
 
 CLOSE_LIMIT_S = 10.0
 """How long the actors may take to die when the executor is closed."""
+
+SHARING = "search.share_hosts: true lets trials share hosts"
 
 MAX_DEATHS = 2
 """A trial that loses its worker this often is given up: the first time may be bad luck."""
@@ -195,6 +200,10 @@ class RayExecutor:
         time_limit_s: Longest time that one trial may take; None sets no limit.
         address: `auto`, `ray://host:port` or `host:port` of a cluster; `local` starts one here. None takes RAY_ADDRESS
             from the environment, and starts one here if there is none.
+        placement_wait_s: How long a joined cluster has to provide the slots.
+        share_hosts: Whether trials may share hosts that the backend would have to itself.
+        on_note: Is told of what the slots wait for.
+        uninterrupted: Holds interrupts back around what Ray does not survive being interrupted in; the wait is not.
     """
 
     def __init__(
@@ -204,6 +213,10 @@ class RayExecutor:
         parallel_trials: int,
         time_limit_s: float | None = None,
         address: str | None = None,
+        placement_wait_s: float = PLACEMENT_WAIT_S,
+        share_hosts: bool = False,
+        on_note: Callable[[str], None] = lambda _: None,
+        uninterrupted: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         if parallel_trials < 1:
             raise ConfigError("must be at least 1", key="parallel_trials", value=parallel_trials)
@@ -214,6 +227,11 @@ class RayExecutor:
         self._parallel_trials = parallel_trials
         self._time_limit_s = time_limit_s
         self._address = address
+        self._placement_wait_s = placement_wait_s
+        self._is_alone = backend.wants_hosts_alone and not share_hosts
+        self._on_note = on_note
+        self._uninterrupted = uninterrupted
+        self._reserved = backend.hosts
         self._ray: Any = None
         self._owns_connection = False
         self._slot_class: Any = None
@@ -230,19 +248,25 @@ class RayExecutor:
         """Starts or joins Ray and asks for the slots.
 
         Raises:
-            ConfigError: the cluster does not answer, or gives no slot.
+            ConfigError: the cluster does not answer, can never run a trial, or gives no slot.
         """
         try:
-            is_local = self._connect()
-            self._slot_class = self._ray.remote(_Slot)
-            self._stored_backend = self._ray.put(self._backend)
-            self._places = [self._new_place() for _ in range(self._parallel_trials)]
-            # asked for last: a worker that has started already should take a trial
-            self._mailbox = self._ray.remote(_Mailbox).options(num_cpus=0, max_restarts=-1, max_task_retries=0).remote()
+            with self._uninterrupted():
+                is_local = self._connect()
+                if not is_local:
+                    self._ask_for_what_fits()
+                self._slot_class = self._ray.remote(_Slot)
+                self._stored_backend = self._ray.put(self._backend)
+                for _ in range(self._parallel_trials):
+                    self._places.append(self._new_place())
+                # asked for last: a worker that has started already should take a trial
+                mailbox = self._ray.remote(_Mailbox)
+                self._mailbox = mailbox.options(num_cpus=0, max_restarts=-1, max_task_retries=0).remote()
             if not is_local:
                 self._keep_what_started()
         except BaseException:
-            self.close()
+            with self._uninterrupted():
+                self.close()
             raise
         return self
 
@@ -353,9 +377,10 @@ class RayExecutor:
                 join_cluster(self._ray, address)
             return False
         hosts = self._backend.hosts
+        self._take_turns_elsewhere()
         if len(hosts) > 1:
             raise ConfigError(
-                f"is one machine, and a trial wants {len(hosts)} hosts of {_in_words(hosts[:1])}",
+                f"is one machine, and a trial wants {len(hosts)} hosts of {in_words(hosts[:1])}",
                 key="address",
                 value=address,
                 nearest="join the cluster's Ray with RAY_ADDRESS",
@@ -388,12 +413,47 @@ class RayExecutor:
                 value="cuda",
                 nearest="join a cluster with RAY_ADDRESS, or describe the cluster as it is",
             )
-        if self._parallel_trials > gpus // each:
-            self._slots_note = (
-                f"{gpus // each} trials run at once instead of {self._parallel_trials}: "
-                f"each wants {each} of the {gpus} GPUs here"
+        room = 1 if self._is_alone else gpus // each
+        if self._parallel_trials > room:
+            alone = f"each has this machine to itself ({SHARING})" if gpus // each > room else ""
+            self._run_fewer(room, alone or f"each wants {each} of the {gpus} GPUs here")
+
+    def _take_turns_elsewhere(self) -> None:
+        """One trial at a time where the hosts that each wants to itself are not Ray's to give."""
+        if self._is_alone and self._backend.hosts == (HostNeeds(),) and self._parallel_trials > 1:
+            self._run_fewer(1, f"the command reaches its hosts by itself, and may find another trial there ({SHARING})")
+
+    def _run_fewer(self, room: int, because: str) -> None:
+        trials = "trial runs" if room == 1 else "trials run"
+        self._slots_note = f"{room} {trials} at once instead of {self._parallel_trials}: {because}"
+        self._parallel_trials = room
+
+    def _ask_for_what_fits(self) -> None:
+        """Asks for no more slots than the machines of the cluster have room for, unless it may grow.
+
+        Raises:
+            ConfigError: they have room for none.
+        """
+        hosts = self._backend.hosts
+        self._take_turns_elsewhere()
+        machines = machines_of(self._ray.nodes())
+        if self._is_alone and hosts != (HostNeeds(),):
+            self._reserved = reserved(hosts, machines)
+        room = room_for(self._reserved, machines)
+        if room >= self._parallel_trials:
+            return
+        if any(machine.may_multiply for machine in machines):
+            self._on_note(
+                f"a trial wants {in_words(hosts)}, and of the {self._parallel_trials} asked for the cluster has room "
+                f"for {room}, with {machines_in_words(machines)}; it may grow, and gets {self._placement_wait_s:g} s "
+                "for that"
             )
-            self._parallel_trials = gpus // each
+            return
+        if not room:
+            raise no_room(hosts, machines)
+        shared = min(room_for(hosts, machines), self._parallel_trials)
+        alone = f"; each has its hosts to itself ({SHARING}, and then {shared} run at once)" if shared > room else ""
+        self._run_fewer(room, f"each wants {in_words(hosts)}, and the cluster has {machines_in_words(machines)}{alone}")
 
     def _keep_what_started(self) -> None:
         """Waits for the slots that the cluster gives, and lets go of the others.
@@ -402,7 +462,7 @@ class RayExecutor:
             ConfigError: it gives none.
         """
         refs = [place.ready for place in self._places]
-        started, _ = self._ray.wait(refs, num_returns=len(refs), timeout=SLOT_WAIT_S)
+        started, _ = self._ray.wait(refs, num_returns=len(refs), timeout=self._placement_wait_s)
         kept, failure = [], ""
         for place in self._places:
             if place.ready in started:
@@ -419,26 +479,22 @@ class RayExecutor:
         self._places = kept
         if not kept:
             raise ConfigError(
-                f"is more than the cluster gives: no slot of {_in_words(self._backend.hosts)} within "
-                f"{SLOT_WAIT_S:.0f} s" + (f" ({failure})" if failure else ""),
+                f"is more than the cluster gives: no slot of {in_words(self._backend.hosts)} within "
+                f"{self._placement_wait_s:g} s" + (f" ({failure})" if failure else ""),
                 key="parallel_trials",
                 value=self._parallel_trials,
-                nearest="wait until it has that free, or set address: local",
+                nearest="wait until it has that free, raise search.placement_wait_s, or set address: local",
             )
         if len(kept) < self._parallel_trials:
-            self._slots_note = (
-                f"{len(kept)} trials run at once instead of {self._parallel_trials}: "
-                f"the cluster gave no more slots within {SLOT_WAIT_S:.0f} s"
-            )
+            why = f"the cluster gave no more slots within {self._placement_wait_s:g} s"
+            self._run_fewer(len(kept), "; ".join(filter(None, (why, self._slots_note))))
 
     # Running
 
     def _new_place(self) -> _Place:
         group = None
         if self._backend.hosts != (HostNeeds(),):
-            bundles = [
-                {"CPU": needs.cpus} | ({"GPU": needs.gpus} if needs.gpus else {}) for needs in self._backend.hosts
-            ]
+            bundles = [{"CPU": needs.cpus} | ({"GPU": needs.gpus} if needs.gpus else {}) for needs in self._reserved]
             strategy = "STRICT_SPREAD" if len(bundles) > 1 else "STRICT_PACK"
             group = self._ray.util.placement_group(bundles, strategy=strategy)
         return self._filled(group)
@@ -642,16 +698,6 @@ class RayExecutor:
         if group is not None:
             with contextlib.suppress(self._ray.exceptions.RayError, ValueError):
                 self._ray.util.remove_placement_group(group)
-
-
-def _in_words(hosts: tuple[HostNeeds, ...]) -> str:
-    """What a trial needs: `one CPU`, `8 CPUs`, `1 CPU and 8 GPUs on each of 2 hosts`."""
-    needs = hosts[0]
-    if len(hosts) == 1 and needs == HostNeeds():
-        return "one CPU"
-    text = f"{needs.cpus} CPU{'s' if needs.cpus > 1 else ''}"
-    text += f" and {needs.gpus} GPU{'s' if needs.gpus > 1 else ''}" if needs.gpus else ""
-    return text if len(hosts) == 1 else f"{text} on each of {len(hosts)} hosts"
 
 
 def _cause_of_death(error: BaseException) -> str:

@@ -268,6 +268,16 @@ class _SearchKeys(DocumentedModel):
     parallel_trials: Annotated[int, Field(ge=1, le=1024)] = 1
     """Trials that run at the same time."""
 
+    share_hosts: bool = False
+    """Whether trials may run side by side on hosts that each would have to itself: those with GPUs, or of several
+    hosts, or of commands that reach their hosts by themselves.
+    """
+
+    placement_wait_s: Annotated[float, Field(gt=0)] = 30.0
+    """How long a joined Ray cluster has to give the trials their hosts [s]; then fewer run at once, or the run ends
+    where there is room for none.
+    """
+
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
     """Fixes every decision of the search."""
 
@@ -378,6 +388,8 @@ class SearchOptions:
     max_trials: int
     max_seconds: float | None
     parallel_trials: int
+    share_hosts: bool
+    placement_wait_s: float
     seed: int
     prune: bool
     repeats: int

@@ -177,6 +177,10 @@ def run_study(
             parallel_trials=config.search.parallel_trials,
             time_limit_s=config.time_limit_s,
             address=ray_address,
+            placement_wait_s=config.search.placement_wait_s,
+            share_hosts=config.search.share_hosts,
+            on_note=lambda note: on_progress(_before_start(config, note)),
+            uninterrupted=interrupts_held,
         )
     past = past_of(config)
     sampler = make_sampler(config, candidates, past, on_note=lambda note: on_progress(_before_start(config, note)))
@@ -299,10 +303,9 @@ def _drive(
 
 
 def _entered(executor: AbstractContextManager[Executor], stack: ExitStack) -> Executor:
-    """Starts the executor; Ray does not survive being interrupted while it starts."""
+    """Starts the executor."""
     try:
-        with interrupts_held():
-            return stack.enter_context(executor)
+        return stack.enter_context(executor)
     except SystemExit:  # what Ray makes of SIGTERM while it starts
         raise KeyboardInterrupt from None
 

@@ -87,6 +87,12 @@ class CommandBackend(AbstractBackend):
         return (needs,) * cluster.num_hosts
 
     @property
+    def wants_hosts_alone(self) -> bool:
+        """But on one host's CPUs, where each trial has its cores."""
+        is_processor = all(device.is_processor for device in self.cluster.devices)
+        return not is_processor or self.cluster.num_hosts > 1
+
+    @property
     def rank_setup(self) -> RankSetup:
         """The program that runs the command."""
         return COMMAND_RANKS

@@ -97,6 +97,11 @@ class TorchBackend(AbstractBackend):
         return (needs,) * self.cluster.num_hosts
 
     @property
+    def wants_hosts_alone(self) -> bool:
+        """Where it has GPUs, or messages go through adapters; on one host's CPUs each rank has its core."""
+        return self.device == "cuda" or len(self.hosts) > 1
+
+    @property
     def rank_setup(self) -> RankSetup:
         """Torch, imported once."""
         return TORCH_RANKS

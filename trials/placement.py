@@ -1,0 +1,136 @@
+"""How many trials the machines of a Ray cluster have room for, and what is to be said where that is none.
+
+All that a machine has counts, also what others use at the moment: whether that becomes free is a matter of waiting.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hardware.errors import ConfigError
+from trials.backend import HostNeeds
+
+NODE_GROUP = "ray.io/node-group"
+"""The label of nodes that a cluster launcher has made as members of a group, by which Ray's autoscaler may add others.
+Source: Ray 2.60 python/ray/_private/resource_and_label_spec.py, from RAY_NODE_TYPE_NAME, which `ray up` and KubeRay
+set.
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """What one machine of a cluster can hand out.
+
+    Attributes:
+        cpus: Cores.
+        gpus: GPUs.
+        may_multiply: Whether an autoscaler may add machines like it.
+    """
+
+    cpus: int
+    gpus: int
+    may_multiply: bool = False
+
+    def has(self, needs: HostNeeds) -> bool:
+        """Whether a trial finds what it needs here."""
+        return self.cpus >= needs.cpus and self.gpus >= needs.gpus
+
+    def times(self, needs: HostNeeds) -> int:
+        """How many trials find that at once."""
+        return min(
+            self.cpus // needs.cpus if needs.cpus else self.gpus,
+            self.gpus // needs.gpus if needs.gpus else self.cpus,
+        )
+
+
+def machines_of(nodes: Iterable[Mapping[str, Any]]) -> tuple[Machine, ...]:
+    """Those of the nodes that are alive, as `ray.nodes()` lists them."""
+    return tuple(
+        Machine(
+            cpus=int(node["Resources"].get("CPU", 0)),
+            gpus=int(node["Resources"].get("GPU", 0)),
+            may_multiply=NODE_GROUP in (node.get("Labels") or {}),
+        )
+        for node in nodes
+        if node["Alive"]
+    )
+
+
+def reserved(hosts: tuple[HostNeeds, ...], machines: Sequence[Machine]) -> tuple[HostNeeds, ...]:
+    """What keeps any second trial off the hosts of a trial: more than half of what the largest machine has.
+
+    Args:
+        hosts: What a trial occupies, host by host, which are alike.
+        machines: Those of the cluster.
+    """
+    needs = hosts[0]
+    fitting = [machine for machine in machines if machine.has(needs)]
+    if not fitting:
+        return hosts
+    if needs.gpus:
+        kept = replace(needs, gpus=max(needs.gpus, max(machine.gpus for machine in fitting) // 2 + 1))
+    else:
+        kept = replace(needs, cpus=max(needs.cpus, max(machine.cpus for machine in fitting) // 2 + 1))
+    return (kept,) * len(hosts)
+
+
+def room_for(hosts: tuple[HostNeeds, ...], machines: Sequence[Machine]) -> int:
+    """How many trials find all their hosts at once, each on machines of its own; several may share one machine.
+
+    Args:
+        hosts: What a trial occupies, host by host, which are alike.
+        machines: Those of the cluster.
+    """
+    times = [machine.times(hosts[0]) for machine in machines]
+    most = sum(times) // len(hosts)
+    return next((k for k in range(most, 0, -1) if sum(min(each, k) for each in times) >= k * len(hosts)), 0)
+
+
+def in_words(hosts: tuple[HostNeeds, ...]) -> str:
+    """What a trial needs: `one CPU`, `8 CPUs`, `1 CPU and 8 GPUs on each of 2 hosts`."""
+    needs = hosts[0]
+    if len(hosts) == 1 and needs == HostNeeds():
+        return "one CPU"
+    text = _numbered(needs.cpus, "CPU")
+    text += f" and {_numbered(needs.gpus, 'GPU')}" if needs.gpus else ""
+    return text if len(hosts) == 1 else f"{text} on each of {len(hosts)} hosts"
+
+
+def machines_in_words(machines: Iterable[Machine]) -> str:
+    """The machines, like ones together: `2 with 8 GPUs and 64 CPUs, 1 with 16 CPUs`."""
+    counted = Counter((machine.gpus, machine.cpus) for machine in machines)
+    return ", ".join(
+        f"{count} with " + (f"{_numbered(gpus, 'GPU')} and " if gpus else "") + _numbered(cpus, "CPU")
+        for (gpus, cpus), count in sorted(counted.items(), reverse=True)
+    )
+
+
+def no_room(hosts: tuple[HostNeeds, ...], machines: Sequence[Machine]) -> ConfigError:
+    """What to tell where no trial will ever find its hosts among these machines."""
+    have = machines_in_words(machines) or "no machine that is alive"
+    return ConfigError(
+        f"wants {in_words(hosts)} for a trial, and the cluster that was joined can never give that: it has {have}",
+        key="cluster",
+        nearest=_nearest(hosts, machines),
+    )
+
+
+def _nearest(hosts: tuple[HostNeeds, ...], machines: Sequence[Machine]) -> str:
+    needs, wanted = hosts[0], len(hosts)
+    fitting = sum(machine.has(needs) for machine in machines)
+    if needs.gpus and sum(machine.gpus >= needs.gpus for machine in machines) > fitting:
+        return f"start Ray with --num-cpus={needs.cpus} or more on every host"
+    if fitting:
+        return f"study what is there, cluster: {{hosts: {fitting}}}, or start Ray on {wanted - fitting} more"
+    most = max(((machine.gpus if needs.gpus else machine.cpus) for machine in machines), default=0)
+    if not most:
+        return "join a cluster that has some" if needs.gpus else "start Ray with --num-cpus"
+    like = sum((machine.gpus if needs.gpus else machine.cpus) >= most for machine in machines)
+    return f"study what is there, cluster: {{hosts: {min(like, wanted)}, devices_per_host: {most}}}"
+
+
+def _numbered(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
