@@ -16,7 +16,7 @@ from hardware.config_file import DocumentedModel
 from hardware.errors import ConfigError, did_you_mean
 from trials.command.backend import CommandBackend, Flags, Launch
 from trials.command.log_pattern import LogPattern, named_pattern
-from trials.command.placeholders import FLAGS, check_text
+from trials.command.placeholders import FLAGS, PROFILE, check_text, names_in
 from tuner.export import find_exporter
 from tuner.rules import Setting
 
@@ -71,6 +71,13 @@ class CommandKeys(DocumentedModel):
     Default: none: the end of each stands in the study
     """
 
+    profile: str | None = None
+    """Where the command leaves a trace of torch.profiler, with placeholders and relative to where it begins: a file, a
+    folder, or a pattern such as `traces/*.json.gz`; see [your own command](own-command.md).
+
+    Default: none: no operator times are read
+    """
+
     hang_limit_s: Annotated[float, Field(gt=0)] = 600.0
     """A trial that prints nothing for so long hangs [s]."""
 
@@ -116,6 +123,7 @@ def command_backend(keys: CommandKeys, setting: Setting, base_dir: Path) -> Comm
     for name, text in keys.environment.items():
         with _told_under(f"trial.environment.{name}"):
             check_text(text or "", flags=False)
+    _check_profile(keys)
     if len(setting.cluster.groups) > 1 and keys.launch == "per_host":
         raise ConfigError(
             f"needs hosts with equally many devices, and the cluster has {len(setting.cluster.groups)} groups of them",
@@ -136,17 +144,41 @@ def command_backend(keys: CommandKeys, setting: Setting, base_dir: Path) -> Comm
         steps=keys.steps,
         hang_limit_s=keys.hang_limit_s,
         logs=None if keys.logs is None else (base_dir / keys.logs).absolute(),
+        profile=keys.profile,
+        profile_root=base_dir.absolute(),
     )
 
 
 def command_meaning(trial: Mapping[str, Any]) -> dict[str, Any]:
     """The keys that give a trial its meaning; values of variables may be secrets, so that only their digest is kept."""
-    kept = {name: value for name, value in trial.items() if name != "logs"}
+    kept = {name: value for name, value in trial.items() if name not in ("logs", "profile")}
     digests = {
         name: None if text is None else hashlib.sha256(f"{name}={text}".encode()).hexdigest()[:16]
         for name, text in trial["environment"].items()
     }
     return kept | {"environment": digests}
+
+
+def _check_profile(keys: CommandKeys) -> None:
+    texts = [*keys.command, *(text or "" for text in keys.environment.values())]
+    if keys.profile is None:
+        if any(PROFILE in names_in(text) for text in texts):
+            raise ConfigError(
+                f"stands in the command as {{{PROFILE}}}, and nothing says where that is",
+                key="trial.profile",
+                nearest="profile: traces/{trial}",
+            )
+        return
+    with _told_under("trial.profile"):
+        check_text(keys.profile, flags=False)
+    names = names_in(keys.profile)
+    if "trial" not in names or PROFILE in names or {"master_address", "master_port"} & set(names):
+        raise ConfigError(
+            "must be a place of each trial's own",
+            key="trial.profile",
+            value=keys.profile,
+            nearest="profile: traces/{trial}",
+        )
 
 
 def _flags(keys: CommandKeys, setting: Setting) -> ExportedFlags | None:

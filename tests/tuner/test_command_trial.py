@@ -58,6 +58,15 @@ def test_paths_are_relative_to_the_study(load, tmp_path):
     assert backend.logs == tmp_path / "logs"
 
 
+def test_a_trace_has_its_place(load, tmp_path):
+    """The command is told where to leave its traces, beside the study; the place gives trials no other meaning."""
+    config = load("trial.profile='traces/{trial}/**/rank0_trace.json'", "trial.command=[run, '{profile}', '{flags}']")
+    plan = config.backend.plan(CONFIG, 3)
+
+    assert (plan.profile, plan.profile_root) == ("traces/{trial}/**/rank0_trace.json", tmp_path)
+    assert "profile" not in config.meaning["trial"]
+
+
 def test_a_trial_takes_whole_hosts(load):
     """Each host gives all its GPUs and has one process; a command that reaches hosts by itself takes a core."""
     hosts = load().backend.hosts
@@ -93,6 +102,13 @@ def test_secrets_are_not_stored(load):
         ("trial.stepz=1", "trial.stepz = 1: unknown key; did you mean 'steps'?"),
         ("trial.launch=twice", "trial.launch = 'twice'"),
         ("trial.proxy={hosts: 1}", "trial.proxy"),
+        (
+            "trial.profile=traces",
+            "trial.profile = 'traces': must be a place of each trial's own; profile: traces/{trial}",
+        ),
+        ("trial.profile='{trial}/{profile}'", "must be a place of each trial's own"),
+        ("trial.profile='{trail}'", "trial.profile = '{trail}': has no value for {trail}; did you mean 'trial'?"),
+        ("trial.command=[run, '{profile}', '{flags}']", "trial.profile: stands in the command as {profile}"),
     ],
 )
 def test_a_mistake_names_its_key(load, override, message):

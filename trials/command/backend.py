@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +20,12 @@ from costmodels.parallel import ParallelConfig
 from costmodels.reduced import Reduction
 from hardware.cluster import Cluster
 from hardware.errors import ConfigError
-from trials.backend import AbstractBackend, HostNeeds, Observation, OnStep, Origin, unheard
+from trials.backend import AbstractBackend, HostNeeds, Observation, OnStep, Origin, Status, unheard
 from trials.command.host_program import HostPlan
 from trials.command.log_pattern import LogPattern, StepSize
 from trials.command.log_watch import Wanted, watched
 from trials.command.placeholders import values_of
+from trials.command.trace_program import with_traces
 from trials.rank_processes import RankProcesses
 from trials.ranks import AbstractRanks, RankSetup
 
@@ -50,6 +52,9 @@ class CommandBackend(AbstractBackend):
         steps: Step times that are measured after those.
         hang_limit_s: A command that prints nothing for so long hangs.
         logs: A folder for whole logs, on each host; None keeps their ends alone.
+        profile: Where the command leaves traces of torch.profiler, with placeholders and perhaps wildcards; None if it
+            leaves none.
+        profile_root: What that is relative to.
     """
 
     job: TrainingJob
@@ -64,6 +69,8 @@ class CommandBackend(AbstractBackend):
     steps: int = 5
     hang_limit_s: float = 600.0
     logs: Path | None = None
+    profile: str | None = None
+    profile_root: Path = Path()
 
     @property
     def origin(self) -> Origin:
@@ -162,6 +169,8 @@ class CommandBackend(AbstractBackend):
             step=StepSize(samples=samples, tokens=samples * job.sequence_length, devices=config.num_devices),
             logs=self.logs,
             log_name=f"trial-{trial_number:04}",
+            profile=self.profile,
+            profile_root=self.profile_root,
         )
 
 
@@ -206,12 +215,12 @@ class OpenCommandBackend(AbstractBackend):
         """One trial."""
         own = self.backend
         wanted = Wanted(warmup_steps=own.warmup_steps, steps=own.steps, hang_limit_s=own.hang_limit_s)
-        self.ranks.launch(
-            "trials.command.host_program:run_host",
-            own.plan(config, trial_number),
-            num_ranks=len(own.hosts),
-        )
+        plan, num_hosts, begun_s = own.plan(config, trial_number), len(own.hosts), time.time()
+        self.ranks.launch("trials.command.host_program:run_host", plan, num_ranks=num_hosts)
         try:
-            return watched(self.ranks, wanted, on_step=on_step)
+            observation = watched(self.ranks, wanted, on_step=on_step)
         finally:
             self.ranks.kill()
+        if own.profile is None or observation.status is not Status.OK:
+            return observation
+        return with_traces(observation, self.ranks, plan, num_hosts=num_hosts, begun_s=begun_s)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from trials.command.log_pattern import LogPattern, StepSize
-from trials.command.placeholders import filled, filled_all
+from trials.command.placeholders import filled, filled_all, without_wildcards
 from trials.command.process_tree import supervised
 from trials.rank_messages import Place
 
@@ -40,6 +40,8 @@ class HostPlan:
         step: What rates are of.
         logs: A folder where each host keeps its whole log; None keeps none.
         log_name: What the log's name begins with.
+        profile: Where the command leaves traces, with placeholders and perhaps wildcards; None if it leaves none.
+        profile_root: What that is relative to.
     """
 
     arguments: tuple[str, ...]
@@ -51,6 +53,8 @@ class HostPlan:
     step: StepSize
     logs: Path | None
     log_name: str
+    profile: str | None
+    profile_root: Path
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +78,8 @@ def run_host(place: Place, plan: HostPlan) -> None:
         "master_address": place.host,
         "master_port": str(place.port),
     }
+    if plan.profile is not None:
+        values["profile"] = str(plan.profile_root / without_wildcards(filled(plan.profile, values)))
     arguments = filled_all(plan.arguments, values, plan.flags)
     command = supervised(arguments, _environment(plan, values), plan.directory)
     with _opened(plan, place.rank) as log:

@@ -6,6 +6,7 @@ A placeholder stands inside an argument, which stays one argument whatever the v
 
 from __future__ import annotations
 
+import itertools
 import string
 from collections.abc import Mapping, Sequence
 
@@ -17,7 +18,10 @@ from hardware.errors import ConfigError, did_you_mean
 FLAGS = "flags"
 """Stands for the flags of a framework, an argument each."""
 
-ON_HOST = ("host_rank", "master_address", "master_port")
+PROFILE = "profile"
+"""Stands for the place of traces, where there is one."""
+
+ON_HOST = ("host_rank", "master_address", "master_port", PROFILE)
 """What is known only where and when the command starts."""
 
 OF_CONFIG = (
@@ -52,7 +56,7 @@ def check_text(text: str, *, flags: bool) -> None:
     """
     if text == f"{{{FLAGS}}}" and flags:
         return
-    for name in _names(text):
+    for name in names_in(text):
         if name == FLAGS:
             raise ConfigError(
                 "must be an argument by itself, for it becomes several",
@@ -108,7 +112,19 @@ def filled_all(arguments: Sequence[str], values: Mapping[str, str], flags: Seque
     return found
 
 
-def _names(text: str) -> list[str]:
+def without_wildcards(path: str) -> str:
+    """The folder of all that a pattern names; a path without wildcards is itself."""
+    parts = path.split("/")
+    plain = list(itertools.takewhile(lambda part: not set(part) & set("*?["), parts))
+    return "/".join(plain)
+
+
+def names_in(text: str) -> list[str]:
+    """The placeholders of a text, in their order.
+
+    Raises:
+        ConfigError: it has a brace without its other, or more than a name between two.
+    """
     try:
         fields = list(string.Formatter().parse(text))
     except ValueError:

@@ -1,0 +1,180 @@
+"""A trace as torch.profiler exports it, read from JSON: operations as they nest, with the time of their kernels.
+
+The form is the trace event format of Chrome with the categories of Kineto. What is taken from it (sources: traces of
+GPUs in pytorch/kineto, docs/traces/after_fix_trace.json, and facebookresearch/HolisticTraceAnalysis,
+tests/data/call_stack/backward_thread.json):
+
+- `traceEvents` has complete events (`"ph": "X"`), with `ts` and `dur` in microseconds; those of one `pid` and `tid`
+  nest.
+- Operations are of category `cpu_op` (once `Operator`), ranges of the program of `user_annotation`; `args` tells
+  `Input Dims` if shapes were recorded, and `Sequence number`.
+- Kernels, copies and fills of a GPU are `kernel`, `gpu_memcpy` and `gpu_memset`; the call that launched one is of
+  `cuda_runtime` or `cuda_driver`, has the same `correlation`, and lies inside its operation on the operation's thread.
+  Where that call is missing, `External id` may be that of the operation itself. ROCm's traces have the same categories.
+- A profiled step is a range `ProfilerStep#7`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trials.torch_training.trace_events import Shape, TraceEvent
+
+MOST_BYTES = 1_000_000_000
+"""A larger trace is not read: as Python objects it takes several times as much memory."""
+
+_OPERATIONS = ("cpu_op", "Operator", "user_annotation")
+_ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset")
+_LAUNCHES = ("cuda_runtime", "cuda_driver", "Runtime")
+_STEP = "ProfilerStep#"
+_ROUNDING_US = 0.01
+"""By how much a sum of times may miss another's end: times of some 10**12 us are rounded to 0.001."""
+
+
+class UnreadableTraceError(Exception):
+    """A file that tells nothing, in words."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trace:
+    """What a trace shows.
+
+    Attributes:
+        events: The operations that nothing contains, thread by thread in the order of their begin.
+        num_steps: Steps that were profiled.
+        has_kernels: Whether times are those of kernels on a device.
+        total_s: What all kernels take, or all operations where there are none [s].
+    """
+
+    events: tuple[TraceEvent, ...]
+    num_steps: int
+    has_kernels: bool
+    total_s: float
+
+
+def read_trace(path: Path) -> Trace:
+    """Reads a trace, packed or not.
+
+    Raises:
+        UnreadableTraceError: it is none.
+    """
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            text = file.read(MOST_BYTES + 1)
+        if len(text) > MOST_BYTES:
+            raise UnreadableTraceError(
+                f"is larger than {MOST_BYTES / 1e9:g} GB: profile one step, without stacks and memory"
+            )
+        found = json.loads(text.decode(errors="replace"), strict=False)
+    except (OSError, EOFError, zlib.error) as error:
+        raise UnreadableTraceError(f"cannot be read ({error})") from None
+    except ValueError as error:
+        raise UnreadableTraceError(f"is no JSON, or was not written to its end ({error})") from None
+    events = found.get("traceEvents") if isinstance(found, dict) else found
+    if not isinstance(events, list):
+        raise UnreadableTraceError("has no traceEvents")
+    try:
+        return trace_of([event for event in events if isinstance(event, dict) and event.get("ph") == "X"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UnreadableTraceError(f"has an event that is no event of torch.profiler ({error!r})") from None
+
+
+def trace_of(events: Iterable[Mapping[str, Any]]) -> Trace:
+    """What complete events show."""
+    kernels: list[Mapping[str, Any]] = []
+    on_threads: dict[tuple[Any, Any], list[Mapping[str, Any]]] = defaultdict(list)
+    num_steps = 0
+    for event in events:
+        category = event.get("cat")
+        if category in _ON_DEVICE:
+            kernels.append(event)
+        elif category in _OPERATIONS or category in _LAUNCHES:
+            on_threads[event["pid"], event["tid"]].append(event)
+            num_steps += category == "user_annotation" and str(event["name"]).startswith(_STEP)
+    has_kernels = bool(kernels)
+    by_launch: dict[Any, float] = defaultdict(float)
+    for kernel in kernels:
+        by_launch[kernel["args"].get("correlation")] += float(kernel["dur"])
+    launched = {
+        event["args"]["correlation"]
+        for thread in on_threads.values()
+        for event in thread
+        if event.get("cat") in _LAUNCHES and "correlation" in event.get("args", {})
+    }
+    by_operation: dict[Any, float] = defaultdict(float)
+    for kernel in kernels:
+        if kernel["args"].get("correlation") not in launched:
+            by_operation[kernel["args"].get("External id")] += float(kernel["dur"])
+    roots: list[TraceEvent] = []
+    for number, thread in enumerate(on_threads.values()):
+        opened = _nested(thread, by_launch)
+        roots += (each.closed(number, by_operation if has_kernels else None) for each in opened)
+    total_us = sum(float(kernel["dur"]) for kernel in kernels)
+    return Trace(
+        events=tuple(roots),
+        num_steps=max(num_steps, 1),
+        has_kernels=has_kernels,
+        total_s=1e-6 * total_us if has_kernels else sum(part.own_s for root in roots for part in root.whole()),
+    )
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class _Open:
+    """An operation whose children are still to come."""
+
+    event: Mapping[str, Any]
+    end_us: float
+    kernels_us: float = 0.0
+    children: list[_Open] = field(default_factory=list)
+
+    def closed(self, thread: int, by_operation: Mapping[Any, float] | None) -> TraceEvent:
+        """The operation with all its children; on a device its own time is that of its kernels."""
+        arguments = self.event.get("args", {})
+        if by_operation is not None:
+            is_linked = "External id" in arguments
+            own_us = self.kernels_us + (by_operation.get(arguments["External id"], 0.0) if is_linked else 0.0)
+        elif self.event["cat"] == "user_annotation":
+            own_us = 0.0
+        else:
+            own_us = max(float(self.event["dur"]) - sum(float(child.event["dur"]) for child in self.children), 0.0)
+        return TraceEvent(
+            name=str(self.event["name"]),
+            own_s=1e-6 * own_us,
+            shapes=_shapes(arguments.get("Input Dims", arguments.get("Input dims", ()))),
+            thread=thread,
+            sequence=int(arguments.get("Sequence number", -1)),
+            children=tuple(child.closed(thread, by_operation) for child in self.children),
+        )
+
+
+def _nested(thread: Sequence[Mapping[str, Any]], by_launch: Mapping[Any, float]) -> list[_Open]:
+    """The operations of one thread that nothing contains; kernels count for the innermost one around their launch."""
+    roots: list[_Open] = []
+    around: list[_Open] = []
+    for event in sorted(thread, key=lambda event: (float(event["ts"]), -float(event["dur"]))):
+        end_us = float(event["ts"]) + float(event["dur"])
+        while around and around[-1].end_us < end_us - _ROUNDING_US:
+            around.pop()
+        if event["cat"] in _LAUNCHES:
+            if around:
+                around[-1].kernels_us += by_launch.get(event.get("args", {}).get("correlation"), 0.0)
+            continue
+        opened = _Open(event=event, end_us=end_us)
+        (around[-1].children if around else roots).append(opened)
+        around.append(opened)
+    return roots
+
+
+def _shapes(operands: Iterable[Any]) -> tuple[Shape, ...]:
+    """Of each operand; empty for one that is no tensor, or a list of them."""
+    return tuple(
+        tuple(operand) if isinstance(operand, list) and all(isinstance(size, int) for size in operand) else ()
+        for operand in operands
+    )

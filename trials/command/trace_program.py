@@ -1,0 +1,143 @@
+"""What runs on each host after a trial whose command was to leave a trace: it finds the newest, and reads it.
+
+The hosts need no file system in common, and nothing is read while steps are measured.
+"""
+
+from __future__ import annotations
+
+import glob
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from trials.backend import Observation, OperatorSample
+from trials.command.host_program import HostPlan
+from trials.command.kineto import UnreadableTraceError, read_trace
+from trials.command.placeholders import filled
+from trials.command.trace_samples import TraceSamples, samples_of
+from trials.rank_messages import Place, Told
+from trials.ranks import AbstractRanks, RanksLostError
+from trials.torch_training.operator_profile import merged
+
+READ_LIMIT_S = 300.0
+"""How long traces may take to be read."""
+
+CLOCKS_DIFFER_S = 60.0
+"""By how much a file may seem older than the trial that wrote it, where the clocks of hosts and file servers differ."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FoundTrace:
+    """What one host has found.
+
+    Attributes:
+        name: The file; empty if there is none.
+        trouble: Why it tells nothing; empty if it does.
+        found: What it tells.
+    """
+
+    name: str = ""
+    trouble: str = ""
+    found: TraceSamples | None = None
+
+
+def read_host(place: Place, plan: HostPlan, begun_s: float) -> None:
+    """Tells what the newest trace on this host holds.
+
+    Args:
+        place: The host.
+        plan: What it ran.
+        begun_s: When the trial began, since the epoch.
+    """
+    assert plan.profile is not None, "only what was asked for is looked for"
+    values = dict(plan.values) | {"host_rank": str(place.rank)}
+    path = newest_trace(plan.profile_root, filled(plan.profile, values), begun_s=begun_s)
+    if path is None:
+        place.tell(FoundTrace())
+        return
+    try:
+        place.tell(FoundTrace(name=path.name, found=samples_of(read_trace(path))))
+    except UnreadableTraceError as error:
+        place.tell(FoundTrace(name=path.name, trouble=str(error)))
+
+
+def newest_trace(root: Path, where: str, *, begun_s: float) -> Path | None:
+    """The newest trace in a folder and below it, or of those that a pattern names; None if all are older than a trial.
+
+    Args:
+        root: What `where` is relative to.
+        where: A file, a folder, or a pattern with `*`, `?` or `**`.
+        begun_s: When the trial began, since the epoch.
+    """
+    paths = [root / found for found in glob.glob(where, root_dir=root, recursive=True)]  # noqa: PTH207 # may be absolute
+    files = [path for path in paths if path.is_file()]
+    for folder in paths:
+        if folder.is_dir():
+            files += [
+                path for path in folder.rglob("*") if path.name.endswith((".json", ".json.gz")) and path.is_file()
+            ]
+    recent = [(path.stat().st_mtime, path) for path in files]
+    return max(((s, path) for s, path in recent if s >= begun_s - CLOCKS_DIFFER_S), default=(0.0, None))[1]
+
+
+def with_traces(
+    observation: Observation, ranks: AbstractRanks, plan: HostPlan, *, num_hosts: int, begun_s: float
+) -> Observation:
+    """An observation with the operators of the traces that its trial has left; with a note where there are none.
+
+    Args:
+        observation: What was seen of the trial.
+        ranks: The hosts, on which nothing runs any more.
+        plan: What they ran.
+        num_hosts: How many.
+        begun_s: When the trial began, since the epoch.
+    """
+    try:
+        found = list(_found(ranks, plan, num_hosts, begun_s))
+    except RanksLostError as error:  # the trial itself is over
+        found = [FoundTrace(trouble=str(error))]
+    samples = _together(sample for each in found if each.found is not None for sample in each.found.samples)
+    notes = [note for each in found if (note := _note(each))]
+    if not any(each.name or each.trouble for each in found):
+        notes.append(f"no trace at {plan.profile}: let the program write one in its warm-up, {{warmup_steps}} steps")
+    reason = "; ".join(filter(None, (observation.reason, *notes)))
+    return replace(observation, operator_samples=samples, reason=reason)
+
+
+def _found(ranks: AbstractRanks, plan: HostPlan, num_hosts: int, begun_s: float) -> Iterable[FoundTrace]:
+    ranks.launch("trials.command.trace_program:read_host", plan, begun_s, num_ranks=num_hosts)
+    deadline_s = time.monotonic() + READ_LIMIT_S
+    try:
+        while ranks.running and time.monotonic() < deadline_s:
+            for event in ranks.events(1.0):
+                if isinstance(event, Told):
+                    assert isinstance(event.value, FoundTrace), event
+                    yield event.value
+                elif event.code:
+                    yield FoundTrace(trouble="the process that reads it has died, perhaps for want of memory")
+        if ranks.running:
+            yield FoundTrace(trouble=f"is not read within {READ_LIMIT_S:g} s")
+    finally:
+        ranks.kill()
+
+
+def _note(each: FoundTrace) -> str:
+    """What is to be said of a host's trace."""
+    if each.trouble:
+        return f"trace {each.name}: {each.trouble}" if each.name else f"trace: {each.trouble}"
+    if each.found is None:
+        return ""
+    if not each.found.samples:
+        return f"trace {each.name}: no operator in it can be mapped; record shapes with it"
+    left_out = f", {each.found.num_left_out} calls left out" if each.found.num_left_out else ""
+    return f"trace {each.name}: {len(each.found.samples)} operators, {each.found.share:.0%} of its time{left_out}"
+
+
+def _together(samples: Iterable[OperatorSample]) -> tuple[OperatorSample, ...]:
+    """One sample for each operator and shape of all hosts."""
+    found: dict[object, list[OperatorSample]] = defaultdict(list)
+    for sample in samples:
+        found[sample.kind, sample.phase, sample.shape].append(sample)
+    return tuple(merged(each, by_shape=True) for each in found.values())

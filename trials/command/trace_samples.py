@@ -1,0 +1,181 @@
+"""The operators of costmodels/operators.py in a trace of a program that marks none: by their names and shapes.
+
+Taken are products, attention kernels and norms; a sample has no name, for the trace does not tell the operator's role.
+Elementwise operators are told apart by nothing but that, and grouped products have as many rows as the router says, so
+neither is taken. A gradient is what runs in a node of the backward pass, unless it has a sequence number: that is a
+forward operation once more, for recomputation. A product in a node is the gradient of the data or of the weight of a
+forward product of the same trace whose sizes fit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from costmodels.operators import OpKind, Phase
+from trials.backend import OperatorSample
+from trials.command.kineto import Trace
+from trials.torch_training.operator_profile import merged
+from trials.torch_training.trace_events import TraceEvent
+
+Sizes = tuple[float, ...]
+
+_NODE = "autograd::engine::evaluate_function: "
+_NOT_LAYERS = ("Optimizer.", "c10d::", "_c10d_functional::", "nccl:", "gloo:", "record_param_comms")
+_PRODUCTS = {"aten::mm": 0, "aten::addmm": 1, "aten::_scaled_mm": 0}
+"""The place of the left operand."""
+_BATCHED = {"aten::bmm": 0, "aten::baddbmm": 1}
+_NORMS = {
+    "aten::native_layer_norm": 0,
+    "aten::native_layer_norm_backward": 1,
+    "aten::_fused_rms_norm": 0,
+    "aten::_fused_rms_norm_backward": 1,
+}
+"""The place of what is normed."""
+_SDPA = "aten::_scaled_dot_product_"
+_FLASH = ("flash_attn::_flash_attn_forward", "flash_attn::_flash_attn_backward")
+"""The package's operators, with [sequences, positions, heads, size] where torch's have heads before positions."""
+_WANTED = frozenset({*_PRODUCTS, *_BATCHED, *_NORMS, *_FLASH})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TraceSamples:
+    """What a trace tells of operators.
+
+    Attributes:
+        samples: One per operator and shape; `count` is of one step of the rank that wrote the trace.
+        num_left_out: Products, attention kernels and norms that could not be mapped.
+        share: Of all kernels' time, or of all operations' where there are no kernels, what the samples stand for.
+    """
+
+    samples: tuple[OperatorSample, ...]
+    num_left_out: int
+    share: float
+
+
+class _Call(NamedTuple):
+    """One call of a library's operator."""
+
+    event: TraceEvent
+    node: str
+    time_s: float
+
+
+def samples_of(trace: Trace) -> TraceSamples:
+    """The operators of one step."""
+    calls = _Reader(trace).calls
+    products = [(call, _product_sizes(call.event)) for call in calls if call.event.name in _PRODUCTS]
+    forward = {sizes for call, sizes in products if sizes and not call.node}
+    found: dict[tuple[OpKind, Phase, Sizes], list[OperatorSample]] = defaultdict(list)
+    num_left_out, mapped_s = 0, 0.0
+    for call in calls:
+        phase = Phase.BACKWARD if call.node else Phase.FORWARD
+        kind, shape = _mapped(call, forward)
+        if not shape or not call.time_s > 0:
+            num_left_out += 1
+            continue
+        mapped_s += call.time_s
+        sample = OperatorSample(kind=kind, phase=phase, shape=shape, time_s=call.time_s, count=1)
+        found[kind, phase, shape].append(sample)
+    each = (merged(samples, by_shape=True) for samples in found.values())
+    return TraceSamples(
+        samples=tuple(replace(one, count=max(round(one.count / trace.num_steps), 1)) for one in each),
+        num_left_out=num_left_out,
+        share=min(mapped_s / trace.total_s, 1.0) if trace.total_s else 0.0,
+    )
+
+
+class _Reader:
+    """Gathers the calls that are wanted.
+
+    Torch's checkpoints stop at the last operation that they would run again, before it computes anything: on a device
+    it launches no kernel, and on a CPU it is taken out.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self.calls: list[_Call] = []
+        self._has_kernels = trace.has_kernels
+        self._stopped_at: int | None = None  # the place of the last operation of a recomputation, if it is a call
+        for event in trace.events:
+            self._visit(event, "", is_again=False)
+
+    def _visit(self, event: TraceEvent, node: str, *, is_again: bool) -> None:
+        """Looks at an event in a node of the backward pass, or in none."""
+        if event.name.startswith(_NOT_LAYERS):
+            return
+        if event.name.startswith(_NODE):
+            self._stopped_at = None
+            self._visit_all(event.children, event.name.removeprefix(_NODE), is_again=False)
+            if self._stopped_at is not None and not self._has_kernels:
+                del self.calls[self._stopped_at]
+                self._stopped_at = None
+            return
+        if node and event.sequence >= 0 and event.name not in (node, node.removesuffix("Backward")):
+            node, is_again = "", True
+        is_wanted = event.name in _WANTED or event.name.startswith(_SDPA)
+        if is_again and event.is_operation and event.sequence >= 0:
+            self._stopped_at = len(self.calls) if is_wanted else None
+        if is_wanted:
+            self.calls.append(_Call(event, node, sum(part.own_s for part in event.whole())))
+        else:
+            self._visit_all(event.children, node, is_again=is_again)
+
+    def _visit_all(self, events: Sequence[TraceEvent], node: str, *, is_again: bool) -> None:
+        for event in events:
+            self._visit(event, node, is_again=is_again)
+
+
+def _mapped(call: _Call, forward: set[Sizes]) -> tuple[OpKind, Sizes]:
+    """Kind and shape of a call; no shape where the trace does not tell it, or not whose gradient it is."""
+    event = call.event
+    if event.name in _NORMS:
+        (rows,) = _operands(event, _NORMS[event.name], 1, least=1) or ((),)
+        return OpKind.NORM, (float(math.prod(rows[:-1])), float(rows[-1])) if rows else ()
+    if event.name in _BATCHED:
+        operands = _operands(event, _BATCHED[event.name], 2, least=3)
+        if not operands:
+            return OpKind.MATMUL, ()
+        (batch, rows_each, inner), columns = operands[0], operands[1][-1]
+        return OpKind.MATMUL, (float(batch * rows_each), float(inner), float(columns))
+    if event.name in _PRODUCTS:
+        sizes = _product_sizes(event)
+        return OpKind.MATMUL, _gradient_sizes(sizes, forward) if call.node and sizes else sizes
+    return OpKind.ATTENTION, _attention_sizes(event)
+
+
+def _operands(event: TraceEvent, first: int, number: int, *, least: int) -> Sequence[tuple[int, ...]]:
+    """Shapes of some operands; none if one is not told, or has too few dims."""
+    shapes = event.shapes[first : first + number]
+    return shapes if len(shapes) == number and all(len(shape) >= least for shape in shapes) else ()
+
+
+def _product_sizes(event: TraceEvent) -> Sizes:
+    """(m, k, n) of [m, k] @ [k, n]."""
+    operands = _operands(event, _PRODUCTS[event.name], 2, least=2)
+    return (float(operands[0][0]), float(operands[0][1]), float(operands[1][-1])) if operands else ()
+
+
+def _gradient_sizes(sizes: Sizes, forward: set[Sizes]) -> Sizes:
+    """A product of the backward pass as the cost model writes it; nothing if no forward product fits.
+
+    Of [m, k] @ [k, n] the gradient of the data is [m, n] @ [n, k], and that of the weight [k, m] @ [m, n]; torch, whose
+    weights are [n, k], multiplies the latter the other way round, [n, m] @ [m, k].
+    """
+    left, inner, right = sizes
+    if (left, right, inner) in forward or (inner, left, right) in forward:
+        return sizes
+    return (right, inner, left) if (inner, right, left) in forward else ()
+
+
+def _attention_sizes(event: TraceEvent) -> Sizes:
+    """(b, h, queries, keys, d)."""
+    first = 1 if event.name.endswith("_backward") else 0
+    operands = _operands(event, first, 2, least=4)
+    if not operands:
+        return ()
+    heads, positions = (2, 1) if event.name in _FLASH else (1, 2)
+    queries, keys = operands
+    return tuple(float(size) for size in (queries[0], queries[heads], queries[positions], keys[positions], queries[3]))
