@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 import signal
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from trials.backend import Observation, OnStep, Status, tail_of
 from trials.command.host_program import Ended, Printed
 from trials.command.log_pattern import Reading
-from trials.out_of_memory import speaks_of_memory
+from trials.command.memory_messages import lack_of_memory
 from trials.rank_messages import Exit, Told
 from trials.ranks import AbstractRanks
 
@@ -24,8 +25,6 @@ GRACE_S = 5.0
 
 _LAUNCHERS_SIGNAL = re.compile(r"exitcode\s*:\s*-(\d+)|Signal (\d+) \(SIG\w+\) received")
 """How torchrun tells that a signal has killed one of its processes; it ends itself with status 1."""
-
-_MEMORY_SIGNS = ("OutOfMemoryError", "CUDA error: out of memory", "NPU out of memory", "RESOURCE_EXHAUSTED")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,9 +132,9 @@ class _Seen:
             return Status.OK, "", ""
         failed = {rank: code for rank, code in self.codes.items() if code}
         if failed or self.hangs:
-            lines = [line.strip() for line in log.splitlines() if _lacks_memory(line)]
-            if lines:
-                return Status.OUT_OF_MEMORY, lines[0][:500], ""
+            lack = lack_of_memory(log, _last_error(log))
+            if lack:
+                return Status.OUT_OF_MEMORY, lack[:500], ""
         if failed:
             return self._failed(failed, log)
         if self.hangs:
@@ -165,10 +164,6 @@ class _Seen:
         return "ended without a log line that trial.log finds a step time in"
 
 
-def _lacks_memory(line: str) -> bool:
-    return speaks_of_memory(line) or any(sign in line for sign in _MEMORY_SIGNS)
-
-
 def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
@@ -179,5 +174,10 @@ def _signal_name(number: int) -> str:
 def _last_words(log: str) -> str:
     """The last line that names an error, or the last one."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    errors = [line for line in lines if re.search(r"(Error|Exception|error)\b.*:", line)]
-    return (errors or lines or ["it printed nothing"])[-1][:400]
+    return (_last_error(log) or (lines or ["it printed nothing"])[-1])[:400]
+
+
+def _last_error(log: str) -> str:
+    """The last line that names an error; empty if none does."""
+    errors = (line.strip() for line in log.splitlines() if re.search(r"(Error|Exception|error)\b.*:", line))
+    return next(iter(deque(errors, maxlen=1)), "")
