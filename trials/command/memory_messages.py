@@ -21,7 +21,6 @@ _MESSAGES = re.compile(
             r"(?:CUDA_ERROR_OUT_OF_MEMORY|HIP_ERROR_OutOfMemory|hipErrorOutOfMemory|cudaErrorMemoryAllocation)",
             r"(?:CUBLAS|HIPBLAS)_STATUS_ALLOC_FAILED",
             r"(?:Cuda|HIP) failure (?:2 )?'out of memory'",
-            r"\bEL0004\b.*[Ff]ailed to allocate memory",  # CANN
             # memory of the host: c10/core/impl/alloc_cpu.cpp, errno 12, Python, NumPy, C++, glibc
             r"DefaultCPUAllocator: (?:can't allocate|not enough) memory",
             r"\[Errno 12\] Cannot allocate memory",
