@@ -51,7 +51,7 @@ START_LIMIT_S = 120.0
 CLOSE_LIMIT_S = 10.0
 """How long the actors may take to die when the executor is closed."""
 
-SHARING = "search.share_hosts: true lets trials share hosts"
+_SHARING = "search.share_hosts: true lets trials share hosts"
 
 MAX_DEATHS = 2
 """A trial that loses its worker this often is given up: the first time may be bad luck."""
@@ -415,13 +415,15 @@ class RayExecutor:
             )
         room = 1 if self._is_alone else gpus // each
         if self._parallel_trials > room:
-            alone = f"each has this machine to itself ({SHARING})" if gpus // each > room else ""
+            alone = f"each has this machine to itself ({_SHARING})" if gpus // each > room else ""
             self._run_fewer(room, alone or f"each wants {each} of the {gpus} GPUs here")
 
     def _take_turns_elsewhere(self) -> None:
         """One trial at a time where the hosts that each wants to itself are not Ray's to give."""
         if self._is_alone and self._backend.hosts == (HostNeeds(),) and self._parallel_trials > 1:
-            self._run_fewer(1, f"the command reaches its hosts by itself, and may find another trial there ({SHARING})")
+            self._run_fewer(
+                1, f"the command reaches its hosts by itself, and may find another trial there ({_SHARING})"
+            )
 
     def _run_fewer(self, room: int, because: str) -> None:
         trials = "trial runs" if room == 1 else "trials run"
@@ -452,7 +454,7 @@ class RayExecutor:
         if not room:
             raise no_room(hosts, machines)
         shared = min(room_for(hosts, machines), self._parallel_trials)
-        alone = f"; each has its hosts to itself ({SHARING}, and then {shared} run at once)" if shared > room else ""
+        alone = f"; each has its hosts to itself ({_SHARING}, and then {shared} run at once)" if shared > room else ""
         self._run_fewer(room, f"each wants {in_words(hosts)}, and the cluster has {machines_in_words(machines)}{alone}")
 
     def _keep_what_started(self) -> None:
@@ -483,7 +485,8 @@ class RayExecutor:
                 f"{self._placement_wait_s:g} s" + (f" ({failure})" if failure else ""),
                 key="parallel_trials",
                 value=self._parallel_trials,
-                nearest="wait until it has that free, raise search.placement_wait_s, or set address: local",
+                nearest="wait until it has that free, raise search.placement_wait_s, or set address: local"
+                + (f"; {_SHARING}" if self._reserved != self._backend.hosts else ""),
             )
         if len(kept) < self._parallel_trials:
             why = f"the cluster gave no more slots within {self._placement_wait_s:g} s"

@@ -33,6 +33,7 @@ Launch = Literal["per_host", "once"]
 """Whether the command is started on every host, or once and reaches the hosts by itself."""
 
 COMMAND_RANKS = RankSetup(modules=("trials.command.host_program",))
+READING_RANKS = RankSetup(modules=(*COMMAND_RANKS.modules, "trials.command.trace_program"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,8 +102,8 @@ class CommandBackend(AbstractBackend):
 
     @property
     def rank_setup(self) -> RankSetup:
-        """The program that runs the command."""
-        return COMMAND_RANKS
+        """The program that runs the command, and what reads its traces if it leaves any."""
+        return COMMAND_RANKS if self.profile is None else READING_RANKS
 
     def check(self) -> None:
         """The directory and, where this machine will run it, the program must be there.
@@ -141,7 +142,7 @@ class CommandBackend(AbstractBackend):
 
     def measure(self, config: ParallelConfig, *, trial_number: int, on_step: OnStep = unheard) -> Observation:
         """One trial with a process of its own that starts commands; `opened` keeps one for many."""
-        with RankProcesses(COMMAND_RANKS) as ranks:
+        with RankProcesses(self.rank_setup) as ranks:
             return OpenCommandBackend(backend=self, ranks=ranks).measure(
                 config, trial_number=trial_number, on_step=on_step
             )

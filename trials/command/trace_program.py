@@ -101,7 +101,11 @@ def with_traces(
     samples = _together(sample for each in found if each.found is not None for sample in each.found.samples)
     notes = [note for each in found if (note := _note(each))]
     if not any(each.name or each.trouble for each in found):
-        notes.append(f"no trace at {plan.profile}: let the program write one in its warm-up, {{warmup_steps}} steps")
+        values = dict(plan.values)
+        where = filled(plan.profile or "", values | {"host_rank": "0"})
+        notes.append(
+            f"no trace at {where}: let the program write one in the {values['warmup_steps']} steps of its warm-up"
+        )
     reason = "; ".join(filter(None, (observation.reason, *notes)))
     return replace(observation, operator_samples=samples, reason=reason)
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trace_handler
 from torch.utils.checkpoint import checkpoint
 
-SEQUENCES, POSITIONS, HIDDEN, HEADS = 2, 24, 64, 4
+SEQUENCES, POSITIONS, HIDDEN, HEADS = 2, 128, 128, 8
 PROFILED = 3
 
 

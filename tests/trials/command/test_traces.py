@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from costmodels.operators import OpKind, Phase
-from costmodels.parallel import ParallelConfig
-from tests.trials.command.small_commands import backend_of
+from costmodels.operators import OpKind, Phase, step_operators
+from costmodels.parallel import ConfigGrid, ParallelConfig
+from costmodels.runtime import find_runtime
+from tests.trials.command.small_commands import JOB, backend_of
 from trials.backend import Status
 from trials.command.backend import COMMAND_RANKS, OpenCommandBackend
 from trials.command.kineto import UnreadableTraceError, read_trace, trace_of
@@ -146,25 +147,35 @@ def test_a_trial_keeps_the_operators_of_its_trace(tmp_path, packed):
     backend = backend_of(
         arguments=command, warmup_steps=4, steps=3, hang_limit_s=120.0, profile="traces/{trial}", profile_root=tmp_path
     )
-    found = backend.measure(ParallelConfig(dp=2, mbs=1), trial_number=7)
+    config = ParallelConfig(dp=2, mbs=2)
+    found = backend.measure(config, trial_number=7)
 
     assert found.status is Status.OK, found.log_tail
     assert len(found.step_times_s) == 3
     assert {(one.kind, one.phase, one.shape): one.count for one in found.operator_samples} == {
-        (NORM, FORWARD, (48, 64)): 1,
-        (NORM, BACKWARD, (48, 64)): 1,
-        (ATTENTION, FORWARD, (2, 4, 24, 24, 16)): 1,
-        (ATTENTION, BACKWARD, (2, 4, 24, 24, 16)): 1,
-        (MATMUL, FORWARD, (48, 64, 192)): 1,
-        (MATMUL, FORWARD, (48, 64, 256)): 2,  # computed again
-        (MATMUL, FORWARD, (48, 256, 64)): 1,  # not again: nothing needs its result
-        (MATMUL, BACKWARD, (48, 192, 64)): 1,
-        (MATMUL, BACKWARD, (64, 48, 192)): 1,
-        (MATMUL, BACKWARD, (48, 256, 64)): 1,
-        (MATMUL, BACKWARD, (64, 48, 256)): 1,
-        (MATMUL, BACKWARD, (48, 64, 256)): 1,
-        (MATMUL, BACKWARD, (256, 48, 64)): 1,
+        (NORM, FORWARD, (256, 128)): 1,
+        (NORM, BACKWARD, (256, 128)): 1,
+        (ATTENTION, FORWARD, (2, 8, 128, 128, 16)): 1,
+        (ATTENTION, BACKWARD, (2, 8, 128, 128, 16)): 1,
+        (MATMUL, FORWARD, (256, 128, 384)): 1,
+        (MATMUL, FORWARD, (256, 128, 512)): 2,  # computed again
+        (MATMUL, FORWARD, (256, 512, 128)): 1,  # not again: nothing needs its result
+        (MATMUL, BACKWARD, (256, 384, 128)): 1,
+        (MATMUL, BACKWARD, (128, 256, 384)): 1,
+        (MATMUL, BACKWARD, (256, 512, 128)): 1,
+        (MATMUL, BACKWARD, (128, 256, 512)): 1,
+        (MATMUL, BACKWARD, (256, 128, 512)): 1,
+        (MATMUL, BACKWARD, (512, 256, 128)): 1,
     }
+    grid = ConfigGrid.from_configs([config])
+    predicted = {
+        (operator.kind, operator.phase, tuple(operator.shape[0].tolist()))
+        for operator in step_operators(JOB, find_runtime("torch-reference"), grid)
+        if operator.name.startswith(
+            ("attention.norm", "attention.qkv", "attention.core", "dense_mlp.up", "dense_mlp.down")
+        )
+    }
+    assert predicted == {(one.kind, one.phase, one.shape) for one in found.operator_samples}
     assert all(one.time_s > 0 for one in found.operator_samples)
     assert ".pt.trace.json" in found.reason
     assert "13 operators" in found.reason
@@ -173,7 +184,7 @@ def test_a_trial_keeps_the_operators_of_its_trace(tmp_path, packed):
 @pytest.mark.parametrize(
     ("content", "note"),
     [
-        (None, "no trace at traces/{trial}: let the program write one in its warm-up"),
+        (None, "no trace at traces/3: let the program write one in the 2 steps of its warm-up"),
         ("{", "is no JSON, or was not written to its end"),
         ("{}", "has no traceEvents"),
         ('{"traceEvents": [{"ph": "X", "cat": "cpu_op"}]}', "is no event of torch.profiler"),
