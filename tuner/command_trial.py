@@ -72,8 +72,8 @@ class CommandKeys(DocumentedModel):
     """
 
     profile: str | None = None
-    """Where the command leaves a trace of torch.profiler, with placeholders and relative to where it begins: a file, a
-    folder, or a pattern such as `traces/*.json.gz`; see [your own command](own-command.md).
+    """Where the command leaves traces of torch.profiler, whose operators correct all predictions: a folder, a file or a
+    pattern with `*`, relative to the study file, with `{trial}` in it; see [your own command](own-command.md).
 
     Default: none: no operator times are read
     """
