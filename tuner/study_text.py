@@ -107,10 +107,10 @@ def _command(command: LaunchCommand) -> list[str]:
         "  command: [",
         *(f"    {line}" for line in _wrapped([_scalar(one) for one in command.arguments])),
         "  ]",
-        "  flags: megatron",
+        f"  flags: {command.framework}",
         *environment,
         "  directory: .  # where the command begins, relative to this file",
-        "  log: megatron",
+        f"  log: {command.framework}",
     ]
 
 

@@ -265,6 +265,7 @@ class _Interpreter:
         if rest[0].bare in ("source", "."):
             self.sourced += map(argument_of, fields[1:2])
         elif fields and rest[0].bare not in (*_SILENT, *_TESTS, ":"):
+            self.exported += [name for word in words[:first] if (name := _name_of(word))]
             self.commands.append(Command(words=_inner_words(fields), line=rest[0].line))
 
     def _assigns(self, word: Word) -> bool:

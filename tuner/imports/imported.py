@@ -30,12 +30,14 @@ class LaunchCommand:
     """How the training program is started, in the form of a study's `trial.command`.
 
     Attributes:
+        framework: Whose flags `{flags}` stands for, and whose log is read.
         arguments: With placeholders; what is unknown stands as the script has it.
         environment: Variables that the script exports with known values.
         unknown: Why arguments are unknown, once each; empty where the command is whole.
         left_out: Flags that a trial must not have, or has from `{flags}` or the placeholders.
     """
 
+    framework: str
     arguments: tuple[str, ...]
     environment: tuple[tuple[str, str], ...]
     unknown: tuple[str, ...]

@@ -18,8 +18,9 @@ from tuner.imports.bash_script import Script, read_script
 from tuner.imports.bash_texts import Argument
 from tuner.imports.flags import Flags, flags_among
 from tuner.imports.imported import Imported, Unread
-from tuner.imports.megatron_command import Launch, command_of, launch_of
+from tuner.imports.megatron_command import command_of
 from tuner.imports.megatron_model import model_of
+from tuner.imports.torchrun import Launch, launch_of
 
 _SIGNS = {
     "--num-layers",
@@ -325,7 +326,12 @@ def _stray(words: tuple[Argument, ...], script: Script) -> tuple[Unread, ...]:
 
 def _sourced(script: Script) -> tuple[Unread, ...]:
     return tuple(
-        Unread(what=f"source {one.text}", why="other scripts are not read", line=one.line) for one in script.sourced
+        Unread(
+            what=f"source {one.text}",
+            why="other scripts are not read; source it in the shell in which trials run",
+            line=one.line,
+        )
+        for one in script.sourced
     )
 
 
@@ -335,7 +341,7 @@ def _notes(flags: Flags, model: dict[str, Any], launch: Launch | None) -> tuple[
         notes.append(
             "Megatron-LM pads the vocabulary to a multiple of 128 times tp; the model here has no part with tp"
         )
-    program = launch.program.text.rsplit("/", 1)[-1] if launch else ""
+    program = launch.name if launch else ""
     if program not in ("", "pretrain_gpt.py"):
         notes.append(f"{program} may set more than its flags say: look at the model")
     return tuple(notes)

@@ -1,4 +1,4 @@
-"""How a launch script starts Megatron-LM, as a study's `trial.command` starts it for each trial.
+"""How a launch script starts Megatron-LM or MindSpeed-LLM, as a study's `trial.command` starts it for each trial.
 
 The launcher's hosts and devices become placeholders, the flags that a configuration decides become `{flags}`, and what
 a trial must not do (write or load checkpoints, ramp the batch up, profile) is left out. Every step is logged.
@@ -6,21 +6,10 @@ a trial must not do (write or load checkpoints, ramp the batch up, profile) is l
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
-
-from tuner.imports.bash_script import Command, Script
+from tuner.imports.bash_script import Script
 from tuner.imports.bash_texts import Argument
-from tuner.imports.flags import Flag, flags_among
 from tuner.imports.imported import LaunchCommand
-
-TORCHRUN = (
-    "--nnodes={num_hosts}",
-    "--nproc-per-node={devices_per_host}",
-    "--node-rank={host_rank}",
-    "--master-addr={master_address}",
-    "--master-port={master_port}",
-)
+from tuner.imports.torchrun import Launch, braced, environment_of
 
 REPLACED = frozenset(
     [
@@ -86,46 +75,17 @@ LEFT_OUT = frozenset(
 )
 """Flags that a trial must not have; --no-gradient-accumulation-fusion is what sharded weights need beside them."""
 
-_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.I)
-_OURS = ("CUDA_DEVICE_MAX_CONNECTIONS", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES")
-_LAUNCHERS = ("torch.distributed.launch", "torch.distributed.run")
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Launch:
-    """One command cut into its parts.
-
-    Attributes:
-        launcher: The words before the launcher's flags.
-        launcher_flags: Its flags, with dashes in their names.
-        program: The Python file.
-        training: The words behind it.
-    """
-
-    launcher: tuple[Argument, ...]
-    launcher_flags: list[Flag]
-    program: Argument
-    training: tuple[Argument, ...]
-
-
-def launch_of(command: Command) -> Launch | None:
-    """The parts of a command that starts a Python file; None for any other."""
-    words = command.words
-    at = next((number for number, word in enumerate(words) if word.text.endswith(".py")), None)
-    if at is None:
-        return None
-    before = words[:at]
-    first = next((number for number, word in enumerate(before) if _begins_launcher(word.text)), 0)
-    flag = next((number for number in range(first, at) if before[number].text.startswith("--")), at)
-    flags = [
-        Flag(name=one.name.replace("_", "-"), line=one.line, values=one.values) for one in flags_among(before[flag:])
+OF_MINDSPEED = frozenset(
+    [
+        "--num-layers",
+        "--noop-layers",
+        "--context-parallel-algo",
+        "--ulysses-degree-in-cp",
+        "--moe-tp-extend-ep",
     ]
-    return Launch(launcher=before[first:flag], launcher_flags=flags, program=words[at], training=words[at + 1 :])
-
-
-def _begins_launcher(text: str) -> bool:
-    name = text.rsplit("/", 1)[-1]
-    return name == "torchrun" or re.fullmatch(r"python[0-9.]*", name) is not None
+)
+"""Flags that `{flags}` of MindSpeed writes besides (tuner/export/mindspeed.py), or that would change what it says."""
 
 
 def command_of(launch: Launch, script: Script, *, is_mindspeed: bool) -> LaunchCommand:
@@ -134,53 +94,27 @@ def command_of(launch: Launch, script: Script, *, is_mindspeed: bool) -> LaunchC
     Args:
         launch: The script's own command.
         script: What else was read of it.
-        is_mindspeed: Whether its flags are MindSpeed's, which `{flags}` can't write.
+        is_mindspeed: Whether its flags are MindSpeed's. These fill unlike stages with no-op layers, which
+            changes --num-layers: so `{flags}` stands behind it, and the last of a flag counts.
     """
+    replaced = REPLACED | OF_MINDSPEED if is_mindspeed else REPLACED
     kept: list[Argument] = []
     left_out = []
-    taken: frozenset[str] = REPLACED | LEFT_OUT
     keeps = True
     for word in launch.training:
         if word.text.startswith("--"):
             name = word.text.partition("=")[0]
-            keeps = name not in taken
+            keeps = name not in replaced | LEFT_OUT
             if name in LEFT_OUT:
                 left_out.append(name)
         if keeps:
             kept.append(word)
-    texts = [word.text for word in launch.launcher]
-    is_torchrun = texts[-1:] == ["torchrun"] or texts[-2:] in [["-m", module] for module in _LAUNCHERS]
-    words = [*launch.launcher, launch.program, *kept]
-    unknown = [] if is_torchrun else [f"{' '.join(texts) or 'the launcher'} is not torchrun"]
-    unknown += [word.unknown for word in words if word.unknown]
-    if is_mindspeed:
-        unknown.append("{flags} writes flags of Megatron-LM, not of MindSpeed")
+    words = [braced(word.text) for word in kept]
+    own = ["--num-layers", "{num_layers}", *words, "{flags}"] if is_mindspeed else ["{flags}", *words]
     return LaunchCommand(
-        arguments=(
-            *map(_braced, texts),
-            *TORCHRUN,
-            _braced(launch.program.text),
-            "{flags}",
-            *(_braced(word.text) for word in kept),
-            "--log-interval",
-            "1",
-        ),
-        environment=_environment(script),
-        unknown=tuple(dict.fromkeys(unknown)),
+        framework="mindspeed" if is_mindspeed else "megatron",
+        arguments=(*launch.begin, *own, "--log-interval", "1"),
+        environment=environment_of(script),
+        unknown=launch.unknown(kept),
         left_out=tuple(dict.fromkeys(left_out)),
     )
-
-
-def _braced(text: str) -> str:
-    """A text in which no placeholder stands."""
-    return text.replace("{", "{{").replace("}", "}}")
-
-
-def _environment(script: Script) -> tuple[tuple[str, str], ...]:
-    """What the script exports; secrets stay out of the study file, and so does what `{flags}` brings along."""
-    found = []
-    for name in script.exported:
-        words = script.variables.get(name, ())
-        if words and not any(word.unknown for word in words) and not _SECRET.search(name) and name not in _OURS:
-            found.append((name, _braced(" ".join(word.text for word in words))))
-    return tuple(found)

@@ -14,12 +14,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from hardware.errors import ConfigError
-from tuner.imports.bash_script import read_script
+from tuner.imports.bash_script import Script, read_script
+from tuner.imports.bash_texts import Argument
 from tuner.imports.flags import Flags, flags_among
-from tuner.imports.imported import Imported, Unread
+from tuner.imports.imported import Imported, LaunchCommand, Unread
 from tuner.imports.keys import Keys
+from tuner.imports.torchrun import launch_of
+from tuner.imports.torchtitan_command import command_of
 
 _LAUNCHER = ("--nnodes", "--nproc_per_node", "--nproc-per-node")
+_POLICY = "activation-checkpoint:"
+"""The subcommand that says what is recomputed."""
+_SIGNS = ("--parallelism.", "--training.")
 _MODELS = {
     "llama3.8b": "llama3-8b",
     "llama3.70b": "llama3-70b",
@@ -37,7 +43,7 @@ def import_torchtitan(text: str) -> Imported:
     Raises:
         ConfigError: it is none of torchtitan's, or a value cannot work.
     """
-    mapping, devices = _mapping(text)
+    mapping, devices, command = _read(text)
     keys = Keys(mapping)
     if keys.value("parallelism") is None and keys.value("training") is None:
         raise ConfigError("holds neither [training] nor [parallelism] of torchtitan's")
@@ -69,15 +75,16 @@ def import_torchtitan(text: str) -> Imported:
         copies=copies,
         hosts=None if devices is None else devices[0],
         devices_per_host=None if devices is None else devices[1],
+        command=command,
         unread=tuple(unread),
         notes=() if model else (f"{keys.text('model.flavor') or 'the model'} is not in the catalog: --model names it",),
     )
 
 
-def _mapping(text: str) -> tuple[Mapping[str, Any], tuple[int, int] | None]:
-    """The keys, and hosts and devices where a script tells them."""
+def _read(text: str) -> tuple[Mapping[str, Any], tuple[int, int] | None, LaunchCommand | None]:
+    """The keys, and hosts, devices and the command where a script tells them."""
     try:
-        return tomllib.loads(text), None
+        return tomllib.loads(text), None, None
     except tomllib.TOMLDecodeError as error:
         problem = str(error)
     script = read_script(text)
@@ -85,11 +92,16 @@ def _mapping(text: str) -> tuple[Mapping[str, Any], tuple[int, int] | None]:
     mapping: dict[str, Any] = {}
     for flag in flags_among(words):
         section, dot, key = flag.name.removeprefix("--").partition(".")
-        if not flag.values or flag.values[0].unknown:
+        key = key.replace("-", "_")
+        values = [one for one in flag.values if not one.text.startswith(_POLICY)]
+        for policy in flag.values[len(values) :]:
+            mapping["activation_checkpoint"] = {"mode": policy.text.removeprefix(_POLICY)}
+        if values and values[0].unknown:
             continue
-        value = _typed(flag.values[0].text)
+        value = _typed(values[0].text) if values else not key.startswith("no_")
+        key = key if values else key.removeprefix("no_")
         if dot and section in ("training", "parallelism", "activation_checkpoint", "model", "optimizer"):
-            mapping.setdefault(section, {})[key.replace("-", "_")] = value
+            mapping.setdefault(section, {})[key] = value
         elif section in ("module", "config"):
             mapping[section] = value
     if not mapping:
@@ -99,8 +111,19 @@ def _mapping(text: str) -> tuple[Mapping[str, Any], tuple[int, int] | None]:
     per_host = per_host or next((one.text for one in script.variables.get("NGPU", ())), "")
     told = (launcher.text("--nnodes") or "1", per_host)
     if not all(re.fullmatch(r"[1-9][0-9]{0,4}", text) for text in told):
-        return mapping, None
-    return mapping, (int(told[0]), int(told[1]))
+        return mapping, None, _command(script)
+    return mapping, (int(told[0]), int(told[1])), _command(script)
+
+
+def _command(script: Script) -> LaunchCommand | None:
+    """How the script starts the trainer; None where it does not."""
+
+    def sections(words: tuple[Argument, ...]) -> int:
+        return sum(word.text.startswith(_SIGNS) for word in words)
+
+    best = max(script.commands, key=lambda command: sections(command.words), default=None)
+    launch = launch_of(best) if best is not None and sections(best.words) else None
+    return None if launch is None else command_of(launch, script)
 
 
 def _typed(text: str) -> Any:

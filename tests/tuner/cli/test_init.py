@@ -14,6 +14,7 @@ from tests.tuner.imports.launch_scripts import (
     NANOTRON,
     STRINGS,
     TORCHTITAN,
+    TORCHTITAN_SCRIPT,
 )
 from trials.command.backend import CommandBackend
 from tuner.config import load_study
@@ -119,14 +120,29 @@ def test_every_format_becomes_a_study(meshtune, tmp_path, option, text, more, ex
 
 
 def test_a_script_of_mindspeed_becomes_a_study(meshtune, tmp_path):
-    """It is a study about MindSpeed, whose flags no `{flags}` writes."""
+    """It is a study about MindSpeed, whose trials run the script's command with MindSpeed's flags."""
     file = write(tmp_path, "train.sh", ASCEND)
 
     done = meshtune("init", "--from-megatron", file, "--cluster", "ascend-910b", "--json")
 
-    assert done.json["trial"] == "simulated"
-    assert load_study(tmp_path / "study.yaml").setting.runtime.name == "mindspeed"
+    study = load_study(tmp_path / "study.yaml")
+    assert done.json["trial"] == "command"
+    assert study.setting.runtime.name == "mindspeed"
     assert expert_of(tmp_path / "study.yaml") == {"tp": 2, "dp": 4, "up": 4, "ep": 8}
+    assert "ulysses_cp_algo" in study.backend.flags(study.expert).arguments
+
+
+def test_a_script_of_torchtitan_becomes_a_study(meshtune, tmp_path):
+    """Its trials run the script's command with torchtitan's flags, of which the subcommand is the last word."""
+    file = write(tmp_path, "train.sh", TORCHTITAN_SCRIPT)
+
+    done = meshtune("init", "--from-torchtitan", file, "--cluster", "dgx-h100", "--json")
+
+    study = load_study(tmp_path / "study.yaml")
+    assert done.json["trial"] == "command"
+    assert expert_of(tmp_path / "study.yaml") == {"tp": 4, "dp": 4, "mbs": 2}
+    assert study.backend.arguments[-1] == "{flags}"
+    assert study.backend.flags(study.expert).arguments[-1] == "activation-checkpoint:full"
 
 
 def test_a_config_json_becomes_a_study_without_an_expert(meshtune, tmp_path):

@@ -134,6 +134,15 @@ torchrun --nproc_per_node=${NGPU} -m torchtitan.train --module llama3 --config l
     --training.seq_len 4096 --training.local_batch_size 4 --training.global_batch_size 64
 """
 
+TORCHTITAN_SCRIPT = """\
+CONFIG=${CONFIG:-llama3_8b}
+PYTORCH_ALLOC_CONF="expandable_segments:True" torchrun --nnodes=2 --nproc_per_node=8 --rdzv_backend c10d --tee 3 \\
+    -m torchtitan.train --module llama3 --config ${CONFIG} --training.steps 200 --compile.enable \\
+    --parallelism.tensor-parallel-degree=4 --parallelism.no-enable-sequence-parallel \\
+    --training.seq_len 4096 --training.local_batch_size 2 --training.global_batch_size 64 \\
+    --checkpoint.enable --checkpoint.interval 100 --metrics.log_freq 10 activation-checkpoint:full
+"""
+
 NANOTRON = """\
 parallelism: {dp: 4, pp: 2, tp: 2, tp_mode: REDUCE_SCATTER, recompute_layer: true}
 tokens: {micro_batch_size: 2, batch_accumulation_per_replica: 8, sequence_length: 2048}

@@ -10,8 +10,12 @@ from tests.tuner.imports.launch_scripts import (
     STRINGS,
     TORCHTITAN,
     TORCHTITAN_FLAGS,
+    TORCHTITAN_SCRIPT,
 )
+from tuner.export.megatron_rules import MEGATRON_FLAGS
+from tuner.export.mindspeed_rules import MINDSPEED_FLAGS
 from tuner.imports import IMPORTERS
+from tuner.imports.megatron_command import LEFT_OUT, OF_MINDSPEED, REPLACED
 
 
 def read(framework, text):
@@ -87,6 +91,32 @@ def test_a_script_of_mindspeed():
     assert imported.model["shared_expert_ffn_size"] == 2 * 1408
     assert imported.model["num_dense_layers"] == 1
     assert [one.line for one in imported.unread] == [1]
+
+
+def test_the_command_of_mindspeed_is_that_of_a_trial():
+    """Its own flags are `{flags}` too, which stands behind the number of layers, since no-op layers change it."""
+    command = read("megatron", ASCEND).command
+
+    assert (command.unknown, command.framework) == ((), "mindspeed")
+    words = command.arguments
+    for gone in ("--noop-layers", "--context-parallel-algo", "--context-parallel-size", "28"):
+        assert gone not in words
+    assert words[words.index("--num-layers") + 1] == "{num_layers}"
+    assert words.index("--num-layers") < words.index("{flags}")
+    assert "--use-fused-rmsnorm" in words
+
+
+@pytest.mark.parametrize(
+    ("framework", "replaced", "written"),
+    [
+        ("megatron", REPLACED | LEFT_OUT, MEGATRON_FLAGS),
+        ("mindspeed", REPLACED | LEFT_OUT | OF_MINDSPEED, MINDSPEED_FLAGS),
+    ],
+    ids=["megatron", "mindspeed"],
+)
+def test_whatever_flags_write_is_left_out_of_the_command(framework, replaced, written):
+    """No flag that an exporter writes is given by the script's command too."""
+    assert set(written) - replaced == set(), framework
 
 
 @pytest.mark.parametrize(
@@ -192,6 +222,46 @@ def test_torchtitan_flags():
     assert (imported.hosts, imported.devices_per_host) == (1, 8)
     assert imported.job["zero_stage"] == 2
     assert imported.job["global_batch_size"] == 64
+
+
+def test_a_script_of_torchtitan():
+    """Dashes in names, switches, the subcommand that says what is recomputed, and the launcher's hosts are read."""
+    imported = read("torchtitan", TORCHTITAN_SCRIPT)
+
+    assert whole(imported) == {"tp": 4, "mbs": 2}
+    assert (imported.hosts, imported.devices_per_host) == (2, 8)
+    assert (imported.job["recompute"], imported.job["sequence_parallel"]) == ("full", False)
+
+
+def test_the_command_of_torchtitan_is_that_of_a_trial():
+    """`{flags}` stands last in place of what a configuration decides; checkpoints are left out, variables kept."""
+    command = read("torchtitan", TORCHTITAN_SCRIPT).command
+
+    assert (command.unknown, command.framework) == ((), "torchtitan")
+    words = command.arguments
+    assert words[:2] == ("torchrun", "--nnodes={num_hosts}")
+    assert words[words.index("-m") :] == (
+        *("-m", "torchtitan.train", "--module", "llama3", "--config", "llama3_8b", "--training.steps", "200"),
+        *("--compile.enable", "--metrics.log_freq", "1", "{flags}"),
+    )
+    assert command.environment == (("PYTORCH_ALLOC_CONF", "expandable_segments:True"),)
+    assert command.left_out == ("--checkpoint.enable", "--checkpoint.interval", "--metrics.log_freq")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "why"),
+    [
+        ("--compile.enable", '"$@"', "$@ on line 3 is given when the script is started"),
+        ("--compile.enable", "--job.config_file a.toml", "which has no --job.config_file"),
+        ("torchrun", "srun", "srun is not torchrun"),
+    ],
+    ids=["arguments", "an older version", "another launcher"],
+)
+def test_a_command_of_torchtitan_that_is_not_whole(before, after, why):
+    """What only a run could tell, or what `{flags}` can't be written for, is told."""
+    command = read("torchtitan", TORCHTITAN_SCRIPT.replace(before, after)).command
+
+    assert any(why in told for told in command.unknown)
 
 
 def test_nanotron_files():
