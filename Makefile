@@ -3,6 +3,7 @@
 #   make test EXTRAS=test,torch,jax   also installs torch and JAX; without them their tests skip and say so
 #   make test ARGS="-k import_order"  hands ARGS to pytest
 #   make test JOBS=0                  runs the tests in one process, one after the other; 2 by default
+#   make frameworks test              the tests that ask training frameworks' own parsers run too
 #   make run PYTHON=python3.12        builds .venv with another Python
 
 PYTHON ?= python3
@@ -21,14 +22,22 @@ CORE := $(call installed,core)
 CHOSEN := $(call installed,$(EXTRAS))
 LINTERS := $(if $(filter dev,$(subst $(comma), ,$(EXTRAS))),$(CHOSEN),$(CHOSEN)+dev)
 
+# The frameworks whose parsers read our exports, and what they import before they parse. Whole they would bring gigabytes
+# of what only training needs, so pip is told to leave their dependencies alone. torchtitan's file of recipes imports
+# its trainer and data loaders; deepspeed, nanotron and megatron-core need little.
+FRAMEWORKS := deepspeed megatron-core nanotron nemo-toolkit spmd-types torchtitan
+THEIR_IMPORTS := dacite datasets einops hjson psutil tensorboard tokenizers torch torchdata tyro
+# Only where torch has not brought its own. 3.3.1 is the smallest that torch 2.13 imports; no kernel runs here.
+TRITON := triton==3.3.1
+
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test bench docs lint format clean
+.PHONY: help run test bench docs frameworks lint format clean
 
 help: ## list what can be made
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 run: $(CORE) ## tune two example studies, with no accelerator and no cluster
 	@set -e; for study in $(STUDIES); do \
@@ -48,6 +57,8 @@ bench: $(CHOSEN) ## run every benchmark, one after the other
 docs: $(call installed,docs) ## build the documentation as a site, into build/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "open build/site/index.html; its search needs a server: $(BIN)/python -m http.server -d build/site"
+
+frameworks: $(VENV)/.frameworks ## install training frameworks, as far as their parsers need
 
 lint: $(LINTERS) ## check style, format and types
 	@echo "==> ruff check"; $(BIN)/ruff check
@@ -80,3 +91,10 @@ $(VENV)/.installed-%: $(VENV)/.created pyproject.toml constraints.txt
 	@echo "==> installing meshtune ($(subst +,$(comma) ,$*)) into $(VENV); the first time takes a few minutes"
 	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.$(if $(filter-out core,$*),[$(subst +,$(comma),$*)])'
 	@touch $(CORE) $@
+
+$(VENV)/.frameworks: $(VENV)/.created Makefile constraints.txt | $(CHOSEN)
+	@echo "==> installing the parsers of $(FRAMEWORKS) into $(VENV)"
+	@$(BIN)/python -m pip install --quiet -c constraints.txt $(THEIR_IMPORTS)
+	@$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps $(FRAMEWORKS)
+	@$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/python -m pip install --quiet --no-deps $(TRITON)
+	@touch $@

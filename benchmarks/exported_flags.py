@@ -4,7 +4,7 @@
 
 For each framework `--count` configurations that it can run are drawn (benchmarks/export_samples.py), exported, read
 back by our own reader and held to the framework's published rules (tuner/export/*_rules.py), and read by its real
-parser where that is installed (`pip install '.[frameworks]'`; benchmarks/framework_parsers.py says what is real).
+parser where that is installed (`make frameworks`; benchmarks/framework_parsers.py says what is real).
 
 refused: configurations that our check refuses; differ: dimensions that come back otherwise than they went in and are
 not noted; real: read by the framework's own parser; real refused and real differ: the same of these; mutants: broken

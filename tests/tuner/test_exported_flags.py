@@ -58,7 +58,7 @@ def test_the_real_parser_reads_what_was_meant(target):
     try:
         parser = PARSERS[target]()
     except ImportError as error:
-        pytest.skip(f"{error}; pip install 'meshtune[frameworks]'")
+        pytest.skip(f"{error}; `make frameworks` installs it")
 
     row = measure(target, COUNT, seed=1, parser=parser)
 
