@@ -96,5 +96,6 @@ $(VENV)/.frameworks: $(VENV)/.created Makefile constraints.txt | $(CHOSEN)
 	@echo "==> installing the parsers of $(FRAMEWORKS) into $(VENV)"
 	@$(BIN)/python -m pip install --quiet -c constraints.txt $(THEIR_IMPORTS)
 	@$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps $(FRAMEWORKS)
+	@rm -rf $(VENV)/lib/python3*/site-packages/tests # nemo-toolkit brings a package of that name, which would hide ours
 	@$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/python -m pip install --quiet --no-deps $(TRITON)
 	@touch $@

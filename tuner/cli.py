@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from hardware.errors import ConfigError, shown_url
-from tuner import cli_calibrate, cli_init, cli_plan, cli_predictions, cli_replan
+from tuner import cli_calibrate, cli_completion, cli_init, cli_plan, cli_predictions, cli_replan
 from tuner.cli_options import (
     FOUND_NOTHING,
     INTERRUPTED,
@@ -52,7 +52,6 @@ if TYPE_CHECKING:  # these load numpy, Optuna and Ray
 
 app = typer.Typer(
     name="meshtune",
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # loading rich would take as long as everything else that --help does
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -122,7 +121,12 @@ def _tell_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(invoke_without_command=True)
+_STATUSES = (
+    "Exit status: 0 done, 1 ran but found nothing, 2 something given is wrong (one message says what), 130 interrupted."
+)
+
+
+@app.callback(invoke_without_command=True, epilog=_STATUSES)
 def meshtune(
     context: typer.Context,
     version: Annotated[  # noqa: ARG001 # its callback does the work
@@ -359,7 +363,12 @@ def report(
 def export(
     study: StudyFile,
     to: Annotated[
-        str, typer.Option(metavar="TARGET", help="megatron, torchtitan, deepspeed, mindspeed, nemo, nanotron or json.")
+        str,
+        typer.Option(
+            metavar="TARGET",
+            help="megatron, torchtitan, deepspeed, mindspeed, nemo, nanotron or json.",
+            autocompletion=cli_completion.targets,
+        ),
     ],
     chosen: Annotated[
         str | None, typer.Option("--config", metavar="pp=4,...", help="Instead of the study's best.")

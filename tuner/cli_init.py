@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hardware.errors import ConfigError
+from tuner import cli_completion
 from tuner.cli_options import AsJson, whole_number, write_file
 from tuner.console import print_json, printable, warn
 
@@ -26,18 +27,33 @@ def init(
     from_nanotron: Annotated[_File, typer.Option(metavar="FILE", help="YAML.")] = None,
     from_hugging_face: Annotated[_File, typer.Option(metavar="FILE", help="config.json: a model, no expert.")] = None,
     from_json: Annotated[_File, typer.Option(metavar="FILE", help="What `meshtune export --to json` wrote.")] = None,
-    cluster: Annotated[str | None, typer.Option(metavar="NAME", help="What the devices are, such as dgx-h100.")] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="What the devices are, such as dgx-h100.", autocompletion=cli_completion.clusters
+        ),
+    ] = None,
     hosts: Annotated[
         str | None, typer.Option(metavar="N", help="Hosts, if the file doesn't say or for others.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Name in the catalog, or path, in place of the file's model.")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Name in the catalog, or path, in place of the file's model.",
+            autocompletion=cli_completion.models,
+        ),
     ] = None,
     vocab_size: Annotated[str | None, typer.Option(metavar="N", help="Rows of the embedding table.")] = None,
     sequence_length: Annotated[str | None, typer.Option(metavar="N", help="Tokens per sequence.")] = None,
     global_batch_size: Annotated[str | None, typer.Option(metavar="N", help="Sequences per step.")] = None,
     runtime: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Profile in place of the file's framework.")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Profile in place of the file's framework.",
+            autocompletion=cli_completion.runtimes,
+        ),
     ] = None,
     config: Annotated[
         str | None, typer.Option("--config", metavar="pp=4,tp=2,...", help="Degrees that the file leaves open.")

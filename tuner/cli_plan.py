@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hardware.errors import ConfigError, did_you_mean
+from tuner import cli_completion
 from tuner.cli_options import AsJson, Overrides, launchable_config, load, number, whole_number, write_file
 from tuner.console import config_in_words, print_json, printable, warn
 
@@ -45,7 +46,10 @@ def plan(
         str | None,
         typer.Option(metavar="data=2,model=4", help="The mesh of --jax or --torch, the slowest axis first."),
     ] = None,
-    cluster: Annotated[str, typer.Option(metavar="NAME", help="Where that mesh stands.")] = "dgx-a100",
+    cluster: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="Where that mesh stands.", autocompletion=cli_completion.clusters),
+    ] = "dgx-a100",
     hosts: Annotated[str, typer.Option(metavar="N", help="Hosts of that cluster.")] = "1",
     layers: Annotated[
         str | None,
@@ -54,7 +58,9 @@ def plan(
     planner: Annotated[
         str,
         typer.Option(
-            metavar="NAME", help="recursive is D-Rec; descent goes on from its plan; toast searches colours of dims."
+            metavar="NAME",
+            help="recursive is D-Rec; descent goes on from its plan; toast searches colours of dims.",
+            autocompletion=cli_completion.planners,
         ),
     ] = "descent",
     order: Annotated[
@@ -88,7 +94,11 @@ def plan(
     ] = None,
     export: Annotated[
         str | None,
-        typer.Option(metavar="TARGET", help="Also as jax, shardy, torch, megatron or mindspore takes it; see --out."),
+        typer.Option(
+            metavar="TARGET",
+            help="Also as jax, shardy, torch, megatron or mindspore takes it; see --out.",
+            autocompletion=cli_completion.plan_forms,
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="File for --export; without it, the terminal shows a part.")] = None,
     explain: Annotated[
