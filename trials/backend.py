@@ -123,6 +123,9 @@ class Observation:
         step_times_s: Each measured step on `clock`, warm-up excluded [s]; of an unfinished trial what there was.
         expected_steps: Steps that the trial would have measured; None if unknown. Told of a trial that was stopped.
         elapsed_s: Wall clock of the trial in its worker, start-up and warm-up included [s]; None if unknown.
+        measured_after_s: Of this, what had passed when the first measured step began; where steps are not told by the
+            wall clock, when it ended [s]. None if there was none, or nobody knows.
+        lost_s: Wall clock of earlier attempts at the trial, whose worker or ranks died [s].
         time_limit_s: The limit at which it was cut off [s]; None unless it was.
         peak_memory_bytes: Peak device memory of the fullest rank; None if unknown.
         operator_samples: Operator times, if the backend measures them.
@@ -139,6 +142,8 @@ class Observation:
     step_times_s: tuple[float, ...] = ()
     expected_steps: int | None = None
     elapsed_s: float | None = None
+    measured_after_s: float | None = None
+    lost_s: float = 0.0
     time_limit_s: float | None = None
     peak_memory_bytes: int | None = None
     operator_samples: tuple[OperatorSample, ...] = ()
@@ -195,6 +200,8 @@ class Observation:
             "step_times_s": list(self.step_times_s),
             "expected_steps": self.expected_steps,
             "elapsed_s": self.elapsed_s,
+            "measured_after_s": self.measured_after_s,
+            "lost_s": self.lost_s,
             "time_limit_s": self.time_limit_s,
             "peak_memory_bytes": self.peak_memory_bytes,
             "operator_samples": [sample.as_json() for sample in self.operator_samples],
@@ -208,12 +215,14 @@ class Observation:
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> Observation:
-        """The observation that `as_json` wrote, now or before it knew of limits, early ends and signals."""
+        """The observation that `as_json` wrote, now or before it knew of limits, early ends, signals and lost attempts."""
         return cls(
             status=Status(entry["status"]),
             step_times_s=tuple(float(seconds) for seconds in entry["step_times_s"]),
             expected_steps=entry.get("expected_steps"),
             elapsed_s=entry.get("elapsed_s"),
+            measured_after_s=entry.get("measured_after_s"),
+            lost_s=entry.get("lost_s", 0.0),
             time_limit_s=entry.get("time_limit_s"),
             peak_memory_bytes=entry["peak_memory_bytes"],
             operator_samples=tuple(OperatorSample.from_json(sample) for sample in entry["operator_samples"]),

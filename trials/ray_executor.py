@@ -72,11 +72,13 @@ class _Step:
         trial_number: Its trial.
         attempt: The attempt at this trial, from 0.
         step_time_s: What it took.
+        measured_after_s: Wall clock of the attempt until its first measured step, as in an observation.
     """
 
     trial_number: int
     attempt: int
     step_time_s: float
+    measured_after_s: float
 
 
 class _Mailbox:
@@ -121,11 +123,23 @@ class _Slot:
         """One trial; the boundary at which whatever it raises becomes an observation."""
         begin_s = time.monotonic()
         steps_s: list[float] = []
+        measured_after_s: float | None = None
 
         def on_step(step_time_s: float) -> None:
+            nonlocal measured_after_s
             assert 0 < step_time_s < math.inf, f"a step takes some time, not {step_time_s!r} s"
             steps_s.append(float(step_time_s))
-            mailbox.put.remote(_Step(trial_number=trial_number, attempt=attempt, step_time_s=steps_s[-1]))
+            if measured_after_s is None:
+                own_s = steps_s[0] if self.backend.clock == "wall" else 0.0
+                measured_after_s = max(time.monotonic() - begin_s - own_s, 0.0)
+            mailbox.put.remote(
+                _Step(
+                    trial_number=trial_number,
+                    attempt=attempt,
+                    step_time_s=steps_s[-1],
+                    measured_after_s=measured_after_s,
+                )
+            )
 
         try:
             if self.opened is None:
@@ -146,7 +160,8 @@ class _Slot:
                 origin=self.backend.origin,
                 clock=self.backend.clock,
             )
-        return dataclasses.replace(observation, elapsed_s=time.monotonic() - begin_s)
+        elapsed_s = time.monotonic() - begin_s
+        return dataclasses.replace(observation, elapsed_s=elapsed_s, measured_after_s=measured_after_s)
 
     def _ranks(self, *, is_retry: bool) -> AbstractRanks:
         hosts = self.backend.hosts
@@ -165,7 +180,9 @@ class _Trial:
         result: Ray's reference to the observation.
         since_s: When the worker was first known to work on it; None while it starts.
         steps_s: What its present attempt has measured so far.
+        measured_after_s: Wall clock of this attempt until its first measured step.
         deaths: How each worker died that had it.
+        lost_s: Wall clock of the attempts that came to nothing by that.
         killed_by: The signal that killed one of its processes in the first attempt; empty if none did.
     """
 
@@ -175,7 +192,9 @@ class _Trial:
     result: Any = None
     since_s: float | None = None
     steps_s: list[float] = field(default_factory=list)
+    measured_after_s: float | None = None
     deaths: list[str] = field(default_factory=list)
+    lost_s: float = 0.0
     killed_by: str = ""
 
 
@@ -518,6 +537,7 @@ class RayExecutor:
 
     def _start(self, place: _Place, trial: _Trial) -> None:
         trial.steps_s = []
+        trial.measured_after_s = None
         trial.result = place.actor.measure.remote(
             trial.config, trial.reduction, trial.number, len(trial.deaths), self._mailbox
         )
@@ -571,6 +591,7 @@ class RayExecutor:
             trial = attempts.get((step.trial_number, step.attempt))
             if trial is not None:
                 trial.steps_s.append(step.step_time_s)
+                trial.measured_after_s = step.measured_after_s
                 has_news = True
         self._num_read = max(self._num_read, first + len(steps))
         return has_news
@@ -619,6 +640,7 @@ class RayExecutor:
         place.is_ready = True
         if observation.status is Status.INCIDENT and not trial.deaths:  # of a process that the worker runs
             trial.deaths.append(observation.reason)
+            trial.lost_s += observation.elapsed_s or 0.0
             trial.killed_by = observation.killed_by
             self._start(place, trial)
             return
@@ -632,6 +654,7 @@ class RayExecutor:
         self._read_rest()
         self._replace(place)
         trial.deaths.append(cause)
+        trial.lost_s += 0.0 if trial.since_s is None else time.monotonic() - trial.since_s
         if len(trial.deaths) < MAX_DEATHS:
             self._start(place, trial)
             return
@@ -664,6 +687,7 @@ class RayExecutor:
             step_times_s=tuple(trial.steps_s),
             expected_steps=expected_steps,
             elapsed_s=None if trial.since_s is None else time.monotonic() - trial.since_s,
+            measured_after_s=trial.measured_after_s,
             time_limit_s=time_limit_s,
             reason=reason,
             origin=self._backend.origin,
@@ -683,7 +707,7 @@ class RayExecutor:
             retried = f"retried once, because {trial.deaths[0]}"
             reason = f"{observation.reason} ({retried})" if observation.reason else retried
             observation = dataclasses.replace(observation, reason=reason)
-        self._ended.append((trial.number, observation))
+        self._ended.append((trial.number, dataclasses.replace(observation, lost_s=trial.lost_s)))
 
     def _replace(self, place: _Place) -> None:
         """A fresh worker in the same slot."""

@@ -38,6 +38,7 @@ from tuner.console import (
     gain_in_words,
     in_words,
     p_star_in_words,
+    print_device_time,
     print_extrapolated,
     print_json,
     print_run,
@@ -192,6 +193,7 @@ def _interrupt(_signal: int, _frame: object) -> NoReturn:
 
 def _run_payload(config: StudyConfig, result: RunResult) -> dict[str, Any]:
     from tuner.candidates import tokens_per_s_per_device
+    from tuner.device_time import device_time_json
     from tuner.record import num_failed, num_proxies, num_pruned, saved_s
     from tuner.reference import gain_over, gains
 
@@ -211,6 +213,7 @@ def _run_payload(config: StudyConfig, result: RunResult) -> dict[str, Any]:
         "failed": num_failed(result.records),
         "pruned": num_pruned(result.records),
         "saved_s": saved_s(result.records),
+        **device_time_json(config, result.reference, result.records, step_time_s),
         "candidates": result.num_candidates,
         "p_star": result.p_star,
         "stop_reason": result.stop_reason.value,
@@ -236,6 +239,7 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
     """Tell how far a study is; it may be running."""
     config = load(study, overrides, storage)
 
+    from tuner.device_time import device_time_json
     from tuner.extrapolation import extrapolated_of
     from tuner.population import P_STAR, in_lines, read_moments
     from tuner.record import (
@@ -268,6 +272,7 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
         "failed": num_failed(records),
         "pruned": num_pruned(records),
         "saved_s": saved_s(records),
+        **device_time_json(config, reference, records, best.step_time_s if best else None),
         "clock": config.backend.clock,
         "best_step_time_s": best.step_time_s if best else extrapolated.step_time_s if extrapolated else None,
         **gains(reference, gain_over(reference, records, best.step_time_s if best else None)),
@@ -295,6 +300,7 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
             typer.echo(f"  {gain_in_words(reference, reference_s, best.step_time_s)}")
     elif extrapolated is not None:
         print_extrapolated(extrapolated)
+    print_device_time(config, reference, records, best)
     if moments:
         typer.echo("\n".join(in_lines(moments[-1], in_words)))
 

@@ -265,6 +265,11 @@ class _SearchKeys(DocumentedModel):
     max_seconds: Annotated[float, Field(gt=0)] | None = None
     """Budget of wall time [s], of all runs of the study together."""
 
+    budget_device_hours: Annotated[float, Field(gt=0)] | None = None
+    """Budget of device-hours, of all runs of the study together: once the trials that have ended took them, start-up
+    included, no further one starts. A simulated or replayed trial counts what its measured steps would have taken.
+    """
+
     parallel_trials: Annotated[int, Field(ge=1, le=1024)] = 1
     """Trials that run at the same time."""
 
@@ -387,6 +392,7 @@ class SearchOptions:
     tolerance: float
     max_trials: int
     max_seconds: float | None
+    budget_device_hours: float | None
     parallel_trials: int
     share_hosts: bool
     placement_wait_s: float

@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # these load numpy, Optuna and Ray
     from tuner.config import StudyConfig
     from tuner.device_calibration import DeviceCalibration
     from tuner.extrapolation import Extrapolated
+    from tuner.record import TrialRecord
     from tuner.reference import Reference
     from tuner.space import Space
     from tuner.study import RunResult
@@ -69,6 +70,7 @@ def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]
         typer.echo(f"{pruned_in_words(payload['pruned'], payload['saved_s'])}.")
     if payload["proxies"]:
         typer.echo(f"{payload['proxies']:,} of the trials were proxies: smaller jobs in place of the candidates.")
+    print_device_time(config, result.reference, result.records, result.best)
     if result.extrapolated is not None:
         print_extrapolated(result.extrapolated)
         return
@@ -106,6 +108,20 @@ def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]
     export = find_exporter("megatron")(config.setting, chosen)
     typer.echo(export.text.rstrip("\n"))
     warn((*notes_on_plan(config, chosen), *export.notes))
+
+
+def print_device_time(
+    config: StudyConfig, reference: Reference | None, records: Sequence[TrialRecord], best: TrialRecord | None
+) -> None:
+    """What the trials cost, and when the gain has paid for it."""
+    from tuner.device_time import device_time_of, hours_in_words, payback_in_words, payback_of
+
+    spent = device_time_of(config, records)
+    if not spent.device_s:
+        return
+    payback = payback_of(config, reference, records, best.step_time_s if best else None)
+    told = f"; {payback_in_words(reference, payback)}" if payback and reference else ""
+    typer.echo(f"{hours_in_words(spent)}{told}.")
 
 
 def gain_in_words(reference: Reference, reference_s: float, best_s: float) -> str:

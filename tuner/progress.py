@@ -111,4 +111,6 @@ class ProgressLine(_Line):
             parts.append(f"{progress.running} running")
         if progress.seconds_left is not None:
             parts.append(f"{progress.seconds_left:.0f} s left")
+        if progress.device_hours_left is not None:
+            parts.append(f"{progress.device_hours_left:,.3g} device-hours left")
         return ", ".join(parts)

@@ -12,6 +12,7 @@ class StopReason(StrEnum):
     TRIALS = "max_trials"
     FULL_TRIALS = "full_trials"
     SECONDS = "max_seconds"
+    DEVICE_HOURS = "budget_device_hours"
     EXHAUSTED = "exhausted"
     INTERRUPTED = "interrupted"
 
@@ -26,6 +27,7 @@ _SENTENCES = {
     StopReason.TRIALS: "the budget of trials is spent",
     StopReason.FULL_TRIALS: "the trials at full size that follow the proxies are spent",
     StopReason.SECONDS: "the budget of time is spent",
+    StopReason.DEVICE_HOURS: "the budget of device-hours is spent",
     StopReason.EXHAUSTED: "every candidate has been tried",
     StopReason.INTERRUPTED: "interrupted; the same command continues",
 }

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -32,6 +32,7 @@ from trials.backend import Observation, Status
 from trials.ray_executor import RayExecutor
 from tuner.candidates import Candidates, candidates_of, plan_of, prediction_json
 from tuner.config import StudyConfig, first_difference
+from tuner.device_time import device_time_of
 from tuner.driver import DRIVER, Claim, claim, interrupts_held, is_held
 from tuner.evidence import OBSERVATION, STATUS, Evidence
 from tuner.experience import OnProgress, prior_belief, unheard
@@ -109,6 +110,7 @@ class Progress:
         extrapolated: The answer that proxies suggest.
         p_star: The latest p_star.
         seconds_left: Of the budget of time, None without one.
+        device_hours_left: Of the budget of device-hours, None without one.
         note: Something to tell once, or empty.
     """
 
@@ -119,6 +121,7 @@ class Progress:
     extrapolated: Extrapolated | None
     p_star: float
     seconds_left: float | None
+    device_hours_left: float | None = None
     note: str = ""
 
 
@@ -603,12 +606,14 @@ class _Run:
         search = self.config.search
         out_of_trials = evidence.num_decisions >= search.max_trials
         out_of_time = search.max_seconds is not None and elapsed_s >= search.max_seconds
-        if not (out_of_trials or out_of_time) and self.sampler.close_call(evidence) is not None:
+        out_of_device_hours = self._device_hours_left() == 0
+        if not (out_of_trials or out_of_time or out_of_device_hours) and self.sampler.close_call(evidence) is not None:
             return None
         reasons = {
             StopReason.CONFIDENT: self.sampler.is_confident(evidence),
             StopReason.TRIALS: out_of_trials,
             StopReason.SECONDS: out_of_time,
+            StopReason.DEVICE_HOURS: out_of_device_hours,
             StopReason.FULL_TRIALS: self.sampler.is_spent(evidence),
             StopReason.EXHAUSTED: self.sampler.is_exhausted(evidence),
         }
@@ -627,8 +632,17 @@ class _Run:
             extrapolated=extrapolated_of(attributes),
             p_star=float(attributes.get(P_STAR, 0.0)),
             seconds_left=None if max_seconds is None else max(max_seconds - elapsed_s, 0.0),
+            device_hours_left=self._device_hours_left(records),
             note=note,
         )
+
+    def _device_hours_left(self, records: Sequence[TrialRecord] | None = None) -> float | None:
+        """Of the budget, by the trials that have ended in this run and all earlier ones; None without a budget."""
+        budget = self.config.search.budget_device_hours
+        if budget is None:
+            return None
+        spent = device_time_of(self.config, read_records(self.study) if records is None else records)
+        return max(budget - spent.device_hours, 0.0)
 
     def _evidence(self) -> Evidence:
         return self.sampler.evidence(self._trials())
