@@ -32,8 +32,9 @@ from costmodels.operators import (
     routed_tokens,
     unique_shapes,
 )
-from costmodels.parallel import RECOMPUTE_MODES, ConfigGrid, IntArray
+from costmodels.parallel import RECOMPUTE_MODES, ConfigGrid, IntArray, ParallelConfig
 from costmodels.placement import (
+    Pipeline,
     StageKinds,
     layer_parameters,
     local_parameters,
@@ -329,6 +330,25 @@ def estimate_memory(
     return MemoryEstimate(peak_bytes=np.asarray(sum(parts.values())), parts_bytes=parts, capacity_bytes=capacity)
 
 
+def stage_memory(
+    job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile, config: ParallelConfig, *, schedule: str = "1f1b"
+) -> MemoryEstimate:
+    """Peak memory of every stage of one configuration, with its stages in the place of configurations [pp]."""
+    grid = ConfigGrid.from_configs([config])
+    ordered = cluster.reordered(config.assignment.hosts)
+    (pipeline,) = pipelines(job, ordered, runtime, grid).each
+    stages = pipeline.stages.apart()
+    shapes, shape_of = unique_shapes(grid)
+    passes = _Passes(job, runtime, shapes, has_recomputed=grid.has_recomputed)
+    needed = _needed(job, runtime, passes, replace(pipeline, stages=stages), shape_of, _micro_batches(job, grid), grid.vpp, schedule)
+    parts = {part: np.broadcast_to(needed.get(part, 0.0), (config.pp, 1))[:, 0] for part in MEMORY_PARTS}
+    return MemoryEstimate(
+        peak_bytes=np.asarray(sum(parts.values())),
+        parts_bytes=parts,
+        capacity_bytes=stages.smallest([float(device.memory_bytes) for device in ordered.devices]),
+    )
+
+
 _CAPACITY = "capacity"
 
 
@@ -342,19 +362,12 @@ def _parts_bytes(
     """
     shapes, shape_of = unique_shapes(grid)
     passes = _Passes(job, runtime, shapes, has_recomputed=grid.has_recomputed)
-    num_micro_batches = job.global_batch_size // (grid.dp * grid.mbs)
-    if not grid.is_even:
-        most = np.array([max(one.micro_batches, default=0) for one in grid.assignments])[grid.assignment]
-        num_micro_batches = np.where(most > 0, most, num_micro_batches)
+    num_micro_batches = _micro_batches(job, grid)
     memory_bytes = [float(device.memory_bytes) for device in cluster.devices]
     parts = {part: np.zeros(len(grid)) for part in (*MEMORY_PARTS, _CAPACITY)}
     for pipeline in pipelines(job, cluster, runtime, grid).each:
         stages, at = pipeline.stages, pipeline.at
-        # of stages of one kind the first holds the most micro-batches
-        in_flight = stage_in_flight(stages.first[:, None], pipeline.pp, grid.vpp[at], num_micro_batches[at], schedule)
-        needed = passes.parts(stages, in_flight, shape_of[at])
-        for part, values in _states(job, runtime, pipeline.weights, stages).items():
-            needed[part] = needed.get(part, 0.0) + values.take(pipeline.weights_of, axis=1)
+        needed = _needed(job, runtime, passes, pipeline, shape_of, num_micro_batches, grid.vpp, schedule)
         smallest = stages.smallest(memory_bytes)[:, None]
         share = sum(needed.values()) / smallest * _is_wanted(stages, stage)
         fullest = share.argmax(axis=0)
@@ -363,6 +376,35 @@ def _parts_bytes(
             parts[part][at] = values.take(chosen)
         parts[_CAPACITY][at] = smallest[fullest, 0]
     return parts
+
+
+def _micro_batches(job: TrainingJob, grid: ConfigGrid) -> IntArray:
+    """Micro-batches of the busiest replica of every configuration [n]."""
+    even = job.global_batch_size // (grid.dp * grid.mbs)
+    if grid.is_even:
+        return even
+    most = np.array([max(one.micro_batches, default=0) for one in grid.assignments])[grid.assignment]
+    return np.where(most > 0, most, even)
+
+
+def _needed(
+    job: TrainingJob,
+    runtime: RuntimeProfile,
+    passes: _Passes,
+    pipeline: Pipeline,
+    shape_of: IntArray,
+    num_micro_batches: IntArray,
+    vpp: IntArray,
+    schedule: str,
+) -> dict[str, FloatArray]:
+    """What every kind of stage of one pipeline needs, by part, each [c, k]."""
+    stages, at = pipeline.stages, pipeline.at
+    # of stages of one kind the first holds the most micro-batches
+    in_flight = stage_in_flight(stages.first[:, None], pipeline.pp, vpp[at], num_micro_batches[at], schedule)
+    needed = passes.parts(stages, in_flight, shape_of[at])
+    for part, values in _states(job, runtime, pipeline.weights, stages).items():
+        needed[part] = needed.get(part, 0.0) + values.take(pipeline.weights_of, axis=1)
+    return needed
 
 
 def stage_needed_bytes(

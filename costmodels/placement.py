@@ -157,6 +157,19 @@ class StageKinds:
     before: IntArray
     kind_of_stage: IntArray
 
+    def apart(self) -> StageKinds:
+        """The same pipeline with every stage as a kind of its own [pp]."""
+        kind, num_stages = self.kind_of_stage, len(self.kind_of_stage)
+        return StageKinds(
+            blocks=self.blocks[kind],
+            again=self.again[kind],
+            has_device=self.has_device[kind],
+            count=np.ones(num_stages, dtype=np.int64),
+            first=np.arange(num_stages),
+            before=np.tri(num_stages, k=-1, dtype=np.int64),
+            kind_of_stage=np.arange(num_stages),
+        )
+
     def held(self, block: Block) -> FloatArray:
         """How many such blocks a stage of each kind holds [c, 1]."""
         return self.blocks[:, [BLOCKS.index(block)]]

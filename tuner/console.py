@@ -54,7 +54,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]) -> None:
     """How a run ended, its best configuration, and the flags."""
     from tuner.candidates import notes_on_plan
-    from tuner.export import find_exporter
+    from tuner.export import exporter_for
     from tuner.record import completed_times_s, repeated
 
     if not payload["candidates"]:
@@ -103,9 +103,10 @@ def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]
         needed = 1 + [record.number for record in result.records].index(result.best.number)
         slower = f"{behind:.1%} slower than the fastest of {among} ({fastest_s:.4g} s)"
         typer.echo(f"  {slower if behind > 0 else f'the fastest of {among}'}, found with {needed} trials")
-    typer.echo("Flags for Megatron-LM:")
+    export_config, framework = exporter_for(config.setting.runtime)
+    typer.echo(f"For {framework}:")
     chosen = config.config_of(result.best.params)
-    export = find_exporter("megatron")(config.setting, chosen)
+    export = export_config(config.setting, chosen)
     typer.echo(export.text.rstrip("\n"))
     warn((*notes_on_plan(config, chosen), *export.notes))
 

@@ -8,6 +8,7 @@ stage where all that it needs is known, so that a space of tens of millions of r
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -138,10 +139,26 @@ def _shown_value(dimension: str, value: int) -> str:
     return str(bool(value)).lower() if dimension == "sequence_parallel" else str(value)
 
 
-def enumerate_space(setting: Setting, options: SpaceOptions) -> tuple[ConfigGrid, dict[str, int]]:
+OnBroken = Callable[[str, Columns, Keep, int], None]
+"""Hears what a rule drops: its name, the columns known by then [n], which rows it drops [n], and the raw combinations
+that each stands for."""
+
+
+def unheard(rule: str, columns: Columns, broken: Keep, weight: int) -> None:
+    """For callers who want the counts alone."""
+
+
+def enumerate_space(
+    setting: Setting, options: SpaceOptions, *, on_broken: OnBroken = unheard
+) -> tuple[ConfigGrid, dict[str, int]]:
     """All configurations that obey the rules in force, and the raw combinations that each rule dropped.
 
     Rows come in the order of the degrees, pp slowest.
+
+    Args:
+        setting: Job, cluster and runtime.
+        options: What the study says about its space.
+        on_broken: Hears what each rule drops, as it does.
 
     Raises:
         ConfigError: more than MAX_CANDIDATES configurations remain, or more than MAX_COMBINATIONS are to be looked at.
@@ -164,6 +181,7 @@ def enumerate_space(setting: Setting, options: SpaceOptions) -> tuple[ConfigGrid
             if set(rule.needs) <= known and set(rule.needs) & set(stage):
                 broken = keep & ~rule.keep(setting, columns)
                 removed[rule.name] += int(broken.sum()) * weight
+                on_broken(rule.name, columns, broken, weight)
                 keep &= ~broken
         columns = {name: column[keep] for name, column in columns.items()}
         num_rows = int(keep.sum())

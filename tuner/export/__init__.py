@@ -4,6 +4,6 @@ A new target is one function of the kind `Exporter` in a file of its own, and on
 """
 
 from tuner.export.exporter import Export, Exporter
-from tuner.export.registry import EXPORTERS, find_exporter
+from tuner.export.registry import EXPORTERS, exporter_for, find_exporter
 
-__all__ = ["EXPORTERS", "Export", "Exporter", "find_exporter"]
+__all__ = ["EXPORTERS", "Export", "Exporter", "exporter_for", "find_exporter"]

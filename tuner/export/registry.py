@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from costmodels.runtime import RuntimeProfile
 from hardware.errors import ConfigError, did_you_mean
 from tuner.export.deepspeed import export_deepspeed
 from tuner.export.exporter import Exporter
@@ -21,6 +22,24 @@ EXPORTERS: dict[str, Exporter] = {
     "nemo": export_nemo,
     "torchtitan": export_torchtitan,
 }
+
+
+FRAMEWORKS = {
+    "megatron": ("megatron", "Megatron-LM"),
+    "mindspeed": ("mindspeed", "MindSpeed-LLM"),
+    "nanotron": ("nanotron", "nanotron"),
+    "torchtitan": ("torchtitan", "torchtitan"),
+    "megatron-deepspeed": ("deepspeed", "DeepSpeed"),
+    "gpt-neox": ("deepspeed", "DeepSpeed"),
+}
+"""The exporter of each framework and what it is called, by the rule set of its runtime profile, which a profile that was
+fitted to own steps has too."""
+
+
+def exporter_for(runtime: RuntimeProfile) -> tuple[Exporter, str]:
+    """The exporter of the runtime's own framework, and what that is called; Megatron-LM's where it has none."""
+    target, framework = FRAMEWORKS.get(runtime.rule_set, FRAMEWORKS["megatron"])
+    return EXPORTERS[target], framework
 
 
 def find_exporter(name: str) -> Exporter:

@@ -1,40 +1,55 @@
-"""Where time and memory go, as predicted for the configurations that matter."""
+"""Where the time goes, as predicted for the configurations that matter; which these are."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from costmodels.parallel import ParallelConfig, Value
 from tuner.candidates import predicted
-from tuner.record import TrialRecord
+from tuner.record import TrialRecord, fastest, step_time_of
 from tuner.report.data import ReportData
 from tuner.report.figures import Bar, drawing, stacked_bars
-from tuner.report.markup import Html, section, tag
-from tuner.report.words import GIB, SEPARATOR, gibibytes, in_short, percent
+from tuner.report.markup import Content, Html, section, table, tag
+from tuner.report.words import MISSING, SEPARATOR, in_short, seconds
 
-NUM_BEST_PREDICTED = 3
+NUM_BEST = 5
+"""Of the fastest that were measured; predicted ones fill up what is missing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Shown:
+class Shown:
     """A configuration worth showing, what was predicted of it, and its trial if it had one."""
 
-    label: str
+    roles: tuple[str, ...]
+    values: Mapping[str, Value]
     prediction: dict[str, Any]
     record: TrialRecord | None
+
+    @property
+    def label(self) -> str:
+        """Its roles and its dimensions, three on a line."""
+        entries = in_short(self.values).split(SEPARATOR)
+        lines = [SEPARATOR.join(entries[at : at + 3]) for at in range(0, len(entries), 3)]
+        return "<br>".join([f"<b>{', '.join(self.roles)}</b>", *lines])
+
+    @property
+    def step_time_s(self) -> float | None:
+        """What was measured of it."""
+        return self.record.step_time_s if self.record else None
 
 
 def time_section(data: ReportData) -> Html:
     """The exposed parts of the step, stacked to the predicted step time."""
+    worth = worth_showing(data)
     bars = [
         Bar(
             label=shown.label,
             parts=shown.prediction["breakdown_s"],
-            measured=shown.record.step_time_s if shown.record else None,
+            measured=shown.step_time_s,
         )
-        for shown in _worth_showing(data)
+        for shown in worth
     ]
     title = "Where the time goes"
     if not bars:
@@ -44,61 +59,62 @@ def time_section(data: ReportData) -> Html:
         "measured step."
     )
     figure = stacked_bars(bars, axis="step time [s]", unit="s")
-    return section("time", title, tag("p", words), drawing(figure, "time", height=_height(bars)))
+    return section("time", title, tag("p", words), drawing(figure, "time", height=bars_height(bars)), _numbers(worth))
 
 
-def memory_section(data: ReportData) -> Html:
-    """The parts of the fullest device's memory, stacked to the predicted peak."""
-    worth_showing = _worth_showing(data)
-    bars = [
-        Bar(
-            label=shown.label,
-            parts={part: size / GIB for part, size in shown.prediction["memory_bytes"].items()},
-            measured=_measured_gib(shown.record),
-        )
-        for shown in worth_showing
+def _numbers(worth: Sequence[Shown]) -> Html:
+    """What the picture shows, as a table."""
+    parts = [
+        part
+        for part in dict.fromkeys(part for shown in worth for part in shown.prediction["breakdown_s"])
+        if any(shown.prediction["breakdown_s"].get(part) for shown in worth)
     ]
-    title = "Where the memory goes"
-    if not bars:
-        return section("memory", title, tag("p", "There is no configuration to show.", class_="empty"))
-    capacity = min(shown.prediction["memory_capacity_bytes"] for shown in worth_showing)
-    headroom = data.config.options.memory_headroom
-    words = (
-        f"Predicted peak of the fullest device by part; it has {gibibytes(capacity)}, of which {percent(headroom)} "
-        "must stay free. A diamond is the measured peak."
-    )
-    limit = (1 - headroom) * capacity / GIB
-    figure = stacked_bars(bars, axis="memory [GiB]", unit="GiB", limits={f"limit {limit:.1f} GiB": limit})
-    return section("memory", title, tag("p", words), drawing(figure, "memory", height=_height(bars)))
+    head: list[Content] = ["", "configuration", "measured", "predicted", *parts]
+    rows: list[list[Content]] = [
+        [
+            ", ".join(shown.roles),
+            in_short(shown.values),
+            seconds(shown.step_time_s),
+            seconds(shown.prediction["step_time_s"]),
+            *(_part(shown.prediction["breakdown_s"].get(part, 0.0)) for part in parts),
+        ]
+        for shown in worth
+    ]
+    numbers = table(head, rows, numeric=frozenset(range(2, 4 + len(parts))))
+    return tag("details", tag("summary", "In numbers"), numbers)
 
 
-def _height(bars: list[Bar]) -> int:
+def _part(value: float) -> str:
+    return seconds(value) if value else MISSING
+
+
+def bars_height(bars: Sequence[Bar]) -> int:
+    """Of a picture with a label of up to three lines at each bar, in pixels."""
     return 70 + 64 * len(bars)
 
 
-def _measured_gib(record: TrialRecord | None) -> float | None:
-    observation = record.observation if record else None
-    peak_bytes = observation.peak_memory_bytes if observation else None
-    return peak_bytes / GIB if peak_bytes else None
-
-
-def _worth_showing(data: ReportData) -> list[_Shown]:
-    """The best, the expert's (or the baseline) and the best-predicted configurations, each once."""
+def worth_showing(data: ReportData) -> list[Shown]:
+    """The fastest measured, the expert's (or the baseline) and the best-predicted configurations, each once."""
     found: dict[tuple[Any, ...], tuple[list[str], ParallelConfig]] = {}
 
     def add(role: str, config: ParallelConfig) -> None:
         key = tuple(config.values(data.dimensions).values())
         found.setdefault(key, ([], config))[0].append(role)
 
-    if data.best_config is not None:
+    measured = fastest(data.records, NUM_BEST)
+    if not measured and data.best_config is not None:  # what proxies suggest
         add("best", data.best_config)
+    for rank, record in enumerate(measured):
+        add(_MEASURED[rank], data.config.config_of(record.params))
     if data.reference is not None:
         add(data.reference.role, data.reference.config)
-    for rank, position in enumerate(data.best_predicted(NUM_BEST_PREDICTED), start=1):
-        add(f"predicted {_ORDINALS[rank]}", data.candidates.space.grid.config(position))
+    for rank, position in enumerate(data.best_predicted(NUM_BEST)):
+        if rank == 0 or len(found) < NUM_BEST:
+            add(_PREDICTED[rank], data.candidates.space.grid.config(position))
     return [
-        _Shown(
-            label=_label(roles, config.values(data.dimensions)),
+        Shown(
+            roles=tuple(roles),
+            values=config.values(data.dimensions),
             prediction=predicted(data.config, config),
             record=_trial_of(data, config),
         )
@@ -106,19 +122,15 @@ def _worth_showing(data: ReportData) -> list[_Shown]:
     ]
 
 
-def _label(roles: list[str], values: Mapping[str, Value]) -> str:
-    """The roles of a configuration and its dimensions, three on a line."""
-    entries = in_short(values).split(SEPARATOR)
-    lines = [SEPARATOR.join(entries[at : at + 3]) for at in range(0, len(entries), 3)]
-    return "<br>".join([f"<b>{', '.join(roles)}</b>", *lines])
-
-
-_ORDINALS = {1: "1st", 2: "2nd", 3: "3rd"}
+_MEASURED = ("best", "2nd", "3rd", "4th", "5th")
+_PREDICTED = ("predicted 1st", "predicted 2nd", "predicted 3rd", "predicted 4th", "predicted 5th")
 
 
 def _trial_of(data: ReportData, config: ParallelConfig) -> TrialRecord | None:
-    """The fastest completed trial of the configuration, or its last one that failed; no proxy's."""
+    """The first completed trial of the configuration with the step time of all, or its last one that failed."""
     values = config.values(data.dimensions)
     tried = [record for record in data.records if record.params == values and not record.is_proxy]
     timed = [record for record in tried if record.step_time_s is not None]
-    return min(timed, key=lambda record: record.step_time_s or 0.0) if timed else next(iter(reversed(tried)), None)
+    if not timed:
+        return next(iter(reversed(tried)), None)
+    return replace(timed[0], step_time_s=step_time_of(data.records, values))

@@ -25,6 +25,7 @@ from tuner.record import (
     read_records,
 )
 from tuner.reference import Reference, reference_of
+from tuner.space import active_rules
 from tuner.stopping import StopReason
 from tuner.study import is_running, stored_study
 
@@ -57,6 +58,14 @@ class ReportData:
     reference: Reference | None
     moments: tuple[Moment, ...]
     lessons: tuple[Lesson, ...]
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Why each rule in force removes what it does, and memory."""
+        config = self.config
+        found = {rule.name: rule.reason(config.setting) for rule in active_rules(config.setting, config.options)}
+        free = f"{config.options.memory_headroom:.0%}"
+        return found | {"memory": f"the predicted peak must leave {free} of the device's memory free"}
 
     @property
     def dimensions(self) -> tuple[str, ...]:
@@ -113,6 +122,11 @@ class ReportData:
         """Model FLOPs utilisation at a step time."""
         setting = self.config.setting
         return float(model_flops_utilisation(setting.job, setting.cluster, np.array([step_time_s]))[0])
+
+    @property
+    def prior_choice(self) -> ParallelConfig | None:
+        """The candidate that was predicted to be the fastest before any trial; None without candidates."""
+        return next((self.candidates.space.grid.config(position) for position in self.best_predicted(1)), None)
 
     def best_predicted(self, count: int) -> list[int]:
         """Positions of the candidates that `meshtune rank` puts first."""

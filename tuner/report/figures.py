@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from plotly.io import to_html
 from plotly.offline import get_plotlyjs
 
-from tuner.report.markup import Html, joined, tag
+from tuner.report.markup import Html, tag
 
 # Paul Tol's "muted" scheme, made for colour-blind readers (personal.sron.nl/~pault, figure 4)
 _TOL_MUTED = {
@@ -141,7 +141,7 @@ def drawing(figure: go.Figure, identity: str, *, height: int) -> Html:
         default_height=f"{height}px",
         div_id=f"figure-{identity}",
     )
-    return joined(legend, Html(drawn))
+    return tag("div", legend, Html(drawn), class_="drawn")
 
 
 _GLYPHS = {

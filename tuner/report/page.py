@@ -7,19 +7,22 @@ from pathlib import Path
 from hardware.errors import ConfigError
 from tuner.config import StudyConfig
 from tuner.report.accuracy import accuracy_section
-from tuner.report.breakdown import memory_section, time_section
+from tuner.report.breakdown import time_section
+from tuner.report.calibration import calibration_section
 from tuner.report.caveats import warnings_section
 from tuner.report.data import ReportData, Section, collect
 from tuner.report.figures import plotly_script
 from tuner.report.flags import flags_section
 from tuner.report.lessons import lessons_section
 from tuner.report.markup import Html, joined, tag
+from tuner.report.memory import memory_section
 from tuner.report.pipeline import pipeline_section
 from tuner.report.plan import plan_section
 from tuner.report.population import population_section
 from tuner.report.progress import progress_section
 from tuner.report.pruning import pruning_section
-from tuner.report.style import COPY_SCRIPT, STYLE
+from tuner.report.space_map import map_section
+from tuner.report.style import COPY_SCRIPT, STYLE, WITHOUT_SCRIPTS
 from tuner.report.summary import summary_section
 from tuner.report.trials import trials_section
 from tuner.report.words import plural
@@ -28,7 +31,9 @@ SECTIONS: tuple[Section, ...] = (
     summary_section,
     progress_section,
     population_section,
+    map_section,
     accuracy_section,
+    calibration_section,
     time_section,
     pipeline_section,
     plan_section,
@@ -75,6 +80,7 @@ def head_of(title: str) -> Html:
         tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
         tag("title", f"{title}: Meshtune"),
         tag("style", STYLE),
+        tag("noscript", tag("style", WITHOUT_SCRIPTS)),
         tag("script", Html(plotly_script())),
     )
 
@@ -89,7 +95,8 @@ def _header(data: ReportData) -> Html:
         f"{job.model.name}, {job.sequence_length:,} tokens a sequence, {job.global_batch_size:,} sequences a step, "
         f"{job.precision}, on {devices}, {setting.runtime.name}"
     )
-    return tag("header", tag("h1", data.config.name), tag("p", words))
+    without = "Most pictures are drawn by scripts, which are blocked here; what they show in words and numbers is all there."
+    return tag("header", tag("h1", data.config.name), tag("p", words), tag("noscript", tag("p", without)))
 
 
 def _footer(data: ReportData) -> Html:

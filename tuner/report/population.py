@@ -14,13 +14,16 @@ from tuner.population import MAX_SHARES, Moment, Share
 from tuner.record import TrialRecord
 from tuner.report.data import ReportData
 from tuner.report.figures import CANDIDATES, FAILED, INK, OTHER_CANDIDATES, drawing
-from tuner.report.markup import Html, section, tag
+from tuner.report.markup import Content, Html, section, table, tag
 from tuner.report.words import in_short, percent
 
 TITLE = "Which configuration may be the fastest"
 
 ABOVE = 1.045
 """Height at which a choice stands that has no part of its own."""
+
+NUM_LISTED = 6
+"""Candidates whose last probability is told in numbers."""
 
 _MANY = 12
 """Columns above which not every trial gets a number on the axis."""
@@ -92,7 +95,21 @@ def population_section(data: ReportData) -> Html:
     alike = _alike(colours, data.dimensions)
     if alike:
         words += f" All that are named here have {in_short(alike)}."
-    return section("population", TITLE, tag("p", words), drawing(figure, "population", height=440))
+    return section("population", TITLE, tag("p", words), drawing(figure, "population", height=440), _latest(data))
+
+
+def _latest(data: ReportData) -> Html:
+    """The most probable candidates at the end, in numbers."""
+    moment = data.moments[-1]
+    listed = moment.shares[:NUM_LISTED]
+    rows: list[list[Content]] = [
+        [in_short(share.config), percent(share.probability), "tried" if share.tried else "not tried"]
+        for share in listed
+    ]
+    others = 1 - math.fsum(share.probability for share in listed)
+    rows += [["all others", percent(others), ""]] if others > 5e-4 else []
+    when = "before the first trial" if moment.trial is None else f"after trial {moment.trial}"
+    return table([f"probability {when}", "fastest", ""], rows, numeric=frozenset({1}))
 
 
 def _columns(data: ReportData) -> list[tuple[int, Moment]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from tuner.report.data import ReportData
 from tuner.report.markup import Content, Html, section, table, tag
 from tuner.report.words import percent
-from tuner.space import active_rules
 
 TITLE = "Why configurations fell"
 
@@ -16,10 +15,7 @@ def pruning_section(data: ReportData) -> Html:
     if config.measured is not None:
         words = "A replay offers exactly the configurations that were measured, so no rule dropped any."
         return section("pruning", TITLE, tag("p", words))
-    reasons = {rule.name: rule.reason(config.setting) for rule in active_rules(config.setting, config.options)}
-    reasons["memory"] = (
-        f"the predicted peak must leave {percent(config.options.memory_headroom)} of the device's memory free"
-    )
+    reasons = data.reasons
     total = space.num_before_memory + sum(count for rule, count in space.removed.items() if rule != "memory")
     ranked = sorted(space.removed.items(), key=lambda entry: -entry[1])
     rows: list[list[Content]] = [

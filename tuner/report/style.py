@@ -57,6 +57,24 @@ section > h3 { margin: 20px 0 8px; font-size: .95rem; font-weight: 600; }
 .legend { display: flex; flex-wrap: wrap; gap: 2px 18px; font-size: .85rem; color: var(--soft); }
 .legend i { font-style: normal; margin-right: .45em; }
 .legend i.line { display: inline-block; width: 22px; vertical-align: middle; }
+.map text { font: 11px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; fill: var(--soft); }
+.map text.strong { font-weight: 600; fill: var(--text); }
+.map .none { fill: var(--line); } .map .hatch { stroke: var(--soft); stroke-width: 1; opacity: .45; }
+.map .removed { fill: url(#removed); }
+.map .tried { fill: #ffffff; stroke: #000000; stroke-width: 1.5; }
+.map .best { fill: #000000; stroke: #ffffff; stroke-width: 2.5; }
+.map .failed { stroke: #000000; stroke-width: 2; } .map .failed-edge { stroke: #ffffff; stroke-width: 5; }
+.map circle, .map path { pointer-events: none; }
+.map rect:hover { stroke: var(--text); stroke-width: 2; }
+.map-legend { margin-bottom: 12px; }
+.swatch { display: inline-block; width: 14px; height: 14px; border-radius: 3px; vertical-align: -2px; }
+.swatch.removed { background: repeating-linear-gradient(135deg, var(--line) 0 4px, var(--soft) 4px 5px); }
+.swatch.blank { box-shadow: inset 0 0 0 1px var(--line); }
+.s0 { fill: #fde725; background: #fde725; } .s1 { fill: #addc30; background: #addc30; }
+.s2 { fill: #5ec962; background: #5ec962; } .s3 { fill: #28ae80; background: #28ae80; }
+.s4 { fill: #21918c; background: #21918c; } .s5 { fill: #2c728e; background: #2c728e; }
+.s6 { fill: #3b528b; background: #3b528b; } .s7 { fill: #472d7b; background: #472d7b; }
+.s8 { fill: #440154; background: #440154; } /* viridis: light is fast, and lightness alone tells the order */
 .square { max-width: 560px; }
 .js-plotly-plot :is(.xtick, .ytick, .y2tick, .g-xtitle, .g-ytitle, .g-y2title) text {
   fill: var(--soft) !important; /* plotly writes its colours inline, and they cannot follow the colour scheme */
@@ -71,6 +89,7 @@ tbody tr:last-child td { border-bottom: 0; }
 .badge.best { background: #0072b2; } .badge.expert { background: #8a5a00; }
 .status { white-space: nowrap; } .status.good { color: var(--good); } .status.bad { color: var(--bad); }
 td .note { min-width: 14em; }
+section > details { margin-top: 12px; } section > .scroll { margin-top: 14px; }
 details summary { cursor: pointer; font-size: .8rem; color: var(--accent); }
 code, pre { font: .85rem ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; }
 pre { background: var(--code); border-radius: 8px; padding: 14px 16px; margin: 0; overflow-x: auto; line-height: 1.5; }
@@ -93,6 +112,9 @@ footer { font-size: .85rem; padding-bottom: 40px; }
 }
 @media print { body { background: #fff; } section { break-inside: avoid; } .copy { display: none; } }
 """)
+
+WITHOUT_SCRIPTS = Html(".drawn, button.copy { display: none; }")
+"""What the style adds where scripts are blocked."""
 
 COPY_SCRIPT = Html("""
 for (const button of document.querySelectorAll("button.copy")) {

@@ -7,11 +7,12 @@ from collections import Counter
 from costmodels.parallel import DEGREES
 from trials.backend import Status
 from tuner.candidates import tokens_per_s_per_device
-from tuner.record import num_proxies, num_pruned, saved_s
+from tuner.device_time import device_time_of, duration, hours, payback_of
+from tuner.record import num_proxies, num_pruned, saved_s, step_time_of
 from tuner.report.data import ReportData
 from tuner.report.markup import Content, Html, joined, section, tag
 from tuner.report.outcomes import outcomes_table
-from tuner.report.words import MISSING, percent, plural, seconds, shown
+from tuner.report.words import MISSING, in_short, percent, plural, seconds, shown
 
 
 def summary_section(data: ReportData) -> Html:
@@ -67,7 +68,9 @@ def _figures(data: ReportData) -> Html:
             f"{reference_s / best_s:.2f}\N{MULTIPLICATION SIGN}" if reference_s and best_s else MISSING,
             _reference_words(data),
         ),
+        _prior_card(data),
         _card("trials", f"{len(records):,}", _trial_words(data)),
+        _device_time_card(data),
         _card(
             "p_star",
             MISSING if data.p_star is None else f"{data.p_star:.2f}",
@@ -95,6 +98,44 @@ def _reference_words(data: ReportData) -> str:
         return f"{data.reference.in_words} has no measured step"
     whose = "the expert's" if data.reference.role == "expert" else "the baseline's"
     return f"as fast; {whose} step takes {seconds(data.reference_step_time_s)}"
+
+
+def _prior_card(data: ReportData) -> Html:
+    """The gain over what was predicted to be the fastest before any trial."""
+    name, chosen = "against the first prediction", data.prior_choice
+    if chosen is None:
+        return _card(name, MISSING, "there is no candidate")
+    values = chosen.values(data.dimensions)
+    what, best_s, own_s = in_short(values), data.best_step_time_s, step_time_of(data.records, values)
+    if own_s and best_s and data.best:
+        is_best = data.best.params == values
+        note = (
+            "the best is what was predicted to be the fastest"
+            if is_best
+            else f"as fast; the step of {what}, predicted to be the fastest, takes {seconds(own_s)}"
+        )
+        return _card(name, f"{own_s / best_s:.2f}\N{MULTIPLICATION SIGN}", note)
+    tried = [record for record in data.records if record.params == values and not record.is_proxy]
+    ends = {record.status.value.replace("_", " ") if record.status else "running" for record in tried}
+    became = f"has no measured step: {', '.join(sorted(ends))}" if ends else "was not tried"
+    return _card(name, MISSING, f"{what}, predicted to be the fastest, {became}")
+
+
+def _device_time_card(data: ReportData) -> Html:
+    """What the trials cost, and when that is paid back."""
+    spent = device_time_of(data.config, data.records)
+    payback = payback_of(data.config, data.reference, data.records, data.best.step_time_s if data.best else None)
+    notes = [
+        f"{hours(spent.startup_device_s)} of them for start-up and warm-up"
+        if spent.startup_device_s is not None
+        else "that the measured steps would have taken on devices; none were used"
+    ]
+    if payback is not None and data.reference is not None:
+        steps = plural(payback.steps, "training step")
+        notes.append(f"paid back after {steps} ({duration(payback.seconds)}) by the gain over the {data.reference.role}")
+    budget = data.config.search.budget_device_hours
+    notes += [f"budget {budget:,.4g}"] if budget is not None else []
+    return _card("device-hours of trials", hours(spent.device_s), "; ".join(notes))
 
 
 def _trial_words(data: ReportData) -> str:
