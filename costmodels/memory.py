@@ -340,7 +340,9 @@ def stage_memory(
     stages = pipeline.stages.apart()
     shapes, shape_of = unique_shapes(grid)
     passes = _Passes(job, runtime, shapes, has_recomputed=grid.has_recomputed)
-    needed = _needed(job, runtime, passes, replace(pipeline, stages=stages), shape_of, _micro_batches(job, grid), grid.vpp, schedule)
+    needed = _needed(
+        job, runtime, passes, replace(pipeline, stages=stages), shape_of, _micro_batches(job, grid), grid.vpp, schedule
+    )
     parts = {part: np.broadcast_to(needed.get(part, 0.0), (config.pp, 1))[:, 0] for part in MEMORY_PARTS}
     return MemoryEstimate(
         peak_bytes=np.asarray(sum(parts.values())),

@@ -215,7 +215,7 @@ class Observation:
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> Observation:
-        """The observation that `as_json` wrote, now or before it knew of limits, early ends, signals and lost attempts."""
+        """The observation that `as_json` wrote, now or before it knew of limits, signals and lost attempts."""
         return cls(
             status=Status(entry["status"]),
             step_times_s=tuple(float(seconds) for seconds in entry["step_times_s"]),

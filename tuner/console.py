@@ -103,8 +103,8 @@ def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]
         needed = 1 + [record.number for record in result.records].index(result.best.number)
         slower = f"{behind:.1%} slower than the fastest of {among} ({fastest_s:.4g} s)"
         typer.echo(f"  {slower if behind > 0 else f'the fastest of {among}'}, found with {needed} trials")
-    export_config, framework = exporter_for(config.setting.runtime)
-    typer.echo(f"For {framework}:")
+    export_config, what = exporter_for(config.setting.runtime)
+    typer.echo(f"{what}:")
     chosen = config.config_of(result.best.params)
     export = export_config(config.setting, chosen)
     typer.echo(export.text.rstrip("\n"))

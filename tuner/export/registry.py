@@ -25,21 +25,21 @@ EXPORTERS: dict[str, Exporter] = {
 
 
 FRAMEWORKS = {
-    "megatron": ("megatron", "Megatron-LM"),
-    "mindspeed": ("mindspeed", "MindSpeed-LLM"),
-    "nanotron": ("nanotron", "nanotron"),
-    "torchtitan": ("torchtitan", "torchtitan"),
-    "megatron-deepspeed": ("deepspeed", "DeepSpeed"),
-    "gpt-neox": ("deepspeed", "DeepSpeed"),
+    "megatron": ("megatron", "Flags for Megatron-LM"),
+    "mindspeed": ("mindspeed", "Flags for MindSpeed-LLM"),
+    "nanotron": ("nanotron", "Configuration for nanotron"),
+    "torchtitan": ("torchtitan", "Flags for torchtitan"),
+    "megatron-deepspeed": ("deepspeed", "Configuration for DeepSpeed"),
+    "gpt-neox": ("deepspeed", "Configuration for DeepSpeed"),
 }
-"""The exporter of each framework and what it is called, by the rule set of its runtime profile, which a profile that was
+"""The exporter of each framework and what it writes, by the rule set of its runtime profile, which a profile that was
 fitted to own steps has too."""
 
 
 def exporter_for(runtime: RuntimeProfile) -> tuple[Exporter, str]:
-    """The exporter of the runtime's own framework, and what that is called; Megatron-LM's where it has none."""
-    target, framework = FRAMEWORKS.get(runtime.rule_set, FRAMEWORKS["megatron"])
-    return EXPORTERS[target], framework
+    """The exporter of the runtime's own framework, and what it writes; Megatron-LM's where it has none."""
+    target, what = FRAMEWORKS.get(runtime.rule_set, FRAMEWORKS["megatron"])
+    return EXPORTERS[target], what
 
 
 def find_exporter(name: str) -> Exporter:

@@ -46,9 +46,9 @@ def holds(ends: tuple[float, float], record: TrialRecord) -> bool:
 def accuracy_section(data: ReportData) -> Html:
     """A scatter with the diagonal, and the median error."""
     known = [
-        (record, record.predicted_s, record.step_time_s, error)
+        (record, record.predicted_s, record.step_time_s, record.predicted_s / record.step_time_s - 1)
         for record in data.records
-        if (error := relative_error(record)) is not None
+        if record.predicted_s is not None and record.step_time_s is not None
     ]
     if not known:
         return section("accuracy", TITLE, tag("p", "No trial has both a prediction and a step time.", class_="empty"))

@@ -23,8 +23,8 @@ def calibration_section(data: ReportData) -> Html:
     if not rows:
         return section("calibration", TITLE, tag("p", "Nothing has been measured yet.", class_="empty"))
     words = (
-        "What the trials measured, divided by what the cost model predicted of the same before any trial: 2 is twice as "
-        "long, or as much. From these ratios the search learns."
+        "What the trials measured, divided by what the cost model predicted of the same before any trial: 2 is twice "
+        "as long, or as much. From these ratios the search learns."
     )
     head: list[Content] = ["what", "measured", "median", "80% between"]
     return section("calibration", TITLE, tag("p", words), table(head, rows, numeric=frozenset({2, 3})))
@@ -32,9 +32,7 @@ def calibration_section(data: ReportData) -> Html:
 
 def _steps(data: ReportData) -> list[list[Content]]:
     ratios = [
-        record.step_time_s / record.predicted_s
-        for record in data.records
-        if record.step_time_s and record.predicted_s
+        record.step_time_s / record.predicted_s for record in data.records if record.step_time_s and record.predicted_s
     ]
     return [_row("step time", plural(len(ratios), "trial"), ratios)] if ratios else []
 

@@ -7,10 +7,10 @@ from tuner.export import exporter_for
 from tuner.report.data import ReportData
 from tuner.report.markup import Html, section, tag
 
+
 def flags_section(data: ReportData) -> Html:
     """The export of the best configuration, with what the flags cannot say."""
-    export_config, framework = exporter_for(data.config.setting.runtime)
-    title = f"For {framework}"
+    export_config, title = exporter_for(data.config.setting.runtime)
     if data.best_config is None:
         return section("flags", title, tag("p", "They follow from the best trial, once there is one.", class_="empty"))
     export = export_config(data.config.setting, data.best_config)

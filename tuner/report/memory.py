@@ -38,9 +38,7 @@ def memory_section(data: ReportData) -> Html:
         f"Predicted peak of the fullest device by part; it has {gibibytes(capacity)}, of which {percent(headroom)} "
         "must stay free. A diamond is the measured peak."
     )
-    figure = stacked_bars(
-        bars, axis="memory [GiB]", unit="GiB", limits=dict([_limit(capacity, headroom)])
-    )
+    figure = stacked_bars(bars, axis="memory [GiB]", unit="GiB", limits=dict([_limit(capacity, headroom)]))
     return section(
         "memory",
         TITLE,
@@ -77,7 +75,7 @@ def _stages(data: ReportData) -> Html | None:
     return joined(
         tag("h3", "Stage by stage"),
         tag("p", words),
-        drawing(figure, "stages", height=70 + 26 * len(bars)),
+        drawing(figure, "stages", height=100 + 26 * len(bars)),
         tag("details", tag("summary", "In numbers"), _numbers(found, headroom)),
     )
 

@@ -95,7 +95,9 @@ def _header(data: ReportData) -> Html:
         f"{job.model.name}, {job.sequence_length:,} tokens a sequence, {job.global_batch_size:,} sequences a step, "
         f"{job.precision}, on {devices}, {setting.runtime.name}"
     )
-    without = "Most pictures are drawn by scripts, which are blocked here; what they show in words and numbers is all there."
+    without = (
+        "Most pictures are drawn by scripts, which are blocked here; what they show in words and numbers is all there."
+    )
     return tag("header", tag("h1", data.config.name), tag("p", words), tag("noscript", tag("p", without)))
 
 

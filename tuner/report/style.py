@@ -44,7 +44,7 @@ section > p.banner {
 }
 .chip b { font-weight: 500; color: var(--soft); font-size: .85rem; margin-right: .5em; }
 .chip.quiet { background: none; box-shadow: inset 0 0 0 1px var(--line); color: var(--soft); }
-.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(165px, 1fr)); gap: 12px; margin-bottom: 16px; }
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(250px, 1fr)); gap: 12px; margin-bottom: 16px; }
 .card { border: 1px solid var(--line); border-radius: 10px; padding: 12px 14px; }
 section > h3 { margin: 20px 0 8px; font-size: .95rem; font-weight: 600; }
 .card h3 { margin: 0; font-size: .82rem; font-weight: 500; color: var(--soft); }
@@ -52,17 +52,20 @@ section > h3 { margin: 20px 0 8px; font-size: .95rem; font-weight: 600; }
 .note { margin: 0; font-size: .8rem; line-height: 1.35; color: var(--soft); overflow-wrap: anywhere; }
 .funnel { display: flex; flex-wrap: wrap; list-style: none; margin: 0; padding: 0; color: var(--soft); }
 .funnel li:not(:last-child)::after { content: "\\2192"; margin: 0 .7em; }
-.funnel + .scroll { margin-top: 14px; } .funnel + .scroll table { width: auto; }
+.funnel + .scroll { margin-top: 14px; } .funnel + .scroll table, #population table, #calibration table { width: auto; }
+#pruning td:nth-child(2) { min-width: 14em; }
 .funnel b { color: var(--text); font-variant-numeric: tabular-nums; }
 .legend { display: flex; flex-wrap: wrap; gap: 2px 18px; font-size: .85rem; color: var(--soft); }
 .legend i { font-style: normal; margin-right: .45em; }
 .legend i.line { display: inline-block; width: 22px; vertical-align: middle; }
+.facets { display: flex; flex-wrap: wrap; gap: 12px 14px; } .facets .shared { position: absolute; }
+.map { max-width: 100%; }
 .map text { font: 11px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; fill: var(--soft); }
 .map text.strong { font-weight: 600; fill: var(--text); }
 .map .none { fill: var(--line); } .map .hatch { stroke: var(--soft); stroke-width: 1; opacity: .45; }
 .map .removed { fill: url(#removed); }
 .map .tried { fill: #ffffff; stroke: #000000; stroke-width: 1.5; }
-.map .best { fill: #000000; stroke: #ffffff; stroke-width: 2.5; }
+.map .best { fill: #000000; stroke: #ffffff; stroke-width: 1.5; }
 .map .failed { stroke: #000000; stroke-width: 2; } .map .failed-edge { stroke: #ffffff; stroke-width: 5; }
 .map circle, .map path { pointer-events: none; }
 .map rect:hover { stroke: var(--text); stroke-width: 2; }
@@ -109,6 +112,7 @@ footer { font-size: .85rem; padding-bottom: 40px; }
   section { padding: 16px 14px 18px; }
   .cards { grid-template-columns: repeat(2, 1fr); }
   .figure { font-size: 1.3rem; }
+  .copy { position: static; margin-bottom: 8px; }
 }
 @media print { body { background: #fff; } section { break-inside: avoid; } .copy { display: none; } }
 """)

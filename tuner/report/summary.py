@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from costmodels.parallel import DEGREES
-from trials.backend import Status
+from trials.backend import CLOCK_WORDS, Status
 from tuner.candidates import tokens_per_s_per_device
 from tuner.device_time import device_time_of, duration, hours, payback_of
 from tuner.record import num_proxies, num_pruned, saved_s, step_time_of
@@ -102,7 +102,7 @@ def _reference_words(data: ReportData) -> str:
 
 def _prior_card(data: ReportData) -> Html:
     """The gain over what was predicted to be the fastest before any trial."""
-    name, chosen = "against the first prediction", data.prior_choice
+    name, chosen = "against the prior's choice", data.prior_choice
     if chosen is None:
         return _card(name, MISSING, "there is no candidate")
     values = chosen.values(data.dimensions)
@@ -132,7 +132,12 @@ def _device_time_card(data: ReportData) -> Html:
     ]
     if payback is not None and data.reference is not None:
         steps = plural(payback.steps, "training step")
-        notes.append(f"paid back after {steps} ({duration(payback.seconds)}) by the gain over the {data.reference.role}")
+        notes.append(
+            f"paid back after {steps} ({duration(payback.seconds)}) by the gain over the {data.reference.role}"
+        )
+    clock = data.config.backend.clock
+    if clock != "wall":
+        notes.append(f"steps are told in {CLOCK_WORDS[clock]}, which do not pay wall time back")
     budget = data.config.search.budget_device_hours
     notes += [f"budget {budget:,.4g}"] if budget is not None else []
     return _card("device-hours of trials", hours(spent.device_s), "; ".join(notes))
