@@ -24,6 +24,8 @@ observations = st.builds(
     step_times_s=st.lists(seconds, min_size=1, max_size=6).map(tuple),
     expected_steps=st.none() | st.integers(min_value=1, max_value=1000),
     elapsed_s=st.none() | seconds,
+    measured_after_s=st.none() | seconds,
+    lost_s=st.just(0.0) | seconds,
     time_limit_s=st.none() | seconds,
     peak_memory_bytes=st.none() | st.integers(min_value=0, max_value=2**45),
     operator_samples=st.lists(samples, max_size=3).map(tuple),
@@ -68,7 +70,7 @@ def test_a_log_keeps_its_end():
 def test_an_older_observation_is_read():
     """What was stored before trials were stopped early is still an observation."""
     stored = Observation(status=Status.OK, step_times_s=(1.0,)).as_json()
-    for key in ("expected_steps", "elapsed_s", "time_limit_s", "killed_by"):
+    for key in ("expected_steps", "elapsed_s", "measured_after_s", "lost_s", "time_limit_s", "killed_by"):
         del stored[key]
 
     assert Observation.from_json(stored) == Observation(status=Status.OK, step_times_s=(1.0,))

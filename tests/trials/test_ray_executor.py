@@ -116,11 +116,15 @@ def test_what_a_trial_raises_is_a_crash(executor, deed, reason):
 
 
 def test_a_worker_that_dies_once_is_replaced(executor):
-    """A trial whose worker is killed runs again in a fresh one and can end well; the reason tells of the retry."""
+    """A trial whose worker is killed runs again in a fresh one and can end well; the observation tells of the retry and
+    of the time that the first attempt took.
+    """
+    observe(executor, dict.fromkeys(range(SLOTS), "succeed"))  # the time counts from when a worker is known to run
     observation = observe(executor, {100: "die_once"})[100]
 
     assert observation.status is Status.OK
     assert observation.reason.startswith("retried once, because its worker died")
+    assert observation.lost_s > 0
 
 
 def test_a_worker_that_dies_twice_is_an_incident(executor):
@@ -244,12 +248,17 @@ def test_a_mailbox_that_dies_is_replaced(executor):
 
 
 def test_the_time_of_a_trial_is_told(executor):
-    """A trial says how long it took in its worker, which may be less than the driver waited."""
-    ended = observe(executor, {0: "succeed", 1: "hang"})
+    """A trial says how long it took in its worker, which may be less than the driver waited, and when its first measured
+    step began, also where it was cut off.
+    """
+    ended = observe(executor, {0: "succeed", 1: "hang", 2: "step_and_hang"})
 
     assert 0.0 <= ended[0].elapsed_s < TIME_LIMIT_S
     assert ended[1].elapsed_s >= TIME_LIMIT_S
     assert ended[1].censored_above_s(0.5) == TIME_LIMIT_S - 0.5
+    assert ended[1].measured_after_s is None
+    assert 0.0 <= ended[2].measured_after_s < TIME_LIMIT_S
+    assert ended[0].lost_s == ended[1].lost_s == 0.0
 
 
 def test_nothing_is_left_and_stdout_is_clean(tmp_path):

@@ -312,6 +312,12 @@ CASES: list[BrokenStudy] = [
     broken("one draw", study(search="{draws: 1}"), "search.draws = 1", "greater than or equal to 10"),
     broken("no trials", study(search="{max_trials: 0}"), "search.max_trials = 0", "greater than or equal to 1"),
     broken("negative seed", study(search="{seed: -1}"), "search.seed = -1", "greater than or equal to 0"),
+    broken(
+        "no device-hours",
+        study(search="{budget_device_hours: 0}"),
+        "search.budget_device_hours = 0",
+        "greater than 0",
+    ),
     broken("no seconds", study(search="{max_seconds: 0}"), "search.max_seconds = 0", "greater than 0"),
     broken(
         "torch backend with another framework's rules",

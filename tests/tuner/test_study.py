@@ -269,6 +269,26 @@ def test_budget_of_seconds_counts_every_run(study):
     assert all(record.finished for record in more.records)
 
 
+def test_budget_of_device_hours_counts_every_run(study):
+    """No trial starts once those that ended have spent the budget, in this run and all before; a larger one goes on."""
+    hours = {seconds: f"search.budget_device_hours={seconds / 3600}" for seconds in (20, 50)}
+    first, executor = run(study(hours[20]), Scripted())  # trials of 1, 2, 3 and 4 s on 8 devices
+    again, idle = run(study(hours[20]), Scripted())
+    more, _ = run(study(hours[50]), Scripted())
+
+    assert first.stop_reason == again.stop_reason == more.stop_reason == "budget_device_hours"
+    assert [len(result.records) for result in (first, again, more)] == [2, 2, 4]
+    assert (executor.entered, idle.entered) == (1, 0)
+
+
+def test_trials_in_flight_end_when_device_hours_are_spent(study):
+    """Trials that run when the budget is spent come to their end, and are kept."""
+    result, _ = run(study(f"search.budget_device_hours={1 / 3600}"), Scripted(), slots=3)
+
+    assert result.stop_reason == "budget_device_hours"
+    assert [record.finished for record in result.records] == [True] * 3
+
+
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
