@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given, settings
 
 from costmodels.job import TrainingJob
-from costmodels.memory import LEAST_CHANCE, MEMORY_PARTS, WORKSPACE_BYTES, estimate_memory, layer_activations
+from costmodels.memory import (
+    LEAST_CHANCE,
+    MEMORY_PARTS,
+    WORKSPACE_BYTES,
+    estimate_memory,
+    layer_activations,
+    stage_memory,
+)
 from costmodels.model_catalog import find_model
 from costmodels.model_spec import ModelSpec
 from costmodels.parallel import ParallelConfig
@@ -590,3 +597,23 @@ def test_each_stage_must_fit_its_own_devices():
 
     assert fits(large, small)
     assert not fits(small, large)
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "mixtral-8x7b", "deepseek-v3"])
+def test_the_fullest_stage_is_the_one_that_decides(name):
+    """Told stage by stage, the one that is fullest relative to its devices has the peak that is told of the whole."""
+    job, cluster = job_of(name, batch=256), find_cluster("dgx-h100", hosts=4)
+    pipelines = ((1, 1), (2, 1), (4, 1), (4, 2), (8, 1))
+    configs = [ParallelConfig(pp=pp, tp=4, dp=8 // pp, vpp=vpp) for pp, vpp in pipelines]
+    whole = estimate_memory(job, cluster, MEGATRON, grid_of(*configs))
+
+    for at, config in enumerate(configs):
+        found = stage_memory(job, cluster, MEGATRON, config)
+        fullest = int(np.argmax(found.peak_bytes / found.capacity_bytes))
+
+        assert len(found.peak_bytes) == config.pp
+        assert found.peak_bytes[fullest] == pytest.approx(whole.peak_bytes[at])
+        assert found.capacity_bytes[fullest] == whole.capacity_bytes[at]
+        assert {part: sizes[fullest] for part, sizes in found.parts_bytes.items()} == pytest.approx(
+            {part: sizes[at] for part, sizes in whole.parts_bytes.items()}
+        )

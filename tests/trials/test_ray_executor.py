@@ -248,8 +248,8 @@ def test_a_mailbox_that_dies_is_replaced(executor):
 
 
 def test_the_time_of_a_trial_is_told(executor):
-    """A trial says how long it took in its worker, which may be less than the driver waited, and when its first measured
-    step began, also where it was cut off.
+    """A trial says how long it took in its worker, which may be less than the driver waited, and when its first
+    measured step began, also where it was cut off.
     """
     ended = observe(executor, {0: "succeed", 1: "hang", 2: "step_and_hang"})
 

@@ -1,0 +1,99 @@
+"""Takes the pictures of a report that README and docs show.
+
+    python -m benchmarks.screenshots
+
+An example study runs to its end in a folder of its own, its report is written, and headless Chromium draws it at two
+widths. It needs `chromium` (Debian's package, or any build of that name) on the path.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+
+ROOT = Path(__file__).resolve().parents[1]
+STUDY = ROOT / "configs" / "studies" / "ultrascale-llama-8b-128.yaml"
+PICTURES = ROOT / "docs" / "pictures"
+MAX_BYTES = 200_000
+"""Of one picture: the repository keeps every version of them."""
+LIMIT_S = 120.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shot:
+    """One picture of the report.
+
+    Attributes:
+        name: Of its file.
+        section: At whose top it begins; empty for the top of the page.
+        width: Of the page in pixels.
+        height: Of the picture in pixels.
+    """
+
+    name: str
+    section: str = ""
+    width: int = 1280
+    height: int
+
+
+SHOTS = (
+    Shot(name="report", height=1190),
+    Shot(name="report-map", section="map", height=900),
+    Shot(name="report-narrow", width=400, height=1500),
+)
+
+
+def main() -> None:
+    """Runs the study, writes its report and takes all pictures."""
+    browser = shutil.which("chromium")
+    if browser is None:
+        sys.exit("screenshots: no `chromium` on the path; `apt-get install chromium` has one")
+    PICTURES.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        storage = f"sqlite:///{folder / 'study.db'}"
+        # one trial at a time: the order in which two end differs from run to run
+        _meshtune("run", "--set", "search.parallel_trials=1", "--storage", storage)
+        _meshtune("report", "--storage", storage, "--out", str(folder / "report.html"))
+        for shot in SHOTS:
+            written = take(browser, folder / "report.html", shot)
+            typer.echo(f"{written.relative_to(ROOT)}: {written.stat().st_size:,} bytes")
+
+
+def take(browser: str, page: Path, shot: Shot) -> Path:
+    """The picture of one part of a page; in a frame, since Chromium has no windows as narrow as a telephone."""
+    frame = page.with_name(f"frame-{shot.name}.html")
+    source = f"{page.name}#{shot.section}" if shot.section else page.name
+    frame.write_text(
+        f'<body style="margin: 0"><iframe src="{source}" width="{shot.width}" height="{shot.height}" '
+        'style="border: 0; display: block"></iframe>',
+        encoding="utf-8",
+    )
+    written = PICTURES / f"{shot.name}.png"
+    command = [
+        *(browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+        *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars"),
+        f"--user-data-dir={page.parent / 'profile'}",
+        f"--window-size={shot.width},{shot.height}",
+        "--virtual-time-budget=8000",
+        f"--screenshot={written}",
+        frame.as_uri(),
+    ]
+    subprocess.run(command, check=True, capture_output=True, timeout=LIMIT_S)
+    size = written.stat().st_size
+    assert size <= MAX_BYTES, f"{written} has {size:,} bytes, and {MAX_BYTES:,} are allowed"
+    return written
+
+
+def _meshtune(verb: str, *options: str) -> None:
+    subprocess.run([sys.executable, "-m", "tuner", verb, str(STUDY), *options], check=True, cwd=ROOT)
+
+
+if __name__ == "__main__":
+    main()
