@@ -15,8 +15,6 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import typer
-
 ROOT = Path(__file__).resolve().parents[1]
 STUDY = ROOT / "configs" / "studies" / "ultrascale-llama-8b-128.yaml"
 PICTURES = ROOT / "docs" / "pictures"
@@ -63,7 +61,7 @@ def main() -> None:
         _meshtune("report", "--storage", storage, "--out", str(folder / "report.html"))
         for shot in SHOTS:
             written = take(browser, folder / "report.html", shot)
-            typer.echo(f"{written.relative_to(ROOT)}: {written.stat().st_size:,} bytes")
+            print(f"{written.relative_to(ROOT)}: {written.stat().st_size:,} bytes")
 
 
 def take(browser: str, page: Path, shot: Shot) -> Path:

@@ -14,6 +14,9 @@ _COUNTS = {
     "failed": "those that failed",
     "pruned": "those that were stopped early",
     "saved_s": "what stopping early is estimated to have saved [s]",
+    "device_hours": "what all trials took; where they take no devices, what their measured steps would have taken",
+    "startup_device_hours": "of these until the first measured step, and in lost attempts; null without devices",
+    "payback_steps": "training steps after which the gain has paid for them; null without a gain, or another clock",
 }
 _CLOCK = "what step times count: `wall`, `virtual` or `cpu`"
 _SOURCE = "`measured`, `synthetic` (of a simulated world) or `predicted`"
