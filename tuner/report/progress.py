@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 
 import plotly.graph_objects as go
@@ -10,7 +11,7 @@ from tuner.record import TrialRecord
 from tuner.report.data import ReportData
 from tuner.report.figures import BEST, CONFIDENCE, EXPERT, FAILED, MEASURED, drawing, time_axis
 from tuner.report.markup import Html, section, tag
-from tuner.report.words import in_short, seconds
+from tuner.report.words import in_short, plural, seconds
 
 
 def progress_section(data: ReportData) -> Html:
@@ -111,7 +112,25 @@ def progress_section(data: ReportData) -> Html:
             "automargin": True,
         },
     )
-    return section("progress", "Progress", drawing(figure, "progress", height=400))
+    told = tag("p", _in_words(data, [(at, step_s) for at, _, step_s in timed]))
+    return section("progress", "Progress", told, drawing(figure, "progress", height=400))
+
+
+def _in_words(data: ReportData, timed: Sequence[tuple[int, float]]) -> str:
+    """How the best step fell, and where p_star stands.
+
+    Args:
+        data: The study.
+        timed: Positions of the trials with a step time in the order of their ends, and that.
+    """
+    count = plural(len(data.finished), "trial")
+    p_star = "" if data.p_star is None else f"; p_star is {data.p_star:.2f}"
+    if not timed:
+        return f"None of {count} has a step time{p_star}."
+    first_at, first_s = timed[0]
+    best_at, best_s = min(timed, key=lambda entry: entry[1])
+    fell = "" if best_at == first_at else f" It was {seconds(first_s)} after trial {first_at}."
+    return f"Of {count} that ended, number {best_at} has the shortest step, {seconds(best_s)}{p_star}.{fell}"
 
 
 def _is_proxys(record: TrialRecord) -> bool:
