@@ -126,7 +126,7 @@ def _in_words(data: ReportData, timed: Sequence[tuple[int, float]]) -> str:
     count = plural(len(data.finished), "trial")
     p_star = "" if data.p_star is None else f"; p_star is {data.p_star:.2f}"
     if not timed:
-        return f"None of {count} has a step time{p_star}."
+        return f"{count} ended, none with a step time{p_star}."
     first_at, first_s = timed[0]
     best_at, best_s = min(timed, key=lambda entry: entry[1])
     fell = "" if best_at == first_at else f" It was {seconds(first_s)} after trial {first_at}."

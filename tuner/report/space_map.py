@@ -162,7 +162,7 @@ def _row(
                 y=f"{top + 0.5:g}",
                 width=f"{across - 1:g}",
                 height=f"{size - 1:g}",
-                class_="removed" if is_empty else f"s{_colour(cell, shortest_s)}",
+                **({"fill": "url(#removed)"} if is_empty else {"class_": f"s{_colour(cell, shortest_s)}"}),
             )
         )
         if not is_empty:

@@ -63,7 +63,6 @@ section > h3 { margin: 20px 0 8px; font-size: .95rem; font-weight: 600; }
 .map text { font: 11px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; fill: var(--soft); }
 .map text.strong { font-weight: 600; fill: var(--text); }
 .map .none { fill: var(--line); } .map .hatch { stroke: var(--soft); stroke-width: 1; opacity: .45; }
-.map .removed { fill: url(#removed); }
 .map .tried { fill: #ffffff; stroke: #000000; stroke-width: 1.5; }
 .map .best { fill: #000000; stroke: #ffffff; stroke-width: 1.5; }
 .map .failed { stroke: #000000; stroke-width: 2; } .map .failed-edge { stroke: #ffffff; stroke-width: 5; }
