@@ -641,7 +641,9 @@ class _Run:
         budget = self.config.search.budget_device_hours
         if budget is None:
             return None
-        spent = device_time_of(self.config, read_records(self.study) if records is None else records)
+        if records is None:
+            records = records_of(self._trials(), self.study.user_attrs)
+        spent = device_time_of(self.config, records)
         return max(budget - spent.device_hours, 0.0)
 
     def _evidence(self) -> Evidence:
