@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from hardware.errors import ConfigError, shown_url
-from tuner import cli_calibrate, cli_completion, cli_init, cli_plan, cli_predictions, cli_replan
+from tuner import cli_calibrate, cli_completion, cli_dashboard, cli_init, cli_plan, cli_predictions, cli_replan
 from tuner.cli_options import (
     FOUND_NOTHING,
     INTERRUPTED,
@@ -303,6 +303,9 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
     print_device_time(config, reference, records, best)
     if moments:
         typer.echo("\n".join(in_lines(moments[-1], in_words)))
+
+
+app.command(short_help="Show a study in the browser, while it runs or afterwards.")(cli_dashboard.dashboard)
 
 
 @app.command(short_help="Print the best configuration that is known.")

@@ -8,6 +8,7 @@ started.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -31,6 +32,9 @@ from trials.ranks import AbstractRanks, RankSetup
 
 Launch = Literal["per_host", "once"]
 """Whether the command is started on every host, or once and reaches the hosts by itself."""
+
+LOG_FILE = re.compile(r"trial-(\d+)-host-(\d+)\.log")
+"""What whole logs are called; see HostPlan.log_name."""
 
 COMMAND_RANKS = RankSetup(modules=("trials.command.host_program",))
 READING_RANKS = RankSetup(modules=(*COMMAND_RANKS.modules, "trials.command.trace_program"))
@@ -173,6 +177,15 @@ class CommandBackend(AbstractBackend):
             profile=self.profile,
             profile_root=self.profile_root,
         )
+
+    def kept_logs(self) -> dict[int, tuple[Path, ...]]:
+        """The whole logs that this machine's folder holds, in the order of their hosts, by the trial's number."""
+        found: dict[int, dict[int, Path]] = {}
+        for path in self.logs.iterdir() if self.logs is not None and self.logs.is_dir() else ():
+            match = LOG_FILE.fullmatch(path.name)
+            if match and path.is_file():
+                found.setdefault(int(match[1]), {})[int(match[2])] = path
+        return {number: tuple(path for _, path in sorted(paths.items())) for number, paths in found.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

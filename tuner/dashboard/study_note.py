@@ -1,0 +1,179 @@
+"""What a study's page says first: the best so far, what it gains, how sure that is, and what failed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from trials.backend import Status
+from tuner.candidates import tokens_per_s_per_device
+from tuner.console import in_words
+from tuner.dashboard.markdown import code, paragraphs, plain, table
+from tuner.dashboard.snapshot import Snapshot
+from tuner.population import Moment
+from tuner.record import TrialRecord, saved_s
+from tuner.report.words import in_short, percent, plural, seconds
+
+MOST_PROBABLE = 5
+"""Candidates of the population that get a line."""
+
+LAST_FAILURES = 8
+"""Failures that get a line, the latest first; each trial's own page tells of it too."""
+
+STATUS_WORDS = {status: status.value.replace("_", " ") for status in Status} | {Status.PRUNED: "stopped early"}
+"""How a trial ended."""
+
+
+def study_note(seen: Snapshot) -> str:
+    """The note."""
+    return paragraphs(
+        _headline(seen),
+        _synthetic(seen),
+        table(["", ""], [[f"**{name}**", words] for name, words in _figures(seen)]),
+        _population(seen),
+        _failures(seen),
+        _lessons(seen),
+        "*Written by Meshtune, and as new as the page. A note that you edit is yours from then on and stays as you "
+        "leave it; emptied, it is ours again.*",
+    )
+
+
+def study_facts(seen: Snapshot) -> dict[str, Any]:
+    """What takes the place of the study's attributes; the dashboard's table of them shows five at once."""
+    facts: dict[str, Any] = {}
+    if seen.best_step_s is not None:
+        facts["best step [s]" if seen.best else "best step by extrapolation [s]"] = _rounded(seen.best_step_s)
+    if seen.gain is not None and seen.reference is not None:
+        facts[f"times as fast as {seen.reference.in_words}"] = _rounded(seen.gain)
+    if seen.p_star is not None:
+        facts["p_star"] = _rounded(seen.p_star)
+    return facts | {"search": _search(seen), "trials": _trials(seen)}
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def _headline(seen: Snapshot) -> str:
+    if seen.best is not None:
+        source = seen.config.backend.source_in_words
+        words = [
+            f"### Best so far: {seconds(seen.best.step_time_s)} per step",
+            f"{code(in_words(seen.best.params))}, trial {seen.best.number}, {source}",
+        ]
+    elif seen.extrapolated is not None:
+        words = [
+            f"### Best by extrapolation: {seconds(seen.extrapolated.step_time_s)} per step",
+            f"{code(in_words(seen.extrapolated.config))}, {seen.extrapolated.in_words}",
+        ]
+    else:
+        return "### No trial has completed yet"
+    if seen.gain is not None and seen.reference is not None:
+        words.append(
+            f"**{seen.gain:.3f} times as fast as {seen.reference.in_words}**, whose step takes "
+            f"{seconds(seen.reference_s)}: {code(in_words(seen.reference.values))}"
+        )
+    return paragraphs(*words)
+
+
+def _synthetic(seen: Snapshot) -> str:
+    if seen.config.backend.origin != "synthetic":
+        return ""
+    return "**SYNTHETIC**: these step times come from a simulated world, not from a measurement."
+
+
+def _figures(seen: Snapshot) -> list[tuple[str, str]]:
+    figures = [("search", _search(seen)), ("trials", _trials(seen))]
+    if seen.p_star is not None:
+        enough = seen.config.search.confidence
+        words = (
+            f"{seen.p_star:.2f}, the share of draws whose fastest candidate has been tried; above {enough:g} is enough"
+        )
+        figures.append(("p_star", words))
+    if seen.best_step_s is not None:
+        tokens = tokens_per_s_per_device(seen.config.setting, seen.best_step_s)
+        figures.append(("throughput", f"{tokens:,.0f} tokens/s per device"))
+    if seen.history:
+        figures.append(("history", plain(seen.history)))
+    return figures
+
+
+def _search(seen: Snapshot) -> str:
+    if seen.stop_reason is not None:
+        return f"stopped: {seen.stop_reason.sentence}"
+    running = sum(not record.finished for record in seen.records)
+    return f"running, {plural(running, 'trial')} in flight"
+
+
+def _trials(seen: Snapshot) -> str:
+    ended = [record for record in seen.records if record.finished]
+    kinds = Counter(_ending(record) for record in ended)
+    told = ", ".join(f"{count:,} {words}" for words, count in kinds.most_common())
+    saved = saved_s(seen.records)
+    return (
+        f"{len(ended):,} of at most {seen.config.search.max_trials:,}"
+        + (f": {told}" if told else "")
+        + (f"; about {seconds(saved)} of steps saved" if saved else "")
+    )
+
+
+def _ending(record: TrialRecord) -> str:
+    words = STATUS_WORDS[record.status] if record.status else "running"
+    return f"{words} as proxies" if record.is_proxy else words
+
+
+def _population(seen: Snapshot) -> str:
+    """Who may be the fastest: those that survive in the draws."""
+    if not seen.moments:
+        return ""
+    moment = seen.moments[-1]
+    when = "before the first trial" if moment.trial is None else f"after trial {moment.trial}"
+    rows = [
+        [percent(share.probability), code(in_short(share.config)), _known(seen, share.config, tried=share.tried)]
+        for share in moment.shares[:MOST_PROBABLE]
+    ]
+    others = _others(moment)
+    if others:
+        rows.append([percent(others), "all others", ""])
+    return paragraphs(f"#### Which may be the fastest, {when}", table(["probability", "configuration", ""], rows))
+
+
+def _others(moment: Moment) -> float:
+    return sum(share.probability for share in moment.shares[MOST_PROBABLE:]) + moment.rest_tried + moment.rest_untried
+
+
+def _known(seen: Snapshot, config: dict[str, Any], *, tried: bool) -> str:
+    """The first trial of a candidate, and what it measured."""
+    if not tried:
+        return "not tried yet"
+    first = next((each for each in seen.records if each.params == config and not each.is_proxy and each.finished), None)
+    if first is None:
+        return "tried"
+    return f"trial {first.number}" + (f", {seconds(first.step_time_s)}" if first.step_time_s is not None else "")
+
+
+def _failures(seen: Snapshot) -> str:
+    failed = [record for record in seen.records if record.has_failed]
+    if not failed:
+        return ""
+    rows = [
+        [
+            str(record.number),
+            code(in_short(record.params)),
+            _ending(record),
+            plain(record.observation.reason) if record.observation else "",
+        ]
+        for record in reversed(failed[-LAST_FAILURES:])
+    ]
+    earlier = len(failed) - len(rows)
+    return paragraphs(
+        f"#### {plural(len(failed), 'failure')}",
+        table(["trial", "configuration", "how", "why"], rows),
+        f"and {earlier:,} before these" if earlier > 0 else "",
+    )
+
+
+def _lessons(seen: Snapshot) -> str:
+    if not seen.lessons:
+        return ""
+    return paragraphs("#### What the failures taught", "\n".join(f"- {plain(lesson.text)}" for lesson in seen.lessons))

@@ -1,0 +1,185 @@
+"""What a trial's page says: what ran, what was predicted and measured, how it ended and why."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from costmodels.uncertainty import likely_range
+from trials.backend import Status
+from tuner.config import StudyConfig
+from tuner.console import in_words
+from tuner.dashboard.markdown import block, code, paragraphs, plain, table
+from tuner.dashboard.study_note import STATUS_WORDS
+from tuner.record import TrialRecord
+from tuner.reference import Reference
+from tuner.report.accuracy import relative_error
+from tuner.report.words import MISSING, gibibytes, percent, plural, seconds
+
+GIB = 2**30
+
+SHOWN_STEPS = 20
+"""Step times that are told one by one."""
+
+LOG_LINES = 40
+"""Lines of the log that a note shows, from its end."""
+
+LOG_CHARACTERS = 4_000
+"""Characters of these at most: a page loads the notes of all its trials at once."""
+
+LEAST_PART = 0.005
+"""Share of the predicted step below which a part is not told."""
+
+
+def trial_note(
+    config: StudyConfig,
+    record: TrialRecord,
+    reference: Reference | None,
+    step_error: float | None,
+    logs: Sequence[str] = (),
+) -> str:
+    """The note.
+
+    Args:
+        config: The study.
+        record: The trial.
+        reference: What the study compares with.
+        step_error: One standard deviation of the logarithm of its predicted step; None if unknown.
+        logs: Names of its whole logs among the page's artifacts.
+    """
+    role = _role(record, reference)
+    return paragraphs(
+        f"### {_headline(config, record)}",
+        code(in_words(record.params)) + (f", {role}" if role else ""),
+        _proxy(record),
+        _reason(record),
+        _figures(config, record, step_error),
+        _parts(record),
+        _steps(record),
+        _log(record, logs),
+    )
+
+
+def trial_facts(record: TrialRecord, reference: Reference | None) -> dict[str, Any]:
+    """What takes the place of the trial's attributes: the columns of the dashboard's table of trials."""
+    observation, error = record.observation, relative_error(record)
+    predicted_bytes = record.prediction.get("peak_memory_bytes")
+    measured_bytes = observation.peak_memory_bytes if observation and not record.is_proxy else None
+    facts: dict[str, Any] = {
+        "status": _status(record),
+        "predicted step [s]": record.predicted_s,
+        "prediction's error [%]": None if error is None else 100 * error,
+        "predicted memory [GiB]": None if predicted_bytes is None else predicted_bytes / GIB,
+        "memory [GiB]": None if measured_bytes is None else measured_bytes / GIB,
+        "p_star after it": record.p_star,
+        "role": _role(record, reference) or None,
+        "reason": (observation.reason if observation else "") or None,
+    }
+    return {
+        name: float(f"{value:.4g}") if isinstance(value, float) else value
+        for name, value in facts.items()
+        if value is not None
+    }
+
+
+def _status(record: TrialRecord) -> str:
+    words = STATUS_WORDS[record.status] if record.status else "running"
+    return f"proxy: {words}" if record.is_proxy else words
+
+
+def _role(record: TrialRecord, reference: Reference | None) -> str:
+    return reference.in_words if reference is not None and record.params == reference.values else ""
+
+
+def _headline(config: StudyConfig, record: TrialRecord) -> str:
+    if record.step_time_s is None:
+        return _status(record)
+    return f"{seconds(record.step_time_s)} per step, {config.backend.source_in_words}"
+
+
+def _proxy(record: TrialRecord) -> str:
+    """What ran in place of the candidate."""
+    if record.proxy is None:
+        return ""
+    smaller, measured_s = record.proxy, record.observation.step_time_s if record.observation else None
+    return (
+        f"A smaller job ran in its place: {code(in_words(smaller.config.values()))}, "
+        f"{plural(smaller.reduction.layers, 'layer')}, {plural(smaller.reduction.global_batch_size, 'sequence')} on "
+        f"{plural(smaller.config.num_devices, 'device')}"
+        + (f"; its step took {seconds(measured_s)}" if measured_s else "")
+    )
+
+
+def _reason(record: TrialRecord) -> str:
+    reason = record.observation.reason if record.observation else ""
+    return f"**Why**: {plain(reason)}" if reason else ""
+
+
+def _figures(config: StudyConfig, record: TrialRecord, step_error: float | None) -> str:
+    predicted, observation = record.prediction, None if record.is_proxy else record.observation
+    if not predicted:
+        return ""
+    step_s, measured_s = predicted["step_time_s"], record.step_time_s
+    known = ""
+    if step_error is not None:
+        low_s, high_s = likely_range(step_s, step_error)
+        known = f" ({seconds(low_s)} to {seconds(high_s)})"
+    error = "" if measured_s is None else f", {percent(measured_s / step_s - 1, signed=True)}"
+    tokens = config.setting.job.tokens_per_step / config.setting.cluster.num_devices
+    return table(
+        ["", "predicted", "measured"],
+        [
+            ["step", seconds(step_s) + known, seconds(measured_s) + error],
+            [
+                "tokens/s per device",
+                f"{tokens / step_s:,.0f}",
+                MISSING if measured_s is None else f"{tokens / measured_s:,.0f}",
+            ],
+            [
+                "memory of the fullest device",
+                f"{gibibytes(predicted['peak_memory_bytes'])} of {gibibytes(predicted['memory_capacity_bytes'])}",
+                gibibytes(observation.peak_memory_bytes if observation else None),
+            ],
+        ],
+    ) + ("\n\nIn brackets: where the step is with a probability of 68%." if known else "")
+
+
+def _parts(record: TrialRecord) -> str:
+    """What the predicted step consists of."""
+    parts: dict[str, float] = record.prediction.get("breakdown_s", {})
+    whole_s = sum(parts.values())
+    told = [
+        f"{part} {percent(part_s / whole_s)}"
+        for part, part_s in sorted(parts.items(), key=lambda entry: -entry[1])
+        if part_s > LEAST_PART * whole_s
+    ]
+    return f"The predicted step: {', '.join(told)}" if told else ""
+
+
+def _steps(record: TrialRecord) -> str:
+    observation = record.observation
+    if observation is None:
+        return ""
+    steps_s, words = observation.step_times_s, []
+    if steps_s:
+        shown = ", ".join(seconds(step_s) for step_s in steps_s[:SHOWN_STEPS])
+        more = ", ..." if len(steps_s) > SHOWN_STEPS else ""
+        median = f"; median {seconds(statistics.median(steps_s))}" if len(steps_s) > 1 else ""
+        words.append(f"{plural(len(steps_s), 'measured step')}: {shown}{more}{median}")
+    if observation.elapsed_s is not None:
+        startup = f", {seconds(observation.startup_s)} of it besides these steps" if observation.startup_s else ""
+        words.append(f"The trial took {seconds(observation.elapsed_s)}{startup}")
+    if observation.status is Status.TIMEOUT and observation.time_limit_s is not None:
+        words.append(f"It was cut off at its limit of {seconds(observation.time_limit_s)}")
+    return paragraphs(*words)
+
+
+def _log(record: TrialRecord, logs: Sequence[str]) -> str:
+    tail = record.observation.log_tail if record.observation else ""
+    whole = f"Whole: {', '.join(map(code, logs))}, below under Artifacts" if logs else ""
+    if not tail.strip():
+        return whole
+    shown = "\n".join(tail.rstrip().splitlines()[-LOG_LINES:])[-LOG_CHARACTERS:]
+    cut = "" if shown == tail.rstrip() else "..."
+    return paragraphs("#### End of the log", block(f"{cut}\n{shown}" if cut else shown), whole)

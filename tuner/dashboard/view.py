@@ -1,0 +1,231 @@
+"""A storage that reads another and tells one of its studies in our words.
+
+What the dashboard shows of a study are its attributes, and notes and artifacts that stand among Optuna's system
+attributes (optuna_dashboard/_note.py and artifact/_backend.py of 0.21). `StudyView` answers with ours in their places:
+
+    user attributes of the study and its trials   figures that people read, in place of the JSON that we resume from
+    dashboard:note_str:0                          the study's note
+    dashboard:TRIAL_ID:note_str:0                 a trial's note
+    dashboard:artifacts:TRIAL_ID:ID               a log of the trial
+    artifacts:ID                                  the study's report
+
+All of it is made when it is read. What a user writes goes to the storage itself, and where there is such a note, ours
+does not stand. Other studies of the storage are shown as they are.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import threading
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from optuna import Study
+from optuna.storages import BaseStorage
+from optuna.study import StudyDirection
+from optuna.study._frozen import FrozenStudy
+from optuna.trial import FrozenTrial, TrialState
+
+from tuner.config import StudyConfig
+from tuner.dashboard.artifacts import OfferedFile, StudyFiles
+from tuner.dashboard.snapshot import Key, Snapshot, snapshot_of, step_errors
+from tuner.dashboard.study_note import study_facts, study_note
+from tuner.dashboard.trial_note import trial_facts, trial_note
+from tuner.record import TrialRecord
+
+NOTES = "dashboard:"
+"""What the names of system attributes begin with that the dashboard keeps notes under."""
+
+_NOTE_TEXT = re.compile(r"(dashboard:(?:\d+:)?)note_str:\d+")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialPage:
+    """What is told of a trial.
+
+    Attributes:
+        facts: In place of its attributes.
+        note: Its note.
+    """
+
+    facts: Mapping[str, Any]
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pages:
+    """What is told of a study at one moment.
+
+    Attributes:
+        facts: In place of its attributes.
+        notes: Notes by the beginning of their attributes' names.
+        files: What the pages offer, as system attributes.
+        trials: Its trials, with facts in place of their attributes, in the order of their numbers.
+    """
+
+    facts: Mapping[str, Any]
+    notes: Mapping[str, str]
+    files: Mapping[str, str]
+    trials: Sequence[FrozenTrial]
+
+    def over(self, stored: Mapping[str, Any]) -> dict[str, Any]:
+        """The study's system attributes with notes and files among them, where a user has written no note."""
+        written = {
+            match[1] for key, text in stored.items() if text and (match := _NOTE_TEXT.fullmatch(key)) is not None
+        }
+        found = {**stored, **self.files}
+        for prefix, note in self.notes.items():
+            if prefix not in written:
+                found.setdefault(f"{prefix}note_ver", 0)
+                found[f"{prefix}note_str:0"] = note
+        return found
+
+
+class StudyView(BaseStorage):
+    """The storage as the dashboard's server sees it.
+
+    Args:
+        storage: Where the study stands.
+        study: The study in it.
+        config: What its file says.
+        files: What its pages offer.
+    """
+
+    def __init__(self, storage: BaseStorage, study: Study, config: StudyConfig, files: StudyFiles) -> None:
+        self._storage, self._study, self._config, self._files = storage, study, config, files
+        self._study_id = storage.get_study_id_from_name(study.study_name)
+        self._lock = threading.Lock()
+        self._seen: object = None
+        self._pages: Pages | None = None
+        self._ended: dict[int, TrialPage] = {}
+        self._errors: dict[Key, float] = {}
+
+    @property
+    def study_id(self) -> int:
+        """The study that is told in our words."""
+        return self._study_id
+
+    def pages(self) -> Pages:
+        """What is told now; made anew where the study has changed."""
+        with self._lock:
+            attributes, trials = self._study.user_attrs, self._study.get_trials(deepcopy=False)
+            snapshot = snapshot_of(self._config, self._study, attributes)
+            logs = self._files.logs()
+            moves = [(trial.state, len(trial.user_attrs), len(trial.intermediate_values)) for trial in trials]
+            seen = (attributes, moves, snapshot.is_running, {number: len(files) for number, files in logs.items()})
+            if self._pages is None or seen != self._seen:
+                self._seen, self._pages = seen, self._made(snapshot, trials, logs)
+            return self._pages
+
+    def _made(
+        self, snapshot: Snapshot, trials: Sequence[FrozenTrial], logs: Mapping[int, Sequence[OfferedFile]]
+    ) -> Pages:
+        told = self._trial_pages(snapshot, logs)
+        notes, shown = {NOTES: study_note(snapshot)}, []
+        report = self._files.report()
+        files = {f"artifacts:{report.identity}": report.entry}
+        for trial in trials:
+            page = told.get(trial.number)
+            shown.append(trial if page is None else _with_attributes(trial, page.facts))
+            if page is not None:
+                notes[f"{NOTES}{trial._trial_id}:"] = page.note
+            for file in logs.get(trial.number, ()):
+                files[f"dashboard:artifacts:{trial._trial_id}:{file.identity}"] = file.entry
+        return Pages(facts=study_facts(snapshot), notes=notes, files=files, trials=shown)
+
+    def _trial_pages(self, snapshot: Snapshot, logs: Mapping[int, Sequence[OfferedFile]]) -> Mapping[int, TrialPage]:
+        """By number; a trial that has ended does not change any more."""
+        missing = {
+            tuple(record.params.values()): record.params
+            for record in snapshot.records
+            if record.prediction and tuple(record.params.values()) not in self._errors
+        }
+        self._errors |= step_errors(self._config, list(missing.values()))
+        found = {}
+        for record in snapshot.records:
+            page = self._ended.get(record.number) or self._trial_page(snapshot, record, logs.get(record.number, ()))
+            if record.finished:
+                self._ended[record.number] = page
+            found[record.number] = page
+        return found
+
+    def _trial_page(self, snapshot: Snapshot, record: TrialRecord, logs: Sequence[OfferedFile]) -> TrialPage:
+        error = self._errors.get(tuple(record.params.values()))
+        names = [file.name for file in logs]
+        return TrialPage(
+            facts=trial_facts(record, snapshot.reference),
+            note=trial_note(self._config, record, snapshot.reference, error, names),
+        )
+
+    def get_all_studies(self) -> list[FrozenStudy]:
+        """All of them, ours in our words."""
+        studies = sorted(self._storage.get_all_studies(), key=lambda study: study._study_id)
+        return [self._told(study) for study in studies]
+
+    def _told(self, study: FrozenStudy) -> FrozenStudy:
+        if study._study_id != self._study_id:
+            return study
+        pages, told = self.pages(), copy.copy(study)
+        told.user_attrs, told.system_attrs = dict(pages.facts), pages.over(study.system_attrs)
+        return told
+
+    def get_study_user_attrs(self, study_id: int) -> dict[str, Any]:
+        """Facts in place of ours."""
+        if study_id == self._study_id:
+            return dict(self.pages().facts)
+        return self._storage.get_study_user_attrs(study_id)
+
+    def get_study_system_attrs(self, study_id: int) -> dict[str, Any]:
+        """With notes and files among ours."""
+        stored = self._storage.get_study_system_attrs(study_id)
+        return self.pages().over(stored) if study_id == self._study_id else stored
+
+    def get_all_trials(
+        self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
+    ) -> list[FrozenTrial]:
+        """With facts in place of our attributes."""
+        if study_id != self._study_id:
+            return self._storage.get_all_trials(study_id, deepcopy=deepcopy, states=states)
+        found = [trial for trial in self.pages().trials if states is None or trial.state in states]
+        return copy.deepcopy(found) if deepcopy else found
+
+    def get_trial(self, trial_id: int) -> FrozenTrial:
+        """Likewise."""
+        ours = (trial for trial in self.pages().trials if trial._trial_id == trial_id)
+        return next(ours, None) or self._storage.get_trial(trial_id)
+
+    def set_study_system_attr(self, study_id: int, key: str, value: Any) -> None:
+        """Keeps a note."""
+        if not key.startswith(NOTES):
+            self._refused()
+        self._storage.set_study_system_attr(study_id, key, value)
+
+    def get_study_id_from_name(self, study_name: str) -> int:
+        """As it is stored."""
+        return self._storage.get_study_id_from_name(study_name)
+
+    def get_study_name_from_id(self, study_id: int) -> str:
+        """As it is stored."""
+        return self._storage.get_study_name_from_id(study_id)
+
+    def get_study_directions(self, study_id: int) -> list[StudyDirection]:
+        """As they are stored."""
+        return self._storage.get_study_directions(study_id)
+
+    def remove_session(self) -> None:
+        """Of this thread."""
+        self._storage.remove_session()
+
+    def _refused(self, *_: Any, **__: Any) -> NoReturn:
+        raise AssertionError("requests that would write anything but a note are refused before they come here")
+
+    create_new_study = delete_study = set_study_user_attr = create_new_trial = set_trial_param = _refused
+    set_trial_state_values = set_trial_intermediate_value = set_trial_user_attr = set_trial_system_attr = _refused
+
+
+def _with_attributes(trial: FrozenTrial, attributes: Mapping[str, Any]) -> FrozenTrial:
+    shown = copy.copy(trial)
+    shown.user_attrs = dict(attributes)
+    return shown
