@@ -48,5 +48,5 @@ def dashboard(
         )
     else:
         typer.echo(opened.study_url)
-        typer.echo("Ctrl-C ends it", err=True)
+        typer.echo(f"what was found: {opened.study_url}/note; Ctrl-C ends it", err=True)
     opened.serve()

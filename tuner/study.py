@@ -441,7 +441,12 @@ def stored_study(config: StudyConfig) -> Study:
 
 def is_running(study: Study) -> bool:
     """Whether some process is driving the study."""
-    held = study.user_attrs.get(DRIVER)
+    return is_driven(study.user_attrs)
+
+
+def is_driven(attributes: Mapping[str, Any]) -> bool:
+    """The same by the study's attributes, which take a while to read."""
+    held = attributes.get(DRIVER)
     return held is not None and is_held(held)
 
 

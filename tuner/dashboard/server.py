@@ -13,6 +13,8 @@ from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
+import optuna
+
 from hardware.errors import ConfigError
 from tuner.config import StudyConfig
 from tuner.dashboard.artifacts import StudyFiles
@@ -83,6 +85,7 @@ def dashboard_server(config: StudyConfig, place: Place) -> DashboardServer:
             nearest="pip install 'meshtune[dashboard]'",
         ) from None
     stored_study(config)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # its plots warn of every degree that never varied
     storage = open_storage(config.storage)
     study = load_study(storage, config.name)
     assert study is not None, "the study was there a moment ago"

@@ -18,7 +18,6 @@ from tuner.population import P_STAR, Moment, read_moments
 from tuner.record import HISTORY, STOP_REASON, TrialRecord, best_record, read_records
 from tuner.reference import Reference, reference_of
 from tuner.stopping import StopReason
-from tuner.study import is_running
 
 Key = tuple[Value, ...]
 """A candidate by the values of its dimensions."""
@@ -76,17 +75,18 @@ class Snapshot:
         return self.reference_s / best_s if self.reference_s and best_s else None
 
 
-def snapshot_of(config: StudyConfig, study: Study, attributes: Mapping[str, Any]) -> Snapshot:
+def snapshot_of(config: StudyConfig, study: Study, attributes: Mapping[str, Any], *, is_running: bool) -> Snapshot:
     """The study as it stands.
 
     Args:
         config: The study.
         study: Its trials.
         attributes: Its attributes.
+        is_running: Whether a process drives it.
     """
     records = tuple(read_records(study))
     best = best_record(records)
-    stopped = None if is_running(study) else StopReason(attributes.get(STOP_REASON, StopReason.INTERRUPTED))
+    stopped = None if is_running else StopReason(attributes.get(STOP_REASON, StopReason.INTERRUPTED))
     return Snapshot(
         config=config,
         records=records,

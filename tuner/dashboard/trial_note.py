@@ -22,10 +22,10 @@ GIB = 2**30
 SHOWN_STEPS = 20
 """Step times that are told one by one."""
 
-LOG_LINES = 40
+LOG_LINES = 20
 """Lines of the log that a note shows, from its end."""
 
-LOG_CHARACTERS = 4_000
+LOG_CHARACTERS = 3_000
 """Characters of these at most: a page loads the notes of all its trials at once."""
 
 LEAST_PART = 0.005
@@ -125,7 +125,7 @@ def _figures(config: StudyConfig, record: TrialRecord, step_error: float | None)
     if step_error is not None:
         low_s, high_s = likely_range(step_s, step_error)
         known = f" ({seconds(low_s)} to {seconds(high_s)})"
-    error = "" if measured_s is None else f", {percent(measured_s / step_s - 1, signed=True)}"
+    error = "" if measured_s is None else f" ({percent(measured_s / step_s - 1, signed=True)} from the prediction)"
     tokens = config.setting.job.tokens_per_step / config.setting.cluster.num_devices
     return table(
         ["", "predicted", "measured"],
@@ -142,7 +142,7 @@ def _figures(config: StudyConfig, record: TrialRecord, step_error: float | None)
                 gibibytes(observation.peak_memory_bytes if observation else None),
             ],
         ],
-    ) + ("\n\nIn brackets: where the step is with a probability of 68%." if known else "")
+    ) + ("\n\nThe range holds the step with a probability of 68%." if known else "")
 
 
 def _parts(record: TrialRecord) -> str:

@@ -18,7 +18,8 @@ from __future__ import annotations
 import copy
 import re
 import threading
-from collections.abc import Container, Mapping, Sequence
+import time
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -33,10 +34,15 @@ from tuner.dashboard.artifacts import OfferedFile, StudyFiles
 from tuner.dashboard.snapshot import Key, Snapshot, snapshot_of, step_errors
 from tuner.dashboard.study_note import study_facts, study_note
 from tuner.dashboard.trial_note import trial_facts, trial_note
-from tuner.record import TrialRecord
+from tuner.driver import DRIVER
+from tuner.record import SPENT_S, TrialRecord
+from tuner.study import is_driven
 
 NOTES = "dashboard:"
 """What the names of system attributes begin with that the dashboard keeps notes under."""
+
+FRESH_S = 1.0
+"""How old what is told may be: one page asks for it several times."""
 
 _NOTE_TEXT = re.compile(r"(dashboard:(?:\d+:)?)note_str:\d+")
 
@@ -91,12 +97,21 @@ class StudyView(BaseStorage):
         study: The study in it.
         config: What its file says.
         files: What its pages offer.
+        clock: Seconds.
     """
 
-    def __init__(self, storage: BaseStorage, study: Study, config: StudyConfig, files: StudyFiles) -> None:
+    def __init__(
+        self,
+        storage: BaseStorage,
+        study: Study,
+        config: StudyConfig,
+        files: StudyFiles,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._storage, self._study, self._config, self._files = storage, study, config, files
         self._study_id = storage.get_study_id_from_name(study.study_name)
         self._lock = threading.Lock()
+        self._clock, self._read_s = clock, 0.0
         self._seen: object = None
         self._pages: Pages | None = None
         self._ended: dict[int, TrialPage] = {}
@@ -108,16 +123,23 @@ class StudyView(BaseStorage):
         return self._study_id
 
     def pages(self) -> Pages:
-        """What is told now; made anew where the study has changed."""
+        """What is told now, at most a second ago; made anew where the study has changed."""
         with self._lock:
-            attributes, trials = self._study.user_attrs, self._study.get_trials(deepcopy=False)
-            snapshot = snapshot_of(self._config, self._study, attributes)
-            logs = self._files.logs()
-            moves = [(trial.state, len(trial.user_attrs), len(trial.intermediate_values)) for trial in trials]
-            seen = (attributes, moves, snapshot.is_running, {number: len(files) for number, files in logs.items()})
-            if self._pages is None or seen != self._seen:
-                self._seen, self._pages = seen, self._made(snapshot, trials, logs)
+            if self._pages is None or self._clock() - self._read_s >= FRESH_S:
+                self._pages = self._read()
+                self._read_s = self._clock()
             return self._pages
+
+    def _read(self) -> Pages:
+        attributes, trials = self._storage.get_study_user_attrs(self._study_id), self._study.get_trials(deepcopy=False)
+        running, logs = is_driven(attributes), self._files.logs()
+        moves = [(trial.state, len(trial.user_attrs), len(trial.intermediate_values)) for trial in trials]
+        told = {key: value for key, value in attributes.items() if key not in {DRIVER, SPENT_S}}
+        seen = (told, moves, running, {number: len(files) for number, files in logs.items()})
+        if self._pages is not None and seen == self._seen:
+            return self._pages
+        self._seen = seen
+        return self._made(snapshot_of(self._config, self._study, attributes, is_running=running), trials, logs)
 
     def _made(
         self, snapshot: Snapshot, trials: Sequence[FrozenTrial], logs: Mapping[int, Sequence[OfferedFile]]
