@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
-from hardware.errors import shown_url
+from hardware.errors import ConfigError, shown_url
 from tuner.cli_options import AsJson, Overrides, Storage, StudyFile, load, whole_number
 from tuner.console import print_json, warn
+
+MAX_PORT = 65_535
 
 
 def dashboard(
@@ -29,6 +31,8 @@ def dashboard(
     It reads the study, and keeps the notes that you write there; Ctrl-C ends it.
     """
     wanted = None if port is None else whole_number("--port", port, 0)
+    if wanted is not None and wanted > MAX_PORT:
+        raise ConfigError(f"must be at most {MAX_PORT}", key="--port", value=wanted)
     config = load(study, overrides, storage)
 
     from tuner.dashboard import Place, dashboard_server

@@ -19,7 +19,7 @@ for line in range(300):
 if mbs > 4:
     sys.exit("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
 for step in range(1, 6):
-    print(f"iteration {step} took {40 / tp + 100 / mbs + step} ms, memory 1.5 GiB", flush=True)
+    print(f"step {step} took {40 / tp + 100 / mbs + step} ms, 1.5 GiB", flush=True)
 """
 
 STUDY = """
@@ -34,7 +34,7 @@ trial:
   command: [{python}, train.py, "{{tp}}", "{{mbs}}"]
   launch: once
   environment: {{API_KEY: hunter2-canary}}
-  log: {{pattern: ["iteration (?P<iteration>\\\\d+) took (?P<step_ms>[\\\\d.]+) ms, memory (?P<memory_gib>[\\\\d.]+) GiB"]}}
+  log: {{pattern: ["step (?P<iteration>\\\\d+) took (?P<step_ms>[\\\\d.]+) ms, (?P<memory_gib>[\\\\d.]+) GiB"]}}
   warmup_steps: 1
   steps: 4
   logs: logs
@@ -47,14 +47,12 @@ def write_study(folder: Path, *, trials: int, storage: str = "") -> Path:
     (folder / "train.py").write_text(PROGRAM, encoding="utf-8")
     path = folder / "study.yaml"
     storage = storage or f"sqlite:///{folder / 'study.db'}"
-    path.write_text(
-        STUDY.format(model=MODEL, python=sys.executable, trials=trials, storage=storage), encoding="utf-8"
-    )
+    path.write_text(STUDY.format(model=MODEL, python=sys.executable, trials=trials, storage=storage), encoding="utf-8")
     return path
 
 
-def run_here(file: Path) -> StudyConfig:
+def run_here(file: Path, *overrides: str) -> StudyConfig:
     """Runs the study in this process; what its file says."""
-    config = load_study(file)
+    config = load_study(file, overrides=overrides)
     run_study(config, on_progress=lambda _: None, executor=InProcessExecutor(config.backend))
     return config

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Sequence
 
 _STEERING = re.compile(r"([\\`*_\[\]<>#!|~&])")
@@ -10,7 +11,7 @@ _STEERING = re.compile(r"([\\`*_\[\]<>#!|~&])")
 _GAP = "\N{EM SPACE}"
 """Keeps columns apart, which the dashboard draws with nothing between them."""
 
-LINE = 110
+LINE = 96
 """Characters of a line of code; a longer one would make the whole page as wide as itself."""
 
 
@@ -26,7 +27,11 @@ def code(text: str) -> str:
 
 def block(text: str) -> str:
     """Lines as code, whatever stands in them; long ones are broken."""
-    lines = [line[at : at + LINE] for line in text.splitlines() for at in range(0, max(len(line), 1), LINE)]
+    lines = [
+        part
+        for line in text.splitlines()
+        for part in textwrap.wrap(line, LINE, replace_whitespace=False, drop_whitespace=False) or [""]
+    ]
     longest = max(map(len, re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return "\n".join([f"{fence}text", *lines, fence])

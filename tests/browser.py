@@ -1,0 +1,51 @@
+"""Pages as a browser has them: Chromium without a window, where it is installed (Debian: chromium)."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+
+DRAWN_MS = 8_000
+"""Virtual time that a page's scripts get; it passes at once where they only wait."""
+
+FLAGS = (
+    "--headless",
+    "--no-sandbox",  # refuses root otherwise
+    "--disable-gpu",
+    "--disable-quic",
+    "--disable-sync",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--no-first-run",
+    f"--virtual-time-budget={DRAWN_MS}",
+)
+
+
+def rendered_dom(url: str) -> str:
+    """The page's HTML when its scripts have run."""
+    return _chromium("--dump-dom", url)
+
+
+def screenshot(url: str, path: Path, width: int, height: int) -> Path:
+    """The page as a PNG file of this size, in pixels, when its scripts have run."""
+    _chromium(f"--window-size={width},{height}", f"--screenshot={path}", url)
+    return path
+
+
+def _chromium(*arguments: str) -> str:
+    program = shutil.which("chromium") or shutil.which("google-chrome")
+    if program is None:
+        pytest.skip("Chromium is not installed (Debian: chromium)")
+    with tempfile.TemporaryDirectory(prefix="meshtune-chromium-", ignore_cleanup_errors=True) as profile:
+        done = subprocess.run(
+            [program, *FLAGS, f"--user-data-dir={profile}", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+    return done.stdout
