@@ -177,6 +177,28 @@ def test_nothing_is_left_when_the_worker_is_killed(tmp_path):
     assert all_gone(pids)
 
 
+def test_kept_logs_are_found_again(tmp_path):
+    """A folder tells which logs are whose, hosts in the order of their ranks, and nothing of files that are no logs."""
+    backend = backend_of(logs=tmp_path)
+    for name in (
+        "trial-0003-host-10.log",
+        "trial-0003-host-2.log",
+        "trial-12345-host-0.log",
+        "trial-0004.log",
+        "notes",
+    ):
+        (tmp_path / name).touch()
+    (tmp_path / "trial-0005-host-0.log").mkdir()
+
+    found = {number: [path.name for path in paths] for number, paths in backend.kept_logs().items()}
+
+    assert found == {
+        3: ["trial-0003-host-2.log", "trial-0003-host-10.log"],
+        12345: ["trial-12345-host-0.log"],
+    }
+    assert backend_of().kept_logs() == backend_of(logs=tmp_path / "none").kept_logs() == {}
+
+
 def test_an_opened_backend_runs_trial_after_trial():
     """One process that starts commands serves many trials, each with a log of its own."""
     with RankProcesses(backend_of().rank_setup) as ranks:
