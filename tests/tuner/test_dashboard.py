@@ -134,7 +134,7 @@ def test_a_trials_note_says_what_happened(served):
     note = served.trial(0)["note"]["body"]
 
     assert "`pp=1,tp=1,dp=2,cp=1,up=1,vpp=1,ep=1,mbs=1`, the expert's configuration" in note
-    assert re.search(r"\| step\W+[\d.]+ m?s \([\d.]+ m?s to [\d.]+ m?s\)\W+144 ms \(", note)
+    assert re.search(r"\| step\W+[\d.]+ m?s \([\d.]+ m?s to [\d.]+ m?s\), \+[\d.]+% off\W+144 ms", note)
     assert re.search(r"\| memory of the fullest device\W+[\d.]+ GiB of 2\.0 GiB\W+1\.5 GiB", note)
     assert "4 measured steps: 142 ms, 143 ms, 144 ms, 145 ms" in note
     assert note.count("```") == 2
@@ -335,6 +335,7 @@ def test_a_browser_draws_the_notes(served, tmp_path):
 def test_text_means_itself_in_a_note():
     """What a program has printed can neither end its block nor format the note around it."""
     assert block("a ``` b\n\n````").splitlines() == ["`````text", "a ``` b", "", "````", "`````"]
+    assert block("\x1b[32mtitan\x1b[0m - step") == "```text\ntitan - step\n```"
     assert plain("a *b*\n| <c> `d` [e](f) x_y") == r"a \*b\* \| \<c\> \`d\` \[e\](f) x\_y"
 
 

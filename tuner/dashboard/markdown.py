@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 _STEERING = re.compile(r"([\\`*_\[\]<>#!|~&])")
 
+_COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+
 _GAP = "\N{EM SPACE}"
 """Keeps columns apart, which the dashboard draws with nothing between them."""
 
@@ -26,7 +28,8 @@ def code(text: str) -> str:
 
 
 def block(text: str) -> str:
-    """Lines as code, whatever stands in them; long ones are broken."""
+    """Lines as code, whatever stands in them; long ones are broken, and a terminal's colours left out."""
+    text = _COLOURS.sub("", text)
     lines = [
         part
         for line in text.splitlines()

@@ -125,12 +125,13 @@ def _figures(config: StudyConfig, record: TrialRecord, step_error: float | None)
     if step_error is not None:
         low_s, high_s = likely_range(step_s, step_error)
         known = f" ({seconds(low_s)} to {seconds(high_s)})"
-    error = "" if measured_s is None else f" ({percent(measured_s / step_s - 1, signed=True)} from the prediction)"
+    error = relative_error(record)
+    off = "" if error is None else f", {percent(error, signed=True)} off"
     tokens = config.setting.job.tokens_per_step / config.setting.cluster.num_devices
     return table(
         ["", "predicted", "measured"],
         [
-            ["step", seconds(step_s) + known, seconds(measured_s) + error],
+            ["step", seconds(step_s) + known + off, seconds(measured_s)],
             [
                 "tokens/s per device",
                 f"{tokens / step_s:,.0f}",
@@ -142,7 +143,7 @@ def _figures(config: StudyConfig, record: TrialRecord, step_error: float | None)
                 gibibytes(observation.peak_memory_bytes if observation else None),
             ],
         ],
-    ) + ("\n\nThe range holds the step with a probability of 68%." if known else "")
+    ) + ("\n\nThe range was to hold the step with a probability of 68%." if known else "")
 
 
 def _parts(record: TrialRecord) -> str:
