@@ -17,7 +17,7 @@ MAX_PORT = 65_535
 def dashboard(
     study: StudyFile,
     port: Annotated[
-        str | None, typer.Option(metavar="N", help="Port; 0 takes a free one, as does 8080 where that is taken.")
+        str | None, typer.Option(metavar="N", help="Port, 0 for a free one; 8080 without it, if free.")
     ] = None,
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen; the dashboard has no login.")] = (
         "127.0.0.1"

@@ -186,6 +186,14 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "population": "how probable each candidate is to be the fastest, at the last decision; null before any",
         }
     },
+    "dashboard": {
+        "": {
+            "url": "the dashboard's address; printed when it listens",
+            "study_url": "that of the study's page",
+            "study_name": "the study's name",
+            "storage": "where its trials stand, without a password",
+        }
+    },
     "best": {
         "": {
             "config": "the best configuration: its degrees and opened dimensions; null where nothing works",

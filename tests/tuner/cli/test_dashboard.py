@@ -3,6 +3,7 @@ import sys
 
 import pytest
 
+from docs.site.json_keys import JSON_KEYS
 from tests.tuner.cli.command_line import assert_users_mistake, write_replay
 
 pytest.importorskip("optuna_dashboard", reason="optuna-dashboard is not installed (the extra `dashboard`)")
@@ -48,6 +49,7 @@ def test_json_tells_where_to_look(meshtune, replayed):
     """`--json` has the dashboard's address, that of the study's page, and what is shown."""
     told = meshtune("dashboard", replayed, "--port", 0, "--json").json
 
+    assert told.keys() == JSON_KEYS["dashboard"][""].keys()
     assert told["study_url"] == f"{told['url']}dashboard/studies/1"
     assert told["study_name"] == "replayed"
     assert told["storage"].startswith("sqlite:///")
