@@ -23,7 +23,7 @@ from tests.tuner.commanded_study import run_here, write_study
 from tuner.dashboard import Place, dashboard_server
 from tuner.dashboard.markdown import LINE, block, plain, table
 from tuner.driver import claim
-from tuner.storage import open_storage
+from tuner.storage import open_store
 
 pytest.importorskip("optuna_dashboard", reason="optuna-dashboard is not installed (the extra `dashboard`)")
 
@@ -257,7 +257,7 @@ def test_it_follows_a_study_that_goes_on(tmp_path):
     with serving(path) as (process, served):
         assert "1 of at most 2: 1 ok" in served.study()["note"]["body"]
         assert served.put_note(1, "mine", served.trial(0)["trial_id"]) == 204
-        held = claim(open_storage(config.storage), "own-command", now_s=0.0)
+        held = claim(open_store(config.storage), "own-command", now_s=0.0)
         eventually(lambda: attributes(served.study())["search"], "running, 0 trials in flight")
         held.release()
         run_here(path)
@@ -271,7 +271,9 @@ def test_it_follows_a_study_that_goes_on(tmp_path):
 
 def test_other_studies_of_the_storage_are_shown_as_they_are(served):
     """Only the study that was asked for is told in our words."""
-    other = optuna.create_study(study_name="other", storage=open_storage(f"sqlite:///{served.folder / 'study.db'}"))
+    other = optuna.create_study(
+        study_name="other", storage=open_store(f"sqlite:///{served.folder / 'study.db'}").storage
+    )
     other.set_user_attr("kept", [1, 2])
 
     ours, others = json.loads(served.ask("api/studies")[1])["study_summaries"]

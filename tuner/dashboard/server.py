@@ -19,7 +19,7 @@ from hardware.errors import ConfigError
 from tuner.config import StudyConfig
 from tuner.dashboard.artifacts import StudyFiles
 from tuner.dashboard.view import StudyView
-from tuner.storage import load_study, open_storage
+from tuner.storage import load_study, open_store
 from tuner.study import stored_study
 
 PORT = 8080
@@ -86,7 +86,7 @@ def dashboard_server(config: StudyConfig, place: Place) -> DashboardServer:
         ) from None
     stored_study(config)
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # its plots warn of every degree that never varied
-    storage = open_storage(config.storage)
+    storage = open_store(config.storage).storage
     study = load_study(storage, config.name)
     assert study is not None, "the study was there a moment ago"
     files = StudyFiles(config)
