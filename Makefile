@@ -2,14 +2,14 @@
 #
 #   make test EXTRAS=test,torch,jax   also installs torch and JAX; without them their tests skip and say so
 #   make test ARGS="-k import_order"  hands ARGS to pytest
-#   make test JOBS=0                  runs the tests in one process, one after the other; 2 by default
+#   make test JOBS=0                  runs the tests in one process, one after the other; 3 by default
 #   make frameworks test              the tests that ask training frameworks' own parsers run too
 #   make run PYTHON=python3.12        builds .venv with another Python
 
 PYTHON ?= python3
 EXTRAS ?= test
 ARGS ?=
-JOBS ?= 2
+JOBS ?= 3
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -46,7 +46,7 @@ run: $(CORE) ## tune two example studies, with no accelerator and no cluster
 	done
 
 test: $(CHOSEN) ## run the tests
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 bench: $(CHOSEN) ## run every benchmark, one after the other
 	@set -e; for bench in $(sort $(wildcard benchmarks/bench_*.py)); do \
