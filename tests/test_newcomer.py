@@ -20,7 +20,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.built_package import ROOT, copied_checkout, wheel_and_sdist
+
 EXAMPLE = ROOT / "docs" / "examples" / "small-gpt"
 TRIALS = 4
 LIMIT_S = 240
@@ -75,14 +76,13 @@ def newcomer(tmp_path_factory):
     """Meshtune built and installed into an environment of its own, whose only other packages are its dependencies."""
     pytest.importorskip("torch", reason="the training program is torch's")
     base = tmp_path_factory.mktemp("newcomer")
-    source, installed, folder = base / "source", base / "venv", base / "work"
-    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".*", "*.egg-info", "tests", "docs", "build", "*.db*"))
+    installed, folder = base / "venv", base / "work"
     subprocess.run([sys.executable, "-m", "venv", installed], check=True, capture_output=True)
     inside = next((installed / "lib").glob("python*")) / "site-packages"
     (inside / "dependencies.pth").write_text(sysconfig.get_path("purelib"), encoding="utf-8")
-    pip = [installed / "bin" / "pip", "install", "--quiet", "--no-deps", "--disable-pip-version-check"]
-    subprocess.run([*pip, source], check=True, capture_output=True)
-    shutil.rmtree(source)
+    wheel, _ = wheel_and_sdist(copied_checkout(base), base)
+    pip = [installed / "bin" / "pip", "install", "--quiet", "--no-deps", "--no-index", "--disable-pip-version-check"]
+    subprocess.run([*pip, wheel], check=True, capture_output=True)
     shutil.copytree(EXAMPLE, folder)
     paths = [installed / "bin", sysconfig.get_path("scripts"), "/usr/bin", "/bin"]  # torchrun's is the second
     kept = {name: os.environ[name] for name in ("LANG", "TMPDIR") if name in os.environ}

@@ -1,7 +1,6 @@
 """What a user installs: the wheel, the source distribution, and the command of a wheel away from the checkout."""
 
 import os
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -10,24 +9,15 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.built_package import ROOT, copied_checkout, wheel_and_sdist
+
 PACKAGES = {"hardware", "costmodels", "trials", "tuner"}
-LEFT_BEHIND = shutil.ignore_patterns(
-    ".*", "__pycache__", "*.pyc", "*.egg-info", "build", "dist", "*.db*", "meshtune-runs", "report.html"
-)
-BACKEND = """
-import sys
-from setuptools import build_meta
-out = sys.argv[1]  # the backend changes sys.argv
-build_meta.build_wheel(out)
-build_meta.build_sdist(out)
-"""
 
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
     """A copy of the project as a checkout holds it, in which building leaves its products."""
-    return shutil.copytree(ROOT, tmp_path_factory.mktemp("checkout") / "meshtune", ignore=LEFT_BEHIND)
+    return copied_checkout(tmp_path_factory.mktemp("checkout"))
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +30,7 @@ def sources(checkout):
 def built(checkout, sources, tmp_path_factory):
     """The wheel and the source distribution that the project's own build backend makes."""
     assert sources, "listed before the build"
-    out = tmp_path_factory.mktemp("dist")
-    subprocess.run([sys.executable, "-c", BACKEND, out], cwd=checkout, capture_output=True, check=True)
-    (wheel,), (sdist,) = out.glob("*.whl"), out.glob("*.tar.gz")
-    return wheel, sdist
+    return wheel_and_sdist(checkout, tmp_path_factory.mktemp("dist"))
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """Watches the hosts of one trial while a command runs there, and makes an observation of what its log says.
 
 Which reason counts, where there are several: enough readings end a trial well whatever follows; then a lack of memory
-on any host, a signal, the first exit status that is not 0, and last a silence.
+on any host, a signal, a port that was taken, the first exit status that is not 0, and last a silence.
 """
 
 from __future__ import annotations
@@ -25,6 +25,10 @@ GRACE_S = 5.0
 
 _LAUNCHERS_SIGNAL = re.compile(r"exitcode\s*:\s*-(\d+)|Signal (\d+) \(SIG\w+\) received")
 """How torchrun tells that a signal has killed one of its processes; it ends itself with status 1."""
+
+
+_PORT_TAKEN = re.compile(r".*(?:EADDRINUSE|[Aa]ddress already in use).*")
+"""What torch's store, gRPC and the C library say of a port that somebody else took first: no fault of the candidate."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,6 +156,9 @@ class _Seen:
         if number:
             name = _signal_name(number)
             return Status.INCIDENT, f"was killed by {name}{where}", name
+        taken = _PORT_TAKEN.search(log)
+        if taken:
+            return Status.INCIDENT, f"found its port taken{where}: {taken[0].strip()[:300]}", ""
         return Status.CRASHED, f"ended with exit status {code}{where}: {_last_words(log)}", ""
 
     def _too_few(self) -> str:

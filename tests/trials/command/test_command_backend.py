@@ -1,6 +1,7 @@
 import os
 import pickle
 import signal
+import socket
 import time
 
 import pytest
@@ -67,6 +68,15 @@ def test_the_master_port_is_free_for_the_command(ranks):
     opened = OpenCommandBackend(backend=backend_of("well", "--listen-at={master_address}:{master_port}"), ranks=ranks)
 
     assert [measured(opened).reason for _ in range(2)] == ["", ""]
+
+
+def test_a_port_that_is_taken_is_no_fault_of_the_candidate():
+    """A command that cannot listen, because somebody else was first, is an incident, which is tried again."""
+    with socket.create_server(("127.0.0.1", 0)) as first:
+        found = measured(backend_of("well", f"--listen-at=127.0.0.1:{first.getsockname()[1]}"))
+
+    assert found.status is Status.INCIDENT
+    assert found.reason.startswith("found its port taken")
 
 
 def test_a_command_that_goes_on_is_ended(tmp_path):
