@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from hardware.errors import ConfigError
+from trials.ray_job import is_submitted_job
 
 CONNECT_LIMIT_S = 10.0
 """How long a cluster's address may take to answer."""
 
-_SUBMITTED_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set, under this very name, where `ray job submit` started us
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 _HTTP2_SETTINGS = 4
 
@@ -38,7 +38,7 @@ def join_cluster(ray: Any, address: str) -> None:
     # a submitted job brings its own working directory and must not be given another environment
     environment = (
         None
-        if _SUBMITTED_JOB in os.environ
+        if is_submitted_job()
         else {"py_modules": [str(packages / name) for name in ("hardware", "costmodels", "trials")]}
     )
     try:

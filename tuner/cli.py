@@ -27,6 +27,7 @@ from tuner.cli_options import (
     Overrides,
     Storage,
     StudyFile,
+    check_out,
     launchable_config,
     load,
     whole_number,
@@ -360,6 +361,7 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Write one HTML file that shows what was found and why."""
+    check_out(out)
     config = load(study, overrides, storage)
 
     from tuner.report import write_report

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hardware.errors import ConfigError
-from tuner.cli_options import FOUND_NOTHING, AsJson, Overrides, Storage, load, number
+from tuner.cli_options import FOUND_NOTHING, AsJson, Overrides, Storage, check_out, load, number
 from tuner.console import NOTHING_WORKS, print_calibration, print_device_calibration, print_json, warn
 
 
@@ -46,6 +46,8 @@ def calibrate(
     --device operators and collectives run alone, and later studies on that device that use the same storage begin with
     their times.
     """
+    if out is not None:
+        check_out(out)
     if device is None:
         given = {"--seconds": seconds, "--storage": storage, "--set": overrides and overrides[0]}
         for option, value in given.items():

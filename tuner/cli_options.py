@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hardware.errors import ConfigError
+from trials.ray_job import check_outlives_job
 from tuner.console import warn
 
 if TYPE_CHECKING:  # these load numpy
@@ -148,12 +149,23 @@ def load(study: Path, overrides: list[str] | None = None, storage: str | None = 
     return load_study(study, overrides=overrides or (), storage=storage)
 
 
+def check_out(out: Path, option: str = "--out") -> None:
+    """Refuses a file that would go with a Ray job's working directory.
+
+    Raises:
+        ConfigError: it would.
+    """
+    nearest = "an absolute path outside, such as /shared/" + (out.name or "out")
+    check_outlives_job(out, key=option, value=str(out), nearest=nearest)
+
+
 def write_file(out: Path, text: str) -> None:
     """Writes what `--out` asks for.
 
     Raises:
         ConfigError: it can't be written.
     """
+    check_out(out)
     try:
         out.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
     except OSError as error:

@@ -17,6 +17,7 @@ from tuner.cli_options import (
     Overrides,
     StudyFile,
     at_time,
+    check_out,
     launchable_config,
     load,
     whole_number,
@@ -165,6 +166,8 @@ def simulate(
     """
     from tuner.simulation import simulated, simulation_json, write_trace
 
+    if trace is not None:
+        check_out(trace, "--trace")
     config, missing = at_time(load(study, overrides), at, network)
     wanted, broken = launchable_config(config, chosen, missing)
     config = with_plans(config, wanted)

@@ -1,7 +1,12 @@
-"""Shows how far a run or a calibration is on stderr: a live bar on a terminal, lines elsewhere."""
+"""Shows how far a run or a calibration is on stderr: a live bar on a terminal, lines elsewhere.
+
+Lines come when something has ended, and at least once in `ALIVE_S`, so that a log shows that the program lives.
+"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -13,6 +18,9 @@ from trials.backend import CLOCK_WORDS
 from tuner.config import StudyConfig
 from tuner.device_calibration import CalibrationProgress
 from tuner.study import Progress
+
+ALIVE_S = 60.0
+"""How long a log goes without a line while trials or calls run."""
 
 
 def _bar(console: Console) -> Bar:
@@ -31,9 +39,21 @@ def _bar(console: Console) -> Bar:
 class _Line:
     """A bar on a terminal, while the block lasts; elsewhere lines."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = Console(stderr=True, highlight=False)
         self._bar = _bar(self._console)
+        self._clock_s = clock
+        self._said_s = clock()
+
+    def _say(self, line: str) -> None:
+        """Prints a line where no terminal is."""
+        if not self._console.is_terminal:
+            self._console.print(line, soft_wrap=True)
+            self._said_s = self._clock_s()
+
+    def _is_silent(self) -> bool:
+        """Whether there has been no line for long."""
+        return self._clock_s() - self._said_s >= ALIVE_S
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -46,20 +66,21 @@ class _Line:
 
 
 class CalibrationLine(_Line):
-    """Calls measured, and which one was last; without a terminal a line at the start and one at the end."""
+    """Calls measured, and which one was last; without a terminal a line at the start, and then now and then."""
 
-    def __init__(self, device: str) -> None:
-        super().__init__()
+    def __init__(self, device: str, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(clock)
         self._task = self._bar.add_task(device, total=None, state="starting")
         self._known: int | None = None
 
     def show(self, progress: CalibrationProgress) -> None:
         """Draws how far the calibration is."""
         self._bar.update(self._task, completed=progress.done, total=progress.planned, state=progress.now)
-        if not self._console.is_terminal and self._known is None:
+        if self._known is None:
             self._known = progress.done
-            told = f"{progress.planned} calls to measure, {progress.done} of them known"
-            self._console.print(told, soft_wrap=True)
+            self._say(f"{progress.planned} calls to measure, {progress.done} of them known")
+        elif self._is_silent():
+            self._say(f"measured {progress.done} of {progress.planned} calls")
 
 
 class PlanningLine(_Line):
@@ -74,22 +95,21 @@ class PlanningLine(_Line):
         """Draws how far it is."""
         self._bar.update(self._task, completed=done, total=count)
         quarter = 4 * done // max(count, 1)
-        if not self._console.is_terminal and quarter > self._told:
+        if quarter > self._told:
             self._told = quarter
-            self._console.print(f"planned {done} of {count} shapes of layers", soft_wrap=True)
+            self._say(f"planned {done} of {count} shapes of layers")
 
 
 class ProgressLine(_Line):
     """Trials done, best so far, p_star, and the seconds left of a budget of time."""
 
-    def __init__(self, config: StudyConfig) -> None:
-        super().__init__()
-        clock = config.backend.clock
-        self._clock = "" if clock == "wall" else f" ({CLOCK_WORDS[clock]})"
+    def __init__(self, config: StudyConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(clock)
+        told_by = config.backend.clock
+        self._clock = "" if told_by == "wall" else f" ({CLOCK_WORDS[told_by]})"
         self._task = self._bar.add_task(config.name, total=config.search.max_trials, state="starting")
         self._lines_shown = 0
-        if not self._console.is_terminal:
-            self._console.print(f"{config.name}: starting", soft_wrap=True)
+        self._say(f"{config.name}: starting")
 
     def show(self, progress: Progress) -> None:
         """Draws where the run stands."""
@@ -97,9 +117,9 @@ class ProgressLine(_Line):
             self._console.print(f"note: {progress.note}", soft_wrap=True)
         state = self._state(progress)
         self._bar.update(self._task, completed=progress.done, total=progress.budget, state=state)
-        if not self._console.is_terminal and progress.done > self._lines_shown:
+        if progress.done > self._lines_shown or self._is_silent():
             self._lines_shown = progress.done
-            self._console.print(f"{progress.done}/{progress.budget} trials, {state}", soft_wrap=True)
+            self._say(f"{progress.done}/{progress.budget} trials, {state}")
 
     def _state(self, progress: Progress) -> str:
         best = progress.best

@@ -18,6 +18,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
 from hardware.errors import ConfigError, shown_url
+from trials.ray_job import check_outlives_job
 from tuner.config import is_journal, storage_file
 from tuner.journal_file import JournalError
 from tuner.journal_store import JournalStore, rows_of_journal
@@ -30,6 +31,12 @@ SQLITE_WAIT_S = 60
 CONNECT_LIMIT_S = 10
 """How long a database server may take to answer."""
 
+LASTING = (
+    "give --storage or MESHTUNE_STORAGE a file that outlives the job and that the driver's node can reach, by its "
+    "absolute path (sqlite:////data/meshtune.db, journal:////data/study.log), or PostgreSQL"
+)
+"""What a Ray job may keep its study in."""
+
 CREATE_ATTEMPTS = 5
 CREATE_PAUSE_S = 0.5
 """Processes that create the tables of a new database at the same time stumble over each other; the tables stay."""
@@ -41,6 +48,7 @@ def open_store(url: str) -> AbstractStore:
     Raises:
         ConfigError: as `open_database`, or the journal file cannot be read and written.
     """
+    _check_outlives(url)
     if not is_journal(url):
         return SqlStore(open_database(url))
     with storage_errors(url):
@@ -188,9 +196,21 @@ def find_study(url: str, name: str) -> optuna.Study | None:
         ConfigError: as `open_store`.
     """
     with storage_errors(url):
+        _check_outlives(url)
         if not _may_hold_studies(url):
             return None
         return load_study(open_store(url).storage, name)
+
+
+def _check_outlives(url: str) -> None:
+    """Refuses a file that would go with a Ray job's working directory.
+
+    Raises:
+        ConfigError: it would.
+    """
+    file = storage_file(url)
+    if file is not None:
+        check_outlives_job(file, key="storage", value=shown_url(url), nearest=LASTING)
 
 
 def _may_hold_studies(url: str) -> bool:

@@ -29,6 +29,7 @@ from trials.command.placeholders import values_of
 from trials.command.trace_program import with_traces
 from trials.rank_processes import RankProcesses
 from trials.ranks import AbstractRanks, RankSetup
+from trials.ray_job import check_outlives_job
 
 Launch = Literal["per_host", "once"]
 """Whether the command is started on every host, or once and reaches the hosts by itself."""
@@ -110,11 +111,14 @@ class CommandBackend(AbstractBackend):
         return COMMAND_RANKS if self.profile is None else READING_RANKS
 
     def check(self) -> None:
-        """The directory and, where this machine will run it, the program must be there.
+        """The logs must outlive a Ray job, and, where this machine will run it, directory and program must be there.
 
         Raises:
-            ConfigError: they aren't.
+            ConfigError: they don't, or aren't.
         """
+        if self.logs is not None:
+            nearest = "an absolute path that every host can write to"
+            check_outlives_job(self.logs, key="trial.logs", value=str(self.logs), nearest=nearest)
         if len(self.hosts) > 1:
             return
         if not self.directory.is_dir():
