@@ -6,8 +6,10 @@ cuts off what took too long; `reported` holds the steps that running trials have
 them; leaving the block kills the actors and shuts down what was started here.
 
 What `measure` raises is caught in the worker (`crashed`, with the traceback). What kills the worker is seen from here:
-the trial is retried once in a fresh one, and a second death is an `incident`. So it is with an incident of the
-processes that the worker runs, except that the same fault of the program in both attempts is a crash.
+the trial is retried once in another, and a second death is an `incident`. So it is with an incident of the
+processes that the worker runs, except that the same fault of the program in both attempts is a crash. A worker that has
+died is asked for again, but where its node is gone nobody may ever have room for it: so the trial goes to whichever
+worker is free first, and the slot takes no other until it is back.
 
 Steps travel through a mailbox, an actor that needs no CPU: workers put them in without waiting, and `poll` asks for
 them now and then, so that they outlive their worker. The mailbox has one thread and repeats no call, because Ray keeps
@@ -200,13 +202,17 @@ class _Trial:
 
 @dataclass(slots=True)
 class _Place:
-    """One slot: the actor that fills it, the placement group of its resources, and the trial that it works on."""
+    """One slot: the actor that fills it, the placement group of its resources, and the trial that it works on.
+
+    `is_lost` is true from the death of its actor until another one has started.
+    """
 
     actor: Any
     ready: Any
     created_s: float
     group: Any
     is_ready: bool = False
+    is_lost: bool = False
     trial: _Trial | None = None
 
 
@@ -256,6 +262,7 @@ class RayExecutor:
         self._slot_class: Any = None
         self._stored_backend: Any = None
         self._places: list[_Place] = []
+        self._waiting: list[_Trial] = []
         self._mailbox: Any = None
         self._mail: Any = None
         self._mail_due_s = 0.0
@@ -308,13 +315,14 @@ class RayExecutor:
     @property
     def num_free_slots(self) -> int:
         """Trials that `submit` takes now."""
-        return sum(place.trial is None for place in self._places)
+        return max(len(self._free_places()) - len(self._waiting), 0)
 
     @property
     def pending(self) -> tuple[int, ...]:
         """Numbers of the trials that `poll` has not returned yet."""
         running = [place.trial.number for place in self._places if place.trial is not None]
-        return tuple(running + [number for number, _ in self._ended])
+        waiting = [trial.number for trial in self._waiting]
+        return tuple(running + waiting + [number for number, _ in self._ended])
 
     @property
     def reported(self) -> dict[int, tuple[float, ...]]:
@@ -330,8 +338,9 @@ class RayExecutor:
             config: What is measured.
             reduction: The smaller job that it is a configuration of, if it is not the backend's own.
         """
-        place = next((place for place in self._places if place.trial is None), None)
-        assert place is not None, "submit needs a free slot: look at num_free_slots first"
+        assert self.num_free_slots, "submit needs a free slot: look at num_free_slots first"
+        free = self._free_places()
+        place = next((place for place in free if place.is_ready), free[0])
         self._start(place, _Trial(number=trial_number, config=config, reduction=reduction))
 
     def stop(self, trial_number: int, reason: str) -> None:
@@ -361,6 +370,9 @@ class RayExecutor:
             for place in self._places:
                 if place.trial is not None:
                     self._look_at(place, place.trial)
+                elif not place.is_ready and self._has(place.ready):
+                    place.is_ready, place.is_lost = True, False
+            self._retry()
             if self._ended or has_news or not self.pending or time.monotonic() >= deadline_s:
                 ended, self._ended = self._ended, []
                 return ended
@@ -368,7 +380,7 @@ class RayExecutor:
     def close(self) -> None:
         """Kills the actors with the trials that still run and shuts down what was started here; may be called twice."""
         places, self._places = self._places, []
-        self._ended = []
+        self._ended, self._waiting = [], []
         if self._ray is None or not self._ray.is_initialized():
             return
         for place in places:
@@ -535,6 +547,20 @@ class RayExecutor:
         actor = self._slot_class.options(**options).remote(self._stored_backend, group)
         return _Place(actor=actor, ready=actor.ready.remote(), created_s=time.monotonic(), group=group)
 
+    def _free_places(self) -> list[_Place]:
+        """The slots without a trial, those that have lost their worker only if there is no other slot."""
+        usable = [place for place in self._places if not place.is_lost] or self._places
+        return [place for place in usable if place.trial is None]
+
+    def _retry(self) -> None:
+        """Hands the trials that have lost their workers to free ones; gives one up if there is none for too long."""
+        for place in self._places:
+            if self._waiting and place.trial is None and place.is_ready:
+                self._start(place, self._waiting.pop(0))
+        now_s = time.monotonic()
+        if self._waiting and all(p.trial is None and now_s >= p.created_s + START_LIMIT_S for p in self._places):
+            self._bury(self._places[0], self._waiting.pop(0), f"no worker started within {START_LIMIT_S:.0f} s", "")
+
     def _start(self, place: _Place, trial: _Trial) -> None:
         trial.steps_s = []
         trial.measured_after_s = None
@@ -549,6 +575,9 @@ class RayExecutor:
         refs, alarms_s = [], [deadline_s]
         for place in self._places:
             if place.trial is None:
+                if self._waiting and not place.is_ready:
+                    refs.append(place.ready)
+                    alarms_s.append(place.created_s + START_LIMIT_S)
                 continue
             refs.append(place.trial.result)
             if not place.is_ready:
@@ -606,7 +635,7 @@ class RayExecutor:
             self._take(place, trial)
         elif not place.is_ready:
             if self._has(place.ready):
-                place.is_ready = True
+                place.is_ready, place.is_lost = True, False
                 trial.since_s = now_s
             elif now_s >= place.created_s + START_LIMIT_S:
                 self._bury(place, trial, f"its worker did not start within {START_LIMIT_S:.0f} s", "")
@@ -637,7 +666,7 @@ class RayExecutor:
         except errors.RayError as error:
             self._bury(place, trial, _cause_of_death(error), str(error))
             return
-        place.is_ready = True
+        place.is_ready, place.is_lost = True, False
         if observation.status is Status.INCIDENT and not trial.deaths:  # of a process that the worker runs
             trial.deaths.append(observation.reason)
             trial.lost_s += observation.elapsed_s or 0.0
@@ -650,13 +679,17 @@ class RayExecutor:
         self._end(trial, observation)
 
     def _bury(self, place: _Place, trial: _Trial, cause: str, log: str) -> None:
-        """The worker died with the trial, or lost its ranks: once more in a fresh one, or an incident."""
+        """The worker died with the trial, or lost its ranks: once more in another one, or an incident."""
         self._read_rest()
+        for idle in self._places:
+            if idle.trial is None and idle.is_ready:
+                self._replace(idle)  # it may have died with the same node, which nobody would tell
         self._replace(place)
+        place.is_lost = True
         trial.deaths.append(cause)
         trial.lost_s += 0.0 if trial.since_s is None else time.monotonic() - trial.since_s
         if len(trial.deaths) < MAX_DEATHS:
-            self._start(place, trial)
+            self._waiting.append(trial)
             return
         self._end(
             trial,

@@ -193,7 +193,8 @@ def test_a_stopped_trial_ends_early(executor):
 def test_stopping_what_has_ended_changes_nothing(executor):
     """A trial that ends before it can be stopped keeps its result."""
     executor.submit(3, config_that("succeed"))
-    while not executor._has(executor._places[0].trial.result):
+    (result,) = (place.trial.result for place in executor._places if place.trial is not None)
+    while not executor._has(result):
         time.sleep(0.01)
 
     executor.stop(3, "too late")
