@@ -17,7 +17,9 @@ def ranks_by_server() -> dict[int, frozenset[int]]:
         process
         for process, parent in parents.items()
         # a rank is a fork of its server and has its command line
-        if b"rank_server" in _command(process) and b"ray::" in _command(parent) and _is_below_this(parent, parents)
+        if b"rank_server" in _command(process)
+        and b"ray::" in _command(parent)
+        and _is_below(os.getpid(), parent, parents)
     ]
     return {server: frozenset(process for process, parent in parents.items() if parent == server) for server in servers}
 
@@ -44,6 +46,12 @@ def marked_processes(mark: str) -> dict[int, str]:
     return found
 
 
+def below(root: int) -> list[int]:
+    """All descendants of a process."""
+    parents = {int(entry.name): _parent(entry) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
+    return [process for process in parents if process != root and _is_below(root, process, parents)]
+
+
 def _parent(entry: Path) -> int:
     try:
         return int((entry / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
@@ -58,9 +66,9 @@ def _command(process: int) -> bytes:
         return b""
 
 
-def _is_below_this(process: int, parents: Mapping[int, int]) -> bool:
+def _is_below(root: int, process: int, parents: Mapping[int, int]) -> bool:
     while process in parents:
-        if process == os.getpid():
+        if process == root:
             return True
         process = parents[process]
     return False

@@ -1,0 +1,244 @@
+"""Kills a node of a Ray cluster while a study runs on it, again and again, and checks what became of the trials.
+
+    python -m benchmarks.lost_node [--rounds 5] [--trials 6] [--seed 0] [--json]
+
+Each round starts four raylets on this machine, a head and three nodes of two CPUs, and two studies on them, one after
+the other: trials that are simulated, and trials that run a command, which leaves a child in a session of its own. When
+two trials have ended, a node that works on a trial is killed (SIGKILL of its raylet). Then it is checked from outside
+what must hold: the study ends, every trial has ended once and well, each candidate was tried once, the trials that were
+lost were started once more and no other was, what ran on the dead node goes soon, and nothing is left of all that was
+started.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.process_table import marked_processes
+from benchmarks.ray_nodes import RayNodes
+from benchmarks.timing import answer, count_at_least, publish, tell
+from tuner.record import TrialRecord, read_records
+from tuner.storage import find_study
+
+ROOT = Path(__file__).resolve().parents[1]
+NODES = (0, 2, 2, 2)
+STUDY = """
+name: lost-node
+model: {model}
+cluster: {{name: cpu-host, hosts: 1, devices_per_host: 2}}
+job: {{sequence_length: 64, global_batch_size: 16, precision: fp32}}
+search:
+  {{max_trials: {trials}, parallel_trials: 3, seed: {seed}, prune: false, confidence: 1.0, repeats: 0, baseline: false}}
+trial: {trial}
+"""
+SIMULATED = "{backend: simulated, seconds_per_trial: 3}"
+COMMAND = "{{backend: command, command: [{python}, {program}, '{{trial}}', {folder}]}}"
+PROGRAM = """
+import os
+import subprocess
+import sys
+import time
+
+trial, folder = sys.argv[1:]
+with open(f"{folder}/trial-{trial}", "a") as file:
+    file.write(f"{os.getpid()}\\n")
+subprocess.Popen(["sleep", "3600"], start_new_session=True)
+for iteration in range(1, 8):
+    time.sleep(0.4)
+    print(f" iteration {iteration}/ 7 | elapsed time per iteration (ms): 400.0 |", flush=True)
+"""
+MODEL = ROOT / "configs" / "models" / "gpt-small.yaml"
+DONE_BEFORE = 2
+"""Trials that have ended when the node is killed."""
+STUDY_LIMIT_S = 300.0
+GONE_LIMIT_S = 30.0
+"""How long what ran on a dead node may take to go: its workers look for their raylet once a second."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs all rounds; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.lost_node",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--rounds", type=count_at_least(1), default=5, help="each with fresh nodes (5)")
+    parser.add_argument("--trials", type=count_at_least(4), default=6, help="of each study (6)")
+    parser.add_argument("--seed", type=int, default=0, help="of the first study (0)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return answer("lost_node", parser.parse_args(argv), _measure, _print)
+
+
+def _measure(given: argparse.Namespace) -> dict[str, Any]:
+    rows = []
+    for number in range(given.rounds):
+        for kind in ("simulated", "command"):
+            tell(f"round {number + 1} of {given.rounds}, {kind}")
+            with tempfile.TemporaryDirectory(prefix="meshtune-") as folder:
+                rows.append({"round": number + 1, **_round(kind, Path(folder), given.trials, given.seed + number)})
+    violations = [f"round {row['round']}, {row['kind']}: {told}" for row in rows for told in row.pop("violations")]
+    return {"rounds": rows, "violations": violations}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Lost:
+    """What a node took with it.
+
+    Attributes:
+        processes: What ran below its raylet.
+        gone_s: How long that took to go; None if it did not.
+    """
+
+    processes: frozenset[int]
+    gone_s: float | None
+
+
+def _round(kind: str, folder: Path, trials: int, seed: int) -> dict[str, Any]:
+    """One study whose node is killed."""
+    program = folder / "program.py"
+    program.write_text(PROGRAM, encoding="utf-8")
+    trial = SIMULATED if kind == "simulated" else COMMAND.format(python=sys.executable, program=program, folder=folder)
+    study = folder / "study.yaml"
+    study.write_text(STUDY.format(model=MODEL, trials=trials, seed=seed, trial=trial), encoding="utf-8")
+    storage = f"sqlite:///{folder}/study.db"
+    begin_s = time.monotonic()
+    with RayNodes(*NODES) as nodes:
+        driver = _Driver(study, storage, nodes)
+        try:
+            lost = _kill_one(nodes, driver, "ray::_Slot.measure" if kind == "simulated" else "sleep 3600")
+            status = driver.process.wait(STUDY_LIMIT_S)
+        finally:
+            driver.process.kill()
+            driver.process.wait()
+    left = marked_processes(nodes.mark)
+    stored = find_study(storage, "lost-node")
+    records = read_records(stored) if stored is not None else []
+    starts = {
+        int(file.name.partition("-")[2]): [int(line) for line in file.read_text(encoding="ascii").splitlines()]
+        for file in folder.glob("trial-*")
+    }
+    return {
+        "kind": kind,
+        "status": status,
+        "trials": sum(record.finished for record in records),
+        "retried": len(_retried(records)),
+        "lost": len(lost.processes),
+        "gone_s": lost.gone_s,
+        "seconds": time.monotonic() - begin_s,
+        "violations": [
+            sentence
+            for sentence, holds in (
+                (f"the study ended with status {status}: {driver.told[-2000:]}", status == 0),
+                ("a trial did not end, or not well", len(records) == trials and all(map(_ended_well, records))),
+                ("a candidate was tried twice", len({str(record.params) for record in records}) == len(records)),
+                ("no trial was lost with the node", bool(_retried(records))),
+                (
+                    "started again were not the lost ones",
+                    kind == "simulated" or _only_lost_ran_again(records, starts, lost),
+                ),
+                ("what ran on the dead node did not go", lost.gone_s is not None),
+                (f"processes are left: {left}", not left),
+            )
+            if not holds
+        ],
+    }
+
+
+def _ended_well(record: TrialRecord) -> bool:
+    return record.finished and record.step_time_s is not None
+
+
+def _retried(records: Sequence[TrialRecord]) -> set[int]:
+    """The trials that say that they lost their worker."""
+    return {
+        record.number
+        for record in records
+        if record.observation is not None and record.observation.reason.startswith("retried once, because")
+    }
+
+
+def _only_lost_ran_again(records: Sequence[TrialRecord], starts: dict[int, list[int]], lost: _Lost) -> bool:
+    """Whether exactly the trials whose first command ran on the dead node were started twice, and the others once."""
+    expected = {number for number, commands in starts.items() if set(commands) & lost.processes}
+    counts = {number: len(commands) for number, commands in starts.items()}
+    return _retried(records) == expected and counts == {
+        record.number: 2 if record.number in expected else 1 for record in records
+    }
+
+
+class _Driver:
+    """`meshtune run` as a process of its own."""
+
+    def __init__(self, study: Path, storage: str, nodes: RayNodes) -> None:
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "tuner", "run", str(study), "--json"),
+                *("--storage", storage, "--ray-address", nodes.address),
+            ],
+            cwd=ROOT,
+            env=nodes.environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.told = ""
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        assert self.process.stderr is not None, "it is a pipe"
+        for line in self.process.stderr:
+            self.told += line
+
+
+def _kill_one(nodes: RayNodes, driver: _Driver, at_work: str) -> _Lost:
+    """Waits until some trials have ended, kills a node where a process `at_work` runs, and waits for what ran there."""
+    deadline_s = time.monotonic() + STUDY_LIMIT_S
+    while True:
+        assert driver.process.poll() is None, driver.told
+        assert time.monotonic() < deadline_s, f"no node to kill: {driver.told}"
+        time.sleep(0.1)
+        if not any(f"\n{done}/" in driver.told for done in range(DONE_BEFORE, 100)):
+            continue
+        for number in range(1, len(NODES)):
+            there = nodes.on_node(number)
+            if any(at_work in command for command in there.values()):
+                nodes.kill(number)
+                begin_s = time.monotonic()
+                gone = _are_gone(frozenset(there), nodes)
+                return _Lost(processes=frozenset(there), gone_s=time.monotonic() - begin_s if gone else None)
+
+
+def _are_gone(processes: frozenset[int], nodes: RayNodes) -> bool:
+    """Whether all end within GONE_LIMIT_S."""
+    deadline_s = time.monotonic() + GONE_LIMIT_S
+    while left := processes & nodes.processes().keys():
+        if time.monotonic() >= deadline_s:
+            tell(f"left on the dead node: {[nodes.processes().get(process) for process in left]}")
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def _print(figures: dict[str, Any]) -> None:
+    publish(
+        [
+            {name: round(value, 1) if isinstance(value, float) else value for name, value in row.items()}
+            for row in figures["rounds"]
+        ],
+        as_json=False,
+    )
+    for violation in figures["violations"]:
+        print(violation)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
