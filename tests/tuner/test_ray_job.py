@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import sys
 import time
@@ -50,13 +49,6 @@ def submit(nodes, name, *command, wait=True):
         *("--", "python", "-m", "tuner", *command),
     )
     return done.returncode, done.stdout + done.stderr
-
-
-def job_info(nodes, name):
-    """What Ray knows of a job."""
-    listed = nodes.ray("job", "list", "--address", nodes.jobs_address).stdout
-    (entry,) = re.findall(rf"JobDetails\([^)]*submission_id='{name}'.*?driver_exit_code=(\w+)", listed, re.DOTALL)
-    return entry
 
 
 def wait_until(holds, limit_s=LIMIT_S):

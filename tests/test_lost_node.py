@@ -1,0 +1,17 @@
+"""The benchmark that kills nodes of a Ray cluster, one round of it."""
+
+from benchmarks import lost_node
+
+
+def test_a_study_outlives_a_node(answered):
+    """A node that dies takes no finished trial with it: its trials run once more on others, none runs twice after it
+    has ended, the study ends well, and what the dead node ran is gone.
+    """
+    told = answered(lost_node, "--rounds", "1", "--trials", "4")
+
+    assert told["violations"] == []
+    assert [(row["kind"], row["status"], row["trials"]) for row in told["rounds"]] == [
+        ("simulated", 0, 4),
+        ("command", 0, 4),
+    ]
+    assert all(row["retried"] >= 1 and row["gone_s"] is not None for row in told["rounds"])
