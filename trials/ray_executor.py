@@ -577,7 +577,6 @@ class RayExecutor:
             if place.trial is None:
                 if self._waiting and not place.is_ready:
                     refs.append(place.ready)
-                    alarms_s.append(place.created_s + START_LIMIT_S)
                 continue
             refs.append(place.trial.result)
             if not place.is_ready:

