@@ -81,11 +81,9 @@ class RayNodes:
                 f"--dashboard-host={HOST}",
                 f"--include-dashboard={'true' if dashboard else 'false'}",
             )
-            self._wait_for(0)
+            # one after the other: on a busy machine Ray gives up nodes that start slowly
             for cpus in self._cpus[1:]:
                 self._add("--address", self.address, "--num-cpus", str(cpus))
-            for number in range(1, len(self._nodes)):
-                self._wait_for(number)
         except BaseException:
             self.close()
             raise
@@ -138,7 +136,8 @@ class RayNodes:
         host = f"--node-ip-address=127.0.0.{len(self._nodes) + 2}"
         ports = ("--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0")
         memory = ("--object-store-memory=100000000",)
-        with self._said(len(self._nodes)).open("wb") as log:
+        said = self.folder / f"node-{len(self._nodes)}.log"
+        with said.open("wb") as log:
             node = subprocess.Popen(
                 [*RAY, "start", "--block", "--disable-usage-stats", *memory, host, *ports, *arguments],
                 env=self.environment,
@@ -147,15 +146,9 @@ class RayNodes:
                 start_new_session=True,
             )
         self._nodes.append(node)
-
-    def _said(self, number: int) -> Path:
-        return self.folder / f"node-{number}.log"
-
-    def _wait_for(self, number: int) -> None:
-        said = self._said(number)
         deadline_s = time.monotonic() + START_LIMIT_S
         while b"Ray runtime started" not in said.read_bytes():
-            assert self._nodes[number].poll() is None, said.read_text(errors="replace")
+            assert node.poll() is None, said.read_text(errors="replace")
             assert time.monotonic() < deadline_s, said.read_text(errors="replace")
             time.sleep(0.1)
 
