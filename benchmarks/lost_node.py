@@ -4,8 +4,8 @@
 
 Each round starts four raylets on this machine, a head and three nodes of two CPUs, and two studies on them, one after
 the other: trials that are simulated, and trials that run a command, which leaves a child in a session of its own. When
-two trials have ended, a node that works on a trial is killed (SIGKILL of its raylet). Then it is checked from outside
-what must hold: the study ends, every trial has ended once and well, each candidate was tried once, the trials that were
+two trials have ended, a node that works on a trial is killed: SIGKILL of its raylet, and where trials are simulated of
+its workers too, which else might end theirs before they notice. Then it is checked from outside what must hold: the study ends, every trial has ended once and well, each candidate was tried once, the trials that were
 lost were started once more and no other was, what ran on the dead node goes soon, and nothing is left of all that was
 started.
 """
@@ -114,7 +114,7 @@ def _round(kind: str, folder: Path, trials: int, seed: int) -> dict[str, Any]:
     with RayNodes(*NODES) as nodes:
         driver = _Driver(study, storage, nodes)
         try:
-            lost = _kill_one(nodes, driver, "ray::_Slot.measure" if kind == "simulated" else "sleep 3600")
+            lost = _kill_one(nodes, driver, kind)
             status = driver.process.wait(STUDY_LIMIT_S)
         finally:
             driver.process.kill()
@@ -199,8 +199,9 @@ class _Driver:
             self.told += line
 
 
-def _kill_one(nodes: RayNodes, driver: _Driver, at_work: str) -> _Lost:
-    """Waits until some trials have ended, kills a node where a process `at_work` runs, and waits for what ran there."""
+def _kill_one(nodes: RayNodes, driver: _Driver, kind: str) -> _Lost:
+    """Waits until some trials have ended, kills a node that works on a trial, and waits for what ran there."""
+    at_work = "ray::_Slot.measure" if kind == "simulated" else "sleep 3600"
     deadline_s = time.monotonic() + STUDY_LIMIT_S
     while True:
         assert driver.process.poll() is None, driver.told
@@ -211,7 +212,7 @@ def _kill_one(nodes: RayNodes, driver: _Driver, at_work: str) -> _Lost:
         for number in range(1, len(NODES)):
             there = nodes.on_node(number)
             if any(at_work in command for command in there.values()):
-                nodes.kill(number)
+                nodes.kill(number, workers=kind == "simulated")
                 begin_s = time.monotonic()
                 gone = _are_gone(frozenset(there), nodes)
                 return _Lost(processes=frozenset(there), gone_s=time.monotonic() - begin_s if gone else None)

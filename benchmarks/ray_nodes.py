@@ -105,11 +105,12 @@ class RayNodes:
         raylets = [process for process in below(self._nodes[number].pid) if "raylet/raylet" in known.get(process, "")]
         return {process: known[process] for raylet in raylets for process in below(raylet) if process in known}
 
-    def kill(self, number: int) -> None:
-        """Kills the raylet of a node (SIGKILL), as if the machine had lost its mind and not its power."""
+    def kill(self, number: int, *, workers: bool) -> None:
+        """Kills the raylet of a node (SIGKILL), and at once its workers too, or leaves it to these to notice."""
         known = self.processes()
         for process in below(self._nodes[number].pid):
-            if "raylet/raylet" in known.get(process, ""):
+            command = known.get(process, "")
+            if "raylet/raylet" in command or (workers and command.startswith("ray::")):
                 os.kill(process, signal.SIGKILL)
 
     def ray(self, *arguments: str, limit_s: float = 180.0) -> subprocess.CompletedProcess[str]:
