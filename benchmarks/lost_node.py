@@ -5,9 +5,9 @@
 Each round starts four raylets on this machine, a head and three nodes of two CPUs, and two studies on them, one after
 the other: trials that are simulated, and trials that run a command, which leaves a child in a session of its own. When
 two trials have ended, a node that works on a trial is killed: SIGKILL of its raylet, and where trials are simulated of
-its workers too, which else might end theirs before they notice. Then it is checked from outside what must hold: the study ends, every trial has ended once and well, each candidate was tried once, the trials that were
-lost were started once more and no other was, what ran on the dead node goes soon, and nothing is left of all that was
-started.
+its workers too, which else might end theirs before they notice. Then it is checked from outside what must hold: the
+study ends, every trial has ended once and well, each candidate was tried once, the trials that were lost were started
+once more and no other was, what ran on the dead node goes soon, and nothing is left of all that was started.
 """
 
 from __future__ import annotations
