@@ -122,6 +122,8 @@ def understood(words, monkeypatch, *, strange):
         monkeypatch: Pytest's.
         strange: Whether it may begin with a program that is not ours.
     """
+    if words[:3] == ["python", "-m", "tuner"]:
+        words = ["meshtune", *words[3:]]
     program, *arguments = words
     if "--" in arguments:
         understood(arguments[arguments.index("--") + 1 :], monkeypatch, strange=strange)
