@@ -371,7 +371,7 @@ class RayExecutor:
                 if place.trial is not None:
                     self._look_at(place, place.trial)
                 elif not place.is_ready and self._has(place.ready):
-                    place.is_ready, place.is_lost = True, False
+                    self._take_back(place)
             self._retry()
             if self._ended or has_news or not self.pending or time.monotonic() >= deadline_s:
                 ended, self._ended = self._ended, []
@@ -551,6 +551,17 @@ class RayExecutor:
         """The slots without a trial, those that have lost their worker only if there is no other slot."""
         usable = [place for place in self._places if not place.is_lost] or self._places
         return [place for place in usable if place.trial is None]
+
+    def _take_back(self, place: _Place) -> None:
+        """A worker without a trial has started, or has failed to, as on a node of whose death Ray has not heard yet."""
+        try:
+            self._ray.get(place.ready)
+        except self._ray.exceptions.RayError:
+            since_s = place.created_s
+            self._replace(place)
+            place.created_s = since_s
+        else:
+            place.is_ready, place.is_lost = True, False
 
     def _retry(self) -> None:
         """Hands the trials that have lost their workers to free ones; gives one up if there is none for too long."""
