@@ -16,24 +16,7 @@ ROOT = Path(__file__).parents[2]
 OTHER_PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "configs/*/README.md")
 """Pages that do not lie in docs/."""
 
-WRITTEN_ELSEWHERE = {"docs/ray-cluster.md", "docs/dashboard.md", "docs/storage.md"}
-"""Pages that the navigation has a place for and that may be missing."""
-
 _LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
-
-
-def on_config(config: Any) -> Any:
-    """Leaves out of the navigation what has not been written."""
-    config["nav"] = [_present(entry) for entry in config["nav"]]
-    return config
-
-
-def _present(entry: dict[str, Any]) -> dict[str, Any]:
-    missing = {place for place in WRITTEN_ELSEWHERE if not (ROOT / place).exists()}
-    return {
-        title: inner if isinstance(inner, str) else [one for one in inner if not set(one.values()) & missing]
-        for title, inner in entry.items()
-    }
 
 
 def on_files(files: Files, config: Any) -> Files:
