@@ -85,6 +85,7 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
             tell(f"round {number + 1} of {given.rounds}, {kind}")
             with tempfile.TemporaryDirectory(prefix="meshtune-") as folder:
                 rows.append({"round": number + 1, **_round(kind, Path(folder), given.trials, given.seed + number)})
+            tell(f"  {rows[-1]['retried']} retried, {rows[-1]['violations'] or 'all holds'}")
     violations = [f"round {row['round']}, {row['kind']}: {told}" for row in rows for told in row.pop("violations")]
     return {"rounds": rows, "violations": violations}
 
@@ -138,7 +139,10 @@ def _round(kind: str, folder: Path, trials: int, seed: int) -> dict[str, Any]:
             sentence
             for sentence, holds in (
                 (f"the study ended with status {status}: {driver.told[-2000:]}", status == 0),
-                ("a trial did not end, or not well", len(records) == trials and all(map(_ended_well, records))),
+                (
+                    f"not all ended, or not well: {[r.observation.reason for r in records if r.observation]}",
+                    len(records) == trials and all(map(_ended_well, records)),
+                ),
                 ("a candidate was tried twice", len({str(record.params) for record in records}) == len(records)),
                 ("no trial was lost with the node", bool(_retried(records))),
                 (
