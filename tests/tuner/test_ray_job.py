@@ -83,7 +83,7 @@ def test_a_relative_database_is_refused(nodes):
     assert status == 1
     assert "failed with exit code 2" in told
     assert "storage = 'sqlite:///meshtune.db': would be written into the working directory of this Ray job" in told
-    assert "sqlite:////data/meshtune.db), or PostgreSQL" in told
+    assert "sqlite:////data/meshtune.db, journal:////data/study.log), or PostgreSQL" in told
     assert "Traceback" not in told
     assert copies(nodes) == []
 
