@@ -31,6 +31,7 @@ from tuner.storage import find_study
 
 ROOT = Path(__file__).resolve().parents[1]
 NODES = (0, 2, 2, 2)
+KINDS = ("simulated", "command")
 STUDY = """
 name: lost-node
 model: {model}
@@ -73,6 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--rounds", type=count_at_least(1), default=5, help="each with fresh nodes (5)")
     parser.add_argument("--trials", type=count_at_least(4), default=6, help="of each study (6)")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="of trials (both)")
     parser.add_argument("--seed", type=int, default=0, help="of the first study (0)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return answer("lost_node", parser.parse_args(argv), _measure, _print)
@@ -81,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _measure(given: argparse.Namespace) -> dict[str, Any]:
     rows = []
     for number in range(given.rounds):
-        for kind in ("simulated", "command"):
+        for kind in given.kinds:
             tell(f"round {number + 1} of {given.rounds}, {kind}")
             with tempfile.TemporaryDirectory(prefix="meshtune-") as folder:
                 rows.append({"round": number + 1, **_round(kind, Path(folder), given.trials, given.seed + number)})
