@@ -573,8 +573,7 @@ class RayExecutor:
             self._bury(self._places[0], self._waiting.pop(0), f"no worker started within {START_LIMIT_S:.0f} s", "")
 
     def _start(self, place: _Place, trial: _Trial) -> None:
-        trial.steps_s = []
-        trial.measured_after_s = None
+        trial.steps_s, trial.measured_after_s = [], None
         trial.result = place.actor.measure.remote(
             trial.config, trial.reduction, trial.number, len(trial.deaths), self._mailbox
         )
@@ -697,8 +696,10 @@ class RayExecutor:
         self._replace(place)
         place.is_lost = True
         trial.deaths.append(cause)
-        trial.lost_s += 0.0 if trial.since_s is None else time.monotonic() - trial.since_s
+        elapsed_s = None if trial.since_s is None else time.monotonic() - trial.since_s
         if len(trial.deaths) < MAX_DEATHS:
+            trial.lost_s += elapsed_s or 0.0
+            trial.since_s, trial.steps_s, trial.measured_after_s = None, [], None
             self._waiting.append(trial)
             return
         self._end(
@@ -706,6 +707,8 @@ class RayExecutor:
             Observation(
                 status=Status.INCIDENT,
                 step_times_s=tuple(trial.steps_s),
+                elapsed_s=elapsed_s,
+                measured_after_s=trial.measured_after_s,
                 log_tail=tail_of(log),
                 reason=f"{cause}, and so did that of a second attempt"
                 if trial.deaths[0] == cause

@@ -262,6 +262,25 @@ def test_the_time_of_a_trial_is_told(executor):
     assert ended[0].lost_s == ended[1].lost_s == 0.0
 
 
+def test_the_time_of_a_trial_that_is_given_up_counts_once(executor, monkeypatch):
+    """Of a trial whose workers die, the last attempt is its own time and the one before it is lost; a wait for a worker
+    that never starts is neither.
+    """
+    observe(executor, dict.fromkeys(range(SLOTS), "succeed"))
+    begin_s = time.monotonic()
+    died_twice = observe(executor, {0: "step_and_die"})[0]
+    assert 0 < died_twice.measured_after_s + 0.03 <= died_twice.elapsed_s
+    assert 0 < died_twice.lost_s <= time.monotonic() - begin_s - died_twice.elapsed_s
+
+    observe(executor, dict.fromkeys(range(SLOTS), "succeed"))
+    monkeypatch.setattr("trials.ray_executor.START_LIMIT_S", 0.0)
+    begin_s = time.monotonic()
+    never_started = observe(executor, {0: "step_and_die"})[0]
+    assert "no worker started" in never_started.reason
+    assert (never_started.elapsed_s, never_started.step_times_s) == (None, ())
+    assert 0 < never_started.lost_s <= time.monotonic() - begin_s
+
+
 def test_nothing_is_left_and_stdout_is_clean(tmp_path):
     """A program that is not installed, runs trials that print and die, and is interrupted, leaves no process behind
     and nothing but its own text on standard output.
