@@ -1,8 +1,10 @@
 """`meshtune dashboard`: the real server in a process of its own, asked as a browser asks it."""
 
 import http.client
+import itertools
 import json
 import re
+import shutil
 import signal
 import sqlite3
 import struct
@@ -20,10 +22,15 @@ import pytest
 from tests.browser import rendered_dom, screenshot
 from tests.tuner.cli.command_line import environment
 from tests.tuner.commanded_study import run_here, write_study
+from tuner.config import load_study
 from tuner.dashboard import Place, dashboard_server
+from tuner.dashboard.artifacts import StudyFiles
 from tuner.dashboard.markdown import LINE, block, plain, table
+from tuner.dashboard.view import StudyView
 from tuner.driver import claim
+from tuner.population import P_STAR
 from tuner.storage import open_store
+from tuner.study import stored_study
 
 pytest.importorskip("optuna_dashboard", reason="optuna-dashboard is not installed (the extra `dashboard`)")
 
@@ -280,6 +287,28 @@ def test_other_studies_of_the_storage_are_shown_as_they_are(served):
 
     assert attributes(ours)["search"] == "stopped: the budget of trials is spent"
     assert attributes(others) == {"kept": "[1, 2]"}
+
+
+def test_what_failed_to_be_read_is_read_again(file, tmp_path, monkeypatch):
+    """A change that could not be read, as from a database that was locked, is told once it can be."""
+    folder = shutil.copytree(file.parent, tmp_path / "copy")
+    config = load_study(folder / file.name, storage=f"sqlite:///{folder / 'study.db'}")
+    study, hour = stored_study(config), itertools.count()
+    view = StudyView(study._storage, study, config, StudyFiles(config), clock=lambda: 3600.0 * next(hour))
+    before = view.pages().facts
+    study.set_user_attr(P_STAR, 0.125)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("tuner.dashboard.view.snapshot_of", locked)
+        with pytest.raises(sqlite3.OperationalError):
+            view.pages()
+
+    assert view.pages().facts != before
+
+
+def locked(*_, **__):
+    """What SQLite says while somebody else writes for too long."""
+    raise sqlite3.OperationalError("database is locked")
 
 
 def test_it_ends_as_other_commands_do(file):

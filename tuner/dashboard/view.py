@@ -138,8 +138,9 @@ class StudyView(BaseStorage):
         seen = (told, moves, running, {number: len(files) for number, files in logs.items()})
         if self._pages is not None and seen == self._seen:
             return self._pages
+        made = self._made(snapshot_of(self._config, self._study, attributes, is_running=running), trials, logs)
         self._seen = seen
-        return self._made(snapshot_of(self._config, self._study, attributes, is_running=running), trials, logs)
+        return made
 
     def _made(
         self, snapshot: Snapshot, trials: Sequence[FrozenTrial], logs: Mapping[int, Sequence[OfferedFile]]
