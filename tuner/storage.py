@@ -122,9 +122,10 @@ def _parsed(url: str) -> URL:
 def _created(parsed: URL, connect_args: dict[str, Any]) -> RDBStorage:
     # Optuna fills a template in the URL: braces in a password must not look like one
     url = parsed.render_as_string(hide_password=False).replace("{", "{{").replace("}", "}}")
+    is_remote = parsed.get_backend_name() != "sqlite"  # a server may be restarted while trials run
     for attempt in range(CREATE_ATTEMPTS):
         try:
-            return RDBStorage(url, engine_kwargs={"connect_args": connect_args})
+            return RDBStorage(url, engine_kwargs={"connect_args": connect_args, "pool_pre_ping": is_remote})
         except (DBAPIError, StorageInternalError, AssertionError) as error:
             collided = isinstance(error, IntegrityError | AssertionError) or "exists" in str(error)
             if attempt + 1 == CREATE_ATTEMPTS or not collided:

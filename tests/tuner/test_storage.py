@@ -9,7 +9,8 @@ from pathlib import Path
 
 import optuna
 import pytest
-from sqlalchemy import text
+from optuna.study import StudyDirection
+from sqlalchemy import create_engine, text
 
 from hardware.errors import ConfigError
 from tests.tuner.conftest import PASSWORD
@@ -256,6 +257,22 @@ def test_wrong_password_is_refused_without_it(postgresql):
 def test_shown_url_hides_the_password(url, shown):
     """What is printed of a URL is all but its password."""
     assert shown_url(url) == shown
+
+
+def test_a_server_that_was_restarted_is_connected_to_again(postgresql):
+    """A connection that the server has closed between two writes costs none of them."""
+    store = open_store(postgresql)
+    with store.engine.connect() as ours:
+        process = ours.execute(text("SELECT pg_backend_pid()")).scalar()
+    other = create_engine(postgresql.replace("postgresql:", "postgresql+psycopg2:"))
+    with other.connect() as connection:
+        assert connection.execute(text(f"SELECT pg_terminate_backend({process}, 10000)")).scalar()
+    other.dispose()
+
+    study_id = store.storage.create_new_study([StudyDirection.MINIMIZE], f"restarted-{process}")
+
+    assert store.storage.get_study_name_from_id(study_id) == f"restarted-{process}"
+    store.close()
 
 
 def test_attribute_is_replaced_once(database):
