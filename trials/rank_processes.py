@@ -175,9 +175,9 @@ class RankProcesses(AbstractRanks):
         while self._running and time.monotonic() < deadline_s:
             ends += [event for event in self.events(0.1) if isinstance(event, Exit)]
         if self._running:
-            raise RanksLostError(
-                f"ranks {sorted(self._running)} did not end within {END_LIMIT_S:.0f} s of being killed"
-            )
+            left = sorted(self._running)
+            self._end()
+            raise RanksLostError(f"ranks {left} did not end within {END_LIMIT_S:.0f} s of being killed")
         return ends
 
     def printed(self) -> str:
@@ -186,7 +186,8 @@ class RankProcesses(AbstractRanks):
         return os.pread(self._log.fileno(), KEPT_BYTES, max(size - KEPT_BYTES, 0)).decode(errors="replace")
 
     def _open(self) -> Connection:
-        assert self._connection is not None, "start it first"
+        if self._connection is None:
+            raise RanksLostError("the server of ranks has ended")
         return self._connection
 
     def _send(self, request: Reserve | Launch | Kill) -> None:

@@ -162,10 +162,10 @@ class RayRanks(AbstractRanks):
     def kill(self) -> list[Exit]:
         """Ends the ranks of all hosts."""
         self._hearing.clear()
-        ends = self._answers([host.kill.remote() for host, ranks in self._of_host.items() if ranks])
-        for ranks in self._of_host.values():
+        killed = [host.kill.remote() for host, ranks in self._of_host.items() if ranks]
+        for ranks in self._of_host.values():  # also those of a lost host, which then is lost to the next launch too
             ranks.clear()
-        return [end for host in ends for end in host]
+        return [end for host in self._answers(killed) for end in host]
 
     def close(self) -> None:
         """Ends the actors, and with each its ranks."""

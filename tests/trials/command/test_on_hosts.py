@@ -31,7 +31,10 @@ from pathlib import Path
 from costmodels.parallel import ParallelConfig
 from hardware.cluster import described_cluster
 from tests.trials.command.small_commands import backend_of
+from trials.command.backend import COMMAND_RANKS
+from trials.ranks import RanksLostError
 from trials.ray_executor import RayExecutor
+from trials.ray_hosts import RayRanks
 from trials.ray_local import imported_ray
 
 ray = imported_ray()
@@ -51,6 +54,17 @@ with RayExecutor(backend, parallel_trials=1, address=cluster.address) as executo
         while not found:
             found = executor.poll(1.0)
         print(json.dumps(found[0][1].as_json()))
+group = ray.util.placement_group([{"CPU": 2}] * 2, strategy="STRICT_SPREAD")
+ranks = RayRanks(group, backend.hosts, COMMAND_RANKS, is_retry=False).start()
+arguments = ("trials.command.host_program:run_host", backend.plan(ParallelConfig(dp=4), 2))
+ranks.launch(*arguments, num_ranks=2)
+ray.kill(ranks._hosts[1])
+for again in (ranks.kill, lambda: ranks.launch(*arguments, num_ranks=2)):
+    try:
+        again()
+    except RanksLostError:
+        print("lost")
+ranks.close()
 ray.shutdown()
 cluster.shutdown()
 """
@@ -58,7 +72,8 @@ cluster.shutdown()
 
 def test_a_command_runs_on_every_host(tmp_path):
     """Each host of a placement group runs the command once, told its rank and one address; times come from any host,
-    the commands are ended together, and a second trial follows at once.
+    the commands are ended together, and a second trial follows at once. A host that is lost while ranks are ended is
+    lost to the next launch too.
     """
     program = tmp_path / "program.py"
     program.write_text(PROGRAM, encoding="utf-8")
@@ -74,6 +89,7 @@ def test_a_command_runs_on_every_host(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     trials = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert [trial["status"] for trial in trials] == ["ok", "ok"]
+    assert done.stdout.splitlines()[2:] == ["lost", "lost"]
     assert all(trial["step_times_s"] == [0.02, 0.02, 0.02] for trial in trials)
 
     for number in range(2):

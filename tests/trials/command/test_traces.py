@@ -13,13 +13,14 @@ from costmodels.operators import OpKind, Phase, step_operators
 from costmodels.parallel import ConfigGrid, ParallelConfig
 from costmodels.runtime import find_runtime
 from tests.trials.command.small_commands import JOB, backend_of
-from trials.backend import Status
+from trials.backend import Observation, Status
 from trials.command.backend import COMMAND_RANKS, OpenCommandBackend
 from trials.command.kineto import UnreadableTraceError, read_trace, trace_of
 from trials.command.placeholders import without_wildcards
-from trials.command.trace_program import newest_trace
+from trials.command.trace_program import newest_trace, with_traces
 from trials.command.trace_samples import samples_of
 from trials.rank_processes import RankProcesses
+from trials.ranks import RanksLostError
 
 PROGRAM = Path(__file__).with_name("profiled_program.py")
 NODE = "autograd::engine::evaluate_function: "
@@ -212,6 +213,22 @@ def ranks():
     """What starts commands."""
     with RankProcesses(COMMAND_RANKS) as running:
         yield running
+
+
+def test_a_server_that_is_lost_over_a_trace_blames_no_candidate(tmp_path):
+    """A trial ends well though the server of ranks dies while its trace is read, and the next trial there has lost its
+    worker, which is retried, and not crashed.
+    """
+    plan = backend_of("", profile="trace", profile_root=tmp_path).plan(ParallelConfig(), 0)
+    with RankProcesses(COMMAND_RANKS) as ranks:
+        ranks._server.kill()
+        measured = Observation(status=Status.OK, step_times_s=(1.0,))
+        observation = with_traces(measured, ranks, plan, num_hosts=1, begun_s=0.0)
+        with pytest.raises(RanksLostError):
+            ranks.launch("trials.command.host_program:run_host", plan, num_ranks=1)
+
+    assert observation.status is Status.OK
+    assert observation.reason.startswith("trace: the server of ranks has died")
 
 
 def test_the_newest_trace_is_taken(tmp_path):
