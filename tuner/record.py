@@ -151,11 +151,14 @@ def repeated(records: Sequence[TrialRecord]) -> list[TrialRecord]:
 
 def _candidates(records: Sequence[TrialRecord]) -> list[TrialRecord]:
     """The first completed trial of each candidate, with the step time of all its trials."""
-    first: dict[tuple[Value, ...], TrialRecord] = {}
+    completed: dict[tuple[Value, ...], list[TrialRecord]] = {}
     for record in records:
         if record.step_time_s is not None:
-            first.setdefault(tuple(record.params.values()), record)
-    return [replace(record, step_time_s=step_time_of(records, record.params)) for record in first.values()]
+            completed.setdefault(tuple(record.params.values()), []).append(record)
+    return [
+        replace(same[0], step_time_s=of_trials([each.step_time_s for each in same if each.step_time_s is not None]))
+        for same in completed.values()
+    ]
 
 
 def step_time_of(records: Sequence[TrialRecord], params: Mapping[str, Value] | None) -> float | None:
