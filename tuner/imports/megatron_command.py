@@ -1,7 +1,8 @@
 """How a launch script starts Megatron-LM or MindSpeed-LLM, as a study's `trial.command` starts it for each trial.
 
 The launcher's hosts and devices become placeholders, the flags that a configuration decides become `{flags}`, and what
-a trial must not do (write or load checkpoints, ramp the batch up, profile) is left out. Every step is logged.
+a trial must not do (write or load checkpoints, report to TensorBoard or Weights & Biases, ramp the batch up, profile)
+is left out. Every step is logged.
 """
 
 from __future__ import annotations
@@ -53,18 +54,28 @@ REPLACED = frozenset(
         "--fp4-format",
         "--fp4-recipe",
         "--optimizer",
+        "--log-interval",
     ]
 )
-"""Flags that `{flags}` writes anew for each configuration (tuner/export/megatron.py), or that would contradict them."""
+"""Flags that `{flags}` writes anew for each configuration (tuner/export/megatron.py), or that would contradict them; every step is
+logged."""
 
 LEFT_OUT = frozenset(
     [
         "--save",
         "--load",
+        "--pretrained-checkpoint",
         "--save-interval",
+        "--async-save",
         "--ckpt-format",
+        "--non-persistent-save-interval",
+        "--non-persistent-ckpt-type",
+        "--tensorboard-dir",
+        "--wandb-project",
+        "--wandb-entity",
+        "--wandb-exp-name",
+        "--wandb-save-dir",
         "--rampup-batch-size",
-        "--log-interval",
         "--profile",
         "--profile-step-start",
         "--profile-step-end",

@@ -1,7 +1,8 @@
 """How a launch script starts torchtitan's trainer, as a study's `trial.command` starts it for each trial.
 
 The flags that a configuration decides become `{flags}`, which stands last, since it ends with a subcommand. What a
-trial must not do (write or load checkpoints, validate, profile) is left out. Every step is logged.
+trial must not do (write or load checkpoints, validate, profile, report to TensorBoard or Weights & Biases) is left out.
+Every step is logged.
 
 Source: torchtitan 0.3.0 trainer.py (`Trainer.Config`: the sections) and config/manager.py (flags).
 """
@@ -19,6 +20,7 @@ FROM_FILE = "--job.config_file"
 _REPLACED = {name.replace(".no_", ".") for name in TORCHTITAN_FLAGS} | {"--parallelism.pipeline_parallel_schedule_csv"}
 _LEFT_OUT = ("checkpoint", "validator", "profiler", "profiling")
 """Sections whose flags a trial must not have."""
+_REPORTING = ("--metrics.enable_tensorboard", "--metrics.enable_wandb", "--metrics.save_tb_folder")
 _EVERY_STEP = "--metrics.log_freq"
 
 
@@ -32,8 +34,8 @@ def command_of(launch: Launch, script: Script) -> LaunchCommand:
             break  # a subcommand, and what follows is its own
         if word.text.startswith("--"):
             name = word.text.partition("=")[0].replace("-", "_").replace("__", "--", 1).replace(".no_", ".")
-            leaves = name.removeprefix("--").partition(".")[0] in _LEFT_OUT or name == _EVERY_STEP
-            keeps = not leaves and name not in _REPLACED
+            leaves = name.removeprefix("--").partition(".")[0] in _LEFT_OUT or name in _REPORTING
+            keeps = not leaves and name not in (*_REPLACED, _EVERY_STEP)
             if leaves:
                 left_out.append(name)
         if keeps:

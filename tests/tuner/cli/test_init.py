@@ -60,7 +60,7 @@ def test_the_files_are_readable(meshtune, tmp_path):
     text = (tmp_path / "ours.yaml").read_text(encoding="utf-8")
     assert "train_8b.sh`: `expert:` is what it runs today" in text
     assert "# in use today: never pruned, and the first trial" in text
-    assert "Left out, which a trial must not do: --save --save-interval --log-interval" in text
+    assert "Left out, which a trial must not do: --save --save-interval --tensorboard-dir --wandb-project" in text
     assert "not-for-a-study" not in text
 
 

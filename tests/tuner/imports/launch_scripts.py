@@ -62,6 +62,9 @@ OTHER=(
     --save /checkpoints/8b
     --save-interval 500
     --log-interval 100
+    --tensorboard-dir /checkpoints/8b/tensorboard
+    --wandb-project pretraining
+    --wandb-exp-name 8b
 )
 
 torchrun "${LAUNCH[@]}" pretrain_gpt.py "${MODEL[@]}" "${BATCH[@]}" "${LAYOUT[@]}" "${OTHER[@]}"
@@ -140,7 +143,7 @@ PYTORCH_ALLOC_CONF="expandable_segments:True" torchrun --nnodes=2 --nproc_per_no
     -m torchtitan.train --module llama3 --config ${CONFIG} --training.steps 200 --compile.enable \\
     --parallelism.tensor-parallel-degree=4 --parallelism.no-enable-sequence-parallel \\
     --training.seq_len 4096 --training.local_batch_size 2 --training.global_batch_size 64 \\
-    --checkpoint.enable --checkpoint.interval 100 --metrics.log_freq 10 activation-checkpoint:full
+    --checkpoint.enable --checkpoint.interval 100 --metrics.log_freq 10 --metrics.enable_wandb activation-checkpoint:full
 """
 
 NANOTRON = """\

@@ -48,7 +48,7 @@ def test_a_script_of_arrays():
 
 
 def test_its_command_is_that_of_a_trial():
-    """Hosts become placeholders, the configuration's flags `{flags}`; checkpoints and secrets stay out."""
+    """Hosts become placeholders, the configuration's flags `{flags}`; checkpoints, reports and secrets stay out."""
     command = read("megatron", ARRAYS).command
 
     assert command.unknown == ()
@@ -60,7 +60,9 @@ def test_its_command_is_that_of_a_trial():
         assert gone not in command.arguments
     assert command.arguments[command.arguments.index("--lr") :][:2] == ("--lr", "3e-4")
     assert command.environment == (("NCCL_DEBUG", "WARN"),)
-    assert command.left_out == ("--save", "--save-interval", "--log-interval")
+    assert command.arguments.count("--log-interval") == 1
+    reporting = ("--tensorboard-dir", "--wandb-project", "--wandb-exp-name")
+    assert command.left_out == ("--save", "--save-interval", *reporting)
 
 
 def test_a_script_of_strings():
@@ -234,7 +236,7 @@ def test_a_script_of_torchtitan():
 
 
 def test_the_command_of_torchtitan_is_that_of_a_trial():
-    """`{flags}` stands last in place of what a configuration decides; checkpoints are left out, variables kept."""
+    """`{flags}` stands last in place of what a configuration decides; checkpoints and reports are left out."""
     command = read("torchtitan", TORCHTITAN_SCRIPT).command
 
     assert (command.unknown, command.framework) == ((), "torchtitan")
@@ -245,7 +247,7 @@ def test_the_command_of_torchtitan_is_that_of_a_trial():
         *("--compile.enable", "--metrics.log_freq", "1", "{flags}"),
     )
     assert command.environment == (("PYTORCH_ALLOC_CONF", "expandable_segments:True"),)
-    assert command.left_out == ("--checkpoint.enable", "--checkpoint.interval", "--metrics.log_freq")
+    assert command.left_out == ("--checkpoint.enable", "--checkpoint.interval", "--metrics.enable_wandb")
 
 
 @pytest.mark.parametrize(
