@@ -51,6 +51,10 @@ def load_model(reference: str, base_dir: Path) -> ModelSpec:
     if reference in model_names():
         return find_model(reference)
     path = _path_of(reference, base_dir)
+    if path is not None and path == base_dir / reference and not path.exists():
+        siblings = [one.name for one in path.parent.glob(f"*{path.suffix}")]
+        nearest = did_you_mean(path.name, siblings) if siblings else "check the path"
+        raise ConfigError("no such file", key="model", value=reference, nearest=nearest)
     if path is not None:
         return read_model_file(path)
     raise ConfigError(

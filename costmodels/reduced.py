@@ -47,7 +47,7 @@ def with_layers(model: ModelSpec, layers: int) -> ModelSpec:
         return model
     return replace(
         model,
-        name=f"{model.name} of {layers} layers",
+        name=f"{model.name} of {layers} layer{'s' if layers > 1 else ''}",
         num_layers=layers,
         num_dense_layers=min(model.num_dense_layers, layers // 2),
     )

@@ -64,7 +64,8 @@ def check_text(text: str, *, flags: bool) -> None:
                 nearest=f'"{{{FLAGS}}}" in the command, and trial.flags: megatron',
             )
         if name not in PLACEHOLDERS:
-            raise ConfigError(f"has no value for {{{name}}}", value=text, nearest=did_you_mean(name, PLACEHOLDERS))
+            known = (*PLACEHOLDERS, FLAGS) if flags else PLACEHOLDERS
+            raise ConfigError(f"has no value for {{{name}}}", value=text, nearest=did_you_mean(name, known))
 
 
 def values_of(

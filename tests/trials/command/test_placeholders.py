@@ -35,6 +35,7 @@ def test_flags_become_arguments():
     ("text", "message"),
     [
         ("--tp={tpp}", "did you mean 'tp'?"),
+        ("{flgs}", "did you mean 'flags'?"),
         ("{tp", "has a brace without its other"),
         ("{tp:04}", "takes names alone"),
         ("{tp!r}", "takes names alone"),

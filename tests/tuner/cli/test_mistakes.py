@@ -64,6 +64,7 @@ def test_a_broken_study_in_a_process(tmp_path, command, name):
         (("space", "STUDY", "--set", "search.seed=x"), ("search.seed = 'x'", "whole number")),
         (("space", "STUDY", "--set", "name.first=x"), ("--set name.first", "no keys of its own")),
         (("space", "STUDY", "--set", "space.tp=[1"), ("--set space.tp = '[1'", "not valid YAML")),
+        (("space", "STUDY", "--set", "model=studi.yaml"), ("model = 'studi.yaml'", "no such file", "'study.yaml'")),
         (("space", "STUDY", "--set", "serch.seed=1"), ("serch", "did you mean 'search'?")),
         (("space", "STUDY", "--set"), ("--set",)),
         (("run", "STUDY", "--trials", "0"), ("--trials = '0'", "at least 1")),
