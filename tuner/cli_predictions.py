@@ -136,6 +136,8 @@ def _print_peak(config: StudyConfig, payload: dict[str, Any]) -> None:
     spare = f"{config.options.memory_headroom:.0%} must stay free"
     fits = f"fits ({spare})" if payload["fits"] else f"DOES NOT FIT ({spare})"
     capacity = payload["memory_capacity_bytes"]
+    if payload["fits"] and payload["peak_memory_bytes"] > (1 - config.options.memory_headroom) * capacity:
+        fits = f"fits without fragmentation, which the allocator gives up when it must ({spare})"
     typer.echo(f"{payload['peak_memory_bytes'] / 2**30:.1f} GiB of {capacity / 2**30:.1f} GiB per device: {fits}")
 
 

@@ -172,6 +172,16 @@ def test_predictions_have_their_ranges(data, page):
     assert f"{inside} of {len(measured)} measured steps lie in theirs" in text_of(page)
 
 
+def test_the_best_trial_is_the_darker_point(data, page):
+    """Of the points of predicted and measured steps the best trial's has a colour of its own."""
+    measured = [record.number for record in data.records if record.step_time_s]
+    points = next(trace for trace in figure_of(page, "accuracy")[0] if trace["mode"] == "markers")
+
+    colours = points["marker"]["color"]
+    best = measured.index(data.best.number)
+    assert colours.count(colours[best]) == 1
+
+
 def test_what_was_measured_of_operators_is_told(data, page):
     """Steps, peaks and every kind of operator that trials timed have a row with the median ratio to the prediction."""
     ratios = [record.step_time_s / record.predicted_s for record in data.records if record.step_time_s]

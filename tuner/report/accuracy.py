@@ -54,6 +54,7 @@ def accuracy_section(data: ReportData) -> Html:
         return section("accuracy", TITLE, tag("p", "No trial has both a prediction and a step time.", class_="empty"))
     records = [record for record, _, _, _ in known]
     ranges_s = likely_ranges_s(data, records)
+    best = None if data.best is None else data.best.number
     sizes = [measured_s for _, _, measured_s, _ in known] + [end for bounds in ranges_s for end in bounds]
     ends = [0.5 * min(sizes), 2 * max(sizes)]
     figure = go.Figure()
@@ -77,7 +78,7 @@ def accuracy_section(data: ReportData) -> Html:
             "thickness": 1.2,
             "width": 3,
         },
-        marker={"size": 10, "color": [BEST if record is data.best else MEASURED for record, _, _, _ in known]},
+        marker={"size": 10, "color": [BEST if record.number == best else MEASURED for record, _, _, _ in known]},
         text=[f"trial {record.number}: {in_short(record.params)}<br>{error:+.1%}" for record, _, _, error in known],
         customdata=ranges_s,
         hovertemplate="%{text}<br>measured %{x:.4g} s, predicted %{y:.4g} s "

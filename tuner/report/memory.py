@@ -36,7 +36,8 @@ def memory_section(data: ReportData) -> Html:
     headroom = data.config.options.memory_headroom
     words = (
         f"Predicted peak of the fullest device by part; it has {gibibytes(capacity)}, of which {percent(headroom)} "
-        "must stay free. A diamond is the measured peak."
+        "must stay free. Fragmentation may pass the limit: the allocator gives it up when it must. A diamond is the "
+        "measured peak."
     )
     figure = stacked_bars(bars, axis="memory [GiB]", unit="GiB", limits=dict([_limit(capacity, headroom)]))
     return section(

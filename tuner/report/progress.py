@@ -112,25 +112,25 @@ def progress_section(data: ReportData) -> Html:
             "automargin": True,
         },
     )
-    told = tag("p", _in_words(data, [(at, step_s) for at, _, step_s in timed]))
+    told = tag("p", _in_words(data, timed))
     return section("progress", "Progress", told, drawing(figure, "progress", height=400))
 
 
-def _in_words(data: ReportData, timed: Sequence[tuple[int, float]]) -> str:
+def _in_words(data: ReportData, timed: Sequence[tuple[int, TrialRecord, float]]) -> str:
     """How the best step fell, and where p_star stands.
 
     Args:
         data: The study.
-        timed: Positions of the trials with a step time in the order of their ends, and that.
+        timed: Positions in the order of their ends, of the trials with a step time, the trials, and that time.
     """
     count = plural(len(data.finished), "trial")
     p_star = "" if data.p_star is None else f"; p_star is {data.p_star:.2f}"
     if not timed:
         return f"{count} ended, none with a step time{p_star}."
-    first_at, first_s = timed[0]
-    best_at, best_s = min(timed, key=lambda entry: entry[1])
-    fell = "" if best_at == first_at else f" It was {seconds(first_s)} after trial {first_at}."
-    return f"Of {count} that ended, number {best_at} has the shortest step, {seconds(best_s)}{p_star}.{fell}"
+    first_at, _, first_s = timed[0]
+    best_at, best, best_s = min(timed, key=lambda entry: entry[2])
+    fell = "" if best_at == first_at else f" It was {seconds(first_s)} when {first_at} had ended."
+    return f"Of {count} that ended, trial {best.number} has the shortest step, {seconds(best_s)}{p_star}.{fell}"
 
 
 def _is_proxys(record: TrialRecord) -> bool:
