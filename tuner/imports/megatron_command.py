@@ -57,8 +57,7 @@ REPLACED = frozenset(
         "--log-interval",
     ]
 )
-"""Flags that `{flags}` writes anew for each configuration (tuner/export/megatron.py), or that would contradict them; every step is
-logged."""
+"""Flags that `{flags}` writes anew for each configuration (tuner/export/megatron.py), or that contradict a trial's."""
 
 LEFT_OUT = frozenset(
     [

@@ -143,7 +143,8 @@ PYTORCH_ALLOC_CONF="expandable_segments:True" torchrun --nnodes=2 --nproc_per_no
     -m torchtitan.train --module llama3 --config ${CONFIG} --training.steps 200 --compile.enable \\
     --parallelism.tensor-parallel-degree=4 --parallelism.no-enable-sequence-parallel \\
     --training.seq_len 4096 --training.local_batch_size 2 --training.global_batch_size 64 \\
-    --checkpoint.enable --checkpoint.interval 100 --metrics.log_freq 10 --metrics.enable_wandb activation-checkpoint:full
+    --checkpoint.enable --checkpoint.interval 100 --metrics.log_freq 10 \\
+    --metrics.enable_wandb activation-checkpoint:full
 """
 
 NANOTRON = """\
