@@ -41,6 +41,7 @@ from tuner.console import (
     p_star_in_words,
     print_device_time,
     print_extrapolated,
+    print_failed,
     print_json,
     print_run,
     printable,
@@ -289,6 +290,7 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
         f"{payload['running']} trials running" if running else f"stopped: {StopReason(payload['stop_reason']).sentence}"
     )
     typer.echo(f"{config.name}: {payload['trials']} trials, {payload['failed']} failed; {state}")
+    print_failed(records)
     if payload["pruned"]:
         typer.echo(f"{pruned_in_words(payload['pruned'], payload['saved_s'])}.")
     if stored.user_attrs.get(HISTORY):

@@ -66,6 +66,8 @@ def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]
         f"Stopped: {result.stop_reason.sentence}. Tried {tried:,} of {payload['candidates']:,} "
         f"candidates{trials}, {payload['failed']:,} failed; {p_star_in_words(payload['p_star'])}."
     )
+    if result.best is not None:
+        print_failed(result.records)
     if payload["pruned"]:
         typer.echo(f"{pruned_in_words(payload['pruned'], payload['saved_s'])}.")
     if payload["proxies"]:
@@ -269,6 +271,21 @@ def pruned_in_words(pruned: int, saved_s: float) -> str:
     """How many trials were stopped early, and what that saved."""
     trials = "1 trial" if pruned == 1 else f"{pruned:,} trials"
     return f"{trials} stopped early, about {saved_s:,.4g} s of steps saved"
+
+
+FAILURES_SHOWN = 3
+
+
+def print_failed(records: Sequence[TrialRecord]) -> None:
+    """The last failed trials, with what failed and why."""
+    failed = [record for record in records if record.has_failed and record.observation is not None]
+    for record in failed[-FAILURES_SHOWN:]:
+        assert record.observation is not None
+        status = record.observation.status.value.replace("_", " ")
+        reason = f": {printable(record.observation.reason)[:200]}" if record.observation.reason else ""
+        typer.echo(f"  trial {record.number}, {in_words(record.params)}, {status}{reason}")
+    if len(failed) > FAILURES_SHOWN:
+        typer.echo(f"  and {len(failed) - FAILURES_SHOWN:,} failed before; the report lists all")
 
 
 def _failures_in_words(result: RunResult) -> str:

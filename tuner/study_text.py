@@ -96,7 +96,14 @@ def _trial(imported: Imported, file: Path) -> list[str]:
 
 
 def _left_out(command: LaunchCommand) -> list[str]:
-    return [f"# Left out, which a trial must not do: {' '.join(command.left_out)}"] if command.left_out else []
+    told = {
+        "Left out, which a trial must not do": " ".join(command.left_out),
+        "Exported by the script and not copied, as secrets or unknown; give them to the worker": " ".join(
+            command.not_copied
+        ),
+        "The script goes elsewhere first, so look at `directory:`": command.moves,
+    }
+    return [f"# {what}: {_comment(names)}" for what, names in told.items() if names]
 
 
 def _command(command: LaunchCommand) -> list[str]:
@@ -109,7 +116,7 @@ def _command(command: LaunchCommand) -> list[str]:
         "  ]",
         f"  flags: {command.framework}",
         *environment,
-        "  directory: .  # where the command begins, relative to this file",
+        f"  directory: {_scalar(command.directory)}  # where the command begins, relative to this file",
         f"  log: {command.framework}",
     ]
 

@@ -35,6 +35,9 @@ class LaunchCommand:
         environment: Variables that the script exports with known values.
         unknown: Why arguments are unknown, once each; empty where the command is whole.
         left_out: Flags that a trial must not have, or has from `{flags}` or the placeholders.
+        not_copied: Variables that the script exports and that are not in `environment`.
+        directory: Where the command begins.
+        moves: The script's `cd` before it, where that does not tell an absolute path; empty without one.
     """
 
     framework: str
@@ -42,6 +45,9 @@ class LaunchCommand:
     environment: tuple[tuple[str, str], ...]
     unknown: tuple[str, ...]
     left_out: tuple[str, ...]
+    not_copied: tuple[str, ...] = ()
+    directory: str = "."
+    moves: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from tuner.imports.bash_script import Script
 from tuner.imports.bash_texts import Argument
 from tuner.imports.imported import LaunchCommand
-from tuner.imports.torchrun import Launch, braced, environment_of
+from tuner.imports.torchrun import Launch, braced, directory_of, environment_of
 
 REPLACED = frozenset(
     [
@@ -121,10 +121,15 @@ def command_of(launch: Launch, script: Script, *, is_mindspeed: bool) -> LaunchC
             kept.append(word)
     words = [braced(word.text) for word in kept]
     own = ["--num-layers", "{num_layers}", *words, "{flags}"] if is_mindspeed else ["{flags}", *words]
+    environment, not_copied = environment_of(script)
+    directory, moves = directory_of(script, launch)
     return LaunchCommand(
         framework="mindspeed" if is_mindspeed else "megatron",
         arguments=(*launch.begin, *own, "--log-interval", "1"),
-        environment=environment_of(script),
+        environment=environment,
         unknown=launch.unknown(kept),
         left_out=tuple(dict.fromkeys(left_out)),
+        not_copied=not_copied,
+        directory=directory,
+        moves=moves,
     )

@@ -104,11 +104,29 @@ def braced(text: str) -> str:
     return text.replace("{", "{{").replace("}", "}}")
 
 
-def environment_of(script: Script) -> tuple[tuple[str, str], ...]:
-    """What the script exports; secrets stay out of the study file, and so does what `{flags}` brings along."""
-    found = []
+def environment_of(script: Script) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
+    """What the script exports, and the names of what is not copied: secrets, and values that only a run could tell.
+
+    What `{flags}` and the placeholders bring along is in neither.
+    """
+    found, not_copied = [], []
     for name in script.exported:
         words = script.variables.get(name, ())
-        if words and not any(word.unknown for word in words) and not _SECRET.search(name) and name not in _OURS:
+        if name in _OURS:
+            continue
+        if words and not any(word.unknown for word in words) and not _SECRET.search(name):
             found.append((name, braced(" ".join(word.text for word in words))))
-    return tuple(found)
+        else:
+            not_copied.append(name)
+    return tuple(found), tuple(not_copied)
+
+
+def directory_of(script: Script, launch: Launch) -> tuple[str, str]:
+    """Where the script starts its program, `.` where that is no absolute path; then also the `cd` that says so."""
+    line = launch.program[0].line
+    moves = [command for command in script.commands if command.words[0].text == "cd" and command.line <= line]
+    if not moves:
+        return ".", ""
+    texts = [word.text for word in moves[-1].words]
+    known = len(moves[-1].words) == 2 and not moves[-1].words[1].unknown and texts[1].startswith("/")
+    return (texts[1], "") if known else (".", " ".join(texts))

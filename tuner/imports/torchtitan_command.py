@@ -13,7 +13,7 @@ from tuner.export.torchtitan_rules import POLICY, TORCHTITAN_FLAGS
 from tuner.imports.bash_script import Script
 from tuner.imports.bash_texts import Argument
 from tuner.imports.imported import LaunchCommand
-from tuner.imports.torchrun import Launch, braced, environment_of
+from tuner.imports.torchrun import Launch, braced, directory_of, environment_of
 
 FROM_FILE = "--job.config_file"
 """Names the TOML file of versions before 0.3."""
@@ -43,10 +43,15 @@ def command_of(launch: Launch, script: Script) -> LaunchCommand:
     unknown = launch.unknown(kept)
     if any(word.text.partition("=")[0] == FROM_FILE for word in kept):
         unknown = (*unknown, f"{{flags}} writes flags of torchtitan 0.3, which has no {FROM_FILE}")
+    environment, not_copied = environment_of(script)
+    directory, moves = directory_of(script, launch)
     return LaunchCommand(
         framework="torchtitan",
         arguments=(*launch.begin, *(braced(word.text) for word in kept), _EVERY_STEP, "1", "{flags}"),
-        environment=environment_of(script),
+        environment=environment,
         unknown=unknown,
         left_out=tuple(dict.fromkeys(left_out)),
+        not_copied=not_copied,
+        directory=directory,
+        moves=moves,
     )

@@ -49,6 +49,7 @@ def test_status_of_a_finished_study(finished, meshtune):
         assert told.json[key] == run.json[key]
     assert (told.json["running"], told.json["best_step_time_s"]) == (0, 0.95)
     assert f"{run.json['trials']} trials, {run.json['failed']} failed; stopped: " in shown.out
+    assert shown.out.count("out of memory: ") == min(run.json["failed"], 3)
     assert "pp=1,tp=2,dp=4" in shown.out
 
 

@@ -60,9 +60,26 @@ def test_its_command_is_that_of_a_trial():
         assert gone not in command.arguments
     assert command.arguments[command.arguments.index("--lr") :][:2] == ("--lr", "3e-4")
     assert command.environment == (("NCCL_DEBUG", "WARN"),)
+    assert command.not_copied == ("WANDB_API_KEY",)
     assert command.arguments.count("--log-interval") == 1
     reporting = ("--tensorboard-dir", "--wandb-project", "--wandb-exp-name")
     assert command.left_out == ("--save", "--save-interval", *reporting)
+
+
+@pytest.mark.parametrize(
+    ("move", "directory", "moves"),
+    [
+        ("cd /opt/Megatron-LM", "/opt/Megatron-LM", ""),
+        ("cd ../Megatron-LM", ".", "cd ../Megatron-LM"),
+        ("", ".", ""),
+    ],
+    ids=["absolute", "relative", "none"],
+)
+def test_a_trial_begins_where_the_script_does(move, directory, moves):
+    """The script's last absolute `cd` is the command's directory; another one is told."""
+    command = read("megatron", f"cd /tmp\n{move}\n{ARRAYS}" if move else ARRAYS).command
+
+    assert (command.directory, command.moves) == (directory, moves)
 
 
 def test_a_script_of_strings():
