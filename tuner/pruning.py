@@ -97,7 +97,11 @@ class ClearlySlowerPruner(BasePruner):
         steps_s = reported_steps(trial)
         if not all(step_s > 0 for step_s in steps_s):
             raise ValueError(f"`trial` must report step times above 0, but got {steps_s}.")
-        best = best_trial(study)
+        return self.prunes(trial, best_among(study.get_trials(deepcopy=False)))
+
+    def prunes(self, trial: FrozenTrial, best: FrozenTrial | None) -> bool:
+        """Whether a trial's reported steps are clearly slower than the best completed trial, if there is one."""
+        steps_s = reported_steps(trial)
         if best is None or best.value is None or self._is_kept(trial) or len(steps_s) < self._min_steps:
             return False
         return is_clearly_slower(steps_s, best.value, reported_steps(best), margin=self._margin, risk=self._risk)
@@ -114,10 +118,10 @@ def reported_steps(trial: FrozenTrial) -> list[float]:
     return [value for _, value in sorted(trial.intermediate_values.items())]
 
 
-def best_trial(study: Study) -> FrozenTrial | None:
+def best_among(trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
     """The completed trial with the smallest value; None before the first."""
-    completed = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    return min((t for t in completed if t.value is not None), key=lambda t: (t.value, t.number), default=None)
+    completed = [trial for trial in trials if trial.state == TrialState.COMPLETE and trial.value is not None]
+    return min(completed, key=lambda trial: (trial.value, trial.number), default=None)
 
 
 def is_clearly_slower(
@@ -149,46 +153,51 @@ def is_clearly_slower(
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StepReports:
-    """Reports the steps of running trials to a study, and asks its pruner which of them to stop.
+    """Reports the steps of running trials to a study, and asks a pruner which of them to stop.
 
     Attributes:
-        study: The study, with its pruner.
-        together: What is written in a block of it is written together.
+        study: The study.
+        pruner: Which trials to stop.
         seen: Per running trial, the steps and the best step time of the last look; an equal state is not looked at
             again.
     """
 
     study: Study
-    together: Callable[[], AbstractContextManager[None]]
+    pruner: ClearlySlowerPruner
     seen: dict[int, tuple[int, float]] = field(default_factory=dict)
 
-    def hopeless(self, running: Mapping[int, tuple[float, ...]]) -> dict[int, str]:
+    def hopeless(
+        self,
+        running: Mapping[int, tuple[float, ...]],
+        trials: Sequence[FrozenTrial],
+        together: Callable[[], AbstractContextManager[None]],
+    ) -> dict[int, str]:
         """The trials to stop, with the reason, by number.
 
         Args:
             running: Step times that each running trial has measured so far, by number [s]. Of a trial that runs again,
                 after its driver or its worker died, they replace those reported before.
+            trials: All trials of the study.
+            together: What is written in a block of it is written together.
         """
-        if not any(running.values()):
-            return {}
-        best = best_trial(self.study)
+        best = best_among(trials)
         best_s = best.value if best is not None and best.value is not None else 0.0
         states = {number: (len(steps_s), best_s) for number, steps_s in running.items() if steps_s}
         changed = [number for number, state in states.items() if self.seen.get(number) != state]
         if not changed:
             return {}
-        trials = {trial.number: trial for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))}
-        at_full_size = [number for number in changed if PROXY not in trials[number].user_attrs]
-        with self.together():  # a proxy's steps are those of a smaller job
+        known = {trial.number: trial for trial in trials}
+        at_full_size = [number for number in changed if PROXY not in known[number].user_attrs]
+        with together():  # a proxy's steps are those of a smaller job
             for number in at_full_size:
-                self._report(trials[number], running[number])
+                self._report(known[number], running[number])
         self.seen.update((number, states[number]) for number in changed)
         reasons = {}
         for number in at_full_size:
             steps_s = running[number]
-            trial = copy.copy(trials[number])
+            trial = copy.copy(known[number])
             trial.intermediate_values = dict(enumerate(steps_s, start=1))
-            if self.study.pruner.prune(self.study, trial):
+            if self.pruner.prunes(trial, best):
                 reasons[number] = (
                     f"clearly slower than the best: {statistics.median(steps_s):.4g} s in the median of its first "
                     f"{len(steps_s)} steps, {statistics.median(steps_s) / best_s:.2f} times the best's {best_s:.4g} s"

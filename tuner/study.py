@@ -21,7 +21,7 @@ import numpy as np
 import optuna
 from optuna import Study
 from optuna.exceptions import ExperimentalWarning
-from optuna.pruners import BasePruner, NopPruner
+from optuna.pruners import NopPruner
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
@@ -203,7 +203,7 @@ def run_study(
             held=held,
             study=study,
             past=past,
-            reports=StepReports(study=study, together=held.together),
+            reports=StepReports(study=study, pruner=make_pruner(config)) if config.search.prune else None,
         )
         stop_reason = _drive(run, executor, on_progress, clock)
         records = read_records(study)
@@ -366,10 +366,8 @@ def make_sampler(
     )
 
 
-def make_pruner(config: StudyConfig) -> BasePruner:
-    """The pruner that a study's options ask for; the expert's configuration is measured in full."""
-    if not config.search.prune:
-        return NopPruner()
+def make_pruner(config: StudyConfig) -> ClearlySlowerPruner:
+    """What stops trials early, where a study's options ask for it; the expert's configuration is measured in full."""
     return ClearlySlowerPruner(expert=config.expert.values(config.dimensions) if config.expert else None)
 
 
@@ -384,7 +382,7 @@ def open_study(config: StudyConfig, sampler: ThompsonSampler, storage: BaseStora
         study_name=config.name,
         storage=open_store(config.storage).storage if storage is None else storage,
         sampler=sampler,
-        pruner=make_pruner(config),
+        pruner=make_pruner(config) if config.search.prune else NopPruner(),
         direction="minimize",
         load_if_exists=True,
     )
@@ -481,7 +479,7 @@ class _Run:
     held: Claim
     study: Study
     past: Past
-    reports: StepReports
+    reports: StepReports | None
     live: dict[int, _Live] = field(default_factory=dict)
     known: list[list[FrozenTrial]] = field(default_factory=list)
 
@@ -589,10 +587,9 @@ class _Run:
 
     def hopeless(self, running: Mapping[int, tuple[float, ...]]) -> Mapping[int, str]:
         """The running trials to stop, with the reason, by number; their first steps are kept on the way."""
-        if not self.config.search.prune:
+        if self.reports is None or not any(running.values()):
             return {}
-        self.known.clear()
-        return self.reports.hopeless(running)
+        return self.reports.hopeless(running, self._trials(), self._written)
 
     def _tell(self, number: int, observation: Observation) -> None:
         """Ends a trial for Optuna; a value is a step time at full size, which a proxy does not measure."""
