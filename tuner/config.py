@@ -267,7 +267,8 @@ class _SearchKeys(DocumentedModel):
 
     budget_device_hours: Annotated[float, Field(gt=0)] | None = None
     """Budget of device-hours, of all runs of the study together: once the trials that have ended took them, start-up
-    included, no further one starts. A simulated or replayed trial counts what its measured steps would have taken.
+    included, no further one starts. What runs then still ends, so that the budget is exceeded by those trials. A
+    simulated or replayed trial counts what its measured steps would have taken.
     """
 
     parallel_trials: Annotated[int, Field(ge=1, le=1024)] = 1

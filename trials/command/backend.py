@@ -134,7 +134,7 @@ class CommandBackend(AbstractBackend):
                 "is no program that can be run here",
                 key="trial.command.0",
                 value=program,
-                nearest="an absolute path, or one relative to trial.directory",
+                nearest="an absolute path, one relative to trial.directory, or a PATH that has it (trial.environment)",
             )
 
     def opened(self, ranks: AbstractRanks) -> OpenCommandBackend:
