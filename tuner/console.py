@@ -25,6 +25,9 @@ if TYPE_CHECKING:  # these load numpy, Optuna and Ray
 
 LEFT_OUT_WORTH_TELLING = 0.01
 
+FAILURES_SHOWN = 3
+"""Failed trials that are named one by one."""
+
 NOTHING_WORKS = "No configuration works; `meshtune space` tells why."
 
 
@@ -271,9 +274,6 @@ def pruned_in_words(pruned: int, saved_s: float) -> str:
     """How many trials were stopped early, and what that saved."""
     trials = "1 trial" if pruned == 1 else f"{pruned:,} trials"
     return f"{trials} stopped early, about {saved_s:,.4g} s of steps saved"
-
-
-FAILURES_SHOWN = 3
 
 
 def print_failed(records: Sequence[TrialRecord]) -> None:
