@@ -75,9 +75,7 @@ def searched(file: Path, storage: str, *, dies_at: int | None = None, overrides:
 
 def sequence(records: list[object]) -> list[object]:
     """Trials as JSON: their parameters in order, how they ended, and what was believed then, to the last digit."""
-    told = [
-        (list(one.params.items()), one.status, one.step_time_s, one.p_star, one.prediction) for one in records
-    ]
+    told = [(list(one.params.items()), one.status, one.step_time_s, one.p_star, one.prediction) for one in records]
     return json.loads(json.dumps(told))
 
 
@@ -95,13 +93,13 @@ class Deadly:
 
 
 def plans() -> dict[str, object]:
-    """What each planner makes of attention on four devices."""
-    from tests.attention_graphs import attention
+    """What each planner makes of two layers of a perceptron on four devices."""
     from tests.random_graphs import mesh_of
+    from tests.small_graphs import mlp
     from tuner.planners.planning import PlannerOptions, planned
     from tuner.planners.sharding_milp import shard_by_milp
 
-    graph, mesh = attention(), mesh_of(2, 2)
+    graph, mesh = mlp(num_layers=2), mesh_of(2, 2)
     found: dict[str, object] = {}
     for planner in ("recursive", "descent", "toast"):
         one = planned(graph, mesh, PlannerOptions(planner=planner))

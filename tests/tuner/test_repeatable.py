@@ -1,4 +1,4 @@
-"""The same study, seed and observations give the same trials, wherever, however often and however fast a search runs."""
+"""The same study, seed and observations give the same trials, wherever and however fast a search runs."""
 
 import json
 import multiprocessing

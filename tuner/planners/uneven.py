@@ -38,7 +38,7 @@ PARTS = ("layers", "recomputed", "micro_batches", "hosts")
 MOST_ORDERS = 6
 """Orders of host groups that are tried; more than three groups have more orders than that."""
 PROOF_NODES = 2_000
-"""That branch and bound may open for one configuration: about a second, counted so that every machine finds the same."""
+"""That branch and bound may expand for one configuration: counted, so that every machine finds the same stages."""
 TABLE_NUMBERS = 4_000_000
 """Numbers of a table that are held at once: some tens of megabytes."""
 BISECTIONS = 40
