@@ -1,6 +1,8 @@
 """`meshtune dashboard`: the real server in a process of its own, asked as a browser asks it."""
 
+import functools
 import http.client
+import http.server
 import itertools
 import json
 import re
@@ -227,6 +229,81 @@ def test_nothing_but_notes_is_changed(served, method, path, body):
     assert "keeps notes" in json.loads(content)["reason"]
     assert content_of(served.folder / "study.db") == before
     assert (served.folder / "logs" / "trial-0000-host-0.log").is_file()
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:PORT", 200),
+        ("localhost:PORT", 200),
+        ("LOCALHOST.:PORT", 200),
+        ("[::1]:PORT", 200),
+        ("127.0.0.1:9", 200),  # as behind a tunnel
+        ("evil.example:PORT", 403),
+        ("evil.example", 403),
+        ("127.0.0.1.evil.example:PORT", 403),
+        ("localhost.evil.example:PORT", 403),
+        ("127.0.0.1@evil.example", 403),
+        ("[::1].evil.example", 403),
+        ("", 403),
+    ],
+)
+def test_no_other_name_leads_here(served, host, status):
+    """A page that has its own name resolve to this machine (DNS rebinding) reads nothing and writes nothing."""
+    name = served.url.split("/")[2]
+    connection = http.client.HTTPConnection(name, timeout=60)
+    with closing(connection):
+        for method, path in (("GET", "/api/studies"), ("GET", "/"), ("PUT", f"/api/studies/{served.id}/note")):
+            connection.putrequest(method, path, skip_host=True)
+            connection.putheader("Host", host.replace("PORT", name.partition(":")[2]))
+            connection.putheader("Content-Length", "0")
+            connection.endheaders()
+            answer = connection.getresponse()
+            content = answer.read()
+            assert (answer.status == 403) == (status == 403), (method, path, content)
+            assert answer.headers["X-Content-Type-Options"] == "nosniff"
+            if status == 403:
+                assert json.loads(content)["reason"].startswith("meshtune dashboard does not answer to this name")
+
+
+ATTACK = """
+<!DOCTYPE html><body>begun<script>
+const done = [];
+async function attempt(name, path, options) {
+  try {
+    const answer = await fetch("URL" + path, options);
+    done.push(name + ": " + (await answer.text()).slice(0, 40));
+  } catch (error) { done.push(name + ": refused"); }
+}
+(async () => {
+  const note = JSON.stringify({version: 1, body: "stolen"}), json = {"Content-Type": "application/json"};
+  await attempt("put", "api/studies/ID/note", {method: "PUT", body: note, headers: json});
+  await attempt("simple put", "api/studies/ID/note", {method: "PUT", body: note});
+  await attempt("post", "api/studies/ID/note", {method: "POST", body: note, mode: "no-cors"});
+  await attempt("read", "api/studies", {});
+  document.body.textContent = "tried: " + done.join(", ");
+})();
+</script></body>
+"""
+
+
+def test_a_page_from_elsewhere_reads_and_writes_nothing(served, tmp_path):
+    """A page that a real browser has open from another origin can neither change a note nor read a study."""
+    (tmp_path / "attack.html").write_text(
+        ATTACK.replace("URL", served.url).replace("ID", str(served.id)), encoding="utf-8"
+    )
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as elsewhere:
+        thread = Thread(target=elsewhere.serve_forever)
+        thread.start()
+        try:
+            page = rendered_dom(f"http://localhost:{elsewhere.server_port}/attack.html")
+        finally:
+            elsewhere.shutdown()
+            thread.join()
+
+    assert "tried: put: refused, simple put: refused, post: , read: refused" in page
+    assert served.study()["note"]["version"] == 0
 
 
 def test_a_users_note_is_theirs(served):
