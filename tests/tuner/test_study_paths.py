@@ -141,7 +141,7 @@ def test_what_is_read_elsewhere_is_told(home):
     ids=lambda given: "-".join(given) if isinstance(given, dict) else None,
 )
 def test_odd_paths_and_names_are_mistakes(home, changes, words):
-    """Names that are paths or options, and paths that lead nowhere, in circles or to no end, are told in one message."""
+    """Names that are paths or options, and paths that lead nowhere, in circles or to no end, are told in a line."""
     with pytest.raises(ConfigError) as refused:
         load_study(written(home, **changes))
 
