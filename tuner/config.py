@@ -520,7 +520,7 @@ def load_study(path: Path, *, overrides: Sequence[str] = (), storage: str | None
 
 def _without_secret(error: ConfigError) -> ConfigError:
     """The same mistake; of what a command gets in its environment no message tells a value."""
-    if "trial.environment" not in (error.key or ""):
+    if "trial.environment" not in (error.key or "") and "environment" not in str(error.value):
         return error
     return ConfigError(error.rule, key=error.key, nearest=error.nearest, file=error.file)
 
