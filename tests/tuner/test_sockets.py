@@ -9,6 +9,8 @@ from threading import Event, Thread
 import pytest
 
 from tests.tuner.broken_studies import study
+from tests.tuner.commanded_study import run_here, write_study
+from tests.tuner.served_study import serving
 from tuner.config import load_study
 from tuner.study import run_study
 
@@ -90,6 +92,21 @@ def watching():
     finally:
         over.set()
         thread.join()
+
+
+def test_a_dashboard_listens_on_this_machine_alone(tmp_path, monkeypatch):
+    """Nobody else reaches the dashboard of a user who has not said `--host`."""
+    pytest.importorskip("optuna_dashboard", reason="optuna-dashboard is not installed (the extra `dashboard`)")
+    monkeypatch.setenv(MARK, str(os.getpid()))
+    path = write_study(tmp_path, trials=1)
+    run_here(path)
+
+    with serving(path) as (_, served):
+        seen = {found for found in listening_of_ours() if " dashboard " in found[2]}
+
+    assert [(address, port) for address, port, _ in seen] == [
+        ("0100007F", int(served.url.rpartition(":")[2].strip("/")))
+    ]
 
 
 def test_trials_listen_on_this_machine_alone(tmp_path, monkeypatch):
