@@ -1,6 +1,6 @@
 """Every prediction is a number that can be: all models of the catalog on all clusters and devices of the catalog.
 
-    python -m benchmarks.sane_numbers [--json] [--variants N] [--workers N] [--only MODEL]
+    python -m benchmarks.sane_numbers [--json] [--variants N] [--deep N] [--workers N] [--only MODEL]
 
 A pair is a model and a cluster: the catalog's, one of each device of the catalog, unlike hosts, and a network that a
 trace has slowed down. Of each pair so many variants are drawn, with a seed: number of hosts, runtime, precision,
@@ -77,7 +77,7 @@ HEADROOM = 0.08
 PROXY = ProxyOptions(hosts=1, layers=None, full_trials=1)
 SAME = 1e-9
 """Relative difference of a sum and its parts."""
-MIXED = {
+MIXED: dict[str, dict[str, Any]] = {
     "A100 beside H100": {"groups": [{"name": "dgx-a100", "hosts": 1}, {"name": "dgx-h100", "hosts": 1}]},
     "three generations": {
         "groups": [
@@ -226,13 +226,20 @@ def drawn(model: str, label: str, rng: Generator) -> Variant:
     return Variant(model=model, cluster=label, hosts=hosts, runtime=runtime.name, job=tuple(job.items()), opened=opened)
 
 
-def checked(variant: Variant, *, most: int = MOST, some: int = SOME) -> Checked:
-    """Predicts the candidates of one variant and looks at every number."""
+def checked(variant: Variant, is_deep: bool = True, *, most: int = MOST, some: int = SOME) -> Checked:
+    """Predicts the candidates of one variant and looks at every number.
+
+    Args:
+        variant: The variant.
+        is_deep: Whether errors and terms are looked at, and simulated steps, which take most of the time.
+        most: Candidates that are predicted.
+        some: Of these, so many are looked at more closely.
+    """
     figures, sizes = Figures(), [0, 0, 0]
     try:
         with warnings.catch_warnings(), np.errstate(divide="raise", over="raise", invalid="raise"):
             warnings.simplefilter("error")
-            _look_at(variant, figures, sizes, most, some)
+            _look_at(variant, figures, sizes, is_deep, most, some)
     except Exception as error:  # noqa: BLE001 # whatever is raised is what this program looks for
         last = traceback.extract_tb(error.__traceback__)[-1]
         figures.wrong.append(f"{type(error).__name__}: {error} at {Path(last.filename).name}:{last.lineno}")
@@ -246,7 +253,7 @@ def checked(variant: Variant, *, most: int = MOST, some: int = SOME) -> Checked:
     )
 
 
-def _look_at(variant: Variant, figures: Figures, sizes: list[int], most: int, some: int) -> None:
+def _look_at(variant: Variant, figures: Figures, sizes: list[int], is_deep: bool, most: int, some: int) -> None:
     setting = variant.setting
     options = SpaceOptions(opened=variant.opened)
     grid, _ = enumerate_space(setting, options)
@@ -263,9 +270,11 @@ def _look_at(variant: Variant, figures: Figures, sizes: list[int], most: int, so
             setting.job, setting.cluster, setting.runtime, few, setting.runtime.uneven, memory_headroom=HEADROOM
         )
         look_at_predictions(setting, plans, figures)
-    look_at_errors(setting, few, figures)
     look_at_stages(setting, few, figures)
     look_at_proxies(setting, _spread(grid, 3), figures)
+    if not is_deep:
+        return
+    look_at_errors(setting, few, figures)
     sizes[2] = look_at_simulations(setting, _spread(grid, 2), figures)
 
 
@@ -406,12 +415,13 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     variants = variants_of(models, cluster_labels(), given.variants)
     found: list[Checked] = []
     with mapper(given.workers) as mapped:
-        for one in mapped(checked, variants):
+        for one in mapped(checked, variants, [number % given.deep == 0 for number in range(len(variants))]):
             found.append(one)
             for violation in one.violations:
                 tell(f"{PROGRAM}: {one.variant}: {violation}")
             if len(found) % 100 == 0:
-                tell(f"{PROGRAM}: {len(found)} of {len(variants)} variants")
+                done = sum(each.predicted for each in found)
+                tell(f"{PROGRAM}: {len(found)} of {len(variants)} variants, {done:,} candidates predicted")
     return {
         "pairs": len({(one.variant.model, one.variant.cluster) for one in found}),
         "variants": len(found),
@@ -441,6 +451,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--variants", type=count_at_least(1), default=3, help="of each pair (3)")
+    parser.add_argument("--deep", type=count_at_least(1), default=1, help="look closely at every so many variants (1)")
     parser.add_argument("--only", metavar="MODEL", help="one model of the catalog")
     parser.add_argument("--workers", type=count_at_least(1), default=2, help="processes (2)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

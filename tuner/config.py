@@ -43,7 +43,16 @@ from tuner.layer_plans import LayerPlanner, LayerPlanning
 from tuner.planners.pins import Pin
 from tuner.proxy import ProxyOptions
 from tuner.rules import Setting
-from tuner.space import Space, SpaceOptions, active_rules, broken_rules, build_space, launchable, setting_for
+from tuner.space import (
+    Space,
+    SpaceOptions,
+    active_rules,
+    broken_rules,
+    build_space,
+    impossible_values,
+    launchable,
+    setting_for,
+)
 from tuner.study_paths import StudyPaths
 from tuner.trial_config import (
     NotNegative,
@@ -547,6 +556,8 @@ def _resolved(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths) -> S
         )
     _check_fixed_dimensions(setting, options, measured=group is not None)
     _check_absent_dimensions(setting, options)
+    if group is None:
+        _check_possible_values(setting, options)
     backend = backend_of(keys.trial, setting, group, base_dir)
     planning = _planning(keys.planner, backend)
     _check_storage(storage)
@@ -798,6 +809,19 @@ def _check_absent_dimensions(setting: Setting, options: SpaceOptions) -> None:
                 key=f"space.{dimension}",
                 value=list(allowed[dimension]),
                 nearest=f"leave {dimension} out, or choose another runtime",
+            )
+
+
+def _check_possible_values(setting: Setting, options: SpaceOptions) -> None:
+    """Of the values that the study allows, at least one must divide what it splits; others are a note of the space."""
+    allowed = dict(options.allowed)
+    for dimension, (wrong, demand, valid) in impossible_values(setting, options).items():
+        if set(wrong) == set(allowed[dimension]):
+            raise ConfigError(
+                demand,
+                key=f"space.{dimension}",
+                value=list(wrong),
+                nearest=f"valid: {', '.join(map(str, valid))}",
             )
 
 

@@ -134,7 +134,7 @@ def _is_renewed(
     if held["host"] == socket.gethostname():
         return False
     on_note(
-        f"process {held['pid']} on {held['host']} drove this study; watching for {WATCHED_S:.0f} s whether it still does"
+        f"process {held['pid']} on {held['host']} drove this study; watching {WATCHED_S:.0f} s whether it still does"
     )
     for _ in range(WATCHES):
         sleep(WATCHED_S / WATCHES)

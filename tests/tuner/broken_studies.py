@@ -239,6 +239,11 @@ CASES: list[BrokenStudy] = [
         "is no runtime profile",
         "did you mean 'megatron-core'?",
     ),
+    broken(
+        "no possible tp", study(space="{tp: [3]}"), "space.tp = [3]", "the cluster's 8 devices", "valid: 1, 2, 4, 8"
+    ),
+    broken("no possible mbs", study(space="{mbs: [5, 7]}"), "space.mbs = [5, 7]", "global batch of 16", "valid: 1, 2,"),
+    broken("no possible ep", study(space="{ep: [2]}"), "space.ep = [2]", "must be 1 without experts", "valid: 1"),
     broken("unknown rule set", study(space="{rules: flex}"), "space.rules = 'flex'", "'flexparallel'?"),
     broken("unknown rule", study(space="{without: [head]}"), "space.without = 'head'", "did you mean 'heads'?"),
     broken("the rule that none can do without", study(space="{without: [devices]}"), "'devices'", "switched off"),

@@ -128,7 +128,7 @@ def test_other_host_holds_while_it_renews(store):
     claim(store, STUDY, now_s=NOW_S + STALE_AFTER_S, on_note=notes.append, sleep=slept_s.append)
 
     assert sum(slept_s) == pytest.approx(WATCHED_S)
-    assert notes == ["process 1 on elsewhere drove this study; watching for 45 s whether it still does"]
+    assert notes == ["process 1 on elsewhere drove this study; watching 45 s whether it still does"]
 
 
 @pytest.mark.parametrize("behind_s", [-7200.0, -STALE_AFTER_S, STALE_AFTER_S, 7200.0], ids="{:+.0f} s".format)
