@@ -1,6 +1,6 @@
 """Every prediction is a number that can be: all models of the catalog on all clusters and devices of the catalog.
 
-    python -m benchmarks.sane_numbers [--json] [--variants N] [--deep N] [--workers N] [--only MODEL]
+    python -m benchmarks.sane_numbers [--json] [--variants N] [--deep N] [--workers N]
 
 A pair is a model and a cluster: the catalog's, one of each device of the catalog, unlike hosts, and a network that a
 trace has slowed down. Of each pair so many variants are drawn, with a seed: number of hosts, runtime, precision,
@@ -57,7 +57,7 @@ from costmodels.uncertainty import step_uncertainty
 from hardware.cluster import Cluster, cluster_from_mapping, cluster_names, find_cluster
 from hardware.device import device_names
 from hardware.dynamics import INTER, HostEvent, LinkEvent, Trace, cluster_at
-from hardware.errors import ConfigError
+from hardware.errors import ConfigError, did_you_mean
 from tuner.planners.uneven import planned
 from tuner.proxy import ProxyOptions, proxy_of
 from tuner.rules import Setting
@@ -411,8 +411,14 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     models = tuple(model for model in model_names() if given.only in (None, model))
     if not models:
         raise ConfigError("is no model of the catalog", key="--only", value=given.only)
+    labels = given.clusters or cluster_labels()
+    for label in labels:
+        if label not in cluster_labels():
+            raise ConfigError(
+                "is no cluster", key="--clusters", value=label, nearest=did_you_mean(label, cluster_labels())
+            )
     started_s = time.monotonic()
-    variants = variants_of(models, cluster_labels(), given.variants)
+    variants = variants_of(models, labels, given.variants)
     found: list[Checked] = []
     with mapper(given.workers) as mapped:
         for one in mapped(checked, variants, [number % given.deep == 0 for number in range(len(variants))]):
@@ -453,6 +459,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--variants", type=count_at_least(1), default=3, help="of each pair (3)")
     parser.add_argument("--deep", type=count_at_least(1), default=1, help="look closely at every so many variants (1)")
     parser.add_argument("--only", metavar="MODEL", help="one model of the catalog")
+    parser.add_argument(
+        "--clusters", nargs="+", metavar="LABEL", help="these alone, such as 'dgx-h100' or 'device B200'"
+    )
     parser.add_argument("--workers", type=count_at_least(1), default=2, help="processes (2)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     violated: list[bool] = []
