@@ -27,7 +27,7 @@ _PREDICTION = {
     "memory_bytes": "its parts",
     "memory_capacity_bytes": "what a device has",
     "fits": "whether the headroom stays free",
-    "mfu": "FLOPs of the model over the peak of all devices",
+    "mfu": "FLOPs of the model, masked half of attention included, over the peak of all devices; above 1 where a very long sequence is nearly all of the work",
     "tokens_per_s_per_device": "tokens trained on",
 }
 

@@ -429,7 +429,7 @@ def test_any_ends_leave_proposals_among_what_is_left(seed, ends, predicted):
     """Whatever trials end with, equal, tiny or huge times or failures, the next is a candidate, and none that has ended
     for good; p_star stays a share.
     """
-    grid = grid_of(8, opened=())
+    grid = grid_of(8)
     sampler = sampler_of(grid, 10.0**predicted * world(grid)[0], seed=seed, draws=10)
     study = optuna.create_study(sampler=sampler)
     closed = set()

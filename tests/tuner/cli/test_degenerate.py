@@ -42,17 +42,20 @@ def figures_of(page):
     return [decoder.raw_decode(page, start)[0] for start in starts]
 
 
-def told_by_all(meshtune, path, storage, tmp_path) -> dict[str, Done]:
-    """What each command says of a study that has run, for people and as strict JSON."""
+def told_by_all(meshtune, path, storage) -> dict[str, Done]:
+    """What each command says of a study that has run, for people, after it was asked for strict JSON."""
     done = {}
-    for command in ("run", "status", "best", "report"):
-        more = ("--out", tmp_path / "report.html") if command == "report" else ()
-        told, done[command] = (
-            meshtune(command, path, "--storage", storage, *more, *extra) for extra in (("--json",), ())
-        )
+    for command in ("run", "status", "best"):
+        told, done[command] = (meshtune(command, path, "--storage", storage, *extra) for extra in (("--json",), ()))
         assert told.status == done[command].status, told.err
         strict(told.out)
     return done
+
+
+def assert_only_numbers(*texts):
+    """No text shows people what is no number."""
+    for text in texts:
+        assert not re.search(r"\b(nan|inf|infinity)\b", text, flags=re.IGNORECASE)
 
 
 @pytest.mark.usefixtures("no_ray")
@@ -62,14 +65,28 @@ def test_times_that_teach_little(meshtune, tmp_path, name):
     """Equal, tiny, huge, outlying or failed trials end a study in order: numbers are numbers in all that it prints."""
     path, storage = write_replay(tmp_path, SCRIPTS[name], search=SEARCH), f"sqlite:///{tmp_path / 'done.db'}"
 
-    done = told_by_all(meshtune, path, storage, tmp_path)
+    done = told_by_all(meshtune, path, storage)
 
     works = any(step_s for *_, step_s in SCRIPTS[name])
-    assert [one.status for one in done.values()] == ([0, 0, 0, 0] if works else [1, 0, 1, 0])
+    assert [one.status for one in done.values()] == ([0, 0, 0] if works else [1, 0, 1])
+    assert_only_numbers(*(one.out for one in done.values()))
+
+
+@pytest.mark.usefixtures("no_ray")
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("name", ["all out of memory", "eighteen decades", "one row"])
+def test_report_of_times_that_teach_little(meshtune, tmp_path, name):
+    """The report of such a study opens: what its figures draw is JSON, and its text shows numbers."""
+    path = write_replay(tmp_path, SCRIPTS[name], search="{max_trials: 6, draws: 20}")
+    storage = ("--storage", f"sqlite:///{tmp_path / 'done.db'}")
+    meshtune("run", path, *storage)
+
+    done = meshtune("report", path, *storage, "--out", tmp_path / "report.html", "--json")
+
+    assert done.status == 0, done.err
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert len(figures_of(page)) >= 1
-    for text in (*(one.out for one in done.values()), re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)):
-        assert not re.search(r"\b(nan|inf|infinity)\b", text, flags=re.IGNORECASE)
+    assert_only_numbers(re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL))
 
 
 @pytest.mark.usefixtures("no_ray")
@@ -113,7 +130,7 @@ def test_one_candidate(meshtune, tmp_path):
     path = tmp_path / "one.yaml"
     path.write_text(study(name="one", space=ONE), encoding="utf-8")
 
-    done = told_by_all(meshtune, path, f"sqlite:///{tmp_path / 'one.db'}", tmp_path)
+    done = told_by_all(meshtune, path, f"sqlite:///{tmp_path / 'one.db'}")
 
     assert "Tried 1 of 1 candidates, 0 failed; p_star 1.00" in done["run"].out
     assert "Best: pp=1,tp=8,dp=1" in done["best"].out
@@ -155,7 +172,7 @@ def test_history_that_teaches_little(meshtune, tmp_path, name):
     path = tmp_path / "study.yaml"
     path.write_text(study(name="past", history="[past.csv]", search="{max_trials: 3, draws: 20}"), encoding="utf-8")
 
-    done = told_by_all(meshtune, path, f"sqlite:///{tmp_path / 'done.db'}", tmp_path)
+    done = told_by_all(meshtune, path, f"sqlite:///{tmp_path / 'done.db'}")
 
     assert done["run"].status == 0, done["run"].err
     assert "Best: pp=" in done["best"].out
