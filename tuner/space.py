@@ -241,7 +241,7 @@ def impossible_values(setting: Setting, options: SpaceOptions) -> dict[str, tupl
         By dimension, the values, the demand that they don't meet, and all values that do.
     """
     job, devices = setting.job, setting.cluster.num_devices
-    experts = job.model.num_experts
+    experts, width = job.model.num_experts, job.model.expert_ffn_size
     sizes = {
         **dict.fromkeys(STAGES[0], (devices, f"must divide the cluster's {devices:,} devices")),
         "mbs": (job.global_batch_size, f"must divide the global batch of {job.global_batch_size:,} sequences"),
@@ -250,11 +250,13 @@ def impossible_values(setting: Setting, options: SpaceOptions) -> dict[str, tupl
             max(experts, 1),
             f"must divide the model's {experts} experts" if experts else "must be 1 without experts",
         ),
+        "expert_tp": (max(width, 1), f"must be 0, or divide the experts' width of {width:,}"),
+        "dp_shard": (devices, f"must be 0, or divide the cluster's {devices:,} devices"),
     }
     found = {}
     for dimension, values in options.allowed:
         number, demand = sizes.get(dimension, (0, ""))
-        wrong = tuple(value for value in values if number and (value < 1 or number % value))
+        wrong = tuple(value for value in values if number and value and (value < 0 or number % value))
         if wrong:
             found[dimension] = (wrong, demand, divisors(number))
     return found

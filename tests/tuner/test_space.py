@@ -490,15 +490,18 @@ def test_divisors_are_all_divisors(number):
         ("mbs", (1, 5, 6), "space.mbs: no configuration has mbs 5, 6: mbs must divide the global batch of"),
         ("vpp", (1, 5), "space.vpp: no configuration has vpp 5: vpp must divide the model's 32 layers"),
         ("ep", (1, 2), "space.ep: no configuration has ep 2: ep must be 1 without experts"),
+        ("dp_shard", (0, 3), "space.dp_shard: no configuration has dp_shard 3: dp_shard must be 0, or divide"),
         ("pp", (1, 2), None),
     ],
-    ids=["tp", "mbs", "vpp", "ep", "possible"],
+    ids=["tp", "mbs", "vpp", "ep", "dp_shard", "possible"],
 )
 def test_values_that_cannot_be_are_told(dimension, values, note):
     """A value that divides nothing is named in a note with what it must divide, and the others are searched."""
     setting, options = setting_of("megatron")
 
-    space = build_space(setting, replace(options, allowed=((dimension, values),)), expert=None)
+    opened = (dimension,) if dimension == "dp_shard" else ()
+
+    space = build_space(setting, replace(options, allowed=((dimension, values),), opened=opened), expert=None)
 
     assert len(space.grid)
     assert len(space.warnings) == (note is not None)
