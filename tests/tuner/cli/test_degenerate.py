@@ -7,6 +7,9 @@ import pytest
 
 from tests.tuner.broken_studies import ROW, rows, study
 from tests.tuner.cli.command_line import MEASURED, Done, assert_users_mistake, write_replay
+from tuner.config import load_study
+from tuner.record import read_records
+from tuner.study import stored_study
 
 SEARCH = "{max_trials: 12, draws: 20}"
 ONE = "{pp: [1], tp: [8], cp: [1], up: [1], vpp: [1], ep: [1], mbs: [1]}"
@@ -113,15 +116,18 @@ def test_what_has_failed_is_not_the_best(meshtune, tmp_path):
 @pytest.mark.usefixtures("no_ray")
 def test_some_that_failed_leave_the_others(meshtune, tmp_path):
     """Before any trial ends well, the best is the fastest prediction among those that have not failed."""
-    path = write_replay(tmp_path, SCRIPTS["all out of memory"], search="{max_trials: 1, draws: 20}")
-    storage = ("--storage", f"sqlite:///{tmp_path / 'done.db'}")
-    before = meshtune("best", path, *storage, "--json").json["config"]
+    path = write_replay(tmp_path, SCRIPTS["all out of memory"], search="{max_trials: 11, draws: 20}")
+    storage = f"sqlite:///{tmp_path / 'done.db'}"
+    before = meshtune("best", path, "--storage", storage, "--json").json["config"]
 
-    meshtune("run", path, *storage)
-    after = meshtune("best", path, *storage, "--json").json
+    meshtune("run", path, "--storage", storage)
+    after = meshtune("best", path, "--storage", storage, "--json").json
 
+    tried = [record.params for record in read_records(stored_study(load_study(path, storage=storage)))]
+    assert len(tried) == 11
+    assert before in tried
     assert after["source"] == "predicted"
-    assert after["config"] != before
+    assert after["config"] not in tried
 
 
 @pytest.mark.usefixtures("no_ray")
