@@ -184,7 +184,7 @@ def test_history_that_teaches_little(meshtune, tmp_path, name):
     assert "Best: pp=" in done["best"].out
 
 
-@pytest.mark.parametrize("seconds", ["-1.5", "nan", "inf", "0", "1e400"])
+@pytest.mark.parametrize("seconds", ["-1.5", "nan", "inf", "1e400"])
 def test_history_of_no_times_is_refused_by_its_line(meshtune, tmp_path, seconds):
     """A step time in a history that is no time is a mistake that names file and line."""
     (tmp_path / "past.csv").write_text(rows({}, {"step_seconds": seconds}), encoding="utf-8")
@@ -194,4 +194,6 @@ def test_history_of_no_times_is_refused_by_its_line(meshtune, tmp_path, seconds)
     done = meshtune("run", path)
 
     assert ROW["step_seconds"] == 1.5
-    assert_users_mistake(done, "past.csv:3", "step_seconds", seconds)
+    assert (done.status, done.out) == (2, "")
+    assert f"past.csv:3: step_seconds = '{seconds}': must be a number of at least 0" in done.err
+    assert "Traceback" not in done.err
