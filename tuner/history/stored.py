@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 from optuna.distributions import json_to_distribution
 from pydantic import TypeAdapter
-from sqlalchemy import Connection, Row, column, inspect, select, table
+from sqlalchemy import Connection, column, inspect, select, table
 
 from costmodels.job import TrainingJob
 from costmodels.operators import OpKind, Phase
@@ -304,7 +304,7 @@ class _Meaning:
         ]
 
 
-def _study_of(row: Row[Any]) -> str:
+def _study_of(row: Sequence[Any]) -> str:
     """By which rows are sorted here, because each server sorts texts by a language of its own."""
     return str(row[0])
 
