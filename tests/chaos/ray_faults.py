@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from tests.chaos.fault import AbstractFault
 from tests.chaos.scene import NODES, Scene, send
 
-RAY_IS_GONE = 2
-"""What a driver ends with whose own Ray has died: one message, and the next run goes on."""
+RAY_ENDED_IT = 1
+"""What Ray ends a driver with, from C++ and in its own words, whose raylet or GCS has died; the next run goes on."""
+
+GAVE_UP = 2
+"""What a driver ends with to whom Ray has told it first, while it started."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class _OfOwnRay(AbstractFault):
     """Kills a process of the Ray that the driver has started."""
 
     process: str
-    statuses = frozenset({RAY_IS_GONE})
+    statuses = frozenset({RAY_ENDED_IT, GAVE_UP})
 
     def suits(self, storage: str, trials: str, ray: str) -> bool:  # noqa: ARG002 # the contract's
         """Where the driver starts one."""

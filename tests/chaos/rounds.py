@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import tempfile
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.postgresql_server import PostgresqlServer
+from benchmarks.process_table import marked_processes
 from benchmarks.timing import tell
 from tests.chaos.disk import why_no_disk
 from tests.chaos.driver_faults import InterruptDriver, KillDriver, SuspendDriver, TerminateDriver
@@ -23,7 +23,7 @@ from tests.chaos.invariants import Disturbed, violations
 from tests.chaos.ledger import read_ledger
 from tests.chaos.left_behind import Held, Watch, held_now
 from tests.chaos.ray_faults import KillGcs, KillNode, KillRaylet, KillWorker
-from tests.chaos.scene import Scene
+from tests.chaos.scene import Scene, send
 from tests.chaos.storage_faults import BreakDatabase, FillDisk, KillSession, StopDatabase
 from tests.chaos.studies import RAYS, STORAGES, TRIALS, Round, Strike, undisturbed
 from tests.chaos.trial_faults import KillTrial, TakeMemory
@@ -233,12 +233,9 @@ def _left(mark: str) -> Held:
     deadline_s = time.monotonic() + GONE_LIMIT_S
     while (held := held_now(mark)).processes and time.monotonic() < deadline_s:
         time.sleep(0.5)
-    for process, _ in held.processes:
-        import os
-
-        tell(f"left: {Path(f'/proc/{process}/cmdline').read_bytes()!r}")
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)
+    for process, command in marked_processes(mark).items():
+        tell(f"left: {command}")
+        send(process, signal.SIGKILL)
     return held
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from benchmarks.postgresql_server import PostgresqlServer
 from benchmarks.process_table import marked_processes
 from benchmarks.ray_nodes import RayNodes
+from benchmarks.timing import tell
 from tests.chaos.disk import SmallDisk, why_no_disk
 from tests.chaos.invariants import End
 from tests.chaos.stored import Stored, read_stored
@@ -130,6 +131,7 @@ class Scene:
         allowed = frozenset(self._allowed)
         self.ends.append(End(status=status, allowed=allowed, faults=tuple(self._faults), told=told + hangs))
         self._faults, self._allowed = [], set()
+        tell(f"  driver ended with {status}: {told.strip().splitlines()[-1:]}{hangs}")
         if status == 0:
             self.answer = json.loads(printed)
 
