@@ -110,7 +110,9 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
         "faults": by_kind(played),
         "trials": sum(one.trials for one in played),
         "skipped": reasons(skipped),
-        "violations": [f"seed {given.seed}, round {one.round.number}: {told}" for one in played for told in one.violations],
+        "violations": [
+            f"seed {given.seed}, round {one.round.number}: {told}" for one in played for told in one.violations
+        ],
     }
 
 

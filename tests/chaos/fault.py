@@ -40,5 +40,5 @@ class AbstractFault(ABC):
             pick: Which of several victims, by the remainder.
         """
 
-    def undo(self, scene: Scene) -> None:
+    def undo(self, scene: Scene) -> None:  # noqa: B027 # most faults have nothing to undo
         """Puts right what does not come right by itself."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.chaos.ledger import Entry
-from tests.chaos.left_behind import Held
-from tests.chaos.stored import Stored, StoredTrial
+from tests.chaos.left_behind import NOTHING_HELD, Held
+from tests.chaos.stored import EMPTY, Stored, StoredTrial
 
 CLOSE = 1e-9
 """Relative; a step time goes through a log line and a float column, and comes out as it was."""
@@ -58,13 +58,13 @@ class Disturbed:
     budget: int = 0
     ledger: tuple[Entry, ...] = ()
     moments: tuple[Stored, ...] = ()
-    stored: Stored = Stored()
+    stored: Stored = EMPTY
     answer: Mapping[str, Any] | None = None
     ends: tuple[End, ...] = ()
     undisturbed: tuple[tuple[str, str, float | None], ...] | None = None
-    before: Held = Held()
-    used: Held = Held()
-    after: Held = Held()
+    before: Held = NOTHING_HELD
+    used: Held = NOTHING_HELD
+    after: Held = NOTHING_HELD
 
 
 def spends_its_budget(study: Disturbed) -> list[str]:

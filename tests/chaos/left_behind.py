@@ -42,6 +42,9 @@ class Held:
         )
 
 
+NOTHING_HELD = Held()
+
+
 def held_now(mark: str) -> Held:
     """What the whole machine holds; of processes, those with this mark."""
     segments = {f"sysv:{fields[1]}" for fields in _table("/proc/sysvipc/shm")}
@@ -71,7 +74,7 @@ class Watch(threading.Thread):
         super().__init__(daemon=True)
         self._mark = mark
         self._over = threading.Event()
-        self.seen = Held()
+        self.seen = NOTHING_HELD
 
     def run(self) -> None:
         """Looks now and then."""

@@ -71,7 +71,7 @@ class _OfOwnRay(AbstractFault):
     def strike(self, scene: Scene, pick: int) -> bool:  # noqa: ARG002 # the contract's
         """The one there is."""
         found = [number for number, command in scene.processes().items() if self.process in command.split(" ")[0]]
-        return bool(found) and all([send(number, signal.SIGKILL) for number in found])
+        return bool(found) and send(found[0], signal.SIGKILL)
 
 
 @dataclass(frozen=True)

@@ -139,6 +139,8 @@ class Stage:
     """
 
     def __init__(self, server: PostgresqlServer | None) -> None:
+        # a program that was started in the background may have inherited that Ctrl-C means nothing, and pass it on
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         self._server = server
         self._judges = ThreadPoolExecutor()
 

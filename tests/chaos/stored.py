@@ -68,6 +68,9 @@ class Stored:
     kept: tuple[int, ...] = ()
 
 
+EMPTY = Stored()
+
+
 def read_stored(url: str) -> Stored:
     """The only study of a storage, as it stands now; nothing where there is nothing yet."""
     kind, _, place = url.partition(":///")
@@ -84,15 +87,15 @@ def read_stored(url: str) -> Stored:
             return cursor.fetchall()
 
         cursor.execute("SELECT to_regclass('meshtune_runs')")
-        return _of_tables(rows) if cursor.fetchone() != (None,) else Stored()
+        return _of_tables(rows) if cursor.fetchone() != (None,) else EMPTY
 
 
 def _of_sqlite(path: Path) -> Stored:
     if not path.exists():
-        return Stored()
+        return EMPTY
     with closing(sqlite3.connect(path, timeout=60)) as connection:
         if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'meshtune_runs'").fetchone():
-            return Stored()
+            return EMPTY
         connection.execute("BEGIN")  # all at one moment
         return _of_tables(lambda query: connection.execute(query).fetchall())
 
@@ -114,7 +117,7 @@ def _of_tables(rows: Any) -> Stored:
 
 def _of_journal(path: Path) -> Stored:
     if not path.exists():
-        return Stored()
+        return EMPTY
     attributes: dict[str, str] = {}
     trials: list[dict[str, Any]] = []
     kept: list[int] = []
