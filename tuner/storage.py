@@ -25,7 +25,7 @@ from tuner.config import is_journal, storage_file
 from tuner.journal_file import JournalError
 from tuner.journal_store import JournalStore, rows_of_journal
 from tuner.sql_store import SqlStore
-from tuner.store import AbstractStore
+from tuner.store import AbstractStore, BrokenOffError
 
 SQLITE_WAIT_S = 60
 """How long one process waits for another's write before it gives up."""
@@ -40,6 +40,7 @@ SERVER_LOOK_S = 0.5
 """How often it looks meanwhile."""
 
 NOTHING_IS_LOST = "run the same command again: nothing that is recorded is lost"
+SERVER_IS_BACK = f"when the server is back, {NOTHING_IS_LOST}"
 
 LASTING = (
     "give --storage or MESHTUNE_STORAGE a file that outlives the job and that the driver's node can reach, by its "
@@ -191,6 +192,8 @@ def storage_errors(url: str) -> Iterator[None]:
             value=shown_url(url),
             nearest="pip install 'meshtune[postgresql]'" if url.startswith("postgresql") else None,
         ) from None
+    except BrokenOffError:
+        raise _unusable("its server went away in the middle of a write", url, SERVER_IS_BACK) from None
     except JournalError as error:
         full = str(error) == os.strerror(errno.ENOSPC)
         raise _unusable(str(error), url, f"make room there, and {NOTHING_IS_LOST}" if full else None) from None
@@ -212,7 +215,7 @@ def _remedy(error: BaseException) -> str | None:
     if "disk is full" in str(chain[-1]) or "No space left" in str(chain[-1]):
         return f"make room there, and {NOTHING_IS_LOST}"
     if any(isinstance(each, DBAPIError) and each.connection_invalidated for each in chain):
-        return f"when the server is back, {NOTHING_IS_LOST}"
+        return SERVER_IS_BACK
     return None
 
 

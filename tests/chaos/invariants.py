@@ -221,7 +221,7 @@ def leaves_nothing(study: Disturbed) -> list[str]:
     return [
         *(f"process {process} is left" for process, _ in sorted(after.processes)),
         *(f"shared memory {name} is left" for name in sorted(after.segments & used.segments - before.segments)),
-        *(f"port {port} is left" for port in sorted(after.ports & used.ports - before.ports)),
+        *(f"port {port} is left" for port, _ in sorted(after.ports & used.ports - before.ports)),
     ]
 
 

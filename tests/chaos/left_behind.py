@@ -16,7 +16,7 @@ from benchmarks.process_table import marked_processes
 LISTENS = "0A"
 """The state of a listening socket in /proc/net/tcp."""
 
-EVERY_S = 0.5
+EVERY_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,12 +26,12 @@ class Held:
     Attributes:
         processes: Their numbers, with the moment of their start, which tells them from later ones of the same number.
         segments: Shared memory: names in /dev/shm, and `sysv:` with the number of others.
-        ports: On which somebody listens.
+        ports: On which somebody listens, with the number of the socket: another program may get the same port.
     """
 
     processes: frozenset[tuple[int, str]] = frozenset()
     segments: frozenset[str] = frozenset()
-    ports: frozenset[int] = frozenset()
+    ports: frozenset[tuple[int, str]] = frozenset()
 
     def __or__(self, other: Held) -> Held:
         """All of both."""
@@ -52,7 +52,7 @@ def held_now(mark: str) -> Held:
     return Held(
         processes=frozenset((process, _start(process)) for process in marked_processes(mark)),
         segments=frozenset(segments | {entry.name for entry in shared.iterdir()}),
-        ports=frozenset(_listening().values()),
+        ports=frozenset(_listening()),
     )
 
 
@@ -62,7 +62,8 @@ def held_by(mark: str) -> Held:
     processes, segments, ports = set(), set(), set()
     for process in marked_processes(mark):
         processes.add((process, _start(process)))
-        ports |= {listening[inode] for inode in _sockets(process) if inode in listening}
+        sockets = set(_sockets(process))
+        ports |= {(port, inode) for port, inode in listening if inode in sockets}
         segments |= set(_mapped(process))
     return Held(processes=frozenset(processes), segments=frozenset(segments), ports=frozenset(ports))
 
@@ -94,10 +95,10 @@ def _table(path: str) -> Iterator[list[str]]:
         yield line.split()
 
 
-def _listening() -> dict[str, int]:
-    """Ports by the inode of the socket that listens there."""
+def _listening() -> set[tuple[int, str]]:
+    """Ports, and the inodes of the sockets that listen there."""
     return {
-        fields[9]: int(fields[1].rpartition(":")[2], 16)
+        (int(fields[1].rpartition(":")[2], 16), fields[9])
         for path in ("/proc/net/tcp", "/proc/net/tcp6")
         for fields in _table(path)
         if fields[3] == LISTENS

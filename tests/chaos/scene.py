@@ -150,14 +150,14 @@ class Scene:
         self.moments.append(read_stored(self.storage))
         return self.moments[-1]
 
-    def wait_for_work(self, limit_s: float = 120.0) -> bool:
+    def wait_for_work(self, limit_s: float = END_LIMIT_S) -> bool:
         """Waits until a worker works on a trial; False where the driver ends before."""
         deadline_s = time.monotonic() + limit_s
         while self.is_driven:
             if self.workers():
                 return True
             assert time.monotonic() < deadline_s, f"no trial began: {self.driver and self.driver.told}"
-            time.sleep(0.05)
+            time.sleep(0.2)
         return False
 
     def wait_for_start(self) -> None:

@@ -81,6 +81,7 @@ def read_stored(url: str) -> Stored:
     import psycopg2
 
     with closing(psycopg2.connect(url)) as connection, connection.cursor() as cursor:
+        connection.set_session(isolation_level="REPEATABLE READ", readonly=True)  # all at one moment
 
         def rows(query: str) -> list[tuple[Any, ...]]:
             cursor.execute(query)

@@ -16,7 +16,7 @@ import time
 import zlib
 
 ITERATIONS = 7
-PAUSE_S = 0.12
+PAUSE_S = 0.2
 HELD_BYTES = 16 * 2**20
 """What an iteration allocates, and what fails first where the memory has a limit."""
 

@@ -83,8 +83,9 @@ def test_a_server_that_stays_away_is_told(server, store, study, monkeypatch):
         waits.clear()
 
 
+@pytest.mark.parametrize("write", ["attribute", "trial"])
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGQUIT], ids=["fast", "immediate"])
-def test_a_transaction_that_is_broken_off_is_told(server, store, study, how):
+def test_a_transaction_that_is_broken_off_is_told(server, store, study, how, write):
     """A server that stops in the middle of a transaction ends the driver with a message that says what to do, and
     nothing of that transaction is there afterwards.
     """
@@ -95,7 +96,10 @@ def test_a_transaction_that_is_broken_off_is_told(server, store, study, how):
         with storage_errors(server.url), store.together(Condition(study_id=study, key="claim", text=before)):
             store.storage.set_study_user_attr(study, "half", 1)
             server.stop(how)
-            store.storage.set_study_user_attr(study, "other half", 1)
+            if write == "trial":
+                store.storage.create_new_trial(study)
+            else:
+                store.storage.set_study_user_attr(study, "other half", 1)
 
     with pytest.raises(ConfigError, match=re.escape(storage.NOTHING_IS_LOST)) as told:
         broken_off()
@@ -104,3 +108,4 @@ def test_a_transaction_that_is_broken_off_is_told(server, store, study, how):
     assert PASSWORD not in str(told.value)
     assert "when the server is back" in str(told.value)
     assert store.storage.get_study_user_attrs(study).keys() == {"claim"}
+    assert store.storage.get_all_trials(study) == []
