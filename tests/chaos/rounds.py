@@ -155,11 +155,7 @@ class Stage:
         try:
             with folder, scene:
                 for strike in which.strikes:
-                    if not scene.is_driven and not scene.is_over:
-                        scene.begin()
-                    if scene.is_over:
-                        break
-                    if _hit(scene, strike):
+                    if _dealt(scene, strike):
                         struck.append(strike.fault)
                 _finish(scene)
                 scene.keep_moment()
@@ -191,6 +187,18 @@ class Stage:
             )
 
         return self._judges.submit(judged)
+
+
+def _dealt(scene: Scene, strike: Strike) -> bool:
+    """Hits a driver that lives, or the next one where this one is just ending; whether it did."""
+    for _ in range(2):
+        if not scene.is_driven:
+            if scene.is_over:
+                return False
+            scene.begin()
+        if _hit(scene, strike):
+            return True
+    return False
 
 
 def _hit(scene: Scene, strike: Strike) -> bool:

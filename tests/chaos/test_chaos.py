@@ -14,8 +14,8 @@ SHORT = (
     "kill worker",
     "stop database",
     "fill disk",
-    "kill database session",
     "suspend driver",
+    "kill database session",
     "kill driver",
     "kill node's raylet",
 )
