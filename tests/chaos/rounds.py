@@ -151,12 +151,9 @@ class Stage:
         scene = Scene(which, Path(folder.name), self._server)
         before, watch = held_now(scene.mark), Watch(scene.mark)
         watch.start()
-        struck: list[str] = []
         try:
             with folder, scene:
-                for strike in which.strikes:
-                    if _dealt(scene, strike):
-                        struck.append(strike.fault)
+                struck = tuple(strike.fault for strike in which.strikes if _dealt(scene, strike))
                 _finish(scene)
                 scene.keep_moment()
                 study = Disturbed(
@@ -179,7 +176,7 @@ class Stage:
             whole = replace(study, used=watch.stop(), after=after)
             return Played(
                 round=which,
-                struck=tuple(struck),
+                struck=struck,
                 trials=sum(trial.has_ended for trial in whole.stored.trials),
                 drivers=len(whole.ends),
                 seconds=seconds,
