@@ -141,7 +141,7 @@ def _step_time_s(found: Mapping[str, str], step: StepSize) -> float | None:
 def _memory_bytes(found: Mapping[str, str]) -> int | None:
     for name, unit_bytes in _BYTES.items():
         number = _number(found.get(name))
-        if number is not None and number > 0:
+        if number is not None and 0 < number * unit_bytes < math.inf:
             return round(number * unit_bytes)
     return None
 

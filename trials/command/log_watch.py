@@ -23,7 +23,7 @@ from trials.ranks import AbstractRanks
 GRACE_S = 5.0
 """How long the other hosts may take to end when one has: their logs may say more."""
 
-_LAUNCHERS_SIGNAL = re.compile(r"exitcode\s*:\s*-(\d+)|Signal (\d+) \(SIG\w+\) received")
+_LAUNCHERS_SIGNAL = re.compile(r"exitcode\s*:\s*-([0-9]{1,3})\b|Signal ([0-9]{1,3}) \(SIG\w+\) received")
 """How torchrun tells that a signal has killed one of its processes; it ends itself with status 1."""
 
 
