@@ -80,7 +80,8 @@ def fuzz(target: Target, *, inputs: int, seconds: int, folder: Path) -> None:
         rng = Random(seed)
         if rng.random() < 0.2:
             return bytes(atheris.Mutate(data, most))
-        return target.mutation(data, rng, seeds)[:most]
+        # what coverage keeps is mostly refused early, so that every other input begins with a good one
+        return target.mutation(rng.choice(seeds) if rng.random() < 0.5 else data, rng, seeds)[:most]
 
     atheris.Setup(
         [

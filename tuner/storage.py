@@ -159,6 +159,8 @@ def storage_errors(url: str) -> Iterator[None]:
         ) from None
     except JournalError as error:
         raise _unusable(str(error), url) from None
+    except UnicodeDecodeError:  # from where SQLite reads what is no database any more
+        raise _unusable("it holds text that is not UTF-8", url) from None
     except (SQLAlchemyError, StorageInternalError) as error:
         raise _unusable(_cause(error, url), url) from None
     except RuntimeError as error:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.fuzz.mutation import of_bytes, of_json, of_lines
 from tests.fuzz.target import Target
+from trials.backend import unheard
+from trials.command.host_program import Ended
 from trials.command.kineto import UnreadableTraceError, read_trace
-from trials.command.log_pattern import LOG_PATTERNS, StepSize
-from trials.command.memory_messages import lack_of_memory
+from trials.command.log_pattern import LOG_PATTERNS, Reading, StepSize
+from trials.command.log_watch import Wanted, watched
 from trials.command.trace_samples import samples_of
+from trials.rank_messages import Exit, Told
+from trials.ranks import AbstractRanks
 
 STEP = StepSize(samples=256, tokens=256 * 4096, devices=64)
 
@@ -30,6 +35,7 @@ LOGS = (
     b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.1 GiB\n"
     b"slurmstepd: error: Detected 1 oom_kill event in StepId=1.0\ntask 0,3-5: Out Of Memory\nMemoryError: x\n"
     b"RuntimeError: [Errno 12] Cannot allocate memory\nwhat():  std::bad_alloc\n",
+    b"ValueError: bad\nexitcode  : -9 (pid: 5)\nSignal 11 (SIGSEGV) received by PID 5\nEADDRINUSE: address in use\n",
 )
 
 
@@ -57,15 +63,42 @@ def _trace() -> bytes:
     return json.dumps({"schemaVersion": 1, "traceEvents": events}).encode()
 
 
+class _Ended(AbstractRanks):
+    """One host that has printed a log and failed."""
+
+    def __init__(self, text: str, readings: Sequence[Reading]) -> None:
+        self.text = text
+        self.left = [Told(rank=0, value=reading) for reading in readings]
+        self.left.append(Told(rank=0, value=Ended(code=1)))
+
+    def start(self) -> _Ended:
+        return self
+
+    @property
+    def running(self) -> frozenset[int]:
+        return frozenset({0} if self.left else ())
+
+    def launch(self, function: str, *arguments: Any, num_ranks: int, memory_limit_bytes: int | None = None) -> None:
+        raise AssertionError("it has ended")
+
+    def events(self, timeout_s: float) -> list[Told | Exit]:  # noqa: ARG002 # nobody waits
+        left, self.left = self.left, []
+        return list(left)
+
+    def printed(self) -> str:
+        return self.text
+
+    def kill(self) -> list[Exit]:
+        return []
+
+
 def _read_log(data: bytes, folder: Path) -> None:  # noqa: ARG001 # no file is read
     """As a host reads what a command prints, and its driver what is left of it."""
     text = data.decode(errors="replace")
-    for line in text.split("\n"):
-        for pattern in LOG_PATTERNS.values():
-            reading = pattern.reading(line, STEP)
-            if reading is not None and reading.step_time_s is not None:
-                assert reading.step_time_s >= 0, "a step takes no negative time"
-    lack_of_memory(text, text[-200:])
+    lines = text.split("\n")
+    for pattern in LOG_PATTERNS.values():
+        found = [reading for line in lines if (reading := pattern.reading(line, STEP)) is not None]
+        watched(_Ended(text, found), Wanted(warmup_steps=1, steps=100, hang_limit_s=1.0), on_step=unheard)
 
 
 def _read_profile(data: bytes, folder: Path) -> None:

@@ -89,7 +89,7 @@ class LogPattern:
         for expression in self.expressions:
             try:
                 names = re.compile(expression).groupindex
-            except re.error as error:
+            except (re.error, ValueError, OverflowError, RecursionError) as error:
                 raise ConfigError(f"is no regular expression: {error}", value=expression) from None
             for name in names:
                 if name not in GROUPS:
@@ -168,8 +168,8 @@ LOG_PATTERNS: dict[str, LogPattern] = {
     "mindspeed": _MEGATRON,
     "torchtitan": LogPattern(
         expressions=(
-            rf"\bstep:\s*(?P<iteration>\d+)\s+loss:.*?memory:\s*(?P<memory_gib>{_FLOAT})GiB.*?"
-            rf"tps:\s*(?P<tokens_per_s_per_device>{_FLOAT})",
+            rf"\bstep:\s*(?P<iteration>\d+)\s+loss:(?>.*?memory:\s*(?P<memory_gib>{_FLOAT})GiB)"
+            rf"(?>.*?tps:\s*(?P<tokens_per_s_per_device>{_FLOAT}))",
         )
     ),
     "deepspeed": LogPattern(
