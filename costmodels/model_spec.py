@@ -309,9 +309,7 @@ _MOE_FIELDS = (
 _MLA_FIELDS = ("q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
-def check_count(
-    value: object, *, key: str, minimum: int = 1, most: int = MAX_COUNT, file: str | None = None
-) -> int:
+def check_count(value: object, *, key: str, minimum: int = 1, most: int = MAX_COUNT, file: str | None = None) -> int:
     """`value` if it is a whole number of the range that sizes have, else a ConfigError that names `key`."""
     if isinstance(value, int) and not isinstance(value, bool) and minimum <= value <= most:
         return value

@@ -74,7 +74,9 @@ class ParallelConfig:
                 rule = "at least 1" if type(value) is not int or value < 1 else f"at most {MAX_DEGREE}"
                 raise ConfigError(f"must be a whole number of {rule}", key=name, value=value)
         if self.num_devices > MAX_DEGREE:
-            raise ConfigError(f"makes {self.num_devices} devices; at most {MAX_DEGREE} are supported", key="pp*tp*dp*cp*up")
+            raise ConfigError(
+                f"makes {self.num_devices} devices; at most {MAX_DEGREE} are supported", key="pp*tp*dp*cp*up"
+            )
         if self.recompute not in RECOMPUTE_MODES:
             raise ConfigError(
                 "is not a recompute mode",

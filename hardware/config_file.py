@@ -22,8 +22,8 @@ from hardware.input_file import read_input
 
 MAX_FILE_BYTES = 4_000_000
 MAX_YAML_BYTES = 1_000_000
-MAX_VALUES = 50_000
-"""Of one YAML file, which is read in seconds then; the largest of the catalogs has a tenth of both."""
+MAX_VALUES = 25_000
+"""Of one YAML file, which is read in a second or two; the largest of the catalogs has a fifth."""
 MAX_DEPTH = 32
 
 ModelT = TypeVar("ModelT", bound=BaseModel)

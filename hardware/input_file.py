@@ -26,12 +26,11 @@ def read_input(path: Path, *, most_bytes: int) -> bytes:
     try:
         # without O_NONBLOCK, to open a pipe is to wait for a writer
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123 # of a number
-            mode = os.fstat(file.fileno()).st_mode
-            if stat.S_ISDIR(mode):
-                raise ConfigError("is a directory, not a file", file=str(path))
-            if not stat.S_ISREG(mode):
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise ConfigError("is a pipe or a device, not a file", file=str(path), nearest="save it to a file")
             content = file.read(most_bytes + 1)
+    except IsADirectoryError:
+        raise ConfigError("is a directory, not a file", file=str(path)) from None
     except FileNotFoundError:
         raise _no_such_file(path) from None
     except ValueError:  # what the system takes for no path at all

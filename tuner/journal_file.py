@@ -244,7 +244,15 @@ def foreign_entries(path: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+    except (
+        ArithmeticError,
+        AssertionError,
+        AttributeError,
+        LookupError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise JournalError(f"{path} has an entry that is none of a journal: {shown(error)}") from None
 
 

@@ -33,8 +33,20 @@ ADDED = {
 
 EXPORTED = {
     "config": {
-        **{"pp": 2, "tp": 2, "dp": 4, "cp": 1, "up": 1, "vpp": 1, "ep": 1, "mbs": 1, "recompute": "none"},
-        **{"zero_stage": 1, "sequence_parallel": True, "expert_tp": 0, "dp_shard": 0, "assignment": "layers=20/12"},
+        "pp": 2,
+        "tp": 2,
+        "dp": 4,
+        "cp": 1,
+        "up": 1,
+        "vpp": 1,
+        "ep": 1,
+        "mbs": 1,
+        "recompute": "none",
+        "zero_stage": 1,
+        "sequence_parallel": True,
+        "expert_tp": 0,
+        "dp_shard": 0,
+        "assignment": "layers=20/12",
     },
     "job": {"model": "llama3-8b", "sequence_length": 4096, "global_batch_size": 64, "precision": "bf16"},
     "cluster": {"groups": [{"device": "H100-SXM-80", "hosts": 2, "devices_per_host": 8}]},
@@ -43,9 +55,12 @@ EXPORTED = {
 
 SCRIPTS = (
     *(ARRAYS, STRINGS, ASCEND),
-    'for i in 1 2; do echo "$i"; done\nf() { local TP=$1; }\nif [ -z "$TP" ]; then TP=2; elif [[ $A == b ]]; then TP=1; fi\n'
-    'eval "torchrun --nnodes=2 --nproc-per-node=$((4*2)) pretrain_gpt.py --num-layers ${L:=12} --hidden-size 512 --nnodes 1 --num-attention-heads 8 --vocab-size 32000 "\\\n'
-    "  --seq-length 4096 --micro-batch-size 1 ${ARGS[@]} <<EOF\nx\nEOF\ncase $1 in a) x=1;; esac\nbash -c 'python a.py --seq-length 128'\n",
+    'for i in 1 2; do echo "$i"; done\nf() { local TP=$1; }\n'
+    'if [ -z "$TP" ]; then TP=2; elif [[ $A == b ]]; then TP=1; fi\n'
+    'eval "torchrun --nnodes=2 --nproc-per-node=$((4*2)) pretrain_gpt.py --num-layers ${L:=12} '
+    '--hidden-size 512 --num-attention-heads 8 --vocab-size 32000 "\\\n'
+    "  --seq-length 4096 --micro-batch-size 1 ${ARGS[@]} <<EOF\nx\nEOF\ncase $1 in a) x=1;; esac\n"
+    "bash -c 'python a.py --seq-length 128'\n",
 )
 
 

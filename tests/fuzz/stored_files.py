@@ -108,7 +108,9 @@ def _read_rows(data: bytes, folder: Path) -> None:
             changes = tables.get(table.name, {}) if isinstance(tables, dict) else {}
             for name in {column.name for column in table.columns} & set(changes if isinstance(changes, dict) else ()):
                 value = changes[name]
-                is_plain = value is None or isinstance(value, str | float) or (isinstance(value, int) and abs(value) < 2**63)
+                is_plain = (
+                    value is None or isinstance(value, str | float) or (isinstance(value, int) and abs(value) < 2**63)
+                )
                 told = value if is_plain else json.dumps(value)
                 try:
                     connection.execute(f"UPDATE {table.name} SET {name} = ?", [told])  # noqa: S608 # our own names

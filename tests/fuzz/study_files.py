@@ -14,7 +14,7 @@ from hardware.config_file import read_mapping
 from hardware.trace_file import read_trace
 from tests.fuzz.mutation import of_json, of_lines, of_table, of_yaml
 from tests.fuzz.target import Target
-from tests.tuner.broken_studies import CONFIG_JSON, GOOD, REPLAY, rows, study
+from tests.tuner.broken_studies import CONFIG_JSON, REPLAY, rows, study
 from tuner.cli_options import number, whole_number
 from tuner.config import load_study
 from tuner.history.published import read_published
@@ -27,8 +27,9 @@ CLUSTERS = (
     b"device: H100-SXM-80\nhosts: 2\nswitch: {hosts: 1, uplink_gb_per_s: 200}\ntrace: trace.csv\n",
     b"name: two kinds\ngroups:\n- {name: dgx-h100, hosts: 1}\n- {device: A100-SXM-80, hosts: 2, devices_per_host: 4}\n"
     b"inter_group_links: [{kind: infiniband, bandwidth_gb_per_s: 25, latency_us: 5}]\n",
-    b"device: A100-SXM-80\nhosts: 1\nintra_links: [{kind: nvlink, bandwidth_gb_per_s: 300, latency_us: 2, mesh_peers: 3,\n"
-    b"  efficiency: 0.8, exclusive_group: a}]\nnic_links: [{kind: roce, bandwidth_gb_per_s: 10, latency_us: 9, sharers: 2}]\n",
+    b"device: A100-SXM-80\nhosts: 1\nintra_links: [{kind: nvlink, bandwidth_gb_per_s: 300, latency_us: 2,\n"
+    b"  mesh_peers: 3, efficiency: 0.8, exclusive_group: a}]\n"
+    b"nic_links: [{kind: roce, bandwidth_gb_per_s: 10, latency_us: 9, sharers: 2}]\n",
 )
 
 STUDIES = (
@@ -88,6 +89,7 @@ expert_ffn_size: 256
 num_shared_experts: 1
 shared_expert_ffn_size: 256
 """
+
 
 def _read_yaml(data: bytes, folder: Path) -> None:
     read_mapping(_written(folder / "input.yaml", data))
@@ -235,7 +237,12 @@ TARGETS = (
         name="override",
         read=_read_override,
         mutation=of_lines,
-        seeds=lambda: (b"search.seed=3", b"cluster={name: dgx-h100, hosts: 2}", b"space.tp=[1, 2]", b"job.precision=fp8"),
+        seeds=lambda: (
+            b"search.seed=3",
+            b"cluster={name: dgx-h100, hosts: 2}",
+            b"space.tp=[1, 2]",
+            b"job.precision=fp8",
+        ),
     ),
     Target(name="number", read=_read_number, mutation=of_lines, seeds=lambda: (b"3", b"17")),
 )

@@ -140,8 +140,6 @@ class _Seen:
         """How it ended, in a line, and the signal that killed it."""
         if self.is_enough:
             return Status.OK, "", ""
-        if self.trouble:
-            return Status.CRASHED, self.trouble, ""
         failed = {rank: code for rank, code in self.codes.items() if code}
         if failed or self.hangs:
             lack = lack_of_memory(log, _last_error(log))
@@ -157,6 +155,8 @@ class _Seen:
         return Status.CRASHED, self._too_few(), ""
 
     def _failed(self, failed: dict[int, int], log: str) -> tuple[Status, str, str]:
+        if self.trouble:
+            return Status.CRASHED, self.trouble, ""
         host, code = next(iter(failed.items()))
         where = f" on host {host}" if len(self.codes) > 1 else ""
         told = _LAUNCHERS_SIGNAL.search(log)
