@@ -34,7 +34,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test bench docs frameworks lint format clean
+.PHONY: help run test bench fuzz docs frameworks lint format clean
 
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -53,6 +53,9 @@ bench: $(CHOSEN) ## run every benchmark, one after the other
 		echo "==> $$bench"; \
 		$(BIN)/python -m "benchmarks.$$(basename "$$bench" .py)"; \
 	done
+
+fuzz: $(call installed,test$(comma)fuzz) ## feed changed inputs to everything that reads files or options
+	@$(BIN)/python -m benchmarks.fuzz $(ARGS)
 
 docs: $(call installed,docs) ## build the documentation as a site, into build/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
