@@ -66,7 +66,7 @@ def _unpacked(content: bytes, most_bytes: int) -> bytes:
 
 
 def _too_large(path: Path, most_bytes: int) -> ConfigError:
-    return ConfigError(f"is larger than {most_bytes / 1e6:,.0f} MB", file=str(path))
+    return ConfigError(f"is larger than {most_bytes / 1e6:,g} MB", file=str(path))
 
 
 def _no_such_file(path: Path) -> ConfigError:

@@ -20,7 +20,7 @@ from tests.tuner.imports.launch_scripts import (
     TORCHTITAN_SCRIPT,
 )
 from tuner.config import load_study
-from tuner.new_study import Added, new_study, read_import
+from tuner.new_study import MOST_BYTES, Added, new_study, read_import
 
 ADDED = {
     "megatron": Added(cluster="dgx-h100"),
@@ -68,7 +68,7 @@ def _target(framework: str, name: str, mutation: Mutation, *seeds: str) -> Targe
     def read(data: bytes, folder: Path) -> None:
         file = folder / name
         file.write_bytes(data)
-        imported = read_import(framework, file, read_text(file))
+        imported = read_import(framework, file, read_text(file, most_bytes=MOST_BYTES))
         made = new_study(imported, ADDED[framework], file=file, folder=folder)
         if made.model_file:
             (folder / made.model_file).write_text(made.model_text, encoding="utf-8")

@@ -128,6 +128,15 @@ def test_a_long_line_of_a_log_takes_no_hours(line, tmp_path):
         assert told("log", line.encode(), tmp_path) == ""
 
 
+@pytest.mark.parametrize("unit", ["x ", "$A ", "${A:-", "A=$A$A\n", "A+=x\n"])
+def test_a_long_launch_script_takes_no_minutes(unit, tmp_path):
+    """Many words behind a flag, and defaults within defaults, are read in time that grows as they do."""
+    script = "torchrun pretrain_gpt.py --num-layers 4 " + unit * (20_000 // len(unit))
+
+    with at_most(60):
+        assert "leaves open what a study needs" in told("init: megatron", script.encode(), tmp_path)
+
+
 def test_an_expression_that_never_ends_is_the_trials_reason():
     """A user's expression that tries every way to cut a line ends the trial, which says so and shows the line."""
     backend = replace(
