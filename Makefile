@@ -34,7 +34,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test bench fuzz docs frameworks lint format clean
+.PHONY: help run test bench fuzz docs frameworks lint format audit clean
 
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -71,6 +71,12 @@ lint: $(LINTERS) ## check style, format and types
 format: $(LINTERS) ## put the code into the house format
 	@$(BIN)/ruff check --fix --exit-zero --quiet
 	@$(BIN)/ruff format
+
+audit: $(CHOSEN) ## ask pypi.org for known weaknesses of what is installed
+	@$(BIN)/python -m pip install --quiet -c constraints.txt pip-audit
+	@mkdir -p build && $(BIN)/python -m pip freeze --exclude-editable | sed 's/+.*//' > build/audited.txt
+	@# strict: a package that could not be asked about is a failure, and not one without weaknesses
+	@$(BIN)/pip-audit --strict --no-deps --disable-pip --progress-spinner off -r build/audited.txt
 
 clean: ## remove .venv, caches and build products; studies' databases stay
 	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

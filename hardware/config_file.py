@@ -141,9 +141,13 @@ def read_mapping(path: Path) -> dict[str, Any]:
     except ConfigError as error:
         raise error.in_file(str(path)) from None
     if not isinstance(loaded, dict):
-        seen = "is empty" if loaded is None else f"holds {shown(loaded)}"
+        seen = "is empty" if loaded is None else f"holds {_KINDS.get(type(loaded), 'a number')}"
         raise ConfigError(f"must hold a mapping (`key: value` lines) at its top level, but {seen}", file=str(path))
     return loaded
+
+
+_KINDS = {str: "text", list: "a list", bool: "true or false"}
+"""What stands in place of a mapping, in words: a file that was never meant for us may hold secrets."""
 
 
 def parse_yaml(text: str) -> Any:
@@ -223,7 +227,9 @@ def _as_config_error(
     if first["type"] == "extra_forbidden":
         owner = _model_at(model, location[:-1])
         nearest = did_you_mean(location[-1], owner.model_fields) if owner else None
-        return ConfigError("unknown key", key=key, value=first["input"], nearest=nearest, file=file)
+        # text may be a secret that its owner has put in the wrong place
+        value = first["input"] if isinstance(first["input"], (int, float)) else None
+        return ConfigError("unknown key", key=key, value=value, nearest=nearest, file=file)
     if first["type"] == "missing":
         return ConfigError("is required and missing", key=key, file=file)
     if first["type"].startswith("union_tag"):

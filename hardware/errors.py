@@ -50,8 +50,8 @@ class ConfigError(Exception):
 
 
 def shown(value: object, limit: int = 120) -> str:
-    """`value` as an error message prints it: quoted if it is text, and never longer than `limit` characters."""
-    return shortened(repr(value), limit)
+    """`value` as messages print it: quoted if it is text, without passwords of URLs, of `limit` characters at most."""
+    return shortened(shown_url(repr(value)), limit)
 
 
 def shortened(text: str, limit: int) -> str:

@@ -43,7 +43,7 @@ from tuner.explorers import AbstractExplorer, UnexploredDraws
 from tuner.extrapolation import EXTRAPOLATED, Extrapolated
 from tuner.lessons import LEARNED
 from tuner.parameters import ASSIGNMENT, distribution_of, params_of
-from tuner.population import P_STAR, POPULATION, POPULATION_AT_START, as_json, shares
+from tuner.population import ENDED, P_STAR, POPULATION, POPULATION_AT_START, as_json, shares
 from tuner.proxy import Proxy
 from tuner.proxy_plan import ProxyPlan
 
@@ -217,6 +217,7 @@ class ThompsonSampler(BaseSampler):
         known = study.user_attrs
         found = self._extrapolated(evidence)
         # written after all is computed: no lock of a database is held in the meantime
+        study._storage.set_trial_user_attr(trial._trial_id, ENDED, sum(other.state.is_finished() for other in others))
         study._storage.set_trial_user_attr(trial._trial_id, P_STAR, p_star)
         study._storage.set_trial_user_attr(trial._trial_id, POPULATION, population)
         study.set_user_attr(P_STAR, p_star)
