@@ -34,7 +34,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test bench chaos docs frameworks lint format audit clean
+.PHONY: help run test bench chaos fuzz docs frameworks lint format audit clean
 
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -57,6 +57,9 @@ bench: $(CHOSEN) ## run every benchmark, one after the other
 # As root it mounts a small disk of its own to fill, and leaves that out otherwise.
 chaos: $(CHOSEN) ## disturb studies at random for half an hour, and check what must hold
 	@$(BIN)/python -m tests.chaos --rounds 1000 --seconds 1800 $(ARGS)
+
+fuzz: $(call installed,test$(comma)fuzz) ## feed changed inputs to everything that reads files or options
+	@$(BIN)/python -m benchmarks.fuzz $(ARGS)
 
 docs: $(call installed,docs) ## build the documentation as a site, into build/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet

@@ -104,7 +104,8 @@ def axes_of(text: str, *, option: str, most: int | None = None) -> dict[str, int
     found: dict[str, int] = {}
     for part in text.split(","):
         name, equals, count = (piece.strip() for piece in part.partition("="))
-        is_size = count.isdigit() and int(count) >= 1 and (most is None or int(count) <= most)
+        is_number = count.isascii() and count.isdigit() and len(count) <= 9
+        is_size = is_number and int(count) >= 1 and (most is None or int(count) <= most)
         if not (name.isidentifier() and equals and is_size):
             raise ConfigError(
                 f"must be axes with sizes {'of at least 1' if most is None else f'from 1 to {most}'}",

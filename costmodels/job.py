@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from costmodels.model_spec import ModelSpec
+from costmodels.model_spec import ModelSpec, check_count
 from costmodels.parallel import RECOMPUTE_MODES, ZERO_STAGES
 from hardware.errors import ConfigError, did_you_mean
 
@@ -49,8 +49,7 @@ class TrainingJob:
     def __post_init__(self) -> None:
         """Refuses sizes and names that no runtime knows."""
         for key in ("sequence_length", "global_batch_size"):
-            if getattr(self, key) < 1:
-                raise ConfigError("must be at least 1", key=key, value=getattr(self, key))
+            check_count(getattr(self, key), key=key)
         for key, known in (("precision", PRECISIONS), ("optimizer", OPTIMIZERS), ("recompute", RECOMPUTE_MODES)):
             value = getattr(self, key)
             if value not in known:

@@ -477,13 +477,14 @@ def _config(row: _Row) -> ParallelConfig:
             "must be 0 or 1, or empty", key="seq_parallel", value=row.cells["seq_parallel"], file=row.place
         )
     try:
-        return ParallelConfig(
+        config = ParallelConfig(
             **known,  # type: ignore[arg-type] # known degrees, all of them integers
             recompute=mode,
             zero_stage=zero_stage,
             sequence_parallel=bool(sequence_parallel),
-            expert_tp=_expert_tp(known, row.cells["notes"]),
-            dp_shard=_dp_shard(known, row.cells["notes"]),
+        )
+        return replace(
+            config, expert_tp=_expert_tp(known, row.cells["notes"]), dp_shard=_dp_shard(known, row.cells["notes"])
         )
     except ConfigError as error:
         raise error.in_file(row.place) from None
@@ -495,13 +496,13 @@ def stated_layers(notes: str, num_layers: int, pp: int) -> tuple[int, ...]:
     `layers per stage incl. embedding(1)+head(1): 8/9/9`, or bounds in DeepSpeed's list of modules, `partition: [0, 9,
     16, 23, 30]`: embedding and one function before the layers, two functions, the head and the loss behind them.
     """
-    counts = re.search(r"layers per stage incl\. embedding\(1\)\+head\(1\): (\d+(?:/\d+)*)", notes)
+    counts = re.search(r"layers per stage incl\. embedding\(1\)\+head\(1\): (\d{1,9}(?:/\d{1,9})*)(?!\d)", notes)
     if counts:
         held = [int(count) for count in counts[1].split("/")]
         held[0] -= 1
         held[-1] -= 1
     else:
-        bounds = re.search(r"partition\W+(0(?:,\s*\d+)+)", notes)
+        bounds = re.search(r"partition\W+(0(?:,\s*\d{1,9})+)(?!\d)", notes)
         ends = [int(end) for end in bounds[1].split(",")] if bounds else []
         inside = [min(max(end - 2, 0), num_layers) for end in ends if ends[-1] == num_layers + 6]
         held = [end - start for start, end in pairwise(inside)]
@@ -511,7 +512,7 @@ def stated_layers(notes: str, num_layers: int, pp: int) -> tuple[int, ...]:
 
 def _expert_tp(degrees: Mapping[str, int], notes: str) -> int:
     """The experts' tensor degree that the remarks name; 1 where ep leaves no other, else 0 for tp."""
-    named = re.search(r"(?:expert[_-]tensor[_-]parallel[_-]size=|ETP=|[-_]etp)(\d+)", notes)
+    named = re.search(r"(?:expert[_-]tensor[_-]parallel[_-]size=|ETP=|[-_]etp)(\d{1,9})(?!\d)", notes)
     if named:
         return 0 if int(named[1]) == degrees["tp"] else int(named[1])
     replicas = degrees["dp"] * degrees["cp"] * degrees["up"]
@@ -520,7 +521,7 @@ def _expert_tp(degrees: Mapping[str, int], notes: str) -> int:
 
 def _dp_shard(degrees: Mapping[str, int], notes: str) -> int:
     """The ranks over which the states are sharded where the remarks say that it is not all of dp."""
-    named = re.search(r"zero1 group size (\d+) ", notes)
+    named = re.search(r"zero1 group size (\d{1,9}) ", notes)
     size = int(named[1]) if named else 0
     return size if 0 < size < degrees["dp"] and degrees["dp"] % size == 0 else 0
 

@@ -146,6 +146,7 @@ def _stated(notes: str, *, yes: str, no: str) -> bool | None:
 
 
 def _number(pattern: str, notes: str) -> int | None:
-    """The number in the group of `pattern` that matched first; None if nothing did."""
+    """The number in the group of `pattern` that matched first; None if nothing did, or a number that no size has."""
     found = re.search(pattern, notes)
-    return int(next(filter(None, found.groups()))) if found else None
+    digits = next(filter(None, found.groups())) if found else ""
+    return int(digits) if 0 < len(digits) < 10 else None

@@ -13,6 +13,8 @@ from hardware.errors import ConfigError, did_you_mean
 
 Norm = Literal["rms", "layer"]
 
+MAX_LAYERS = 10_000
+"""Ten times as many as the deepest transformers have; what is kept of each layer stays small."""
 MAX_COUNT = 2**31 - 1  # no size of a model is near it; products of three still fit a float64 exponent
 
 
@@ -307,11 +309,11 @@ _MOE_FIELDS = (
 _MLA_FIELDS = ("q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
-def check_count(value: object, *, key: str, minimum: int = 1, file: str | None = None) -> int:
+def check_count(value: object, *, key: str, minimum: int = 1, most: int = MAX_COUNT, file: str | None = None) -> int:
     """`value` if it is a whole number of the range that sizes have, else a ConfigError that names `key`."""
-    if isinstance(value, int) and not isinstance(value, bool) and minimum <= value <= MAX_COUNT:
+    if isinstance(value, int) and not isinstance(value, bool) and minimum <= value <= most:
         return value
-    raise ConfigError(f"must be a whole number from {minimum} to {MAX_COUNT}", key=key, value=value, file=file)
+    raise ConfigError(f"must be a whole number from {minimum} to {most}", key=key, value=value, file=file)
 
 
 def _check_types(spec: ModelSpec) -> None:
@@ -319,7 +321,8 @@ def _check_types(spec: ModelSpec) -> None:
     for name, kind in known.items():
         value = getattr(spec, name)
         if kind == "int":
-            check_count(value, key=name, minimum=1 if name in _AT_LEAST_ONE else 0)
+            most = MAX_LAYERS if name == "num_layers" else MAX_COUNT
+            check_count(value, key=name, minimum=1 if name in _AT_LEAST_ONE else 0, most=most)
         elif kind == "bool" and not isinstance(value, bool):
             raise ConfigError("must be true or false", key=name, value=value)
         elif kind == "str" and not (isinstance(value, str) and value.strip()):

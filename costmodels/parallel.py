@@ -23,6 +23,9 @@ ENUMERATED_DIMENSIONS = ("recompute", "zero_stage", "sequence_parallel", "expert
 FURTHER_DIMENSIONS = (*ENUMERATED_DIMENSIONS, "assignment")
 """All of them; an assignment is planned for each combination."""
 
+MAX_DEGREE = 999_999_999
+"""Far above what any cluster has; products of two still fit an array's integers."""
+
 IntArray = NDArray[np.int64]
 Value = int | str | bool
 
@@ -67,8 +70,13 @@ class ParallelConfig:
         """Refuses values that no study could mean."""
         for name in DEGREES:
             value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise ConfigError("must be a whole number of at least 1", key=name, value=value)
+            if type(value) is not int or not 1 <= value <= MAX_DEGREE:
+                rule = "at least 1" if type(value) is not int or value < 1 else f"at most {MAX_DEGREE}"
+                raise ConfigError(f"must be a whole number of {rule}", key=name, value=value)
+        if self.num_devices > MAX_DEGREE:
+            raise ConfigError(
+                f"makes {self.num_devices} devices; at most {MAX_DEGREE} are supported", key="pp*tp*dp*cp*up"
+            )
         if self.recompute not in RECOMPUTE_MODES:
             raise ConfigError(
                 "is not a recompute mode",
@@ -80,8 +88,9 @@ class ParallelConfig:
             raise ConfigError("must be 0, 1, 2 or 3", key="zero_stage", value=self.zero_stage)
         for name in ("expert_tp", "dp_shard"):
             value = getattr(self, name)
-            if type(value) is not int or value < 0:
-                raise ConfigError("must be a whole number of at least 0", key=name, value=value)
+            if type(value) is not int or not 0 <= value <= MAX_DEGREE:
+                rule = "at least 0" if type(value) is not int or value < 0 else f"at most {MAX_DEGREE}"
+                raise ConfigError(f"must be a whole number of {rule}", key=name, value=value)
         if type(self.sequence_parallel) is not bool:
             raise ConfigError("must be true or false", key="sequence_parallel", value=self.sequence_parallel)
         if isinstance(self.assignment, str):  # as studies keep it

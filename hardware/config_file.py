@@ -17,9 +17,13 @@ from typing import Any, ClassVar, Literal, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hardware.errors import ConfigError, did_you_mean
+from hardware.errors import ConfigError, did_you_mean, shown
+from hardware.input_file import read_input
 
-MAX_FILE_CHARACTERS = 4_000_000
+MAX_FILE_BYTES = 4_000_000
+MAX_YAML_BYTES = 1_000_000
+MAX_VALUES = 25_000
+"""Of one YAML file, which is read in a second or two; the largest of the catalogs has a fifth."""
 MAX_DEPTH = 32
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -54,6 +58,7 @@ class _CoreLoader(yaml.SafeLoader):
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}  # type: ignore[misc] # the stubs put it on the instance
 
     depth = 0
+    num_values = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.events.AliasEvent):
@@ -62,6 +67,9 @@ class _CoreLoader(yaml.SafeLoader):
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise ConfigError(f"nested deeper than {MAX_DEPTH} levels")
+        self.num_values += 1
+        if self.num_values > MAX_VALUES:
+            raise ConfigError(f"holds more than {MAX_VALUES:,} values")
         try:
             return super().compose_node(parent, index)
         finally:
@@ -86,12 +94,24 @@ def _scalar(loader: Any, node: Any) -> str:
     return str(loader.construct_scalar(node))
 
 
+def _truth(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ValueError(f"{shown(text)} is neither true nor false")
+    return text.lower() == "true"
+
+
 _INT = re.compile(r"[-+]?[0-9]+$")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$")
+_CoreLoader.yaml_constructors = {
+    tag: construct
+    for tag, construct in yaml.SafeLoader.yaml_constructors.items()
+    if tag in {None, *(f"tag:yaml.org,2002:{name}" for name in ("null", "str", "seq", "map"))}
+}
 _CoreLoader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"(true|True|TRUE|false|False|FALSE)$"), None)
 _CoreLoader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"(~|null|Null|NULL|)$"), None)
 _CoreLoader.add_implicit_resolver("tag:yaml.org,2002:int", _INT, None)
 _CoreLoader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, None)
+_CoreLoader.add_constructor("tag:yaml.org,2002:bool", lambda loader, node: _truth(_scalar(loader, node)))
 _CoreLoader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(_scalar(loader, node)))
 _CoreLoader.add_constructor(
     "tag:yaml.org,2002:float",
@@ -99,29 +119,13 @@ _CoreLoader.add_constructor(
 )
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, *, most_bytes: int = MAX_FILE_BYTES) -> str:
     """The text of a configuration file, or a ConfigError that says why it can't be read."""
     try:
-        if path.is_dir():
-            raise ConfigError("is a directory, not a file", file=str(path))
-        with path.open(encoding="utf-8") as file:
-            text = file.read(MAX_FILE_CHARACTERS + 1)  # a device such as /dev/zero has no end
-        if len(text) > MAX_FILE_CHARACTERS:
-            raise ConfigError(f"is larger than {MAX_FILE_CHARACTERS // 1_000_000} MB", file=str(path))
-        return text
-    except FileNotFoundError:
-        siblings = sorted(p.name for p in path.parent.glob(f"*{path.suffix}")) if path.parent.is_dir() else []
-        raise ConfigError(
-            "no such file",
-            file=str(path),
-            nearest=did_you_mean(path.name, siblings) if siblings else "check the path",
-        ) from None
+        text = read_input(path, most_bytes=most_bytes).decode()
     except UnicodeDecodeError:
         raise ConfigError("is not UTF-8 text", file=str(path)) from None
-    except OSError as error:
-        raise ConfigError(f"cannot be read ({error.strerror})", file=str(path)) from None
-    except ValueError:  # what open() says of a NUL
-        raise ConfigError("is no path", file=str(path)) from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
@@ -130,9 +134,10 @@ def read_mapping(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: the file is missing, too large, not a mapping, malformed, or repeats a key.
     """
-    text = read_text(path)
+    is_json = path.suffix == ".json"
+    text = read_text(path, most_bytes=MAX_FILE_BYTES if is_json else MAX_YAML_BYTES)
     try:
-        loaded = parse_json(text) if path.suffix == ".json" else parse_yaml(text)
+        loaded = parse_json(text) if is_json else parse_yaml(text)
     except ConfigError as error:
         raise error.in_file(str(path)) from None
     if not isinstance(loaded, dict):
@@ -147,6 +152,8 @@ _KINDS = {str: "text", list: "a list", bool: "true or false"}
 
 def parse_yaml(text: str) -> Any:
     """The value that strict YAML text holds (also used for `--set key=value`)."""
+    if len(text) > MAX_YAML_BYTES:
+        raise ConfigError(f"is larger than {MAX_YAML_BYTES // 1_000_000} MB")
     loader = None
     try:
         loader = _CoreLoader(text)  # refuses control characters

@@ -40,17 +40,22 @@ class ConfigError(Exception):
         return ConfigError(self.rule, key=key, value=self.value, nearest=self.nearest, file=self.file)
 
     def __str__(self) -> str:
-        parts = [self.file] if self.file else []
+        parts = [shortened(self.file, 1_000)] if self.file else []
         if self.key is not None:
-            parts.append(self.key if self.value is None else f"{self.key} = {shown(self.value)}")
-        parts.append(self.rule)
+            key = shortened(self.key, 200)
+            parts.append(key if self.value is None else f"{key} = {shown(self.value)}")
+        parts.append(shortened(self.rule, 1_500))
         sentence = ": ".join(parts)
-        return f"{sentence}; {self.nearest}" if self.nearest else sentence
+        return f"{sentence}; {shortened(self.nearest, 1_500)}" if self.nearest else sentence
 
 
 def shown(value: object, limit: int = 120) -> str:
     """`value` as messages print it: quoted if it is text, without passwords of URLs, of `limit` characters at most."""
-    text = shown_url(repr(value))
+    return shortened(shown_url(repr(value)), limit)
+
+
+def shortened(text: str, limit: int) -> str:
+    """`text`, never longer than `limit` characters."""
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ def _check_answers(address: str) -> None:
         ConfigError: the address is malformed, or nothing answers there.
     """
     host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if not colon or not port.isdigit() or not 0 < int(port) < 65_536:
+    if not colon or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65_536:
         raise ConfigError(
             "is not the address of a Ray cluster",
             key="address",

@@ -83,7 +83,7 @@ def init(
     _check_free(out, force=force)
 
     from hardware.config_file import read_text
-    from tuner.new_study import Added, read_import
+    from tuner.new_study import MOST_BYTES, Added, read_import
 
     framework, file = chosen[0]
     added = Added(
@@ -96,7 +96,7 @@ def init(
         runtime=runtime,
         config=None if config is None else _degrees(config),
     )
-    imported = read_import(framework, file, read_text(file))
+    imported = read_import(framework, file, read_text(file, most_bytes=MOST_BYTES))
     written, made = _write(imported, added, file, out, force=force)
     payload = {
         "written": str(written[0]),

@@ -910,6 +910,8 @@ def _check_history(entries: Sequence[str], base_dir: Path, storage: str) -> None
 
 
 def _check_storage(url: str, key: str = "storage") -> None:
+    if "\0" in url:
+        raise ConfigError("is no database URL", key=key, value=shown_url(url))
     if is_journal(url):
         if not re.fullmatch(r"journal:///[^?]+", url):
             raise ConfigError(

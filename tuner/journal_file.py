@@ -22,6 +22,7 @@ from typing import Any
 
 from optuna.storages.journal import BaseJournalBackend, JournalFileSymlinkLock
 
+from hardware.errors import shown
 from tuner.store import Condition
 
 SET_STUDY_ATTRIBUTE = 2
@@ -182,7 +183,7 @@ def _entry(line: bytes, number: int, path: Path) -> Entry:
         entry = json.loads(line)
         if isinstance(entry, dict) and "op_code" in entry:
             return entry
-    except ValueError:
+    except (ValueError, RecursionError):
         pass
     raise JournalError(f"line {number} of {path} is no entry of a journal")
 
@@ -237,6 +238,27 @@ def _flush_folder(folder: Path) -> None:
         os.fsync(file)
     finally:
         os.close(file)
+
+
+@contextmanager
+def foreign_entries(path: Path) -> Iterator[None]:
+    """Around what makes sense of entries: those that are JSON, and yet nothing that Optuna or Meshtune writes.
+
+    Raises:
+        JournalError: there is one.
+    """
+    try:
+        yield
+    except (
+        ArithmeticError,
+        AssertionError,
+        AttributeError,
+        LookupError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise JournalError(f"{path} has an entry that is none of a journal: {shown(error)}") from None
 
 
 @contextmanager

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from optuna.storages import JournalStorage
 from sqlalchemy import Connection, MetaData, and_, create_engine, delete, insert
 
-from tuner.journal_file import NOTHING, SET_STUDY_ATTRIBUTE, JournalFile, rows_in
+from tuner.journal_file import NOTHING, SET_STUDY_ATTRIBUTE, JournalFile, foreign_entries, rows_in
 from tuner.store import AbstractStore, Condition, OvertakenError, Rows
 
 
@@ -22,7 +23,8 @@ class JournalStore(AbstractStore):
         self._path = path
         self._file = JournalFile(path)
         self._file.create()
-        self._storage = JournalStorage(self._file)
+        with foreign_entries(path):
+            self._storage = JournalStorage(self._file)  # which reads them all
 
     @property
     def storage(self) -> JournalStorage:
@@ -88,8 +90,8 @@ def rows_of_journal(path: Path, metadata: MetaData) -> Iterator[Connection]:
     try:
         with engine.begin() as connection:
             metadata.create_all(connection)
-            for changes in rows_in(path):
-                for change in changes:
+            with foreign_entries(path):
+                for change in chain.from_iterable(rows_in(path)):
                     table = metadata.tables[change["table"]]
                     wanted = and_(*(table.c[name] == value for name, value in change["key"].items()))
                     connection.execute(delete(table).where(wanted))

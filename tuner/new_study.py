@@ -21,6 +21,9 @@ from hardware.errors import ConfigError, did_you_mean
 from tuner.imports import IMPORTERS, Imported, Present, present_of
 from tuner.study_text import model_text, study_text
 
+MOST_BYTES = 250_000
+"""Of a file that is read here: scripts and configurations have a tenth, and a script of so many is read in seconds."""
+
 _DESCRIBING = ("name", "source", "assumed")
 """Fields of a ModelSpec that change nothing of how it trains."""
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import repeat
 
 import numpy as np
 
@@ -352,7 +353,7 @@ def assignment_error(setting: Setting, config: ParallelConfig) -> str | None:
     """Why a configuration's uneven work is none of this job on this cluster; None if it is."""
     given, job, hosts = config.assignment, setting.job, setting.cluster.num_hosts
     num_virtual, rounds = config.pp * config.vpp, job.global_batch_size // config.mbs
-    layers = given.layers or (job.model.num_layers,) * num_virtual
+    layers = given.layers or repeat(job.model.num_layers)
     checks = (
         (len(given.layers) not in (0, num_virtual), f"layers must name {num_virtual} numbers, one per virtual stage"),
         (

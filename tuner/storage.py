@@ -197,6 +197,8 @@ def storage_errors(url: str) -> Iterator[None]:
     except JournalError as error:
         full = str(error) == os.strerror(errno.ENOSPC)
         raise _unusable(str(error), url, f"make room there, and {NOTHING_IS_LOST}" if full else None) from None
+    except UnicodeDecodeError:  # from where SQLite reads what is no database any more
+        raise _unusable("it holds text that is not UTF-8", url) from None
     except (SQLAlchemyError, StorageInternalError) as error:
         raise _unusable(_cause(error, url), url, _remedy(error)) from None
     except RuntimeError as error:

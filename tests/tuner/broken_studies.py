@@ -136,7 +136,7 @@ CASES: list[BrokenStudy] = [
         "aliases (*name) are not allowed",
     ),
     broken("deep nesting", "name: " + "[" * 5000 + "]" * 5000 + "\n", "nested deeper than 32 levels"),
-    broken("too large", "#" * 4_000_001 + "\n" + study(), "larger than 4 MB"),
+    broken("too large", "#" * 1_000_001 + "\n" + study(), "larger than 1 MB"),
     broken("doubled key", study() + "name: again\n", "name", "appears twice in one mapping", "line 5", "keep one"),
     broken("doubled inner key", study(cluster="{name: l20, hosts: 1, hosts: 2}"), "hosts", "appears twice"),
     broken("a key that is a number", study() + "3: x\n", "line 5", "a key must be text"),

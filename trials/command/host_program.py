@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from hardware.errors import shown
 from trials.command.log_pattern import LogPattern, StepSize
+from trials.command.patience import TooSlowError, at_most
 from trials.command.placeholders import filled, filled_all, without_wildcards
 from trials.command.process_tree import supervised
 from trials.rank_messages import Place
@@ -26,6 +28,9 @@ HEARTBEAT_S = 1.0
 """How often it is told at most that there was output."""
 
 READ_BYTES = 65_536
+
+LINE_LIMIT_S = 2.0
+"""How long one line may take to be read: a user's expression may try every way to cut it into pieces, for years."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,9 +71,15 @@ class Printed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ended:
-    """The command has ended with this exit status, or was killed by a signal, whose number is negative."""
+    """The command has ended with this exit status, or was killed by a signal, whose number is negative.
+
+    Attributes:
+        code: The status.
+        trouble: Why nobody waits for it any more; empty where it has ended by itself.
+    """
 
     code: int
+    trouble: str = ""
 
 
 def run_host(place: Place, plan: HostPlan) -> None:
@@ -90,7 +101,12 @@ def run_host(place: Place, plan: HostPlan) -> None:
             log.keep(line)
             sys.stdout.buffer.write(line)
             sys.stdout.flush()
-            reading = plan.pattern.reading(line.decode(errors="replace"), plan.step)
+            try:
+                with at_most(LINE_LIMIT_S):
+                    reading = plan.pattern.reading(line.decode(errors="replace"), plan.step)
+            except TooSlowError:
+                place.tell(Ended(code=1, trouble=_too_slow(line)))
+                return
             now_s = time.monotonic()
             if reading is not None:
                 place.tell(reading)
@@ -98,6 +114,11 @@ def run_host(place: Place, plan: HostPlan) -> None:
                 place.tell(Printed())
                 heard_s = now_s
     place.tell(Ended(code=command.wait()))
+
+
+def _too_slow(line: bytes) -> str:
+    seen = shown(line.decode(errors="replace").strip())
+    return f"trial.log.pattern takes more than {LINE_LIMIT_S:g} s for one line: {seen}"
 
 
 def _environment(plan: HostPlan, values: Mapping[str, str]) -> dict[str, str]:

@@ -16,15 +16,15 @@ tests/data/call_stack/backward_thread.json):
 
 from __future__ import annotations
 
-import gzip
 import json
-import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hardware.errors import ConfigError, shown
+from hardware.input_file import read_input, unpacked
 from trials.torch_training.trace_events import Shape, TraceEvent
 
 MOST_BYTES = 1_000_000_000
@@ -34,6 +34,11 @@ _OPERATIONS = ("cpu_op", "Operator", "user_annotation")
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver", "Runtime")
 _STEP = "ProfilerStep#"
+_MOST_NESTED = 250
+"""Operations inside each other: a program has dozens, and what reads them goes as deep."""
+_MOST_DIMS, _LARGEST_DIM = 16, 2**53
+"""Of a tensor: more than any has, and few enough for its elements to be counted as a float."""
+_LONGEST_US = 1e18
 _ROUNDING_US = 0.01
 """By how much a sum of times may miss another's end: times of some 10**12 us are rounded to 0.001."""
 
@@ -66,24 +71,22 @@ def read_trace(path: Path) -> Trace:
         UnreadableTraceError: it is none.
     """
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            text = file.read(MOST_BYTES + 1)
-        if len(text) > MOST_BYTES:
-            raise UnreadableTraceError(
-                f"is larger than {MOST_BYTES / 1e9:g} GB: profile one step, without stacks and memory"
-            )
-        found = json.loads(text.decode(errors="replace"), strict=False)
-    except (OSError, EOFError, zlib.error) as error:
-        raise UnreadableTraceError(f"cannot be read ({error})") from None
+        content = unpacked(read_input(path, most_bytes=MOST_BYTES), most_bytes=MOST_BYTES, path=path)
+        found = json.loads(content.decode(errors="replace"), strict=False)
+    except ConfigError as error:
+        advice = "profile one step, without stacks and memory" if "larger" in error.rule else error.nearest
+        raise UnreadableTraceError("; ".join(filter(None, (error.rule, advice)))) from None
     except ValueError as error:
         raise UnreadableTraceError(f"is no JSON, or was not written to its end ({error})") from None
+    except RecursionError:
+        raise UnreadableTraceError("is no trace: its JSON is nested too deep") from None
     events = found.get("traceEvents") if isinstance(found, dict) else found
     if not isinstance(events, list):
         raise UnreadableTraceError("has no traceEvents")
     try:
         return trace_of([event for event in events if isinstance(event, dict) and event.get("ph") == "X"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UnreadableTraceError(f"has an event that is no event of torch.profiler ({error!r})") from None
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise UnreadableTraceError(f"has an event that is no event of torch.profiler ({shown(error)})") from None
 
 
 def trace_of(events: Iterable[Mapping[str, Any]]) -> Trace:
@@ -101,7 +104,7 @@ def trace_of(events: Iterable[Mapping[str, Any]]) -> Trace:
     has_kernels = bool(kernels)
     by_launch: dict[Any, float] = defaultdict(float)
     for kernel in kernels:
-        by_launch[kernel["args"].get("correlation")] += float(kernel["dur"])
+        by_launch[kernel["args"].get("correlation")] += _us(kernel, "dur")
     launched = {
         event["args"]["correlation"]
         for thread in on_threads.values()
@@ -111,12 +114,12 @@ def trace_of(events: Iterable[Mapping[str, Any]]) -> Trace:
     by_operation: dict[Any, float] = defaultdict(float)
     for kernel in kernels:
         if kernel["args"].get("correlation") not in launched:
-            by_operation[kernel["args"].get("External id")] += float(kernel["dur"])
+            by_operation[kernel["args"].get("External id")] += _us(kernel, "dur")
     roots: list[TraceEvent] = []
     for number, thread in enumerate(on_threads.values()):
         opened = _nested(thread, by_launch)
         roots += (each.closed(number, by_operation if has_kernels else None) for each in opened)
-    total_us = sum(float(kernel["dur"]) for kernel in kernels)
+    total_us = sum(_us(kernel, "dur") for kernel in kernels)
     return Trace(
         events=tuple(roots),
         num_steps=max(num_steps, 1),
@@ -143,7 +146,7 @@ class _Open:
         elif self.event["cat"] == "user_annotation":
             own_us = 0.0
         else:
-            own_us = max(float(self.event["dur"]) - sum(float(child.event["dur"]) for child in self.children), 0.0)
+            own_us = max(_us(self.event, "dur") - sum(_us(child.event, "dur") for child in self.children), 0.0)
         return TraceEvent(
             name=str(self.event["name"]),
             own_s=1e-6 * own_us,
@@ -158,23 +161,39 @@ def _nested(thread: Sequence[Mapping[str, Any]], by_launch: Mapping[Any, float])
     """The operations of one thread that nothing contains; kernels count for the innermost one around their launch."""
     roots: list[_Open] = []
     around: list[_Open] = []
-    for event in sorted(thread, key=lambda event: (float(event["ts"]), -float(event["dur"]))):
-        end_us = float(event["ts"]) + float(event["dur"])
+    for event in sorted(thread, key=lambda event: (_us(event, "ts"), -_us(event, "dur"))):
+        end_us = _us(event, "ts") + _us(event, "dur")
         while around and around[-1].end_us < end_us - _ROUNDING_US:
             around.pop()
         if event["cat"] in _LAUNCHES:
             if around:
                 around[-1].kernels_us += by_launch.get(event.get("args", {}).get("correlation"), 0.0)
             continue
+        if len(around) == _MOST_NESTED:
+            raise UnreadableTraceError(f"has operations nested deeper than {_MOST_NESTED} levels")
         opened = _Open(event=event, end_us=end_us)
         (around[-1].children if around else roots).append(opened)
         around.append(opened)
     return roots
 
 
+def _us(event: Mapping[str, Any], key: str) -> float:
+    """A time of an event.
+
+    Raises:
+        ValueError: no clock tells it.
+    """
+    time_us = float(event[key])
+    if not abs(time_us) < _LONGEST_US:
+        raise ValueError(f"{key} = {shown(event[key])}")
+    return time_us
+
+
 def _shapes(operands: Iterable[Any]) -> tuple[Shape, ...]:
     """Of each operand; empty for one that is no tensor, or a list of them."""
-    return tuple(
-        tuple(operand) if isinstance(operand, list) and all(isinstance(size, int) for size in operand) else ()
-        for operand in operands
-    )
+    return tuple(tuple(operand) if _is_shape(operand) else () for operand in operands)
+
+
+def _is_shape(operand: Any) -> bool:
+    is_short = isinstance(operand, list) and len(operand) <= _MOST_DIMS
+    return is_short and all(type(size) is int and 0 <= size <= _LARGEST_DIM for size in operand)

@@ -89,7 +89,7 @@ class LogPattern:
         for expression in self.expressions:
             try:
                 names = re.compile(expression).groupindex
-            except re.error as error:
+            except (re.error, ValueError, OverflowError, RecursionError) as error:
                 raise ConfigError(f"is no regular expression: {error}", value=expression) from None
             for name in names:
                 if name not in GROUPS:
@@ -141,7 +141,7 @@ def _step_time_s(found: Mapping[str, str], step: StepSize) -> float | None:
 def _memory_bytes(found: Mapping[str, str]) -> int | None:
     for name, unit_bytes in _BYTES.items():
         number = _number(found.get(name))
-        if number is not None and number > 0:
+        if number is not None and 0 < number * unit_bytes < math.inf:
             return round(number * unit_bytes)
     return None
 
@@ -168,8 +168,8 @@ LOG_PATTERNS: dict[str, LogPattern] = {
     "mindspeed": _MEGATRON,
     "torchtitan": LogPattern(
         expressions=(
-            rf"\bstep:\s*(?P<iteration>\d+)\s+loss:.*?memory:\s*(?P<memory_gib>{_FLOAT})GiB.*?"
-            rf"tps:\s*(?P<tokens_per_s_per_device>{_FLOAT})",
+            rf"\bstep:\s*(?P<iteration>\d+)\s+loss:(?>.*?memory:\s*(?P<memory_gib>{_FLOAT})GiB)"
+            rf"(?>.*?tps:\s*(?P<tokens_per_s_per_device>{_FLOAT}))",
         )
     ),
     "deepspeed": LogPattern(

@@ -23,12 +23,16 @@ from trials.ranks import AbstractRanks
 GRACE_S = 5.0
 """How long the other hosts may take to end when one has: their logs may say more."""
 
-_LAUNCHERS_SIGNAL = re.compile(r"exitcode\s*:\s*-(\d+)|Signal (\d+) \(SIG\w+\) received")
+_LAUNCHERS_SIGNAL = re.compile(r"exitcode\s*:\s*-([0-9]{1,3})\b|Signal ([0-9]{1,3}) \(SIG\w+\) received")
 """How torchrun tells that a signal has killed one of its processes; it ends itself with status 1."""
 
 
-_PORT_TAKEN = re.compile(r".*(?:EADDRINUSE|[Aa]ddress already in use).*")
+_PORT_TAKEN = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
 """What torch's store, gRPC and the C library say of a port that somebody else took first: no fault of the candidate."""
+
+
+_NAMES_ERROR = re.compile(r"(?:Error|Exception|error)\b")
+"""In front of a colon, which is looked for first: with one expression with both, a line may take hours."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +86,7 @@ class _Seen:
         self.peak_bytes: int | None = None
         self.last_iteration: int | None = None
         self.codes: dict[int, int] = {}
+        self.trouble = ""
         self.hangs = False
 
     @property
@@ -97,6 +102,7 @@ class _Seen:
             self.codes.setdefault(event.rank, event.code if event.code else 1)  # it had no time to tell
         elif isinstance(event.value, Ended):
             self.codes[event.rank] = event.value.code
+            self.trouble = self.trouble or event.value.trouble
         elif isinstance(event.value, Reading):
             self._read(event.value)
         else:
@@ -149,6 +155,8 @@ class _Seen:
         return Status.CRASHED, self._too_few(), ""
 
     def _failed(self, failed: dict[int, int], log: str) -> tuple[Status, str, str]:
+        if self.trouble:
+            return Status.CRASHED, self.trouble, ""
         host, code = next(iter(failed.items()))
         where = f" on host {host}" if len(self.codes) > 1 else ""
         told = _LAUNCHERS_SIGNAL.search(log)
@@ -156,9 +164,9 @@ class _Seen:
         if number:
             name = _signal_name(number)
             return Status.INCIDENT, f"was killed by {name}{where}", name
-        taken = _PORT_TAKEN.search(log)
+        taken = next((line.strip() for line in log.splitlines() if _PORT_TAKEN.search(line)), "")
         if taken:
-            return Status.INCIDENT, f"found its port taken{where}: {taken[0].strip()[:300]}", ""
+            return Status.INCIDENT, f"found its port taken{where}: {taken[:300]}", ""
         return Status.CRASHED, f"ended with exit status {code}{where}: {_last_words(log)}", ""
 
     def _too_few(self) -> str:
@@ -186,5 +194,5 @@ def _last_words(log: str) -> str:
 
 def _last_error(log: str) -> str:
     """The last line that names an error; empty if none does."""
-    errors = (line.strip() for line in log.splitlines() if re.search(r"(Error|Exception|error)\b.*:", line))
+    errors = (line.strip() for line in log.splitlines() if _NAMES_ERROR.search(line.rpartition(":")[0]))
     return next(iter(deque(errors, maxlen=1)), "")

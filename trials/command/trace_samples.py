@@ -138,7 +138,7 @@ def _mapped(call: _Call, forward: set[Sizes]) -> tuple[OpKind, Sizes]:
         operands = _operands(event, _BATCHED[event.name], 2, least=3)
         if not operands:
             return OpKind.MATMUL, ()
-        (batch, rows_each, inner), columns = operands[0], operands[1][-1]
+        (batch, rows_each, inner), columns = operands[0][:3], operands[1][-1]
         return OpKind.MATMUL, (float(batch * rows_each), float(inner), float(columns))
     if event.name in _PRODUCTS:
         sizes = _product_sizes(event)

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 
 from sqlalchemy import Connection, select
 
 from costmodels.lone_calls import LoneCall
 from costmodels.operators import OpKind, Phase
+from hardware.errors import shown
 from tuner.history.past import LoneSample
 from tuner.history.tables import SAMPLES
 from tuner.store import AbstractStore, Rows
@@ -51,22 +53,28 @@ def read_lone(connection: Connection) -> tuple[LoneSample, ...]:
     kinds, phases = set(OpKind), set(Phase)
     wanted = select(_C.device, _C.precision, _C.kind, _C.phase, _C.shape, _C.time_s, _C["count"], _C.name)
     rows = connection.execute(wanted.where(_C.runtime == ALONE).order_by(_C.study, _C.trial, _C.position))
-    return tuple(
-        LoneSample(
-            device=device,
-            call=LoneCall(
-                kind=OpKind(kind),
-                phase=Phase(phase),
-                role=role,
-                precision=precision,
-                shape=tuple(map(float, json.loads(shape))),
-            ),
-            time_s=time_s,
-            count=count,
-        )
-        for device, precision, kind, phase, shape, time_s, count, role in rows
-        if kind in kinds and phase in phases
-    )
+    found = []
+    for device, precision, kind, phase, shape, time_s, count, role in rows:
+        if kind in kinds and phase in phases:
+            try:
+                sizes = shape_of(shape)
+            except (ArithmeticError, RecursionError, TypeError, ValueError):
+                continue  # somebody's hand has written it
+            call = LoneCall(kind=OpKind(kind), phase=Phase(phase), role=role, precision=precision, shape=sizes)
+            found.append(LoneSample(device=device, call=call, time_s=time_s, count=count))
+    return tuple(found)
+
+
+def shape_of(text: str) -> tuple[float, ...]:
+    """The sizes that a row tells as JSON.
+
+    Raises:
+        TypeError, ValueError: they are no finite numbers.
+    """
+    sizes = tuple(map(float, json.loads(text)))
+    if not all(map(math.isfinite, sizes)):
+        raise ValueError(f"{shown(text)} has sizes without end")
+    return sizes
 
 
 def _place(call: LoneCall) -> tuple[int, int]:

@@ -8,6 +8,7 @@ what an older database lacks.
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -21,10 +22,10 @@ from costmodels.job import TrainingJob
 from costmodels.operators import OpKind, Phase
 from costmodels.parallel import ParallelConfig
 from hardware.cluster import Cluster
-from hardware.errors import ConfigError
+from hardware.errors import ConfigError, shown
 from trials.backend import Observation, Status
 from tuner.evidence import OBSERVATION
-from tuner.history.lone import ALONE, read_lone
+from tuner.history.lone import ALONE, read_lone, shape_of
 from tuner.history.past import Fact, LoneSample, Past, PastRun, PastSample, facts_of_profile, log_spread, timed_samples
 from tuner.history.tables import METADATA, RUNS, SAMPLES, device_names, has_tables
 from tuner.parameters import ASSIGNMENT
@@ -44,6 +45,9 @@ _ATTRIBUTES = table("trial_user_attributes", column("trial_id"), column("key"), 
 
 UNREADABLE = "trials of another version of Meshtune, whose job or cluster can't be read"
 FOREIGN = "trials of other programs"
+
+_UNREADABLE_ROW = (ConfigError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What is raised over a row that another version, or somebody's hand, has written."""
 
 _Mapping = Mapping[str, Any]
 _Kept = set[tuple[str, int]]
@@ -105,7 +109,8 @@ class _Reader:
 
     def kept_runs(self) -> tuple[list[PastRun], _Kept]:
         """The rows of the table of runs, and whose they are."""
-        wanted = select(RUNS).where(RUNS.c.study != (self.own or "")).order_by(RUNS.c.trial)
+        columns = [column for column in RUNS.c if column.name != "recorded_at"]
+        wanted = select(*columns).where(RUNS.c.study != (self.own or "")).order_by(RUNS.c.trial)
         runs: list[PastRun] = []
         kept: _Kept = set()
         for row in sorted(self.connection.execute(wanted), key=_study_of):
@@ -120,14 +125,14 @@ class _Reader:
                         facts=self.once(_facts, row.facts),
                         config=self.once(_config, row.config),
                         status=Status(row.status),
-                        step_time_s=row.step_time_s if row.status == Status.OK else None,
-                        log_spread=row.log_spread,
-                        num_steps=row.num_steps,
-                        peak_memory_bytes=row.peak_memory_bytes,
+                        step_time_s=_measured(row.step_time_s, float) if row.status == Status.OK else None,
+                        log_spread=_measured(row.log_spread, float) or 0.0,
+                        num_steps=_measured(row.num_steps, int) or 0,
+                        peak_memory_bytes=_measured(row.peak_memory_bytes, int),
                         **_origin_and_clock(row.origin),
                     )
                 )
-            except (ConfigError, ValueError, TypeError):
+            except _UNREADABLE_ROW:
                 self.skipped[UNREADABLE] += 1
         return runs, kept
 
@@ -146,8 +151,8 @@ class _Reader:
             if kind not in kinds or phase not in phases:
                 self.skipped["operator times of a kind that this version doesn't know"] += 1
                 continue
-            samples.append(
-                PastSample(
+            try:
+                sample = PastSample(
                     group=groups.get(study) or groups.setdefault(study, self.group(study)),
                     device=device,
                     runtime=runtime,
@@ -155,12 +160,15 @@ class _Reader:
                     origin=origin,
                     kind=kinds[kind],
                     phase=phases[phase],
-                    shape=self.once(_shape, shape),
-                    time_s=time_s,
-                    count=count,
+                    shape=self.once(shape_of, shape),
+                    time_s=_measured(time_s, float) or 0.0,
+                    count=_measured(count, int) or 0,
                     name=name,
                 )
-            )
+            except _UNREADABLE_ROW:
+                self.skipped["operator times that can't be read"] += 1
+                continue
+            samples.append(sample)
         return samples
 
     def older(self, kept: _Kept) -> Past:
@@ -199,7 +207,7 @@ class _Reader:
         samples: list[PastSample] = []
         try:
             described = _Meaning(json.loads(meaning))
-        except (ConfigError, ValueError, TypeError, KeyError):
+        except _UNREADABLE_ROW:
             self.skipped[UNREADABLE] += len(observed)
             return [], []
         params, assignments = self.params(study_id), self.assignments(study_id)
@@ -208,7 +216,7 @@ class _Reader:
                 observation = Observation.from_json(json.loads(observations[trial_id]))
                 dimensions = params.get(trial_id, {}) | {ASSIGNMENT: assignments.get(trial_id, "")}
                 run = described.run(self.group(name), dimensions, observation)
-            except (ConfigError, ValueError, TypeError, KeyError):
+            except _UNREADABLE_ROW:
                 self.skipped[UNREADABLE] += 1
                 continue
             if run is not None:
@@ -315,6 +323,19 @@ def _origin_and_clock(text: str) -> dict[str, Any]:
     return {"origin": origin, "clock": clock or "wall"}
 
 
+def _measured(value: Any, kind: type) -> Any:
+    """A number of a row, or None.
+
+    Raises:
+        ValueError: it is none that anybody measures.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ValueError(f"{shown(value)} is not measured")
+    return kind(value)
+
+
 def _job(text: str) -> TrainingJob:
     return _JOB.validate_json(text)
 
@@ -329,7 +350,3 @@ def _facts(text: str) -> tuple[Fact, ...]:
 
 def _config(text: str) -> ParallelConfig:
     return ParallelConfig(**{name: value for name, value in json.loads(text).items() if name in _CONFIG_FIELDS})
-
-
-def _shape(text: str) -> tuple[float, ...]:
-    return tuple(map(float, json.loads(text)))

@@ -189,7 +189,7 @@ def has_tables(connection: Connection) -> bool:
             f"holds a history of version {version}, and this Meshtune keeps version {VERSION}",
             key="storage",
             value=shown_url(connection.engine.url.render_as_string()),
-            nearest="install a newer Meshtune" if version > VERSION else "install an older Meshtune",
+            nearest=f"install {'an older' if str(version) < str(VERSION) else 'a newer'} Meshtune",
         )
     return version is not None
 

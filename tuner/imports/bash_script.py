@@ -18,7 +18,7 @@ from tuner.imports.bash_texts import Argument, Piece, Text, argument_of, split_w
 from tuner.imports.bash_words import Arithmetic, Literal, Operator, Part, Unreadable, Variable, Word, cut
 
 MAX_WORDS = 100_000
-MAX_PIECES = 20_000
+MAX_PIECES = 2_000
 """Pieces of one variable: a script that doubles a variable again and again is not followed."""
 
 
@@ -288,7 +288,7 @@ class _Interpreter:
             else:
                 value = (*before, *value)
         if not isinstance(value, list):
-            value = tuple(replace(piece, is_whole=False) for piece in value)
+            value = tuple(replace(piece, is_whole=False) if piece.is_whole else piece for piece in value)
         if sum(map(len, _elements(value))) > MAX_PIECES:
             value = (Piece(text=f"${name}", line=word.line, unknown=f"${name} on line {word.line} is too long"),)
         self.variables[name] = value
@@ -360,10 +360,11 @@ class _Interpreter:
         if part.operator.endswith("+"):
             return [(self._text(part.other), not part.quoted)] if is_set else []
         if not is_set and part.operator:
-            text = self._text(part.other)
-            whole = tuple(replace(piece, is_whole=one.quoted) for one in part.other for piece in self._text((one,)))
+            # once: a default within a default doubles what is done for both
+            texts = [(one, self._text((one,))) for one in part.other]
+            whole = tuple(replace(piece, is_whole=one.quoted) for one, text in texts for piece in text)
             if part.operator.endswith("=") and self.runs is _Runs.YES:
-                self.variables[part.name] = text
+                self.variables[part.name] = tuple(piece for _, text in texts for piece in text)
             return [(whole, not part.quoted)]
         if value is None:
             why = _why_unset(part)

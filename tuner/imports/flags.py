@@ -23,16 +23,15 @@ class Flag:
 
 def flags_among(words: Iterable[Argument]) -> list[Flag]:
     """The flags among words, in their order; a value is what follows up to the next flag, or behind `=`."""
-    flags: list[Flag] = []
+    flags: list[tuple[str, int, list[Argument]]] = []
     for word in words:
         if word.text.startswith("--") and len(word.text) > 2:
             name, equals, value = word.text.partition("=")
-            values = (Argument(text=value, line=word.line, unknown=word.unknown),) if equals else ()
-            flags.append(Flag(name=name, line=word.line, values=values))
+            values = [Argument(text=value, line=word.line, unknown=word.unknown)] if equals else []
+            flags.append((name, word.line, values))
         elif flags:
-            last = flags[-1]
-            flags[-1] = Flag(name=last.name, line=last.line, values=(*last.values, word))
-    return flags
+            flags[-1][2].append(word)
+    return [Flag(name=name, line=line, values=tuple(values)) for name, line, values in flags]
 
 
 class Flags:

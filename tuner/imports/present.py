@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -70,7 +71,7 @@ def _replicas(imported: Imported, degrees: Mapping[str, int], devices: int) -> i
     dp = imported.degrees.get("dp")
     if dp is not None:
         parts["dp"] = dp
-    one_copy = int(np.prod(list(parts.values()), dtype=np.int64))
+    one_copy = math.prod(parts.values())
     told = ", ".join(f"{name}={size}" for name, size in parts.items())
     per_host = imported.devices_per_host or 8
     if dp is not None and one_copy != devices:

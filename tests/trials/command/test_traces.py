@@ -266,5 +266,5 @@ def test_a_packed_trace_that_was_cut_says_so(tmp_path):
     path = tmp_path / "t.json.gz"
     path.write_bytes(gzip.compress(json.dumps({"traceEvents": GPU_STEP}).encode())[:200])
 
-    with pytest.raises(UnreadableTraceError, match="cannot be read"):
+    with pytest.raises(UnreadableTraceError, match="is damaged"):
         read_trace(path)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import zlib
 from collections.abc import Mapping, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
@@ -17,9 +16,11 @@ from typing import Any
 import numpy as np
 
 from hardware.errors import ConfigError, did_you_mean
+from hardware.input_file import read_input, unpacked
 from tuner.planners.assignment.problem import AssignmentProblem, Floats, Integers, starts_of
 
-_GZIP_MARK = b"\x1f\x8b"
+MAX_FILE_BYTES = 1_000_000_000
+"""Packed or not: tens of millions of numbers as text."""
 _KEYS = ("name", "nodes", "edges", "usage_limit")
 
 
@@ -64,25 +65,17 @@ def write_problem(problem: AssignmentProblem, path: Path) -> None:
 
 
 def _json_of(path: Path) -> Any:
+    content = read_input(path, most_bytes=MAX_FILE_BYTES)
     try:
-        content = path.read_bytes()
-        if content.startswith(_GZIP_MARK):
-            content = gzip.decompress(content)
-        return json.loads(content)
-    except FileNotFoundError:
-        siblings = sorted(each.name for each in path.parent.glob("*.json*")) if path.parent.is_dir() else []
-        nearest = did_you_mean(path.name, siblings) if siblings else "check the path"
-        raise ConfigError("no such file", nearest=nearest) from None
-    except (EOFError, gzip.BadGzipFile, zlib.error):
-        raise ConfigError("is damaged: it cannot be decompressed") from None
+        return json.loads(unpacked(content, most_bytes=MAX_FILE_BYTES, path=path))
     except UnicodeDecodeError:
         raise ConfigError("is not UTF-8 text") from None
     except json.JSONDecodeError as error:
         raise ConfigError(f"is not JSON: {error.msg}", key=f"line {error.lineno}") from None
     except RecursionError:
         raise ConfigError("is nested too deep") from None
-    except OSError as error:
-        raise ConfigError(f"cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError(f"is not JSON: {error}") from None
 
 
 def _problem(content: Any) -> AssignmentProblem:

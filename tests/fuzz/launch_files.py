@@ -1,0 +1,88 @@
+"""Targets: what `meshtune init` reads, as far as the study that it writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from hardware.config_file import read_text
+from tests.fuzz.mutation import Mutation, of_json, of_lines, of_yaml
+from tests.fuzz.target import Target
+from tests.tuner.imports.launch_scripts import (
+    ARRAYS,
+    ASCEND,
+    CONFIG_JSON,
+    DEEPSPEED,
+    NANOTRON,
+    STRINGS,
+    TORCHTITAN,
+    TORCHTITAN_FLAGS,
+    TORCHTITAN_SCRIPT,
+)
+from tuner.config import load_study
+from tuner.new_study import MOST_BYTES, Added, new_study, read_import
+
+ADDED = {
+    "megatron": Added(cluster="dgx-h100"),
+    "torchtitan": Added(cluster="dgx-h100", hosts=8, model="llama3-8b", global_batch_size=512),
+    "deepspeed": Added(cluster="dgx-h100", hosts=2, model="llama3-8b", sequence_length=4096),
+    "nanotron": Added(cluster="dgx-h100", hosts=2),
+    "hugging-face": Added(cluster="dgx-h100", hosts=1, sequence_length=4096, global_batch_size=64),
+    "json": Added(cluster="dgx-h100", model="llama3-8b"),
+}
+
+EXPORTED = {
+    "config": {
+        "pp": 2,
+        "tp": 2,
+        "dp": 4,
+        "cp": 1,
+        "up": 1,
+        "vpp": 1,
+        "ep": 1,
+        "mbs": 1,
+        "recompute": "none",
+        "zero_stage": 1,
+        "sequence_parallel": True,
+        "expert_tp": 0,
+        "dp_shard": 0,
+        "assignment": "layers=20/12",
+    },
+    "job": {"model": "llama3-8b", "sequence_length": 4096, "global_batch_size": 64, "precision": "bf16"},
+    "cluster": {"groups": [{"device": "H100-SXM-80", "hosts": 2, "devices_per_host": 8}]},
+    "runtime": "megatron-core",
+}
+
+SCRIPTS = (
+    *(ARRAYS, STRINGS, ASCEND),
+    'for i in 1 2; do echo "$i"; done\nf() { local TP=$1; }\n'
+    'if [ -z "$TP" ]; then TP=2; elif [[ $A == b ]]; then TP=1; fi\n'
+    'eval "torchrun --nnodes=2 --nproc-per-node=$((4*2)) pretrain_gpt.py --num-layers ${L:=12} '
+    '--hidden-size 512 --num-attention-heads 8 --vocab-size 32000 "\\\n'
+    "  --seq-length 4096 --micro-batch-size 1 ${ARGS[@]} <<EOF\nx\nEOF\ncase $1 in a) x=1;; esac\n"
+    "bash -c 'python a.py --seq-length 128'\n",
+)
+
+
+def _target(framework: str, name: str, mutation: Mutation, *seeds: str) -> Target:
+    def read(data: bytes, folder: Path) -> None:
+        file = folder / name
+        file.write_bytes(data)
+        imported = read_import(framework, file, read_text(file, most_bytes=MOST_BYTES))
+        made = new_study(imported, ADDED[framework], file=file, folder=folder)
+        if made.model_file:
+            (folder / made.model_file).write_text(made.model_text, encoding="utf-8")
+        (folder / "study.yaml").write_text(made.text, encoding="utf-8")
+        load_study(folder / "study.yaml")
+
+    return Target(name=f"init: {framework}", read=read, mutation=mutation, seeds=lambda: tuple(map(str.encode, seeds)))
+
+
+TARGETS = (
+    _target("megatron", "train.sh", of_lines, *SCRIPTS),
+    _target("torchtitan", "train.toml", of_lines, TORCHTITAN, TORCHTITAN_FLAGS, TORCHTITAN_SCRIPT),
+    _target("deepspeed", "ds.json", of_json, DEEPSPEED),
+    _target("nanotron", "config.yaml", of_yaml, NANOTRON),
+    _target("hugging-face", "config.json", of_json, CONFIG_JSON),
+    _target("json", "best.json", of_json, json.dumps(EXPORTED)),
+)

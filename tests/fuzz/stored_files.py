@@ -1,0 +1,142 @@
+"""Targets: databases and journals, which earlier studies have left and others may have changed."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sqlite3
+import tempfile
+from contextlib import closing
+from pathlib import Path
+
+import optuna
+
+from costmodels.operators import OpKind, Phase
+from costmodels.parallel import ParallelConfig
+from tests.fuzz.mutation import of_bytes, of_json, of_lines
+from tests.fuzz.target import Target
+from tests.tuner.broken_studies import study
+from trials.backend import Observation, OperatorSample, Status
+from tuner.config import StudyConfig, load_study
+from tuner.evidence import OBSERVATION
+from tuner.history import keep_run, make_tables, read_past
+from tuner.history.tables import METADATA, RUNS, SAMPLES
+from tuner.record import MEANING
+from tuner.storage import find_study, open_store, reading
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+SAMPLE = OperatorSample(kind=OpKind.MATMUL, phase=Phase.FORWARD, shape=(1.0, 512.0, 64.0), time_s=2e-3, count=32)
+OBSERVED = Observation(status=Status.OK, step_times_s=(2.0, 2.1), peak_memory_bytes=2**30, operator_samples=(SAMPLE,))
+CONFIG = ParallelConfig(tp=8)
+
+
+@functools.cache
+def _journal() -> bytes:
+    """A study that an older version has left, and a run of another one in tables."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = _study(Path(folder))
+        url = f"journal:///{folder}/study.journal"
+        store = open_store(url)
+        make_tables(store)
+        keep_run(store, "other", 0, config.setting, CONFIG, OBSERVED)
+        left = optuna.create_study(study_name="left", storage=store.storage)
+        left.set_user_attr(MEANING, json.loads(json.dumps(config.meaning)))
+        trial = left.ask()
+        for name, value in CONFIG.values(config.dimensions).items():
+            trial.suggest_categorical(name, [value])
+        trial.set_user_attr(OBSERVATION, OBSERVED.as_json())
+        left.tell(trial, 2.0)
+        return Path(folder, "study.journal").read_bytes()
+
+
+@functools.cache
+def _database() -> bytes:
+    """The same run in a database of small pages."""
+    with tempfile.TemporaryDirectory() as folder:
+        (path := Path(folder, "study.db")).touch()
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("PRAGMA page_size=1024")
+            connection.execute("VACUUM")
+        config = _study(Path(folder))
+        journal = Path(folder, "study.journal")
+        journal.write_bytes(_journal())
+        with reading(f"journal:///{journal}", METADATA) as rows, closing(sqlite3.connect(path)) as connection:
+            for table in METADATA.sorted_tables:
+                names = [column.name for column in table.columns if column.name != "recorded_at"]
+                connection.execute(f"CREATE TABLE {table.name} ({', '.join([*names, 'recorded_at'])})")
+                for row in rows.execute(table.select()).mappings():
+                    connection.execute(
+                        f"INSERT INTO {table.name} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})",  # noqa: S608 # our own names
+                        [row[name] for name in names],
+                    )
+            connection.commit()
+        assert config.setting is not None
+        return path.read_bytes()
+
+
+def _study(folder: Path) -> StudyConfig:
+    path = folder / "study.yaml"
+    path.write_text(study(), encoding="utf-8")
+    return load_study(path)
+
+
+def _rows() -> bytes:
+    """The values of the database, by table and column."""
+    with tempfile.TemporaryDirectory() as folder:
+        (path := Path(folder, "study.db")).write_bytes(_database())
+        with closing(sqlite3.connect(path)) as connection:
+            connection.row_factory = sqlite3.Row
+            found = {
+                table.name: dict(connection.execute(f"SELECT * FROM {table.name}").fetchone())  # noqa: S608 # our own name
+                for table in (RUNS, SAMPLES)
+            }
+    for name in ("job", "cluster", "facts", "config"):
+        found[RUNS.name][name] = json.loads(found[RUNS.name][name])
+    return json.dumps(found).encode()
+
+
+def _read_rows(data: bytes, folder: Path) -> None:
+    """A database with other values; what is no text or number stands there as JSON."""
+    try:
+        tables = json.loads(data)
+    except (ValueError, RecursionError):
+        return  # no rows
+    (path := folder / "rows.db").write_bytes(_database())
+    with closing(sqlite3.connect(path)) as connection:
+        for table in (RUNS, SAMPLES):
+            changes = tables.get(table.name, {}) if isinstance(tables, dict) else {}
+            for name in {column.name for column in table.columns} & set(changes if isinstance(changes, dict) else ()):
+                value = changes[name]
+                is_plain = (
+                    value is None or isinstance(value, str | float) or (isinstance(value, int) and abs(value) < 2**63)
+                )
+                told = value if is_plain else json.dumps(value)
+                try:
+                    connection.execute(f"UPDATE {table.name} SET {name} = ?", [told])  # noqa: S608 # our own names
+                except UnicodeEncodeError:
+                    continue
+        connection.commit()
+    read_past([f"sqlite:///{path}"], base_dir=folder)
+
+
+def _read_database(data: bytes, folder: Path) -> None:
+    for left in folder.glob("bytes.db*"):
+        left.unlink()
+    (path := folder / "bytes.db").write_bytes(data)
+    read_past([f"sqlite:///{path}"], base_dir=folder)
+
+
+def _read_journal(data: bytes, folder: Path) -> None:
+    (path := folder / "study.journal").write_bytes(data)
+    read_past([f"journal:///{path}"], base_dir=folder)
+    found = find_study(f"journal:///{path}", "left")
+    if found is not None:
+        found.get_trials()
+
+
+TARGETS = (
+    Target(name="history", read=_read_rows, mutation=of_json, seeds=lambda: (_rows(),)),
+    Target(name="database", read=_read_database, mutation=of_bytes, seeds=lambda: (_database(),)),
+    Target(name="journal", read=_read_journal, mutation=of_lines, seeds=lambda: (_journal(),)),
+)

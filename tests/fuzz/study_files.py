@@ -1,0 +1,248 @@
+"""Targets: study files, and what they name: clusters, models, profiles, and the texts of options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from costmodels.device_mesh import mesh_of
+from costmodels.measured import read_measured_and_skipped
+from costmodels.model_catalog import read_model_file
+from costmodels.parallel import parse_config
+from costmodels.runtime import read_profile
+from hardware.cluster import cluster_from_mapping, find_cluster
+from hardware.config_file import read_mapping
+from hardware.trace_file import read_trace
+from tests.fuzz.mutation import of_json, of_lines, of_table, of_yaml
+from tests.fuzz.target import Target
+from tests.tuner.broken_studies import CONFIG_JSON, REPLAY, rows, study
+from tuner.cli_options import number, whole_number
+from tuner.config import load_study
+from tuner.history.published import read_published
+from tuner.space import enumerate_space
+
+ROOT = Path(__file__).parents[2]
+
+CLUSTERS = (
+    b"{name: dgx-h100, hosts: 4, devices_per_host: 4}\n",
+    b"device: H100-SXM-80\nhosts: 2\nswitch: {hosts: 1, uplink_gb_per_s: 200}\ntrace: trace.csv\n",
+    b"name: two kinds\ngroups:\n- {name: dgx-h100, hosts: 1}\n- {device: A100-SXM-80, hosts: 2, devices_per_host: 4}\n"
+    b"inter_group_links: [{kind: infiniband, bandwidth_gb_per_s: 25, latency_us: 5}]\n",
+    b"device: A100-SXM-80\nhosts: 1\nintra_links: [{kind: nvlink, bandwidth_gb_per_s: 300, latency_us: 2,\n"
+    b"  mesh_peers: 3, efficiency: 0.8, exclusive_group: a}]\n"
+    b"nic_links: [{kind: roce, bandwidth_gb_per_s: 10, latency_us: 9, sharers: 2}]\n",
+)
+
+STUDIES = (
+    study().encode(),
+    study(REPLAY).encode(),
+    b"""name: all-keys
+model: mixtral-8x7b
+cluster: {name: dgx-h100, hosts: 4}
+job: {sequence_length: 4096, global_batch_size: 64, precision: fp8, optimizer: adam, recompute: selective,
+  zero_stage: 1, sequence_parallel: true, recompute_modules: [core_attn, mlp], expert_tp: 1, dp_shard: 0}
+runtime: megatron-core
+space: {rules: megatron, without: [], memory_headroom: 0.1, pp: [1, 2, 4], tp: [1, 2], mbs: [1, 2],
+  recompute: [none, full], zero_stage: [0, 1], sequence_parallel: [true], expert_tp: [0, 1], assignment: []}
+planner: {name: descent, pins: [{op: "*.up", dim: ffn, axis: tp, weight_s: 0.1}]}
+search: {draws: 50, confidence: 0.9, tolerance: 0.02, max_trials: 30, max_seconds: 60, budget_device_hours: 4,
+  parallel_trials: 2, seed: 3, prune: false, repeats: 1, explorer: ucb, baseline: true, placement_wait_s: 5}
+expert: {pp: 2, tp: 2, dp: 8, ep: 2, mbs: 1}
+trial: {backend: simulated, fidelity: simulator, seed: 1, noise: 0.01, num_steps: 3, time_limit_s: 10,
+  proxy: {hosts: 1, layers: auto, full_trials: 5}}
+storage: sqlite:///x.db
+history: [rows.csv]
+""",
+    b"""name: own
+model: ./model.yaml
+cluster: {file: cluster.yaml, trace: trace.csv}
+job: {sequence_length: 2048, global_batch_size: 32}
+runtime: ./profile.yaml
+trial: {backend: command, command: [torchrun, train.py, "{flags}", --out, "{profile}"], flags: megatron,
+  environment: {A: b, C: null}, log: {pattern: ["step (?P<step_ms>[0-9.]+)"]}, launch: once, warmup_steps: 1, steps: 2,
+  logs: logs, profile: "traces/{trial}", hang_limit_s: 3}
+""",
+    b"""name: torch
+model: ./config.json
+cluster: {device: cpu-core, hosts: 2, devices_per_host: 4}
+job: {sequence_length: 64, global_batch_size: 16, precision: fp32}
+runtime: torch-reference
+trial: {backend: torch, device: cpu, clock: virtual, min_steps: 2, max_steps: 4, precision: 0.1, profile: false}
+""",
+)
+
+TRACE = b"time_s,link,share\n0,intra,0.5\n1,h0-h1,0.1\n2,h1,lost\n3,h1,back\n4,inter,1\n5,infiniband,0.25\n"
+
+MODEL = b"""source: made up
+num_layers: 4
+hidden_size: 512
+vocab_size: 32000
+tied_embeddings: false
+norm: rms
+num_heads: 8
+num_kv_heads: 8
+head_dim: 64
+ffn_size: 1024
+gated_ffn: true
+num_experts: 8
+top_k: 2
+expert_ffn_size: 256
+num_shared_experts: 1
+shared_expert_ffn_size: 256
+"""
+
+
+def _read_yaml(data: bytes, folder: Path) -> None:
+    read_mapping(_written(folder / "input.yaml", data))
+
+
+def _read_json(data: bytes, folder: Path) -> None:
+    read_mapping(_written(folder / "input.json", data))
+
+
+def _read_study(data: bytes, folder: Path) -> None:
+    load_study(_written(_beside(folder) / "study.yaml", data))
+
+
+def _read_space(data: bytes, folder: Path) -> None:
+    """As far as the candidates, which a study may have millions of."""
+    config = load_study(_written(_beside(folder) / "study.yaml", data))
+    if config.measured is None:
+        enumerate_space(config.setting, config.options)
+
+
+def _read_cluster(data: bytes, folder: Path) -> None:
+    cluster_from_mapping(read_mapping(_written(folder / "cluster.yaml", data)), folder)
+
+
+def _read_model(data: bytes, folder: Path) -> None:
+    model = read_model_file(_written(folder / "model.yaml", data))
+    _use(model)
+
+
+def _read_config_json(data: bytes, folder: Path) -> None:
+    model = read_model_file(_written(folder / "config.json", data))
+    _use(model)
+
+
+def _use(model: object) -> None:
+    """What every command asks of a model."""
+    assert model.num_parameters > 0  # type: ignore[attr-defined] # a ModelSpec
+    assert model.model_flops_per_token(4096) > 0  # type: ignore[attr-defined] # a ModelSpec
+    assert model.mtp_parameters >= 0  # type: ignore[attr-defined] # a ModelSpec
+
+
+def _read_profile(data: bytes, folder: Path) -> None:
+    read_profile(_written(folder / "profile.yaml", data))
+
+
+def _read_measured(data: bytes, folder: Path) -> None:
+    path = _written(folder / "rows.csv", data)
+    read_measured_and_skipped([path], folder)
+    read_published(path)
+
+
+def _read_trace(data: bytes, folder: Path) -> None:
+    trace = read_trace(_written(folder / "trace.csv", data), find_cluster("dgx-h100", 8))
+    trace.events[:1]
+
+
+def _read_config(data: bytes, folder: Path) -> None:  # noqa: ARG001 # no file is read
+    parse_config(_text(data), {})
+
+
+def _read_mesh(data: bytes, folder: Path) -> None:  # noqa: ARG001 # no file is read
+    mesh_of(_text(data), find_cluster("dgx-h100", 2))
+
+
+def _read_override(data: bytes, folder: Path) -> None:
+    path = folder / "good.yaml"
+    if not path.exists():
+        _written(path, STUDIES[0])
+    load_study(path, overrides=[_text(data)])
+
+
+def _read_number(data: bytes, folder: Path) -> None:  # noqa: ARG001 # no file is read
+    number("--until", _text(data))
+    whole_number("--trials", _text(data), 1)
+
+
+def _text(data: bytes) -> str:
+    """An argument as Python hands it over, which is not always Unicode."""
+    return data.decode(errors="surrogateescape")
+
+
+def _written(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+def _beside(folder: Path) -> Path:
+    """The folder, with the files that studies name."""
+    if not (folder / "rows.csv").exists():
+        (folder / "model.yaml").write_bytes(MODEL)
+        (folder / "config.json").write_text(CONFIG_JSON, encoding="utf-8")
+        (folder / "cluster.yaml").write_bytes(CLUSTERS[0])
+        (folder / "trace.csv").write_bytes(TRACE)
+        (folder / "profile.yaml").write_bytes((ROOT / "costmodels/catalog/runtimes/megatron-core.yaml").read_bytes())
+        (folder / "rows.csv").write_text(rows({}, {"tp": 4, "dp": 2}), encoding="utf-8")
+    return folder
+
+
+def _files(*patterns: str) -> tuple[bytes, ...]:
+    """The files of the repository, the smallest first."""
+    found = sorted({path for pattern in patterns for path in ROOT.glob(pattern)}, key=lambda path: path.stat().st_size)
+    return tuple(path.read_bytes() for path in found[:20])
+
+
+def _studies() -> tuple[bytes, ...]:
+    return (*STUDIES, *_files("configs/studies/flexparallel/*.yaml")[:6])
+
+
+def _models() -> tuple[bytes, ...]:
+    return (MODEL, *_files("costmodels/catalog/models/*.yaml")[:6])
+
+
+def _profiles() -> tuple[bytes, ...]:
+    return _files("costmodels/catalog/runtimes/*.yaml")[:4]
+
+
+def _measured() -> tuple[bytes, ...]:
+    """Good rows, and a few of each file."""
+    files = _files("configs/measured/*.csv")
+    return (rows({}, {"tp": 4, "dp": 2}).encode(), *(b"".join(file.splitlines(keepends=True)[:6]) for file in files))
+
+
+TARGETS = (
+    Target(name="yaml", read=_read_yaml, mutation=of_yaml, seeds=_studies),
+    Target(name="json", read=_read_json, mutation=of_json, seeds=lambda: _files("configs/models/*.json")),
+    Target(name="study", read=_read_study, mutation=of_yaml, seeds=_studies),
+    Target(name="space", read=_read_space, mutation=of_yaml, seeds=_studies),
+    Target(name="cluster", read=_read_cluster, mutation=of_yaml, seeds=lambda: CLUSTERS),
+    Target(name="model", read=_read_model, mutation=of_yaml, seeds=_models),
+    Target(name="config.json", read=_read_config_json, mutation=of_json, seeds=lambda: _files("configs/models/*.json")),
+    Target(name="profile", read=_read_profile, mutation=of_yaml, seeds=_profiles),
+    Target(name="measured", read=_read_measured, mutation=of_table, seeds=_measured),
+    Target(name="trace", read=_read_trace, mutation=of_table, seeds=lambda: (TRACE, *_files("configs/traces/*.csv"))),
+    Target(
+        name="configuration",
+        read=_read_config,
+        mutation=of_lines,
+        seeds=lambda: (
+            b"pp=4,tp=2,mbs=1,zero_stage=1,sequence_parallel=true,recompute=full,expert_tp=1,dp_shard=2",
+            b"layers=20x3/18,micro_batches=4/2,hosts=0-3/5,recomputed=1x4",
+        ),
+    ),
+    Target(name="mesh", read=_read_mesh, mutation=of_lines, seeds=lambda: (b"data=2,model=4", b"a=1,b=8,c=2")),
+    Target(
+        name="override",
+        read=_read_override,
+        mutation=of_lines,
+        seeds=lambda: (
+            b"search.seed=3",
+            b"cluster={name: dgx-h100, hosts: 2}",
+            b"space.tp=[1, 2]",
+            b"job.precision=fp8",
+        ),
+    ),
+    Target(name="number", read=_read_number, mutation=of_lines, seeds=lambda: (b"3", b"17")),
+)

@@ -1,0 +1,60 @@
+"""Changed inputs of every kind, as many as there is time for; `python -m benchmarks.fuzz` reads more of them."""
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.fuzz.mutation import of_bytes
+from tests.fuzz.target import defect_of
+from tests.fuzz.targets import TARGETS
+from trials.command.patience import at_most
+
+SLOW = ("yaml", "study", "space", "cluster", "model", "profile", "override", "measured")
+"""Those that read much YAML, or many rows."""
+
+LIMIT_S = 30
+"""On a busy machine; a hang takes longer."""
+
+
+def examples(name):
+    """How many inputs of a kind there is time for."""
+    return 40 if name.startswith("init") else 80 if name in SLOW else 200
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_the_seeds_are_accepted(name, tmp_path):
+    """What inputs are made of is read without a word, so that changes of it get far."""
+    for seed in TARGETS[name].seeds():
+        TARGETS[name].read(seed, tmp_path)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_what_is_no_good_input_is_refused_in_words(name, tmp_path):
+    """A changed input is read, or refused by the one error that its reader has for it, in a message of some lines."""
+    target, seeds = TARGETS[name], TARGETS[name].seeds()
+
+    @settings(max_examples=examples(name), derandomize=True, database=None)
+    @given(chance=st.integers(0, 2**64), seed=st.sampled_from(seeds))
+    def holds(chance, seed):
+        rng = Random(chance)  # noqa: S311 # Hypothesis gives the seed
+        mutation = of_bytes if rng.random() < 0.2 else target.mutation
+        with at_most(LIMIT_S):
+            _, defect = defect_of(target, mutation(seed, rng, seeds), tmp_path)
+        assert defect is None, defect.text
+
+    holds()
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_any_bytes_are_refused_in_words(name, tmp_path):
+    """So is an input that nobody made of a good one."""
+
+    @settings(max_examples=20, derandomize=True, database=None)
+    @given(st.binary() | st.text().map(lambda text: text.encode(errors="surrogatepass")))
+    def holds(data):
+        _, defect = defect_of(TARGETS[name], data, tmp_path)
+        assert defect is None, defect.text
+
+    holds()
