@@ -4,10 +4,10 @@
         [--folder DIR] [--json]
 
 The study is that of Pangu-135B on 6,144 devices whose space is the nearest above the 58,205 configurations that
-FlexParallel's Table 2 counts for it: on H200, with a batch of 2,304, 59,718 candidates may fit. It runs as `meshtune run`
-does, with the ordinary sampler and its ordinary draws; only Ray is left out, since 64 workers need more memory than the
-driver: a process of simulated trials measures what the slots hold, and of the slots any may end next. Trials report
-their first steps a look before they end, so that the driver may stop them.
+FlexParallel's Table 2 counts for it: on H200, with a batch of 2,304, 59,718 candidates may fit. It runs as
+`meshtune run` does, with the ordinary sampler and its ordinary draws; only Ray is left out, since 64 workers need more
+memory than the driver: a process of simulated trials measures what the slots hold, and of the slots any may end next.
+Trials report their first steps a look before they end, so that the driver may stop them.
 
 Taken is the driver's own time, in seconds a trial: the wall clock without the waits for the simulated trials, and its
 CPU time, each the mean over the trials of a window that ends at 10, 300, 1,000, 3,000 and 10,000 trials; how much of it
@@ -16,9 +16,10 @@ Flat means that memory grows by little with each 1,000 trials. Then the same stu
 own: `meshtune status`, `meshtune report`, a driver that resumes it with nothing left to do, and `meshtune dashboard`
 until the list of its trials has been served. Where Chromium is installed it renders the report.
 
-With `--folder` the study and the figures so far stay there, and a second call goes on. `--seeded N` begins with N trials
-written at once, of candidates picked at random, so that late windows can be had without the trials before. PostgreSQL's
-server is started for it, if it is installed, and its study ends with the benchmark. Progress goes to stderr.
+With `--folder` the study and the figures so far stay there, and a second call goes on. `--seeded N` begins with N
+trials of candidates picked at random, written at once, so that late windows can be had without the trials before: their
+step times are those of the simulated world, their operator times those of a few of them. PostgreSQL's server is started
+for it, if it is installed, and its study ends with the benchmark. Progress goes to stderr.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import partial, wraps
+from functools import wraps
 from multiprocessing import get_context
 from pathlib import Path
 from types import TracebackType
@@ -57,9 +58,10 @@ from sqlalchemy import insert
 from benchmarks.postgresql_server import postgresql_server, server_programs
 from benchmarks.storage_cost import PASSWORD, Stopwatch
 from benchmarks.timing import answer, count_at_least, publish, tell
-from costmodels.parallel import ParallelConfig
+from costmodels.parallel import ConfigGrid, ParallelConfig
 from costmodels.reduced import Reduction
 from trials.backend import AbstractBackend, Observation, Status
+from trials.simulated import SimulatedBackend
 from tuner import study as tuner_study
 from tuner.candidates import candidates_of, plan_of, prediction_json
 from tuner.config import StudyConfig, load_study
@@ -76,6 +78,8 @@ WINDOW = 50
 """Trials of a window; fewer at the first mark."""
 FIRST_STEPS = 2
 """Steps that a running trial has reported when the driver looks."""
+NUM_MEASURED = 20
+"""Seeded trials whose operator times are simulated; the others have theirs."""
 TELL_EVERY = 100
 STUDY = """
 name: load
@@ -184,7 +188,7 @@ class Meter:
     slots: SimulatedSlots | None = None
 
     def __post_init__(self) -> None:
-        self._file = self.path.open("a", encoding="utf-8")
+        self._file = self.path.open("a", encoding="utf-8", buffering=1)
         self._before = (time.perf_counter(), time.process_time(), 0.0)
 
     def lap(self) -> None:
@@ -208,10 +212,7 @@ class Meter:
         self.parts_s.clear()
         self._file.write(json.dumps(row) + "\n")
         if self.ended % TELL_EVERY == 0:
-            self._file.flush()
-            tell(
-                f"{self.ended:,} trials, {row['wall_s']:.2f} s of the last, {row['rss_mib']:.0f} MiB, load {row['load']:.1f}"
-            )
+            tell(f"{self.ended:,} trials, {row['wall_s']:.2f} s of the last, {row['rss_mib']:.0f} MiB")
 
     @contextmanager
     def on(self) -> Iterator[None]:
@@ -258,12 +259,34 @@ def seed(config: StudyConfig, count: int) -> None:
     distributions = {
         name: optuna.distributions.distribution_to_json(distribution_of(name, grid)) for name in grid.dimensions
     }
-    positions = np.random.default_rng(1).choice(len(grid), count, replace=False).tolist()
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool, store.storage.engine.begin() as connection:
-        measured = pool.map(partial(config.backend.measure, trial_number=0), map(grid.config, positions), chunksize=20)
-        for number, (position, observation) in enumerate(zip(positions, measured, strict=True)):
+    rng = np.random.default_rng(1)
+    positions = rng.choice(len(grid), count, replace=False)
+    observations = _observed(config.backend, grid.take(positions), rng)
+    with store.storage.engine.begin() as connection:
+        for number, (position, observation) in enumerate(zip(positions.tolist(), observations, strict=True)):
             _write_trial(connection, config, candidates, study._study_id, number, position, observation, distributions)
     store.close()
+
+
+def _observed(backend: AbstractBackend, grid: ConfigGrid, rng: np.random.Generator) -> Iterator[Observation]:
+    """What trials of the simulated world see, all at once; the operator times are those of a few of them."""
+    assert isinstance(backend, SimulatedBackend), "the benchmark's own study"
+    memory, step_s = backend.hidden_memory(grid), backend.hidden_step(grid).step_time_s
+    noise = np.exp(backend.noise * rng.standard_normal((len(grid), backend.num_steps)))
+    few = [backend.measure(grid.config(position), trial_number=0) for position in range(min(NUM_MEASURED, len(grid)))]
+    sampled = [observation.operator_samples for observation in few if observation.operator_samples]
+    for position in range(len(grid)):
+        needed, capacity = float(memory.needed_bytes[position]), float(memory.capacity_bytes[position])
+        if needed > capacity:
+            yield Observation(status=Status.OUT_OF_MEMORY, peak_memory_bytes=round(needed), origin="synthetic")
+            continue
+        yield Observation(
+            status=Status.OK,
+            step_times_s=tuple((step_s[position] * noise[position]).tolist()),
+            peak_memory_bytes=round(min(float(memory.peak_bytes[position]), capacity)),
+            operator_samples=sampled[position % len(sampled)],
+            origin="synthetic",
+        )
 
 
 def _write_trial(
@@ -332,18 +355,9 @@ def _write_trial(
     )
 
 
-def run(config: StudyConfig, parallel: int, rows: Path) -> None:
-    """Runs the study up to its budget, with a line in `rows` for every trial."""
-    store = open_store(config.storage)
-    found = store.storage.get_all_studies()
-    ended = store.storage.get_n_trials(found[0]._study_id, TrialState.COMPLETE) if found else 0
-    ended += (
-        sum(store.storage.get_n_trials(found[0]._study_id, state) for state in (TrialState.PRUNED, TrialState.FAIL))
-        if found
-        else 0
-    )
-    store.close()
-    meter = Meter(rows, ended)
+def run(config: StudyConfig, parallel: int, seeded: int, rows: Path) -> None:
+    """Runs the study up to its budget, with a line in `rows` for every trial that was not seeded."""
+    meter = Meter(rows, seeded + len(rows.read_text(encoding="utf-8").splitlines()) if rows.exists() else seeded)
     slots = SimulatedSlots(config.backend, parallel, meter.lap)
     meter.slots = slots
     with meter.on():
@@ -378,8 +392,8 @@ def opened(study: Path, storage: str, folder: Path, trials: int) -> list[dict[st
     report = folder / "report.html"
     done = [
         _timed_command("status", [*program, "status", *at, "--json"]),
-        _timed_command("report", [*program, "report", *at, "--output", str(report)]),
-        _timed_command("resume", [*program, "run", *at, "--trials", str(trials), "--json"]),
+        _timed_command("report", [*program, "report", *at, "--out", str(report)]),
+        _timed_command("resume", [*program, "run", *at, "--set", f"search.max_trials={trials}", "--json"]),
         _timed_dashboard([*program, "dashboard", *at]),
     ]
     done[1]["mib"] = report.stat().st_size / 2**20
@@ -419,18 +433,17 @@ def _timed_dashboard(command: list[str]) -> dict[str, Any]:
     url = f"http://127.0.0.1:{port}"
     while True:
         try:
-            urlopen(f"{url}/dashboard").read()
+            _got(f"{url}/dashboard")
             break
         except OSError:
             assert process.poll() is None, "the dashboard runs until it is stopped"
             time.sleep(0.1)
     first_s = time.perf_counter() - begin_s
-    studies = json.load(urlopen(f"{url}/api/studies"))
-    number = studies["study_summaries"][0]["study_id"]
-    trials = urlopen(f"{url}/api/studies/{number}?after=0").read()
+    number = json.loads(_got(f"{url}/api/studies"))["study_summaries"][0]["study_id"]
+    trials = _got(f"{url}/api/studies/{number}?after=0")
     seconds = time.perf_counter() - begin_s
     again_s = time.perf_counter()
-    urlopen(f"{url}/api/studies/{number}?after=0").read()
+    _got(f"{url}/api/studies/{number}?after=0")
     again_s = time.perf_counter() - again_s
     peak = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text(encoding="ascii"))
     process.terminate()
@@ -444,6 +457,11 @@ def _timed_dashboard(command: list[str]) -> dict[str, Any]:
         "peak_mib": int(peak[1]) / 1024 if peak else 0.0,
         "mib": len(trials) / 2**20,
     }
+
+
+def _got(url: str) -> bytes:
+    with urlopen(url) as served:  # noqa: S310 # our own server
+        return bytes(served.read())
 
 
 def measured(given: argparse.Namespace) -> dict[str, Any]:
@@ -466,7 +484,8 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
             if given.seeded and not rows.exists():
                 tell(f"{storage}: writing {given.seeded:,} trials")
                 seed(config, given.seeded)
-            run(config, given.parallel, rows)
+                rows.touch()
+            run(config, given.parallel, given.seeded, rows)
             lines = [json.loads(line) for line in rows.read_text(encoding="utf-8").splitlines()]
             found["rows"] += windows(lines, storage)
             found["growth_mib"][storage] = growth_mib(lines)

@@ -41,7 +41,9 @@ class OwnTrials:
         for number in self._known.keys() - self._running.keys():
             self._remember(number)
         self._records = dict(sorted(self._records.items()))
-        self._best = best_record(list(self._records.values()))
+        completed = [record for record in self._records.values() if record.step_time_s is not None]
+        self._completed = {tuple(record.params.values()) for record in completed}
+        self._best = best_record(completed)
         self._best_trial = best_among(list(self._known.values()))
 
     def __getitem__(self, number: int) -> FrozenTrial:
@@ -78,6 +80,11 @@ class OwnTrials:
         return sum(map(self._has_candidate, self._running.values()))
 
     @property
+    def next_number(self) -> int:
+        """The number of the next trial, if this process begins it."""
+        return next(reversed(self._known), -1) + 1
+
+    @property
     def best(self) -> TrialRecord | None:
         """As `record.best_record` tells it."""
         return self._best
@@ -108,12 +115,10 @@ class OwnTrials:
         record = self._remember(number)
         if record is None or record.step_time_s is None:
             return
-        is_again = any(
-            other.params == record.params and other.step_time_s is not None and other is not record
-            for other in self._records.values()
-        )
-        # repeated, a candidate may lose its place to another
-        some = list(self._records.values()) if is_again else [record, *([self._best] if self._best else [])]
+        candidate = tuple(record.params.values())
+        # measured again, a candidate may lose its place to another
+        some = self._records.values() if candidate in self._completed else filter(None, (self._best, record))
+        self._completed.add(candidate)
         self._best = best_record(sorted(some, key=lambda each: each.number))
 
     def _remember(self, number: int) -> TrialRecord | None:

@@ -544,10 +544,17 @@ class _Run:
         with self.held.together():
             trial_id = self.store.storage.create_new_trial(self.study._study_id, trial)
             self.sampler.keep_start(self.study, evidence)
-        number = self.store.storage.get_trial_number_from_id(trial_id)
+        number = self._number_of(trial_id)
         self.trials.begin(trial, number, trial_id)
         self.live[number] = _Live(trial_id=trial_id, position=position, proxy=proxy)
         return self._asked(number, position, proxy)
+
+    def _number_of(self, trial_id: int) -> int:
+        """The number of a trial that was just written: the next one, unless somebody has enqueued others."""
+        storage, number = self.store.storage, self.trials.next_number
+        if storage.get_trial_id_from_study_id_trial_number(self.study._study_id, number) == trial_id:
+            return number
+        return storage.get_trial_number_from_id(trial_id)
 
     def _asked(self, number: int, position: int, proxy: Proxy | None) -> Asked:
         """The trial as the executor takes it."""
