@@ -418,6 +418,7 @@ def _timed_command(name: str, command: list[str]) -> dict[str, Any]:
         "opened": name,
         "status": process.returncode,
         "seconds": time.perf_counter() - begin_s,
+        "cpu_s": usage.ru_utime + usage.ru_stime,
         "peak_mib": usage.ru_maxrss / 1024,
         "mib": size / 2**20,
     }

@@ -19,6 +19,7 @@ The attribute `observation` tells more than a trial's value does: see evidence.p
 
 The state is the study alone: nothing is remembered between calls but what can be computed again, and the random stream
 of a decision depends on the seed and the number of the decision, so that a resumed study goes on as an undisturbed one.
+Where MANY trials have ended, draws serve several decisions; a sampler that takes up such a study makes new ones.
 """
 
 from __future__ import annotations
@@ -363,8 +364,9 @@ class ThompsonSampler(BaseSampler):
             return False
         if self.is_done(evidence):
             return True
-        # draws that serve several decisions run out of candidates; the explorer then has their runners-up
-        return evidence.num_ended < MANY and not self._has_unexplored_draw(evidence)
+        if evidence.num_ended >= MANY and not evidence.proxies_pending:
+            return False  # draws that serve several decisions run out of candidates; explorers then have runners-up
+        return not self._has_unexplored_draw(evidence)
 
     def _has_unexplored_draw(self, evidence: Evidence) -> bool:
         """Whether some draw names a candidate of which the next trial may tell something, and no pending one will."""

@@ -34,7 +34,7 @@ def test_all_of_a_small_study_is_told(features):
 
 
 def test_the_fastest_and_the_far_ones_are_told(features):
-    """Of more candidates MOST_TOLD are told, once and in their order: half are the fastest, and the farthest is there."""
+    """Of more candidates MOST_TOLD are told, once and in their order: half the fastest, and the farthest among them."""
     found = measured(900)
 
     told = most_telling(found, features)
