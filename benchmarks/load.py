@@ -382,7 +382,10 @@ def windows(rows: list[dict[str, Any]], storage: str) -> list[dict[str, Any]]:
 def growth_mib(rows: list[dict[str, Any]]) -> float | None:
     """MiB of resident memory for each further 1,000 trials, by the line that fits best after the first 1,000."""
     later = [(row["ended"], row["rss_mib"]) for row in rows if row["ended"] > 1000]
-    return None if len(later) < 100 else 1000 * float(np.polyfit(*zip(*later, strict=True), 1)[0])
+    if len(later) < 100:
+        return None
+    ended, mib = np.array(later).T
+    return 1000 * float(np.polyfit(ended, mib, 1)[0])
 
 
 def opened(study: Path, storage: str, folder: Path, trials: int) -> list[dict[str, Any]]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime
 
 from optuna.trial import FrozenTrial, TrialState
 
@@ -65,8 +64,8 @@ class OwnTrials:
 
     @property
     def records(self) -> list[TrialRecord]:
-        """Those that got a candidate, in the order of their numbers; without operator times and predictions."""
-        running = {trial.number: record_of(trial) for trial in self._running.values() if self._has_candidate(trial)}
+        """Those that got a candidate, in the order of their numbers; without predictions, operator times and clocks."""
+        running = {trial.number: _slim(trial) for trial in self._running.values() if self._has_candidate(trial)}
         return [record for _, record in sorted({**self._records, **running}.items())]
 
     @property
@@ -96,14 +95,14 @@ class OwnTrials:
 
     def begin(self, trial: FrozenTrial, number: int, trial_id: int) -> None:
         """A trial was asked for, under a number."""
-        trial.number, trial._trial_id, trial.datetime_start = number, trial_id, datetime.now()
+        trial.number, trial._trial_id = number, trial_id
         self._known[number] = self._running[number] = trial
         self._evidence = None
 
     def end(self, number: int, state: TrialState, values: Sequence[float] | None) -> None:
         """A running trial has ended."""
         trial = self._running[number]
-        trial.values, trial.state, trial.datetime_complete = values, state, datetime.now()
+        trial.values, trial.state = values, state
         del self._running[number]
         self._evidence = None
         if state == TrialState.COMPLETE:
@@ -125,12 +124,10 @@ class OwnTrials:
         """Keeps the record of a trial that has ended, and drops what is long."""
         assert self._evidence is not None, "what is dropped here has told what it tells"
         trial = self._known[number]
-        record = record_of(trial) if self._has_candidate(trial) else None
+        record = _slim(trial) if self._has_candidate(trial) else None
         trial.user_attrs = {}
-        if record is None:
-            return None
-        observation = record.observation and replace(record.observation, operator_samples=())
-        self._records[number] = record = replace(record, prediction={}, observation=observation)
+        if record is not None:
+            self._records[number] = record
         return record
 
     def _has_candidate(self, trial: FrozenTrial) -> bool:
@@ -142,3 +139,10 @@ def _own(trial: FrozenTrial) -> FrozenTrial:
     own = copy.copy(trial)
     own.user_attrs, own.intermediate_values = dict(trial.user_attrs), dict(trial.intermediate_values)
     return own
+
+
+def _slim(trial: FrozenTrial) -> TrialRecord:
+    """What is remembered of a trial; when it began and ended is the storage's to say."""
+    record = record_of(trial)
+    observation = record.observation and replace(record.observation, operator_samples=())
+    return replace(record, prediction={}, observation=observation, started_at=None, ended_at=None)
