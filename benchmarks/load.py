@@ -66,6 +66,7 @@ from tuner import study as tuner_study
 from tuner.candidates import candidates_of, plan_of, prediction_json
 from tuner.config import StudyConfig, load_study
 from tuner.evidence import OBSERVATION, STATUS
+from tuner.history import make_tables
 from tuner.parameters import distribution_of, params_of
 from tuner.record import PREDICTION
 from tuner.storage import open_store
@@ -252,7 +253,7 @@ def seed(config: StudyConfig, count: int) -> None:
     candidates = candidates_of(config)
     grid = candidates.space.grid
     store = open_store(config.storage)
-    tuner_study.make_tables(store)
+    make_tables(store)
     sampler = make_sampler(config, candidates)
     study = open_study(config, sampler, store.storage)
     assert isinstance(store.storage, RDBStorage), "seeded are databases"
