@@ -34,7 +34,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test bench docs frameworks lint format clean
+.PHONY: help run test bench chaos docs frameworks lint format audit clean
 
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -54,6 +54,10 @@ bench: $(CHOSEN) ## run every benchmark, one after the other
 		$(BIN)/python -m "benchmarks.$$(basename "$$bench" .py)"; \
 	done
 
+# As root it mounts a small disk of its own to fill, and leaves that out otherwise.
+chaos: $(CHOSEN) ## disturb studies at random for half an hour, and check what must hold
+	@$(BIN)/python -m tests.chaos --rounds 1000 --seconds 1800 $(ARGS)
+
 docs: $(call installed,docs) ## build the documentation as a site, into build/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "open build/site/index.html; its search needs a server: $(BIN)/python -m http.server -d build/site"
@@ -68,6 +72,12 @@ lint: $(LINTERS) ## check style, format and types
 format: $(LINTERS) ## put the code into the house format
 	@$(BIN)/ruff check --fix --exit-zero --quiet
 	@$(BIN)/ruff format
+
+audit: $(CHOSEN) ## ask pypi.org for known weaknesses of what is installed
+	@$(BIN)/python -m pip install --quiet -c constraints.txt pip-audit
+	@mkdir -p build && $(BIN)/python -m pip freeze --exclude-editable | sed 's/+.*//' > build/audited.txt
+	@# strict: a package that could not be asked about is a failure, and not one without weaknesses
+	@$(BIN)/pip-audit --strict --no-deps --disable-pip --progress-spinner off -r build/audited.txt
 
 clean: ## remove .venv, caches and build products; studies' databases stay
 	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 USER = "meshtune"
+STOP_LIMIT_S = 30.0
 
 
 def server_programs() -> Path | None:
@@ -25,52 +26,99 @@ def server_programs() -> Path | None:
     return next((folder for folder in candidates if (folder / "initdb").exists()), None)
 
 
-@contextmanager
-def postgresql_server(password: str) -> Iterator[str]:
-    """The URL of a server that runs as long as the block; it listens on 127.0.0.1 alone."""
-    programs = server_programs()
-    assert programs is not None, "asked only where they are installed"
-    account = _other_user()
-    folder = Path(tempfile.mkdtemp(prefix="meshtune-postgresql-"))
-    try:
-        (folder / "password").write_text(password)
-        if account:
-            shutil.chown(folder, account["user"])
-            shutil.chown(folder / "password", account["user"])
+class PostgresqlServer:
+    """A server that listens on 127.0.0.1 alone, on the same port each time that it is started.
+
+    Args:
+        password: Of its only user.
+    """
+
+    def __init__(self, password: str) -> None:
+        programs = server_programs()
+        assert programs is not None, "asked only where they are installed"
+        self._programs = programs
+        self._account = _other_user()
+        self._folder = Path(tempfile.mkdtemp(prefix="meshtune-postgresql-"))
+        self._log = self._folder / "log"
+        self._process: subprocess.Popen[bytes] | None = None
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._port = free.getsockname()[1]
+        self.url = f"postgresql://{USER}:{password}@127.0.0.1:{self._port}/postgres"
+        self._password = password
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """The server's first process, above all others."""
+        assert self._process is not None, "a server has a process once it was started"
+        return self._process
+
+    def start(self) -> None:
+        """Starts it and waits until it answers."""
+        if not (self._folder / "data").exists():
+            self._create()
+        with self._log.open("ab") as told:
+            self._process = subprocess.Popen(
+                [
+                    str(self._programs / "postgres"),
+                    *("-D", str(self._folder / "data"), "-p", str(self._port)),
+                    *("-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="),
+                ],
+                stdout=subprocess.DEVNULL,
+                stderr=told,
+                cwd=self._folder,
+                **self._account,
+            )
+        self.wait()
+
+    def wait(self) -> None:
+        """Waits until it answers."""
+        _wait_until_it_answers(self.process, self.url, self._log)
+
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+        """Stops it without waiting for clients that are still connected.
+
+        Args:
+            how: SIGINT ends transactions in order (`fast`), SIGQUIT ends everything at once (`immediate`).
+        """
+        self.process.send_signal(how)
+        self.process.wait(STOP_LIMIT_S)
+
+    def _create(self) -> None:
+        (self._folder / "password").write_text(self._password)
+        if self._account:
+            shutil.chown(self._folder, self._account["user"])
+            shutil.chown(self._folder / "password", self._account["user"])
         subprocess.run(
             [
-                str(programs / "initdb"),
-                *("-D", str(folder / "data"), "-U", USER, "-A", "scram-sha-256", "-E", "UTF8", "--locale=C"),
-                f"--pwfile={folder / 'password'}",
+                str(self._programs / "initdb"),
+                *("-D", str(self._folder / "data"), "-U", USER, "-A", "scram-sha-256", "-E", "UTF8", "--locale=C"),
+                f"--pwfile={self._folder / 'password'}",
             ],
             check=True,
             capture_output=True,
-            cwd=folder,
-            **account,
+            cwd=self._folder,
+            **self._account,
         )
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        server = subprocess.Popen(
-            [
-                str(programs / "postgres"),
-                *("-D", str(folder / "data"), "-p", str(port)),
-                *("-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="),
-            ],
-            stdout=subprocess.DEVNULL,
-            stderr=(folder / "log").open("wb"),
-            cwd=folder,
-            **account,
-        )
+
+    def close(self) -> None:
+        """Stops it, if it runs, and removes all that it has written."""
         try:
-            url = f"postgresql://{USER}:{password}@127.0.0.1:{port}/postgres"
-            _wait_until_it_answers(server, url, folder / "log")
-            yield url
+            if self._process is not None and self._process.poll() is None:
+                self.stop()
         finally:
-            server.send_signal(signal.SIGINT)  # stop without waiting for clients that are still connected
-            server.wait(30)
+            shutil.rmtree(self._folder)
+
+
+@contextmanager
+def postgresql_server(password: str) -> Iterator[str]:
+    """The URL of a server that runs as long as the block."""
+    server = PostgresqlServer(password)
+    try:
+        server.start()
+        yield server.url
     finally:
-        shutil.rmtree(folder)
+        server.close()
 
 
 def _other_user() -> dict[str, Any]:

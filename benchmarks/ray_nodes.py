@@ -83,7 +83,7 @@ class RayNodes:
             )
             # one after the other: on a busy machine Ray gives up nodes that start slowly
             for cpus in self._cpus[1:]:
-                self._add("--address", self.address, "--num-cpus", str(cpus))
+                self.add(cpus)
         except BaseException:
             self.close()
             raise
@@ -98,6 +98,20 @@ class RayNodes:
     def processes(self) -> dict[int, str]:
         """All processes that belong to the cluster or run on it, with their command lines."""
         return marked_processes(self.mark)
+
+    @property
+    def living(self) -> tuple[int, ...]:
+        """The numbers of the nodes whose raylet lives, the head left out."""
+        known = self.processes()
+        return tuple(
+            number
+            for number, node in enumerate(self._nodes)
+            if number and any("raylet/raylet" in known.get(process, "") for process in below(node.pid))
+        )
+
+    def add(self, cpus: int) -> None:
+        """Starts one more node and waits for it."""
+        self._add("--address", self.address, "--num-cpus", str(cpus))
 
     def on_node(self, number: int) -> dict[int, str]:
         """Those below the raylet of a node: its workers, and what these have started."""

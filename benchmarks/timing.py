@@ -88,7 +88,7 @@ def answer(
         tell(f"{program}: {error}")
         return USERS_MISTAKE
     if given.json:
-        print(json.dumps(figures, indent=2))
+        print(json.dumps(figures, indent=2, allow_nan=False))
     else:
         show(figures)
     return 0

@@ -22,8 +22,10 @@ def collectives_by_kind(plan: Plan, cost: PlanCost) -> list[dict[str, Any]]:
 
 def collective_lines(totals: Iterable[Mapping[str, Any]]) -> list[str]:
     """The same for people, a line each."""
+    rows = list(totals)
+    width = max((len(each["axes"]) for each in rows), default=0)
     return [
-        f"  {each['kind']:<15} {each['axes']:<20} {each['times']:>6,} x  {each['bytes'] / 1e6:12,.1f} MB  "
+        f"  {each['kind']:<15} {each['axes']:<{width}} {each['times']:>6,} x  {each['bytes'] / 1e6:12,.1f} MB  "
         f"{each['seconds']:10.4g} s"
-        for each in totals
+        for each in rows
     ]

@@ -221,7 +221,7 @@ def chrome_trace(simulation: Simulation) -> str:
     for name, device, stream, start_us, seconds_us in zip(*(column.tolist() for column in columns), strict=True):
         title = events.names[name]
         rows.append(_complete(title, title.split(".")[0], device, stream, start_us, seconds_us))
-    return json.dumps({"traceEvents": rows, "displayTimeUnit": "ms"}, separators=(",", ":"))
+    return json.dumps({"traceEvents": rows, "displayTimeUnit": "ms"}, separators=(",", ":"), allow_nan=False)
 
 
 def _passes(simulation: Simulation, pp: int) -> Iterator[dict[str, Any]]:

@@ -17,9 +17,9 @@ from typing import Any, ClassVar, Literal, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hardware.errors import ConfigError, did_you_mean, shown
+from hardware.errors import ConfigError, did_you_mean
 
-MAX_FILE_BYTES = 4_000_000
+MAX_FILE_CHARACTERS = 4_000_000
 MAX_DEPTH = 32
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -104,9 +104,11 @@ def read_text(path: Path) -> str:
     try:
         if path.is_dir():
             raise ConfigError("is a directory, not a file", file=str(path))
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise ConfigError(f"is larger than {MAX_FILE_BYTES // 1_000_000} MB", file=str(path))
-        return path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(MAX_FILE_CHARACTERS + 1)  # a device such as /dev/zero has no end
+        if len(text) > MAX_FILE_CHARACTERS:
+            raise ConfigError(f"is larger than {MAX_FILE_CHARACTERS // 1_000_000} MB", file=str(path))
+        return text
     except FileNotFoundError:
         siblings = sorted(p.name for p in path.parent.glob(f"*{path.suffix}")) if path.parent.is_dir() else []
         raise ConfigError(
@@ -118,6 +120,8 @@ def read_text(path: Path) -> str:
         raise ConfigError("is not UTF-8 text", file=str(path)) from None
     except OSError as error:
         raise ConfigError(f"cannot be read ({error.strerror})", file=str(path)) from None
+    except ValueError:  # what open() says of a NUL
+        raise ConfigError("is no path", file=str(path)) from None
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
@@ -132,9 +136,13 @@ def read_mapping(path: Path) -> dict[str, Any]:
     except ConfigError as error:
         raise error.in_file(str(path)) from None
     if not isinstance(loaded, dict):
-        seen = "is empty" if loaded is None else f"holds {shown(loaded)}"
+        seen = "is empty" if loaded is None else f"holds {_KINDS.get(type(loaded), 'a number')}"
         raise ConfigError(f"must hold a mapping (`key: value` lines) at its top level, but {seen}", file=str(path))
     return loaded
+
+
+_KINDS = {str: "text", list: "a list", bool: "true or false"}
+"""What stands in place of a mapping, in words: a file that was never meant for us may hold secrets."""
 
 
 def parse_yaml(text: str) -> Any:
@@ -212,7 +220,9 @@ def _as_config_error(
     if first["type"] == "extra_forbidden":
         owner = _model_at(model, location[:-1])
         nearest = did_you_mean(location[-1], owner.model_fields) if owner else None
-        return ConfigError("unknown key", key=key, value=first["input"], nearest=nearest, file=file)
+        # text may be a secret that its owner has put in the wrong place
+        value = first["input"] if isinstance(first["input"], (int, float)) else None
+        return ConfigError("unknown key", key=key, value=value, nearest=nearest, file=file)
     if first["type"] == "missing":
         return ConfigError("is required and missing", key=key, file=file)
     if first["type"].startswith("union_tag"):

@@ -49,8 +49,8 @@ class ConfigError(Exception):
 
 
 def shown(value: object, limit: int = 120) -> str:
-    """`value` as an error message prints it: quoted if it is text, and never longer than `limit` characters."""
-    text = repr(value)
+    """`value` as messages print it: quoted if it is text, without passwords of URLs, of `limit` characters at most."""
+    text = shown_url(repr(value))
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 

@@ -9,6 +9,7 @@ from tests.tuner.broken_studies import rows
 
 LONG = (
     "tests/tuner/test_resume.py",
+    "tests/chaos/test_chaos.py",
     "tests/test_newcomer.py",
     "tests/tuner/test_ray_job.py",
     "tests/test_lost_node.py",

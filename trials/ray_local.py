@@ -15,6 +15,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from hardware.errors import ConfigError
+from trials.ray_cluster import first_line
+
 OBJECT_STORE_BYTES = 100_000_000
 """Trials and planners exchange a few kilobytes; Ray would reserve 30% of the memory."""
 
@@ -44,6 +47,9 @@ def start_local_ray(num_cpus: int) -> bool:
 
     Args:
         num_cpus: What Ray may hand out, if it is started.
+
+    Raises:
+        ConfigError: Ray does not start.
     """
     with _environment(_LOCAL_ENVIRONMENT | {"PYTHONPATH": _python_path()}):
         ray = imported_ray()
@@ -58,6 +64,14 @@ def start_local_ray(num_cpus: int) -> bool:
                 logging_level=logging.ERROR,
                 object_store_memory=OBJECT_STORE_BYTES,
             )
+        except Exception as error:  # noqa: BLE001 # Ray raises plain Exceptions where its processes start too slowly
+            ray.shutdown()
+            raise ConfigError(
+                f"does not start on this machine ({first_line(error)})",
+                key="address",
+                value="local",
+                nearest="try again when the machine is less busy, or join a cluster with RAY_ADDRESS",
+            ) from None
         except BaseException:  # an interrupt, too, leaves no process behind
             ray.shutdown()
             raise

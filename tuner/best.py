@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from optuna import Study
 
 from costmodels.parallel import ParallelConfig
+from trials.backend import Status
 from tuner.candidates import candidates_of, predicted, ranking
 from tuner.config import StudyConfig
 from tuner.extrapolation import Extrapolated, extrapolated_of
 from tuner.record import best_record, read_records
 from tuner.reference import Reference, gain_over, reference_among, reference_of
 from tuner.storage import find_study
+
+IMPOSSIBLE = (Status.OUT_OF_MEMORY, Status.CRASHED)
+"""How a trial ends whose configuration is not handed to anybody."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +48,7 @@ class Best:
 
 
 def best_configuration(config: StudyConfig) -> Best | None:
-    """The best that is known of a study; None if no configuration works."""
+    """The best that is known of a study; None if no configuration works: none may fit, or all that may have failed."""
     return best_known(config, find_study(config.storage, config.name))
 
 
@@ -73,9 +77,13 @@ def best_known(config: StudyConfig, study: Study | None) -> Best | None:
             extrapolated=extrapolated,
         )
     candidates = candidates_of(config)
-    if not len(candidates.space.grid):
+    failed = [
+        config.config_of(record.params) for record in records if record.status in IMPOSSIBLE and not record.is_proxy
+    ]
+    positions = (int(position) for position in ranking(config, candidates))
+    fastest = next((at for at in positions if candidates.space.grid.config(at) not in failed), None)
+    if fastest is None:
         return None
-    fastest = int(ranking(config, candidates)[0])
     step_time_s = float(candidates.estimate.step_time_s[fastest])
     reference = reference or reference_among(config, candidates)
     gain = predicted(config, reference.config)["step_time_s"] / step_time_s if reference else None

@@ -6,6 +6,7 @@ Results go to stdout, as one JSON object with `--json`; progress, warnings and e
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -67,7 +68,7 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 def main() -> NoReturn:
     """Runs the command line and exits; a user's mistake ends in one message and status 2."""
-    _hide_password()
+    _hide_secrets()
     try:
         status = app(prog_name="meshtune", standalone_mode=False) or 0
     except ConfigError as error:
@@ -83,18 +84,33 @@ def main() -> NoReturn:
     sys.exit(status)
 
 
-def _hide_password() -> None:
-    """Starts this process again if `--storage` holds a password, with the URL in the environment instead.
+_ARGUMENTS = "_MESHTUNE_ARGUMENTS"
+"""The variable in which a process hands its arguments to itself, started again."""
 
-    Everybody on the machine can read the command line of a process, and Ray keeps that of the driver with the job.
+_OF_COMMANDS = re.compile(r"((?:--set=)?trial(?:\.environment[^=]*)?=).*", re.DOTALL)
+"""A `--set` that may hold variables of a command."""
+
+
+def _hide_secrets() -> None:
+    """Starts this process again if arguments hold secrets: with stars in their place, and them in the environment.
+
+    Everybody on the machine can read the command line of a process, and Ray keeps that of the driver with the job. What
+    a process was given as its environment only its user can read, and what it starts does not inherit it from here.
     """
-    line = list(sys.orig_argv)
-    for at, argument in enumerate(line):
-        option, equals, value = argument.partition("=")
-        url = value if equals else line[at + 1] if at + 1 < len(line) else ""
-        if option == "--storage" and shown_url(url) != url:
-            os.environ["MESHTUNE_STORAGE"] = url
-            os.execv(sys.executable, [sys.executable, *line[1:at], *line[at + (1 if equals else 2) :]])  # noqa: S606 # no shell wanted
+    given = sys.argv[1:]
+    told = json.loads(os.environ.pop(_ARGUMENTS, "null"))
+    if told is not None and [_shown_argument(argument) for argument in told] == given:
+        sys.argv[1:] = told
+        return
+    shown, at = [_shown_argument(argument) for argument in given], len(sys.orig_argv) - len(given)
+    if shown != given and sys.orig_argv[at:] == given:  # no program that has called us
+        os.environ[_ARGUMENTS] = json.dumps(given)
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:at], *shown])  # noqa: S606 # no shell wanted
+
+
+def _shown_argument(argument: str) -> str:
+    """An argument without passwords of URLs and without variables of commands."""
+    return shown_url(_OF_COMMANDS.sub(r"\1***", argument) if "environment" in argument else argument)
 
 
 def _usage_message(error: Any) -> str:

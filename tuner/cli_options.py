@@ -146,7 +146,9 @@ def load(study: Path, overrides: list[str] | None = None, storage: str | None = 
     """The study of a file, with what the command line replaces in it."""
     from tuner.config import load_study
 
-    return load_study(study, overrides=overrides or (), storage=storage)
+    config = load_study(study, overrides=overrides or (), storage=storage)
+    warn(config.read_elsewhere)
+    return config
 
 
 def check_out(out: Path, option: str = "--out") -> None:

@@ -111,7 +111,7 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Shard one training step over a mesh: which dim of each tensor every axis cuts, and what is sent."""
-    from tuner.plan_export import PlanSource
+    from tuner.plan_export import PlanSource, named_lines
     from tuner.planners.planning import planned
     from tuner.sharding_plans import in_lines, of_candidate, plan_json, shardings_table
 
@@ -162,8 +162,8 @@ def plan(
     for line in in_lines(found):
         typer.echo(printable(line))
     typer.echo("What the step begins with lies so:")
-    for name, lies in shardings_table(found).items():
-        typer.echo(printable(f"  {name:<44} {lies}"))
+    for line in named_lines([*shardings_table(found).items()]):
+        typer.echo(printable(line))
     for line in (*(explained.lines if explained else ()), *(exported.lines if exported is not None else ())):
         typer.echo(printable(line))
     warn(exported.notes if exported is not None else ())

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import unquote
 
 from pydantic import AfterValidator, Field
 
@@ -34,13 +35,25 @@ from hardware.dynamics import Trace
 from hardware.errors import ConfigError, shown_url
 from hardware.trace_file import read_trace
 from trials.backend import AbstractBackend
+from trials.command.placeholders import without_wildcards
 from trials.replay import ReplayBackend
 from trials.simulated import SimulatedBackend
+from tuner.command_trial import CommandKeys
 from tuner.layer_plans import LayerPlanner, LayerPlanning
 from tuner.planners.pins import Pin
 from tuner.proxy import ProxyOptions
 from tuner.rules import Setting
-from tuner.space import Space, SpaceOptions, active_rules, broken_rules, build_space, launchable, setting_for
+from tuner.space import (
+    Space,
+    SpaceOptions,
+    active_rules,
+    broken_rules,
+    build_space,
+    impossible_values,
+    launchable,
+    setting_for,
+)
+from tuner.study_paths import StudyPaths
 from tuner.trial_config import (
     NotNegative,
     PositiveInt,
@@ -426,6 +439,7 @@ class StudyConfig:
         history: Where earlier runs stand: database URLs, and CSV files relative to `file`.
         meaning: What gives the study's trials their meaning; a resumed study must have the same.
         measured: The measured rows that a replay serves, or None.
+        read_elsewhere: Sentences on files that it reads outside its folder and the working directory.
     """
 
     name: str
@@ -444,6 +458,7 @@ class StudyConfig:
     meaning: dict[str, Any]
     measured: MeasuredGroup | None
     layer_plans: Mapping[str, dict[str, Any] | None] = field(default_factory=dict)
+    read_elsewhere: tuple[str, ...] = ()
 
     @property
     def measured_setting(self) -> MeasuredSetting:
@@ -504,13 +519,24 @@ def load_study(path: Path, *, overrides: Sequence[str] = (), storage: str | None
         for override in overrides:
             _apply_override(mapping, override)
         keys = checked(StudyKeys, mapping)
-        return _resolved(keys, path, storage or os.environ.get("MESHTUNE_STORAGE") or keys.storage)
+        users = storage or os.environ.get("MESHTUNE_STORAGE")
+        named = {override.partition("=")[0] for override in overrides} | ({"storage"} if users else set())
+        paths = StudyPaths(folder=path.parent, named=frozenset(named))
+        return _resolved(keys, path, users or keys.storage, paths)
     except ConfigError as error:
-        raise error.in_file(str(path)) from None
+        raise _without_secret(error).in_file(str(path)) from None
 
 
-def _resolved(keys: StudyKeys, path: Path, storage: str) -> StudyConfig:
+def _without_secret(error: ConfigError) -> ConfigError:
+    """The same mistake; of what a command gets in its environment no message tells a value."""
+    if "trial.environment" not in (error.key or "") and "environment" not in str(error.value):
+        return error
+    return ConfigError(error.rule, key=error.key, nearest=error.nearest, file=error.file)
+
+
+def _resolved(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths) -> StudyConfig:
     base_dir = path.parent
+    _check_no_nul(keys.model_dump())
     described = _under("cluster", lambda: described_cluster(keys.cluster, base_dir))
     cluster = described.cluster
     runtime = _under("runtime", lambda: _runtime(keys.runtime, base_dir))
@@ -530,10 +556,13 @@ def _resolved(keys: StudyKeys, path: Path, storage: str) -> StudyConfig:
         )
     _check_fixed_dimensions(setting, options, measured=group is not None)
     _check_absent_dimensions(setting, options)
+    if group is None:
+        _check_possible_values(setting, options)
     backend = backend_of(keys.trial, setting, group, base_dir)
     planning = _planning(keys.planner, backend)
     _check_storage(storage)
     _check_history(keys.history, base_dir, storage)
+    _check_written(keys.trial, storage, paths)
     return StudyConfig(
         name=keys.name,
         file=str(path),
@@ -550,7 +579,56 @@ def _resolved(keys: StudyKeys, path: Path, storage: str) -> StudyConfig:
         history=tuple(keys.history),
         meaning=_meaning(keys, setting, options, backend, group) | _planned_meaning(planning),
         measured=group,
+        read_elsewhere=paths.read_elsewhere(_files_read(keys, described.trace, base_dir)),
     )
+
+
+def _check_written(trial: TrialKeys, storage: str, paths: StudyPaths) -> None:
+    """What a study writes must lie where its file may write, or where the user has said.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    file = storage_file(storage)
+    if file is not None:
+        nearest = f"give --storage {storage}, or MESHTUNE_STORAGE"
+        paths.check_written(file, key="storage", value=storage, nearest=nearest)
+    if isinstance(trial, CommandKeys) and trial.logs is not None:
+        nearest = f"give --set trial.logs={trial.logs}"
+        paths.check_written(paths.folder / trial.logs, key="trial.logs", value=trial.logs, nearest=nearest)
+
+
+def _files_read(keys: StudyKeys, trace: Path | None, base_dir: Path) -> Iterator[tuple[str, Path]]:
+    """What a study may read, by the keys that name it; a name of a catalog is no path that leads anywhere."""
+    named = [("model", keys.model), ("runtime", keys.runtime), ("cluster.file", keys.cluster.get("file"))]
+    if isinstance(keys.trial, ReplayKeys):
+        named += [(f"trial.measured.{number}", name) for number, name in enumerate(keys.trial.measured)]
+    if isinstance(keys.trial, CommandKeys) and keys.trial.profile is not None:
+        named.append(("trial.profile", without_wildcards(keys.trial.profile.partition("{")[0])))
+    for number, entry in enumerate(keys.history):
+        if not is_database(entry):
+            named.append((f"history.{number}", entry))
+        elif (file := storage_file(entry)) is not None:
+            yield f"history.{number}", file
+    for key, name in named:
+        if name is not None:
+            yield key, base_dir / name
+    if trace is not None:
+        yield "cluster.trace", trace
+
+
+def _check_no_nul(value: Any, key: str = "") -> None:
+    """No text of a study holds a NUL, which no path, name or argument of a program can.
+
+    Raises:
+        ConfigError: one does.
+    """
+    if isinstance(value, str) and "\0" in value:
+        raise ConfigError("holds a NUL", key=key, value=value)
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, part in inner:
+        _check_no_nul(name, key)
+        _check_no_nul(part, f"{key}.{name}".lstrip("."))
 
 
 def _planning(keys: _PlannerKeys, backend: AbstractBackend) -> LayerPlanning:
@@ -734,6 +812,19 @@ def _check_absent_dimensions(setting: Setting, options: SpaceOptions) -> None:
             )
 
 
+def _check_possible_values(setting: Setting, options: SpaceOptions) -> None:
+    """Of the values that the study allows, at least one must divide what it splits; others are a note of the space."""
+    allowed = dict(options.allowed)
+    for dimension, (wrong, demand, valid) in impossible_values(setting, options).items():
+        if set(wrong) == set(allowed[dimension]):
+            raise ConfigError(
+                demand,
+                key=f"space.{dimension}",
+                value=list(wrong),
+                nearest=f"valid: {', '.join(map(str, valid))}",
+            )
+
+
 def _further_defaults(job: TrainingJob, runtime: RuntimeProfile) -> dict[str, Value]:
     default_sp = runtime.sequence_parallel if job.sequence_parallel is None else job.sequence_parallel
     fixed = {name: getattr(job, name) for name in ("recompute", "zero_stage", "expert_tp", "dp_shard")}
@@ -780,8 +871,13 @@ def is_journal(url: str) -> bool:
 
 def storage_file(url: str) -> Path | None:
     """The file of a SQLite or journal URL, empty for a database in memory; None for a database server."""
-    found = re.match(r"(?:sqlite(?:\+\w+)?|journal)://(?:/(?:file:)?([^?]*))?", url)
-    return Path("" if found[1] in (None, ":memory:") else found[1]) if found else None
+    found = re.match(r"(?:sqlite(?:\+\w+)?|journal)://(?:/(file:)?([^?]*))?", url)
+    if found is None:
+        return None
+    _, name = found.groups()
+    if name in (None, ":memory:"):
+        return Path()
+    return Path(unquote(name) if found[1] else name)  # SQLite decodes what begins with file:
 
 
 def no_database(url: str) -> ConfigError:

@@ -28,12 +28,12 @@ LEFT_OUT_WORTH_TELLING = 0.01
 FAILURES_SHOWN = 3
 """Failed trials that are named one by one."""
 
-NOTHING_WORKS = "No configuration works; `meshtune space` tells why."
+NOTHING_WORKS = "No configuration works; `meshtune space` tells why, and `meshtune status` which trials failed."
 
 
 def print_json(payload: Mapping[str, Any]) -> None:
-    """One JSON object on stdout."""
-    typer.echo(json.dumps(payload, indent=2, default=_plain))
+    """One JSON object on stdout; what is no number, JSON has no word for, and so it is a bug of ours."""
+    typer.echo(json.dumps(payload, indent=2, default=_plain, allow_nan=False))
 
 
 def _plain(value: Any) -> Any:

@@ -1,7 +1,8 @@
 """One driving process per study: two at once would run the same trials twice; and when it may be interrupted.
 
 The claim stands on the study itself, so that it works on every storage. A claim of this host holds while its process
-lives; a claim of another host holds while it is renewed.
+lives, whatever its clock says. A claim of another host holds while it is renewed: by the clocks of both hosts where
+these agree, and else by watching it, since clocks are set and need not be the same.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -24,8 +25,15 @@ from tuner.store import AbstractStore, Condition, OvertakenError
 DRIVER = "driver"
 RENEW_AFTER_S = 15.0
 STALE_AFTER_S = 90.0
+WATCHED_S = 45.0
+"""For how long a claim of another host that seems old is watched: a driver renews its claim three times meanwhile."""
+WATCHES = 15
 CLAIM_ATTEMPTS = 3
 """A claim that changed under our hands is looked at again; somebody who is quicker each time is driving."""
+
+
+def unheard(note: str) -> None:
+    """For callers who tell nobody."""
 
 
 class Claim:
@@ -56,12 +64,12 @@ class Claim:
             raise self._overtaken() from None
 
     def renew(self, *, now_s: float) -> bool:
-        """Writes the claim again if it has become old; whether it was.
+        """Writes the claim again if it is old, or from the future of a clock that was set back; whether it was.
 
         Raises:
             ConfigError: another process has taken the study over.
         """
-        if now_s - self._renewed_s < RENEW_AFTER_S:
+        if 0 <= now_s - self._renewed_s < RENEW_AFTER_S:
             return False
         mine = _mine(now_s)
         if not self._store.replace_attribute(self._condition, mine):
@@ -83,8 +91,22 @@ class Claim:
         return _is_driven(self._store.storage.get_study_name_from_id(self._study_id), held or {})
 
 
-def claim(store: AbstractStore, study_name: str, *, now_s: float) -> Claim:
+def claim(
+    store: AbstractStore,
+    study_name: str,
+    *,
+    now_s: float,
+    on_note: Callable[[str], None] = unheard,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Claim:
     """Makes this process the study's driver; of several that ask at once, one gets it.
+
+    Args:
+        store: Keeps the study.
+        study_name: The study.
+        now_s: Seconds since the epoch.
+        on_note: Is told of what takes seconds.
+        sleep: Waits so many seconds.
 
     Raises:
         ConfigError: another process is driving the study.
@@ -93,11 +115,33 @@ def claim(store: AbstractStore, study_name: str, *, now_s: float) -> Claim:
     mine = _mine(now_s)
     for _ in range(CLAIM_ATTEMPTS):
         held, text = store.read_attribute(study_id, DRIVER)
-        if held and is_held(held, now_s=now_s):
+        if held and (is_held(held, now_s=now_s) or _is_renewed(store, study_id, text, held, on_note, sleep)):
             raise _is_driven(study_name, held)
         if store.replace_attribute(Condition(study_id=study_id, key=DRIVER, text=text), mine):
             return Claim(store, study_id, json.dumps(mine), now_s)
     raise _is_driven(study_name, held or {})
+
+
+def _is_renewed(
+    store: AbstractStore,
+    study_id: int,
+    text: str | None,
+    held: dict[str, Any],
+    on_note: Callable[[str], None],
+    sleep: Callable[[float], None],
+) -> bool:
+    """Whether a claim that seems old changes while it is watched: then its host's clock is not ours."""
+    if held["host"] == socket.gethostname():
+        return False
+    on_note(
+        f"process {held['pid']} on {held['host']} drove this study; watching {WATCHED_S:.0f} s whether it still does"
+    )
+    for _ in range(WATCHES):
+        sleep(WATCHED_S / WATCHES)
+        changed, now = store.read_attribute(study_id, DRIVER)
+        if now != text:
+            return bool(changed)
+    return False
 
 
 def _mine(now_s: float) -> dict[str, Any]:
@@ -122,7 +166,7 @@ def is_held(held: dict[str, Any], *, now_s: float | None = None) -> bool:
         started: str = held["started"]
         return held["pid"] != os.getpid() and _started(held["pid"]) == started
     renewed_s: float = held["renewed_s"]
-    return (time.time() if now_s is None else now_s) - renewed_s < STALE_AFTER_S
+    return abs((time.time() if now_s is None else now_s) - renewed_s) < STALE_AFTER_S
 
 
 def _started(pid: int) -> str:

@@ -31,6 +31,9 @@ CREATE_TRIAL = 4
 NOTHING = {"op_code": SET_STUDY_ATTRIBUTE, "worker_id": "", "study_id": -1, "user_attr": {"": 0}}
 """An entry of a study that is not there: every version of Optuna passes over it."""
 
+_BEGINNING = b'{"op_code":'
+"""What every entry begins with."""
+
 _READ_AT_ONCE = 1 << 20
 
 Entry = dict[str, Any]
@@ -194,6 +197,8 @@ def _mend_torn_end(path: Path) -> None:
     try:
         end = os.fstat(file).st_size
         start = _start_of_last_line(file, end)
+        if start == 0 and not _BEGINNING.startswith(os.pread(file, len(_BEGINNING), 0)):
+            raise JournalError(f"{path} is no journal")  # a text of one line, say, which mending would overwrite
         if start < end:
             nothing = json.dumps(NOTHING, separators=(",", ":")).encode()
             os.pwrite(file, nothing.ljust(end - start - 1) + b"\n", start)

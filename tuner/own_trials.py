@@ -74,6 +74,11 @@ class OwnTrials:
         return len(self._records)
 
     @property
+    def num_finished(self) -> int:
+        """How many trials have ended, those that got no candidate included."""
+        return len(self._known) - len(self._running)
+
+    @property
     def num_running(self) -> int:
         """How many of them have not."""
         return sum(map(self._has_candidate, self._running.values()))
@@ -145,4 +150,6 @@ def _slim(trial: FrozenTrial) -> TrialRecord:
     """What is remembered of a trial; when it began and ended is the storage's to say."""
     record = record_of(trial)
     observation = record.observation and replace(record.observation, operator_samples=())
-    return replace(record, prediction={}, observation=observation, started_at=None, ended_at=None)
+    return replace(
+        record, prediction={}, observation=observation, end_order=(0, 0.0, trial.number), started_at=None, ended_at=None
+    )

@@ -96,9 +96,18 @@ def _in_lines(value: Any) -> str:
     return json.dumps(value)
 
 
-def _shown(lines: Sequence[str]) -> list[str]:
-    more = len(lines) - NUM_SHOWN
-    return [*lines[:NUM_SHOWN], *([f"  and {more:,} more"] if more > 0 else [])]
+def named_lines(rows: Sequence[tuple[str, str]]) -> list[str]:
+    """Names and what is said of each, in two columns."""
+    width = max((len(name) for name, _ in rows), default=0)
+    return [f"  {name:<{width}}  {told}" for name, told in rows]
+
+
+def _shown(rows: Sequence[tuple[str, str]]) -> list[str]:
+    return [*named_lines(rows[:NUM_SHOWN]), *_more(len(rows))]
+
+
+def _more(number: int) -> list[str]:
+    return [f"  and {number - NUM_SHOWN:,} more"] if number > NUM_SHOWN else []
 
 
 def _of_jax(source: PlanSource) -> PlanExport:
@@ -111,12 +120,9 @@ def _of_jax(source: PlanSource) -> PlanExport:
         lines=(
             f"JAX: Mesh({_mesh_in_words(specs.mesh)}), {len(specs.arguments)} arguments, {len(specs.outputs)} outputs, "
             f"{len(specs.constraints):,} constraints",
-            *_shown([f"  {name:<44} {_spec_in_words(spec)}" for name, spec in specs.arguments.items()]),
+            *_shown([(name, _spec_in_words(spec)) for name, spec in specs.arguments.items()]),
             *_shown(
-                [
-                    f"  {each.op:<44} {each.at} of {each.tensor}: {_spec_in_words(each.spec)}"
-                    for each in specs.constraints
-                ]
+                [(each.op, f"{each.at} of {each.tensor}: {_spec_in_words(each.spec)}") for each in specs.constraints]
             ),
         ),
         notes=_broken_notes("JAX", specs.broken),
@@ -141,7 +147,8 @@ def _of_shardy(source: PlanSource) -> PlanExport:
         lines=(
             f"Shardy: {len(lines):,} lines of StableHLO, {len(pinned):,} constraints",
             *(f"  {line}" for line in lines if line.startswith("sdy.mesh ")),
-            *_shown([f"  {line}" for line in pinned]),
+            *(f"  {line}" for line in pinned[:NUM_SHOWN]),
+            *_more(len(pinned)),
         ),
         notes=_broken_notes("JAX", jax_specs(source.plan, source.outputs).broken),
     )
@@ -157,11 +164,10 @@ def _of_torch(source: PlanSource) -> PlanExport:
         lines=(
             f"torch: init_device_mesh({_mesh_in_words(placements.mesh)}), {len(placements.arguments)} tensors, "
             f"{len(placements.redistributions):,} redistributions",
-            *_shown([f"  {name:<44} [{', '.join(each)}]" for name, each in placements.arguments.items()]),
+            *_shown([(name, f"[{', '.join(each)}]") for name, each in placements.arguments.items()]),
             *_shown(
                 [
-                    f"  {each.op:<44} {each.at} of {each.tensor}: [{', '.join(each.before)}] to "
-                    f"[{', '.join(each.after)}]"
+                    (each.op, f"{each.at} of {each.tensor}: [{', '.join(each.before)}] to [{', '.join(each.after)}]")
                     for each in placements.redistributions
                 ]
             ),
@@ -187,8 +193,11 @@ def _of_mindspore(source: PlanSource) -> PlanExport:
             f"operators, {len(moved):,} of them cut",
             *_shown(
                 [
-                    f"  {each.op:<44} {tuple(tensor.strategy for tensor in each.inputs)} to "
-                    f"{tuple(tensor.strategy for tensor in each.outputs)}"
+                    (
+                        each.op,
+                        f"{tuple(tensor.strategy for tensor in each.inputs)} to "
+                        f"{tuple(tensor.strategy for tensor in each.outputs)}",
+                    )
                     for each in moved
                 ]
             ),

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from optuna import Study
+from optuna.trial import FrozenTrial
 
 from costmodels.parallel import ConfigGrid, IntArray, Value
 
@@ -27,6 +28,9 @@ its attributes at once, so that each trial made every later one slower.
 
 POPULATION = "population"
 """Attribute of a trial: the population after its end."""
+
+ENDED = "ended"
+"""Attribute of a trial: how many of its study had ended before it. Dates tell no order where a clock was set back."""
 
 POPULATION_AT_START = "population:start"
 """Attribute of a study: the population before its first trial."""
@@ -120,13 +124,19 @@ def from_json(trial: int | None, stored: Mapping[str, Any]) -> Moment:
     )
 
 
+def end_order(trial: FrozenTrial) -> tuple[int, float, int]:
+    """What sorts trials by when they ended; those that do not say after how many others come first, by their dates."""
+    date = trial.datetime_complete
+    return trial.user_attrs.get(ENDED, -1), math.inf if date is None else date.timestamp(), trial.number
+
+
 def read_moments(study: Study) -> tuple[Moment, ...]:
     """The populations that the study holds: before any trial, then in the order in which the trials ended.
 
     A trial that has not ended may have left one behind, if its driver died just then; it does not count.
     """
     ended = [trial for trial in study.get_trials(deepcopy=False) if trial.datetime_complete is not None]
-    ended.sort(key=lambda trial: (trial.datetime_complete, trial.number))
+    ended.sort(key=end_order)
     attributes = study.user_attrs
     start: list[tuple[int | None, Any]] = [(None, attributes.get(POPULATION_AT_START))]
     after = [(t.number, t.user_attrs.get(POPULATION, attributes.get(f"{POPULATION}:{t.number}"))) for t in ended]
@@ -141,6 +151,8 @@ def in_lines(moment: Moment, in_words: Callable[[Mapping[str, Value]], str], *, 
         in_words: Writes a candidate.
         top: Candidates that get a line of their own.
     """
+    if not moment.shares:
+        return []  # no draw has a candidate that can run
     when = "before the first trial" if moment.trial is None else f"after trial {moment.trial}"
     others = math.fsum(share.probability for share in moment.shares[top:]) + moment.rest_tried + moment.rest_untried
     return [

@@ -35,7 +35,7 @@ from costmodels.parallel import DEGREES, Value
 from trials.backend import Observation, Status
 from tuner.evidence import OBSERVATION, of_trials, status_without_value
 from tuner.parameters import values_of
-from tuner.population import P_STAR
+from tuner.population import P_STAR, end_order
 from tuner.proxy import PROXY, Proxy
 
 PREDICTION = "prediction"
@@ -62,6 +62,7 @@ class TrialRecord:
         observation: All that was observed.
         proxy: What ran in place of the candidate; None at full size.
         p_star: The study's p_star after this trial.
+        end_order: Sorts trials by when they ended.
         started_at: When it was asked for.
         ended_at: When it was told.
     """
@@ -76,6 +77,7 @@ class TrialRecord:
     observation: Observation | None
     proxy: Proxy | None
     p_star: float | None
+    end_order: tuple[int, float, int]
     started_at: datetime | None
     ended_at: datetime | None
 
@@ -135,6 +137,7 @@ def record_of(trial: FrozenTrial, p_star: float | None = None) -> TrialRecord:
         observation=Observation.from_json(observation) if observation else None,
         proxy=Proxy.from_json(proxy) if proxy else None,
         p_star=trial.user_attrs.get(P_STAR, p_star),
+        end_order=end_order(trial),
         started_at=trial.datetime_start,
         ended_at=trial.datetime_complete,
     )

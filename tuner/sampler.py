@@ -44,7 +44,7 @@ from tuner.explorers import AbstractExplorer, UnexploredDraws
 from tuner.extrapolation import EXTRAPOLATED, Extrapolated
 from tuner.lessons import LEARNED
 from tuner.parameters import ASSIGNMENT, distribution_of, params_of
-from tuner.population import P_STAR, POPULATION, POPULATION_AT_START, as_json, shares
+from tuner.population import ENDED, P_STAR, POPULATION, POPULATION_AT_START, as_json, shares
 from tuner.proxy import Proxy
 from tuner.proxy_plan import ProxyPlan
 from tuner.telling import MOST_TOLD
@@ -240,11 +240,14 @@ class ThompsonSampler(BaseSampler):
         """Keeps p_star, the population and the lessons, and ends `study.optimize` if asked to."""
         others = [t for t in study.get_trials(deepcopy=False) if t.number != trial.number]
         evidence = self.evidence(others, finishing=(trial, state, values))
-        self.keep_end(study, trial._trial_id, evidence, study.user_attrs)
+        num_ended = sum(other.state.is_finished() for other in others)
+        self.keep_end(study, trial._trial_id, evidence, study.user_attrs, num_ended)
         if self._stop_when_confident and self.is_done(evidence) and self.close_call(evidence) is None:
             study.stop()
 
-    def keep_end(self, study: Study, trial_id: int, evidence: Evidence, known: Mapping[str, Any]) -> dict[str, Any]:
+    def keep_end(
+        self, study: Study, trial_id: int, evidence: Evidence, known: Mapping[str, Any], num_ended: int
+    ) -> dict[str, Any]:
         """Keeps p_star and the population after a trial, and what of the study has changed by it.
 
         Args:
@@ -252,6 +255,7 @@ class ThompsonSampler(BaseSampler):
             trial_id: What its storage calls the trial.
             evidence: What is known with the trial.
             known: The study's attributes.
+            num_ended: Trials that ended before.
 
         Returns:
             Those that have changed.
@@ -264,6 +268,7 @@ class ThompsonSampler(BaseSampler):
             told[EXTRAPOLATED] = found.as_json()
         changed = {key: value for key, value in told.items() if key not in known or known[key] != value}
         # written after all is computed: no lock of a database is held in the meantime
+        study._storage.set_trial_user_attr(trial_id, ENDED, num_ended)
         study._storage.set_trial_user_attr(trial_id, P_STAR, p_star)
         study._storage.set_trial_user_attr(trial_id, POPULATION, population)
         for key, value in changed.items():

@@ -8,6 +8,7 @@ stage where all that it needs is known, so that a space of tens of millions of r
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -233,6 +234,70 @@ def _raw_values(setting: Setting, options: SpaceOptions) -> dict[str, IntArray]:
     return {name: np.array(entries, dtype=np.int64) for name, entries in values.items()}
 
 
+def impossible_values(setting: Setting, options: SpaceOptions) -> dict[str, tuple[tuple[int, ...], str, list[int]]]:
+    """Values that a study allows and no configuration of its job and cluster can have, whatever the rules.
+
+    Returns:
+        By dimension, the values, the demand that they don't meet, and all values that do.
+    """
+    job, devices = setting.job, setting.cluster.num_devices
+    experts, width = job.model.num_experts, job.model.expert_ffn_size
+    sizes = {
+        **dict.fromkeys(STAGES[0], (devices, f"must divide the cluster's {devices:,} devices")),
+        "mbs": (job.global_batch_size, f"must divide the global batch of {job.global_batch_size:,} sequences"),
+        "vpp": (setting.padded_layers, f"must divide the model's {setting.padded_layers} layers, padding included"),
+        "ep": (
+            max(experts, 1),
+            f"must divide the model's {experts} experts" if experts else "must be 1 without experts",
+        ),
+        "expert_tp": (max(width, 1), f"must be 0, or divide the experts' width of {width:,}"),
+        "dp_shard": (devices, f"must be 0, or divide the cluster's {devices:,} devices"),
+    }
+    found = {}
+    for dimension, values in options.allowed:
+        number, demand = sizes.get(dimension, (0, ""))
+        wrong = tuple(value for value in values if number and value and (value < 0 or number % value))
+        if wrong:
+            found[dimension] = (wrong, demand, divisors(number))
+    return found
+
+
+def _unused_values(setting: Setting, options: SpaceOptions, grid: ConfigGrid) -> list[str]:
+    """What the study allows and no configuration that obeys the rules has, with the reason."""
+    wrong = impossible_values(setting, options)
+    notes = [
+        f"space.{dimension}: no configuration has {_listed(dimension, values)}: {dimension} {demand}"
+        for dimension, (values, demand, _) in wrong.items()
+    ]
+    unused = {
+        (dimension, value): Counter[str]()
+        for dimension, values in options.allowed
+        for value in values
+        if value not in wrong.get(dimension, ((),))[0] and not (getattr(grid, dimension) == value).any()
+    }
+    if not unused or not len(grid):
+        return notes
+
+    def hear(rule: str, columns: Columns, broken: Keep, weight: int) -> None:
+        for (dimension, value), rules in unused.items():
+            if dimension in columns and rule != f"space.{dimension}":
+                rules[rule] += int((broken & (columns[dimension] == value)).sum()) * weight
+
+    enumerate_space(setting, options, on_broken=hear)
+    reasons = {rule.name: rule.reason(setting) for rule in active_rules(setting, options)}
+    for (dimension, value), rules in unused.items():
+        most = max(rules, key=lambda rule: rules[rule])
+        notes.append(
+            f"space.{dimension}: no configuration has {_listed(dimension, (value,))}; "
+            f"most of them fall to {most}: {reasons[most]}"
+        )
+    return notes
+
+
+def _listed(dimension: str, values: tuple[int, ...]) -> str:
+    return f"{dimension} {', '.join(_shown_value(dimension, value) for value in values)}"
+
+
 def divisors(number: int) -> list[int]:
     """All divisors of a positive number, ascending."""
     small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
@@ -351,7 +416,7 @@ def build_space(
 
     The expert's configuration is never pruned: it stays in the grid, and a warning names what it breaks.
     """
-    warnings = []
+    warnings: list[str] = []
     if measured is not None:
         removed: dict[str, int] = {}
         grid = measured
@@ -359,11 +424,12 @@ def build_space(
         fitting = np.ones(len(grid), dtype=np.bool_)
     else:
         grid, removed = enumerate_space(setting, options)
+        warnings += _unused_values(setting, options, grid)
         if options.uneven and len(grid):
             grid = with_plans(setting, options, grid)
         memory = estimate_memory(setting.job, setting.cluster, setting.runtime, grid)
         fitting = _kept(setting, memory, options)
-    num_before_memory = len(grid)
+    predicted, num_before_memory = grid, len(grid)
     dropped = int((~fitting).sum())
     if dropped:
         if dropped == len(grid):
@@ -381,7 +447,7 @@ def build_space(
             + "; ".join(f"{name} ({reason})" for name, reason in reasons.items())
         )
         grid = concatenate([grid, ConfigGrid.from_configs([expert], grid.opened)])
-    if dropped or warnings:
+    if grid is not predicted:
         memory = estimate_memory(setting.job, setting.cluster, setting.runtime, grid)
     return Space(
         grid=grid,

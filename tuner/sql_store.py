@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from optuna.exceptions import StorageInternalError
 from optuna.storages import RDBStorage
 from sqlalchemy import Connection, Engine, MetaData, and_, column, delete, insert, select, table, update
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.orm import scoped_session, sessionmaker
 
-from tuner.store import AbstractStore, Condition, OvertakenError, Rows
+from tuner.store import AbstractStore, BrokenOffError, Condition, OvertakenError, Rows
 
 _ATTRIBUTES = table("study_user_attributes", column("study_id"), column("key"), column("value_json"))
 
@@ -70,7 +71,13 @@ class SqlStore(AbstractStore):
                 self._storage.scoped_session = scoped_session(
                     sessionmaker(bind=connection, join_transaction_mode="rollback_only")
                 )
-                yield
+                try:
+                    yield
+                except (SQLAlchemyError, StorageInternalError):
+                    # Optuna tries some writes again, and then all that is told is that the transaction has ended
+                    if connection.invalidated:
+                        raise BrokenOffError from None
+                    raise
                 # last, and as a write: whoever wants the claim now waits until this is committed
                 if condition.text is None or not _replaced(connection, condition, condition.text):
                     raise OvertakenError

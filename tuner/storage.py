@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from urllib.parse import unquote, unquote_plus
 import optuna
 from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, RDBStorage
-from sqlalchemy import Connection, MetaData, create_engine, event
+from sqlalchemy import Connection, Engine, MetaData, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
@@ -23,13 +25,22 @@ from tuner.config import is_journal, storage_file
 from tuner.journal_file import JournalError
 from tuner.journal_store import JournalStore, rows_of_journal
 from tuner.sql_store import SqlStore
-from tuner.store import AbstractStore
+from tuner.store import AbstractStore, BrokenOffError
 
 SQLITE_WAIT_S = 60
 """How long one process waits for another's write before it gives up."""
 
 CONNECT_LIMIT_S = 10
 """How long a database server may take to answer."""
+
+SERVER_WAIT_S = 60.0
+"""How long a study waits for a server that it had reached before and that is gone, as while it is restarted."""
+
+SERVER_LOOK_S = 0.5
+"""How often it looks meanwhile."""
+
+NOTHING_IS_LOST = "run the same command again: nothing that is recorded is lost"
+SERVER_IS_BACK = f"when the server is back, {NOTHING_IS_LOST}"
 
 LASTING = (
     "give --storage or MESHTUNE_STORAGE a file that outlives the job and that the driver's node can reach, by its "
@@ -72,6 +83,8 @@ def open_database(url: str) -> RDBStorage:
             event.listen(storage.engine, "connect", _make_durable)
             storage.engine.dispose()  # what is already connected was not made so
             storage.engine.connect().close()
+        else:
+            _outlast_restarts(storage.engine)
         return storage
 
 
@@ -134,6 +147,28 @@ def _created(parsed: URL, connect_args: dict[str, Any]) -> RDBStorage:
     raise AssertionError("the last attempt returns or raises")
 
 
+def _outlast_restarts(engine: Engine) -> None:
+    """Makes new connections wait for a server that has gone; after a wait in vain the next ones do not wait again."""
+    waits_in_vain = False
+
+    def connect(dialect: Any, _record: object, arguments: Sequence[Any], parameters: Mapping[str, Any]) -> Any:
+        nonlocal waits_in_vain
+        deadline_s = time.monotonic() + (0.0 if waits_in_vain else SERVER_WAIT_S)
+        while True:
+            try:
+                connection = dialect.connect(*arguments, **parameters)
+            except dialect.loaded_dbapi.OperationalError:
+                if time.monotonic() >= deadline_s:
+                    waits_in_vain = True
+                    raise
+                time.sleep(SERVER_LOOK_S)
+            else:
+                waits_in_vain = False
+                return connection
+
+    event.listen(engine, "do_connect", connect)
+
+
 def _make_durable(connection: Any, _record: object) -> None:
     with closing(connection.cursor()) as cursor:
         cursor.execute("PRAGMA journal_mode=WAL")
@@ -157,16 +192,31 @@ def storage_errors(url: str) -> Iterator[None]:
             value=shown_url(url),
             nearest="pip install 'meshtune[postgresql]'" if url.startswith("postgresql") else None,
         ) from None
+    except BrokenOffError:
+        raise _unusable("its server went away in the middle of a write", url, SERVER_IS_BACK) from None
     except JournalError as error:
-        raise _unusable(str(error), url) from None
+        full = str(error) == os.strerror(errno.ENOSPC)
+        raise _unusable(str(error), url, f"make room there, and {NOTHING_IS_LOST}" if full else None) from None
     except (SQLAlchemyError, StorageInternalError) as error:
-        raise _unusable(_cause(error, url), url) from None
+        raise _unusable(_cause(error, url), url, _remedy(error)) from None
     except RuntimeError as error:
         if "table schema" not in str(error):  # the words of Optuna's only RuntimeError about a storage
             raise
         known = "storage upgrade" in str(error)
         nearest = "copy the database, then run `optuna storage upgrade` on it" if known else "install a newer optuna"
         raise _unusable("another version of Optuna made its tables", url, nearest) from None
+
+
+def _remedy(error: BaseException) -> str | None:
+    """What helps where the database itself is sound; None where nobody knows."""
+    chain = [error]
+    while chain[-1].__cause__ is not None:
+        chain.append(chain[-1].__cause__)
+    if "disk is full" in str(chain[-1]) or "No space left" in str(chain[-1]):
+        return f"make room there, and {NOTHING_IS_LOST}"
+    if any(isinstance(each, DBAPIError) and each.connection_invalidated for each in chain):
+        return SERVER_IS_BACK
+    return None
 
 
 def _unusable(cause: str, url: str, nearest: str | None = None) -> ConfigError:

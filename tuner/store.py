@@ -26,6 +26,10 @@ class OvertakenError(Exception):
     """The condition of a transaction no longer holds; nothing of it has taken effect."""
 
 
+class BrokenOffError(Exception):
+    """The connection was lost in the middle of a transaction; nothing of it has taken effect."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Condition:
     """An attribute of a study that must be what it was.
@@ -87,6 +91,7 @@ class AbstractStore(ABC):
 
         Raises:
             OvertakenError: the condition does not hold, and nothing was written.
+            BrokenOffError: the server was gone before the end, and nothing was written.
         """
 
     @abstractmethod

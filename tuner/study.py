@@ -154,7 +154,8 @@ def run_study(
     on_progress: Callable[[Progress], None],
     ray_address: str | None = None,
     executor: AbstractContextManager[Executor] | None = None,
-    clock: Callable[[], float] = time.time,
+    clock: Callable[[], float] = time.monotonic,
+    wall_clock: Callable[[], float] = time.time,
 ) -> RunResult:
     """Runs the study until it stops, continuing what the storage already holds.
 
@@ -163,7 +164,8 @@ def run_study(
         on_progress: Is told how far the run is, at least once per poll.
         ray_address: Cluster to run the trials on; None takes RAY_ADDRESS, or starts Ray here.
         executor: Runs the trials in place of Ray; entered only if there is something to run.
-        clock: Seconds since the epoch.
+        clock: Seconds that the run takes; nobody sets it.
+        wall_clock: Seconds since the epoch, for other hosts; it may be set at any time.
 
     Raises:
         ConfigError: nothing fits, the stored study means something else, another process is running it, or the database
@@ -192,7 +194,12 @@ def run_study(
         keep_baseline(study, reference_among(config, candidates))
         if config.layer_plans.keys() > study.user_attrs.get(LAYER_PLANS, {"plans": {}})["plans"].keys():
             study.set_user_attr(LAYER_PLANS, as_stored(config))
-        held = claim(store, config.name, now_s=clock())
+        held = claim(
+            store,
+            config.name,
+            now_s=wall_clock(),
+            on_note=lambda note: on_progress(_before_start(config, note)),
+        )
         # past Optuna's cache, which would keep all that was ever read
         trials = OwnTrials(store.storage.get_all_trials(study._study_id, deepcopy=False), config.dimensions, sampler)
         run = _Run(
@@ -207,7 +214,7 @@ def run_study(
             past=past,
             reports=StepReports(study=study, pruner=make_pruner(config)) if config.search.prune else None,
         )
-        stop_reason = _drive(run, executor, on_progress, clock)
+        stop_reason = _drive(run, executor, on_progress, clock, wall_clock)
         best = trials.best
         return RunResult(
             records=trials.records,
@@ -250,6 +257,7 @@ def _drive(
     executor: AbstractContextManager[Executor],
     on_progress: Callable[[Progress], None],
     clock: Callable[[], float],
+    wall_clock: Callable[[], float],
 ) -> StopReason:
     """Asks, submits, polls and records until there is a reason to stop, then gives the claim up.
 
@@ -274,7 +282,7 @@ def _drive(
             notes = "; ".join(filter(None, (run.past.in_words, running.slots_note)))
             on_progress(run.progress(clock() - started_s, note=notes))
             while True:
-                if run.held.renew(now_s=clock()):
+                if run.held.renew(now_s=wall_clock()):
                     with run.held.together():
                         run.study.set_user_attr(SPENT_S, clock() - started_s)
                 reason = run.reason_to_stop(clock() - started_s)
@@ -618,7 +626,9 @@ class _Run:
             state, values = TrialState.PRUNED, reported_steps(self.trials[number])[-1:] or None
         self.trials.end(number, state, values)
         with self.held.together():
-            changed = self.sampler.keep_end(self.study, live.trial_id, self.trials.evidence(), self.attributes)
+            changed = self.sampler.keep_end(
+                self.study, live.trial_id, self.trials.evidence(), self.attributes, self.trials.num_finished - 1
+            )
             self.store.storage.set_trial_state_values(live.trial_id, state, values)
         self.attributes.update(changed)
         self.trials.close(number, self.attributes[P_STAR])

@@ -13,7 +13,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[2]
-OTHER_PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "configs/*/README.md")
+OTHER_PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "configs/*/README.md")
 """Pages that do not lie in docs/."""
 
 _LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")

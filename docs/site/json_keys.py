@@ -27,7 +27,10 @@ _PREDICTION = {
     "memory_bytes": "its parts",
     "memory_capacity_bytes": "what a device has",
     "fits": "whether the headroom stays free",
-    "mfu": "FLOPs of the model over the peak of all devices",
+    "mfu": (
+        "FLOPs of the model, masked half of attention included, over the peak of all devices; may pass 1 on very long "
+        "sequences"
+    ),
     "tokens_per_s_per_device": "tokens trained on",
 }
 

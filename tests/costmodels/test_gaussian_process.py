@@ -4,6 +4,8 @@ import dataclasses
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct, Kernel, Matern, WhiteKernel
 
@@ -291,3 +293,50 @@ def test_the_prior_keeps_a_few_observations_from_certainty(rng):
 
     assert usual.hyper.noise > 3 * weak.hyper.noise
     assert usual.hyper.amplitude > 3 * weak.hyper.amplitude
+
+
+@settings(max_examples=40)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    num_distinct=st.integers(1, 6),
+    num_points=st.integers(1, 14),
+    exponent=st.integers(-9, 6),
+    offset=st.sampled_from([0.0, 1.0, -20.0, 20.0]),
+)
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_any_finite_observations_give_a_finite_posterior(seed, num_distinct, num_points, exponent, offset):
+    """Equal values, equal points, tiny and huge ones: likelihood, mean, deviation and draws are numbers, and no
+    deviation is negative.
+    """
+    rng = np.random.default_rng(seed)
+    distinct = random_points(rng, num_distinct)
+    points = distinct.take(rng.integers(num_distinct, size=num_points))
+    values = offset + 10.0**exponent * rng.choice([0.0, 1.0, -1.0], num_points)
+
+    process = fit(points, values, prior=PRIOR, num_scaled=1)
+    mean, deviation = process.mean_and_deviation(joined(points, random_points(rng, 5)))
+    drawn = process.draw(random_points(rng, 5), 7, rng)
+
+    assert np.isfinite(process.log_likelihood())
+    assert np.isfinite(mean).all()
+    assert np.isfinite(deviation).all()
+    assert (deviation >= 0).all()
+    assert np.isfinite(drawn).all()
+
+
+def test_observations_without_noise_at_one_point(rng):
+    """Equal observations of no noise at all, at one point, are one observation; rounding does not end the process."""
+    point = random_points(rng, 1)
+    process = GaussianProcess(
+        at=point,
+        values=np.array([0.3]),
+        variance=np.array([-(HYPER.noise**2)]),
+        hyper=HYPER,
+        num_scaled=1,
+    )
+
+    twice = process.with_more(point, np.array([0.3]), np.array([0.0]))
+    mean, deviation = twice.mean_and_deviation(point)
+
+    assert mean[0] == pytest.approx(0.3, abs=1e-3)
+    assert 0 <= deviation[0] < 1e-2

@@ -345,7 +345,7 @@ LINK = {"kind": "ib", "bandwidth_gb_per_s": 25, "latency_us": 4}
         ({"groups": [{"device": "V100"}, {"device": "T5"}]}, "groups.1.device = 'T5'"),
         ({"groups": []}, "groups"),
         ({"groups": [{"device": "V100"}], "hosts": 2}, "hosts = 2: unknown key"),
-        ({"groups": [{"device": "V100", "trace": "a.csv"}]}, "groups.0.trace = 'a.csv': unknown key"),
+        ({"groups": [{"device": "V100", "trace": "a.csv"}]}, "groups.0.trace: unknown key"),
         ({"device": "V100", "trace": 3}, "trace = 3: must be text"),
         ({"file": 3}, "file = 3"),
         ({}, "needs `name`, `device`, `groups` or `file`"),

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.process_table import marked_processes
@@ -24,14 +25,16 @@ class DriverProcess:
     Its processes, the children of Ray included, are found by a mark in their environment.
     """
 
-    def __init__(self, storage: str, *overrides: str, study: Path = STUDY) -> None:
+    def __init__(
+        self, storage: str, *overrides: str, study: Path = STUDY, environment: Mapping[str, str] = os.environ
+    ) -> None:
         self.mark = f"MESHTUNE_TEST={uuid.uuid4().hex}"
         name, _, value = self.mark.partition("=")
         options = [part for override in overrides for part in ("--set", override)]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tuner", "run", str(study), "--json", "--storage", storage, *options],
             cwd=ROOT,
-            env=os.environ | {name: value},
+            env={**environment, name: value},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -54,6 +57,11 @@ class DriverProcess:
         self.process.wait()
         for pid in self.processes():
             os.kill(pid, signal.SIGKILL)
+
+    @property
+    def told(self) -> str:
+        """Its stderr so far."""
+        return self._told["stderr"]
 
     def wait_for(self, text: str) -> None:
         """Waits until stderr holds `text`."""

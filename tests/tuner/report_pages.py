@@ -99,11 +99,9 @@ def structure_of(page):
 
 def figure_of(page, identity):
     """The traces and the layout of one picture, as the page hands them to plotly."""
-    drawn = re.search(rf'Plotly.newPlot\(\s*"figure-{identity}",\s*', page)
-    decoder = json.JSONDecoder()
-    traces, end = decoder.raw_decode(page, drawn.end())
-    layout, _ = decoder.raw_decode(page, page.index("{", end))
-    return traces, layout
+    drawn = re.search(rf'id="figure-{identity}"[^>]*></div><script class="figure"[^>]*>(.*?)</script>', page, re.DOTALL)
+    figure = json.loads(drawn[1])
+    return figure["data"], figure["layout"]
 
 
 def section_of(page, identity):

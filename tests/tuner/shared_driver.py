@@ -40,7 +40,7 @@ class Noting:
 def main(study, storage, host, budget, notes):
     """Exit status 2 where another process drives the study, or has taken it over."""
     socket.gethostname = lambda: host
-    driver.STALE_AFTER_S, driver.RENEW_AFTER_S = LEASE_S, LEASE_S / 4
+    driver.STALE_AFTER_S, driver.RENEW_AFTER_S, driver.WATCHED_S = LEASE_S, LEASE_S / 4, LEASE_S
     overrides = ["search.confidence=1.0", "search.draws=10", f"search.max_trials={budget}"]
     config = load_study(Path(study), overrides=overrides, storage=storage)
     print("ready", flush=True)  # noqa: T201 # the test waits for it

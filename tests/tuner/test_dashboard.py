@@ -1,27 +1,24 @@
 """`meshtune dashboard`: the real server in a process of its own, asked as a browser asks it."""
 
+import functools
 import http.client
+import http.server
 import itertools
 import json
 import re
 import shutil
-import signal
 import sqlite3
 import struct
-import subprocess
-import sys
 import time
-import urllib.error
-import urllib.request
-from contextlib import closing, contextmanager
+from contextlib import closing
 from threading import Thread
 
 import optuna
 import pytest
 
 from tests.browser import rendered_dom, screenshot
-from tests.tuner.cli.command_line import environment
 from tests.tuner.commanded_study import run_here, write_study
+from tests.tuner.served_study import Served, serving
 from tuner.config import load_study
 from tuner.dashboard import Place, dashboard_server
 from tuner.dashboard.artifacts import StudyFiles
@@ -36,64 +33,6 @@ pytest.importorskip("optuna_dashboard", reason="optuna-dashboard is not installe
 
 TRIALS = 4
 SECRET = "hunter2-canary"  # noqa: S105 # what the study's command gets in its environment
-
-
-class Served:
-    """A study whose pages are served."""
-
-    def __init__(self, told, folder):
-        self.url, self.page, self.folder = told["url"], told["study_url"], folder
-        self.id = int(self.page.rpartition("/")[2])
-
-    def ask(self, path, method="GET", body=None):
-        """Status and content of an answer."""
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(  # noqa: S310 # our own server
-            f"{self.url}{path}", data=data, method=method, headers={"Content-Type": "application/json"}
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310 # as above
-                return answer.status, answer.read()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read()
-
-    def study(self):
-        """What the study's pages are drawn from."""
-        status, content = self.ask(f"api/studies/{self.id}")
-        assert status == 200, content
-        return json.loads(content)
-
-    def trial(self, number):
-        """Of one trial."""
-        return next(trial for trial in self.study()["trials"] if trial["number"] == number)
-
-    def put_note(self, version, body, trial_id=""):
-        """Saves a note as the page's editor does."""
-        path = "/".join(filter(None, (f"api/studies/{self.id}", str(trial_id), "note")))
-        return self.ask(path, "PUT", {"version": version, "body": body})[0]
-
-
-@contextmanager
-def serving(file, *options):
-    """The command while it runs; it ends as Ctrl-C ends it."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tuner", "dashboard", str(file), "--port", "0", "--json", *options],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        told = ""
-        while not told.endswith("}\n"):
-            line = process.stdout.readline()
-            assert line, process.communicate()[1]
-            told += line
-        yield process, Served(json.loads(told), file.parent)
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
 
 
 @pytest.fixture(scope="module")
@@ -227,6 +166,81 @@ def test_nothing_but_notes_is_changed(served, method, path, body):
     assert "keeps notes" in json.loads(content)["reason"]
     assert content_of(served.folder / "study.db") == before
     assert (served.folder / "logs" / "trial-0000-host-0.log").is_file()
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:PORT", 200),
+        ("localhost:PORT", 200),
+        ("LOCALHOST.:PORT", 200),
+        ("[::1]:PORT", 200),
+        ("127.0.0.1:9", 200),  # as behind a tunnel
+        ("evil.example:PORT", 403),
+        ("evil.example", 403),
+        ("127.0.0.1.evil.example:PORT", 403),
+        ("localhost.evil.example:PORT", 403),
+        ("127.0.0.1@evil.example", 403),
+        ("[::1].evil.example", 403),
+        ("", 403),
+    ],
+)
+def test_no_other_name_leads_here(served, host, status):
+    """A page that has its own name resolve to this machine (DNS rebinding) reads nothing and writes nothing."""
+    name = served.url.split("/")[2]
+    connection = http.client.HTTPConnection(name, timeout=60)
+    with closing(connection):
+        for method, path in (("GET", "/api/studies"), ("GET", "/"), ("PUT", f"/api/studies/{served.id}/note")):
+            connection.putrequest(method, path, skip_host=True)
+            connection.putheader("Host", host.replace("PORT", name.partition(":")[2]))
+            connection.putheader("Content-Length", "0")
+            connection.endheaders()
+            answer = connection.getresponse()
+            content = answer.read()
+            assert (answer.status == 403) == (status == 403), (method, path, content)
+            assert answer.headers["X-Content-Type-Options"] == "nosniff"
+            if status == 403:
+                assert json.loads(content)["reason"].startswith("meshtune dashboard does not answer to this name")
+
+
+ATTACK = """
+<!DOCTYPE html><body>begun<script>
+const done = [];
+async function attempt(name, path, options) {
+  try {
+    const answer = await fetch("URL" + path, options);
+    done.push(name + ": " + (await answer.text()).slice(0, 40));
+  } catch (error) { done.push(name + ": refused"); }
+}
+(async () => {
+  const note = JSON.stringify({version: 1, body: "stolen"}), json = {"Content-Type": "application/json"};
+  await attempt("put", "api/studies/ID/note", {method: "PUT", body: note, headers: json});
+  await attempt("simple put", "api/studies/ID/note", {method: "PUT", body: note});
+  await attempt("post", "api/studies/ID/note", {method: "POST", body: note, mode: "no-cors"});
+  await attempt("read", "api/studies", {});
+  document.body.textContent = "tried: " + done.join(", ");
+})();
+</script></body>
+"""
+
+
+def test_a_page_from_elsewhere_reads_and_writes_nothing(served, tmp_path):
+    """A page that a real browser has open from another origin can neither change a note nor read a study."""
+    (tmp_path / "attack.html").write_text(
+        ATTACK.replace("URL", served.url).replace("ID", str(served.id)), encoding="utf-8"
+    )
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as elsewhere:
+        thread = Thread(target=elsewhere.serve_forever)
+        thread.start()
+        try:
+            page = rendered_dom(f"http://localhost:{elsewhere.server_port}/attack.html")
+        finally:
+            elsewhere.shutdown()
+            thread.join()
+
+    assert "tried: put: refused, simple put: refused, post: , read: refused" in page
+    assert served.study()["note"]["version"] == 0
 
 
 def test_a_users_note_is_theirs(served):

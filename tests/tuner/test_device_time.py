@@ -47,6 +47,7 @@ def record(config, number=0, *, proxy_devices=0, tp=8, **observed):
         observation=observation,
         proxy=SimpleNamespace(config=SimpleNamespace(num_devices=proxy_devices)) if proxy_devices else None,
         p_star=None,
+        end_order=(number, 0.0, number),
         started_at=None,
         ended_at=None,
     )

@@ -13,7 +13,7 @@ from sqlalchemy import select
 
 from hardware.errors import ConfigError
 from tests.tuner.driver_process import ROOT
-from tuner.driver import DRIVER, RENEW_AFTER_S, STALE_AFTER_S, claim, interrupts_held, is_held
+from tuner.driver import DRIVER, RENEW_AFTER_S, STALE_AFTER_S, WATCHED_S, claim, interrupts_held, is_held
 from tuner.history.tables import METADATA, make_tables
 from tuner.storage import open_store
 from tuner.store import Rows
@@ -124,7 +124,50 @@ def test_other_host_holds_while_it_renews(store):
 
     with pytest.raises(ConfigError, match="is being run by process 1 on elsewhere"):
         claim(store, STUDY, now_s=NOW_S + STALE_AFTER_S - 1)
-    claim(store, STUDY, now_s=NOW_S + STALE_AFTER_S)
+    slept_s, notes = [], []
+    claim(store, STUDY, now_s=NOW_S + STALE_AFTER_S, on_note=notes.append, sleep=slept_s.append)
+
+    assert sum(slept_s) == pytest.approx(WATCHED_S)
+    assert notes == ["process 1 on elsewhere drove this study; watching 45 s whether it still does"]
+
+
+@pytest.mark.parametrize("behind_s", [-7200.0, -STALE_AFTER_S, STALE_AFTER_S, 7200.0], ids="{:+.0f} s".format)
+def test_living_driver_of_another_host_is_not_robbed_whatever_its_clock_says(store, behind_s):
+    """A claim that is renewed while it is watched holds, by however much the clocks of both hosts differ."""
+    theirs = {"host": "elsewhere", "pid": 1, "started": "b:1", "renewed_s": NOW_S - behind_s}
+    set_held(store, theirs)
+    slept_s = []
+
+    def sleep(seconds):
+        slept_s.append(seconds)
+        if sum(slept_s) >= RENEW_AFTER_S:
+            set_held(store, theirs | {"renewed_s": theirs["renewed_s"] + RENEW_AFTER_S})
+
+    with pytest.raises(ConfigError, match="is being run by process 1 on elsewhere"):
+        claim(store, STUDY, now_s=NOW_S, sleep=sleep)
+
+    assert held(store)["host"] == "elsewhere"
+    assert RENEW_AFTER_S <= sum(slept_s) < WATCHED_S
+
+
+def test_claim_from_the_future_of_a_dead_driver_does_not_hold(store):
+    """A driver that died before its clock was set back an hour holds its study no longer than any other."""
+    set_held(store, {"host": "elsewhere", "pid": 1, "started": "b:1", "renewed_s": NOW_S + 3600})
+
+    claim(store, STUDY, now_s=NOW_S, sleep=lambda _: None)
+
+    assert held(store)["pid"] == os.getpid()
+
+
+@pytest.mark.parametrize("jump_s", [-3600.0, 3600.0], ids=["an hour back", "an hour on"])
+def test_claim_is_renewed_at_once_after_a_jump(store, jump_s):
+    """A driver whose clock is set writes its claim by the new time, and then as often as before."""
+    mine = claim(store, STUDY, now_s=NOW_S)
+
+    assert mine.renew(now_s=NOW_S + 1 + jump_s)
+    assert held(store)["renewed_s"] == NOW_S + 1 + jump_s
+    assert not mine.renew(now_s=NOW_S + 2 + jump_s)
+    assert mine.renew(now_s=NOW_S + 1 + jump_s + RENEW_AFTER_S)
 
 
 def test_driver_that_was_taken_over_stops(store):

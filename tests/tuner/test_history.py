@@ -18,6 +18,7 @@ from costmodels.runtime import CONSTANTS, find_prior, find_runtime
 from costmodels.step_time import estimate_step
 from hardware.errors import ConfigError
 from tests.tuner.broken_studies import rows
+from tests.tuner.conftest import new_storage
 from tests.tuner.driver_process import STUDY
 from tests.tuner.in_process_executor import InProcessExecutor
 from trials.backend import Observation, OperatorSample, Status
@@ -149,6 +150,22 @@ def test_operator_times_are_read_back(database, tmp_path):
         assert found.group == past.runs[0].group
         for name in ("kind", "phase", "shape", "time_s", "count", "name"):
             assert getattr(found, name) == getattr(sample, name)
+
+
+def test_a_past_has_one_order(request, tmp_path):
+    """Studies come in one order whatever language a server sorts texts in, so that sums over them are the same."""
+    url = new_storage("postgresql", request, tmp_path)
+    for name in ("a", "B"):
+        run(replace(loaded(tmp_path, url, "search.max_trials=1"), name=name), Scripted())
+    engine = open_store(url).engine
+    with engine.begin() as connection:  # as on a server that was made with a locale
+        for table in (RUNS.name, SAMPLES.name):
+            connection.execute(text(f'ALTER TABLE {table} ALTER COLUMN study TYPE varchar(512) COLLATE "en-x-icu"'))
+    engine.dispose()
+    past = past_in(url)
+
+    assert [one.group.partition(" (")[0] for one in past.runs] == ["B", "a"]
+    assert [one.group.partition(" (")[0] for one in past.samples] == ["B", "a"]
 
 
 def test_all_facts_of_all_runtimes_survive_json():

@@ -56,6 +56,22 @@ def test_zeros_behind_the_last_entry_are_mended(path):
     assert path.read_bytes().startswith(whole)
 
 
+@pytest.mark.parametrize(
+    "content",
+    [b"a text of one line", b'{"a": 1}', b"two lines\nof text", b"\x00\x01\xff", b'{"op": 1}', b"{}\n"],
+    ids=["line", "JSON", "lines", "bytes", "other_key", "entry"],
+)
+def test_another_kind_of_file_is_left_alone(tmp_path, content):
+    """A file that is no journal is refused as a storage, and not a byte of it changes."""
+    file = tmp_path / "precious"
+    file.write_bytes(content)
+
+    with pytest.raises(ConfigError, match="cannot be used"), storage_errors(f"journal:///{file}"):
+        optuna.create_study(study_name="kept", storage=open_store(f"journal:///{file}").storage)
+
+    assert file.read_bytes() == content
+
+
 def test_order_decides_and_not_the_lock(path):
     """Of two conditional entries that were both appended, as when a lock was broken, the first takes effect for
     everybody who reads the journal.

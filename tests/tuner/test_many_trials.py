@@ -81,7 +81,7 @@ def test_what_a_driver_remembers_is_what_it_wrote(study_run):
 
     def compared(record):
         slim = record.observation and replace(record.observation, operator_samples=())
-        return replace(record, observation=slim, prediction={}, started_at=None, ended_at=None)
+        return replace(record, observation=slim, prediction={}, end_order=None, started_at=None, ended_at=None)
 
     assert [compared(record) for record in result.records] == [compared(record) for record in stored]
     assert compared(result.best) == compared(best_record(stored))

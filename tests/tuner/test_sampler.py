@@ -411,3 +411,41 @@ def test_every_suggestion_is_a_candidate(seed, num_trials):
     _, order = run(make(grid, seed=seed), world(grid)[1], num_trials)
 
     assert None not in order
+
+
+ENDS = st.one_of(
+    st.floats(-9, 9).map(lambda exponent: 10.0**exponent),
+    st.just(1.0),
+    st.sampled_from([Status.OUT_OF_MEMORY, Status.CRASHED, Status.TIMEOUT, Status.INCIDENT]),
+)
+
+
+@settings(max_examples=25)
+@given(
+    seed=st.integers(0, 2**32 - 1), ends=st.lists(ENDS, min_size=1, max_size=10), predicted=st.sampled_from([0, -9, 9])
+)
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_any_ends_leave_proposals_among_what_is_left(seed, ends, predicted):
+    """Whatever trials end with, equal, tiny or huge times or failures, the next is a candidate, and none that has ended
+    for good; p_star stays a share.
+    """
+    grid = grid_of(8)
+    sampler = sampler_of(grid, 10.0**predicted * world(grid)[0], seed=seed, draws=10)
+    study = optuna.create_study(sampler=sampler)
+    closed = set()
+    for end in ends:
+        trial = study.ask(fixed_distributions=sampler.search_space)
+        position = sampler.position_of(trial.params)
+        assert position not in closed
+        if isinstance(end, Status):
+            trial.set_user_attr(STATUS, end.value)
+            study.tell(trial, state=TrialState.FAIL)
+        else:
+            study.tell(trial, end)
+        if end is not Status.INCIDENT:
+            closed.add(position)
+        if len(closed) == len(grid):
+            break
+
+    for trial in study.trials:
+        assert 0.0 <= trial.user_attrs[P_STAR] <= 1.0

@@ -481,3 +481,38 @@ def test_launchable_is_what_the_cost_model_can_price():
 def test_divisors_are_all_divisors(number):
     """Ascending, complete, without repetition."""
     assert divisors(number) == [d for d in range(1, number + 1) if number % d == 0]
+
+
+@pytest.mark.parametrize(
+    ("dimension", "values", "note"),
+    [
+        ("tp", (3, 4), "space.tp: no configuration has tp 3: tp must divide the cluster's 8 devices"),
+        ("mbs", (1, 5, 6), "space.mbs: no configuration has mbs 5, 6: mbs must divide the global batch of"),
+        ("vpp", (1, 5), "space.vpp: no configuration has vpp 5: vpp must divide the model's 32 layers"),
+        ("ep", (1, 2), "space.ep: no configuration has ep 2: ep must be 1 without experts"),
+        ("dp_shard", (0, 3), "space.dp_shard: no configuration has dp_shard 3: dp_shard must be 0, or divide"),
+        ("pp", (1, 2), None),
+    ],
+    ids=["tp", "mbs", "vpp", "ep", "dp_shard", "possible"],
+)
+def test_values_that_cannot_be_are_told(dimension, values, note):
+    """A value that divides nothing is named in a note with what it must divide, and the others are searched."""
+    setting, options = setting_of("megatron")
+
+    opened = (dimension,) if dimension == "dp_shard" else ()
+
+    space = build_space(setting, replace(options, allowed=((dimension, values),), opened=opened), expert=None)
+
+    assert len(space.grid)
+    assert len(space.warnings) == (note is not None)
+    assert note is None or space.warnings[0].startswith(note)
+
+
+def test_value_that_rules_remove_is_told():
+    """A value that every configuration loses to rules is named in a note with the rule that removes the most."""
+    setting, options = setting_of("megatron")
+
+    space = build_space(setting, replace(options, allowed=(("pp", (1,)), ("vpp", (1, 2)))), expert=None)
+
+    assert [note.partition(";")[0] for note in space.warnings] == ["space.vpp: no configuration has vpp 2"]
+    assert "most of them fall to " in space.warnings[0]

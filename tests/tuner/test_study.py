@@ -1,3 +1,4 @@
+import itertools
 import json
 import sqlite3
 import statistics
@@ -13,6 +14,7 @@ from tests.tuner.in_process_executor import InProcessExecutor
 from tests.tuner.stepping_executor import SteppingExecutor
 from trials.backend import Observation, Status
 from tuner.config import load_study
+from tuner.population import read_moments
 from tuner.pruning import MARGIN, MAX_REPORTS
 from tuner.record import (
     MEANING,
@@ -244,14 +246,14 @@ def test_slow_trials_are_stopped_on_ray(tmp_path):
 
 
 class Clock:
-    """Time that goes on by ten seconds whenever somebody looks."""
+    """Time that goes on by twelve seconds and a half whenever somebody looks."""
 
     def __init__(self):
         self.now_s = 0.0
 
     def __call__(self):
-        """Seconds since the epoch."""
-        self.now_s += 10.0
+        """Seconds."""
+        self.now_s += 12.5
         return self.now_s
 
 
@@ -267,6 +269,47 @@ def test_budget_of_seconds_counts_every_run(study):
     assert 0 < len(first.records) == len(again.records) < len(more.records)
     assert (executor.entered, idle.entered) == (1, 0)
     assert all(record.finished for record in more.records)
+
+
+class Jumping:
+    """A wall clock that somebody sets whenever it is looked at: an hour on, two back, and so forth."""
+
+    def __init__(self):
+        self.jumps_s = itertools.cycle([3600.0, -7200.0, 90.0, -3600.0, 7110.0])
+        self.now_s = 1_000_000.0
+
+    def __call__(self):
+        """Seconds since the epoch."""
+        self.now_s += next(self.jumps_s)
+        return self.now_s
+
+
+def test_a_wall_clock_that_jumps_changes_nothing(study):
+    """Whatever the date does, a run spends the time that passes, keeps its claim, and ends all its trials."""
+    result, _ = run(study("search.max_seconds=600", "search.max_trials=4"), wall_clock=Jumping())
+
+    stored = stored_study(study())
+    assert result.stop_reason == "max_trials"
+    assert [record.finished for record in result.records] == [True] * 4
+    assert 0 <= stored.user_attrs[SPENT_S] < 600
+    assert not is_running(stored)
+
+
+def test_dates_that_go_back_shuffle_no_trials(study, tmp_path):
+    """Where the clock was set back between trials, they still stand in the order in which they ended."""
+    run(study("search.max_trials=3"))
+    before = [moment.trial for moment in read_moments(stored_study(study()))]
+    with closing(sqlite3.connect(tmp_path / "study.db")) as database, database:
+        for number in range(3):
+            ended = f"2020-01-0{9 - number} 00:00:00.000000"
+            database.execute("UPDATE trials SET datetime_complete = ? WHERE number = ?", (ended, number))
+
+    stored = stored_study(study())
+    records = read_records(stored)
+
+    assert [trial.datetime_complete.day for trial in stored.get_trials()] == [9, 8, 7]
+    assert [moment.trial for moment in read_moments(stored)] == before == [None, 0, 1, 2]
+    assert [record.number for record in sorted(records, key=lambda record: record.end_order)] == [0, 1, 2]
 
 
 def test_budget_of_device_hours_counts_every_run(study):

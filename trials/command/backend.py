@@ -117,7 +117,7 @@ class CommandBackend(AbstractBackend):
             ConfigError: they don't, or aren't.
         """
         if self.logs is not None:
-            nearest = "an absolute path that every host can write to"
+            nearest = "--set trial.logs= with an absolute path that every host can write to"
             check_outlives_job(self.logs, key="trial.logs", value=str(self.logs), nearest=nearest)
         if len(self.hosts) > 1:
             return

@@ -6,11 +6,13 @@ host has ended is heard only when all that the command started has gone.
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -82,11 +84,10 @@ def run_host(place: Place, plan: HostPlan) -> None:
         values["profile"] = str(plan.profile_root / without_wildcards(filled(plan.profile, values)))
     arguments = filled_all(plan.arguments, values, plan.flags)
     command = supervised(arguments, _environment(plan, values), plan.directory)
-    with _opened(plan, place.rank) as log:
+    with _Log(plan, place.rank) as log:
         heard_s = 0.0
         for line in _lines(command.output):
-            log.write(line)
-            log.flush()
+            log.keep(line)
             sys.stdout.buffer.write(line)
             sys.stdout.flush()
             reading = plan.pattern.reading(line.decode(errors="replace"), plan.step)
@@ -111,11 +112,44 @@ def _environment(plan: HostPlan, values: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def _opened(plan: HostPlan, host_rank: int) -> BinaryIO:
-    if plan.logs is None:
-        return Path(os.devnull).open("wb")
-    plan.logs.mkdir(parents=True, exist_ok=True)
-    return (plan.logs / f"{plan.log_name}-host-{host_rank}.log").open("wb")
+class _Log:
+    """The whole log, as far as there is room for it: no trial fails because its log cannot be kept."""
+
+    def __init__(self, plan: HostPlan, host_rank: int) -> None:
+        self._file: BinaryIO | None = None
+        if plan.logs is not None:
+            with self._room():
+                plan.logs.mkdir(parents=True, exist_ok=True)
+                self._file = (plan.logs / f"{plan.log_name}-host-{host_rank}.log").open("wb", buffering=0)
+
+    def __enter__(self) -> _Log:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def keep(self, line: bytes) -> None:
+        """Writes a line, unless there was no room for an earlier one."""
+        if self._file is not None:
+            with self._room():
+                left = memoryview(line)
+                while left:
+                    left = left[self._file.write(left) :]
+
+    @contextmanager
+    def _room(self) -> Iterator[None]:
+        """Gives the log up where the disk is full, and says so in what is printed."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+                raise
+            sys.stdout.write(f"[trial.logs: the log is kept no further: {error.strerror}]\n")
+            sys.stdout.flush()
+            if self._file is not None:
+                self._file.close()
+                self._file = None
 
 
 def _lines(output: int) -> Iterator[bytes]:

@@ -1,4 +1,9 @@
-"""The server of a study's pages: optuna-dashboard's own, over `StudyView`, for reading and for notes alone."""
+"""The server of a study's pages: optuna-dashboard's own, over `StudyView`, for reading and for notes alone.
+
+There is no login, so that what a browser may be made to do is what counts. A page from elsewhere cannot write: browsers
+ask first (CORS, an OPTIONS request) before they send a PUT elsewhere, and that is refused. Nor can it pass for one of
+ours by a name of its own that leads here (DNS rebinding): a request must name the server as a user does.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +34,14 @@ LOOPBACK = "127.0.0.1"
 
 _NOTE = re.compile(r"/api/studies/\d+(/\d+)?/note")
 _REFUSED = "meshtune dashboard shows studies and keeps notes; nothing else is changed from here"
+_NOT_HERE = (
+    "meshtune dashboard does not answer to this name; use localhost, an IP address, or start it with --host NAME"
+)
+
+_HOST = re.compile(r"(?:\[([^\]]*)\]|([^:\[\]]*))(?::\d+)?")
+
+_HEADERS = (("X-Content-Type-Options", "nosniff"), ("X-Frame-Options", "SAMEORIGIN"))
+"""A log is never taken for a page, and no other site shows ours in a frame, where clicks are stolen."""
 
 App = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
@@ -92,7 +105,7 @@ def dashboard_server(config: StudyConfig, place: Place) -> DashboardServer:
     files = StudyFiles(config)
     view = StudyView(storage, study, config, files)
     server = _listening(place)
-    server.set_app(_notes_alone(wsgi(view, artifact_store=files)))
+    server.set_app(_for_users_of(place.host, _notes_alone(wsgi(view, artifact_store=files))))
     address = server.server_address[0]
     shown = f"[{place.host}]" if ":" in place.host else place.host
     url = f"http://{shown}:{server.server_port}"
@@ -160,3 +173,36 @@ def _notes_alone(app: App) -> App:
         return [json.dumps({"reason": _REFUSED}).encode()]
 
     return answer
+
+
+def _for_users_of(host: str, app: App) -> App:
+    """The application for requests that name it by an address, as localhost, as this machine or as `host`.
+
+    An address cannot be made to lead elsewhere, as other people's names can.
+    """
+    names = {"localhost", host.lower(), socket.gethostname().lower()}
+
+    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        def start(status: str, headers: list[tuple[str, str]], *rest: Any) -> Any:
+            return start_response(status, [*headers, *_HEADERS], *rest)
+
+        if (name := _name_in(environ.get("HTTP_HOST", ""))) in names or _is_address(name):
+            return app(environ, start)
+        start("403 Forbidden", [("Content-Type", "application/json")])
+        return [json.dumps({"reason": _NOT_HERE}).encode()]
+
+    return answer
+
+
+def _name_in(host: str) -> str:
+    """A Host header without its port."""
+    found = _HOST.fullmatch(host)
+    return (found[1] or found[2]).lower().removesuffix(".") if found else ""
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

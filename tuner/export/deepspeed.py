@@ -50,7 +50,7 @@ def export_deepspeed(setting: Setting, config: ParallelConfig) -> Export:
     if config.pp > 1 and config.recompute == "full":
         content["pipeline"] = {"activation_checkpoint_interval": 1}
     content |= _model_parallel(setting, config)
-    return Export(target="deepspeed", text=json.dumps(content, indent=2) + "\n", notes=notes)
+    return Export(target="deepspeed", text=json.dumps(content, indent=2, allow_nan=False) + "\n", notes=notes)
 
 
 def _automatic_tp(config: ParallelConfig) -> bool:

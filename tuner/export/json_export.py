@@ -35,4 +35,4 @@ def export_json(setting: Setting, config: ParallelConfig) -> Export:
         },
         "runtime": setting.runtime.name,
     }
-    return Export(target="json", text=json.dumps(content, indent=2) + "\n")
+    return Export(target="json", text=json.dumps(content, indent=2, allow_nan=False) + "\n")

@@ -40,11 +40,12 @@ def report_lines(found: Compatibility) -> list[str]:
         f"and there are {found.num_resolutions} ways to resolve them",
     ]
     groups = _by_names(found)
-    for group in groups[:MOST_LINES]:
-        row = _group(found, group)
+    rows = [_group(found, group) for group in groups[:MOST_LINES]]
+    width = max((len(row["dim"]) for row in rows), default=0)
+    for row in rows:
         conflicts = f", {row['conflicts']} conflicts in {row['sets']} sets" if row["conflicts"] else ""
         times = f" in {row['colours']} colours" if row["colours"] > 1 else ""
-        lines.append(f"  {row['dim']:<52} {row['size']:>7} wide, {row['names']:,} dims{times}{conflicts}")
+        lines.append(f"  {row['dim']:<{width}}  {row['size']:>7} wide, {row['names']:,} dims{times}{conflicts}")
     if len(groups) > MOST_LINES:
         lines.append(f"  and {len(groups) - MOST_LINES} smaller ones")
     return lines

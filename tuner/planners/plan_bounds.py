@@ -12,7 +12,6 @@ what the shares of several readers and the messages leave open.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -30,6 +29,9 @@ MOST_ENTRIES = 4e7
 MOST_SWEEPS = 200
 """Of messages, forth or back."""
 
+MOST_VISITS = 1e9
+"""Of tables' entries by all sweeps together: seconds of work, counted so that the bound is the same on any machine."""
+
 LEAST_GAIN = 1e-5
 """Of the bound, by which a sweep forth and back raises it as long as they go on."""
 
@@ -37,20 +39,12 @@ SEGMENT = 64
 """Operators that are visited one after the other, those of all segments at once."""
 
 
-def step_time_bound(
-    terms: ShardingTerms,
-    *,
-    time_s: float = math.inf,
-    clock: Callable[[], float] = time.perf_counter,
-) -> float:
+def step_time_bound(terms: ShardingTerms) -> float:
     """A time that no plan's step is shorter than [s].
 
     Args:
         terms: What plans of a graph on a mesh cost, without prices.
-        time_s: Seconds after which no further sweep begins.
-        clock: Those seconds.
     """
-    until_s = clock() + time_s
     graph, sizes = terms.graph, terms.mesh.sizes
     known: dict[int, tuple[Row, ...]] = {}
     for op in graph.ops:
@@ -69,10 +63,10 @@ def step_time_bound(
         return network.constant
     messages = network.messages()
     found = [-math.inf, -math.inf]
-    for sweep in range(MOST_SWEEPS):
+    for sweep in range(min(MOST_SWEEPS, max(2, int(MOST_VISITS // max(entries, 1))))):
         found.append(max(found[-1], messages.sweep(is_forward=sweep % 2 == 0)))
         bound = network.constant + found[-1]
-        if clock() > until_s or found[-1] - found[-3] < LEAST_GAIN * bound:
+        if found[-1] - found[-3] < LEAST_GAIN * bound:
             break
     return network.constant + found[-1]
 

@@ -40,9 +40,6 @@ MEMORY_PENALTY = 100.0
 MOST_STATES = 4000
 """Of a tree, where no limit is given."""
 
-BOUND_S = 10.0
-"""Seconds for the bound's sweeps."""
-
 ENOUGH = 0.015
 """A plan above the bound by that share of it is polished no further."""
 
@@ -242,7 +239,7 @@ def toast_plan(
     if options.is_edited:
         tried.state("edited", min((end for _, end in grown), key=game.cost))
     terms = ShardingTerms(graph, mesh)
-    bound_s = step_time_bound(terms, time_s=BOUND_S)
+    bound_s = step_time_bound(terms)
     if options.is_seeded:
         for plan in given:
             tried.plan("given", plan)

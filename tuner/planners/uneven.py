@@ -37,8 +37,8 @@ PARTS = ("layers", "recomputed", "micro_batches", "hosts")
 
 MOST_ORDERS = 6
 """Orders of host groups that are tried; more than three groups have more orders than that."""
-PROOF_S = 1.0
-"""Seconds that branch and bound may take for one configuration."""
+PROOF_NODES = 2_000
+"""That branch and bound may expand for one configuration: counted, so that every machine finds the same stages."""
 TABLE_NUMBERS = 4_000_000
 """Numbers of a table that are held at once: some tens of megabytes."""
 BISECTIONS = 40
@@ -113,7 +113,7 @@ def refined(
                 memory_headroom=memory_headroom,
                 may_recompute="recomputed" in parts,
                 may_reorder="hosts" in parts,
-                limits=Limits(time_s=PROOF_S),
+                limits=Limits(nodes=PROOF_NODES),
             )
         found.append(best)
     proven = ConfigGrid.from_configs(found, grid.opened)

@@ -12,7 +12,7 @@ from costmodels.operators import OpKind, Phase
 from hardware.errors import ConfigError
 from tuner.device_calibration import DeviceCalibration
 from tuner.history.past import LoneSample
-from tuner.report.figures import CANDIDATES, CONFIDENCE, INK, drawing
+from tuner.report.figures import CANDIDATES, CONFIDENCE, DRAW_SCRIPT, INK, drawing
 from tuner.report.markup import Html, joined, section, tag
 from tuner.report.page import head_of
 
@@ -73,7 +73,7 @@ def render_calibration_page(done: DeviceCalibration) -> str:
         section("movement", "Memory and links", drawing(movement, "movement", height=HEIGHT)),
         section("formula", "Measured over predicted", drawing(formula, "formula", height=HEIGHT)),
     )
-    body = tag("body", tag("header", tag("h1", title), tag("p", words)), main)
+    body = tag("body", tag("header", tag("h1", title), tag("p", words)), main, tag("script", DRAW_SCRIPT))
     return joined(Html("<!DOCTYPE html>\n"), tag("html", head_of(title), body, lang="en"), "\n")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
 
 import numpy as np
 
@@ -76,7 +75,7 @@ class ReportData:
     def finished(self) -> tuple[TrialRecord, ...]:
         """The trials that have ended, in the order of their ends."""
         ended = [record for record in self.records if record.finished]
-        return tuple(sorted(ended, key=lambda record: (record.ended_at or datetime.max, record.number)))
+        return tuple(sorted(ended, key=lambda record: record.end_order))
 
     @property
     def failed(self) -> tuple[TrialRecord, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import plotly.graph_objects as go
-from plotly.io import to_html
+from plotly.io import to_json
 from plotly.offline import get_plotlyjs
 
 from tuner.report.markup import Html, tag
@@ -119,29 +119,32 @@ def time_axis(title: str, steps_s: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def plotly_script() -> str:
+DRAW_SCRIPT = Html("""
+for (const figure of document.querySelectorAll("script.figure")) {
+  const { data, layout } = JSON.parse(figure.textContent);
+  const config = { displaylogo: false, displayModeBar: false, responsive: true };
+  Plotly.newPlot(figure.previousElementSibling, data, layout, config);
+}
+""")
+"""Draws what `drawing` has left in the page as data."""
+
+
+def plotly_script() -> Html:
     """The library that draws the figures, to be inlined once."""
-    return str(get_plotlyjs())
+    return Html(get_plotlyjs())
 
 
 def drawing(figure: go.Figure, identity: str, *, height: int) -> Html:
     """The figure under its legend; `identity` is unique on the page.
 
-    The legend is the page's own, since plotly's does not wrap where the page is narrow.
+    The legend is the page's own, since plotly's does not wrap where the page is narrow. The figure is data, which
+    DRAW_SCRIPT reads, so that no script of the page depends on what it shows.
     """
     legend = tag("div", *(_legend_entry(trace) for trace in figure.data if trace.name), class_="legend")
     figure.update_layout(template=_TEMPLATE, height=height, autosize=True)
-    drawn = to_html(
-        figure,
-        config={"displaylogo": False, "displayModeBar": False, "responsive": True},
-        include_plotlyjs=False,
-        include_mathjax=False,
-        full_html=False,
-        default_width="100%",
-        default_height=f"{height}px",
-        div_id=f"figure-{identity}",
-    )
-    return tag("div", legend, Html(drawn), class_="drawn")
+    data = Html(to_json(figure, engine="json").replace("<", "\\u003c"))  # no text in it can end the element
+    place = tag("div", id=f"figure-{identity}", style=f"height: {height}px; width: 100%")
+    return tag("div", legend, place, tag("script", data, class_="figure", type="application/json"), class_="drawn")
 
 
 _GLYPHS = {

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import functools
+import hashlib
 from pathlib import Path
 
 from hardware.errors import ConfigError
@@ -11,7 +14,7 @@ from tuner.report.breakdown import time_section
 from tuner.report.calibration import calibration_section
 from tuner.report.caveats import warnings_section
 from tuner.report.data import ReportData, Section, collect
-from tuner.report.figures import plotly_script
+from tuner.report.figures import DRAW_SCRIPT, plotly_script
 from tuner.report.flags import flags_section
 from tuner.report.lessons import lessons_section
 from tuner.report.markup import Html, joined, tag
@@ -46,9 +49,6 @@ SECTIONS: tuple[Section, ...] = (
 )
 """What the page holds, from top to bottom."""
 
-# the browser itself refuses to fetch anything for this page
-POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
-
 
 def write_report(config: StudyConfig, out: Path) -> Path:
     """Writes the report of a study and returns where it stands.
@@ -67,7 +67,8 @@ def write_report(config: StudyConfig, out: Path) -> Path:
 def render_report(data: ReportData) -> str:
     """The whole page; the same data gives the same text."""
     sections = [Html(section(data)) for section in SECTIONS]
-    body = tag("body", _header(data), tag("main", *sections), _footer(data), tag("script", COPY_SCRIPT))
+    scripts = tag("script", DRAW_SCRIPT), tag("script", COPY_SCRIPT)
+    body = tag("body", _header(data), tag("main", *sections), _footer(data), *scripts)
     return joined(Html("<!DOCTYPE html>\n"), tag("html", head_of(data.config.name), body, lang="en"), "\n")
 
 
@@ -77,12 +78,28 @@ def head_of(title: str) -> Html:
         "head",
         tag("meta", charset="utf-8"),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
+        tag("meta", http_equiv="Content-Security-Policy", content=_policy()),
         tag("title", f"{title}: Meshtune"),
         tag("style", STYLE),
         tag("noscript", tag("style", WITHOUT_SCRIPTS)),
-        tag("script", Html(plotly_script())),
+        tag("script", plotly_script()),
     )
+
+
+@functools.cache
+def _policy() -> str:
+    """What the browser holds the page to: it fetches nothing, sends nothing, and runs our three scripts alone."""
+    scripts = " ".join(f"'sha256-{_digest(script)}'" for script in (plotly_script(), DRAW_SCRIPT, COPY_SCRIPT))
+    return (
+        f"default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; "
+        "form-action 'none'"
+    )
+
+
+def _digest(script: str) -> str:
+    """Of a script as browsers read it, who make one character of every end of a line."""
+    text = script.replace("\r\n", "\n").replace("\r", "\n")
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")
 
 
 def _header(data: ReportData) -> Html:

@@ -168,6 +168,16 @@ def test_the_whole_log_is_kept(tmp_path):
     assert log.count("elapsed time per iteration") == 5
 
 
+def test_a_full_disk_costs_the_log_alone(tmp_path):
+    """A trial whose log finds no room is measured all the same, and says so among what it printed."""
+    (tmp_path / "trial-0000-host-0.log").symlink_to("/dev/full")
+
+    found = measured(backend_of(logs=tmp_path))
+
+    assert (found.status, len(found.step_times_s)) == (Status.OK, 3)
+    assert "the log is kept no further: No space left on device" in found.log_tail
+
+
 def test_nothing_is_left_when_the_worker_is_killed(tmp_path):
     """A worker that is killed takes the command with it, and what that has started."""
     pids = tmp_path / "pids"

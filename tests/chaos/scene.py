@@ -1,0 +1,184 @@
+"""Where a round takes place: its storage, the nodes of its cluster, the ledger, and one driver after the other."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+import uuid
+from contextlib import closing
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from benchmarks.postgresql_server import PostgresqlServer
+from benchmarks.process_table import marked_processes
+from benchmarks.ray_nodes import RayNodes
+from benchmarks.timing import tell
+from tests.chaos.disk import SmallDisk, why_no_disk
+from tests.chaos.invariants import End
+from tests.chaos.stored import Stored, read_stored
+from tests.chaos.studies import Round, write_study
+from tests.tuner.driver_process import DriverProcess
+
+NODES = (0, 2, 2)
+"""CPUs of the nodes of a cluster, the head first."""
+
+END_LIMIT_S = 240.0
+MEASURES = "ray::_Slot.measure"
+"""How Ray calls the process of a worker that works on a trial."""
+
+
+class Scene:
+    """One round's world; leaving the block ends all that it has started, and waits for nothing.
+
+    Attributes:
+        round: What is played.
+        mark: What the environment of all its processes holds.
+        ledger: Where trials write.
+        disk: The small disk that its files are on; None where none can be mounted.
+        server: The PostgreSQL server; None where the storage is another.
+        nodes: The cluster; None where drivers start Ray themselves.
+        ends: Of the drivers so far.
+        moments: What the storage held after each fault.
+        answer: What the last driver that ended well printed.
+    """
+
+    def __init__(self, which: Round, folder: Path, server: PostgresqlServer | None) -> None:
+        self.round = which
+        self.mark = f"MESHTUNE_CHAOS={uuid.uuid4().hex}"
+        self.ledger = folder / "ledger"
+        self.server = server if which.storage == "postgresql" else None
+        self.disk = None if why_no_disk() else SmallDisk(folder / "disk")
+        self.nodes = RayNodes(*NODES) if which.ray == "nodes" else None
+        self.driver: DriverProcess | None = None
+        self.ends: list[End] = []
+        self.moments: list[Stored] = []
+        self.answer: dict[str, Any] | None = None
+        self._faults: list[str] = []
+        self._allowed: set[int] = set()
+        own = self.disk.folder if self.disk is not None else folder
+        self.study = write_study(which, folder, self.ledger, own / "logs")
+        self.storage = f"{which.storage}:///{own / 'study'}"
+        if self.server is not None:
+            schema = f"chaos_{uuid.uuid4().hex}"
+            _run_sql(self.server.url, f"CREATE SCHEMA {schema}")
+            self.storage = f"{self.server.url}?options=-csearch_path%3D{schema}"
+        name, _, value = self.mark.partition("=")
+        self._environment = {key: text for key, text in os.environ.items() if key != "RAY_ADDRESS"} | {name: value}
+        if self.nodes is not None:
+            self.nodes.environment[name] = value
+
+    def __enter__(self) -> Scene:
+        """Starts the cluster, if there is one."""
+        if self.nodes is not None:
+            self.nodes.__enter__()
+            self._environment = {**self.nodes.environment, "RAY_ADDRESS": self.nodes.address}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Ends driver and cluster."""
+        if self.driver is not None:
+            self.driver.process.kill()
+            self.driver.process.wait()
+        if self.nodes is not None:
+            self.nodes.close()
+        if self.disk is not None:
+            self.disk.close()
+
+    # The drivers
+
+    @property
+    def is_driven(self) -> bool:
+        """Whether a driver lives; the end of one that has just died is noted."""
+        if self.driver is not None and self.driver.process.poll() is not None:
+            self.note_end()
+        return self.driver is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a driver has come to the end of the study."""
+        return bool(self.ends) and self.ends[-1].status == 0
+
+    def begin(self) -> None:
+        """Starts a driver."""
+        assert self.driver is None, "one driver at a time"
+        self.driver = DriverProcess(
+            self.storage, *self.round.overrides, study=self.study, environment=self._environment
+        )
+
+    def excuse(self, fault: str, statuses: frozenset[int]) -> None:
+        """Notes a fault that the present driver was hit by, and what it may end with."""
+        self._faults.append(fault)
+        self._allowed |= statuses
+
+    def note_end(self, limit_s: float = END_LIMIT_S) -> None:
+        """Waits for the end of the present driver; one that does not end is killed, and told of as hanging."""
+        assert self.driver is not None, "there is one to wait for"
+        hangs = ""
+        try:
+            self.driver.process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            hangs = f"\n(it hung: killed after {limit_s:g} s)"
+            self.driver.process.kill()
+            self._allowed.clear()
+        status, printed, told = self.driver.end()
+        self.driver = None
+        allowed = frozenset(self._allowed)
+        self.ends.append(End(status=status, allowed=allowed, faults=tuple(self._faults), told=told + hangs))
+        self._faults, self._allowed = [], set()
+        tell(f"  driver ended with {status}: {told.strip().splitlines()[-1:]}{hangs}")
+        if status == 0:
+            self.answer = json.loads(printed)
+
+    # What is looked at from outside
+
+    def processes(self) -> dict[int, str]:
+        """All processes of the round."""
+        return marked_processes(self.mark)
+
+    def workers(self) -> list[int]:
+        """Ray's workers that work on a trial."""
+        return sorted(process for process, command in self.processes().items() if command.startswith(MEASURES))
+
+    def keep_moment(self) -> Stored:
+        """Notes what the storage holds now."""
+        self.moments.append(read_stored(self.storage))
+        return self.moments[-1]
+
+    def wait_for_work(self, limit_s: float = END_LIMIT_S) -> bool:
+        """Waits until a worker works on a trial; False where the driver ends before, or the time does."""
+        deadline_s = time.monotonic() + limit_s
+        while self.is_driven and time.monotonic() < deadline_s:
+            if self.workers():
+                return True
+            time.sleep(0.2)
+        return False
+
+    def wait_for_start(self) -> None:
+        """Waits until the driver says that it starts."""
+        deadline_s = time.monotonic() + END_LIMIT_S
+        while self.is_driven and self.driver is not None and ": starting" not in self.driver.told:
+            if time.monotonic() >= deadline_s:
+                return
+            time.sleep(0.01)
+
+
+def _run_sql(url: str, text: str) -> None:
+    import psycopg2
+
+    with closing(psycopg2.connect(url)) as connection, connection, connection.cursor() as cursor:
+        cursor.execute(text)
+
+
+def send(process: int, number: signal.Signals) -> bool:
+    """Sends a signal; False where the process has just ended."""
+    try:
+        os.kill(process, number)
+    except ProcessLookupError:
+        return False
+    return True
