@@ -164,10 +164,15 @@ class GaussianProcess:
         if not len(self.values):
             return np.zeros(len(points)), np.sqrt(variance)
         factor = self._factor()
-        cross = self._covariance(points)
-        mean = cross @ cho_solve((factor, True), self.values)
-        half = solve_triangular(factor, cross.T, lower=True)
-        return mean, np.sqrt(np.maximum(variance - np.sum(half**2, axis=0), 0.0))
+        weights = cho_solve((factor, True), self.values)
+        mean = np.empty(len(points))
+        for start in range(0, len(points), CHUNK):
+            some = slice(start, start + CHUNK)
+            cross = self._covariance(points.take(some))
+            mean[some] = cross @ weights
+            half = solve_triangular(factor, cross.T, lower=True)
+            variance[some] -= np.sum(half**2, axis=0)
+        return mean, np.sqrt(np.maximum(variance, 0.0))
 
     def mean_and_covariance(self, points: Points) -> tuple[FloatArray, FloatArray]:
         """Posterior mean [n] and covariance [n, n] of the noise-free process at a few `points`."""

@@ -28,6 +28,7 @@ from tuner.lessons import Lesson
 from tuner.operator_belief import OperatorBelief
 from tuner.proxy import Proxy
 from tuner.proxy_belief import ProxyBelief, evidence_with_proxies
+from tuner.telling import most_telling
 
 PEAK_VARIANCE = 0.01**2
 """Variance of the logarithm of a peak as a measurement."""
@@ -117,8 +118,9 @@ class Belief:
                 crashes = rng.random(num_draws) > wider.misfit_probability(seen, len(self.predicted) + at)
                 drawn[crashes, candidate] = np.inf
             return drawn[:, : len(self.predicted)]
-        drawn = self.draw_steps(evidence, num_draws, rng)
-        fails = self._fails(evidence, num_draws, rng)
+        told = self._told(evidence)
+        drawn = self._draw_steps(evidence, told, num_draws, rng)
+        fails = self._fails(told, num_draws, rng)
         fails[:, sorted(evidence.explored)] = False
         fails[:, sorted(evidence.impossible)] = True
         drawn[fails] = np.inf
@@ -126,12 +128,26 @@ class Belief:
 
     def draw_steps(self, evidence: Evidence, num_draws: int, rng: np.random.Generator) -> NDArray[np.float32]:
         """Joint draws of what the log step time would be if every candidate could run [M, n]; no proxies."""
-        steps, beside = self._steps(evidence, num_draws, rng)
+        return self._draw_steps(evidence, self._told(evidence), num_draws, rng)
+
+    def _draw_steps(
+        self, evidence: Evidence, told: Evidence, num_draws: int, rng: np.random.Generator
+    ) -> NDArray[np.float32]:
+        """The same, where surrogates learn from `told`."""
+        steps, beside = self._steps(told, num_draws, rng)
         drawn = steps.draw(num_draws, rng, beside=beside)
+        if told is not evidence:  # what was measured is known, whatever the surrogates saw of it
+            rest = ~np.isin(evidence.measured, told.measured)
+            noise = rng.standard_normal((num_draws, int(rest.sum()))) * np.sqrt(evidence.variance[rest])
+            drawn[:, evidence.measured[rest]] = evidence.log_step_s[rest] + noise
         limited = np.array(list(evidence.limits_s), dtype=np.int64)
         if len(limited):
             drawn[:, limited] = np.maximum(drawn[:, limited], np.log(list(evidence.limits_s.values())))
         return drawn
+
+    def _told(self, evidence: Evidence) -> Evidence:
+        """What the surrogates learn from."""
+        return most_telling(evidence, self.steps[0].points.features)
 
     def expected(self, evidence: Evidence, same_as: IntArray) -> Expected:
         """What is to be expected of every candidate, as one number each.
@@ -150,26 +166,33 @@ class Belief:
                 log_needed=found.log_needed[:count],
                 is_broken=found.is_broken[:count],
             )
+        told = self._told(evidence)
         place = np.full(count, -1, dtype=np.int64)
-        place[evidence.measured] = np.arange(len(evidence.measured))
+        place[told.measured] = np.arange(len(told.measured))
         # the draws of the operators are not looked at, only their mean
-        steps, _ = self._steps(evidence, FEWEST_DRAWS, np.random.default_rng(0))
+        steps, _ = self._steps(told, FEWEST_DRAWS, np.random.default_rng(0))
+        log_step_s = steps.expected(place[same_as])
+        if told is not evidence:
+            measured_s = np.full(count, np.nan)
+            measured_s[evidence.measured] = evidence.log_step_s
+            rest = (same_as >= 0) & (place[same_as] < 0) & np.isfinite(measured_s[same_as])
+            log_step_s[rest] = measured_s[same_as[rest]]
         everywhere = np.arange(count)
-        crashed = np.array(sorted(evidence.crashed), dtype=np.int64)
+        crashed = np.array(sorted(told.crashed), dtype=np.int64)
         misfit_probability = np.zeros(len(crashed))
         log_needed = np.log(self.predicted.needed_bytes)
         if self.memory:
-            memory = self._memory(evidence)
+            memory = self._memory(told)
             log_needed, _ = memory.mean_and_deviation(everywhere)
             misfit_probability = memory.probability_above(np.log(self.predicted.capacity_bytes[crashed]), crashed)
         is_broken = np.zeros(count, dtype=np.bool_)
         if len(crashed):
-            found_broken = self._crashes(evidence, misfit_probability).broken_probability()
+            found_broken = self._crashes(told, misfit_probability).broken_probability()
             broken = [self.kinds.names.index(name) for name, chance in found_broken.items() if chance > TELLING]
             is_broken |= self.kinds.holds[:, broken].any(axis=1)
         is_broken[np.isin(same_as, sorted(evidence.explored))] = False
         is_broken[np.isin(same_as, sorted(evidence.impossible))] = True
-        return Expected(log_step_s=steps.expected(place[same_as]), log_needed=log_needed, is_broken=is_broken)
+        return Expected(log_step_s=log_step_s, log_needed=log_needed, is_broken=is_broken)
 
     def _steps(
         self, evidence: Evidence, num_draws: int, rng: np.random.Generator
@@ -243,7 +266,9 @@ class Belief:
         if not self.memory:
             return 0.0
         at = np.array([crashed])
-        misfit = float(self._memory(evidence).probability_above(np.log(self.predicted.capacity_bytes[at]), at)[0])
+        misfit = float(
+            self._memory(self._told(evidence)).probability_above(np.log(self.predicted.capacity_bytes[at]), at)[0]
+        )
         return misfit / (misfit + (1 - misfit) * OWN_CRASH)
 
     def _crashes(self, evidence: Evidence, misfit_probability: FloatArray) -> CrashSurrogate:
@@ -258,10 +283,11 @@ class Belief:
             return wider.lessons(seen)
         lessons = []
         log_capacity = np.log(self.predicted.capacity_bytes)
-        crashed = np.array(sorted(evidence.crashed), dtype=np.int64)
+        told = self._told(evidence)
+        crashed = np.array(sorted(told.crashed), dtype=np.int64)
         misfit_probability = np.zeros(len(crashed))
         if self.memory and (evidence.misfits or len(crashed)):
-            memory = self._memory(evidence)
+            memory = self._memory(told)
             before = after(self.memory, NOTHING_SEEN)
             everywhere = np.arange(len(log_capacity))
             probability = memory.probability_above(log_capacity, everywhere)
@@ -281,7 +307,7 @@ class Belief:
                     )
                 )
         if len(crashed):
-            found = self._crashes(evidence, misfit_probability).broken_probability()
+            found = self._crashes(told, misfit_probability).broken_probability()
             lessons += [
                 Lesson(kind="crash", text=self._blame(name, probability, evidence))
                 for name, probability in found.items()

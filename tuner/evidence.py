@@ -32,6 +32,10 @@ LEAST_NOISE = 0.005
 EXPLORING = (Status.OK, Status.PRUNED, Status.TIMEOUT)
 """How a trial ends that needs no other of its candidate."""
 
+MOST_SAMPLED = 256
+"""Trials whose operator times are looked at: the first and the last half of so many. Earlier ones say which errors the
+hyperparameters are learned from; of later ones each tells less than the one before."""
+
 T = TypeVar("T")
 """Whatever was cut off: a candidate, or a proxy."""
 
@@ -83,7 +87,7 @@ class Evidence:
         misfits: Candidates that ran out of memory.
         crashed: Candidates that crashed.
         pending: Candidates of trials that have not finished.
-        samples: Operator times of all trials.
+        samples: Operator times of all trials, of many trials those of MOST_SAMPLED.
         num_decisions: Trials so far, finished or not.
         proxies: What smaller jobs told, each once, in the order of their first trials.
         proxies_pending: Candidates of proxies that have not finished; these are among `pending`.
@@ -114,6 +118,11 @@ class Evidence:
         return self.num_decisions - self.num_proxies
 
     @property
+    def num_ended(self) -> int:
+        """Candidates, and proxies, of which a trial has told something."""
+        return len(self.explored) + len(self.impossible) + len(self.proxies)
+
+    @property
     def proxied(self) -> frozenset[int]:
         """Candidates of which a proxy told something."""
         return frozenset(position for seen in self.proxies for position in seen.positions)
@@ -138,6 +147,39 @@ class Evidence:
         return self.explored | self.impossible | self.pending
 
 
+class EvidenceLog:
+    """Reads trials of one study again and again, each that has ended once.
+
+    Args:
+        position_of: The candidate that a trial's parameters name, or None.
+    """
+
+    def __init__(self, position_of: Callable[[Mapping[str, Any]], int | None]) -> None:
+        self._position_of = position_of
+        self._read: dict[int, tuple[FrozenTrial, _Entry | None]] = {}
+
+    def evidence(self, trials: Sequence[FrozenTrial], finishing: Ending | None = None) -> Evidence:
+        """What trials tell.
+
+        Args:
+            trials: Trials of the study; one that has ended does not change any more.
+            finishing: One whose end the storage does not hold yet.
+        """
+        entries = [self._entry(trial) for trial in trials]
+        if finishing is not None:
+            entries.append(_entry(finishing, self._position_of))
+        return _evidence([entry for entry in entries if entry is not None])
+
+    def _entry(self, trial: FrozenTrial) -> _Entry | None:
+        known = self._read.get(trial.number)
+        if known is not None and known[0] is trial:
+            return known[1]
+        entry = _entry((trial, trial.state, trial.values), self._position_of)
+        if trial.state.is_finished():
+            self._read[trial.number] = trial, entry
+        return entry
+
+
 def evidence_of(endings: Sequence[Ending], position_of: Callable[[Mapping[str, Any]], int | None]) -> Evidence:
     """What trials tell.
 
@@ -145,10 +187,12 @@ def evidence_of(endings: Sequence[Ending], position_of: Callable[[Mapping[str, A
         endings: Trials of the study.
         position_of: The candidate that a trial's parameters name, or None.
     """
-    own = sorted(
-        (entry for entry in (_entry(ending, position_of) for ending in endings) if entry),
-        key=lambda entry: entry.number,
-    )
+    return _evidence([entry for entry in (_entry(ending, position_of) for ending in endings) if entry])
+
+
+def _evidence(own: list[_Entry]) -> Evidence:
+    """What the trials of candidates tell; forgets operator times that are not looked at."""
+    own.sort(key=lambda entry: entry.number)
     whole = [entry for entry in own if entry.proxy is None]
     smaller = [entry for entry in own if entry.proxy is not None]
     proxies = _seen_proxies(smaller)
@@ -161,8 +205,7 @@ def evidence_of(endings: Sequence[Ending], position_of: Callable[[Mapping[str, A
     explored = frozenset(entry.position for entry in whole if entry.status in EXPLORING)
     misfits = frozenset(entry.position for entry in whole if entry.status is Status.OUT_OF_MEMORY) - explored
     crashed = frozenset(entry.position for entry in whole if entry.status is Status.CRASHED) - explored - misfits
-    observed = [entry.observation for entry in own if entry.observation]
-    limits_s = _limits((entry.position, entry.observation) for entry in whole)
+    limits_s = _limits((entry.position, entry) for entry in whole)
     return Evidence(
         measured=np.array(list(seen), dtype=np.int64),
         log_step_s=np.array([log_step_s for log_step_s, _ in steps]),
@@ -176,12 +219,7 @@ def evidence_of(endings: Sequence[Ending], position_of: Callable[[Mapping[str, A
         misfits=misfits,
         crashed=crashed,
         pending=frozenset(entry.position for entry in own if entry.status is None),
-        samples=tuple(
-            sample
-            for observation in observed
-            for sample in observation.operator_samples
-            if 0 < sample.time_s < math.inf
-        ),
+        samples=_samples(own),
         num_decisions=len(own),
         proxies=proxies,
         proxies_pending=frozenset(entry.position for entry in smaller if entry.status is None),
@@ -189,7 +227,15 @@ def evidence_of(endings: Sequence[Ending], position_of: Callable[[Mapping[str, A
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+def _samples(own: Sequence[_Entry]) -> tuple[OperatorSample, ...]:
+    """The operator times of the first and of the last trials that have any; the others forget theirs."""
+    sampled = [entry for entry in own if entry.samples]
+    for entry in sampled[MOST_SAMPLED // 2 : -(MOST_SAMPLED // 2)]:
+        entry.samples = ()
+    return tuple(sample for entry in sampled for sample in entry.samples)
+
+
+@dataclass(kw_only=True, slots=True)
 class _Entry:
     """One trial of a candidate.
 
@@ -198,8 +244,12 @@ class _Entry:
         position: The candidate.
         status: How it ended; None if it has not.
         value_s: Its step time, if it ended well.
-        observation: What was observed, if the trial keeps it.
-        reported_s: Steps that it has reported for a pruner; see pruning.py.
+        log_step_s: Logarithm of its step time, by its value or by the steps that it came to measure; None without.
+        variance: Variance of that as a measurement.
+        startup_s: What it took besides its steps, where its observation tells.
+        cut: What was observed of it, if it was cut off.
+        peak_bytes: Its peak of memory, if it ended well and measured one.
+        samples: Operator times that it measured.
         proxy: What ran in the candidate's place; None at full size.
     """
 
@@ -207,27 +257,13 @@ class _Entry:
     position: int
     status: Status | None
     value_s: float | None
-    observation: Observation | None
-    reported_s: tuple[float, ...]
+    log_step_s: float | None
+    variance: float
+    startup_s: float | None
+    cut: Observation | None
+    peak_bytes: int | None
+    samples: tuple[OperatorSample, ...]
     proxy: Proxy | None
-
-    @property
-    def steps_s(self) -> tuple[float, ...]:
-        """Its measured steps; none of a trial that failed."""
-        steps_s = self.observation.step_times_s if self.observation else self.reported_s
-        return steps_s if self.status in EXPLORING else ()
-
-    @property
-    def log_step_s(self) -> float | None:
-        """Logarithm of its step time, by its value or by the steps that it came to measure."""
-        if self.value_s is not None:
-            return math.log(self.value_s)
-        return math.log(statistics.median(self.steps_s)) if self.steps_s else None
-
-    @property
-    def peak_bytes(self) -> int | None:
-        """Its peak of memory, if it ended well and measured one."""
-        return self.observation.peak_memory_bytes if self.observation and self.status is Status.OK else None
 
 
 def of_trials(times_s: Sequence[float]) -> float:
@@ -253,16 +289,34 @@ def _entry(ending: Ending, position_of: Callable[[Mapping[str, Any]], int | None
     elif state.is_finished():
         status = status_without_value(trial, state)
     stored = trial.user_attrs.get(OBSERVATION) if status else None
+    observation = None if stored is None else Observation.from_json(stored)
     proxy = trial.user_attrs.get(PROXY)
+    steps_s = _measured_steps(trial, status, observation)
+    log_step_s = math.log(statistics.median(steps_s)) if steps_s else None
     return _Entry(
         number=trial.number,
         position=position,
         status=status,
         value_s=value_s,
-        observation=None if stored is None else Observation.from_json(stored),
-        reported_s=tuple(value for _, value in sorted(trial.intermediate_values.items()) if 0 < value < math.inf),
+        log_step_s=log_step_s if value_s is None else math.log(value_s),
+        variance=_variance(steps_s),
+        startup_s=observation.startup_s if observation else None,
+        cut=observation if observation and observation.status is Status.TIMEOUT else None,
+        peak_bytes=observation.peak_memory_bytes if observation and status is Status.OK else None,
+        samples=tuple(sample for sample in observation.operator_samples if 0 < sample.time_s < math.inf)
+        if observation
+        else (),
         proxy=None if proxy is None else Proxy.from_json(proxy),
     )
+
+
+def _measured_steps(trial: FrozenTrial, status: Status | None, observation: Observation | None) -> Sequence[float]:
+    """The measured steps of a trial, or those that it has reported for a pruner (pruning.py); none if it failed."""
+    if status not in EXPLORING:
+        return ()
+    if observation:
+        return observation.step_times_s
+    return [value for _, value in sorted(trial.intermediate_values.items()) if 0 < value < math.inf]
 
 
 def _together(entries: Sequence[_Entry]) -> tuple[float, float]:
@@ -271,14 +325,15 @@ def _together(entries: Sequence[_Entry]) -> tuple[float, float]:
     Trials that differ by more than their steps explain are as uncertain as they differ.
     """
     logs = [entry.log_step_s for entry in entries if entry.log_step_s is not None]
-    explained = statistics.mean(_variance(entry.steps_s) for entry in entries)
-    found = statistics.variance(logs) if len(logs) > 1 else 0.0
-    return statistics.mean(logs), max(explained, found) / len(logs)
+    if len(logs) == 1:
+        return logs[0], entries[0].variance
+    explained = statistics.mean(entry.variance for entry in entries)
+    return statistics.mean(logs), max(explained, statistics.variance(logs)) / len(logs)
 
 
 def _seen_proxies(entries: Sequence[_Entry]) -> tuple[SeenProxy, ...]:
     """What proxies told, those that say nothing of their candidate left out."""
-    limits_s = _limits((entry.proxy, entry.observation) for entry in entries)
+    limits_s = _limits((entry.proxy, entry) for entry in entries)
     telling: dict[Proxy, list[_Entry]] = {}
     for entry in entries:
         if entry.proxy and entry.status in (*EXPLORING, Status.OUT_OF_MEMORY, Status.CRASHED):
@@ -303,13 +358,14 @@ def _seen_proxies(entries: Sequence[_Entry]) -> tuple[SeenProxy, ...]:
     return tuple(found)
 
 
-def _limits(observed: Iterable[tuple[T, Observation | None]]) -> dict[T, float]:
+def _limits(trials: Iterable[tuple[T, _Entry]]) -> dict[T, float]:
     """What the steps of those take at least that were cut off, where start-up times of others tell."""
-    kept = [(what, observation) for what, observation in observed if observation]
-    known = [startup_s for _, observation in kept if (startup_s := observation.startup_s) is not None]
+    kept = list(trials)
+    known = [entry.startup_s for _, entry in kept if entry.startup_s is not None]
+    startup_s = statistics.median(known) if known else None
     limits_s: dict[T, float] = {}
-    for what, observation in kept:
-        limit_s = observation.censored_above_s(statistics.median(known)) if known else None
+    for what, entry in kept:
+        limit_s = entry.cut.censored_above_s(startup_s) if entry.cut and startup_s is not None else None
         if limit_s is not None:
             limits_s[what] = max(limit_s, limits_s.get(what, 0.0))
     return limits_s

@@ -169,7 +169,8 @@ class StepReports:
     def hopeless(
         self,
         running: Mapping[int, tuple[float, ...]],
-        trials: Sequence[FrozenTrial],
+        known: Mapping[int, FrozenTrial],
+        best: FrozenTrial | None,
         together: Callable[[], AbstractContextManager[None]],
     ) -> dict[int, str]:
         """The trials to stop, with the reason, by number.
@@ -177,16 +178,15 @@ class StepReports:
         Args:
             running: Step times that each running trial has measured so far, by number [s]. Of a trial that runs again,
                 after its driver or its worker died, they replace those reported before.
-            trials: All trials of the study.
+            known: The running trials, by number; hold what is reported afterwards.
+            best: See `best_among`.
             together: What is written in a block of it is written together.
         """
-        best = best_among(trials)
         best_s = best.value if best is not None and best.value is not None else 0.0
         states = {number: (len(steps_s), best_s) for number, steps_s in running.items() if steps_s}
         changed = [number for number, state in states.items() if self.seen.get(number) != state]
         if not changed:
             return {}
-        known = {trial.number: trial for trial in trials}
         at_full_size = [number for number in changed if PROXY not in known[number].user_attrs]
         with together():  # a proxy's steps are those of a smaller job
             for number in at_full_size:
@@ -211,3 +211,4 @@ class StepReports:
         for step, step_time_s in enumerate(steps_s[:MAX_REPORTS], start=1):
             if step > reported:
                 self.study._storage.set_trial_intermediate_value(trial._trial_id, step, step_time_s)
+                trial.intermediate_values[step] = step_time_s

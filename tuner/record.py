@@ -109,13 +109,19 @@ def records_of(trials: Sequence[FrozenTrial], attributes: Mapping[str, Any]) -> 
     """
     dimensions = {*DEGREES, *attributes.get(MEANING, {}).get("space", {}).get("opened", ())}
     return [
-        _record(trial, trial.user_attrs.get(P_STAR, attributes.get(f"{P_STAR}:{trial.number}")))
+        record_of(trial, attributes.get(f"{P_STAR}:{trial.number}"))
         for trial in sorted(trials, key=lambda trial: trial.number)
         if dimensions <= set(trial.params)
     ]
 
 
-def _record(trial: FrozenTrial, p_star: float | None) -> TrialRecord:
+def record_of(trial: FrozenTrial, p_star: float | None = None) -> TrialRecord:
+    """A trial that got a candidate.
+
+    Args:
+        trial: The trial.
+        p_star: After it, where earlier versions kept that on the study.
+    """
     prediction = trial.user_attrs.get(PREDICTION, {})
     observation, proxy = trial.user_attrs.get(OBSERVATION), trial.user_attrs.get(PROXY)
     finished = trial.state.is_finished()
@@ -130,7 +136,7 @@ def _record(trial: FrozenTrial, p_star: float | None) -> TrialRecord:
         prediction=prediction,
         observation=Observation.from_json(observation) if observation else None,
         proxy=Proxy.from_json(proxy) if proxy else None,
-        p_star=p_star,
+        p_star=trial.user_attrs.get(P_STAR, p_star),
         end_order=end_order(trial),
         started_at=trial.datetime_start,
         ended_at=trial.datetime_complete,

@@ -19,12 +19,13 @@ The attribute `observation` tells more than a trial's value does: see evidence.p
 
 The state is the study alone: nothing is remembered between calls but what can be computed again, and the random stream
 of a decision depends on the seed and the number of the decision, so that a resumed study goes on as an undisturbed one.
+Where MANY trials have ended, draws serve several decisions; a sampler that takes up such a study makes new ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from costmodels.parallel import ConfigGrid, IntArray, ParallelConfig, Value
 from tuner.belief import Belief
 from tuner.close_calls import to_repeat
-from tuner.evidence import Ending, Evidence, evidence_of
+from tuner.evidence import Ending, Evidence, EvidenceLog
 from tuner.explorers import AbstractExplorer, UnexploredDraws
 from tuner.extrapolation import EXTRAPOLATED, Extrapolated
 from tuner.lessons import LEARNED
@@ -46,10 +47,18 @@ from tuner.parameters import ASSIGNMENT, distribution_of, params_of
 from tuner.population import ENDED, P_STAR, POPULATION, POPULATION_AT_START, as_json, shares
 from tuner.proxy import Proxy
 from tuner.proxy_plan import ProxyPlan
+from tuner.telling import MOST_TOLD
 
 CONFIRMATIONS = 2
 """How many times as many further draws must agree before a study is confident: of so many looks at M draws, one will
 find more than `confidence` of them by chance."""
+
+
+MANY = MOST_TOLD
+"""Ended trials from which on the draws serve several decisions."""
+
+RENEWED_BY = 32
+"""Of so many ended trials one must be new for the draws to be made anew: one more changes little among many."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -67,6 +76,21 @@ class Population:
     fastest: IntArray
     p_star: float
     log_step_s: NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Drawn:
+    """A population, and what was known when it was drawn.
+
+    Attributes:
+        key: Tells equal evidence.
+        evidence: What was known.
+        population: What was drawn.
+    """
+
+    key: tuple[object, ...]
+    evidence: Evidence
+    population: Population
 
 
 class ThompsonSampler(BaseSampler):
@@ -129,7 +153,11 @@ class ThompsonSampler(BaseSampler):
         if first is not None and self._first is None:
             raise ValueError(f"`first` must be a candidate, but got {first}.")
         self._independent = RandomSampler(seed=seed)
-        self._cached: tuple[tuple[object, ...], Population] | None = None
+        self._search_space = {name: distribution_of(name, candidates) for name in dimensions}
+        self._log = EvidenceLog(self.position_of)
+        self._latest: _Drawn | None = None
+        self._lessons_of: tuple[_Drawn, list[dict[str, Any]]] | None = None
+        self._now: tuple[Evidence, Population] | None = None
 
     @property
     def candidates(self) -> ConfigGrid:
@@ -144,7 +172,7 @@ class ThompsonSampler(BaseSampler):
     @property
     def search_space(self) -> dict[str, BaseDistribution]:
         """The Optuna distributions of a trial's parameters: one per dimension that identifies a candidate."""
-        return {name: distribution_of(name, self._candidates) for name in self._candidates.dimensions}
+        return dict(self._search_space)
 
     def suggest(self, trial: Trial) -> ParallelConfig:
         """The configuration of `trial`; its parameters are the candidate's dimensions under their own names."""
@@ -212,21 +240,40 @@ class ThompsonSampler(BaseSampler):
         """Keeps p_star, the population and the lessons, and ends `study.optimize` if asked to."""
         others = [t for t in study.get_trials(deepcopy=False) if t.number != trial.number]
         evidence = self.evidence(others, finishing=(trial, state, values))
-        p_star, population = self.population(evidence).p_star, self._population_json(evidence)
-        lessons = [lesson.as_json() for lesson in self._belief.lessons(evidence)]
-        known = study.user_attrs
-        found = self._extrapolated(evidence)
-        # written after all is computed: no lock of a database is held in the meantime
-        study._storage.set_trial_user_attr(trial._trial_id, ENDED, sum(other.state.is_finished() for other in others))
-        study._storage.set_trial_user_attr(trial._trial_id, P_STAR, p_star)
-        study._storage.set_trial_user_attr(trial._trial_id, POPULATION, population)
-        study.set_user_attr(P_STAR, p_star)
-        if lessons != known.get(LEARNED, []):
-            study.set_user_attr(LEARNED, lessons)
-        if found is not None:
-            study.set_user_attr(EXTRAPOLATED, found.as_json())
+        num_ended = sum(other.state.is_finished() for other in others)
+        self.keep_end(study, trial._trial_id, evidence, study.user_attrs, num_ended)
         if self._stop_when_confident and self.is_done(evidence) and self.close_call(evidence) is None:
             study.stop()
+
+    def keep_end(
+        self, study: Study, trial_id: int, evidence: Evidence, known: Mapping[str, Any], num_ended: int
+    ) -> dict[str, Any]:
+        """Keeps p_star and the population after a trial, and what of the study has changed by it.
+
+        Args:
+            study: The study.
+            trial_id: What its storage calls the trial.
+            evidence: What is known with the trial.
+            known: The study's attributes.
+            num_ended: Trials that ended before.
+
+        Returns:
+            Those that have changed.
+        """
+        p_star, population = self.population(evidence).p_star, self._population_json(evidence)
+        told: dict[str, Any] = {P_STAR: p_star}
+        if (lessons := self._lessons(evidence)) or LEARNED in known:
+            told[LEARNED] = lessons
+        if (found := self._extrapolated(evidence)) is not None:
+            told[EXTRAPOLATED] = found.as_json()
+        changed = {key: value for key, value in told.items() if key not in known or known[key] != value}
+        # written after all is computed: no lock of a database is held in the meantime
+        study._storage.set_trial_user_attr(trial_id, ENDED, num_ended)
+        study._storage.set_trial_user_attr(trial_id, P_STAR, p_star)
+        study._storage.set_trial_user_attr(trial_id, POPULATION, population)
+        for key, value in changed.items():
+            study.set_user_attr(key, value)
+        return changed
 
     def keep_start(self, study: Study, evidence: Evidence) -> None:
         """Keeps the population of a study that has not begun, once."""
@@ -240,11 +287,24 @@ class ThompsonSampler(BaseSampler):
 
     def evidence(self, trials: Sequence[FrozenTrial], *, finishing: Ending | None = None) -> Evidence:
         """What `trials` tell of the candidates; `finishing` is one whose end the storage does not hold yet."""
-        endings: list[Ending] = [(trial, trial.state, trial.values) for trial in trials]
-        return evidence_of([*endings, *([finishing] if finishing else [])], self.position_of)
+        return self._log.evidence(trials, finishing)
 
     def population(self, evidence: Evidence) -> Population:
-        """M joint draws of all step times and the fastest candidate of each; computed once per state of the study."""
+        """M joint draws of all step times and the fastest candidate of each; computed once per state of the study.
+
+        Of MANY ended trials the latest draws serve until RENEWED_BY asks for others, or until they exceed the
+        confidence: only draws that know every trial end a study.
+        """
+        if self._now is None or self._now[0] is not evidence:
+            self._now = evidence, self._population(evidence)
+        return self._now[1]
+
+    def _population(self, evidence: Evidence) -> Population:
+        latest = self._latest
+        if latest is not None and _is_recent(latest.evidence, evidence):
+            p_star = _p_star(latest.population.fastest, evidence.explored)
+            if p_star <= self._confidence:
+                return replace(latest.population, p_star=p_star)
         key = (
             evidence.measured.tobytes(),
             evidence.log_step_s.tobytes(),
@@ -254,15 +314,27 @@ class ThompsonSampler(BaseSampler):
             len(evidence.samples),
             evidence.proxies,
         )
-        if self._cached is None or self._cached[0] != key:
-            num_ended = len(evidence.explored) + len(evidence.impossible) + len(evidence.proxies)
-            rng = np.random.default_rng([self._seed, 0, num_ended, len(evidence.measured)])
+        if latest is None or latest.key != key:
+            rng = np.random.default_rng([self._seed, 0, evidence.num_ended, len(evidence.measured)])
             drawn, fastest = self._drawn(evidence, self._draws, rng)
             if _p_star(fastest, evidence.explored) > self._confidence:
                 fastest = np.append(fastest, self._drawn(evidence, CONFIRMATIONS * self._draws, rng)[1])
             p_star = _p_star(fastest, evidence.explored)
-            self._cached = (key, Population(fastest=fastest, p_star=p_star, log_step_s=drawn))
-        return self._cached[1]
+            self._latest = latest = _Drawn(
+                key=key,
+                evidence=evidence,
+                population=Population(fastest=fastest, p_star=p_star, log_step_s=drawn),
+            )
+        return latest.population
+
+    def _lessons(self, evidence: Evidence) -> list[dict[str, Any]]:
+        """What the failures taught when the population was drawn, as JSON."""
+        self.population(evidence)
+        assert self._latest is not None, "a population was drawn"
+        if self._lessons_of is None or self._lessons_of[0] is not self._latest:
+            lessons = [lesson.as_json() for lesson in self._belief.lessons(self._latest.evidence)]
+            self._lessons_of = self._latest, lessons
+        return self._lessons_of[1]
 
     def _drawn(
         self, evidence: Evidence, num_draws: int, rng: np.random.Generator
@@ -295,7 +367,11 @@ class ThompsonSampler(BaseSampler):
         """Whether the next trial depends on a pending one: the draws name no other, or a close call goes in turn."""
         if not evidence.pending or not evidence.num_decisions:
             return False
-        return self.is_done(evidence) or not self._has_unexplored_draw(evidence)
+        if self.is_done(evidence):
+            return True
+        if evidence.num_ended >= MANY and not evidence.proxies_pending:
+            return False  # draws that serve several decisions run out of candidates; explorers then have runners-up
+        return not self._has_unexplored_draw(evidence)
 
     def _has_unexplored_draw(self, evidence: Evidence) -> bool:
         """Whether some draw names a candidate of which the next trial may tell something, and no pending one will."""
@@ -392,6 +468,12 @@ class ThompsonSampler(BaseSampler):
             trials=len(timed),
             devices=max(proxy.config.num_devices for proxy in timed),
         )
+
+
+def _is_recent(before: Evidence, now: Evidence) -> bool:
+    """Whether draws made of what was known before serve now."""
+    num_new = now.num_ended - before.num_ended
+    return before.num_ended >= MANY and 0 <= num_new * RENEWED_BY < now.num_ended
 
 
 def _p_star(fastest: IntArray, explored: Collection[int]) -> float:

@@ -12,8 +12,8 @@ from __future__ import annotations
 import json
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -23,7 +23,7 @@ from optuna import Study
 from optuna.exceptions import ExperimentalWarning
 from optuna.pruners import NopPruner
 from optuna.storages import BaseStorage
-from optuna.trial import FrozenTrial, TrialState, create_trial
+from optuna.trial import TrialState, create_trial
 
 from costmodels.parallel import ParallelConfig
 from costmodels.reduced import Reduction
@@ -34,17 +34,18 @@ from tuner.candidates import Candidates, candidates_of, plan_of, prediction_json
 from tuner.config import StudyConfig, first_difference
 from tuner.device_time import device_time_of
 from tuner.driver import DRIVER, Claim, claim, interrupts_held, is_held
-from tuner.evidence import OBSERVATION, STATUS, Evidence
+from tuner.evidence import OBSERVATION, STATUS
 from tuner.experience import OnProgress, prior_belief, unheard
 from tuner.explorers import EXPLORERS
 from tuner.extrapolation import Extrapolated, extrapolated_of
 from tuner.history import Past, keep_run, make_tables, past_of
+from tuner.own_trials import OwnTrials
 from tuner.parameters import ASSIGNMENT, params_of
 from tuner.planned_study import LAYER_PLANS, as_stored
 from tuner.population import P_STAR
 from tuner.proxy import PROXY, Proxy
 from tuner.proxy_plan import ProxyPlan
-from tuner.pruning import ClearlySlowerPruner, StepReports
+from tuner.pruning import ClearlySlowerPruner, StepReports, reported_steps
 from tuner.record import (
     HISTORY,
     MEANING,
@@ -53,9 +54,6 @@ from tuner.record import (
     SPENT_S,
     STOP_REASON,
     TrialRecord,
-    best_record,
-    read_records,
-    records_of,
 )
 from tuner.reference import Reference, keep_baseline, reference_among, reference_of
 from tuner.sampler import ThompsonSampler
@@ -202,6 +200,8 @@ def run_study(
             now_s=wall_clock(),
             on_note=lambda note: on_progress(_before_start(config, note)),
         )
+        # past Optuna's cache, which would keep all that was ever read
+        trials = OwnTrials(store.storage.get_all_trials(study._study_id, deepcopy=False), config.dimensions, sampler)
         run = _Run(
             config=config,
             candidates=candidates,
@@ -209,18 +209,19 @@ def run_study(
             store=store,
             held=held,
             study=study,
+            attributes=dict(study.user_attrs),
+            trials=trials,
             past=past,
             reports=StepReports(study=study, pruner=make_pruner(config)) if config.search.prune else None,
         )
         stop_reason = _drive(run, executor, on_progress, clock, wall_clock)
-        records = read_records(study)
-        best = best_record(records)
+        best = trials.best
         return RunResult(
-            records=records,
+            records=trials.records,
             best=best,
-            extrapolated=None if best else extrapolated_of(study.user_attrs),
+            extrapolated=None if best else extrapolated_of(run.attributes),
             stop_reason=stop_reason,
-            p_star=float(study.user_attrs.get(P_STAR, 0.0)),
+            p_star=float(run.attributes.get(P_STAR, 0.0)),
             num_candidates=len(candidates.space.grid),
             warnings=(*candidates.space.warnings, *past.warnings, *_unreachable(sampler.proxies)),
             reference=reference_of(config, study),
@@ -476,8 +477,9 @@ class _Run:
     """One driver at work on one study.
 
     Attributes:
+        attributes: The study's, as far as this driver writes them.
+        trials: Its trials: while the claim holds, nobody else writes.
         live: The trials that have not ended, by number.
-        known: What was last read of the trials, empty after each write: while the claim holds, nobody else writes.
     """
 
     config: StudyConfig
@@ -486,21 +488,24 @@ class _Run:
     store: AbstractStore
     held: Claim
     study: Study
+    attributes: dict[str, Any]
+    trials: OwnTrials
     past: Past
     reports: StepReports | None
     live: dict[int, _Live] = field(default_factory=dict)
-    known: list[list[FrozenTrial]] = field(default_factory=list)
 
     def adopt(self) -> list[Asked]:
         """Settles what an earlier driver left running; returns the trials that must run again."""
         again = []
-        for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        for trial in self.trials.running:
+            if trial.state != TrialState.RUNNING:
+                continue
             position, stored = self.sampler.position_of(trial.params), trial.user_attrs.get(PROXY)
             proxy = Proxy.from_json(stored) if stored else None
             self.live[trial.number] = _Live(trial_id=trial._trial_id, position=position, proxy=proxy)
             if OBSERVATION in trial.user_attrs:
                 observation = Observation.from_json(trial.user_attrs[OBSERVATION])
-                with self._written():
+                with self.held.together():
                     self._keep_run(trial.number, observation)
                 self._tell(trial.number, observation)
             elif position is None:
@@ -514,12 +519,12 @@ class _Run:
                 )
             else:
                 if PREDICTION not in trial.user_attrs:  # its driver, of an earlier version, died just then
-                    others = [other for other in self.study.get_trials(deepcopy=False) if other.number != trial.number]
-                    proxy = self.sampler.proxy_for(self.sampler.evidence(others), position)
+                    proxy = self.sampler.proxy_for(self.trials.evidence(but=trial.number), position)
                     self.live[trial.number] = replace(self.live[trial.number], proxy=proxy)
-                    with self._written():
+                    with self.held.together():
                         for key, value in self._described(position, proxy).items():
                             self.store.storage.set_trial_user_attr(trial._trial_id, key, value)
+                            trial.set_user_attr(key, value)
                 again.append(self._asked(trial.number, position, proxy))
         return again
 
@@ -533,23 +538,31 @@ class _Run:
 
         It is written with its candidate and all that is told of it at once: there are no halves of a trial.
         """
-        evidence = self._evidence()
+        evidence = self.trials.evidence()
         if self.sampler.waits(evidence):
             return None
         position = self.sampler.choose(evidence)
         proxy = self.sampler.proxy_for(evidence, position)
-        template = create_trial(
+        trial = create_trial(
             state=TrialState.RUNNING,
             params=params_of(self.candidates.space.grid.values(position)),
             distributions=self.sampler.search_space,
             user_attrs=self._described(position, proxy),
         )
-        with self._written():
-            trial_id = self.store.storage.create_new_trial(self.study._study_id, template)
+        with self.held.together():
+            trial_id = self.store.storage.create_new_trial(self.study._study_id, trial)
             self.sampler.keep_start(self.study, evidence)
-        number = next(trial.number for trial in self._trials() if trial._trial_id == trial_id)
+        number = self._number_of(trial_id)
+        self.trials.begin(trial, number, trial_id)
         self.live[number] = _Live(trial_id=trial_id, position=position, proxy=proxy)
         return self._asked(number, position, proxy)
+
+    def _number_of(self, trial_id: int) -> int:
+        """The number of a trial that was just written: the next one, unless somebody has enqueued others."""
+        storage, number = self.store.storage, self.trials.next_number
+        if storage.get_trial_id_from_study_id_trial_number(self.study._study_id, number) == trial_id:
+            return number
+        return storage.get_trial_number_from_id(trial_id)
 
     def _asked(self, number: int, position: int, proxy: Proxy | None) -> Asked:
         """The trial as the executor takes it."""
@@ -577,10 +590,12 @@ class _Run:
     def record(self, number: int, observation: Observation) -> None:
         """Keeps the observation, then ends the trial: a driver that dies in between has lost nothing."""
         trial_id = self.live[number].trial_id
-        with self._written():
-            self.store.storage.set_trial_user_attr(trial_id, STATUS, observation.status.value)
-            self.store.storage.set_trial_user_attr(trial_id, OBSERVATION, observation.as_json())
+        told = {STATUS: observation.status.value, OBSERVATION: observation.as_json()}
+        with self.held.together():
+            for key, value in told.items():
+                self.store.storage.set_trial_user_attr(trial_id, key, value)
             self._keep_run(number, observation)
+        self.trials[number].user_attrs.update(told)
         self._tell(number, observation)
 
     def _keep_run(self, number: int, observation: Observation) -> None:
@@ -597,22 +612,30 @@ class _Run:
         """The running trials to stop, with the reason, by number; their first steps are kept on the way."""
         if self.reports is None or not any(running.values()):
             return {}
-        return self.reports.hopeless(running, self._trials(), self._written)
+        known = {number: self.trials[number] for number in running}
+        return self.reports.hopeless(running, known, self.trials.best_trial, self.held.together)
 
     def _tell(self, number: int, observation: Observation) -> None:
         """Ends a trial for Optuna; a value is a step time at full size, which a proxy does not measure."""
-        is_proxy = self.live.pop(number).proxy is not None
-        with self._written():
-            if observation.step_time_s is not None and not is_proxy:
-                self.study.tell(number, observation.step_time_s)
-            elif observation.status == Status.PRUNED or observation.step_time_s is not None:
-                self.study.tell(number, state=TrialState.PRUNED)
-            else:
-                self.study.tell(number, state=TrialState.FAIL)
+        live = self.live.pop(number)
+        state, values = TrialState.FAIL, None
+        if observation.step_time_s is not None and live.proxy is None:
+            state, values = TrialState.COMPLETE, [observation.step_time_s]
+        elif observation.status == Status.PRUNED or observation.step_time_s is not None:
+            # a pruned trial's value is what it reported last, as Optuna has it
+            state, values = TrialState.PRUNED, reported_steps(self.trials[number])[-1:] or None
+        self.trials.end(number, state, values)
+        with self.held.together():
+            changed = self.sampler.keep_end(
+                self.study, live.trial_id, self.trials.evidence(), self.attributes, self.trials.num_finished - 1
+            )
+            self.store.storage.set_trial_state_values(live.trial_id, state, values)
+        self.attributes.update(changed)
+        self.trials.close(number, self.attributes[P_STAR])
 
     def reason_to_stop(self, elapsed_s: float) -> StopReason | None:
         """Why no further trial should be asked for, or None; confidence waits for the trials in flight."""
-        evidence = self._evidence()
+        evidence = self.trials.evidence()
         search = self.config.search
         out_of_trials = evidence.num_decisions >= search.max_trials
         out_of_time = search.max_seconds is not None and elapsed_s >= search.max_seconds
@@ -631,42 +654,23 @@ class _Run:
 
     def progress(self, elapsed_s: float, note: str = "") -> Progress:
         """Where the run stands."""
-        attributes = self.study.user_attrs
-        records = records_of(self._trials(), attributes)
         max_seconds = self.config.search.max_seconds
         return Progress(
-            done=sum(record.finished for record in records),
-            running=sum(not record.finished for record in records),
+            done=self.trials.num_ended,
+            running=self.trials.num_running,
             budget=self.config.search.max_trials,
-            best=best_record(records),
-            extrapolated=extrapolated_of(attributes),
-            p_star=float(attributes.get(P_STAR, 0.0)),
+            best=self.trials.best,
+            extrapolated=extrapolated_of(self.attributes),
+            p_star=float(self.attributes.get(P_STAR, 0.0)),
             seconds_left=None if max_seconds is None else max(max_seconds - elapsed_s, 0.0),
-            device_hours_left=self._device_hours_left(records),
+            device_hours_left=self._device_hours_left(),
             note=note,
         )
 
-    def _device_hours_left(self, records: Sequence[TrialRecord] | None = None) -> float | None:
+    def _device_hours_left(self) -> float | None:
         """Of the budget, by the trials that have ended in this run and all earlier ones; None without a budget."""
         budget = self.config.search.budget_device_hours
         if budget is None:
             return None
-        if records is None:
-            records = records_of(self._trials(), self.study.user_attrs)
-        spent = device_time_of(self.config, records)
+        spent = device_time_of(self.config, self.trials.records)
         return max(budget - spent.device_hours, 0.0)
-
-    def _evidence(self) -> Evidence:
-        return self.sampler.evidence(self._trials())
-
-    def _trials(self) -> list[FrozenTrial]:
-        if not self.known:
-            self.known.append(self.study.get_trials(deepcopy=False))
-        return self.known[0]
-
-    @contextmanager
-    def _written(self) -> Iterator[None]:
-        """What the block writes is written together, while the claim holds."""
-        with self.held.together():
-            yield
-        self.known.clear()
