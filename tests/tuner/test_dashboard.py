@@ -320,6 +320,20 @@ def test_what_failed_to_be_read_is_read_again(file, tmp_path, monkeypatch):
     assert view.pages().facts != before
 
 
+def test_of_many_trials_the_fastest_and_the_latest_have_notes(file, monkeypatch):
+    """Of more trials than may have notes the fastest and the latest have them, and all have their facts."""
+    monkeypatch.setattr("tuner.dashboard.view.MOST_NOTES", 2)
+    config = load_study(file, storage=f"sqlite:///{file.parent / 'study.db'}")
+    study = stored_study(config)
+
+    pages = StudyView(study._storage, study, config, StudyFiles(config)).pages()
+
+    fastest = min((trial for trial in study.get_trials() if trial.value), key=lambda trial: trial.value)
+    of_trials = {name for name in pages.notes if name != "dashboard:"}
+    assert of_trials == {f"dashboard:{trial._trial_id}:" for trial in (fastest, study.get_trials()[-1])}
+    assert all("step [s]" in str(trial.user_attrs) for trial in pages.trials if trial.value)
+
+
 def locked(*_, **__):
     """What SQLite says while somebody else writes for too long."""
     raise sqlite3.OperationalError("database is locked")

@@ -10,12 +10,15 @@ attributes (optuna_dashboard/_note.py and artifact/_backend.py of 0.21). `StudyV
     artifacts:ID                                  the study's report
 
 All of it is made when it is read. What a user writes goes to the storage itself, and where there is such a note, ours
-does not stand. Other studies of the storage are shown as they are.
+does not stand. Of many trials only the fastest and the latest have notes. Other studies of the storage are shown as
+they are.
 """
 
 from __future__ import annotations
 
 import copy
+import heapq
+import math
 import re
 import threading
 import time
@@ -44,6 +47,9 @@ NOTES = "dashboard:"
 FRESH_S = 1.0
 """How old what is told may be: one page asks for it several times."""
 
+MOST_NOTES = 400
+"""Trials with notes. For each trial that it shows the dashboard goes through the notes of all."""
+
 _NOTE_TEXT = re.compile(r"(dashboard:(?:\d+:)?)note_str:\d+")
 
 
@@ -53,11 +59,11 @@ class TrialPage:
 
     Attributes:
         facts: In place of its attributes.
-        note: Its note.
+        note: Its note, if it has one.
     """
 
     facts: Mapping[str, Any]
-    note: str
+    note: str | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,42 +151,45 @@ class StudyView(BaseStorage):
     def _made(
         self, snapshot: Snapshot, trials: Sequence[FrozenTrial], logs: Mapping[int, Sequence[OfferedFile]]
     ) -> Pages:
-        told = self._trial_pages(snapshot, logs)
+        noted = noted_trials(snapshot.records)
+        told = self._trial_pages(snapshot, logs, noted)
         notes, shown = {NOTES: study_note(snapshot)}, []
         report = self._files.report()
         files = {f"artifacts:{report.identity}": report.entry}
         for trial in trials:
             page = told.get(trial.number)
             shown.append(trial if page is None else _with_attributes(trial, page.facts))
-            if page is not None:
+            if page is not None and page.note is not None:
                 notes[f"{NOTES}{trial._trial_id}:"] = page.note
             for file in logs.get(trial.number, ()):
                 files[f"dashboard:artifacts:{trial._trial_id}:{file.identity}"] = file.entry
         return Pages(facts=study_facts(snapshot), notes=notes, files=files, trials=shown)
 
-    def _trial_pages(self, snapshot: Snapshot, logs: Mapping[int, Sequence[OfferedFile]]) -> Mapping[int, TrialPage]:
+    def _trial_pages(
+        self, snapshot: Snapshot, logs: Mapping[int, Sequence[OfferedFile]], noted: Container[int]
+    ) -> Mapping[int, TrialPage]:
         """By number; a trial that has ended does not change any more."""
         missing = {
             tuple(record.params.values()): record.params
             for record in snapshot.records
-            if record.prediction and tuple(record.params.values()) not in self._errors
+            if record.number in noted and record.prediction and tuple(record.params.values()) not in self._errors
         }
         self._errors |= step_errors(self._config, list(missing.values()))
         found = {}
         for record in snapshot.records:
-            page = self._ended.get(record.number) or self._trial_page(snapshot, record, logs.get(record.number, ()))
+            page, has_note = self._ended.get(record.number), record.number in noted
+            if page is None or (page.note is not None) != has_note:
+                note = self._note(snapshot, record, logs.get(record.number, ())) if has_note else None
+                facts = trial_facts(record, snapshot.reference) if page is None else page.facts
+                page = TrialPage(facts=facts, note=note)
             if record.finished:
                 self._ended[record.number] = page
             found[record.number] = page
         return found
 
-    def _trial_page(self, snapshot: Snapshot, record: TrialRecord, logs: Sequence[OfferedFile]) -> TrialPage:
+    def _note(self, snapshot: Snapshot, record: TrialRecord, logs: Sequence[OfferedFile]) -> str:
         error = self._errors.get(tuple(record.params.values()))
-        names = [file.name for file in logs]
-        return TrialPage(
-            facts=trial_facts(record, snapshot.reference),
-            note=trial_note(self._config, record, snapshot.reference, error, names),
-        )
+        return trial_note(self._config, record, snapshot.reference, error, [file.name for file in logs])
 
     def get_all_studies(self) -> list[FrozenStudy]:
         """All of them, ours in our words."""
@@ -246,6 +255,19 @@ class StudyView(BaseStorage):
 
     create_new_study = delete_study = set_study_user_attr = create_new_trial = set_trial_param = _refused
     set_trial_state_values = set_trial_intermediate_value = set_trial_user_attr = set_trial_system_attr = _refused
+
+
+def noted_trials(records: Sequence[TrialRecord]) -> Container[int]:
+    """The numbers of the trials that have notes: of more than MOST_NOTES the fastest and the latest."""
+    if len(records) <= MOST_NOTES:
+        return {record.number for record in records}
+    half = MOST_NOTES // 2
+    fastest = heapq.nsmallest(half, (record for record in records if record.step_time_s), key=_step_s)
+    return {record.number for record in (*fastest, *records[-half:])}
+
+
+def _step_s(record: TrialRecord) -> float:
+    return record.step_time_s or math.inf
 
 
 def _with_attributes(trial: FrozenTrial, attributes: Mapping[str, Any]) -> FrozenTrial:
