@@ -502,7 +502,7 @@ class RayExecutor:
                 try:
                     self._ray.get(place.ready)
                 except self._ray.exceptions.RayError as error:
-                    failure = first_line(error)
+                    failure = _cause_of_death(error)
                 else:
                     place.is_ready = True
                     kept.append(place)
@@ -553,10 +553,19 @@ class RayExecutor:
         return [place for place in usable if place.trial is None]
 
     def _take_back(self, place: _Place) -> None:
-        """A worker without a trial has started, or has failed to, as on a node of whose death Ray has not heard yet."""
+        """A worker without a trial has started, or has failed to.
+
+        On a node of whose death Ray has not heard yet another worker may start. What went wrong with the backend itself
+        goes wrong in every worker, such as a module that only the driver has: a trial that waits is told it, and where
+        none waits nothing is tried.
+        """
         try:
             self._ray.get(place.ready)
-        except self._ray.exceptions.RayError:
+        except self._ray.exceptions.RayError as error:
+            if getattr(error, "actor_init_failed", False):
+                if self._waiting:
+                    self._bury(place, self._waiting.pop(0), _cause_of_death(error), str(error))
+                return
             since_s = place.created_s
             self._replace(place)
             place.created_s = since_s
@@ -775,6 +784,9 @@ class RayExecutor:
 
 def _cause_of_death(error: BaseException) -> str:
     """Ray's many lines on a dead actor in one: `its worker died (SYSTEM_ERROR: Worker unexpectedly exits ...)`."""
+    if getattr(error, "actor_init_failed", False):
+        raised = str(error).rstrip().rpartition("\n")[2]
+        return f"its worker could not begin ({raised[:300]})"
     text = " ".join(str(error).split())
     exit_type = text.partition("Worker exit type: ")[2].partition(" ")[0]
     detail = text.partition("Worker exit detail: ")[2] or text

@@ -92,3 +92,17 @@ class MisbehavingBackend(AbstractBackend):
             case "give_a_lambda":
                 return lambda: None  # type: ignore[return-value] # what a broken backend does
         return Observation(status=Status.OK, step_times_s=(1.0 + trial_number,), origin="synthetic")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DriversBackend(MisbehavingBackend):
+    """One that no worker can read, as if its module stood only where the driver runs; `folder` counts who tried."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickles what only raises."""
+        return _not_here, (self.folder,)
+
+
+def _not_here(folder: str) -> None:
+    (Path(folder) / f"worker-{os.getpid()}").touch()
+    raise ModuleNotFoundError("No module named 'drivers_own'")

@@ -318,6 +318,34 @@ except KeyboardInterrupt:
     assert is_gone_soon(lambda: marked_processes(mark)), marked_processes(mark)
 
 
+def test_a_backend_that_no_worker_can_read_is_told(tmp_path):
+    """Where the backend itself can't be loaded in workers, trials end as incidents that say what is missing, and no
+    worker after the other is started for nothing.
+    """
+    program = """
+import sys
+from tests.trials.misbehaving_backend import DriversBackend, config_that
+from trials.ray_executor import RayExecutor
+with RayExecutor(DriversBackend(folder=sys.argv[1]), parallel_trials=1, address="local") as executor:
+    executor.submit(0, config_that("succeed"))
+    while executor.pending:
+        for _, observation in executor.poll(1.0):
+            print(observation.status, observation.reason)
+    for _ in range(40):
+        executor.poll(0.1)
+"""
+    environment = {key: text for key, text in os.environ.items() if key != "RAY_ADDRESS"} | {"PYTHONPATH": str(ROOT)}
+
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)],
+        env=environment, capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+
+    assert done.stdout.startswith("incident its worker could not begin (ModuleNotFoundError: No module named")
+    assert done.stdout.count("\n") == 1
+    assert len(list(tmp_path.iterdir())) <= 3
+
+
 @pytest.fixture
 def deaf_port():
     """A port that takes connections and says nothing Ray would say."""
