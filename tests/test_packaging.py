@@ -1,6 +1,7 @@
 """What a user installs: the wheel, the source distribution, and the command of a wheel away from the checkout."""
 
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -101,5 +102,8 @@ def test_an_installed_wheel_ranks_a_study(installed):
 
     told = installed(installed.folder / "bin" / "meshtune", "rank", study)
 
-    assert (told.returncode, told.stderr) == (0, "")
+    assert told.returncode == 0, told.stderr
+    assert re.fullmatch(
+        r"note: model is read from \S+/llama-3-8b\.json, outside the study file's folder .*\n", told.stderr
+    )
     assert "tp" in told.stdout

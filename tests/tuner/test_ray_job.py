@@ -122,7 +122,9 @@ def test_a_job_that_is_ended_leaves_nothing_and_is_resumed(nodes, study, tmp_pat
     assert_continued(before, after)
     assert_complete(after, TRIALS)
     starts = {int(file.name.partition("-")[2]): len(file.read_text().splitlines()) for file in tmp_path.glob("trial-*")}
-    assert starts == {number: 1 + (number in in_flight) for number in after}
+    assert starts.keys() == after.keys()
+    for number, count in starts.items():  # a trial may have been asked for whose command was not there yet
+        assert count in ({1, 2} if number in in_flight else {1}), (number, starts)
     printed = json.loads(told[told.index("\n{") : told.rindex("\n}") + 2])
     assert (printed["trials"], printed["stop_reason"]) == (TRIALS, "max_trials")
     wait_until(lambda: not at_work(nodes))
@@ -131,8 +133,8 @@ def test_a_job_that_is_ended_leaves_nothing_and_is_resumed(nodes, study, tmp_pat
 def test_a_study_that_finds_nothing_fails_its_job(nodes, tmp_path):
     """Exit status 1 is that of the job, and what was missing stands in its log."""
     file = tmp_path / "study.yaml"
-    study = STUDY.format(model=MODEL, trials=4, seed=0, trial="{backend: simulated}")
-    file.write_text(study + "space: {tp: [16]}\n", encoding="utf-8")
+    study = STUDY.format(model="gpt-175b", trials=4, seed=0, trial="{backend: simulated}")
+    file.write_text(study, encoding="utf-8")
 
     status, told = submit(nodes, "nothing", "run", str(file), "--storage", f"sqlite:///{tmp_path}/study.db")
 

@@ -246,14 +246,14 @@ def test_slow_trials_are_stopped_on_ray(tmp_path):
 
 
 class Clock:
-    """Time that goes on by twelve seconds and a half whenever somebody looks."""
+    """Time that goes on by twenty seconds whenever somebody looks."""
 
     def __init__(self):
         self.now_s = 0.0
 
     def __call__(self):
         """Seconds."""
-        self.now_s += 12.5
+        self.now_s += 20.0
         return self.now_s
 
 

@@ -36,18 +36,27 @@ def elements(held):
     return {(dim, index) for dim, indices in enumerate(held) for index in indices}
 
 
+def deals(layout, sizes, shape):
+    """Whether every dim falls into equal parts."""
+    ways = [math.prod(size for dim, size in zip(layout, sizes, strict=True) if dim == at) for at in range(len(shape))]
+    return all(size % count == 0 for size, count in zip(shape, ways, strict=True))
+
+
 @given(plan=plans())
 @settings(max_examples=150, deadline=None)
 def test_slices_move_nothing_and_gathers_stay_in_their_group(plan):
     """Wherever no place is named, a device that slices has what it keeps, and a group that gathers has what it wants.
 
-    Contiguous parts are dealt out by hand.
+    Contiguous parts are dealt out by hand. Sums that two axes deal out together may leave parts that do not divide a
+    dim; libraries pad these, and they are left out here.
     """
     orders, sizes = axis_orders(plan), plan.mesh.sizes
     for change in relayouts(plan):
         if (change.tensor, change.op) in orders.broken or PARTIAL in change.before:
             continue
         shape = plan.graph.tensors[change.tensor].shape
+        if not all(deals(layout, sizes, shape) for layout in (change.before, change.after)):
+            continue
         before = parts(orders.lying(change.tensor), sizes, shape)
         after = parts(orders.read(change.op, change.slot), sizes, shape)
         pairs = list(zip(change.before, change.after, strict=True))

@@ -14,9 +14,13 @@ import os
 import sys
 import time
 
-host_rank, num_hosts, address, port, visible = sys.argv[1:6]
+from pathlib import Path
+
+host_rank, num_hosts, address, port, visible, first_log = sys.argv[1:7]
 print(json.dumps({"host_rank": host_rank, "num_hosts": num_hosts, "at": f"{address}:{port}"}), flush=True)
 if host_rank == "1":
+    while not (Path(first_log).exists() and Path(first_log).stat().st_size):  # the trial ends as soon as this one does
+        time.sleep(0.01)
     for iteration in range(1, 1000):
         time.sleep(0.02)
         print(f"iteration {iteration}/ 1000 | elapsed time per iteration (ms): 20.0 |", flush=True)
@@ -42,7 +46,9 @@ from ray.cluster_utils import Cluster
 
 program, logs = sys.argv[1:3]
 hosts = described_cluster({"name": "cpu-host", "hosts": 2, "devices_per_host": 2}, Path()).cluster
-command = (sys.executable, program, "{host_rank}", "{num_hosts}", "{master_address}", "{master_port}", "{num_devices}")
+log = f"{logs}/trial-000{{trial}}-host-0.log"
+told = ("{host_rank}", "{num_hosts}", "{master_address}", "{master_port}", "{num_devices}", log)
+command = (sys.executable, program, *told)
 backend = backend_of(arguments=command, cluster=hosts, logs=Path(logs))
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
 cluster.add_node(num_cpus=2)
