@@ -119,7 +119,10 @@ class StepTerms:
 
     @property
     def covered(self) -> FloatArray:
-        """Elasticity of the step time to all terms together [n]; what is left to 1 is no term."""
+        """Elasticity of the step time to all terms together [n]; what is left to 1 is no term.
+
+        It may be a little more than 1 where a collective is partly hidden behind what is no term.
+        """
         return np.asarray(self.elasticities.sum(axis=1), dtype=np.float64)
 
     def log_change(self, log_errors: Sequence[NDArray[Any]]) -> NDArray[np.float32]:
