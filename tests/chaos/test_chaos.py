@@ -2,11 +2,11 @@
 
 import pytest
 
-from benchmarks.postgresql_server import PostgresqlServer, server_programs
 from tests.chaos.__main__ import PASSWORD
 from tests.chaos.disk import why_no_disk
 from tests.chaos.rounds import FAULTS, Stage, by_kind
 from tests.chaos.studies import Round, Strike
+from tests.own_server import own_server
 
 SHORT = (
     "kill trial",
@@ -25,15 +25,8 @@ SHORT = (
 @pytest.fixture
 def server():
     """A PostgreSQL server of this test alone, since it is stopped."""
-    if server_programs() is None:
-        pytest.skip("PostgreSQL's server is not installed (Debian: postgresql)")
-    pytest.importorskip("psycopg2", reason="psycopg2 is not installed")
-    own = PostgresqlServer(PASSWORD)
-    try:
-        own.start()
+    with own_server(PASSWORD) as own:
         yield own
-    finally:
-        own.close()
 
 
 def test_a_disturbed_study_keeps_its_promises(server):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import signal
 import time
+from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,9 +27,9 @@ class _OfTrial(AbstractFault):
         found = running(read_ledger(scene.ledger))
         return bool(found) and self.hit(scene, found[pick % len(found)])
 
+    @abstractmethod
     def hit(self, scene: Scene, entry: Entry) -> bool:
         """Whatever it does to this one."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

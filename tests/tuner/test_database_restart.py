@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from benchmarks.postgresql_server import PostgresqlServer, server_programs
 from hardware.errors import ConfigError
+from tests.own_server import own_server
 from tuner import storage
 from tuner.storage import open_store, storage_errors
 from tuner.store import Condition
@@ -18,15 +18,8 @@ PASSWORD = "canary-restart"  # noqa: S105 # of a server that lives for these tes
 @pytest.fixture(scope="module")
 def server():
     """A server of these tests alone, since they stop it."""
-    if server_programs() is None:
-        pytest.skip("PostgreSQL's server is not installed (Debian: postgresql)")
-    pytest.importorskip("psycopg2", reason="psycopg2 is not installed")
-    own = PostgresqlServer(PASSWORD)
-    try:
-        own.start()
+    with own_server(PASSWORD) as own:
         yield own
-    finally:
-        own.close()
 
 
 @pytest.fixture
