@@ -124,7 +124,7 @@ def refusing(_self, calls):
 
 
 @pytest.fixture
-def measure(monkeypatch):
+def measure(monkeypatch, torch):  # noqa: ARG001 -- the command asks for torch before it measures
     """Replaces what measures, so that no rank is started."""
 
     def replace(function):
@@ -180,6 +180,7 @@ def test_what_cannot_be_run_is_told(calibrate, study, measure):
     assert json.loads(out)["refused"].keys() == {"RuntimeError: no"}
 
 
+@pytest.mark.usefixtures("torch")
 def test_a_study_without_candidates_measures_nothing(calibrate, study):
     """Where no configuration works there is nothing to measure, and the status says so."""
     status, out, err = calibrate("--device", study(space="{tp: [2], dp: [2]}"))
