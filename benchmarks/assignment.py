@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.timing import answer, count_at_least, publish, tell
-from hardware.errors import ConfigError
+from hardware.io.errors import ConfigError
 from tuner.planners.assignment.contest_file import read_problem
 from tuner.planners.assignment.solve import solve
-from tuner.planners.outcome import Limits
+from tuner.planners.engine.outcome import Limits
 
 BEST_KNOWN = {
     "asplos-2025-iopddl-A": 6_548_641_531.0,

@@ -22,19 +22,19 @@ import numpy as np
 
 from benchmarks.propagated_plans import PlanReader
 from benchmarks.propagation import Propagation
-from costmodels.device_mesh import DeviceMesh
-from costmodels.frontends.jax_graph import graph_of
-from costmodels.frontends.jax_program import Program
-from costmodels.graph import INPUT, STATE, Graph
-from costmodels.plan import Plan
-from costmodels.sharding import REPLICATED, Layout
-from tuner.planners.class_costs import ClassCosts, coded
-from tuner.planners.colour_actions import ColourActions
-from tuner.planners.compatibility import compatibility
-from tuner.planners.mcts import Tree, search
-from tuner.planners.named_dims import named_dims
-from tuner.planners.outcome import Limits
-from tuner.planners.toast import ColourGame, ToastOptions
+from costmodels.sharding.device_mesh import DeviceMesh
+from costmodels.sharding.frontends.jax.graph import graph_of
+from costmodels.sharding.frontends.jax.program import Program
+from costmodels.sharding.graph import INPUT, STATE, Graph
+from costmodels.sharding.layouts import REPLICATED, Layout
+from costmodels.sharding.plan import Plan
+from tuner.planners.engine.outcome import Limits
+from tuner.planners.sharding.class_costs import ClassCosts, coded
+from tuner.planners.toast.colour_actions import ColourActions
+from tuner.planners.toast.compatibility import compatibility
+from tuner.planners.toast.named_dims import named_dims
+from tuner.planners.toast.search import ColourGame, ToastOptions
+from tuner.planners.toast.tree_search import Tree, search
 
 State = tuple[Layout, ...]
 """The layouts of all arguments as the actions shard them, before propagation."""

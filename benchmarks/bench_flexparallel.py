@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.timing import arguments, publish
-from costmodels.memory import estimate_memory
-from costmodels.parallel import DEGREES, ConfigGrid, ParallelConfig
-from costmodels.step_time import estimate_step
-from tuner.config import StudyConfig, load_study
+from costmodels.job.parallel_config import DEGREES, ConfigGrid, ParallelConfig
+from costmodels.step.memory import estimate_memory
+from costmodels.step.step_time import estimate_step
+from tuner.study_file.config import StudyConfig, load_study
 
 STUDIES = Path(__file__).parents[1] / "configs" / "studies" / "flexparallel"
 

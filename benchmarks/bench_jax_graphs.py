@@ -19,8 +19,8 @@ def main() -> None:
         print("JAX is not installed: pip install 'meshtune[jax]'", file=sys.stderr)
         return
     from benchmarks.zoo import FACTORIES  # noqa: PLC0415  # without JAX this can't be imported
-    from costmodels.frontends.jax_graph import graph_of  # noqa: PLC0415  # as above
-    from costmodels.frontends.jax_program import traced  # noqa: PLC0415  # as above
+    from costmodels.sharding.frontends.jax.graph import graph_of  # noqa: PLC0415  # as above
+    from costmodels.sharding.frontends.jax.program import traced  # noqa: PLC0415  # as above
 
     rows = []
     for name, factory in FACTORIES.items():

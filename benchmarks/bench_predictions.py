@@ -25,12 +25,12 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from benchmarks.timing import arguments, publish
-from costmodels.memory import estimate_memory
-from costmodels.parallel import ConfigGrid
-from costmodels.step_time import estimate_step
-from tuner.config import load_study
-from tuner.rules import Setting
-from tuner.space import enumerate_space
+from costmodels.job.parallel_config import ConfigGrid
+from costmodels.step.memory import estimate_memory
+from costmodels.step.step_time import estimate_step
+from tuner.space.enumeration import enumerate_space
+from tuner.space.rules import Setting
+from tuner.study_file.config import load_study
 
 STUDIES = Path(__file__).parents[1] / "configs" / "studies" / "flexparallel"
 NAMES = ("pangu-135b-6144", "pangu-135b-8192")

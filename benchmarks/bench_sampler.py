@@ -13,13 +13,13 @@ import numpy as np
 import optuna
 
 from benchmarks.timing import arguments, median_s, publish
-from costmodels.parallel import DEGREES, ConfigGrid
-from costmodels.predicted import Predicted, predict
-from tuner.belief import Belief, belief_of
-from tuner.config import load_study
-from tuner.evidence import Evidence
-from tuner.sampler import ThompsonSampler
-from tuner.space import enumerate_space
+from costmodels.job.parallel_config import DEGREES, ConfigGrid
+from costmodels.surrogates.predicted import Predicted, predict
+from tuner.search.observations import Evidence
+from tuner.search.posterior import Belief, belief_of
+from tuner.search.sampler import ThompsonSampler
+from tuner.space.enumeration import enumerate_space
+from tuner.study_file.config import load_study
 
 STUDIES = Path(__file__).parents[1] / "configs" / "studies" / "flexparallel"
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.timing import arguments, median_s, peak_rss_bytes, publish
-from tuner.candidates import candidates_of
-from tuner.config import load_study
+from tuner.answers.candidates import candidates_of
+from tuner.study_file.config import load_study
 
 STUDIES = Path(__file__).parents[1] / "configs" / "studies" / "flexparallel"
 

@@ -11,9 +11,9 @@ import sys
 import time
 
 from benchmarks.timing import arguments, median_s, publish
-from costmodels.device_mesh import mesh_of
+from costmodels.sharding.device_mesh import mesh_of
 from hardware.cluster import find_cluster
-from tuner.planners.recursive import recursive_plan, refined
+from tuner.planners.sharding.recursive import recursive_plan, refined
 
 
 def main() -> None:
@@ -23,8 +23,8 @@ def main() -> None:
         print("torch is not installed: pip install 'meshtune[torch]'", file=sys.stderr)
         return
     from benchmarks.zoo_torch import FACTORIES  # noqa: PLC0415  # without torch this can't be imported
-    from costmodels.frontends.torch_graph import graph_of  # noqa: PLC0415  # as above
-    from costmodels.frontends.torch_program import traced  # noqa: PLC0415  # as above
+    from costmodels.sharding.frontends.torch.graph import graph_of  # noqa: PLC0415  # as above
+    from costmodels.sharding.frontends.torch.program import traced  # noqa: PLC0415  # as above
 
     mesh, levels = refined(mesh_of("data=2,model=4", find_cluster("dgx-h100")))
     rows = []

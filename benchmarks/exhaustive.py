@@ -30,16 +30,16 @@ import numpy as np
 from scipy.stats import kendalltau
 
 from benchmarks.timing import answer, count_at_least, publish, tell
-from costmodels.calibration import calibrate
-from costmodels.measured import COLUMNS, GIB, MeasuredRun, read_measured
-from costmodels.parallel import DEGREES, ConfigGrid
-from costmodels.predicted import predict
-from hardware.errors import ConfigError
+from costmodels.calibration.fitting import calibrate
+from costmodels.calibration.measured_runs import COLUMNS, GIB, MeasuredRun, read_measured
+from costmodels.job.parallel_config import DEGREES, ConfigGrid
+from costmodels.surrogates.predicted import predict
+from hardware.io.errors import ConfigError
 from trials.backend import CLOCK_WORDS, Observation
-from trials.rank_processes import RankProcesses
+from trials.ranks.processes import RankProcesses
 from trials.torch_training.backend import OpenTorchBackend, TorchBackend
 from trials.torch_training.rank_setup import TORCH_RANKS
-from tuner.config import StudyConfig, load_study
+from tuner.study_file.config import StudyConfig, load_study
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -17,24 +17,20 @@ from typing import Any
 import numpy as np
 import yaml
 
-from costmodels.assignment import Assignment
-from costmodels.job import TrainingJob
-from costmodels.model_catalog import load_model
-from costmodels.parallel import ConfigGrid, ParallelConfig
-from costmodels.runtime import find_runtime
+from costmodels.job.model_catalog import load_model
+from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
+from costmodels.job.runtime import find_runtime
+from costmodels.job.training_job import TrainingJob
+from costmodels.job.uneven_work import Assignment
 from hardware.cluster import find_cluster
 from tuner.export import Export
-from tuner.export import deepspeed_rules as deepspeed
-from tuner.export import megatron_rules as megatron
-from tuner.export import mindspeed_rules as mindspeed
-from tuner.export import nanotron_rules as nanotron
-from tuner.export import torchtitan_rules as torchtitan
-from tuner.export.flag_table import Values
 from tuner.export.nemo import FIELDS
 from tuner.export.parts import layers_of_parts
-from tuner.export.published_rules import Facts, facts_of
-from tuner.rules import Setting
-from tuner.space import SpaceOptions, enumerate_space, setting_for
+from tuner.export.rules import deepspeed, megatron, mindspeed, nanotron, torchtitan
+from tuner.export.rules.flag_table import Values
+from tuner.export.rules.published_rules import Facts, facts_of
+from tuner.space.enumeration import SpaceOptions, enumerate_space, setting_for
+from tuner.space.rules import Setting
 
 RUNTIMES: dict[str, tuple[str, ...]] = {
     "deepspeed": ("megatron-deepspeed", "gpt-neox", "llm-foundry", "paddle"),

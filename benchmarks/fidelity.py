@@ -27,11 +27,11 @@ import numpy as np
 from benchmarks.noise_floor import noise_floor
 from benchmarks.simulated_runs import simulated, taken
 from benchmarks.timing import USERS_MISTAKE, count_at_least, reasons, tell
-from costmodels.calibration import Calibration, calibrate_all
-from costmodels.fidelity import UNCLEAN, Predictions, group_key, is_clean, judge, predict, settings_of
-from costmodels.measured import MeasuredRun, read_measured_and_skipped
-from costmodels.runtime import RuntimeProfile, find_prior, find_runtime
-from hardware.errors import ConfigError
+from costmodels.calibration.fidelity import UNCLEAN, Predictions, group_key, is_clean, judge, predict, settings_of
+from costmodels.calibration.fitting import Calibration, calibrate_all
+from costmodels.calibration.measured_runs import MeasuredRun, read_measured_and_skipped
+from costmodels.job.runtime import RuntimeProfile, find_prior, find_runtime
+from hardware.io.errors import ConfigError
 
 SEED = 0
 CLOSED_FORM, SIMULATOR, BOTH = MODELS = ("closed_form", "simulator", "both")

@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from costmodels.kernel_attention import AttentionConstants, attention_alone_s
-from costmodels.kernel_catalog import MatmulTable
-from costmodels.kernel_matmul import MatmulConstants, matmul_alone_s
+from costmodels.operators.attention import AttentionConstants, attention_alone_s
+from costmodels.operators.kernel_catalog import MatmulTable
+from costmodels.operators.matmul import MatmulConstants, matmul_alone_s
 from hardware.device import Device, find_device
 
 FloatArray = NDArray[np.float64]

@@ -13,13 +13,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from costmodels.calibration import calibrate_all
-from costmodels.fidelity import is_clean, settings_of
-from costmodels.measured import read_measured_and_skipped
-from costmodels.profile_file import memory_error_of, profile_text, write_profile
-from costmodels.runtime import catalog_path, find_prior
-from costmodels.sources import source_of
-from hardware.errors import ConfigError
+from costmodels.calibration.fidelity import is_clean, settings_of
+from costmodels.calibration.fitting import calibrate_all
+from costmodels.calibration.measured_runs import read_measured_and_skipped
+from costmodels.calibration.profile_file import memory_error_of, profile_text, write_profile
+from costmodels.calibration.sources import source_of
+from costmodels.job.runtime import catalog_path, find_prior
+from hardware.io.errors import ConfigError
 
 USERS_MISTAKE = 2
 

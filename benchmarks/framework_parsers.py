@@ -1,7 +1,7 @@
 """The real parsers of training frameworks, as far as each installs: an export goes in, what it says comes out.
 
-A parser gives values by the keys that our own reader gives them (tuner/export/checks.py), so that both can be compared
-and put back into a configuration in one way. It raises `Refused` where the framework does not take the export.
+A parser gives values by the keys that our own reader gives them (tuner/export/rules/checks.py), so that both can be
+compared and put back into a configuration in one way. It raises `Refused` where the framework does not take the export.
 
 torchtitan: its `ConfigManager` over a recipe's `Trainer.Config`, `ParallelDims`, and the split into stages.
 megatron: megatron-core's `TransformerConfig` (a `ModelParallelConfig`), `DistributedDataParallelConfig` and its count
@@ -29,15 +29,14 @@ from typing import Any
 
 import yaml
 
-from tuner.export import Export, deepspeed_rules
-from tuner.export import megatron_rules as megatron
-from tuner.export import mindspeed_rules as mindspeed
-from tuner.export import torchtitan_rules as torchtitan
-from tuner.export.flag_table import Flag, Values
+from tuner.export import Export
 from tuner.export.nemo import FIELDS
-from tuner.export.nemo_rules import check_nemo
-from tuner.export.published_rules import facts_of
-from tuner.rules import Setting
+from tuner.export.rules import deepspeed as deepspeed_rules
+from tuner.export.rules import megatron, mindspeed, torchtitan
+from tuner.export.rules.flag_table import Flag, Values
+from tuner.export.rules.nemo import check_nemo
+from tuner.export.rules.published_rules import facts_of
+from tuner.space.rules import Setting
 
 Parser = Callable[[Export, Setting], Values]
 

@@ -27,7 +27,7 @@ from typing import Any
 
 from benchmarks.fuzz_tally import Counts, counted
 from benchmarks.timing import answer, count_at_least, publish, tell
-from hardware.errors import ConfigError
+from hardware.io.errors import ConfigError
 from tests.fuzz.targets import TARGETS
 
 START_S = 120

@@ -29,20 +29,20 @@ from typing import Any
 import numpy as np
 
 from benchmarks.timing import answer, publish, tell
-from costmodels.assignment import Assignment
-from costmodels.job import TrainingJob
-from costmodels.kernels import execution_s
-from costmodels.memory import estimate_memory
-from costmodels.model_catalog import find_model
-from costmodels.operators import step_operators
-from costmodels.parallel import ConfigGrid, ParallelConfig
-from costmodels.runtime import find_runtime
-from costmodels.simulator import simulate_step
-from costmodels.step_time import estimate_step
+from costmodels.job.model_catalog import find_model
+from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
+from costmodels.job.runtime import find_runtime
+from costmodels.job.training_job import TrainingJob
+from costmodels.job.uneven_work import Assignment
+from costmodels.operators.kernels import execution_s
+from costmodels.operators.layer_operators import step_operators
+from costmodels.simulator.simulated_step import simulate_step
+from costmodels.step.memory import estimate_memory
+from costmodels.step.step_time import estimate_step
 from hardware.cluster import Cluster, HostGroup, cluster_from_mapping, find_cluster
-from tuner.planners.uneven import PARTS, planned
-from tuner.rules import Setting
-from tuner.space import SpaceOptions, enumerate_space, setting_for
+from tuner.planners.pipeline.uneven import PARTS, planned
+from tuner.space.enumeration import SpaceOptions, enumerate_space, setting_for
+from tuner.space.rules import Setting
 
 PAIRS = (("llama-7b", 8), ("gpt-13b", 16), ("gpt-22b", 32), ("gpt-175b", 256))
 """Models and hosts of figures 6a and 6b; half of the hosts are of either kind."""

@@ -58,19 +58,19 @@ from sqlalchemy import insert
 from benchmarks.postgresql_server import postgresql_server, server_programs
 from benchmarks.storage_cost import PASSWORD, Stopwatch
 from benchmarks.timing import answer, count_at_least, publish, tell
-from costmodels.parallel import ConfigGrid, ParallelConfig
-from costmodels.reduced import Reduction
+from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
+from costmodels.job.proxy_job import Reduction
 from trials.backend import AbstractBackend, Observation, Status
-from trials.simulated import SimulatedBackend
-from tuner import study as tuner_study
-from tuner.candidates import candidates_of, plan_of, prediction_json
-from tuner.config import StudyConfig, load_study
-from tuner.evidence import OBSERVATION, STATUS
-from tuner.history import make_tables
-from tuner.parameters import distribution_of, params_of
-from tuner.record import PREDICTION
-from tuner.storage import open_store
-from tuner.study import make_sampler, open_study, run_study
+from trials.simulated.backend import SimulatedBackend
+from tuner.answers.candidates import candidates_of, plan_of, prediction_json
+from tuner.run import loop as tuner_study
+from tuner.run.loop import make_sampler, open_study, run_study
+from tuner.search.observations import OBSERVATION, STATUS
+from tuner.search.parameters import distribution_of, params_of
+from tuner.storage.history import make_tables
+from tuner.storage.opening import open_store
+from tuner.storage.record import PREDICTION
+from tuner.study_file.config import StudyConfig, load_study
 
 STORAGES = ("sqlite", "postgresql")
 MARKS = (10, 300, 1000, 3000, 10000)

@@ -26,8 +26,8 @@ from typing import Any
 from benchmarks.process_table import below, marked_processes
 from benchmarks.ray_nodes import RayNodes
 from benchmarks.timing import answer, count_at_least, publish, tell
-from tuner.record import TrialRecord, read_records
-from tuner.storage import find_study
+from tuner.storage.opening import find_study
+from tuner.storage.record import TrialRecord, read_records
 
 ROOT = Path(__file__).resolve().parents[1]
 NODES = (0, 2, 2, 2)

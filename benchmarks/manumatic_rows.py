@@ -7,23 +7,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from costmodels.device_mesh import DeviceMesh
-from costmodels.frontends.transformer import transformer_graph
-from costmodels.graph import Graph
-from costmodels.job import TrainingJob
-from costmodels.layer_figures import LayerFigures, layer_figures
-from costmodels.model_catalog import find_model
-from costmodels.named_plans import ByName, served_by_name
-from costmodels.plan import Plan, cost_of, violations
+from costmodels.job.model_catalog import find_model
+from costmodels.job.training_job import TrainingJob
+from costmodels.sharding.device_mesh import DeviceMesh
+from costmodels.sharding.frontends.transformer.model_graph import transformer_graph
+from costmodels.sharding.graph import Graph
+from costmodels.sharding.layer_figures import LayerFigures, layer_figures
+from costmodels.sharding.named_plans import ByName, served_by_name
+from costmodels.sharding.plan import Plan, cost_of, violations
 from hardware.cluster import Cluster, find_cluster
-from tuner.planners.forward_plans import forward_of, with_backward
-from tuner.planners.layer_pipelines import PipelineScore, pipeline_of_figures, with_best_stages, with_equal_shares
-from tuner.planners.outcome import Limits
-from tuner.planners.pins import Pin, pinned
-from tuner.planners.recursive import Level, Order, recursive_plan, refined
-from tuner.planners.stages import Pipeline
-from tuner.planners.symbolic_prices import Reading, Volumes
-from tuner.planners.vocabulary import EXPERTS, SEQUENCE, restricted
+from tuner.planners.engine.outcome import Limits
+from tuner.planners.pipeline.layer_pipelines import (
+    PipelineScore,
+    pipeline_of_figures,
+    with_best_stages,
+    with_equal_shares,
+)
+from tuner.planners.pipeline.stages import Pipeline
+from tuner.planners.sharding.forward_plans import forward_of, with_backward
+from tuner.planners.sharding.pins import Pin, pinned
+from tuner.planners.sharding.recursive import Level, Order, recursive_plan, refined
+from tuner.planners.sharding.symbolic_prices import Reading, Volumes
+from tuner.planners.sharding.vocabulary import EXPERTS, SEQUENCE, restricted
 
 PLANNED_LAYERS = 3
 """A first, a last, and one between them that stands for all."""

@@ -3,11 +3,11 @@
     python -m benchmarks.manumatic_tables [--table 1 2 3] [--order price reverse] [--sweep] [--json]
 
 Every row is a way to find a plan of the forward pass; the rest of the step follows from it, the same way for all
-(`tuner.planners.forward_plans`). D-Rec counts volumes (`symbolic_prices`); who scores the plans is `plan.cost_of` on
-links and rooflines of the paper's cluster, layer by layer (`costmodels.layer_figures`), in a pipeline where there is
-one. What the paper leaves open and no planner of its rows decides is given to each row as suits it best: the
-micro-batch, the stages, ZeRO's stage 1 or 3, and whether all layers are recomputed or none. A plan that does not fit
-counts only where none fits.
+(`tuner.planners.sharding.forward_plans`). D-Rec counts volumes (`symbolic_prices`); who scores the plans is
+`plan.cost_of` on links and rooflines of the paper's cluster, layer by layer (`costmodels.sharding.layer_figures`), in a
+pipeline where there is one. What the paper leaves open and no planner of its rows decides is given to each row as suits
+it best: the micro-batch, the stages, ZeRO's stage 1 or 3, and whether all layers are recomputed or none. A plan that
+does not fit counts only where none fits.
 
 `price` is the order of visits that the paper has, `reverse` the one that MindSpore ships. `--sweep` changes one
 assumption at a time. Progress goes to stderr.
@@ -32,7 +32,7 @@ from benchmarks.manumatic_rows import (
     rows_of,
 )
 from benchmarks.timing import answer, publish, tell
-from tuner.planners.recursive import ORDERS
+from tuner.planners.sharding.recursive import ORDERS
 
 PAPER: dict[int, dict[str, float]] = {
     1: {MEGATRON: 0.93, D_REC: 1.0, PIN: 2.24, EXPERT: 2.49},

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from costmodels.kernels import alone_s, collective_s
-from costmodels.operators import COLLECTIVES, Block, Collective, FloatArray, Operator, OpKind, Phase
+from costmodels.operators.kernels import alone_s, collective_s
+from costmodels.operators.layer_operators import COLLECTIVES, Block, Collective, FloatArray, Operator, OpKind, Phase
 from hardware.cluster import GroupLinks, cluster_from_mapping
 from hardware.device import find_device
 
@@ -23,7 +23,7 @@ FILES = ("kernels.csv", "collectives.csv")
 
 ELEMENT_BYTES = 2.0
 PASSES = {"gelu": (2.0, 3.0), "residual": (3.0, 3.0), "gated_activation": (3.0, 5.0)}
-"""Memory passes of elementwise operators, forward and backward; see `costmodels.operators`."""
+"""Memory passes of elementwise operators, forward and backward; see `costmodels.operators.layer_operators`."""
 
 NORMS = ("layer_norm", "rms_norm")
 """Two operators of one kind: a model has one of them."""
@@ -139,7 +139,7 @@ def _group(device: str, size: int, hosts: int) -> GroupLinks:
 
 
 def _operator(kind: OpKind, phase: Phase, role: str, shape: FloatArray, precision: str) -> Operator:
-    """The operator as `costmodels.operators` would write it down."""
+    """The operator as `costmodels.operators.layer_operators` would write it down."""
     is_forward = phase == Phase.FORWARD
     columns = shape.T
     flop = np.zeros(len(shape))

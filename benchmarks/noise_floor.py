@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from costmodels.fidelity import MIN_CONFIGS_TO_RANK, group_key
-from costmodels.measured import MeasuredRun
-from costmodels.operators import FloatArray
+from costmodels.calibration.fidelity import MIN_CONFIGS_TO_RANK, group_key
+from costmodels.calibration.measured_runs import MeasuredRun
+from costmodels.operators.layer_operators import FloatArray
 
 NUM_DRAWS = 200
 MAX_PAIRS = 4_000_000

@@ -30,7 +30,10 @@ from numpy.typing import NDArray
 
 from benchmarks.measured_operators import MeasuredOperators, read_operators
 from benchmarks.timing import publish, tell
-from costmodels.operator_surrogate import (
+from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
+from costmodels.operators.layer_operators import COLLECTIVES, FloatArray, OpKind
+from costmodels.surrogates.error_terms import step_terms
+from costmodels.surrogates.operator_surrogate import (
     Form,
     Key,
     OperatorErrors,
@@ -40,11 +43,8 @@ from costmodels.operator_surrogate import (
     key_of,
     timing_variance,
 )
-from costmodels.operators import COLLECTIVES, FloatArray, OpKind
-from costmodels.parallel import ConfigGrid, ParallelConfig
-from costmodels.terms import step_terms
-from trials.simulated import ERRING_PARTS, SimulatedBackend
-from tuner.config import load_study
+from trials.simulated.backend import ERRING_PARTS, SimulatedBackend
+from tuner.study_file.config import load_study
 
 STUDY = Path(__file__).parents[1] / "configs" / "studies" / "flexparallel" / "gpt-13b-32.yaml"
 

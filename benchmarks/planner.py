@@ -4,8 +4,8 @@
 
 The first layers of models' training steps, as few as show every kind of layer, are planned on meshes of H100 hosts by
 D-Rec in every order, by axis descent from each of these plans, and by a mixed integer program for HiGHS, which proves
-a bound that no plan is below (`tuner.planners.sharding_milp`). All see the same mesh: its axes as they are, or with
-`--parts` their prime factors. By default these are all models of the catalog on four meshes of 4 to 64 devices.
+a bound that no plan is below (`tuner.planners.sharding.sharding_milp`). All see the same mesh: its axes as they are, or
+with `--parts` their prime factors. By default these are all models of the catalog on four meshes of 4 to 64 devices.
 
 Progress goes to stderr.
 """
@@ -19,21 +19,21 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from benchmarks.timing import answer, count_at_least, publish, tell
-from costmodels.device_mesh import DeviceMesh, mesh_of
-from costmodels.frontends.transformer import transformer_graph
-from costmodels.graph import Graph
-from costmodels.job import TrainingJob
-from costmodels.model_catalog import find_model, model_names
-from costmodels.plan import Plan, cost_of
-from costmodels.reduced import least_layers, with_layers
+from costmodels.job.model_catalog import find_model, model_names
+from costmodels.job.proxy_job import least_layers, with_layers
+from costmodels.job.training_job import TrainingJob
+from costmodels.sharding.device_mesh import DeviceMesh, mesh_of
+from costmodels.sharding.frontends.transformer.model_graph import transformer_graph
+from costmodels.sharding.graph import Graph
+from costmodels.sharding.plan import Plan, cost_of
 from hardware.cluster import find_cluster
-from hardware.errors import ConfigError
-from tuner.planners.axis_descent import descended
-from tuner.planners.outcome import Limits
+from hardware.io.errors import ConfigError
+from tuner.planners.engine.outcome import Limits
 from tuner.planners.planning import PlannerOptions, planned
-from tuner.planners.recursive import ORDERS, recursive_plan, refined, whole
-from tuner.planners.sharding_milp import shard_by_milp
-from tuner.planners.sharding_terms import ShardingTerms
+from tuner.planners.sharding.axis_descent import descended
+from tuner.planners.sharding.recursive import ORDERS, recursive_plan, refined, whole
+from tuner.planners.sharding.sharding_milp import shard_by_milp
+from tuner.planners.sharding.sharding_terms import ShardingTerms
 
 MESHES = ("data=2,model=2", "data=2,model=4", "data=4,model=4", "data=8,model=8")
 DEVICES_PER_HOST = 8

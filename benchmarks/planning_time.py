@@ -19,13 +19,13 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.timing import answer, count_at_least, median_s, publish, tell
-from costmodels.device_mesh import mesh_of
-from costmodels.graph import Graph
-from costmodels.plan import cost_of
+from costmodels.sharding.device_mesh import mesh_of
+from costmodels.sharding.graph import Graph
+from costmodels.sharding.plan import cost_of
 from hardware.cluster import find_cluster
-from tuner.planners.axis_descent import descended
-from tuner.planners.recursive import recursive_plan, whole
-from tuner.planners.sharding_terms import ShardingTerms
+from tuner.planners.sharding.axis_descent import descended
+from tuner.planners.sharding.recursive import recursive_plan, whole
+from tuner.planners.sharding.sharding_terms import ShardingTerms
 
 MESHES = ("data=4,model=2", "data=16,model=8", "data=64,model=8")
 
@@ -67,8 +67,8 @@ def show(figures: dict[str, Any]) -> None:
 def _graph(layers: int) -> tuple[Graph, float, float]:
     """The graph of so many layers, and the seconds of its trace and its own."""
     from benchmarks.zoo import GEMMA_2B  # noqa: PLC0415 # JAX may be missing
-    from costmodels.frontends.jax_graph import graph_of  # noqa: PLC0415 # as above
-    from costmodels.frontends.jax_program import traced  # noqa: PLC0415 # as above
+    from costmodels.sharding.frontends.jax.graph import graph_of  # noqa: PLC0415 # as above
+    from costmodels.sharding.frontends.jax.program import traced  # noqa: PLC0415 # as above
 
     began_s = time.perf_counter()
     function, shapes, donated = replace(GEMMA_2B, layers=layers).train_program()

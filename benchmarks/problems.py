@@ -14,19 +14,19 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.timing import reasons
-from costmodels.fidelity import by_setting, group_key, settings_of
-from costmodels.measured import MeasuredGroup, MeasuredRun, read_measured_and_skipped
-from costmodels.operators import FloatArray
-from costmodels.parallel import DEGREES, ConfigGrid
-from costmodels.runtime import catalog_path, find_prior, find_runtime
-from costmodels.sources import setting_of, source_of
-from hardware.config_file import read_mapping
-from hardware.errors import ConfigError
+from costmodels.calibration.fidelity import by_setting, group_key, settings_of
+from costmodels.calibration.measured_runs import MeasuredGroup, MeasuredRun, read_measured_and_skipped
+from costmodels.calibration.sources import setting_of, source_of
+from costmodels.job.parallel_config import DEGREES, ConfigGrid
+from costmodels.job.runtime import catalog_path, find_prior, find_runtime
+from costmodels.operators.layer_operators import FloatArray
+from hardware.io.config_file import read_mapping
+from hardware.io.errors import ConfigError
 from trials.backend import Observation
-from trials.replay import ReplayBackend
-from tuner.belief import Belief
-from tuner.experience import prior_belief
-from tuner.history.published import past_of_runs
+from trials.replay.backend import ReplayBackend
+from tuner.search.posterior import Belief
+from tuner.search.prior import prior_belief
+from tuner.storage.history.published import past_of_runs
 
 STRANGERS = ("megatron-core", "nanotron")
 """Shipped profiles that predict the runs of other runtimes; the first that knows nothing of a source is taken."""
@@ -51,7 +51,7 @@ class Group:
 
     @property
     def key(self) -> tuple[Hashable, ...]:
-        """What its runs share, as in costmodels.fidelity."""
+        """What its runs share, as in costmodels.calibration.fidelity."""
         return group_key(self.runs[0])
 
     @property

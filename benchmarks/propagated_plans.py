@@ -1,4 +1,4 @@
-"""The plan that propagated shardings stand for, so that `costmodels.plan` prices them as it does every other plan.
+"""Turn propagated shardings into a plan, so that `costmodels.sharding.plan` prices them like any other.
 
 A propagation says how tensors lie, a plan which factors the axes serve. An axis may serve, in an operator, what it cuts
 of an operand or a result, or nothing; where that leaves a choice, the operator takes what sends the fewest bytes, from
@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from costmodels.device_mesh import DeviceMesh
-from costmodels.dims import Rule
-from costmodels.graph import CONSTANT, Graph
-from costmodels.operators import OpKind
-from costmodels.plan import NONE, Plan, wanted_layout, written_layout
-from costmodels.sharding import REPLICATED, Layout, Move, moves
+from costmodels.operators.layer_operators import OpKind
+from costmodels.sharding.device_mesh import DeviceMesh
+from costmodels.sharding.dims import Rule
+from costmodels.sharding.graph import CONSTANT, Graph
+from costmodels.sharding.layouts import REPLICATED, Layout, Move, moves
+from costmodels.sharding.plan import NONE, Plan, wanted_layout, written_layout
 
 Row = tuple[int, ...]
 

@@ -22,14 +22,14 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, sdy
 from jaxlib.mlir.passmanager import PassManager
 
-from costmodels.device_mesh import DeviceMesh
-from costmodels.frontends.flat_program import Step
-from costmodels.frontends.jax_flat import INLINED, shape_of
-from costmodels.frontends.jax_graph import flattened
-from costmodels.frontends.jax_program import Program
-from costmodels.graph import Graph
-from costmodels.sharding import REPLICATED, Layout
-from hardware.errors import ConfigError
+from costmodels.sharding.device_mesh import DeviceMesh
+from costmodels.sharding.frontends.flat_program import Step
+from costmodels.sharding.frontends.jax.flat import INLINED, shape_of
+from costmodels.sharding.frontends.jax.graph import flattened
+from costmodels.sharding.frontends.jax.program import Program
+from costmodels.sharding.graph import Graph
+from costmodels.sharding.layouts import REPLICATED, Layout
+from hardware.io.errors import ConfigError
 
 SHARDING = "sdy.sharding"
 IMPORT = "builtin.module(sdy-import-pipeline)"

@@ -36,18 +36,18 @@ from benchmarks.searchers import prior, run_trials, thompson, uniform
 from benchmarks.timing import answer, count_at_least, reasons, searching, tell
 from benchmarks.trial_metrics import regret_at
 from benchmarks.workers import mapper
-from costmodels.fidelity import GROUP
-from costmodels.parallel import FURTHER_DIMENSIONS, ParallelConfig
-from costmodels.reduced import Reduction
-from costmodels.sources import setting_of
-from hardware.errors import ConfigError
+from costmodels.calibration.fidelity import GROUP
+from costmodels.calibration.sources import setting_of
+from costmodels.job.parallel_config import FURTHER_DIMENSIONS, ParallelConfig
+from costmodels.job.proxy_job import Reduction
+from hardware.io.errors import ConfigError
 from trials.backend import Observation
-from tuner.evidence import OBSERVATION, STATUS
-from tuner.proxy import PROXY, Proxy, ProxyOptions, probably_fits
-from tuner.proxy_plan import ProxyPlan
-from tuner.rules import Setting
-from tuner.sampler import ThompsonSampler
-from tuner.space import SpaceOptions
+from tuner.search.observations import OBSERVATION, STATUS
+from tuner.search.proxy.proxy_plan import ProxyPlan
+from tuner.search.proxy.proxy_trials import PROXY, Proxy, ProxyOptions, probably_fits
+from tuner.search.sampler import ThompsonSampler
+from tuner.space.enumeration import SpaceOptions
+from tuner.space.rules import Setting
 
 AT_FULL_SIZE = 3
 """Trials that may use all devices."""

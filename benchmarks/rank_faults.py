@@ -28,8 +28,8 @@ import numpy as np
 
 from benchmarks.process_table import marked_processes, running_ranks
 from benchmarks.timing import answer, count_at_least, publish, tell
-from tuner.config import load_study
-from tuner.study import run_study
+from tuner.run.loop import run_study
+from tuner.study_file.config import load_study
 
 STUDY = """
 name: rank-faults

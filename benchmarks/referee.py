@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m benchmarks.referee", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", nargs="+", default=[], help="programs (all small and medium ones)")
-    parser.add_argument("--planner", nargs="+", default=["descent"], help="of tuner.sharding_plans (descent)")
+    parser.add_argument("--planner", nargs="+", default=["descent"], help="of tuner.plans.sharding_plans (descent)")
     parser.add_argument("--mesh", nargs="+", default=list(MESHES), help=f"their axes ({' '.join(MESHES)})")
     parser.add_argument("--judge", choices=("xla", "shardy", "both"), default="both", help="who is asked (both)")
     parser.add_argument("--no-numbers", action="store_true", help="run nothing")
@@ -61,7 +61,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         ConfigError: there is no such program, planner or mesh.
     """
     from benchmarks.referee_cases import DEFAULT_MODELS, PLANNERS, mesh_of_text, program_of  # noqa: PLC0415 # JAX starts
-    from hardware.errors import ConfigError, did_you_mean  # noqa: PLC0415
+    from hardware.io.errors import ConfigError, did_you_mean  # noqa: PLC0415
 
     for planner in given.planner:
         if planner not in PLANNERS:
@@ -89,9 +89,9 @@ def judged(program: Any, mesh: Any, planner: str, *, judge: str = "both", runs: 
     from benchmarks.referee_cases import plan_of  # noqa: PLC0415
     from benchmarks.shardy_program import shardy_bytes  # noqa: PLC0415
     from benchmarks.xla_program import compiled  # noqa: PLC0415
-    from costmodels.plan import cost_of  # noqa: PLC0415
-    from costmodels.plan_exports.axis_order import axis_orders  # noqa: PLC0415
-    from costmodels.plan_exports.jax_apply import apply_plan, shardings  # noqa: PLC0415
+    from costmodels.sharding.exports.axis_order import axis_orders  # noqa: PLC0415
+    from costmodels.sharding.exports.jax_apply import apply_plan, shardings  # noqa: PLC0415
+    from costmodels.sharding.plan import cost_of  # noqa: PLC0415
 
     function, arguments, donated = program
     plan = plan_of(program, mesh, planner)

@@ -15,11 +15,11 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.zoo import FACTORIES, GEMMA_2B, Decoder, Gemma, GraphNetwork, Mixture, Program, UNet
-from costmodels.device_mesh import DeviceMesh, mesh_of
-from costmodels.frontends.jax_graph import graph_of_jax
-from costmodels.plan import Plan
+from costmodels.sharding.device_mesh import DeviceMesh, mesh_of
+from costmodels.sharding.frontends.jax.graph import graph_of_jax
+from costmodels.sharding.plan import Plan
 from hardware.cluster import find_cluster
-from hardware.errors import ConfigError, did_you_mean
+from hardware.io.errors import ConfigError, did_you_mean
 from tuner.planners.planning import PLANNERS, PlannerOptions, planned
 
 __all__ = ["DEFAULT_MODELS", "MODELS", "PLANNERS", "mesh_of_text", "plan_of", "program_of", "widened"]

@@ -40,11 +40,11 @@ from benchmarks.searchers import AbstractSearcher, prior, run_trials, thompson, 
 from benchmarks.timing import answer, count_at_least, searching, tell
 from benchmarks.trial_metrics import Trials, is_stopped_on_best, quantile, regret_at, share_explored, trials_to
 from benchmarks.workers import mapper
-from costmodels.fidelity import GROUP
-from costmodels.measured import MeasuredRun
-from costmodels.runtime import find_runtime
-from hardware.errors import ConfigError, did_you_mean
-from tuner.explorers import EXPLORERS
+from costmodels.calibration.fidelity import GROUP
+from costmodels.calibration.measured_runs import MeasuredRun
+from costmodels.job.runtime import find_runtime
+from hardware.io.errors import ConfigError, did_you_mean
+from tuner.search.acquisition import EXPLORERS
 
 SEARCHERS: dict[str, Callable[[Problem, int], AbstractSearcher]] = {
     "thompson": thompson,

@@ -36,32 +36,32 @@ from numpy.random import Generator, default_rng
 
 from benchmarks.timing import answer, count_at_least, tell
 from benchmarks.workers import mapper
-from costmodels.block_costs import block_costs
-from costmodels.job import OPTIMIZERS, PRECISIONS, RECOMPUTE_MODULES, TrainingJob
-from costmodels.kernels import collective_s, kernel_s
-from costmodels.memory import estimate_memory
-from costmodels.model_catalog import find_model, model_names
-from costmodels.operators import FloatArray, unique_shapes
-from costmodels.parallel import ENUMERATED_DIMENSIONS, ConfigGrid
-from costmodels.passes import SCHEDULES
-from costmodels.predicted import predict
-from costmodels.runtime import find_runtime, runtime_names
-from costmodels.simulator import simulate_step
-from costmodels.sources import MeasuredSetting
-from costmodels.stage_rows import stage_rows
-from costmodels.stage_tables import stage_tables
-from costmodels.step_time import estimate_step, model_flops_utilisation
-from costmodels.terms import step_terms
-from costmodels.trace import operator_events
-from costmodels.uncertainty import step_uncertainty
+from costmodels.calibration.sources import MeasuredSetting
+from costmodels.job.model_catalog import find_model, model_names
+from costmodels.job.parallel_config import ENUMERATED_DIMENSIONS, ConfigGrid
+from costmodels.job.runtime import find_runtime, runtime_names
+from costmodels.job.training_job import OPTIMIZERS, PRECISIONS, RECOMPUTE_MODULES, TrainingJob
+from costmodels.operators.kernels import collective_s, kernel_s
+from costmodels.operators.layer_operators import FloatArray, unique_shapes
+from costmodels.simulator.passes import SCHEDULES
+from costmodels.simulator.simulated_step import simulate_step
+from costmodels.simulator.stage_rows import stage_rows
+from costmodels.simulator.trace import operator_events
+from costmodels.step.block_costs import block_costs
+from costmodels.step.memory import estimate_memory
+from costmodels.step.stage_tables import stage_tables
+from costmodels.step.step_time import estimate_step, model_flops_utilisation
+from costmodels.surrogates.error_terms import step_terms
+from costmodels.surrogates.predicted import predict
+from costmodels.surrogates.uncertainty import step_uncertainty
 from hardware.cluster import Cluster, cluster_from_mapping, cluster_names, find_cluster
 from hardware.device import device_names
 from hardware.dynamics import INTER, HostEvent, LinkEvent, Trace, cluster_at
-from hardware.errors import ConfigError, did_you_mean
-from tuner.planners.uneven import planned
-from tuner.proxy import ProxyOptions, proxy_of
-from tuner.rules import Setting
-from tuner.space import SpaceOptions, enumerate_space
+from hardware.io.errors import ConfigError, did_you_mean
+from tuner.planners.pipeline.uneven import planned
+from tuner.search.proxy.proxy_trials import ProxyOptions, proxy_of
+from tuner.space.enumeration import SpaceOptions, enumerate_space
+from tuner.space.rules import Setting
 
 PROGRAM = "sane_numbers"
 VIOLATED = 1

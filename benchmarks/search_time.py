@@ -32,18 +32,18 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from benchmarks.timing import answer, count_at_least, publish, tell
-from costmodels.device_mesh import DeviceMesh, mesh_of
-from costmodels.graph import Graph
-from costmodels.plan import cost_of
+from costmodels.sharding.device_mesh import DeviceMesh, mesh_of
+from costmodels.sharding.graph import Graph
+from costmodels.sharding.plan import cost_of
 from hardware.cluster import find_cluster
-from tuner.planners.axis_descent import descended
-from tuner.planners.compatibility import compatibility
-from tuner.planners.named_dims import named_dims
-from tuner.planners.outcome import Limits, Stop
-from tuner.planners.recursive import recursive_plan, whole
-from tuner.planners.sharding_milp import shard_by_milp
-from tuner.planners.sharding_terms import ShardingTerms
-from tuner.planners.toast import Toast, ToastOptions, toast_plan
+from tuner.planners.engine.outcome import Limits, Stop
+from tuner.planners.sharding.axis_descent import descended
+from tuner.planners.sharding.recursive import recursive_plan, whole
+from tuner.planners.sharding.sharding_milp import shard_by_milp
+from tuner.planners.sharding.sharding_terms import ShardingTerms
+from tuner.planners.toast.compatibility import compatibility
+from tuner.planners.toast.named_dims import named_dims
+from tuner.planners.toast.search import Toast, ToastOptions, toast_plan
 
 Result = TypeVar("Result")
 
@@ -226,8 +226,8 @@ def shallow(*, is_small: bool = False) -> Iterator[Traced]:
 
 
 def _traced(name: str, factory: Callable[[], Any]) -> Traced:
-    from costmodels.frontends.jax_graph import graph_of  # noqa: PLC0415 # JAX may be missing
-    from costmodels.frontends.jax_program import traced  # noqa: PLC0415 # as above
+    from costmodels.sharding.frontends.jax.graph import graph_of  # noqa: PLC0415 # JAX may be missing
+    from costmodels.sharding.frontends.jax.program import traced  # noqa: PLC0415 # as above
 
     began_s = time.process_time()
     function, shapes, donated = factory()

@@ -16,11 +16,11 @@ from optuna.trial import TrialState
 
 from benchmarks.problems import Problem
 from benchmarks.trial_metrics import Trials
-from costmodels.operators import FloatArray
+from costmodels.operators.layer_operators import FloatArray
 from trials.backend import Observation
-from tuner.evidence import OBSERVATION, STATUS, Evidence
-from tuner.explorers import EXPLORERS
-from tuner.sampler import ThompsonSampler
+from tuner.search.acquisition import EXPLORERS
+from tuner.search.observations import OBSERVATION, STATUS, Evidence
+from tuner.search.sampler import ThompsonSampler
 
 
 class AbstractSearcher(ABC):

@@ -12,11 +12,11 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 
-from costmodels.device_mesh import DeviceMesh
-from costmodels.operators import OpKind
-from costmodels.plan import Plan, PlanCost
-from costmodels.plan_exports.axis_order import AxisOrders
-from costmodels.plan_exports.reorders import reorders
+from costmodels.operators.layer_operators import OpKind
+from costmodels.sharding.device_mesh import DeviceMesh
+from costmodels.sharding.exports.axis_order import AxisOrders
+from costmodels.sharding.exports.reorders import reorders
+from costmodels.sharding.plan import Plan, PlanCost
 
 REDUCED, GATHERED, EXCHANGED = KINDS = ("reduced", "gathered", "exchanged")
 """All-reduces and reduce-scatters; all-gathers; all-to-alls and permutations."""

@@ -1,4 +1,4 @@
-"""Measured runs in the event simulator, as costmodels/fidelity.py predicts them with the closed form."""
+"""Measured runs in the event simulator, as costmodels/calibration/fidelity.py predicts them with the closed form."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dataclasses import replace
 import numpy as np
 
 from benchmarks.timing import tell
-from costmodels.fidelity import Predictions, by_setting
-from costmodels.measured import MeasuredRun
-from costmodels.memory import estimate_memory
-from costmodels.parallel import ConfigGrid, ParallelConfig
-from costmodels.simulator import simulate_step
-from costmodels.sources import MeasuredSetting
+from costmodels.calibration.fidelity import Predictions, by_setting
+from costmodels.calibration.measured_runs import MeasuredRun
+from costmodels.calibration.sources import MeasuredSetting
+from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
+from costmodels.simulator.simulated_step import simulate_step
+from costmodels.step.memory import estimate_memory
 
 TELL_EVERY_S = 20.0
 

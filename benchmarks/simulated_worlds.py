@@ -2,11 +2,11 @@
 
     python -m benchmarks.simulated_worlds [--studies llama-7b-8,gpt-13b-32] [--seeds 10] [--workers 2] [--json]
 
-Each study of configs/studies/flexparallel is searched in worlds of several seeds (trials/simulated.py): the tuner knows
-the cost model that a world was made from, but not by how much each operator, collective and the memory differ there. It
-starts from the expert's configuration, or with --first from a baseline (tuner/baseline.py) or the best prediction,
-measures every trial in full, and ends when it is confident or after --trials. Its seed is the world's. The paper's
-trials and sizes of the space stand beside.
+Each study of configs/studies/flexparallel is searched in worlds of several seeds (trials/simulated/backend.py): the
+tuner knows the cost model that a world was made from, but not by how much each operator, collective and the memory
+differ there. It starts from the expert's configuration, or with --first from a baseline (tuner/answers/baseline.py) or
+the best prediction, measures every trial in full, and ends when it is confident or after --trials. Its seed is the
+world's. The paper's trials and sizes of the space stand beside.
 
 grid: candidates before memory, as `meshtune space` counts them; pruned: those left after it; feasible: those of the
 grid that fit in the world; explored: trials at the stop as shares of these three and, in the paper's Table 2, of the
@@ -40,17 +40,17 @@ from benchmarks.searchers import Thompson
 from benchmarks.timing import USERS_MISTAKE, count_at_least, publish, tell
 from benchmarks.trial_metrics import quantile
 from benchmarks.workers import mapper
-from costmodels.memory import estimate_memory
-from costmodels.operators import FloatArray
-from costmodels.parallel import ConfigGrid, ParallelConfig
-from hardware.errors import ConfigError, did_you_mean
-from trials.simulated import SimulatedBackend
-from tuner.baseline import baseline_position
-from tuner.belief import Belief
-from tuner.config import StudyConfig, load_study
-from tuner.experience import prior_belief
-from tuner.sampler import ThompsonSampler
-from tuner.space import enumerate_space
+from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
+from costmodels.operators.layer_operators import FloatArray
+from costmodels.step.memory import estimate_memory
+from hardware.io.errors import ConfigError, did_you_mean
+from trials.simulated.backend import SimulatedBackend
+from tuner.answers.baseline import baseline_position
+from tuner.search.posterior import Belief
+from tuner.search.prior import prior_belief
+from tuner.search.sampler import ThompsonSampler
+from tuner.space.enumeration import enumerate_space
+from tuner.study_file.config import StudyConfig, load_study
 
 SEARCHED: dict[str, tuple[int, int]] = {
     "llama-7b-8": (6, 387),

@@ -27,20 +27,20 @@ from threadpoolctl import threadpool_limits
 
 from benchmarks.timing import answer, count_at_least, median_s, publish, tell
 from benchmarks.workers import mapper
-from costmodels.breakdown import BREAKDOWN
-from costmodels.job import TrainingJob
-from costmodels.kernels import CollectiveTime, collective_s
-from costmodels.memory import MemoryEstimate
-from costmodels.operators import Collective, FloatArray
-from costmodels.parallel import DEGREES, ConfigGrid, ParallelConfig
-from costmodels.runtime import RuntimeProfile
-from costmodels.simulator import simulate_step
-from costmodels.step_time import estimate_step
-from costmodels.trace import operator_events
+from costmodels.job.parallel_config import DEGREES, ConfigGrid, ParallelConfig
+from costmodels.job.runtime import RuntimeProfile
+from costmodels.job.training_job import TrainingJob
+from costmodels.operators.kernels import CollectiveTime, collective_s
+from costmodels.operators.layer_operators import Collective, FloatArray
+from costmodels.simulator.simulated_step import simulate_step
+from costmodels.simulator.trace import operator_events
+from costmodels.step.breakdown import BREAKDOWN
+from costmodels.step.memory import MemoryEstimate
+from costmodels.step.step_time import estimate_step
 from hardware.cluster import Cluster, find_cluster
-from hardware.errors import ConfigError
-from tuner.config import load_study
-from tuner.rules import Setting
+from hardware.io.errors import ConfigError
+from tuner.space.rules import Setting
+from tuner.study_file.config import load_study
 
 FOLDER = Path(__file__).resolve().parents[1] / "configs" / "studies"
 STUDIES = (*sorted(FOLDER.glob("*.yaml")), *sorted((FOLDER / "flexparallel").glob("*.yaml")))

@@ -32,9 +32,9 @@ from benchmarks.searchers import thompson
 from benchmarks.timing import answer, count_at_least, publish, searching, tell
 from benchmarks.trial_metrics import quantile
 from benchmarks.workers import mapper
-from costmodels.measured import MeasuredRun
-from costmodels.operators import FloatArray
-from costmodels.runtime import find_runtime
+from costmodels.calibration.measured_runs import MeasuredRun
+from costmodels.job.runtime import find_runtime
+from costmodels.operators.layer_operators import FloatArray
 
 NUM_DRAWS = 400
 INTERVAL = (0.025, 0.5, 0.975)

@@ -45,17 +45,17 @@ from sqlalchemy.engine import Transaction
 
 from benchmarks.postgresql_server import postgresql_server, server_programs
 from benchmarks.timing import answer, count_at_least, publish, tell
-from costmodels.parallel import ParallelConfig
-from costmodels.reduced import Reduction
+from costmodels.job.parallel_config import ParallelConfig
+from costmodels.job.proxy_job import Reduction
 from trials.backend import Observation, Status
-from tuner.belief import Belief
-from tuner.candidates import candidates_of
-from tuner.config import StudyConfig, load_study
-from tuner.evidence import Evidence
-from tuner.journal_file import JournalFile
-from tuner.parameters import params_of
-from tuner.storage import open_store
-from tuner.study import run_study
+from tuner.answers.candidates import candidates_of
+from tuner.run.loop import run_study
+from tuner.search.observations import Evidence
+from tuner.search.parameters import params_of
+from tuner.search.posterior import Belief
+from tuner.storage.journal_file import JournalFile
+from tuner.storage.opening import open_store
+from tuner.study_file.config import StudyConfig, load_study
 
 STORAGES = ("sqlite", "postgresql", "journal")
 TARGET_S = 0.1

@@ -28,9 +28,9 @@ from benchmarks.problems import Group, Problem, problem_of, read_groups
 from benchmarks.searchers import thompson
 from benchmarks.timing import answer, count_at_least, publish, searching, tell
 from benchmarks.workers import mapper
-from costmodels.fidelity import GROUP
-from costmodels.operators import FloatArray
-from costmodels.runtime import find_runtime
+from costmodels.calibration.fidelity import GROUP
+from costmodels.job.runtime import find_runtime
+from costmodels.operators.layer_operators import FloatArray
 
 PUBLISHED = {"Calculon, 24 configurations": 0.76, "FlexParallel, the same": 0.86, "FlexParallel, all 30": 0.84}
 

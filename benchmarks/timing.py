@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hardware.errors import ConfigError
+from hardware.io.errors import ConfigError
 
 USERS_MISTAKE = 2
 """Exit status of a mistake in what was given."""

@@ -1,6 +1,6 @@
 """The planners that TOAST is held against, each as a function of a problem: a graph on a mesh of whole axes.
 
-All are judged by `costmodels.plan.cost_of` alone. PLANNERS is the table; who adds a planner adds a line there.
+All are judged by `costmodels.sharding.plan.cost_of` alone. PLANNERS is the table; who adds a planner adds a line there.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from costmodels.device_mesh import DeviceMesh
-from costmodels.graph import Graph
-from costmodels.plan import Plan, cost_of
+from costmodels.sharding.device_mesh import DeviceMesh
+from costmodels.sharding.graph import Graph
+from costmodels.sharding.plan import Plan, cost_of
 from hardware.device import GIB
-from hardware.errors import ConfigError
-from tuner.planners.class_costs import Figures
-from tuner.planners.colour_actions import ColourActions, State
-from tuner.planners.colour_scripts import hand_written, multi_query, roles
-from tuner.planners.compatibility import compatibility
-from tuner.planners.named_dims import named_dims
-from tuner.planners.outcome import Limits
+from hardware.io.errors import ConfigError
+from tuner.planners.engine.outcome import Limits
 from tuner.planners.planning import PlannerOptions, planned
-from tuner.planners.sharding_milp import shard_by_milp
-from tuner.planners.toast import ColourGame, ToastOptions, toast_plan
+from tuner.planners.sharding.class_costs import Figures
+from tuner.planners.sharding.sharding_milp import shard_by_milp
+from tuner.planners.toast.colour_actions import ColourActions, State
+from tuner.planners.toast.colour_scripts import hand_written, multi_query, roles
+from tuner.planners.toast.compatibility import compatibility
+from tuner.planners.toast.named_dims import named_dims
+from tuner.planners.toast.search import ColourGame, ToastOptions, toast_plan
 
 MOST_SCRIPTS = 100_000
 """Of the manual plans: all of them, with three axes and two resolutions about 14,000."""
@@ -165,7 +165,7 @@ def automap(problem: Problem) -> Found:
         return Found(plan=None, told={})
     from benchmarks.automap import automap_plan  # noqa: PLC0415 # JAX may be missing
     from benchmarks.zoo import FACTORIES  # noqa: PLC0415 # as above
-    from costmodels.frontends.jax_program import traced  # noqa: PLC0415 # as above
+    from costmodels.sharding.frontends.jax.program import traced  # noqa: PLC0415 # as above
 
     function, shapes, donated = FACTORIES[problem.factory]()
     found = automap_plan(

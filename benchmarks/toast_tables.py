@@ -7,9 +7,10 @@ A row for each model of section 5.1, cluster and number of devices: step time an
 and by other planners. Meshes have two axes, data and model; for long sequences three, batch, seq and model, as figure
 10 has them: 2x32x2 for 32k tokens on 128 devices. Every axis cuts one dim of a tensor.
 `unseeded` begins with nothing, and is held against `manual`, the best of all hand-written combinations; `seeded` has
-all that is added here. The time of every plan is what `costmodels.plan.cost_of` estimates, in seconds, with GiB of a
-device; a star stands where this is more than the device has. With several seeds, `unseeded` is that of the median cost.
-`automap` is cut off after the states that `--automap` allows: each takes a propagation by Shardy, 0.1 to 0.3 s.
+all that is added here. The time of every plan is what `costmodels.sharding.plan.cost_of` estimates, in seconds, with
+GiB of a device; a star stands where this is more than the device has. With several seeds, `unseeded` is that of the
+median cost. `automap` is cut off after the states that `--automap` allows: each takes a propagation by Shardy, 0.1 to
+0.3 s.
 
 Products of float32 are those of bf16 on TPUs, as XLA multiplies them there unless told otherwise. Needs JAX. Progress
 goes to stderr.
@@ -27,10 +28,10 @@ from typing import Any
 from benchmarks.timing import answer, count_at_least, publish, tell
 from benchmarks.toast_planners import OURS, PLANNERS, Problem, cell_of
 from benchmarks.workers import mapper
-from costmodels.device_mesh import DeviceMesh
-from costmodels.graph import Graph
+from costmodels.sharding.device_mesh import DeviceMesh
+from costmodels.sharding.graph import Graph
 from hardware.cluster import Cluster, find_cluster
-from hardware.errors import ConfigError, did_you_mean
+from hardware.io.errors import ConfigError, did_you_mean
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -219,8 +220,8 @@ def _cell_text(cell: Mapping[str, Any] | None) -> str:
 @functools.lru_cache(maxsize=1)
 def _graph(factory: str) -> Graph:
     from benchmarks.zoo import FACTORIES  # noqa: PLC0415 # JAX may be missing
-    from costmodels.frontends.jax_graph import graph_of  # noqa: PLC0415 # as above
-    from costmodels.frontends.jax_program import traced  # noqa: PLC0415 # as above
+    from costmodels.sharding.frontends.jax.graph import graph_of  # noqa: PLC0415 # as above
+    from costmodels.sharding.frontends.jax.program import traced  # noqa: PLC0415 # as above
 
     function, shapes, donated = FACTORIES[factory]()
     return graph_of(traced(function, *shapes, donated=donated))

@@ -25,15 +25,15 @@ import numpy as np
 from benchmarks.measured_operators import MeasuredOperators
 from benchmarks.operator_calibration import FEWEST_MEASURED, by_kind, held_out
 from benchmarks.timing import answer, count_at_least, publish, tell
-from costmodels.lone_calls import LoneCall, lone_call_s, lone_role
-from costmodels.operators import OpKind, Phase
-from hardware.errors import ConfigError
-from trials.rank_processes import RankProcesses
+from costmodels.operators.isolated import LoneCall, lone_call_s, lone_role
+from costmodels.operators.layer_operators import OpKind, Phase
+from hardware.io.errors import ConfigError
+from trials.ranks.processes import RankProcesses
 from trials.torch_training.backend import OpenTorchBackend, TorchBackend
-from trials.torch_training.benchmark_messages import Timing
-from trials.torch_training.device_benchmarks import DeviceBenchmarks
+from trials.torch_training.benchmarks.device import DeviceBenchmarks
+from trials.torch_training.benchmarks.messages import Timing
 from trials.torch_training.rank_setup import TORCH_RANKS
-from tuner.config import StudyConfig, load_study
+from tuner.study_file.config import StudyConfig, load_study
 
 MOST_SHAPES = 64
 """That a surrogate sees."""

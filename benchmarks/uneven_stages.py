@@ -4,8 +4,8 @@
 
 BMPipe's part of ManuMatic's Table 3: qwen2.5-72b on 64 Ascend 910B at sequences of 32K, in every layout with more than
 one stage. Even stages recompute nothing where that fits, else everything; the others are those that branch and bound
-proves to be the best under the same limit of memory (`tuner.planners.stage_problem.best_stages`), or the even ones
-where these are predicted to be no slower. Both are predicted by the closed form, and simulated.
+proves to be the best under the same limit of memory (`tuner.planners.pipeline.stage_problem.best_stages`), or the even
+ones where these are predicted to be no slower. Both are predicted by the closed form, and simulated.
 
 The paper prints one figure for BMPipe and a pinned sharding of matrix products together: 225 tokens/s beside 173 of an
 expert and 155 of D-Rec. It states neither batch nor degrees; the batch here is assumed.
@@ -28,24 +28,24 @@ import numpy as np
 
 from benchmarks.timing import answer, count_at_least, publish, tell
 from benchmarks.workers import mapper
-from costmodels.job import TrainingJob
-from costmodels.memory import estimate_memory
-from costmodels.model_catalog import find_model
-from costmodels.parallel import DEGREES, ConfigGrid, ParallelConfig
-from costmodels.runtime import find_runtime
-from costmodels.simulator import simulate_step
-from costmodels.step_time import estimate_step
+from costmodels.job.model_catalog import find_model
+from costmodels.job.parallel_config import DEGREES, ConfigGrid, ParallelConfig
+from costmodels.job.runtime import find_runtime
+from costmodels.job.training_job import TrainingJob
+from costmodels.simulator.simulated_step import simulate_step
+from costmodels.step.memory import estimate_memory
+from costmodels.step.step_time import estimate_step
 from hardware.cluster import find_cluster
-from hardware.errors import ConfigError
-from tuner.planners.branch_and_bound import branch_and_bound
-from tuner.planners.outcome import Known, Limits
-from tuner.planners.stage_exhaustive import plan_stages_exhaustively
-from tuner.planners.stage_milp import plan_stages_by_milp
-from tuner.planners.stage_problem import best_stages, pipeline_of
-from tuner.planners.stage_search import StagesProblem
-from tuner.planners.stages import Pipeline
-from tuner.rules import Setting
-from tuner.space import SpaceOptions, enumerate_space, setting_for
+from hardware.io.errors import ConfigError
+from tuner.planners.engine.branch_and_bound import branch_and_bound
+from tuner.planners.engine.outcome import Known, Limits
+from tuner.planners.pipeline.stage_exhaustive import plan_stages_exhaustively
+from tuner.planners.pipeline.stage_milp import plan_stages_by_milp
+from tuner.planners.pipeline.stage_problem import best_stages, pipeline_of
+from tuner.planners.pipeline.stage_search import StagesProblem
+from tuner.planners.pipeline.stages import Pipeline
+from tuner.space.enumeration import SpaceOptions, enumerate_space, setting_for
+from tuner.space.rules import Setting
 
 HEADROOM = 0.08
 PAPER = {"ManuMatic + BMPipe": 225, "Expert-Fine-tuned": 173, "D-Rec (auto)": 155}

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from hardware.algorithms import LINKS, CostArrays, CostLines, GroupKinds, cost_lines, joined_kinds, joined_lines
-from hardware.config_file import DocumentedModel, SourcedNumber, StrictModel, checked, read_mapping
 from hardware.device import CATALOG, Device, LinkEntry, find_device, spelling_key
 from hardware.distinct import distinct_rows
-from hardware.errors import ConfigError, did_you_mean
+from hardware.io.config_file import DocumentedModel, SourcedNumber, StrictModel, checked, read_mapping
+from hardware.io.errors import ConfigError, did_you_mean
 from hardware.link import Link, LinkCost, combined
 
 MAX_DEVICES = 1_000_000

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pydantic import Field
 
-from hardware.config_file import SourcedNumber, StrictModel, checked, read_mapping
-from hardware.errors import ConfigError, did_you_mean
+from hardware.io.config_file import SourcedNumber, StrictModel, checked, read_mapping
+from hardware.io.errors import ConfigError, did_you_mean
 from hardware.link import Link
 
 CATALOG = Path(__file__).parent / "catalog"

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from pydantic import Field
 
-from hardware.config_file import SourcedNumber, StrictModel, checked, read_mapping
+from hardware.io.config_file import SourcedNumber, StrictModel, checked, read_mapping
 
 _CATALOG = Path(__file__).parent / "catalog" / "links.yaml"
 WIDE_MEMBERS = 5

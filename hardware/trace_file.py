@@ -26,10 +26,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hardware.cluster import Cluster
-from hardware.config_file import read_text
 from hardware.device import spelling_key
 from hardware.dynamics import INTER, INTRA, HostEvent, LinkEvent, Trace
-from hardware.errors import ConfigError, did_you_mean
+from hardware.io.config_file import read_text
+from hardware.io.errors import ConfigError, did_you_mean
 
 COLUMNS = ("time_s", "link", "share")
 LOST, BACK = "lost", "back"

@@ -1,27 +1,31 @@
-"""Fixtures of the benchmarks' tests, and how Hypothesis runs in all of them."""
+"""Provide the fixtures that many tests share, and set up Hypothesis."""
 
 import json
+import sys
 
 import pytest
 from hypothesis import settings
 
-from tests.tuner.broken_studies import rows
+from benchmarks.postgresql_server import postgresql_server, server_programs
+from tests.support.own_server import PASSWORD, new_storage
+from tests.support.studies.broken_studies import rows
+from tuner.cli.main import main
 
 LONG = (
-    "tests/tuner/test_resume.py",
+    "tests/integration/studies/test_resume.py",
     "tests/chaos/test_chaos.py",
-    "tests/test_newcomer.py",
-    "tests/tuner/test_ray_job.py",
-    "tests/test_lost_node.py",
-    "tests/tuner/test_shared_study.py",
-    "tests/tuner/test_password.py",
-    "tests/costmodels/jax_frontend/test_rules_by_halves.py",
-    "tests/trials/torch_training/test_ray_hosts.py",
-    "tests/trials/test_placement.py",
-    "tests/tuner/planners/jax_plans/test_plan_jax.py",
-    "tests/test_referee.py",
-    "tests/test_rank_faults.py",
-    "tests/test_documented_commands.py",
+    "tests/integration/project/test_newcomer.py",
+    "tests/integration/ray/test_submitted_job.py",
+    "tests/integration/ray/test_lost_node.py",
+    "tests/integration/studies/test_shared_study.py",
+    "tests/integration/studies/test_password.py",
+    "tests/integration/frontends/jax/test_rules_by_halves.py",
+    "tests/integration/torch_training/test_ray_hosts.py",
+    "tests/integration/ray/test_placement.py",
+    "tests/integration/jax_plans/test_plan_jax.py",
+    "tests/integration/benchmarks/test_referee.py",
+    "tests/integration/benchmarks/test_rank_faults.py",
+    "tests/integration/project/test_documented_commands.py",
 )
 """Files with tests that take longest: they begin, so that no process is left alone with one of them at the end."""
 
@@ -55,5 +59,41 @@ def answered(capsys):
         captured = capsys.readouterr()
         assert status == 0, captured.err
         return json.loads(captured.out)
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def postgresql():
+    """The URL of a PostgreSQL server that runs as long as the tests do."""
+    if server_programs() is None:
+        pytest.skip("PostgreSQL's server is not installed (Debian: postgresql)")
+    pytest.importorskip("psycopg2", reason="psycopg2 is not installed")
+    with postgresql_server(PASSWORD) as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "journal"])
+def database(request, tmp_path):
+    """The URL of an empty storage of each kind."""
+    return new_storage(request.param, request, tmp_path)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def sql_database(request, tmp_path):
+    """The URL of an empty database of either kind."""
+    return new_storage(request.param, request, tmp_path)
+
+
+@pytest.fixture
+def calibrate(capsys, monkeypatch):
+    """Runs `meshtune calibrate` in this process; its status, stdout and stderr."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["meshtune", "calibrate", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capsys.readouterr()
+        return ended.value.code, captured.out, captured.err
 
     return call

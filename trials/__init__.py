@@ -1,1 +1,5 @@
-"""One trial: what runs, where it runs, what is measured, and how it can fail."""
+"""Run trials: training steps, replayed measurements or simulations, in parallel on Ray.
+
+Every backend has a folder and keeps the contract in `backend.py`. Begin there, and read `ray_executor.py` for the pool
+of workers that runs backends. Failures come back as observations, never as exceptions.
+"""

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
 
-from costmodels.operators import OpKind, Phase
-from costmodels.parallel import ParallelConfig
-from costmodels.reduced import Reduction
-from trials.ranks import AbstractRanks, RankSetup
+from costmodels.job.parallel_config import ParallelConfig
+from costmodels.job.proxy_job import Reduction
+from costmodels.operators.layer_operators import OpKind, Phase
+from trials.ranks.contract import AbstractRanks, RankSetup
 
 Origin = Literal["measured", "synthetic"]
 """Whether step times were measured on real devices, or invented by a simulated world."""
@@ -77,10 +77,10 @@ class OperatorSample:
     Attributes:
         kind: Which kernel model applies.
         phase: Forward or backward.
-        shape: Its sizes in the order of `costmodels.operators.Operator.shape`.
+        shape: Its sizes in the order of `costmodels.operators.layer_operators.Operator.shape`.
         time_s: Time of one execution [s].
         count: Executions in one step on one pipeline, over all its stages and micro-batches.
-        name: Role as in `costmodels.operators.Operator.name`; empty where a trace doesn't tell.
+        name: Role as in `costmodels.operators.layer_operators.Operator.name`; empty where a trace doesn't tell.
     """
 
     kind: OpKind

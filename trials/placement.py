@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hardware.errors import ConfigError
+from hardware.io.errors import ConfigError
 from trials.backend import HostNeeds
 
 NODE_GROUP = "ray.io/node-group"

@@ -12,7 +12,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from hardware.errors import ConfigError
+from hardware.io.errors import ConfigError
 from trials.ray_job import is_submitted_job
 
 CONNECT_LIMIT_S = 10.0

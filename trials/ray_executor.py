@@ -33,13 +33,13 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
-from costmodels.parallel import ParallelConfig
-from costmodels.reduced import Reduction
-from hardware.errors import ConfigError
+from costmodels.job.parallel_config import ParallelConfig
+from costmodels.job.proxy_job import Reduction
+from hardware.io.errors import ConfigError
 from trials.backend import PROGRAM_SIGNALS, AbstractBackend, HostNeeds, Observation, Status, tail_of
 from trials.placement import in_words, machines_in_words, machines_of, no_room, reserved, room_for
-from trials.rank_processes import RankProcesses
-from trials.ranks import AbstractRanks, RanksLostError
+from trials.ranks.contract import AbstractRanks, RanksLostError
+from trials.ranks.processes import RankProcesses
 from trials.ray_cluster import first_line, join_cluster
 from trials.ray_hosts import RayRanks
 from trials.ray_local import imported_ray, start_local_ray

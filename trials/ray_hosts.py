@@ -9,9 +9,9 @@ import time
 from typing import Any
 
 from trials.backend import HostNeeds
-from trials.rank_messages import Exit, Launch, Told
-from trials.rank_processes import LOOPBACK, START_LIMIT_S, RankProcesses
-from trials.ranks import AbstractRanks, RankSetup, RanksLostError
+from trials.ranks.contract import AbstractRanks, RankSetup, RanksLostError
+from trials.ranks.messages import Exit, Launch, Told
+from trials.ranks.processes import LOOPBACK, START_LIMIT_S, RankProcesses
 from trials.ray_cluster import first_line
 from trials.ray_local import imported_ray
 

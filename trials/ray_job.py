@@ -10,7 +10,7 @@ import os
 from itertools import pairwise
 from pathlib import Path
 
-from hardware.errors import ConfigError
+from hardware.io.errors import ConfigError
 
 _SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set, under this very name, for what `ray job submit` starts and no worker
 _COPIES = ("runtime_resources", "working_dir_files")

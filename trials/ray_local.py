@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from hardware.errors import ConfigError
+from hardware.io.errors import ConfigError
 from trials.ray_cluster import first_line
 
 OBJECT_STORE_BYTES = 100_000_000

@@ -1,7 +1,7 @@
 """Workers for planners, on Ray: many tasks at once, and one number that all of them lower.
 
-It fits the contract `AbstractWorkers` in `tuner/planners/workers.py` by its shape, because trials and planners do not
-import each other.
+It fits the contract `AbstractWorkers` in `tuner/planners/engine/workers.py` by its shape, because trials and planners
+do not import each other.
 
 Lifecycle: `with RayWorkers(...)` uses the Ray that this program has joined, for example through a `RayExecutor`, or
 else starts one on this machine; `map` runs a function on every task and waits; leaving the block shuts down what was
@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
-from hardware.errors import ConfigError
+from hardware.io.errors import ConfigError
 from trials.ray_local import imported_ray, start_local_ray
 
 Task = TypeVar("Task")

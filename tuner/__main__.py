@@ -1,5 +1,5 @@
 """`python -m tuner` is the command `meshtune`."""
 
-from tuner.cli import main
+from tuner.cli.main import main
 
 main()

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from docs.site.json_keys import JSON_KEYS
-from tuner.cli import app
+from tuner.cli.main import app
 
 
 def command_reference() -> dict[str, str]:

@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
-from costmodels.parallel import DEGREES, ENUMERATED_DIMENSIONS
+from costmodels.job.parallel_config import DEGREES, ENUMERATED_DIMENSIONS
 from hardware.cluster import CLUSTER_FORMS
-from tuner.config import StudyKeys
+from tuner.study_file.config import StudyKeys
 
 _REFERENCE = "#/$defs/{model}"
 _DEGREE = {"type": "integer", "minimum": 1}

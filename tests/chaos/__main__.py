@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.postgresql_server import PostgresqlServer, server_programs
 from benchmarks.timing import answer, count_at_least, publish, reasons, tell
-from hardware.errors import ConfigError
+from hardware.io.errors import ConfigError
 from tests.chaos.disk import why_no_disk
 from tests.chaos.rounds import FAULTS, Played, Stage, by_kind, planned
 from tests.chaos.studies import RAYS, STORAGES, TRIALS

@@ -21,7 +21,7 @@ from tests.chaos.disk import SmallDisk, why_no_disk
 from tests.chaos.invariants import End
 from tests.chaos.stored import Stored, read_stored
 from tests.chaos.studies import Round, write_study
-from tests.tuner.driver_process import DriverProcess
+from tests.support.studies.driver_process import DriverProcess
 
 NODES = (0, 2, 2)
 """CPUs of the nodes of a cluster, the head first."""

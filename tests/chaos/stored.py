@@ -1,7 +1,7 @@
 """What a storage holds of a study, read past Meshtune and Optuna: SQLite and PostgreSQL by SQL, a journal line by line.
 
 The tables and the operations of a journal are Optuna's; that an entry of a journal may have a condition, and that
-entries of rows mean nothing to Optuna, is documented in tuner/journal_file.py.
+entries of rows mean nothing to Optuna, is documented in tuner/storage/journal_file.py.
 """
 
 from __future__ import annotations

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from tests.chaos.invariants import outcome
 from tests.chaos.stored import read_stored
-from tests.tuner.driver_process import ROOT
-from tests.tuner.in_process_executor import InProcessExecutor
-from tuner.config import load_study
-from tuner.study import run_study
+from tests.support.studies.driver_process import ROOT
+from tests.support.studies.in_process_executor import InProcessExecutor
+from tuner.run.loop import run_study
+from tuner.study_file.config import load_study
 
 STORAGES = ("sqlite", "postgresql", "journal")
 TRIALS = ("command", "replay", "simulated")

@@ -6,7 +6,7 @@ from tests.chaos.__main__ import PASSWORD
 from tests.chaos.disk import why_no_disk
 from tests.chaos.rounds import FAULTS, Stage, by_kind
 from tests.chaos.studies import Round, Strike
-from tests.own_server import own_server
+from tests.support.own_server import own_server
 
 SHORT = (
     "kill trial",

@@ -4,16 +4,16 @@ from dataclasses import dataclass
 
 import pytest
 
-from hardware.errors import ConfigError
+from hardware.io.errors import ConfigError
 from tests.chaos.disk import SmallDisk, why_no_disk
 from tests.chaos.invariants import Disturbed, loses_nothing, records_each_once, spends_its_budget
 from tests.chaos.stored import read_stored
 from tests.chaos.studies import PUBLISHED
-from tests.tuner.in_process_executor import InProcessExecutor
+from tests.support.studies.in_process_executor import InProcessExecutor
 from trials.backend import AbstractBackend
-from tuner.config import load_study
-from tuner.storage import NOTHING_IS_LOST
-from tuner.study import run_study
+from tuner.run.loop import run_study
+from tuner.storage.opening import NOTHING_IS_LOST
+from tuner.study_file.config import load_study
 
 BUDGET = 6
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from hardware.config_file import read_text
+from hardware.io.config_file import read_text
 from tests.fuzz.mutation import Mutation, of_json, of_lines, of_yaml
 from tests.fuzz.target import Target
-from tests.tuner.imports.launch_scripts import (
+from tests.support.studies.launch_scripts import (
     ARRAYS,
     ASCEND,
     CONFIG_JSON,
@@ -19,8 +19,8 @@ from tests.tuner.imports.launch_scripts import (
     TORCHTITAN_FLAGS,
     TORCHTITAN_SCRIPT,
 )
-from tuner.config import load_study
-from tuner.new_study import MOST_BYTES, Added, new_study, read_import
+from tuner.study_file.config import load_study
+from tuner.study_file.new_study import MOST_BYTES, Added, new_study, read_import
 
 ADDED = {
     "megatron": Added(cluster="dgx-h100"),

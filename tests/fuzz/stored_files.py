@@ -11,18 +11,18 @@ from pathlib import Path
 
 import optuna
 
-from costmodels.operators import OpKind, Phase
-from costmodels.parallel import ParallelConfig
+from costmodels.job.parallel_config import ParallelConfig
+from costmodels.operators.layer_operators import OpKind, Phase
 from tests.fuzz.mutation import of_bytes, of_json, of_lines
 from tests.fuzz.target import Target
-from tests.tuner.broken_studies import study
+from tests.support.studies.broken_studies import study
 from trials.backend import Observation, OperatorSample, Status
-from tuner.config import StudyConfig, load_study
-from tuner.evidence import OBSERVATION
-from tuner.history import keep_run, make_tables, read_past
-from tuner.history.tables import METADATA, RUNS, SAMPLES
-from tuner.record import MEANING
-from tuner.storage import find_study, open_store, reading
+from tuner.search.observations import OBSERVATION
+from tuner.storage.history import keep_run, make_tables, read_past
+from tuner.storage.history.tables import METADATA, RUNS, SAMPLES
+from tuner.storage.opening import find_study, open_store, reading
+from tuner.storage.record import MEANING
+from tuner.study_file.config import StudyConfig, load_study
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 

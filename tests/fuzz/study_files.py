@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from costmodels.device_mesh import mesh_of
-from costmodels.measured import read_measured_and_skipped
-from costmodels.model_catalog import read_model_file
-from costmodels.parallel import parse_config
-from costmodels.runtime import read_profile
+from costmodels.calibration.measured_runs import read_measured_and_skipped
+from costmodels.job.model_catalog import read_model_file
+from costmodels.job.parallel_config import parse_config
+from costmodels.job.runtime import read_profile
+from costmodels.sharding.device_mesh import mesh_of
 from hardware.cluster import cluster_from_mapping, find_cluster
-from hardware.config_file import read_mapping
+from hardware.io.config_file import read_mapping
 from hardware.trace_file import read_trace
 from tests.fuzz.mutation import of_json, of_lines, of_table, of_yaml
 from tests.fuzz.target import Target
-from tests.tuner.broken_studies import CONFIG_JSON, REPLAY, rows, study
-from tuner.cli_options import number, whole_number
-from tuner.config import load_study
-from tuner.history.published import read_published
-from tuner.space import enumerate_space
+from tests.support.studies.broken_studies import CONFIG_JSON, REPLAY, rows, study
+from tuner.cli.options import number, whole_number
+from tuner.space.enumeration import enumerate_space
+from tuner.storage.history.published import read_published
+from tuner.study_file.config import load_study
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hardware.errors import ConfigError
+from hardware.io.errors import ConfigError
 from tests.fuzz.mutation import Mutation
 
 LONGEST_MESSAGE = 4_000

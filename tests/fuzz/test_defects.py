@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from costmodels.parallel import ParallelConfig
+from costmodels.job.parallel_config import ParallelConfig
 from tests.fuzz.launch_files import EXPORTED
 from tests.fuzz.target import LONGEST_MESSAGE
 from tests.fuzz.targets import TARGETS
-from tests.trials.command.small_commands import backend_of
-from tests.tuner.broken_studies import rows, study
+from tests.support.programs.small_commands import backend_of
+from tests.support.studies.broken_studies import rows, study
 from trials.backend import Status
 from trials.command.log_pattern import LogPattern
 from trials.command.patience import at_most

@@ -16,8 +16,8 @@ from trials.command.kineto import UnreadableTraceError, read_trace
 from trials.command.log_pattern import LOG_PATTERNS, Reading, StepSize
 from trials.command.log_watch import Wanted, watched
 from trials.command.trace_samples import samples_of
-from trials.rank_messages import Exit, Told
-from trials.ranks import AbstractRanks
+from trials.ranks.contract import AbstractRanks
+from trials.ranks.messages import Exit, Told
 
 STEP = StepSize(samples=256, tokens=256 * 4096, devices=64)
 

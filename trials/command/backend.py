@@ -16,19 +16,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from costmodels.job import TrainingJob
-from costmodels.parallel import ParallelConfig
-from costmodels.reduced import Reduction
+from costmodels.job.parallel_config import ParallelConfig
+from costmodels.job.proxy_job import Reduction
+from costmodels.job.training_job import TrainingJob
 from hardware.cluster import Cluster
-from hardware.errors import ConfigError
+from hardware.io.errors import ConfigError
 from trials.backend import AbstractBackend, HostNeeds, Observation, OnStep, Origin, Status, unheard
 from trials.command.host_program import HostPlan
 from trials.command.log_pattern import LogPattern, StepSize
 from trials.command.log_watch import Wanted, watched
 from trials.command.placeholders import values_of
 from trials.command.trace_program import with_traces
-from trials.rank_processes import RankProcesses
-from trials.ranks import AbstractRanks, RankSetup
+from trials.ranks.contract import AbstractRanks, RankSetup
+from trials.ranks.processes import RankProcesses
 from trials.ray_job import check_outlives_job
 
 Launch = Literal["per_host", "once"]

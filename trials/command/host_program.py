@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from hardware.errors import shown
+from hardware.io.errors import shown
 from trials.command.log_pattern import LogPattern, StepSize
 from trials.command.patience import TooSlowError, at_most
 from trials.command.placeholders import filled, filled_all, without_wildcards
 from trials.command.process_tree import supervised
-from trials.rank_messages import Place
+from trials.ranks.messages import Place
 
 HEARTBEAT_S = 1.0
 """How often it is told at most that there was output."""

@@ -23,9 +23,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hardware.errors import ConfigError, shown
-from hardware.input_file import read_input, unpacked
-from trials.torch_training.trace_events import Shape, TraceEvent
+from hardware.io.errors import ConfigError, shown
+from hardware.io.input_file import read_input, unpacked
+from trials.profiling.trace_events import Shape, TraceEvent
 
 MOST_BYTES = 1_000_000_000
 """A larger trace is not read: as Python objects it takes several times as much memory."""

@@ -19,7 +19,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hardware.errors import ConfigError, did_you_mean
+from hardware.io.errors import ConfigError, did_you_mean
 
 LONGEST_LINE = 10_000
 """Characters of a line that are looked at."""

@@ -17,8 +17,8 @@ from trials.backend import Observation, OnStep, Status, tail_of
 from trials.command.host_program import Ended, Printed
 from trials.command.log_pattern import Reading
 from trials.command.memory_messages import lack_of_memory
-from trials.rank_messages import Exit, Told
-from trials.ranks import AbstractRanks
+from trials.ranks.contract import AbstractRanks
+from trials.ranks.messages import Exit, Told
 
 GRACE_S = 5.0
 """How long the other hosts may take to end when one has: their logs may say more."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from trials.out_of_memory import speaks_of_memory
+from trials.ranks.out_of_memory import speaks_of_memory
 
 _MESSAGES = re.compile(
     "|".join(

@@ -10,10 +10,10 @@ import itertools
 import string
 from collections.abc import Mapping, Sequence
 
-from costmodels.job import TrainingJob
-from costmodels.parallel import DEGREES, FURTHER_DIMENSIONS, ParallelConfig
+from costmodels.job.parallel_config import DEGREES, FURTHER_DIMENSIONS, ParallelConfig
+from costmodels.job.training_job import TrainingJob
 from hardware.cluster import Cluster
-from hardware.errors import ConfigError, did_you_mean
+from hardware.io.errors import ConfigError, did_you_mean
 
 FLAGS = "flags"
 """Stands for the flags of a framework, an argument each."""

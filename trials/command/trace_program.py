@@ -17,9 +17,9 @@ from trials.command.host_program import HostPlan
 from trials.command.kineto import UnreadableTraceError, read_trace
 from trials.command.placeholders import filled
 from trials.command.trace_samples import TraceSamples, samples_of
-from trials.rank_messages import Place, Told
-from trials.ranks import AbstractRanks, RanksLostError
-from trials.torch_training.operator_profile import merged
+from trials.profiling.operator_profile import merged
+from trials.ranks.contract import AbstractRanks, RanksLostError
+from trials.ranks.messages import Place, Told
 
 READ_LIMIT_S = 300.0
 """How long traces may take to be read."""

@@ -1,4 +1,4 @@
-"""The operators of costmodels/operators.py in a trace of a program that marks none: by their names and shapes.
+"""Find the operators of costmodels/operators/ in a trace of a program that marks none, by their names and shapes.
 
 Taken are products, attention kernels and norms; a sample has no name, for the trace does not tell the operator's role.
 Elementwise operators are told apart by nothing but that, and grouped products have as many rows as the router says, so
@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from costmodels.operators import OpKind, Phase
+from costmodels.operators.layer_operators import OpKind, Phase
 from trials.backend import OperatorSample
 from trials.command.kineto import Trace
-from trials.torch_training.operator_profile import merged
-from trials.torch_training.trace_events import TraceEvent
+from trials.profiling.operator_profile import merged
+from trials.profiling.trace_events import TraceEvent
 
 Sizes = tuple[float, ...]
 

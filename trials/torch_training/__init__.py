@@ -1,1 +1,4 @@
-"""A trial that trains a real transformer with torch under exactly one configuration."""
+"""Train a real transformer with torch as a trial, under exactly one configuration.
+
+Begin with `backend.py`. `rank_program.py` runs on every rank, and `model` holds the parts that it trains.
+"""

@@ -13,15 +13,15 @@ import importlib.util
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from costmodels.job import TrainingJob
-from costmodels.parallel import ParallelConfig
-from costmodels.reduced import Reduction
-from costmodels.runtime import RuntimeProfile
+from costmodels.job.parallel_config import ParallelConfig
+from costmodels.job.proxy_job import Reduction
+from costmodels.job.runtime import RuntimeProfile
+from costmodels.job.training_job import TrainingJob
 from hardware.cluster import Cluster
-from hardware.errors import ConfigError
+from hardware.io.errors import ConfigError
 from trials.backend import AbstractBackend, Clock, HostNeeds, Observation, OnStep, Origin, unheard
-from trials.rank_processes import RankProcesses
-from trials.ranks import AbstractRanks, RankSetup
+from trials.ranks.contract import AbstractRanks, RankSetup
+from trials.ranks.processes import RankProcesses
 from trials.torch_training.processor_time import num_cores
 from trials.torch_training.rank_plan import DeviceKind, RankPlan
 from trials.torch_training.rank_setup import TORCH_RANKS

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore  # torch.distributed has it, but its types do not say so
 
-from trials.rank_messages import Place
+from trials.ranks.messages import Place
 
 TIMEOUT_S = 600.0
 """How long a collective waits for the other ranks. A trial's own limit comes first; this one is for orphans."""

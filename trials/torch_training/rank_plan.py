@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from costmodels.job import TrainingJob
-from costmodels.parallel import ParallelConfig
-from costmodels.runtime import RuntimeProfile
+from costmodels.job.parallel_config import ParallelConfig
+from costmodels.job.runtime import RuntimeProfile
+from costmodels.job.training_job import TrainingJob
 from trials.backend import Clock
-from trials.torch_training.operator_profile import RankProfile
-from trials.torch_training.rank_recording import RankRecording
+from trials.profiling.operator_profile import RankProfile
+from trials.torch_training.profiling.rank_recording import RankRecording
 
 DeviceKind = Literal["cpu", "cuda"]
 

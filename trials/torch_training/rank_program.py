@@ -14,15 +14,15 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from trials.out_of_memory import is_memory_used_up, speaks_of_memory
-from trials.rank_messages import Place
-from trials.torch_training.experts import keep_all, keep_up_to
-from trials.torch_training.operator_profile import RankProfile
+from trials.profiling.operator_profile import RankProfile
+from trials.ranks.messages import Place
+from trials.ranks.out_of_memory import is_memory_used_up, speaks_of_memory
+from trials.torch_training.model.experts import keep_all, keep_up_to
 from trials.torch_training.process_group import process_group
+from trials.torch_training.profiling.rank_recording import RankRecording
+from trials.torch_training.profiling.recording import BACKEND, Recorder, register_recorded_backend
+from trials.torch_training.profiling.step_profiler import profile_steps
 from trials.torch_training.rank_plan import Begun, Failed, Finished, RankPlan, Ready, StepTaken
-from trials.torch_training.rank_recording import RankRecording
-from trials.torch_training.recording import BACKEND, Recorder, register_recorded_backend
-from trials.torch_training.step_profiler import profile_steps
 from trials.torch_training.training import Trainer
 
 

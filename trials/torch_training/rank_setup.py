@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trials.ranks import RankSetup
+from trials.ranks.contract import RankSetup
 
 TORCH_RANKS = RankSetup(
     modules=(

@@ -15,14 +15,14 @@ from collections.abc import Callable, Sequence
 
 from hardware.cluster import Cluster
 from trials.backend import Clock, Observation, OnStep, OperatorSample, Status, tail_of
-from trials.out_of_memory import speaks_of_memory
-from trials.rank_messages import Exit, Told
-from trials.ranks import AbstractRanks
-from trials.torch_training.call_profile import call_mismatches
-from trials.torch_training.operator_profile import RankProfile, mismatches, of_pipeline
+from trials.profiling.operator_profile import RankProfile, mismatches, of_pipeline
+from trials.ranks.contract import AbstractRanks
+from trials.ranks.messages import Exit, Told
+from trials.ranks.out_of_memory import speaks_of_memory
 from trials.torch_training.processor_time import busy_s
+from trials.torch_training.profiling.call_profile import call_mismatches
+from trials.torch_training.profiling.virtual_clock import virtual_step
 from trials.torch_training.rank_plan import Begun, Failed, Finished, RankPlan, Ready, StepTaken
-from trials.torch_training.virtual_clock import virtual_step
 
 GRACE_S = 3.0
 """How long the other ranks may take to tell their side when one has failed."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from costmodels.job import TrainingJob
-from hardware.errors import ConfigError
+from costmodels.job.training_job import TrainingJob
+from hardware.io.errors import ConfigError
 
 PRECISIONS = ("fp32", "bf16")
 

@@ -10,19 +10,19 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import record_function
 
-from costmodels.job import TrainingJob
-from costmodels.parallel import ParallelConfig
-from costmodels.runtime import RuntimeProfile
-from trials.torch_training.attention import local_positions
-from trials.torch_training.data import sequences
-from trials.torch_training.data_parallel import replicate
-from trials.torch_training.experts import Keep, keep_all
-from trials.torch_training.gradients import finish_gradients
-from trials.torch_training.loss import cross_entropy
-from trials.torch_training.mesh import RankMesh
-from trials.torch_training.model import build_chunks
-from trials.torch_training.pipeline import passes
-from trials.torch_training.sharding import megatron_sharding
+from costmodels.job.parallel_config import ParallelConfig
+from costmodels.job.runtime import RuntimeProfile
+from costmodels.job.training_job import TrainingJob
+from trials.torch_training.model.attention import local_positions
+from trials.torch_training.model.data import sequences
+from trials.torch_training.model.data_parallel import replicate
+from trials.torch_training.model.experts import Keep, keep_all
+from trials.torch_training.model.gradients import finish_gradients
+from trials.torch_training.model.loss import cross_entropy
+from trials.torch_training.model.mesh import RankMesh
+from trials.torch_training.model.pipeline import passes
+from trials.torch_training.model.sharding import megatron_sharding
+from trials.torch_training.model.stage_model import build_chunks
 
 LEARNING_RATE = 1e-3
 BETAS = (0.9, 0.95)

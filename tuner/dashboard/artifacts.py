@@ -17,8 +17,8 @@ from typing import Any, BinaryIO, NoReturn
 from optuna.artifacts.exceptions import ArtifactNotFound
 
 from trials.command.backend import CommandBackend
-from tuner.config import StudyConfig
 from tuner.report import collect, render_report
+from tuner.study_file.config import StudyConfig
 
 REPORT = "report.html"
 

@@ -20,12 +20,12 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 import optuna
 
-from hardware.errors import ConfigError
-from tuner.config import StudyConfig
+from hardware.io.errors import ConfigError
 from tuner.dashboard.artifacts import StudyFiles
 from tuner.dashboard.view import StudyView
-from tuner.storage import load_study, open_store
-from tuner.study import stored_study
+from tuner.run.loop import stored_study
+from tuner.storage.opening import load_study, open_store
+from tuner.study_file.config import StudyConfig
 
 PORT = 8080
 """optuna-dashboard's own."""

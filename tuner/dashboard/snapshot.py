@@ -8,16 +8,16 @@ from typing import Any
 
 from optuna import Study
 
-from costmodels.memory import estimate_memory
-from costmodels.parallel import ConfigGrid, Value
-from costmodels.uncertainty import step_uncertainty
-from tuner.config import StudyConfig
-from tuner.extrapolation import Extrapolated, extrapolated_of
-from tuner.lessons import Lesson, lessons_of
-from tuner.population import P_STAR, Moment, read_moments
-from tuner.record import HISTORY, STOP_REASON, TrialRecord, best_record, read_records
-from tuner.reference import Reference, reference_of
-from tuner.stopping import StopReason
+from costmodels.job.parallel_config import ConfigGrid, Value
+from costmodels.step.memory import estimate_memory
+from costmodels.surrogates.uncertainty import step_uncertainty
+from tuner.answers.reference import Reference, reference_of
+from tuner.search.failures import Lesson, lessons_of
+from tuner.search.population import P_STAR, Moment, read_moments
+from tuner.search.proxy.extrapolation import Extrapolated, extrapolated_of
+from tuner.search.stopping import StopReason
+from tuner.storage.record import HISTORY, STOP_REASON, TrialRecord, best_record, read_records
+from tuner.study_file.config import StudyConfig
 
 Key = tuple[Value, ...]
 """A candidate by the values of its dimensions."""

@@ -6,13 +6,13 @@ from collections import Counter
 from typing import Any
 
 from trials.backend import Status
-from tuner.candidates import tokens_per_s_per_device
-from tuner.console import in_words
+from tuner.answers.candidates import tokens_per_s_per_device
 from tuner.dashboard.markdown import code, paragraphs, plain, table
 from tuner.dashboard.snapshot import Snapshot
-from tuner.population import Moment
-from tuner.record import TrialRecord, saved_s
 from tuner.report.words import in_short, percent, plural, seconds
+from tuner.search.population import Moment
+from tuner.storage.record import TrialRecord, saved_s
+from tuner.terminal.console import in_words
 
 MOST_PROBABLE = 5
 """Candidates of the population that get a line."""

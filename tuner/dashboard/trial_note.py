@@ -6,16 +6,16 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from costmodels.uncertainty import likely_range
+from costmodels.surrogates.uncertainty import likely_range
 from trials.backend import Status
-from tuner.config import StudyConfig
-from tuner.console import in_words
+from tuner.answers.reference import Reference
 from tuner.dashboard.markdown import block, code, paragraphs, plain, table
 from tuner.dashboard.study_note import STATUS_WORDS
-from tuner.record import TrialRecord
-from tuner.reference import Reference
-from tuner.report.accuracy import relative_error
+from tuner.report.sections.accuracy import relative_error
 from tuner.report.words import MISSING, gibibytes, percent, plural, seconds
+from tuner.storage.record import TrialRecord
+from tuner.study_file.config import StudyConfig
+from tuner.terminal.console import in_words
 
 GIB = 2**30
 

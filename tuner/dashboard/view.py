@@ -32,14 +32,14 @@ from optuna.study import StudyDirection
 from optuna.study._frozen import FrozenStudy
 from optuna.trial import FrozenTrial, TrialState
 
-from tuner.config import StudyConfig
 from tuner.dashboard.artifacts import OfferedFile, StudyFiles
 from tuner.dashboard.snapshot import Key, Snapshot, snapshot_of, step_errors
 from tuner.dashboard.study_note import study_facts, study_note
 from tuner.dashboard.trial_note import trial_facts, trial_note
-from tuner.driver import DRIVER
-from tuner.record import SPENT_S, TrialRecord
-from tuner.study import is_driven
+from tuner.run.driver import DRIVER
+from tuner.run.loop import is_driven
+from tuner.storage.record import SPENT_S, TrialRecord
+from tuner.study_file.config import StudyConfig
 
 NOTES = "dashboard:"
 """What the names of system attributes begin with that the dashboard keeps notes under."""

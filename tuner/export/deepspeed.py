@@ -16,11 +16,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from costmodels.assignment import numbers_in_words
-from costmodels.parallel import ParallelConfig
+from costmodels.job.parallel_config import ParallelConfig
+from costmodels.job.uneven_work import numbers_in_words
 from tuner.export.exporter import Export
 from tuner.export.parts import layers_of_parts, runtime_note, uneven
-from tuner.rules import Setting
+from tuner.space.rules import Setting
 
 
 def export_deepspeed(setting: Setting, config: ParallelConfig) -> Export:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from costmodels.parallel import ParallelConfig
-from tuner.rules import Setting
+from costmodels.job.parallel_config import ParallelConfig
+from tuner.space.rules import Setting
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

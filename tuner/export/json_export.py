@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from costmodels.parallel import DEGREES, FURTHER_DIMENSIONS, ParallelConfig
+from costmodels.job.parallel_config import DEGREES, FURTHER_DIMENSIONS, ParallelConfig
 from tuner.export.exporter import Export
-from tuner.rules import Setting
+from tuner.space.rules import Setting
 
 
 def export_json(setting: Setting, config: ParallelConfig) -> Export:

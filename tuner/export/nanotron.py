@@ -13,10 +13,10 @@ from typing import Any
 
 import yaml
 
-from costmodels.parallel import ParallelConfig
+from costmodels.job.parallel_config import ParallelConfig
 from tuner.export.exporter import Export
 from tuner.export.parts import comments, runtime_note, uneven
-from tuner.rules import Setting
+from tuner.space.rules import Setting
 
 
 def export_nanotron(setting: Setting, config: ParallelConfig) -> Export:

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from costmodels.assignment import numbers_in_words
-from costmodels.parallel import ParallelConfig
-from costmodels.schedules import assign_layers
+from costmodels.job.parallel_config import ParallelConfig
+from costmodels.job.uneven_work import numbers_in_words
+from costmodels.step.schedules import assign_layers
 from tuner.export.exporter import Export
-from tuner.rules import Setting
+from tuner.space.rules import Setting
 
 Environment = tuple[tuple[str, str | None], ...]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from costmodels.runtime import RuntimeProfile
-from hardware.errors import ConfigError, did_you_mean
+from costmodels.job.runtime import RuntimeProfile
+from hardware.io.errors import ConfigError, did_you_mean
 from tuner.export.deepspeed import export_deepspeed
 from tuner.export.exporter import Exporter
 from tuner.export.json_export import export_json

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hardware.errors import ConfigError
+from hardware.io.errors import ConfigError
 from tuner.imports.imported import Imported, Unread
 from tuner.imports.keys import Keys, json_mapping
 

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from costmodels.model_spec import MAX_COUNT
-from hardware.errors import ConfigError
-from tuner.imports.bash_texts import Argument
+from costmodels.job.model_spec import MAX_COUNT
+from hardware.io.errors import ConfigError
+from tuner.imports.bash.texts import Argument
 from tuner.imports.imported import Unread
 
 

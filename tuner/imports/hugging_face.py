@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from costmodels.hugging_face import model_from_hugging_face
-from hardware.errors import ConfigError
+from costmodels.job.hugging_face import model_from_hugging_face
+from hardware.io.errors import ConfigError
 from tuner.imports.imported import Imported
 from tuner.imports.keys import json_mapping
 

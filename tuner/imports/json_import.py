@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from costmodels.model_catalog import model_names
-from costmodels.parallel import DEGREES, FURTHER_DIMENSIONS, ParallelConfig
-from costmodels.runtime import runtime_names
-from hardware.errors import ConfigError, did_you_mean
+from costmodels.job.model_catalog import model_names
+from costmodels.job.parallel_config import DEGREES, FURTHER_DIMENSIONS, ParallelConfig
+from costmodels.job.runtime import runtime_names
+from hardware.io.errors import ConfigError, did_you_mean
 from tuner.imports.imported import Imported
 from tuner.imports.keys import Keys, json_mapping
 

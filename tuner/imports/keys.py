@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from costmodels.model_spec import check_count
-from hardware.config_file import parse_json
-from hardware.errors import ConfigError
+from costmodels.job.model_spec import check_count
+from hardware.io.config_file import parse_json
+from hardware.io.errors import ConfigError
 
 
 class Keys:

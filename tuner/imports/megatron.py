@@ -12,10 +12,10 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from costmodels.job import RECOMPUTE_MODULES
-from hardware.errors import ConfigError
-from tuner.imports.bash_script import Script, read_script
-from tuner.imports.bash_texts import Argument
+from costmodels.job.training_job import RECOMPUTE_MODULES
+from hardware.io.errors import ConfigError
+from tuner.imports.bash.script import Script, read_script
+from tuner.imports.bash.texts import Argument
 from tuner.imports.flags import Flags, flags_among
 from tuner.imports.imported import Imported, Unread
 from tuner.imports.megatron_command import command_of

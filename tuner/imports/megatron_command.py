@@ -7,8 +7,8 @@ is left out. Every step is logged.
 
 from __future__ import annotations
 
-from tuner.imports.bash_script import Script
-from tuner.imports.bash_texts import Argument
+from tuner.imports.bash.script import Script
+from tuner.imports.bash.texts import Argument
 from tuner.imports.imported import LaunchCommand
 from tuner.imports.torchrun import Launch, braced, directory_of, environment_of
 

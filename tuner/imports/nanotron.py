@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from costmodels.hugging_face import model_from_hugging_face
-from hardware.config_file import parse_yaml
-from hardware.errors import ConfigError
+from costmodels.job.hugging_face import model_from_hugging_face
+from hardware.io.config_file import parse_yaml
+from hardware.io.errors import ConfigError
 from tuner.imports.imported import Imported, Unread
 from tuner.imports.keys import Keys
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from costmodels.assignment import numbers_in_words
-from costmodels.model_spec import ModelSpec
-from costmodels.parallel import DEGREES, Value
-from costmodels.runtime import RuntimeProfile
-from costmodels.schedules import chunk_of_layer
-from hardware.errors import ConfigError
+from costmodels.job.model_spec import ModelSpec
+from costmodels.job.parallel_config import DEGREES, Value
+from costmodels.job.runtime import RuntimeProfile
+from costmodels.job.uneven_work import numbers_in_words
+from costmodels.step.schedules import chunk_of_layer
+from hardware.io.errors import ConfigError
 from tuner.imports.imported import Imported
 
 

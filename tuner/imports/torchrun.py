@@ -9,8 +9,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tuner.imports.bash_script import Command, Script
-from tuner.imports.bash_texts import Argument
+from tuner.imports.bash.script import Command, Script
+from tuner.imports.bash.texts import Argument
 from tuner.imports.flags import Flag, flags_among
 
 TORCHRUN = (

@@ -13,9 +13,9 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
-from hardware.errors import ConfigError
-from tuner.imports.bash_script import Script, read_script
-from tuner.imports.bash_texts import Argument
+from hardware.io.errors import ConfigError
+from tuner.imports.bash.script import Script, read_script
+from tuner.imports.bash.texts import Argument
 from tuner.imports.flags import Flags, flags_among
 from tuner.imports.imported import Imported, LaunchCommand, Unread
 from tuner.imports.keys import Keys

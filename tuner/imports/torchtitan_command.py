@@ -9,9 +9,9 @@ Source: torchtitan 0.3.0 trainer.py (`Trainer.Config`: the sections) and config/
 
 from __future__ import annotations
 
-from tuner.export.torchtitan_rules import POLICY, TORCHTITAN_FLAGS
-from tuner.imports.bash_script import Script
-from tuner.imports.bash_texts import Argument
+from tuner.export.rules.torchtitan import POLICY, TORCHTITAN_FLAGS
+from tuner.imports.bash.script import Script
+from tuner.imports.bash.texts import Argument
 from tuner.imports.imported import LaunchCommand
 from tuner.imports.torchrun import Launch, braced, directory_of, environment_of
 

@@ -19,12 +19,12 @@ from typing import Any, Literal
 
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
-from costmodels.device_mesh import DeviceMesh, mesh_from
-from costmodels.frontends.jax_graph import graph_of
-from costmodels.frontends.jax_program import Program, traced
-from costmodels.plan_exports.jax_apply import apply_plan, jax_mesh, on_mesh, outputs_of, partition_spec, specs_of
-from costmodels.plan_exports.jax_shardy import annotated_stablehlo
-from costmodels.plan_exports.jax_specs import jax_specs
+from costmodels.sharding.device_mesh import DeviceMesh, mesh_from
+from costmodels.sharding.exports.jax_apply import apply_plan, jax_mesh, on_mesh, outputs_of, partition_spec, specs_of
+from costmodels.sharding.exports.jax_shardy import annotated_stablehlo
+from costmodels.sharding.exports.jax_specs import jax_specs
+from costmodels.sharding.frontends.jax.graph import graph_of
+from costmodels.sharding.frontends.jax.program import Program, traced
 from hardware.cluster import Cluster
 from tuner.planners.planning import Planned, PlannerOptions, planned
 
@@ -66,7 +66,7 @@ class JaxPlan:
         constraints: Where layouts change, in the order of the operators. What changes nowhere is pinned, too.
         donate_argnums: The arguments whose memory the outputs take over, as `jax.jit` counts them.
         more_sent: Tensors and operators between which JAX moves more than the plan says; see
-            `costmodels.plan_exports.axis_order`.
+            `costmodels.sharding.exports.axis_order`.
     """
 
     planned: Planned

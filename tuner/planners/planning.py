@@ -7,19 +7,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from costmodels.device_mesh import DeviceMesh
-from costmodels.graph import Graph
-from costmodels.plan import Plan, PlanCost, cost_of
-from hardware.errors import ConfigError
-from tuner.planners.class_costs import Figures
-from tuner.planners.manumatic import MEMORY_KEY, Perturbed, PinnedPlan, perturbed, pinned_plan, report_of
-from tuner.planners.outcome import Known, Limits
-from tuner.planners.pins import Pin, pinned
-from tuner.planners.recursive import ORDERS, Order, refined, whole
-from tuner.planners.sharding_milp import shard_by_milp
-from tuner.planners.sharding_terms import ShardingTerms
-from tuner.planners.toast import Step, ToastOptions, toast_plan
-from tuner.planners.workers import AbstractWorkers
+from costmodels.sharding.device_mesh import DeviceMesh
+from costmodels.sharding.graph import Graph
+from costmodels.sharding.plan import Plan, PlanCost, cost_of
+from hardware.io.errors import ConfigError
+from tuner.planners.engine.outcome import Known, Limits
+from tuner.planners.engine.workers import AbstractWorkers
+from tuner.planners.sharding.class_costs import Figures
+from tuner.planners.sharding.manumatic import MEMORY_KEY, Perturbed, PinnedPlan, perturbed, pinned_plan, report_of
+from tuner.planners.sharding.pins import Pin, pinned
+from tuner.planners.sharding.recursive import ORDERS, Order, refined, whole
+from tuner.planners.sharding.sharding_milp import shard_by_milp
+from tuner.planners.sharding.sharding_terms import ShardingTerms
+from tuner.planners.toast.search import Step, ToastOptions, toast_plan
 
 Planner = Literal["descent", "recursive", "toast"]
 PLANNERS: tuple[Planner, ...] = get_args(Planner)

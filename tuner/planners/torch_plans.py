@@ -21,14 +21,14 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement
 from torch.utils import _pytree as pytree
 
-from costmodels.device_mesh import DeviceMesh, mesh_from
-from costmodels.frontends.torch_graph import MOMENTS, UPDATE, graph_of
-from costmodels.frontends.torch_program import Loss, input_names, traced
-from costmodels.plan import Plan
-from costmodels.plan_exports.torch_placements import Redistribution, torch_placements
-from costmodels.sharding import Layout
+from costmodels.sharding.device_mesh import DeviceMesh, mesh_from
+from costmodels.sharding.exports.torch_placements import Redistribution, torch_placements
+from costmodels.sharding.frontends.torch.graph import MOMENTS, UPDATE, graph_of
+from costmodels.sharding.frontends.torch.program import Loss, input_names, traced
+from costmodels.sharding.layouts import Layout
+from costmodels.sharding.plan import Plan
 from hardware.cluster import Cluster
-from hardware.errors import ConfigError
+from hardware.io.errors import ConfigError
 from tuner.planners.planning import Planned, PlannerOptions, planned
 
 WHOLE_AXES = PlannerOptions(whole_axes=True)
@@ -167,7 +167,8 @@ def plan_torch(
             one can't divide is whole along it.
         loss: What is differentiated, as `loss(module, *inputs)`; None where that is `module(*inputs)`.
         cluster: What the mesh's devices are, from the first host on in the order of the mesh: a cluster, or a name of
-            the catalog for as few hosts as the mesh can fill. A `costmodels.device_mesh.DeviceMesh` stands on its own.
+            the catalog for as few hosts as the mesh can fill. A `costmodels.sharding.device_mesh.DeviceMesh` stands on
+            its own.
         options: How it is planned.
 
     Raises:

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 
-from costmodels.lone_calls import LoneCall, lone_call_s, lone_operator
-from costmodels.operators import OpKind, Phase
-from hardware.errors import ConfigError
-from tuner.device_calibration import DeviceCalibration
-from tuner.history.past import LoneSample
+from costmodels.operators.isolated import LoneCall, lone_call_s, lone_operator
+from costmodels.operators.layer_operators import OpKind, Phase
+from hardware.io.errors import ConfigError
+from tuner.calibrate.device_results import DeviceCalibration
 from tuner.report.figures import CANDIDATES, CONFIDENCE, DRAW_SCRIPT, INK, drawing
 from tuner.report.markup import Html, joined, section, tag
 from tuner.report.page import head_of
+from tuner.search.earlier_runs import LoneSample
 
 HEIGHT = 380
 _COLOURS = dict(zip(OpKind, (*CANDIDATES, CONFIDENCE), strict=True))

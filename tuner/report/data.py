@@ -7,26 +7,26 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from costmodels.parallel import ParallelConfig
-from costmodels.step_time import model_flops_utilisation
+from costmodels.job.parallel_config import ParallelConfig
+from costmodels.step.step_time import model_flops_utilisation
 from trials.backend import Origin
-from tuner.candidates import Candidates, candidates_of, ranking
-from tuner.config import StudyConfig
-from tuner.extrapolation import Extrapolated, extrapolated_of
-from tuner.lessons import Lesson, lessons_of
-from tuner.planned_study import LAYER_PLANS, planned_study
-from tuner.population import Moment, read_moments
-from tuner.record import (
+from tuner.answers.candidates import Candidates, candidates_of, ranking
+from tuner.answers.planned_candidates import LAYER_PLANS, planned_study
+from tuner.answers.reference import Reference, reference_of
+from tuner.run.loop import is_running, stored_study
+from tuner.search.failures import Lesson, lessons_of
+from tuner.search.population import Moment, read_moments
+from tuner.search.proxy.extrapolation import Extrapolated, extrapolated_of
+from tuner.search.stopping import StopReason
+from tuner.space.enumeration import active_rules
+from tuner.storage.record import (
     ORIGIN,
     STOP_REASON,
     TrialRecord,
     best_record,
     read_records,
 )
-from tuner.reference import Reference, reference_of
-from tuner.space import active_rules
-from tuner.stopping import StopReason
-from tuner.study import is_running, stored_study
+from tuner.study_file.config import StudyConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -7,28 +7,28 @@ import functools
 import hashlib
 from pathlib import Path
 
-from hardware.errors import ConfigError
-from tuner.config import StudyConfig
-from tuner.report.accuracy import accuracy_section
-from tuner.report.breakdown import time_section
-from tuner.report.calibration import calibration_section
-from tuner.report.caveats import warnings_section
+from hardware.io.errors import ConfigError
 from tuner.report.data import ReportData, Section, collect
 from tuner.report.figures import DRAW_SCRIPT, plotly_script
-from tuner.report.flags import flags_section
-from tuner.report.lessons import lessons_section
 from tuner.report.markup import Html, joined, tag
-from tuner.report.memory import memory_section
-from tuner.report.pipeline import pipeline_section
-from tuner.report.plan import plan_section
-from tuner.report.population import population_section
-from tuner.report.progress import progress_section
-from tuner.report.pruning import pruning_section
-from tuner.report.space_map import map_section
+from tuner.report.sections.accuracy import accuracy_section
+from tuner.report.sections.breakdown import time_section
+from tuner.report.sections.calibration import calibration_section
+from tuner.report.sections.caveats import warnings_section
+from tuner.report.sections.failures import lessons_section
+from tuner.report.sections.flags import flags_section
+from tuner.report.sections.memory import memory_section
+from tuner.report.sections.pipeline import pipeline_section
+from tuner.report.sections.plan import plan_section
+from tuner.report.sections.population import population_section
+from tuner.report.sections.progress import progress_section
+from tuner.report.sections.pruning import pruning_section
+from tuner.report.sections.space_map import map_section
+from tuner.report.sections.summary import summary_section
+from tuner.report.sections.trials import trials_section
 from tuner.report.style import COPY_SCRIPT, STYLE, WITHOUT_SCRIPTS
-from tuner.report.summary import summary_section
-from tuner.report.trials import trials_section
 from tuner.report.words import plural
+from tuner.study_file.config import StudyConfig
 
 SECTIONS: tuple[Section, ...] = (
     summary_section,

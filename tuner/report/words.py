@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from costmodels.parallel import DEGREES, Value
+from costmodels.job.parallel_config import DEGREES, Value
 
 MISSING = "\N{EN DASH}"
 GIB = 2**30

@@ -14,11 +14,11 @@ from types import FrameType
 
 import numpy as np
 
-from hardware.errors import ConfigError
+from hardware.io.errors import ConfigError
 from tuner.planners.assignment.contest_file import read_problem
 from tuner.planners.assignment.problem import Integers
 from tuner.planners.assignment.solve import solve
-from tuner.planners.outcome import Limits, Outcome
+from tuner.planners.engine.outcome import Limits, Outcome
 
 
 class _Interrupts:

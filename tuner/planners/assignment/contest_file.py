@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from hardware.errors import ConfigError, did_you_mean
-from hardware.input_file import read_input, unpacked
+from hardware.io.errors import ConfigError, did_you_mean
+from hardware.io.input_file import read_input, unpacked
 from tuner.planners.assignment.problem import AssignmentProblem, Floats, Integers, starts_of
 
 MAX_FILE_BYTES = 1_000_000_000

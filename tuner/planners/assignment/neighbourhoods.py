@@ -21,7 +21,7 @@ from tuner.planners.assignment.contraction import Core
 from tuner.planners.assignment.multipliers import CoreCosts, held_by_node
 from tuner.planners.assignment.problem import AssignmentProblem, Floats, Integers, is_close
 from tuner.planners.assignment.timeline import Timeline
-from tuner.planners.elimination import Term, cheapest_order, least
+from tuner.planners.engine.elimination import Term, cheapest_order, least
 
 _REGION_SIZES = (8, 20, 50, 120, 300)
 _TRIED_SHARE = 0.3

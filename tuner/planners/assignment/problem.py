@@ -18,7 +18,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hardware.errors import ConfigError
+from hardware.io.errors import ConfigError
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

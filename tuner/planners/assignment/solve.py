@@ -10,13 +10,13 @@ from collections.abc import Callable
 import numpy as np
 from numpy.random import Generator
 
-from hardware.errors import ConfigError
+from hardware.io.errors import ConfigError
 from tuner.planners.assignment.contraction import Core, contracted
 from tuner.planners.assignment.multipliers import Ascent
 from tuner.planners.assignment.neighbourhoods import LocalSearch
 from tuner.planners.assignment.problem import AssignmentProblem, Integers, is_close
 from tuner.planners.assignment.timeline import Timeline, timeline_of
-from tuner.planners.outcome import ROUNDING, Incumbent, Known, Limits, Outcome, Progress, Stop
+from tuner.planners.engine.outcome import ROUNDING, Incumbent, Known, Limits, Outcome, Progress, Stop
 
 _MOST_TRIED = 500
 """Assignments of a core up to which all are tried."""

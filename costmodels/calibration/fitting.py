@@ -1,0 +1,512 @@
+"""Fits a runtime profile's free constants to measured steps.
+
+Bounded least squares on the logarithm of predicted over measured step time, robust to outliers (Cauchy's loss), in the
+logarithms of the constants. What is believed before (CONSTANTS in runtime.py, or the profile's own values) enters as
+one more residual per constant, so that what the data do not determine stays where it was and says so: maximum a
+posteriori with Gaussian priors. Uncertainties are those of the linearised problem, from the inverse of J'J.
+
+Letters: n runs, c constants and device speeds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from costmodels.calibration.fidelity import by_setting, group_key, settings_of
+from costmodels.calibration.measured_runs import MeasuredRun
+from costmodels.calibration.sources import MeasuredSetting, source_of
+from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
+from costmodels.job.runtime import CONSTANTS, LayerResidual, RuntimeProfile
+from costmodels.job.training_job import TrainingJob
+from costmodels.operators.kernels import alone_s, share_in_training
+from costmodels.operators.layer_operators import FloatArray, Operator
+from costmodels.step.layer_residuals import Cell, cell_of, fit_residuals, layer_residual
+from costmodels.step.memory import MemoryEstimate, estimate_memory
+from costmodels.step.step_time import estimate_step
+from hardware.device import Device
+from hardware.io.errors import ConfigError
+
+RUN_ERROR = 0.05
+"""Standard deviation of the log error that a run is expected to keep after a fit; the loss levels off beyond it."""
+
+RUNS_PER_GROUP = 10.0
+"""Runs that a group counts for at most: those of one model on one cluster share much of their error (assumed)."""
+
+SPEED_ERROR = 0.05
+"""Standard deviation of the log speed that a device's kernels may have beyond what its figures give."""
+
+SPEED_BOUNDS = (0.6, 1.4)
+DETERMINED = 0.5
+"""A constant counts as determined where the fit leaves less than this share of the uncertainty before it."""
+
+MIN_RUNS = 3
+
+RESIDUALS_WORTH = 0.9
+"""Residuals of layers are kept where they lessen the median error of unseen runs to less than this share."""
+
+WIDE = 4.0
+"""Times RUN_ERROR up to which a fit begins with plain squares."""
+
+QUICK_STEPS = 10
+"""Steps of a fit whose errors are looked at anyway: more move the median error by less than a tenth of it."""
+
+DIFFERENCE = 1e-3
+"""Step of the finite differences, in the logarithm of a constant."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimedRun:
+    """A run as a fit sees it, whoever measured it: a published row, or a trial of an earlier study.
+
+    Attributes:
+        group: What runs of one job on one cluster have in common; they share much of their error.
+        source: Who measured it.
+        setting: What predicts it; only the facts of its runtime count, the constants are the fit's.
+        config: Its configuration.
+        step_time_s: What was measured.
+    """
+
+    group: Hashable
+    source: str
+    setting: MeasuredSetting
+    config: ParallelConfig
+    step_time_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FittedConstant:
+    """One constant after a fit.
+
+    Attributes:
+        value: Its most likely value.
+        log_error: Standard deviation of its logarithm.
+        is_determined: Whether the data and not the prior decided it.
+        at_bound: Whether it ended at a bound of CONSTANTS.
+    """
+
+    value: float
+    log_error: float
+    is_determined: bool
+    at_bound: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Calibration:
+    """A fitted profile and how it came about.
+
+    Attributes:
+        profile: The profile with the fitted constants.
+        constants: Each constant of CONSTANTS.
+        device_speed: Each device of the runs.
+        num_runs: Runs that the fit saw.
+        sources: Their sources.
+        median_ape: Median absolute percentage error on the same runs: not a figure to quote.
+        step_error: Standard deviation of the log error on runs of other models or clusters than each fit saw; the
+            profile's former one where the runs are too alike to tell.
+        skipped: Runs left out, by reason.
+    """
+
+    profile: RuntimeProfile
+    constants: Mapping[str, FittedConstant]
+    device_speed: Mapping[str, FittedConstant]
+    num_runs: int
+    sources: tuple[str, ...]
+    median_ape: float
+    step_error: float
+    skipped: Mapping[str, int]
+
+
+class _RememberedKernels:
+    """`kernel_s` of one batch of runs, which asks each kernel only once: constants change its share, not its time."""
+
+    def __init__(self) -> None:
+        self.alone: dict[tuple[str, str, str, int], FloatArray] = {}
+
+    def __call__(
+        self,
+        operator: Operator,
+        device: Device,
+        job: TrainingJob,  # noqa: ARG002 # part of KernelTime; a batch has one
+        runtime: RuntimeProfile,
+    ) -> FloatArray:
+        """Time of the operator inside a training step [u]."""
+        key = (operator.name, operator.phase, device.name, len(operator.flop))
+        if key not in self.alone:
+            self.alone[key] = alone_s(operator, device)
+        return self.alone[key] / share_in_training(operator.kind, runtime)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Batch:
+    """Runs that share a setting.
+
+    Attributes:
+        setting: What they share.
+        grid: Their configurations.
+        memory: The memory of these.
+        at: Their positions among all runs.
+        kernels: The time of each of their kernels.
+    """
+
+    setting: MeasuredSetting
+    grid: ConfigGrid
+    memory: MemoryEstimate
+    at: np.ndarray
+    kernels: _RememberedKernels
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Problem:
+    """The runs of one runtime, ready to be predicted again and again.
+
+    Attributes:
+        batches: The runs by setting.
+        log_measured: Logarithm of the measured step times [n].
+        weight: Weight of each run's residual [n].
+        devices: Devices whose speed is fitted.
+        prior: Logarithms of what is believed before [c].
+        prior_error: Their standard deviations [c].
+        lower: Logarithms of the lower bounds [c].
+        upper: Logarithms of the upper bounds [c].
+    """
+
+    batches: tuple[_Batch, ...]
+    log_measured: FloatArray
+    weight: FloatArray
+    devices: tuple[str, ...]
+    prior: FloatArray
+    prior_error: FloatArray
+    lower: FloatArray
+    upper: FloatArray
+
+    def log_predicted(self, theta: FloatArray) -> FloatArray:
+        """Logarithm of the predicted step times [n] at the logarithms of constants and speeds [c]."""
+        values = np.exp(theta)
+        changes = dict(zip(CONSTANTS, values[: len(CONSTANTS)].tolist(), strict=True))
+        speeds = dict(zip(self.devices, values[len(CONSTANTS) :].tolist(), strict=True))
+        predicted = np.empty(len(self.log_measured))
+        for batch in self.batches:
+            own = batch.setting.runtime
+            # a fact of the run may have fixed a constant: balanced routing has no imbalance
+            runtime = replace(
+                own,
+                device_speed=tuple({**dict(own.device_speed), **speeds}.items()),
+                residuals=(),
+                **{name: value for name, value in changes.items() if getattr(own, name) != 0},
+            )
+            estimate = estimate_step(
+                batch.setting.job,
+                batch.setting.cluster,
+                runtime,
+                batch.grid,
+                kernel_time=batch.kernels,
+                memory=batch.memory,
+            )
+            predicted[batch.at] = np.log(estimate.step_time_s)
+        return predicted
+
+    def slopes(self, theta: FloatArray, columns: np.ndarray) -> FloatArray:
+        """Derivatives of `log_predicted` by the chosen entries of theta [n, len(columns)], by forward differences."""
+        base = self.log_predicted(theta)
+        slopes = np.empty((len(base), len(columns)))
+        for position, column in enumerate(columns):
+            # stepping towards the inside of the bounds
+            step = DIFFERENCE if theta[column] + DIFFERENCE <= self.upper[column] else -DIFFERENCE
+            moved = theta.copy()
+            moved[column] += step
+            slopes[:, position] = (self.log_predicted(moved) - base) / step
+        return slopes
+
+    def jacobian(self, theta: FloatArray, columns: np.ndarray) -> FloatArray:
+        """Derivatives of `residuals` by the chosen entries of theta [n + c, len(columns)]."""
+        data = self.weight[:, None] * self.slopes(theta, columns) / RUN_ERROR
+        priors = np.zeros((len(theta), len(columns)))
+        priors[columns, np.arange(len(columns))] = 1.0 / self.prior_error[columns]
+        return np.concatenate([data, priors])
+
+    def residuals(self, theta: FloatArray) -> FloatArray:
+        """Errors of the runs in units of RUN_ERROR, then those of the priors in theirs [n + c]."""
+        data = self.weight * (self.log_predicted(theta) - self.log_measured) / RUN_ERROR
+        return np.concatenate([data, (theta - self.prior) / self.prior_error])
+
+
+def calibrate(
+    runs: Sequence[MeasuredRun],
+    profile: RuntimeProfile,
+    *,
+    on_progress: Callable[[str], None] = lambda _: None,
+) -> Calibration:
+    """Fits the constants of `profile` to those of `runs` that are timed.
+
+    Args:
+        runs: Measured runs of this runtime.
+        profile: What is known of the runtime; its constants and their errors are the prior.
+        on_progress: Called with a line of text before each fit.
+
+    Raises:
+        ConfigError: fewer than MIN_RUNS runs can be used.
+    """
+    timed = [run for run in runs if run.step_time_s is not None and source_of(run).timed]
+    kept, settings, skipped = settings_of(timed, {profile.name: profile}, profile.name)
+    own = [
+        TimedRun(
+            group=group_key(run),
+            source=run.source,
+            setting=setting,
+            config=run.config,
+            step_time_s=run.step_time_s,
+        )
+        for run, setting in zip(kept, settings, strict=True)
+        if run.step_time_s is not None
+    ]
+    return calibrate_timed(own, profile, skipped=skipped, on_progress=on_progress)
+
+
+def calibrate_timed(
+    runs: Sequence[TimedRun],
+    profile: RuntimeProfile,
+    *,
+    skipped: Mapping[str, int] | None = None,
+    on_progress: Callable[[str], None] = lambda _: None,
+) -> Calibration:
+    """As `calibrate`, for runs whose settings are known; `skipped` is what was left out before, by reason.
+
+    Raises:
+        ConfigError: fewer than MIN_RUNS runs.
+    """
+    if len(runs) < MIN_RUNS:
+        raise ConfigError(f"a fit needs at least {MIN_RUNS} timed runs of known devices, but got {len(runs)}")
+    on_progress(f"fitting {profile.name} to {len(runs)} runs")
+    problem = _problem(runs, profile)
+    theta, errors = _solve(problem)
+    fitted = _fitted(problem, theta, errors)
+    check = _held_out(runs, profile, on_progress)
+    result = _updated(profile, fitted, problem.devices, check.step_error)
+    error = problem.log_predicted(theta) - problem.log_measured
+    if check.residuals_help:
+        residuals = fit_residuals(_cells(runs), -error)
+        error = error + _residuals_of(residuals, runs)
+        result = replace(result, residuals=residuals)
+    return Calibration(
+        profile=result,
+        constants={name: fitted[name] for name in CONSTANTS},
+        device_speed={name: fitted[name] for name in problem.devices},
+        num_runs=len(runs),
+        sources=tuple(sorted({run.source for run in runs})),
+        median_ape=float(np.median(np.abs(np.expm1(error)))),
+        step_error=check.step_error,
+        skipped=dict(skipped or {}),
+    )
+
+
+def fit_to_runs(runs: Sequence[TimedRun], profile: RuntimeProfile) -> RuntimeProfile:
+    """The profile with its constants fitted to `runs`, unchecked: one fit, for whoever looks at its errors anyway.
+
+    Raises:
+        ConfigError: fewer than MIN_RUNS runs.
+    """
+    if len(runs) < MIN_RUNS:
+        raise ConfigError(f"a fit needs at least {MIN_RUNS} timed runs of known devices, but got {len(runs)}")
+    problem = _problem(runs, profile)
+    theta, errors = _solve(problem, QUICK_STEPS)
+    spread = float(np.quantile(np.abs(problem.log_predicted(theta) - problem.log_measured), 0.683))
+    return _updated(profile, _fitted(problem, theta, errors), problem.devices, spread)
+
+
+def calibrate_all(
+    runs: Sequence[MeasuredRun],
+    profile_of: Callable[[str], RuntimeProfile],
+    runtime: str | None = None,
+    on_progress: Callable[[str], None] = lambda _: None,
+) -> dict[str, Calibration]:
+    """One calibration for each runtime that `runs` used; runtimes with too few runs are left as they are."""
+    by_runtime: dict[str, list[MeasuredRun]] = {}
+    for run in runs:
+        by_runtime.setdefault(runtime or source_of(run).runtime, []).append(run)
+    fits = {}
+    for name, own in by_runtime.items():
+        if sum(run.step_time_s is not None and source_of(run).timed for run in own) >= MIN_RUNS:
+            fits[name] = calibrate(own, profile_of(name), on_progress=on_progress)
+    return fits
+
+
+def _problem(runs: Sequence[TimedRun], profile: RuntimeProfile) -> _Problem:
+    devices = tuple(sorted({device.name for run in runs for device in run.setting.cluster.devices}))
+    errors = dict(profile.log_errors)
+    prior = [getattr(profile, name) for name in CONSTANTS] + [profile.speed_of(name) for name in devices]
+    bounds = [(constant.lower, constant.upper) for constant in CONSTANTS.values()] + [SPEED_BOUNDS] * len(devices)
+    group_sizes = Counter(run.group for run in runs)
+    batches = []
+    for setting, at in by_setting([run.setting for run in runs]).items():
+        grid = ConfigGrid.from_configs([runs[i].config for i in at])
+        memory = estimate_memory(setting.job, setting.cluster, setting.runtime, grid)
+        batches.append(_Batch(setting=setting, grid=grid, memory=memory, at=np.array(at), kernels=_RememberedKernels()))
+    return _Problem(
+        batches=tuple(batches),
+        log_measured=np.log(np.array([run.step_time_s for run in runs], dtype=np.float64)),
+        weight=np.sqrt([min(1.0, RUNS_PER_GROUP / group_sizes[run.group]) for run in runs]),
+        devices=devices,
+        prior=np.log(prior),
+        prior_error=np.array([errors[name] for name in CONSTANTS] + [SPEED_ERROR] * len(devices)),
+        lower=np.log([low for low, _ in bounds]),
+        upper=np.log([high for _, high in bounds]),
+    )
+
+
+def _solve(problem: _Problem, max_steps: int = 30) -> tuple[FloatArray, FloatArray]:
+    """The most likely theta [c] and its standard deviations [c], after at most `max_steps` under each loss.
+
+    A loss that ignores outliers has many minima: soft L1, which has one for a linear model, finds the start for it. No
+    model here is linear, and all runs may begin as outliers, so their errors count WIDE times as large at first.
+    Constants that no run depends on are left as they are.
+    """
+    inside = 1e-6
+    theta = np.clip(problem.prior, problem.lower + inside, problem.upper - inside)
+    free = np.flatnonzero(np.any(problem.slopes(theta, np.arange(len(theta))) != 0, axis=0))
+
+    def whole(part: FloatArray) -> FloatArray:
+        values = theta.copy()
+        values[free] = part
+        return values
+
+    part = theta[free]
+    for loss in (_wide_soft_l1, _soft_l1, _cauchy):
+        found = least_squares(
+            lambda values: problem.residuals(whole(values)),
+            part,
+            jac=lambda values: problem.jacobian(whole(values), free),
+            bounds=(problem.lower[free], problem.upper[free]),
+            loss=_of_runs(loss, len(problem.log_measured)),
+            x_scale=problem.prior_error[free],
+            max_nfev=max_steps,
+            ftol=1e-3,
+            xtol=1e-3,
+        )
+        part = np.clip(found.x, problem.lower[free] + inside, problem.upper[free] - inside)
+    errors = problem.prior_error.copy()
+    errors[free] = np.sqrt(np.maximum(np.diag(np.linalg.pinv(found.jac.T @ found.jac)), 0.0))
+    return whole(part), errors
+
+
+def _soft_l1(squared: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """2 (sqrt(1 + z) - 1) of squared residuals z and its first two derivatives."""
+    root = np.sqrt(1.0 + squared)
+    return 2.0 * (root - 1.0), 1.0 / root, -0.5 / root**3
+
+
+def _wide_soft_l1(squared: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """The same of residuals in units that are WIDE times as large."""
+    value, first, second = _soft_l1(squared / WIDE**2)
+    return WIDE**2 * value, first, second / WIDE**2
+
+
+def _cauchy(squared: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """log(1 + z) of squared residuals z and its first two derivatives."""
+    inner = 1.0 + squared
+    return np.log(inner), 1.0 / inner, -1.0 / inner**2
+
+
+def _of_runs(
+    loss: Callable[[FloatArray], tuple[FloatArray, FloatArray, FloatArray]], num_runs: int
+) -> Callable[[FloatArray], FloatArray]:
+    """`loss` of the runs' residuals and a plain square of the priors', in scipy's form [3, n + c]."""
+
+    def rho(squared: FloatArray) -> FloatArray:
+        rows = [squared, np.ones_like(squared), np.zeros_like(squared)]
+        return np.stack(
+            [np.concatenate([own, plain[num_runs:]]) for own, plain in zip(loss(squared[:num_runs]), rows, strict=True)]
+        )
+
+    return rho
+
+
+def _fitted(problem: _Problem, theta: FloatArray, errors: FloatArray) -> dict[str, FittedConstant]:
+    at_bound = np.minimum(theta - problem.lower, problem.upper - theta) < 1e-3
+    return {
+        name: FittedConstant(
+            value=float(np.exp(theta[i])),
+            log_error=float(errors[i]),
+            is_determined=bool(errors[i] < DETERMINED * problem.prior_error[i]),
+            at_bound=bool(at_bound[i]),
+        )
+        for i, name in enumerate((*CONSTANTS, *problem.devices))
+    }
+
+
+def _updated(
+    profile: RuntimeProfile, fitted: Mapping[str, FittedConstant], devices: Sequence[str], step_error: float
+) -> RuntimeProfile:
+    constants: dict[str, Any] = {name: fitted[name].value for name in CONSTANTS}
+    return replace(
+        profile,
+        **constants,
+        device_speed=tuple({**dict(profile.device_speed), **{name: fitted[name].value for name in devices}}.items()),
+        log_errors=tuple((name, fitted[name].log_error) for name in CONSTANTS),
+        step_error=step_error,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _HeldOut:
+    """What runs that a fit did not see say of it: the spread of the log error, and whether residuals lessen it."""
+
+    step_error: float
+    residuals_help: bool
+
+
+def _held_out(runs: Sequence[TimedRun], profile: RuntimeProfile, on_progress: Callable[[str], None]) -> _HeldOut:
+    """Fits one half of the models and looks at the other, each way.
+
+    A run's half follows from its model, or from its devices and sequence length where all train one model.
+    """
+    keys = [run.setting.job.model.name for run in runs]
+    if len(set(keys)) < 2:
+        keys = [f"{run.setting.cluster.num_devices} {run.setting.job.sequence_length}" for run in runs]
+    parts = {key: index % 2 for index, key in enumerate(sorted(set(keys)))}
+    side = np.array([parts[key] for key in keys])
+    if len(parts) < 2 or min(np.sum(side == 0), np.sum(side == 1)) < MIN_RUNS:
+        return _HeldOut(step_error=profile.step_error, residuals_help=False)
+    plain, corrected = [], []
+    for part in (0, 1):
+        on_progress(f"checking {profile.name} on the {np.sum(side == part)} runs that a fit to the others does not see")
+        seen = [run for run, own in zip(runs, side, strict=True) if own != part]
+        problem = _problem(seen, profile)
+        theta, _ = _solve(problem)
+        residuals = fit_residuals(_cells(seen), problem.log_measured - problem.log_predicted(theta))
+        fitted = _updated(profile, _fitted(problem, theta, np.zeros(len(theta))), problem.devices, profile.step_error)
+        unseen = [_under(run, fitted) for run, own in zip(runs, side, strict=True) if own == part]
+        check = _problem(unseen, fitted)
+        error = check.log_predicted(check.prior) - check.log_measured
+        plain.append(np.abs(error))
+        corrected.append(np.abs(error + _residuals_of(residuals, unseen)))
+    before, after = np.concatenate(plain), np.concatenate(corrected)
+    help_enough = bool(np.median(after) < RESIDUALS_WORTH * np.median(before))
+    # a robust spread: two thirds of the errors are within it
+    return _HeldOut(step_error=float(np.quantile(after if help_enough else before, 0.683)), residuals_help=help_enough)
+
+
+def _cells(runs: Sequence[TimedRun]) -> list[Cell]:
+    return [cell_of(run.setting.cluster.device_names, run.setting.job, run.config) for run in runs]
+
+
+def _residuals_of(residuals: Sequence[LayerResidual], runs: Sequence[TimedRun]) -> FloatArray:
+    """The log residual of each run's layers [n]."""
+    found = np.zeros(len(runs))
+    for setting, at in by_setting([run.setting for run in runs]).items():
+        grid = ConfigGrid.from_configs([runs[i].config for i in at])
+        found[at] = layer_residual(residuals, setting.cluster.device_names, setting.job, grid)
+    return found
+
+
+def _under(run: TimedRun, fitted: RuntimeProfile) -> TimedRun:
+    """The run with its runtime's facts and the constants of `fitted`."""
+    facts = run.setting.runtime
+    constants = {name: getattr(fitted, name) for name in CONSTANTS if getattr(facts, name) != 0}
+    runtime = replace(facts, **constants, device_speed=fitted.device_speed, residuals=())
+    return replace(run, setting=replace(run.setting, runtime=runtime))

@@ -1,0 +1,569 @@
+"""Reads published measurements: one training run per CSV row, with the configuration and the model it ran.
+
+The columns are those of COLUMNS; `configs/measured/README.md` explains them. A row counts as failed if its notes begin
+with FAILED, or if it has none of RESULTS. Rows that don't tell one
+whole configuration, or contradict themselves (degrees that don't multiply to the devices), can't be compared with
+anything; they are skipped and counted.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+from costmodels.calibration.measured_model import model_of
+from costmodels.job.model_spec import ModelSpec
+from costmodels.job.parallel_config import DEGREES, FURTHER_DIMENSIONS, RECOMPUTE_MODES, ParallelConfig, Value
+from costmodels.job.training_job import RECOMPUTE_MODULES
+from costmodels.job.uneven_work import Assignment
+from hardware.io.config_file import read_text
+from hardware.io.errors import ConfigError, did_you_mean, shown
+
+COLUMNS = (
+    "source",
+    "source_url_or_repo_path",
+    "model",
+    "layers",
+    "hidden",
+    "heads",
+    "kv_heads",
+    "ffn",
+    "vocab",
+    "experts",
+    "topk",
+    "moe_ffn",
+    "seq_len",
+    "gbs",
+    "mbs",
+    "devices",
+    "device",
+    "tp",
+    "pp",
+    "vpp",
+    "cp",
+    "up",
+    "ep",
+    "dp",
+    "recompute",
+    "zero_stage",
+    "seq_parallel",
+    "precision",
+    "tokens_per_s_per_device",
+    "tflops_per_device",
+    "mfu",
+    "step_seconds",
+    "peak_mem_gib",
+    "notes",
+)
+
+RESULTS = ("step_seconds", "tokens_per_s_per_device", "tflops_per_device", "mfu", "peak_mem_gib")
+"""The columns that a finished run fills at least one of."""
+
+GIB = 2**30
+
+SIZE_COLUMNS = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "experts", "topk", "moe_ffn")
+
+KNOWN_SCHEDULES = ("1f1b", "1f1b-i", "1f1b-interleaved", "interleaved1f1b")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredRun:
+    """One published run.
+
+    Attributes:
+        model: What was trained, from the row's columns.
+        sequence_length: Tokens per sequence.
+        global_batch_size: Sequences per optimizer step.
+        devices: Devices that the run occupied.
+        device: Their kind, as the file spells it.
+        precision: Type of the matrix products, in the words of `TrainingJob` where it has one.
+        config: The configuration.
+        recompute_modules: What `selective` recomputation repeated.
+        is_failed: Whether the run ended without any result.
+        step_time_s: Wall clock of one optimizer step; None if the run failed or published another figure only.
+        peak_memory_bytes: Peak device memory; what the source counts differs, see its notes.
+        notes: The row's remarks.
+        source: Who published the run.
+        place: Where it stands, as `file.csv:line`.
+    """
+
+    model: ModelSpec
+    sequence_length: int
+    global_batch_size: int
+    devices: int
+    device: str
+    precision: str
+    config: ParallelConfig
+    recompute_modules: tuple[str, ...]
+    is_failed: bool
+    step_time_s: float | None
+    peak_memory_bytes: int | None
+    notes: str
+    source: str
+    place: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredGroup:
+    """Runs of one job on one cluster, that differ in their configuration alone.
+
+    Attributes:
+        model: What all of them trained.
+        sequence_length: Tokens per sequence.
+        global_batch_size: Sequences per optimizer step.
+        devices: Devices that each run occupied.
+        device: Their kind, as the file spells it.
+        precision: Type of the matrix products.
+        runs: The runs, timed or failed, in file order.
+        skipped: Rows that matched too and could not be used: no whole or no consistent configuration, or another
+            figure than a step time.
+    """
+
+    model: ModelSpec
+    sequence_length: int
+    global_batch_size: int
+    devices: int
+    device: str
+    precision: str
+    runs: tuple[MeasuredRun, ...]
+    skipped: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Row:
+    """One CSV row and where it stands."""
+
+    file: str
+    line: int
+    cells: dict[str, str]
+
+    @property
+    def place(self) -> str:
+        return f"{self.file}:{self.line}"
+
+    def number(self, column: str) -> float | None:
+        """The cell as a number; None where it is empty."""
+        text = self.cells[column]
+        if not text:
+            return None
+        number = _as_number(text)
+        if number is None or not math.isfinite(number) or number < 0:
+            raise ConfigError("must be a number of at least 0, or empty", key=column, value=text, file=self.place)
+        return number
+
+    def count(self, column: str) -> int | None:
+        """The cell as a whole number; None where it is empty."""
+        number = self.number(column)
+        if number is None:
+            return None
+        if number != int(number):
+            raise ConfigError(
+                "must be a whole number, or empty",
+                key=column,
+                value=self.cells[column],
+                nearest=f"nearest: {round(number)}",
+                file=self.place,
+            )
+        return int(number)
+
+
+def read_measured(paths: Sequence[str | Path], where: Mapping[str, object], base_dir: Path) -> tuple[MeasuredRun, ...]:
+    """The runs in the rows of `paths` that `where` selects, in file order.
+
+    Args:
+        paths: CSV files with the columns of COLUMNS; relative ones are taken from `base_dir`.
+        where: Column and the value it must have. Numbers are compared as numbers, everything else as text.
+        base_dir: Where relative paths start.
+
+    Raises:
+        ConfigError: a file is missing or malformed, or `where` names no column or matches nothing.
+    """
+    return _read(paths, where, base_dir)[0]
+
+
+def read_measured_and_skipped(
+    paths: Sequence[str | Path], base_dir: Path
+) -> tuple[tuple[MeasuredRun, ...], dict[str, int]]:
+    """Every usable run of `paths`, and how many rows were left out, by reason.
+
+    Raises:
+        ConfigError: as `read_measured`.
+    """
+    runs, skipped = _read(paths, {}, base_dir)
+    return runs, dict(skipped)
+
+
+def read_measured_group(paths: Sequence[str | Path], where: Mapping[str, object], base_dir: Path) -> MeasuredGroup:
+    """As `read_measured`, for rows that must share one job and one cluster; counts the rows that were skipped.
+
+    Raises:
+        ConfigError: as `read_measured` and `one_group`.
+    """
+    runs, skipped = _read(paths, where, base_dir)
+    return one_group(runs, skipped=skipped.total())
+
+
+def one_group(runs: Sequence[MeasuredRun], *, skipped: int = 0) -> MeasuredGroup:
+    """The runs as one group; `skipped` is what the reader has left out already.
+
+    Raises:
+        ConfigError: the runs differ in more than their configuration; the message says which column tells them apart.
+    """
+    if not runs:
+        raise ConfigError("matches no measured run", key="where")
+    for column, values in _group_columns(runs).items():
+        distinct = tuple(dict.fromkeys(values))
+        if len(distinct) > 1:
+            raise ConfigError(
+                f"must leave one job and one cluster, but the rows have {len(distinct)} values of `{column}`",
+                key="where",
+                nearest=f"add `{column}` to `where`; values: {_listed(distinct)}",
+            )
+    first = runs[0]
+    usable = tuple(run for run in runs if run.is_failed or run.step_time_s is not None)
+    if not usable:
+        raise ConfigError("matches only rows without a step time", key="where", file=_file_of(first))
+    return MeasuredGroup(
+        model=first.model,
+        sequence_length=first.sequence_length,
+        global_batch_size=first.global_batch_size,
+        devices=first.devices,
+        device=first.device,
+        precision=first.precision,
+        runs=usable,
+        skipped=skipped + len(runs) - len(usable),
+    )
+
+
+def varying_dimensions(runs: Iterable[MeasuredRun]) -> tuple[str, ...]:
+    """The further dimensions in which runs with equal degrees differ, in the order of FURTHER_DIMENSIONS."""
+    seen: dict[tuple[Value, ...], ParallelConfig] = {}
+    varying = set()
+    for run in runs:
+        first = seen.setdefault(tuple(run.config.values(DEGREES).values()), run.config)
+        varying |= {name for name in FURTHER_DIMENSIONS if getattr(first, name) != getattr(run.config, name)}
+    return tuple(name for name in FURTHER_DIMENSIONS if name in varying)
+
+
+def _group_columns(runs: Sequence[MeasuredRun]) -> dict[str, list[Value | str]]:
+    """What all runs of a group share, by the column that holds it."""
+    return {
+        "model": [run.model.name for run in runs],
+        "source": [run.source for run in runs],
+        "layers": [run.model.num_layers for run in runs],
+        "hidden": [run.model.hidden_size for run in runs],
+        "heads": [run.model.num_heads for run in runs],
+        "kv_heads": [run.model.num_kv_heads for run in runs],
+        "ffn": [run.model.ffn_size for run in runs],
+        "vocab": [run.model.vocab_size for run in runs],
+        "experts": [run.model.num_experts for run in runs],
+        "topk": [run.model.top_k for run in runs],
+        "moe_ffn": [run.model.expert_ffn_size for run in runs],
+        "seq_len": [run.sequence_length for run in runs],
+        "gbs": [run.global_batch_size for run in runs],
+        "devices": [run.devices for run in runs],
+        "device": [run.device for run in runs],
+        "precision": [run.precision for run in runs],
+        "notes": [str(run.model) for run in runs],  # what is left is read from the notes: tied embeddings
+    }
+
+
+def _read(
+    paths: Sequence[str | Path], where: Mapping[str, object], base_dir: Path
+) -> tuple[tuple[MeasuredRun, ...], Counter[str]]:
+    """The runs that match, and how many rows match without telling one whole run, by reason."""
+    if not paths:
+        raise ConfigError("names no file", key="measured", nearest="give at least one CSV")
+    files = [path if path.is_absolute() else base_dir / path for path in map(Path, paths)]
+    rows = [row for file in files for row in _rows(file, where)]
+    matching = _matching(rows, where, ", ".join(str(file) for file in files))
+    tied = _stated_ties(rows)
+    runs: list[MeasuredRun] = []
+    skipped: Counter[str] = Counter()
+    for row in matching:
+        try:
+            runs.append(_run(row, tied))
+        except _UnusableRow as reason:
+            skipped[str(reason)] += 1
+    if not runs:
+        raise ConfigError(
+            f"matches {len(matching)} rows, none of which tells a whole and consistent configuration",
+            key="where",
+            file=matching[0].place,
+        )
+    return tuple(runs), skipped
+
+
+def _rows(path: Path, where: Mapping[str, object]) -> list[_Row]:
+    """Every row of one file; blank lines are passed over."""
+    file = str(path)
+    reader = csv.reader(io.StringIO(read_text(path).removeprefix("\ufeff"), newline=""), strict=True)
+    rows = []
+    try:
+        header = next(reader, [])
+        _check_header(header, where, file)
+        for cells in reader:
+            if not cells:
+                continue
+            if len(cells) != len(header):
+                raise ConfigError(
+                    f"has {len(cells)} cells where the header has {len(header)}", file=f"{file}:{reader.line_num}"
+                )
+            stripped = {name: cell.strip() for name, cell in zip(header, cells, strict=True)}
+            rows.append(_Row(file=file, line=reader.line_num, cells=stripped))
+    except csv.Error as error:
+        raise ConfigError(f"is not valid CSV ({error})", file=f"{file}:{reader.line_num}") from None
+    return rows
+
+
+def _check_header(header: list[str], where: Mapping[str, object], file: str) -> None:
+    for column in COLUMNS:
+        if column not in header:
+            unknown = [name for name in header if name not in COLUMNS]
+            raise ConfigError(
+                "is a missing column",
+                key=column,
+                file=f"{file}:1",
+                nearest=f"the header has {_listed(unknown)} instead" if unknown else "add it to the header",
+            )
+    doubled = next((name for name in header if header.count(name) > 1), None)
+    if doubled is not None:
+        raise ConfigError("appears twice in the header; keep one", key=doubled, file=f"{file}:1")
+    for column in where:
+        if column not in header:
+            raise ConfigError(
+                "is no column of the file", key=f"where.{column}", nearest=did_you_mean(column, header), file=file
+            )
+
+
+def _matching(rows: list[_Row], where: Mapping[str, object], files: str) -> list[_Row]:
+    """The rows that have every value of `where`."""
+    if not rows:
+        raise ConfigError("holds no measured run", file=files)
+    matching = rows
+    for column, value in where.items():
+        left = [row for row in matching if _equal(row.cells[column], value)]
+        if not left:
+            values = sorted({row.cells[column] for row in matching}, key=lambda text: (_as_number(text) or 0, text))
+            others = [name for name in where if name != column]
+            given = f" in the rows with the {', '.join(others)} asked for" if len(matching) < len(rows) else ""
+            raise ConfigError(
+                f"matches no row{given}",
+                key=f"where.{column}",
+                value=value,
+                nearest=f"the column has {_listed(values)}",
+                file=files,
+            )
+        matching = left
+    return matching
+
+
+def _equal(cell: str, wanted: object) -> bool:
+    if wanted is None:
+        return not cell
+    numbers = _as_number(cell), _as_number(str(int(wanted) if isinstance(wanted, bool) else wanted))
+    return numbers[0] == numbers[1] if None not in numbers else cell == str(wanted)
+
+
+def _as_number(text: str) -> float | None:
+    try:
+        return float(text) if "_" not in text else None
+    except ValueError:
+        return None
+
+
+def _listed(values: Iterable[object], limit: int = 12) -> str:
+    texts = [str(value) if value != "" else "(empty)" for value in values]
+    more = f" and {len(texts) - limit} more" if len(texts) > limit else ""
+    return shown(", ".join(texts[:limit]) + more, limit=400)[1:-1]
+
+
+def _stated_ties(rows: list[_Row]) -> dict[tuple[str, str], bool]:
+    """Whether a source's model ties its embeddings, as far as the notes of any of its rows tell."""
+    tied: dict[tuple[str, str], bool] = {}
+    for row in rows:
+        notes = row.cells["notes"]
+        key = (row.cells["source"], row.cells["model"])
+        if re.search(r"\buntied\b", notes):
+            tied[key] = False
+        elif re.search(r"\btied\b", notes):
+            tied.setdefault(key, True)
+    return tied
+
+
+def _run(row: _Row, tied: Mapping[tuple[str, str], bool]) -> MeasuredRun:
+    """The run that one row tells.
+
+    Raises:
+        _UnusableRow: it leaves out or contradicts what identifies a run.
+    """
+    config = _config(row)
+    sequence_length, batch = row.count("seq_len"), row.count("gbs")
+    if not sequence_length or not batch:
+        raise _UnusableRow("no sequence length or batch")
+    if config.num_devices // config.pp % ((config.expert_tp or config.tp) * config.ep):
+        raise _UnusableRow("ep doesn't divide the ranks of a stage")
+    if config.num_devices != (row.count("devices") or config.num_devices):
+        raise _UnusableRow("degrees don't multiply to the devices")
+    if batch % (config.dp * config.mbs):
+        raise _UnusableRow("dp*mbs doesn't divide the batch")
+    sizes = {column: row.count(column) for column in SIZE_COLUMNS}
+    is_tied = tied.get((row.cells["source"], row.cells["model"]), False)
+    try:
+        model = model_of(
+            row.cells["model"], row.cells["source"], sizes, row.cells["notes"], sequence_length, is_tied=is_tied
+        )
+    except ConfigError as error:
+        raise _UnusableRow(f"impossible architecture: {error}") from None
+    if model is None:
+        raise _UnusableRow("no whole architecture")
+    layers = stated_layers(row.cells["notes"], model.num_layers, config.pp) if config.vpp == 1 else ()
+    config = replace(config, assignment=Assignment(layers=layers))
+    step_time_s, tokens_per_s = row.number("step_seconds"), row.number("tokens_per_s_per_device")
+    if not step_time_s and tokens_per_s:
+        step_time_s = sequence_length * batch / (tokens_per_s * config.num_devices)
+    memory_gib = row.number("peak_mem_gib")
+    results = [row.number(column) for column in RESULTS]
+    is_failed = row.cells["notes"].startswith("FAILED") or not any(results)
+    return MeasuredRun(
+        model=model,
+        sequence_length=sequence_length,
+        global_batch_size=batch,
+        devices=config.num_devices,
+        device=row.cells["device"],
+        precision=_precision(row.cells["precision"]),
+        config=config,
+        recompute_modules=_recompute_modules(row.cells["recompute"]),
+        is_failed=is_failed,
+        step_time_s=None if is_failed or not step_time_s else step_time_s,
+        peak_memory_bytes=round(memory_gib * GIB) if memory_gib else None,
+        notes=row.cells["notes"],
+        source=row.cells["source"],
+        place=f"{Path(row.file).name}:{row.line}",
+    )
+
+
+class _UnusableRow(Exception):  # noqa: N818 # a reason to skip a row, no error
+    """Why a row tells no whole run."""
+
+
+def _config(row: _Row) -> ParallelConfig:
+    """The row's configuration. A missing dp follows from the devices, and a missing sequence_parallel is off."""
+    degrees = {name: row.count(name) for name in DEGREES}
+    for name in ("vpp", "cp", "up", "ep"):
+        degrees[name] = 1 if degrees[name] is None else degrees[name]
+    devices = row.count("devices")
+    model_parallel = [degrees[name] for name in ("pp", "tp", "cp", "up")]
+    if degrees["dp"] is None and devices and None not in model_parallel:
+        degrees["dp"] = devices // math.prod(size for size in model_parallel if size)
+    known = {name: value for name, value in degrees.items() if value is not None}
+    zero_stage, sequence_parallel = row.count("zero_stage"), row.count("seq_parallel") or 0
+    mode = _recompute(row.cells["recompute"], row.cells["notes"])
+    if len(known) < len(degrees) or zero_stage is None:
+        raise _UnusableRow("no whole configuration")
+    if mode is None:
+        raise _UnusableRow("recomputation not stated, or of a kind that has no model")
+    if _schedule(row.cells["notes"], row.cells["model"]) not in KNOWN_SCHEDULES:
+        raise _UnusableRow("a pipeline schedule that has no model")
+    if sequence_parallel > 1:
+        raise ConfigError(
+            "must be 0 or 1, or empty", key="seq_parallel", value=row.cells["seq_parallel"], file=row.place
+        )
+    try:
+        config = ParallelConfig(
+            **known,  # type: ignore[arg-type] # known degrees, all of them integers
+            recompute=mode,
+            zero_stage=zero_stage,
+            sequence_parallel=bool(sequence_parallel),
+        )
+        return replace(
+            config, expert_tp=_expert_tp(known, row.cells["notes"]), dp_shard=_dp_shard(known, row.cells["notes"])
+        )
+    except ConfigError as error:
+        raise error.in_file(row.place) from None
+
+
+def stated_layers(notes: str, num_layers: int, pp: int) -> tuple[int, ...]:
+    """Layers of each stage that a run's remarks state, the first stage's first; empty where they state none.
+
+    `layers per stage incl. embedding(1)+head(1): 8/9/9`, or bounds in DeepSpeed's list of modules, `partition: [0, 9,
+    16, 23, 30]`: embedding and one function before the layers, two functions, the head and the loss behind them.
+    """
+    counts = re.search(r"layers per stage incl\. embedding\(1\)\+head\(1\): (\d{1,9}(?:/\d{1,9})*)(?!\d)", notes)
+    if counts:
+        held = [int(count) for count in counts[1].split("/")]
+        held[0] -= 1
+        held[-1] -= 1
+    else:
+        bounds = re.search(r"partition\W+(0(?:,\s*\d{1,9})+)(?!\d)", notes)
+        ends = [int(end) for end in bounds[1].split(",")] if bounds else []
+        inside = [min(max(end - 2, 0), num_layers) for end in ends if ends[-1] == num_layers + 6]
+        held = [end - start for start, end in pairwise(inside)]
+    is_whole = len(held) == pp and sum(held) == num_layers and all(count >= 0 for count in held)
+    return tuple(held) if is_whole else ()
+
+
+def _expert_tp(degrees: Mapping[str, int], notes: str) -> int:
+    """The experts' tensor degree that the remarks name; 1 where ep leaves no other, else 0 for tp."""
+    named = re.search(r"(?:expert[_-]tensor[_-]parallel[_-]size=|ETP=|[-_]etp)(\d{1,9})(?!\d)", notes)
+    if named:
+        return 0 if int(named[1]) == degrees["tp"] else int(named[1])
+    replicas = degrees["dp"] * degrees["cp"] * degrees["up"]
+    return 0 if replicas % degrees["ep"] == 0 else 1
+
+
+def _dp_shard(degrees: Mapping[str, int], notes: str) -> int:
+    """The ranks over which the states are sharded where the remarks say that it is not all of dp."""
+    named = re.search(r"zero1 group size (\d{1,9}) ", notes)
+    size = int(named[1]) if named else 0
+    return size if 0 < size < degrees["dp"] and degrees["dp"] % size == 0 else 0
+
+
+def _recompute(text: str, notes: str) -> str | None:
+    """The recompute mode that the cell means; None if it means none of ours.
+
+    `full:block:N` recomputes some layers only, which counts as full; named modules are selective; of MaxText's policies
+    `full` is full, and `minimal` keeps all matrix products.
+    """
+    if text.startswith("modules:"):
+        return "selective"
+    if text.startswith("selective") and re.search(r"selective AC = every n-?th block", notes):
+        return "full"
+    if text.startswith("maxtext:"):
+        policies = {"full": "full", "minimal": "none", "minimal_with_context": "none"}
+        return policies.get(text.removeprefix("maxtext:"))
+    mode = re.match(rf"({'|'.join(RECOMPUTE_MODES)})\b", text)
+    return mode[1] if mode else None
+
+
+def _recompute_modules(text: str) -> tuple[str, ...]:
+    """The modules that a selective cell names: `selective:[moe_act]`, `modules:layernorm+moe_act`."""
+    named = tuple(name for name in re.findall(r"[a-z_]+", text.partition(":")[2]) if name in RECOMPUTE_MODULES)
+    return named or ("core_attn",)
+
+
+def _schedule(notes: str, model: str) -> str:
+    """The pipeline schedule that the remarks or the model's name state; 1f1b where they are silent."""
+    stated = re.search(r"\b[Ss]chedule ([\w-]+)|\b([Vv]-?[Hh]alf|DualPipe)\b|(ZB-\dp)", f"{notes} {model}")
+    return next(filter(None, stated.groups())).lower() if stated else "1f1b"
+
+
+def _precision(text: str) -> str:
+    """The type of the matrix products in the words of `TrainingJob`: `bf16 (fp32 grad accum)` is bf16."""
+    lowered = re.sub(r"\(.*", "", text, flags=re.DOTALL).strip().lower()
+    found = re.findall(r"bf16|fp16|fp8|fp4|fp32", lowered)
+    for narrow, name in (("fp4", "nvfp4"), ("fp8", "fp8")):
+        if narrow in found:
+            return name
+    return found[0] if found else lowered or "bf16"
+
+
+def _file_of(run: MeasuredRun) -> str:
+    return run.place.rpartition(":")[0]

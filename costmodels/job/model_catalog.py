@@ -1,0 +1,113 @@
+"""Finds a model by catalog name, or reads one from a YAML file of ours or a Hugging Face config.json."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from pydantic import create_model
+
+from costmodels.job.hugging_face import model_from_hugging_face
+from costmodels.job.model_spec import ModelSpec
+from hardware.io.config_file import StrictModel, checked, read_mapping
+from hardware.io.errors import ConfigError, did_you_mean
+
+_CATALOG_DIR = Path(__file__).parents[1] / "catalog" / "models"
+_FILE_ENDINGS = (".yaml", ".yml", ".json")
+
+
+def model_names() -> tuple[str, ...]:
+    """The names of the catalog, sorted."""
+    return tuple(sorted(path.stem for path in _CATALOG_DIR.glob("*.yaml")))
+
+
+@functools.cache
+def find_model(name: str) -> ModelSpec:
+    """The catalog's model of that name.
+
+    Raises:
+        ConfigError: the catalog has no such model.
+    """
+    names = model_names()
+    if name not in names:
+        raise ConfigError("no such model in the catalog", key="model", value=name, nearest=did_you_mean(name, names))
+    return read_model_file(_CATALOG_DIR / f"{name}.yaml")
+
+
+def load_model(reference: str, base_dir: Path) -> ModelSpec:
+    """The model that a study names.
+
+    Args:
+        reference: a catalog name, or a path, relative to `base_dir`, to YAML with the fields of ModelSpec as keys, to
+            a config.json, or to the directory that holds one. A catalog name wins over a file of the same name.
+        base_dir: the directory of the file that `reference` stands in.
+
+    Raises:
+        ConfigError: nothing is there, or what is there cannot work.
+    """
+    if reference in model_names():
+        return find_model(reference)
+    path = _path_of(reference, base_dir)
+    if path is not None and path == base_dir / reference and not path.exists():
+        siblings = [one.name for one in path.parent.glob(f"*{path.suffix}")]
+        nearest = did_you_mean(path.name, siblings) if siblings else "check the path"
+        raise ConfigError("no such file", key="model", value=reference, nearest=nearest)
+    if path is not None:
+        return read_model_file(path)
+    raise ConfigError(
+        "is neither a model of the catalog nor a YAML or config.json file",
+        key="model",
+        value=reference,
+        nearest=did_you_mean(reference, model_names()),
+    )
+
+
+def _path_of(reference: str, base_dir: Path) -> Path | None:
+    """The file that `reference` means, or None if it does not look like one and nothing is there.
+
+    A missing file in a directory that exists is returned, so that reading it tells what else lies there.
+    """
+    if not reference or not reference.isprintable():
+        return None
+    path = base_dir / reference
+    try:
+        if path.is_dir():
+            return path / "config.json"
+        return path if path.exists() or (path.suffix in _FILE_ENDINGS and path.parent.is_dir()) else None
+    except OSError:  # longer than the system allows, or in a directory that may not be read
+        return None
+
+
+def read_model_file(path: Path) -> ModelSpec:
+    """The model in one file: a `.json` is read as a Hugging Face configuration, anything else as YAML of ours.
+
+    The model takes its name from the file, or from the directory if the file is called config.json.
+    """
+    mapping = read_mapping(path)
+    if path.suffix == ".json":
+        name = path.parent.resolve().name if path.name == "config.json" else path.stem
+        return model_from_hugging_face(mapping, name=name or path.stem, file=str(path))
+    return _model_from_yaml(mapping, name=path.stem, file=str(path))
+
+
+def _model_from_yaml(mapping: Mapping[str, Any], *, name: str, file: str) -> ModelSpec:
+    read = checked(_ModelFile, {"name": name, **mapping}, file=file)
+    values = {key: getattr(read, key) for key in _ModelFile.model_fields}
+    try:
+        return ModelSpec(**{**values, "assumed": tuple(values["assumed"])})
+    except ConfigError as error:
+        raise error.in_file(file) from None
+
+
+def _keys_of_a_model_file() -> dict[str, Any]:
+    types = {**get_type_hints(ModelSpec), "assumed": list[str]}
+    return {
+        field.name: (types[field.name], ... if field.default is MISSING else field.default)
+        for field in fields(ModelSpec)
+    }
+
+
+_ModelFile = create_model("_ModelFile", __base__=StrictModel, **_keys_of_a_model_file())

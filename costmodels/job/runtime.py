@@ -1,0 +1,506 @@
+"""RuntimeProfile: what a training framework does, as data.
+
+A profile holds facts (which degrees and schedules exist, what overlaps with what, how wide gradients are), which the
+catalog file cites, and CONSTANTS, a few efficiencies and overheads inside physical bounds. Those are fitted to measured
+steps (see calibration.py) and say on what, and how far they can be trusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from costmodels.job.layer_change import LayerChange
+from hardware.io.config_file import StrictModel, checked, read_mapping
+from hardware.io.errors import ConfigError, did_you_mean
+
+LayerSplit = Literal["even", "balanced", "least-bottleneck"]
+"""How layers may fall to stages; see `RuntimeProfile.layer_split`."""
+
+
+UnevenPart = Literal["layers", "recomputed", "micro_batches", "hosts"]
+"""What of an `Assignment` a framework may be told; see `RuntimeProfile.uneven`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Constant:
+    """What a free constant of a profile may be, and what is believed of it before any measurement.
+
+    Attributes:
+        lower: Smallest value that physics allows.
+        upper: Largest such value.
+        typical: The best guess for a runtime of which nothing was measured.
+        log_error: Standard deviation of the logarithm of that guess.
+        meaning: What it is, for messages and documents.
+    """
+
+    lower: float
+    upper: float
+    typical: float
+    log_error: float
+    meaning: str
+
+
+CONSTANTS = {
+    "matmul_efficiency": Constant(
+        lower=0.3, upper=1.1, typical=0.85, log_error=0.1, meaning="matrix products: speed in training over speed alone"
+    ),
+    "grouped_matmul_efficiency": Constant(
+        lower=0.15, upper=1.1, typical=0.75, log_error=0.2, meaning="experts' grouped products: the same"
+    ),
+    "attention_efficiency": Constant(
+        lower=0.15, upper=1.2, typical=0.85, log_error=0.15, meaning="attention: the same"
+    ),
+    "memory_efficiency": Constant(
+        lower=0.1, upper=1.0, typical=0.7, log_error=0.25, meaning="memory-bound operators: the same"
+    ),
+    "network_efficiency": Constant(lower=0.15, upper=1.1, typical=0.85, log_error=0.2, meaning="collectives: the same"),
+    "overlap_efficiency": Constant(
+        lower=0.05, upper=1.0, typical=0.8, log_error=0.25, meaning="share of the overlappable traffic that is hidden"
+    ),
+    "launch_s": Constant(
+        lower=1e-6, upper=3e-4, typical=2e-5, log_error=0.7, meaning="host time to launch one operator [s]"
+    ),
+    "collective_launch_s": Constant(
+        lower=1e-6, upper=3e-3, typical=5e-5, log_error=1.0, meaning="host time to issue one collective [s]"
+    ),
+    "pending_transfer_s": Constant(
+        lower=1e-7,
+        upper=2e-3,
+        typical=1e-6,
+        log_error=1.0,
+        meaning="what each member adds to a tp collective while pipeline transfers between hosts are pending [s]",
+    ),
+    "hop_launch_s": Constant(
+        lower=1e-6, upper=2e-2, typical=1e-4, log_error=1.0, meaning="host time to hand one micro-batch on [s]"
+    ),
+    "stall_s": Constant(
+        lower=1e-4,
+        upper=5.0,
+        typical=1e-3,
+        log_error=1.0,
+        meaning="each way of a micro-batch while the allocator starts over or the network stalls [s]",
+    ),
+    "expert_imbalance": Constant(
+        lower=1e-3, upper=1.0, typical=0.1, log_error=0.7, meaning="what the fullest expert rank has beyond the mean"
+    ),
+    "step_overhead_s": Constant(
+        lower=1e-4, upper=1.0, typical=0.01, log_error=1.0, meaning="once per step: data, logging, clipping [s]"
+    ),
+    "straggler_share": Constant(
+        lower=1e-4, upper=0.1, typical=0.005, log_error=1.0, meaning="what the slowest of twice as many hosts adds"
+    ),
+}
+"""The constants that a fit may move, each inside its bounds."""
+
+NOT_FITTED = "nothing yet"
+"""How `fitted_on` begins where the constants of a profile are guesses."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerResidual:
+    """One cell of equal layers and what a fit leaves unexplained of them (see residuals.py).
+
+    Attributes:
+        device: Name of the device, or of unlike ones as `Cluster.device_names` has it.
+        hidden_size: Of the model.
+        tp: Tensor parallel degree.
+        tokens: Tokens of one micro-batch on one rank.
+        sequence_length: Tokens of one sequence.
+        weight: Coefficient of the cell's kernel function in the Gaussian process.
+    """
+
+    device: str
+    hidden_size: int
+    tp: int
+    tokens: int
+    sequence_length: int
+    weight: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RuntimeProfile:
+    """One training framework.
+
+    Attributes:
+        name: Catalog name.
+        rule_set: Name of the rules that its configurations obey.
+        layer_split: How layers fall to stages: "even" (no-op layers at the end fill a padded count), "balanced"
+            (contiguous blocks of equal cost, embedding and head counted) or "least-bottleneck" (contiguous blocks of
+            which the largest is as small as can be, the head counted).
+        layer_padding: Layer counts are padded with no-op layers to a multiple of this; 1 pads nothing.
+        vocabulary_multiple: Rows of the vocabulary that each tp rank holds are padded to a multiple of this.
+        pads_whole_vocabulary: Whether that holds also where tp is 1.
+        recompute_modes: Recompute modes that it offers.
+        zero_stages: ZeRO stages that it offers.
+        sequence_parallel: Whether norms are split over tp unless the job says otherwise.
+        uneven: Parts of an `Assignment` that it can be told; the order of hosts is that in which a job is started.
+        gradient_bytes: Bytes of gradient memory per parameter (accumulation buffers included).
+        shards_gradients: Whether gradients are kept only as shards wherever optimizer states are sharded.
+        gradient_message_bytes: Bytes per parameter on the wire when gradients are reduced.
+        gradient_bucket: Parameters whose gradients one collective carries where states are sharded; 0 is one per layer.
+        weight_bucket: Parameters that one gathering collective carries; 0 is one per layer.
+        reduces_each_micro_batch: Whether ZeRO 2 reduces gradients after every micro-batch, as ZeRO 3 does; otherwise
+            once per step.
+        shards_tied_gradients: Whether the ends of a pipeline add up the gradients of a tied table after they are
+            sharded, where they are.
+        fp32_ring_gradients: Whether the gradients of keys and values go round the ring in fp32.
+        gathers_inputs_again: Whether the inputs of sequence-parallel products are kept split and gathered once more in
+            the backward pass, for their weights' gradients; otherwise they are kept as gathered.
+        fused_attention: Whether attention is a flash kernel; otherwise its scores pass through memory and are kept.
+        attention_dropout: Whether unfused attention drops some of its probabilities.
+        fused_elementwise: Whether norms, activations and residuals are fused kernels (a compiler's or hand-written)
+            that touch memory once.
+        fused_accumulation: Whether weight gradients are added to their fp32 sum inside the matrix product.
+        fused_cross_entropy: Whether the loss is one kernel that keeps no fp32 logits.
+        logit_bytes: Bytes per logit at the loss where that is not so: the logits and their fp32 copies together.
+        step_bytes: Bytes per parameter of an optimizer shard that its step adds: fp32 gradients, flattened copies.
+        fp32_weights: Whether the weights kept (sharded) are fp32, which are the optimizer's own copy too.
+        gathered_share: Share of the inputs gathered by sequence-parallel products that the allocator cannot reuse yet
+            at the peak, because another stream frees them while the host runs ahead.
+        overlaps_gradients: Whether gradient reduction runs beside the last micro-batch's backward pass.
+        overlaps_weight_gather: Whether sharded weights are gathered beside the forward pass.
+        overlaps_tensor: Whether tp collectives run beside the products they feed.
+        overlaps_tensor_gradients: Whether the backward pass's tp collectives run beside the weight gradients' products.
+        overlaps_experts: Whether the experts' exchanges run beside another micro-batch's compute.
+        overlaps_ring: Whether ring-attention exchanges run beside attention.
+        overlaps_p2p: Whether pipeline transfers run beside compute when vpp > 1.
+        stalled_hosts: Hosts from which on pipeline transfers were seen to stall; 0 is never.
+        deduplicates_tokens: Whether a token is sent once to a host, or a rank, that holds several of its experts.
+        scatters_p2p: Whether a tp rank sends its share of the activations to the next stage, which gathers them, also
+            without sequence parallelism, and the same of their gradients back; "activations" for those alone.
+        sends_mask: Whether an attention mask in 16 bits travels with the activations of each micro-batch.
+        captured_graph: Whether the device replays a whole captured or compiled step: no launch waits for the host.
+        matmul_efficiency: Matrix products: speed inside a training step over their speed alone (see kernels.py).
+        grouped_matmul_efficiency: The same for the experts' grouped products.
+        attention_efficiency: The same for attention.
+        memory_efficiency: The same for memory-bound operators.
+        network_efficiency: The same for collectives.
+        overlap_efficiency: Share of what can run beside compute that costs nothing.
+        launch_s: Host time to launch one operator of costmodels/operators/layer_operators.py, all its kernels together.
+        collective_launch_s: Host time to issue one collective inside a layer.
+        pending_transfer_s: What each member adds to a tp collective while pipeline transfers between hosts are pending.
+        hop_launch_s: Host time to hand one micro-batch to the next stage, one way.
+        stall_s: What each way of a micro-batch, forward and backward, waits where its memory does not quite fit (the
+            allocator frees and asks again) or its transfers stall.
+        expert_imbalance: Share that the fullest expert rank has beyond the mean.
+        step_overhead_s: What a step takes beside its passes, its traffic and the optimizer's: data, logging, clipping.
+        straggler_share: Share of its passes that a step waits longer for each doubling of the hosts.
+        memory_overhead_bytes: Device memory outside the tally (context, communicators).
+        activation_slack: Share that the allocator holds beyond the tally of activations, logits and buffers.
+        device_speed: Speed of a device's kernels in this runtime relative to what its other figures give, by name.
+        residuals: What the constants leave unexplained of layers of one shape.
+        layer_changes: What a study's sharding plans change of layers; empty where they are Megatron's.
+        log_errors: Standard deviation of the logarithm of each fitted constant.
+        step_error: Standard deviation of the log of measured over predicted step times on groups that no fit saw.
+        memory_error: The same for the peak of memory.
+    """
+
+    name: str
+    rule_set: str
+    layer_split: LayerSplit
+    layer_padding: int
+    vocabulary_multiple: int
+    pads_whole_vocabulary: bool
+    recompute_modes: tuple[str, ...]
+    zero_stages: tuple[int, ...]
+    sequence_parallel: bool
+    uneven: tuple[str, ...]
+    gradient_bytes: int
+    shards_gradients: bool
+    gradient_message_bytes: int
+    gradient_bucket: int
+    weight_bucket: int
+    reduces_each_micro_batch: bool
+    shards_tied_gradients: bool
+    fp32_ring_gradients: bool
+    gathers_inputs_again: bool
+    fused_attention: bool
+    attention_dropout: bool
+    fused_elementwise: bool
+    fused_accumulation: bool
+    fused_cross_entropy: bool
+    logit_bytes: float
+    step_bytes: float
+    fp32_weights: bool
+    gathered_share: float
+    overlaps_gradients: bool
+    overlaps_weight_gather: bool
+    overlaps_tensor: bool
+    overlaps_tensor_gradients: bool
+    overlaps_experts: bool
+    overlaps_ring: bool
+    overlaps_p2p: bool
+    deduplicates_tokens: bool
+    scatters_p2p: bool | Literal["activations"]
+    captured_graph: bool
+    sends_mask: bool
+    stalled_hosts: int
+    matmul_efficiency: float
+    grouped_matmul_efficiency: float
+    attention_efficiency: float
+    memory_efficiency: float
+    network_efficiency: float
+    overlap_efficiency: float
+    launch_s: float
+    collective_launch_s: float
+    pending_transfer_s: float
+    hop_launch_s: float
+    stall_s: float
+    expert_imbalance: float
+    step_overhead_s: float
+    straggler_share: float
+    memory_overhead_bytes: int
+    activation_slack: float
+    device_speed: tuple[tuple[str, float], ...]
+    residuals: tuple[LayerResidual, ...]
+    layer_changes: tuple[LayerChange, ...] = ()
+    log_errors: tuple[tuple[str, float], ...]
+    step_error: float
+    memory_error: float
+
+    def speed_of(self, device_name: str) -> float:
+        """Relative speed of a device's kernels; 1 for a device that was never measured under this runtime."""
+        return dict(self.device_speed).get(device_name, 1.0)
+
+    def with_constants(self, values: Mapping[str, float]) -> RuntimeProfile:
+        """This profile with some of its CONSTANTS replaced."""
+        assert set(values) <= set(CONSTANTS), f"{sorted(set(values) - set(CONSTANTS))} are no constants"
+        changes: dict[str, Any] = dict(values)
+        return replace(self, **changes)
+
+
+class _Layers(StrictModel):
+    split: LayerSplit
+    padding: Annotated[int, Field(ge=1)] = 1
+
+
+class _Vocabulary(StrictModel):
+    multiple: Annotated[int, Field(ge=1)] = 1
+    pads_whole: bool = True
+
+
+class _Supports(StrictModel):
+    recompute: list[Literal["none", "selective", "full"]]
+    zero_stages: list[Annotated[int, Field(ge=0, le=3)]]
+    sequence_parallel: bool
+    uneven: list[UnevenPart] = Field(default_factory=lambda: list[UnevenPart](("hosts",)))
+
+
+class _Gradients(StrictModel):
+    memory_bytes_per_parameter: Annotated[int, Field(ge=1)]
+    sharded: bool = False
+    message_bytes_per_parameter: Annotated[int, Field(ge=1)]
+    bucket_parameters: Annotated[int, Field(ge=0)]
+    gathered_parameters: Annotated[int, Field(ge=0)]
+    each_micro_batch: bool = False
+    tied_sharded: bool = False
+    ring_fp32: bool = False
+
+
+class _Fused(StrictModel):
+    attention: bool
+    elementwise: bool
+    accumulation: bool
+    cross_entropy: bool
+
+
+class _Overlaps(StrictModel):
+    gradients: bool
+    weight_gather: bool
+    tensor: bool
+    tensor_gradients: bool
+    experts: bool
+    ring: bool
+    p2p: bool
+
+
+class _Fitted(StrictModel):
+    """One constant: its value, and the standard deviation of its logarithm."""
+
+    value: Annotated[float, Field(gt=0)]
+    log_error: Annotated[float, Field(ge=0)]
+
+
+class _Memory(StrictModel):
+    overhead_gib: Annotated[float, Field(ge=0)]
+    activation_slack: Annotated[float, Field(ge=0, le=1)]
+    logit_bytes: Annotated[float, Field(ge=2, le=20)] = 6
+    step_bytes: Annotated[float, Field(ge=0, le=20)] = 0
+    fp32_weights: bool = False
+    gathered_share: Annotated[float, Field(ge=0, le=1)] = 0
+
+
+class _Errors(StrictModel):
+    step: Annotated[float, Field(gt=0)]
+    memory: Annotated[float, Field(gt=0)]
+
+
+class _Residual(StrictModel):
+    """One cell, as LayerResidual has it."""
+
+    device: str
+    hidden_size: Annotated[int, Field(ge=1)]
+    tp: Annotated[int, Field(ge=1)]
+    tokens: Annotated[int, Field(ge=1)]
+    sequence_length: Annotated[int, Field(ge=1)]
+    weight: float
+
+
+class ProfileFile(StrictModel):
+    """The grammar of a profile's YAML file."""
+
+    sources: dict[str, str]
+    rule_set: str
+    layers: _Layers
+    vocabulary: _Vocabulary = _Vocabulary()
+    supports: _Supports
+    gradients: _Gradients
+    fused: _Fused
+    overlaps: _Overlaps
+    gathers_inputs_again: bool = True
+    deduplicates_tokens: bool = False
+    scatters_p2p: bool | Literal["activations"] = False
+    sends_mask: bool = False
+    attention_dropout: bool = False
+    captured_graph: bool = False
+    stalled_hosts: Annotated[int, Field(ge=0)] = 0
+    memory: _Memory
+    fitted_on: str
+    priors: dict[str, _Fitted] = Field(default_factory=dict)
+    constants: dict[str, _Fitted]
+    device_speed: dict[str, _Fitted]
+    residuals: list[_Residual] = Field(default_factory=list)
+    errors: _Errors
+
+
+def runtime_names() -> tuple[str, ...]:
+    """Catalog names of all runtime profiles, sorted."""
+    folder = files("costmodels") / "catalog" / "runtimes"
+    return tuple(sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml")))
+
+
+def catalog_path(name: str) -> Path:
+    """The file of a catalog profile.
+
+    Raises:
+        ConfigError: no profile has the name.
+    """
+    if name not in runtime_names():
+        raise ConfigError("is no runtime profile", value=name, nearest=did_you_mean(name, runtime_names()))
+    return Path(str(files("costmodels") / "catalog" / "runtimes" / f"{name}.yaml"))
+
+
+@cache
+def find_runtime(name: str) -> RuntimeProfile:
+    """The catalog's profile of that name.
+
+    Raises:
+        ConfigError: no profile has the name.
+    """
+    return read_profile(catalog_path(name))
+
+
+@cache
+def find_prior(name: str) -> RuntimeProfile:
+    """The catalog's profile of that name as it was before any fit: what a fit begins with that may quote any run.
+
+    Its constants are the file's `priors`, or else typical ones.
+
+    Raises:
+        ConfigError: no profile has the name, or its file breaks the grammar.
+    """
+    path = catalog_path(name)
+    entry = checked(ProfileFile, read_mapping(path), file=str(path))
+    profile = find_runtime(name)
+    if entry.fitted_on.startswith(NOT_FITTED):
+        return profile
+    typical = {
+        constant: _Fitted(value=known.typical, log_error=known.log_error) for constant, known in CONSTANTS.items()
+    }
+    priors = typical | entry.priors
+    return replace(
+        profile.with_constants({constant: prior.value for constant, prior in priors.items()}),
+        log_errors=tuple((constant, prior.log_error) for constant, prior in priors.items()),
+        device_speed=(),
+        residuals=(),
+    )
+
+
+def read_profile(path: Path) -> RuntimeProfile:
+    """The profile that a YAML file holds; its name is the file's.
+
+    Raises:
+        ConfigError: the file breaks the grammar, or a constant is unknown, missing, or out of its bounds.
+    """
+    entry = checked(ProfileFile, read_mapping(path), file=str(path))
+    _check_constants(entry, str(path))
+    constants: dict[str, Any] = {name: entry.constants[name].value for name in CONSTANTS}
+    return RuntimeProfile(
+        name=path.stem,
+        rule_set=entry.rule_set,
+        layer_split=entry.layers.split,
+        layer_padding=entry.layers.padding,
+        vocabulary_multiple=entry.vocabulary.multiple,
+        pads_whole_vocabulary=entry.vocabulary.pads_whole,
+        recompute_modes=tuple(entry.supports.recompute),
+        zero_stages=tuple(entry.supports.zero_stages),
+        sequence_parallel=entry.supports.sequence_parallel,
+        uneven=tuple(entry.supports.uneven),
+        gradient_bytes=entry.gradients.memory_bytes_per_parameter,
+        shards_gradients=entry.gradients.sharded,
+        gradient_message_bytes=entry.gradients.message_bytes_per_parameter,
+        gradient_bucket=entry.gradients.bucket_parameters,
+        weight_bucket=entry.gradients.gathered_parameters,
+        reduces_each_micro_batch=entry.gradients.each_micro_batch,
+        shards_tied_gradients=entry.gradients.tied_sharded,
+        fp32_ring_gradients=entry.gradients.ring_fp32,
+        gathers_inputs_again=entry.gathers_inputs_again,
+        **{f"fused_{name}": value for name, value in entry.fused.model_dump().items()},
+        **{f"overlaps_{name}": value for name, value in entry.overlaps.model_dump().items()},
+        deduplicates_tokens=entry.deduplicates_tokens,
+        scatters_p2p=entry.scatters_p2p,
+        sends_mask=entry.sends_mask,
+        attention_dropout=entry.attention_dropout,
+        captured_graph=entry.captured_graph,
+        stalled_hosts=entry.stalled_hosts,
+        **constants,
+        memory_overhead_bytes=round(entry.memory.overhead_gib * 2**30),
+        activation_slack=entry.memory.activation_slack,
+        logit_bytes=entry.memory.logit_bytes,
+        step_bytes=entry.memory.step_bytes,
+        fp32_weights=entry.memory.fp32_weights,
+        gathered_share=entry.memory.gathered_share,
+        device_speed=tuple((name, fitted.value) for name, fitted in entry.device_speed.items()),
+        residuals=tuple(LayerResidual(**residual.model_dump()) for residual in entry.residuals),
+        log_errors=tuple((name, entry.constants[name].log_error) for name in CONSTANTS),
+        step_error=entry.errors.step,
+        memory_error=entry.errors.memory,
+    )
+
+
+def _check_constants(entry: ProfileFile, file: str) -> None:
+    for name in entry.priors:
+        if name not in CONSTANTS:
+            raise ConfigError("is no constant", key=f"priors.{name}", nearest=did_you_mean(name, CONSTANTS), file=file)
+    for name in (*entry.constants, *CONSTANTS):
+        if name not in CONSTANTS:
+            raise ConfigError(
+                "is no constant", key=f"constants.{name}", nearest=did_you_mean(name, CONSTANTS), file=file
+            )
+        if name not in entry.constants:
+            raise ConfigError("is a missing constant", key=f"constants.{name}", file=file)
+        bounds, value = CONSTANTS[name], entry.constants[name].value
+        if not bounds.lower <= value <= bounds.upper:
+            raise ConfigError(
+                f"must be from {bounds.lower:g} to {bounds.upper:g} ({bounds.meaning})",
+                key=f"constants.{name}.value",
+                value=value,
+                file=file,
+            )

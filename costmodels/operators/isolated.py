@@ -1,0 +1,150 @@
+"""Operators and collectives that run alone, outside any training step: what a micro-benchmark of a device measures.
+
+t_hat is the time of an operator by itself on arbitrary data (FlexParallel 3.1). Its kind, phase, role and shape say all
+of it, so that what was measured for one model's shapes can be compared with the formula's time without that model: flop
+and bytes follow from the shape, and an elementwise operator is taken to run in the eager kernels of a framework that
+fuses nothing. What the shape does not tell is what a benchmark makes of it: as many key heads as query heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from costmodels.job.model_spec import ModelSpec
+from costmodels.job.training_job import NARROW_BYTES
+from costmodels.operators.kernels import alone_s, collective_alone_s
+from costmodels.operators.layer_operators import COLLECTIVES, UNFUSED_PASSES, Block, Operator, OpKind, Phase
+from hardware.cluster import Cluster
+
+PASSES: dict[str, tuple[float, float]] = {
+    "swiglu": (3 * UNFUSED_PASSES, 5 * UNFUSED_PASSES),
+    "gelu": (2 * UNFUSED_PASSES, 3 * UNFUSED_PASSES),
+    "rotary": (2 * UNFUSED_PASSES, 2 * UNFUSED_PASSES),
+    "residual": (3 * UNFUSED_PASSES, 3 * UNFUSED_PASSES),
+    "cross_entropy": (17, 8),
+}
+"""Memory passes of an elementwise operator, forward and backward, as `operators.step_operators` has them of a runtime
+that fuses nothing."""
+
+NORM_PASSES = (2.0, 3.0)
+ATTENTION_WORK = (1.0, 2.5)
+"""Flop and bytes of each phase over the forward one; see `operators`."""
+
+_PRODUCTS = ("data_gradient", "weight_gradient")
+_NORMS = {"rms": "rms_norm", "layer": "layer_norm"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoneCall:
+    """One operator or collective, by itself.
+
+    Attributes:
+        kind: Which kernel model applies.
+        phase: Forward or backward; forward for a collective.
+        role: What tells kernels of one kind apart: which product of a layer, which norm, which elementwise operator.
+            Empty for a collective.
+        precision: Type of its elements.
+        shape: Its sizes, in the order of `operators.Operator.shape` or `operators.Collective.shape`.
+    """
+
+    kind: OpKind
+    phase: Phase
+    role: str
+    precision: str
+    shape: tuple[float, ...]
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether several ranks take part."""
+        return self.kind in COLLECTIVES
+
+    @property
+    def group_size(self) -> int:
+        """Ranks that take part."""
+        return int(self.shape[1]) if self.is_collective else 1
+
+
+def lone_role(name: str, kind: OpKind, model: ModelSpec) -> str | None:
+    """The role in which the operator of that name runs alone; None where its shape doesn't tell how.
+
+    That is so of unfused attention's products, whose batch is in no shape, and of what moves rows about: the embedding,
+    the experts' permutation, casts.
+    """
+    if kind in COLLECTIVES:
+        return ""
+    if kind in (OpKind.MATMUL, OpKind.GROUPED_MATMUL):
+        suffix = name.rpartition(".")[2]
+        return None if name.startswith("attention.core") else suffix if suffix in _PRODUCTS else "forward"
+    if kind is OpKind.ATTENTION:
+        return "causal"
+    if kind is OpKind.NORM:
+        return _NORMS[model.norm]
+    role = name.removesuffix(".gradient").rpartition(".")[2]
+    role = ("swiglu" if model.gated_ffn else "gelu") if role == "activation" else role
+    return role if role in PASSES else None
+
+
+def is_run_by(call: LoneCall, model: ModelSpec) -> bool:
+    """Whether the call's kernel is one that the model runs: its own activation and norm, and all others."""
+    unlike = {"gelu" if model.gated_ffn else "swiglu", *(norm for name, norm in _NORMS.items() if name != model.norm)}
+    return call.role not in unlike
+
+
+def operator_role(call: LoneCall) -> str:
+    """How the last part of an operator's name says what the role of a call says."""
+    return "activation" if call.role in ("swiglu", "gelu") else call.role
+
+
+def lone_operator(call: LoneCall) -> Operator:
+    """The call as an operator with one shape [1]."""
+    element_bytes = 4.0 if call.precision in ("fp32", "tf32") else 2.0
+    assert call.precision not in NARROW_BYTES, "nobody runs a narrow product alone"
+    flop, elements = _work(call)
+    return Operator(
+        name=call.role,
+        kind=call.kind,
+        block=Block.DENSE_MLP,
+        phase=call.phase,
+        precision=call.precision,
+        shape=np.array([call.shape]),
+        flop=np.array([flop]),
+        moved_bytes=np.array([element_bytes * elements]),
+    )
+
+
+def lone_call_s(call: LoneCall, cluster: Cluster) -> float | None:
+    """t_hat of the call on the cluster's first kind of device [s]; None where it has no such group of ranks."""
+    if not call.is_collective:
+        return float(alone_s(lone_operator(call), cluster.devices[0])[0])
+    message_bytes, size, hosts = call.shape
+    if cluster.num_devices % int(size) or hosts != 1 or size > cluster.devices_per_host:
+        return None
+    group = cluster.group_links(np.array([1]), np.array([int(size)]))
+    return float(collective_alone_s(call.kind, np.array([message_bytes]), group)[0])
+
+
+def _work(call: LoneCall) -> tuple[float, float]:
+    """Flop of a call, and the elements that it moves."""
+    is_backward = call.phase is Phase.BACKWARD
+    match call.kind:
+        case OpKind.MATMUL:
+            m, k, n = call.shape
+            return 2 * m * k * n, m * k + k * n + m * n
+        case OpKind.GROUPED_MATMUL:
+            groups, m, k, n = call.shape
+            if call.role == "weight_gradient":  # of which the rows of all groups are what is summed over
+                return 2 * m * k * n, m * k + k * n + groups * m * n
+            return 2 * m * k * n, m * k + groups * k * n + m * n
+        case OpKind.ATTENTION:
+            batch, heads, queries, keys, size = call.shape
+            times = ATTENTION_WORK[is_backward]
+            return times * 2 * batch * heads * queries * keys * size, times * 4 * batch * heads * queries * size
+        case OpKind.NORM:
+            rows, columns = call.shape
+            return 0.0, NORM_PASSES[is_backward] * rows * columns
+        case OpKind.ELEMENTWISE:
+            (elements,) = call.shape
+            return 0.0, PASSES[call.role][is_backward] * elements
+    raise AssertionError(f"{call.kind} is no operator")

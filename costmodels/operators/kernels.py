@@ -1,0 +1,194 @@
+"""t_hat_i: the simulated time of one operator on one device; the prior that a surrogate corrects (FlexParallel 3.1).
+
+Two factors: how long the kernel takes alone on the device, as a benchmark of that kernel would measure it, and the
+share of that speed which the runtime reaches inside a training step. The first is a formula per kind of operator with
+constants per device, corrected by tables of measured kernels where there are some (catalog/kernels); the second is
+part of the runtime's profile. Collectives are operators too: their t_hat is that of hardware/collectives.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from costmodels.job.parallel_config import ConfigGrid
+from costmodels.job.runtime import RuntimeProfile
+from costmodels.job.training_job import NARROW_BYTES, TrainingJob
+from costmodels.operators.attention import attention_alone_s
+from costmodels.operators.kernel_catalog import kernel_constants, matmul_table
+from costmodels.operators.layer_operators import Collective, FloatArray, Operator, OpKind, Phase
+from costmodels.operators.matmul import matmul_alone_s
+from hardware.cluster import GroupLinks
+from hardware.collectives import all_gather_s, all_reduce_s, all_to_all_s, reduce_scatter_s, send_recv_s
+from hardware.device import Device
+
+ALIGNMENT = 8
+MISALIGNED_TIME = 2.7
+"""Tensor cores read 16 bytes at once: a product whose rows in memory are no multiple of 8 elements falls back to slower
+kernels (NVIDIA, Matrix Multiplication Background, section 2.3). Measured: 2.7 times in vTrain's output heads, A100."""
+
+KernelTime = Callable[[Operator, Device, TrainingJob, RuntimeProfile], FloatArray]
+"""Seconds of one operator for every shape row [u]: `kernel_s`, or anything that corrects it."""
+
+CollectiveTime = Callable[[Collective], FloatArray]
+"""Seconds of one collective with all its messages [..., g]: `collective_s`, or anything that corrects it."""
+
+
+def kernel_s(
+    operator: Operator,
+    device: Device,
+    job: TrainingJob,  # noqa: ARG001 # part of KernelTime: a synthetic world may need it
+    runtime: RuntimeProfile,
+) -> FloatArray:
+    """Time of one operator of the job inside a training step [u].
+
+    What the host needs to launch operators is counted per stage (see step_time.py), because launches run ahead of the
+    device.
+    """
+    return alone_s(operator, device) / share_in_training(operator.kind, runtime)
+
+
+def remembered_kernel_s() -> KernelTime:
+    """`kernel_s` that asks once how long an operator takes alone, for profiles that differ in their constants only."""
+    alone: dict[tuple[object, ...], FloatArray] = {}
+
+    def time_s(operator: Operator, device: Device, job: TrainingJob, runtime: RuntimeProfile) -> FloatArray:  # noqa: ARG001 # as in kernel_s
+        arrays = (operator.shape, operator.flop, operator.moved_bytes)
+        what = (operator.name, operator.kind, operator.phase, operator.precision)
+        key = (device.name, *what, *(array.tobytes() for array in arrays))
+        if key not in alone:
+            alone[key] = alone_s(operator, device)
+        return alone[key] / share_in_training(operator.kind, runtime)
+
+    return time_s
+
+
+def execution_s(
+    operator: Operator,
+    device: Device,
+    job: TrainingJob,
+    runtime: RuntimeProfile,
+    shapes: ConfigGrid,
+    kernel_time: KernelTime = kernel_s,
+) -> FloatArray:
+    """Time of one execution on the rank that has the most to do, for every shape row [u]."""
+    seconds = kernel_time(operator, device, job, runtime) / runtime.speed_of(device.name)
+    if operator.kind == OpKind.GROUPED_MATMUL:
+        seconds = seconds * np.where(shapes.ep > 1, 1.0 + runtime.expert_imbalance, 1.0)
+    return np.asarray(seconds)
+
+
+def collective_s(collective: Collective) -> FloatArray:
+    """Time of one collective inside a training step, nothing hidden [..., g]."""
+    alone = _COLLECTIVE_ALONE[collective.kind]
+    seconds = alone(collective.wire_bytes, collective.group)
+    if collective.further_messages is None:
+        return seconds
+    return np.asarray(seconds + collective.further_messages * alone(np.zeros(1), collective.group))
+
+
+def collective_latency_s(collective: Collective) -> FloatArray:
+    """The part of `collective_s` in which nothing is sent yet: what messages without a byte take [..., g]."""
+    return np.asarray(_COLLECTIVE_ALONE[collective.kind](np.zeros(1), collective.group) * collective.messages)
+
+
+def share_in_training(kind: OpKind, runtime: RuntimeProfile) -> float:
+    """Share of their speed alone that operators of a kind reach inside the runtime's steps."""
+    return {
+        OpKind.MATMUL: runtime.matmul_efficiency,
+        OpKind.GROUPED_MATMUL: runtime.grouped_matmul_efficiency,
+        OpKind.ATTENTION: runtime.attention_efficiency,
+    }.get(kind, runtime.memory_efficiency)
+
+
+def collective_alone_s(kind: OpKind, message_bytes: FloatArray, group: GroupLinks) -> FloatArray:
+    """Time of one collective alone on its links, as its benchmark would measure it [g]."""
+    return np.asarray(_COLLECTIVE_ALONE[kind](message_bytes, group))
+
+
+def alone_s(operator: Operator, device: Device) -> FloatArray:
+    """Time of one operator alone on the device, as its benchmark would measure it [u]."""
+    return _TIME_ALONE[operator.kind](operator, device)
+
+
+def _matmul_s(operator: Operator, device: Device) -> FloatArray:
+    m, k, n = operator.shape.T
+    seconds = _products_s(operator, device, np.ones_like(m), m, k, n)
+    if device.num_sms and operator.precision in ("bf16", "fp16"):
+        misaligned = (k % ALIGNMENT != 0) | (n % ALIGNMENT != 0)
+        seconds = np.where(misaligned, MISALIGNED_TIME * seconds, seconds)
+    table = kernel_constants(device.name).table
+    if table and operator.precision in ("bf16", "fp16"):
+        seconds = seconds * matmul_table(table).correction(m, k, n)
+    return seconds
+
+
+def _grouped_matmul_s(operator: Operator, device: Device) -> FloatArray:
+    """The tokens of all experts are the rows of a product, or what a weight's gradient sums over."""
+    groups, m, k, n = operator.shape.T
+    if operator.name.endswith("weight_gradient"):
+        k = k / groups
+    else:
+        m = m / groups
+    return _products_s(operator, device, groups, m, k, n)
+
+
+def _products_s(
+    operator: Operator, device: Device, groups: FloatArray, m: FloatArray, k: FloatArray, n: FloatArray
+) -> FloatArray:
+    constants = kernel_constants(device.name).matmul
+    peak = device.peak_flop_per_s(operator.precision)
+    return matmul_alone_s(
+        constants,
+        groups=groups,
+        m=m,
+        k=k,
+        n=n,
+        moved_bytes=operator.moved_bytes,
+        peak_flop_per_s=peak * (constants.fp8_share if operator.precision in NARROW_BYTES else 1.0),
+        ramp_scale=peak / device.peak_flop_per_s("bf16"),
+        bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s,
+        num_sms=device.num_sms,
+    )
+
+
+def _attention_s(operator: Operator, device: Device) -> FloatArray:
+    constants = kernel_constants(device.name)
+    batch, heads, queries, _, head_size = operator.shape.T
+    return attention_alone_s(
+        constants.attention_forward if operator.phase == Phase.FORWARD else constants.attention_backward,
+        batch=batch,
+        heads=heads,
+        queries=queries,
+        head_size=head_size,
+        flop=operator.flop,
+        moved_bytes=operator.moved_bytes,
+        peak_flop_per_s=device.peak_flop_per_s(operator.precision),
+        bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s,
+        num_sms=device.num_sms,
+    )
+
+
+def _memory_bound_s(operator: Operator, device: Device) -> FloatArray:
+    """Latency and bytes: what is small is slow because of the first, without a curve of its own."""
+    memory = kernel_constants(device.name).memory
+    share = memory.norm_share if operator.kind == OpKind.NORM else memory.elementwise_share
+    return memory.latency_s + operator.moved_bytes / (device.memory_bandwidth_bytes_per_s * share)
+
+
+_TIME_ALONE: dict[OpKind, Callable[[Operator, Device], FloatArray]] = {
+    OpKind.MATMUL: _matmul_s,
+    OpKind.GROUPED_MATMUL: _grouped_matmul_s,
+    OpKind.ATTENTION: _attention_s,
+    OpKind.NORM: _memory_bound_s,
+    OpKind.ELEMENTWISE: _memory_bound_s,
+}
+
+_COLLECTIVE_ALONE: dict[OpKind, Callable[[FloatArray, GroupLinks], FloatArray]] = {
+    OpKind.ALL_REDUCE: all_reduce_s,
+    OpKind.ALL_GATHER: all_gather_s,
+    OpKind.REDUCE_SCATTER: reduce_scatter_s,
+    OpKind.ALL_TO_ALL: all_to_all_s,
+    OpKind.SEND_RECV: send_recv_s,
+}

@@ -1,0 +1,559 @@
+"""f_i: the operators of one layer under a configuration, with their shapes; and what a collective between them is.
+
+Source of the idea: FlexParallel equation 1, f_i. Shapes depend on few of the degrees (tp, cp, up, ep, mbs, recompute,
+sequence_parallel), so a grid of tens of thousands of candidates has some hundreds of unique shapes: `unique_shapes`
+finds them, everything here is computed once per unique row, and callers gather by its index.
+
+Letters used below: u unique shape rows; T tokens of one micro-batch on one rank, `mbs*s/(cp*up)`; h hidden size.
+Heads, ffn and vocabulary are divided by tp (Megatron-LM, Shoeybi et al. 2019, section 3), tokens by cp and up, and with
+sequence parallelism norms and residuals work on T/tp tokens (Korthikanti et al. 2022, section 4.2.2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodels.job.parallel_config import RECOMPUTE_MODES, ConfigGrid, IntArray
+from costmodels.job.runtime import RuntimeProfile
+from costmodels.job.training_job import NARROW_BYTES, TrainingJob
+from hardware.cluster import GroupLinks
+from hardware.distinct import distinct_rows
+
+FloatArray = NDArray[np.float64]
+
+_MODULES = {
+    "core_attn": ("attention.core",),
+    "mla_up_proj": ("attention.q_up", "attention.kv_up"),
+    "layernorm": ("attention.norm", "dense_mlp.norm", "moe_mlp.norm"),
+    "mlp": ("dense_mlp.up", "dense_mlp.activation", "dense_mlp.down"),
+    "moe_act": ("moe_mlp.activation",),
+    "shared_experts": ("moe_mlp.shared",),
+}
+"""The operators of each module that selective recomputation can name; `moe` is all of its block."""
+
+SHAPE_DIMENSIONS = ("tp", "cp", "up", "ep", "mbs", "recompute", "sequence_parallel", "expert_tp")
+
+
+UNFUSED_PASSES = 1.7
+"""Memory passes of eager kernels for one of a fused kernel: SwiGLU in two kernels moves 5 tensors for 3, rotary
+embedding in eager PyTorch 4 to 7 for 2 (counted)."""
+
+_WIDE = {"fp8": "bf16", "nvfp4": "bf16"}
+"""What a narrow type becomes for operators that it does not serve: attention, the head, the router."""
+
+
+class OpKind(StrEnum):
+    """Kinds of operators and collectives; a model of its time and a surrogate exist per kind."""
+
+    MATMUL = "matmul"
+    GROUPED_MATMUL = "grouped_matmul"
+    ATTENTION = "flash_attention"
+    NORM = "norm"
+    ELEMENTWISE = "elementwise"
+    ALL_REDUCE = "all_reduce"
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_TO_ALL = "all_to_all"
+    SEND_RECV = "send_recv"
+
+
+COLLECTIVES = frozenset(
+    {OpKind.ALL_REDUCE, OpKind.ALL_GATHER, OpKind.REDUCE_SCATTER, OpKind.ALL_TO_ALL, OpKind.SEND_RECV}
+)
+"""The kinds whose shape is (message bytes, group size, hosts)."""
+
+
+class Block(StrEnum):
+    """Parts of the model that are laid on stages as wholes."""
+
+    ATTENTION = "attention"
+    DENSE_MLP = "dense_mlp"
+    MOE_MLP = "moe_mlp"
+    EMBEDDING = "embedding"
+    HEAD = "head"
+
+
+BLOCKS = tuple(Block)
+"""The order of arrays that have one entry per block."""
+
+
+class Phase(StrEnum):
+    """When an operator runs."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Operator:
+    """One operator of a block, for every unique shape row.
+
+    Attributes:
+        name: Block and role, for example `attention.qkv`.
+        kind: Which kernel model applies.
+        block: The block it belongs to.
+        phase: Forward or backward.
+        shape: Columns [u, d]: (m, k, n) of a matmul, (groups, m, k, n) of a grouped one, (batch, heads, query
+            length, key length, head size) of attention, (rows, columns) of a norm, (elements,) else.
+        precision: Type of its arithmetic.
+        flop: Floating-point operations [u].
+        moved_bytes: Bytes read and written [u].
+    """
+
+    name: str
+    kind: OpKind
+    block: Block
+    phase: Phase
+    precision: str
+    shape: FloatArray
+    flop: FloatArray
+    moved_bytes: FloatArray
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Collective:
+    """One collective of a step, for g groups of ranks, and perhaps for several stages that have such groups [..., g].
+
+    A ring of point-to-point exchanges is a SEND_RECV of what travels at once, executed as often as it does.
+
+    Attributes:
+        name: The site of the call: the dimension of `placement.Groups` and the role, for example `tp.all_gather`.
+        kind: One of COLLECTIVES.
+        wire_bytes: What the links carry of it [..., g]: its message, as hardware/collectives.py defines that for each
+            kind, over `network_efficiency`.
+        network_efficiency: Share of the links' speed that the runtime reaches inside a step.
+        group: Who takes part [g].
+        further_messages: Messages beyond the first that a tensor is cut into [..., g]; each costs the collective's
+            latency again. None where it leaves at once.
+    """
+
+    name: str
+    kind: OpKind
+    wire_bytes: FloatArray
+    network_efficiency: float
+    group: GroupLinks
+    further_messages: FloatArray | None = None
+
+    @property
+    def messages(self) -> FloatArray:
+        """Messages that the tensor leaves in [..., g]."""
+        further = np.zeros(1) if self.further_messages is None else self.further_messages
+        return np.broadcast_to(1.0 + further, np.broadcast_shapes(self.wire_bytes.shape, self.group.row.shape))
+
+    @property
+    def shape(self) -> FloatArray:
+        """Columns [..., g, 3]: bytes of one message, ranks in the group, hosts that the group spans."""
+        message_bytes = np.rint(self.wire_bytes * self.network_efficiency / self.messages)
+        columns = np.broadcast_arrays(message_bytes, self.group.size, self.group.hosts)
+        return np.stack(columns, axis=-1).astype(np.float64)
+
+
+def unique_shapes(grid: ConfigGrid) -> tuple[ConfigGrid, IntArray]:
+    """The rows of `grid` [n] that differ in shape [u], and for each configuration the row that holds its shapes [n]."""
+    first, row = distinct_rows([getattr(grid, name).astype(np.int64) for name in SHAPE_DIMENSIONS])
+    return grid.take(first), row
+
+
+def unique_tokens(job: TrainingJob, shapes: ConfigGrid) -> tuple[ConfigGrid, IntArray]:
+    """The rows of `shapes` [u] that differ outside of the attention core [t], and for each the row that stands for it.
+
+    All other operators see how many tokens a rank has, not which of mbs, cp and up made them so many.
+    """
+    _, tokens = np.unique(local_tokens(job, shapes), return_inverse=True)
+    others = [name for name in SHAPE_DIMENSIONS if name not in ("mbs", "cp", "up")]
+    first, row = distinct_rows([tokens, *(getattr(shapes, name).astype(np.int64) for name in others)])
+    return shapes.take(first), row
+
+
+def local_tokens(job: TrainingJob, grid: ConfigGrid) -> FloatArray:
+    """T: tokens of one micro-batch on one rank [n]."""
+    return grid.mbs * job.sequence_length / (grid.cp * grid.up)
+
+
+def residual_tokens(job: TrainingJob, grid: ConfigGrid) -> FloatArray:
+    """Tokens of one micro-batch that one rank's norms and residuals hold [n]: T, or T/tp with sequence parallelism."""
+    return local_tokens(job, grid) / np.where(grid.sequence_parallel, grid.tp, 1)
+
+
+def routed_tokens(job: TrainingJob, grid: ConfigGrid) -> FloatArray:
+    """Rows that one rank's experts multiply for one micro-batch [n], balanced.
+
+    They are top_k for each of the tokens gathered from the ranks that share its experts.
+    """
+    gathered = np.where(grid.sequence_parallel, grid.expert_tensor, 1)
+    return residual_tokens(job, grid) * job.model.top_k * gathered
+
+
+def local_vocabulary(job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid) -> FloatArray:
+    """Rows of the vocabulary on one tp rank, with the runtime's padding [n]."""
+    rows = job.model.vocab_size / grid.tp
+    padded = np.ceil(rows / runtime.vocabulary_multiple) * runtime.vocabulary_multiple
+    is_padded = (grid.tp > 1) | runtime.pads_whole_vocabulary
+    return np.where(is_padded, padded, rows)
+
+
+def local_kv_size(job: TrainingJob, grid: ConfigGrid) -> FloatArray:
+    """Key (or value) elements per token on one rank before Ulysses [n]; key heads are copied where tp exceeds them."""
+    model = job.model
+    if model.kv_lora_rank:
+        return model.num_heads * model.v_head_dim / grid.tp
+    return np.maximum(model.num_kv_heads / grid.tp, 1.0) * model.head_dim
+
+
+def exchanged_kv_size(job: TrainingJob, grid: ConfigGrid) -> FloatArray:
+    """The same as Ulysses exchanges them and the ring passes them on: repeated until up divides their heads [n]."""
+    size = local_kv_size(job, grid)
+    if job.model.kv_lora_rank:
+        return size
+    heads = np.rint(size / job.model.head_dim).astype(np.int64)
+    return size * (grid.up // np.gcd(heads, grid.up))
+
+
+def core_recomputed(job: TrainingJob, shapes: ConfigGrid) -> NDArray[np.bool_]:
+    """Whether the backward pass runs the attention core again, and its exchanges with other ranks with it [u]."""
+    selective = shapes.recompute == RECOMPUTE_MODES.index("selective")
+    full = shapes.recompute == RECOMPUTE_MODES.index("full")
+    return np.asarray(full | (selective & ("core_attn" in job.recompute_modules)))
+
+
+def step_operators(job: TrainingJob, runtime: RuntimeProfile, shapes: ConfigGrid) -> tuple[Operator, ...]:
+    """Every operator of one attention block, MLP, embedding and head, for each row of `shapes` [u]."""
+    builder = _Builder(job, runtime, shapes)
+    operators = [*builder.attention(), *builder.dense_mlp(), *builder.embedding(), *builder.head()]
+    if job.model.is_moe:
+        operators += builder.moe_mlp()
+    return tuple(operators)
+
+
+def attention_core(job: TrainingJob, runtime: RuntimeProfile, shapes: ConfigGrid) -> tuple[Operator, ...]:
+    """Those of the step's operators that `is_core` holds for, for each row of `shapes` [u]."""
+    return tuple(_Builder(job, runtime, shapes).core())
+
+
+def is_core(operator: Operator) -> bool:
+    """Whether an operator belongs to the attention core.
+
+    That is what stands between the projections and depends on mbs, cp and up themselves.
+    """
+    return operator.name.startswith(_MODULES["core_attn"])
+
+
+def is_recomputed(job: TrainingJob, operator: Operator, shapes: ConfigGrid) -> NDArray[np.bool_]:
+    """Whether the backward pass runs this forward operator again [u].
+
+    Full recomputation repeats every layer's forward pass; selective recomputation the job's modules, as a rule the
+    attention core (Korthikanti et al. 2022, section 5).
+    """
+    in_layer = operator.block in (Block.ATTENTION, Block.DENSE_MLP, Block.MOE_MLP)
+    full = (shapes.recompute == RECOMPUTE_MODES.index("full")) & in_layer
+    module = next((name for name, prefixes in _MODULES.items() if operator.name.startswith(prefixes)), None)
+    named = module in job.recompute_modules or ("moe" in job.recompute_modules and operator.block == Block.MOE_MLP)
+    selective = (shapes.recompute == RECOMPUTE_MODES.index("selective")) & named
+    return np.asarray((full | selective) & (operator.phase == Phase.FORWARD))
+
+
+class _Builder:
+    """Writes down the operators; one method per block."""
+
+    def __init__(self, job: TrainingJob, runtime: RuntimeProfile, shapes: ConfigGrid) -> None:
+        self.job = job
+        self.model = job.model
+        self.runtime = runtime
+        self.precision = job.precision
+        self.element_bytes = job.element_bytes
+        self.sequence_length = job.sequence_length
+        self.shapes = shapes
+        self.tokens = local_tokens(job, shapes)
+        self.residual = residual_tokens(job, shapes)
+        self.kv_size = local_kv_size(job, shapes)
+
+    def attention(self) -> list[Operator]:
+        model, block, tp = self.model, Block.ATTENTION, self.shapes.tp
+        heads = model.num_heads / tp
+        operators = self._norm("attention.norm", block)
+        if model.kv_lora_rank:  # multi-head latent attention: DeepSeek-V2 (2024), section 2.1
+            qk_size = model.qk_nope_head_dim + model.qk_rope_head_dim
+            value_size = model.v_head_dim
+            if model.q_lora_rank:
+                operators += self._matmul(
+                    "attention.q_down", block, self.residual, model.hidden_size, model.q_lora_rank
+                )
+            operators += self._matmul(
+                "attention.q_up", block, self.tokens, model.q_lora_rank or model.hidden_size, heads * qk_size
+            )
+            operators += self._matmul(
+                "attention.kv_down",
+                block,
+                self.residual,
+                model.hidden_size,
+                model.kv_lora_rank + model.qk_rope_head_dim,
+            )
+            operators += self._matmul(
+                "attention.kv_up",
+                block,
+                self.tokens,
+                model.kv_lora_rank,
+                heads * (model.qk_nope_head_dim + value_size),
+            )
+            qk_elements = 2 * heads * qk_size
+        else:
+            qk_size = value_size = model.head_dim
+            qk_elements = heads * qk_size + self.kv_size
+            operators += self._matmul(
+                "attention.qkv", block, self.tokens, model.hidden_size, heads * qk_size + 2 * self.kv_size
+            )
+        if not model.learned_positions:
+            operators += self._elementwise("attention.rotary", block, self.tokens * qk_elements, 2, 2)
+        operators += self.core()
+        operators += self._matmul("attention.proj", block, self.tokens, heads * value_size, model.hidden_size)
+        operators += self._elementwise("attention.residual", block, self.residual * model.hidden_size, 3, 3)
+        return operators
+
+    def core(self) -> list[Operator]:
+        model = self.model
+        heads = model.num_heads / self.shapes.tp
+        qk_size = model.qk_nope_head_dim + model.qk_rope_head_dim if model.kv_lora_rank else model.head_dim
+        core = self._flash_core if self.runtime.fused_attention else self._unfused_core
+        return core(Block.ATTENTION, heads, qk_size, model.value_head_dim)
+
+    def dense_mlp(self) -> list[Operator]:
+        block = Block.DENSE_MLP
+        operators = self._norm("dense_mlp.norm", block)
+        operators += self._mlp("dense_mlp", block, self.model.ffn_size)
+        operators += self._elementwise("dense_mlp.residual", block, self.residual * self.model.hidden_size, 3, 3)
+        return operators
+
+    def moe_mlp(self) -> list[Operator]:
+        model, block = self.model, Block.MOE_MLP
+        hidden, routed = model.hidden_size, routed_tokens(self.job, self.shapes)
+        groups = model.num_experts / self.shapes.ep
+        ffn = model.expert_ffn_size / self.shapes.expert_tensor
+        operators = self._norm("moe_mlp.norm", block)
+        operators += self._matmul("moe_mlp.router", block, self.residual, hidden, model.num_experts)
+        operators += self._elementwise("moe_mlp.permute", block, 2 * routed * hidden, 2, 2)
+        operators += self._matmul("moe_mlp.up", block, routed, hidden, ffn * (1 + model.gated_ffn), groups)
+        operators += self._activation("moe_mlp.activation", block, routed * ffn)
+        operators += self._matmul("moe_mlp.down", block, routed, ffn, hidden, groups)
+        if model.shared_expert_ffn_size:
+            operators += self._mlp("moe_mlp.shared", block, model.shared_expert_ffn_size)
+        operators += self._elementwise("moe_mlp.residual", block, self.residual * hidden, 3, 3)
+        return operators
+
+    def embedding(self) -> list[Operator]:
+        return self._elementwise("embedding.lookup", Block.EMBEDDING, self.tokens * self.model.hidden_size, 2, 3)
+
+    def head(self) -> list[Operator]:
+        model, block = self.model, Block.HEAD
+        vocabulary = local_vocabulary(self.job, self.runtime, self.shapes)
+        operators = self._norm("head.norm", block)
+        operators += self._matmul("head.logits", block, self.tokens, model.hidden_size, vocabulary)
+        # one kernel reads the logits and writes their gradient; in parts they pass through memory in fp32 for the cast,
+        # the maximum, the difference, the exponential and the sum, and back through softmax minus target (counted from
+        # megatron-core tensor_parallel/cross_entropy.py)
+        forward, backward = (3, 1) if self.runtime.fused_cross_entropy else (17, 8)
+        operators += self._elementwise(
+            "head.cross_entropy", block, self.tokens * vocabulary, forward, backward, is_fused=True
+        )
+        return operators
+
+    def _mlp(self, name: str, block: Block, ffn_size: int) -> list[Operator]:
+        ffn = ffn_size / self.shapes.tp
+        return [
+            *self._matmul(f"{name}.up", block, self.tokens, self.model.hidden_size, ffn * (1 + self.model.gated_ffn)),
+            *self._activation(f"{name}.activation", block, self.tokens * ffn),
+            *self._matmul(f"{name}.down", block, self.tokens, ffn, self.model.hidden_size),
+        ]
+
+    def _activation(self, name: str, block: Block, elements: FloatArray) -> list[Operator]:
+        gated = int(self.model.gated_ffn)
+        return self._elementwise(name, block, elements, 2 + gated, 3 + 2 * gated)
+
+    def _matmul(
+        self,
+        name: str,
+        block: Block,
+        m: FloatArray,
+        k: FloatArray | float,
+        n: FloatArray | float,
+        groups: FloatArray | None = None,
+    ) -> list[Operator]:
+        """The product [m, k] @ [k, n] and the two of its backward pass; m is the sum over `groups` weights."""
+        kind = OpKind.MATMUL if groups is None else OpKind.GROUPED_MATMUL
+        weights = np.ones_like(m) if groups is None else groups
+        products = (
+            (name, Phase.FORWARD, (m, k, n)),
+            (f"{name}.data_gradient", Phase.BACKWARD, (m, n, k)),
+            (f"{name}.weight_gradient", Phase.BACKWARD, (k, m, n)),
+        )
+        operand_elements = m * k + weights * k * n + m * n
+        operators = self._quantise(name, block, m * k, m * n) if self._matmul_precision(name) in NARROW_BYTES else []
+        for role, phase, sizes in products:
+            columns = np.broadcast_arrays(*sizes) if groups is None else np.broadcast_arrays(groups, *sizes)
+            operators.append(
+                Operator(
+                    name=role,
+                    kind=kind,
+                    block=block,
+                    phase=phase,
+                    precision=self._matmul_precision(name),
+                    shape=np.stack(columns, axis=1).astype(np.float64),
+                    flop=2.0 * m * k * n,
+                    moved_bytes=self.element_bytes * operand_elements,
+                )
+            )
+        return operators
+
+    def _quantise(self, name: str, block: Block, inputs: FloatArray, outputs: FloatArray) -> list[Operator]:
+        """Casts of a product's input and of its output's gradient to a narrow type.
+
+        Each is read once and written straight and transposed (Transformer Engine, cast_transpose kernels).
+        """
+        operators = []
+        for role, elements, phase in (("input", inputs, Phase.FORWARD), ("gradient", outputs, Phase.BACKWARD)):
+            operators.append(
+                Operator(
+                    name=f"{name}.cast_{role}",
+                    kind=OpKind.ELEMENTWISE,
+                    block=block,
+                    phase=phase,
+                    precision=self.precision,
+                    shape=elements[:, None],
+                    flop=np.zeros_like(elements),
+                    moved_bytes=2.0 * self.element_bytes * elements,
+                )
+            )
+        return operators
+
+    def _flash_core(self, block: Block, heads: FloatArray, qk_size: int, value_size: int) -> list[Operator]:
+        """Flash attention under a causal mask, its work shared evenly by the cp ranks.
+
+        Forward: two products of 2*s*s*size, halved by the mask. Backward: five products for two (Dao 2023,
+        FlashAttention-2, section 4.1).
+        """
+        shapes, length = self.shapes, self.sequence_length
+        local_heads = heads / shapes.up
+        queries = length / shapes.cp
+        flop = 2 * shapes.mbs * local_heads * queries * length * (qk_size + value_size) / 2
+        elements = (
+            shapes.mbs
+            * queries
+            * (local_heads * (qk_size + value_size) + self.kv_size / shapes.up * (qk_size + value_size) / value_size)
+        )
+        columns = (shapes.mbs, local_heads, queries, np.full(len(shapes), length), np.full(len(shapes), qk_size))
+        shape = np.stack(columns, axis=1).astype(np.float64)
+        return [
+            Operator(
+                name=f"attention.core{suffix}",
+                kind=OpKind.ATTENTION,
+                block=block,
+                phase=phase,
+                precision=_WIDE.get(self.precision, self.precision),
+                shape=shape,
+                flop=work * flop,
+                moved_bytes=moved * self.element_bytes * elements,
+            )
+            for suffix, phase, work, moved in (("", Phase.FORWARD, 1.0, 1.0), (".gradient", Phase.BACKWARD, 2.5, 2.5))
+        ]
+
+    def _unfused_core(self, block: Block, heads: FloatArray, qk_size: int, value_size: int) -> list[Operator]:
+        """Attention whose scores pass through memory: two batched products of the whole square and a masked softmax.
+
+        Korthikanti et al. 2022, section 4.1: 2abs^2 bytes of softmax output, and as much again with its dropout; the
+        fused softmax reads the scores and writes the probabilities (Megatron-LM fused_kernels), dropout does it again.
+        """
+        shapes, length = self.shapes, self.sequence_length
+        local_heads = heads / shapes.up
+        queries = length / shapes.cp
+        rows = shapes.mbs * local_heads * queries
+        scores = rows * length
+        operators = self._batched("attention.core.scores", block, rows, float(qk_size), float(length))
+        # the fused kernel wants four score matrices at a time; in PyTorch's own operators scores are scaled, cast,
+        # masked and normalised in fp32 one after the other (Megatron-LM model/fused_softmax.py, is_kernel_available)
+        is_fused = self.runtime.fused_elementwise & ((shapes.mbs * local_heads) % 4 == 0)
+        slow_passes = np.where(is_fused, 0.0, 28 / self.element_bytes)
+        operators += self._elementwise(
+            "attention.core.softmax", block, scores, 2 + slow_passes, 3 + slow_passes, is_fused=True
+        )
+        if self.runtime.attention_dropout:  # reads and writes the probabilities, and a mask of one byte
+            operators += self._elementwise("attention.core.dropout", block, scores, 2.5, 2.5, is_fused=True)
+        return operators + self._batched("attention.core.context", block, rows, float(length), float(value_size))
+
+    def _batched(self, name: str, block: Block, rows: FloatArray, k: float, n: float) -> list[Operator]:
+        """A batched product [rows, k] @ [k, n] whose right side differs per head, and its two gradients."""
+        scores = (rows * k + rows * n + rows * k * n / self.sequence_length) * self.element_bytes
+        products = (
+            (name, Phase.FORWARD, (rows, k, n)),
+            (f"{name}.data_gradient", Phase.BACKWARD, (rows, n, k)),
+            (f"{name}.right_gradient", Phase.BACKWARD, (rows, n, k)),
+        )
+        return [
+            Operator(
+                name=role,
+                kind=OpKind.MATMUL,
+                block=block,
+                phase=phase,
+                precision=_WIDE.get(self.precision, self.precision),
+                shape=np.stack(np.broadcast_arrays(*sizes), axis=1).astype(np.float64),
+                flop=2.0 * rows * k * n,
+                moved_bytes=scores,
+            )
+            for role, phase, sizes in products
+        ]
+
+    def _matmul_precision(self, name: str) -> str:
+        """fp8 recipes keep the head and the router in 16 bits (Transformer Engine's and torchao's defaults)."""
+        if name.startswith(("head.", "moe_mlp.router")):
+            return _WIDE.get(self.precision, self.precision)
+        return self.precision
+
+    def _norm(self, name: str, block: Block) -> list[Operator]:
+        hidden = self.model.hidden_size
+        count = self.model.norms_per_layer / 2 if block in (Block.ATTENTION, Block.DENSE_MLP, Block.MOE_MLP) else 1
+        rows = self.residual * count
+        shape = np.stack([rows, np.full_like(rows, hidden)], axis=1)
+        return [
+            Operator(
+                name=f"{name}{suffix}",
+                kind=OpKind.NORM,
+                block=block,
+                phase=phase,
+                precision=self.precision,
+                shape=shape,
+                flop=np.zeros_like(rows),
+                moved_bytes=passes * self.element_bytes * rows * hidden,
+            )
+            for suffix, phase, passes in (("", Phase.FORWARD, 2.0), (".gradient", Phase.BACKWARD, 3.0))
+        ]
+
+    def _elementwise(
+        self,
+        name: str,
+        block: Block,
+        elements: FloatArray,
+        forward_passes: FloatArray | float,
+        backward_passes: FloatArray | float,
+        *,
+        is_fused: bool = False,
+    ) -> list[Operator]:
+        """A memory-bound operator; a pass reads or writes every element once, and again between unfused kernels."""
+        repeated = 1.0 if is_fused or self.runtime.fused_elementwise else UNFUSED_PASSES
+        return [
+            Operator(
+                name=f"{name}{suffix}",
+                kind=OpKind.ELEMENTWISE,
+                block=block,
+                phase=phase,
+                precision=self.precision,
+                shape=elements[:, None],
+                flop=np.zeros_like(elements),
+                moved_bytes=repeated * passes * self.element_bytes * elements,
+            )
+            for suffix, phase, passes in (
+                ("", Phase.FORWARD, forward_passes),
+                (".gradient", Phase.BACKWARD, backward_passes),
+            )
+        ]

@@ -1,0 +1,90 @@
+"""What a planned training step takes by blocks of the model, and what one plan changes of another.
+
+Layers that are alike are sharded alike: a block's figures are those of all layers that have it, over their number.
+Collectives count to the part of the breakdown that is called after the slowest of their axes; those by which experts
+exchange tokens, and those along the part of dp that experts are dealt over, count to `ep`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from costmodels.operators.layer_operators import BLOCKS, Block, FloatArray, OpKind
+from costmodels.sharding.graph import Graph
+from costmodels.sharding.layer_figures import is_synced, runs_once
+from costmodels.sharding.plan import Plan, PlanCost, PlannedCollective
+from costmodels.step.breakdown import EXPOSED_PARTS
+
+OUTSIDE = {"embedding": Block.EMBEDDING, "head": Block.HEAD}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class BlockFigures:
+    """Seconds of one block and micro-batch; B blocks in the order of BLOCKS.
+
+    Attributes:
+        compute_s: Of the forward and the backward pass [2, B].
+        exposed_s: What is communicated, by pass and EXPOSED_PARTS [2, 4, B].
+        once_s: Collectives of weights and gradients, once a step [B].
+    """
+
+    compute_s: FloatArray
+    exposed_s: FloatArray
+    once_s: FloatArray
+
+
+def block_figures(plan: Plan, cost: PlanCost) -> BlockFigures:
+    """The figures of a plan of a step of the transformer frontend, on axes that are called after degrees.
+
+    Operators that run several times a step count once.
+    """
+    graph, turn = plan.graph, plan.graph.first_backward
+    assert turn is not None, f"{graph.name!r} says where its backward pass begins"
+    blocks = [_block_of(op.name) for op in graph.ops]
+    compute_s = np.zeros((2, len(BLOCKS)))
+    exposed_s = np.zeros((2, len(EXPOSED_PARTS), len(BLOCKS)))
+    once_s = np.zeros(len(BLOCKS))
+    for number, (op, seconds) in enumerate(zip(graph.ops, cost.compute_s.tolist(), strict=True)):
+        if not runs_once(graph, number):
+            compute_s[int(number >= turn), blocks[number]] += seconds / op.times
+    for each in cost.collectives:
+        block = blocks[each.op]
+        if is_synced(graph, each):
+            once_s[block] += each.seconds * each.times
+        else:
+            often = each.times / graph.ops[each.op].times
+            part = EXPOSED_PARTS.index(_part_of(plan, each, BLOCKS[block]))
+            exposed_s[int(each.op >= turn), part, block] += often * each.seconds
+    layers = _times_of_blocks(graph)
+    return BlockFigures(compute_s=compute_s / layers, exposed_s=exposed_s / layers, once_s=once_s / layers)
+
+
+def ratios(numerator: FloatArray, denominator: FloatArray) -> FloatArray:
+    """Element by element; 1 where the denominator is nothing."""
+    return np.divide(numerator, denominator, out=np.ones_like(numerator), where=denominator > 0)
+
+
+def _block_of(name: str) -> int:
+    """The place among BLOCKS of the block that an operator belongs to."""
+    place, *inside = name.split(".")
+    if place == "layers":
+        return BLOCKS.index(Block(inside[1]))
+    return BLOCKS.index(OUTSIDE.get(place, Block.EMBEDDING))
+
+
+def _part_of(plan: Plan, collective: PlannedCollective, block: Block) -> str:
+    names = [plan.mesh.names[axis] for axis in collective.move.axes]
+    if "dp" in names or (block == Block.MOE_MLP and collective.move.kind == OpKind.ALL_TO_ALL):
+        return "ep"
+    return names[0]
+
+
+def _times_of_blocks(graph: Graph) -> FloatArray:
+    """In how many layers each block is [B]; 1 of those that are in none."""
+    found: list[set[str]] = [set() for _ in BLOCKS]
+    for op in graph.ops:
+        place, *inside = op.name.split(".")
+        found[_block_of(op.name)].add(inside[0] if place == "layers" else "")
+    return np.array([max(len(layers), 1) for layers in found], dtype=np.float64)

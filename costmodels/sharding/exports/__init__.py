@@ -1,0 +1,1 @@
+"""Write sharding plans for JAX, torch's DTensor, MindSpore and Megatron-LM."""

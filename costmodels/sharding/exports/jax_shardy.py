@@ -1,0 +1,57 @@
+"""A planned JAX function as StableHLO with Shardy's annotations, for tools that read neither Python nor JAX.
+
+The text has the mesh, a sharding of each argument and result, and a constraint wherever the plan pins a layout. It is
+what `jax.jit` would give its compiler: nothing is partitioned yet. No device is needed, for the mesh is abstract.
+
+Source: JAX's ahead-of-time lowering (`Traced.lower`), and Shardy's `sdy` dialect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from costmodels.sharding.exports.jax_apply import abstract_mesh, apply_plan, on_mesh, specs_of
+from costmodels.sharding.frontends.jax.program import Program
+from costmodels.sharding.plan import Plan
+from hardware.io.errors import ConfigError
+
+SWITCH = "jax_use_shardy_partitioner"
+
+
+def annotated_stablehlo(
+    function: Callable[..., Any], program: Program, plan: Plan, *, platform: str | None = None
+) -> str:
+    """The text of a planned function.
+
+    Args:
+        function: What was planned.
+        program: Its trace.
+        plan: How.
+        platform: What it is lowered for (`cpu`, `cuda`, `tpu`); None for JAX's default backend.
+
+    Raises:
+        ConfigError: JAX is told to do without Shardy.
+    """
+    if not getattr(jax.config, SWITCH, True):  # JAX may drop the switch along with GSPMD
+        raise ConfigError(
+            "is off, so that JAX writes GSPMD's annotations",
+            key=SWITCH,
+            nearest=f"jax.config.update({SWITCH!r}, True)",
+        )
+    mesh = abstract_mesh(plan)
+    inputs, outputs = specs_of(program, plan)
+    leaves = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in program.jaxpr.in_avals]  # type: ignore[no-untyped-call] # JAX has no types there
+    arguments = jax.tree_util.tree_unflatten(program.in_tree, leaves)
+    jitted = jax.jit(
+        apply_plan(function, plan),
+        in_shardings=on_mesh(mesh, inputs),
+        out_shardings=on_mesh(mesh, outputs),
+        donate_argnums=program.donated,
+        keep_unused=True,  # so that the text's arguments are the function's
+    )
+    lowered = jitted.trace(*arguments).lower(lowering_platforms=(platform or jax.default_backend(),))
+    text: str = lowered.as_text()
+    return text

@@ -1,0 +1,81 @@
+"""The graph of a JAX program: its jaxpr with every call inlined, what nobody reads left out, and rules looked up.
+
+The body of a scan stands once, its operators run `length` times. Its loop-carried values, and what it reads from and
+writes to stacks of all iterations, pass through operators that cost nothing (`graph.LOOP`):
+
+    carry    begins the loop: reads the first iteration's value, and what `next` writes as often as an iteration ends
+    next     ends an iteration: reads what it carries on
+    unstack  an iteration's part of a stack; the stack's first dim is blocked
+    stack    the stack that the iterations' parts make up; the same
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from costmodels.sharding.frontends.flat_program import FlatBuilder, Step, alive
+from costmodels.sharding.frontends.jax.flat import Flat, Place, shape_of
+from costmodels.sharding.frontends.jax.program import Program, traced
+from costmodels.sharding.frontends.jax.rules import rule_of_call
+from costmodels.sharding.frontends.rule_parts import Call, blocked_rule
+from costmodels.sharding.graph import CARRY, INPUT, STATE, Graph, GraphBuilder
+
+
+def graph_of_jax(fn: Callable[..., Any], *arguments: Any, donated: Sequence[str | int] = ()) -> Graph:
+    """The graph of a function of abstract arguments; nothing is computed.
+
+    Args:
+        fn: Typically one training step, of which `jax.value_and_grad` and the optimizer are part.
+        arguments: Trees of `jax.ShapeDtypeStruct`s or arrays.
+        donated: Names or numbers of the arguments whose memory the outputs take over.
+    """
+    return graph_of(traced(fn, *arguments, donated=donated))
+
+
+def flattened(program: Program) -> tuple[Flat, list[int], list[int]]:
+    """A traced function without calls, and the numbers of its arguments and of its outputs."""
+    flat = Flat()
+    jaxpr = program.jaxpr
+    arguments = [
+        flat.add(argument.name, var.aval, varies=0 not in shape_of(var.aval), kind=argument.kind)
+        for argument, var in zip(program.arguments, jaxpr.jaxpr.invars, strict=True)
+    ]
+    outputs = flat.inline(jaxpr.jaxpr, [flat.add("", var.aval) for var in jaxpr.jaxpr.constvars], arguments, Place())
+    return flat, arguments, outputs
+
+
+def graph_of(program: Program) -> Graph:
+    """The graph of a traced function."""
+    flat, arguments, outputs = flattened(program)
+    build = FlatBuilder(values=flat.values, builder=GraphBuilder(name=program.name))
+    for argument, value in zip(program.arguments, arguments, strict=True):
+        if flat.values[value].varies:
+            build.source(INPUT if argument.kept_by is None else STATE, value)
+    needed = alive(flat.steps, outputs, flat.next_of)
+    for number, step in enumerate(flat.steps):
+        if number in needed:
+            call = _call(step, flat)
+            rule = rule_of_call(call)
+            if rule is None:
+                build.count_unknown(step.primitive)
+            build.step(step, rule or blocked_rule(call))
+    for carried, number in flat.next_of.items():
+        if number in needed and carried in build.tensors:
+            made, shape = flat.steps[number].results[0], flat.values[carried].shape
+            rule = rule_of_call(Call(primitive=CARRY, operands=(shape, shape), results=(shape,), params={}))
+            assert rule is not None, "a carry has a rule"
+            build.builder.carry_on(build.tensors[carried], build.tensors[made], rule)
+    for argument, value in zip(program.arguments, arguments, strict=True):
+        if argument.kept_by is not None and value in build.tensors and outputs[argument.kept_by] != value:
+            build.builder.keep(build.tensors[value], build.read(outputs[argument.kept_by]))
+    return build.builder.done()
+
+
+def _call(step: Step, flat: Flat) -> Call:
+    return Call(
+        primitive=step.primitive,
+        operands=tuple(flat.values[operand].shape for operand in step.operands),
+        results=tuple(flat.values[result].shape for result in step.results),
+        params=step.params,
+    )

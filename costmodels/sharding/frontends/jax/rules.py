@@ -1,0 +1,440 @@
+"""The iteration space of every primitive of a jaxpr that Meshtune knows: how its factors lie on operands and results.
+
+Elementwise primitives share one rule; a primitive that nobody wrote a rule for has none, and its caller blocks all its
+dims. An operand of another rank than the result of an elementwise primitive is a scalar, as JAX has it.
+
+What `jax.lax` counts from shapes must be counted from the local ones where a rule's factor is cut (`slice_sizes` of a
+gather, the `shape` of a broadcast): the parameters here are those of whole tensors.
+
+Three rules cut what only masks make cuttable, as partitioners do it: rows of a gather's table (each device looks up
+what it has, zeros elsewhere, and all add up), rows of a scatter's operand, and the dim that a dynamic_update_slice
+writes to (each device writes what falls into its part).
+
+Sources: the semantics of StableHLO's specification; the factors of Shardy (OpenXLA), which the tests compare with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from costmodels.sharding.dims import FactorKind, Rule
+from costmodels.sharding.frontends.rule_parts import (
+    Call,
+    Loops,
+    Shape,
+    along,
+    blocked_rule,
+    changed,
+    elementwise,
+    replaced,
+    reshaped,
+    resized,
+)
+from costmodels.sharding.graph import CARRY, NEXT, STACK, UNSTACK
+
+ELEMENTWISE = frozenset(
+    """
+    abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz complex conj
+    convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igammac
+    imag integer_pow is_finite le lgamma log log1p logistic lt max min mul ne neg nextafter not or polygamma
+    population_count pow real reduce_precision regularized_incomplete_beta rem round rsqrt select_n shift_left
+    shift_right_arithmetic shift_right_logical sharding_constraint sign sin sinh sqrt square stop_gradient sub tan tanh
+    threefry2x32 xor
+    """.split()  # noqa: SIM905  # ninety words, a line each, would hide the rules below
+)
+"""Primitives whose result at a place depends on the operands at that place alone."""
+
+
+def rule_of_call(call: Call) -> Rule | None:
+    """The rule of a call; None where nobody wrote one for its primitive."""
+    if call.primitive in ELEMENTWISE:
+        return elementwise(call)
+    rule = RULES.get(call.primitive)
+    return None if rule is None else rule(call)
+
+
+def flop_of_call(call: Call) -> float:
+    """Floating-point operations of a matrix product or a convolution, a multiplication and an addition apart; else 0.
+
+    Products with the zeros that dilation puts between elements aren't counted, those with padding are.
+    """
+    if call.primitive == "dot_general":
+        (contracted, _), _ = call.params["dimension_numbers"]
+        return float(2 * math.prod(call.results[0]) * math.prod(call.operands[0][dim] for dim in contracted))
+    if call.primitive == "conv_general_dilated":
+        numbers, weight = call.params["dimension_numbers"], call.operands[1]
+        products = math.prod(weight[dim] for dim in numbers.rhs_spec[1:])
+        return float(2 * math.prod(call.results[0]) * products / math.prod(call.params["lhs_dilation"]))
+    return 0.0
+
+
+def _pairwise(call: Call) -> Rule:
+    """Of what hands each operand on as the result in its place."""
+    loops = Loops()
+    places = [loops.dims(shape) for shape in call.operands]
+    return loops.rule(places, places)
+
+
+def _broadcast_in_dim(call: Call) -> Rule:
+    loops = Loops()
+    result = loops.dims(call.results[0])
+    shape, *sizes = call.operands  # sizes only where shapes are dynamic
+    targets = call.params["broadcast_dimensions"]
+    operand = tuple(result[target] if size > 1 else () for size, target in zip(shape, targets, strict=True))
+    return loops.rule([operand, *((),) * len(sizes)], [result])
+
+
+def _reshape(call: Call) -> Rule:
+    """As `reshaped` has it; some reshapes transpose first."""
+    order = call.params["dimensions"] or range(len(call.operands[0]))
+    rule = reshaped(tuple(call.operands[0][dim] for dim in order), call.results[0])
+    operand = dict(zip(order, rule.operands[0], strict=True))
+    return Rule(
+        factors=rule.factors, operands=(tuple(operand[dim] for dim in range(len(operand))),), results=rule.results
+    )
+
+
+def _transpose(call: Call) -> Rule:
+    loops = Loops()
+    operand = loops.dims(call.operands[0])
+    return loops.rule([operand], [tuple(operand[dim] for dim in call.params["permutation"])])
+
+
+def _squeeze(call: Call) -> Rule:
+    loops = Loops()
+    operand = loops.dims(call.operands[0])
+    dropped = call.params["dimensions"]
+    return loops.rule([operand], [tuple(place for dim, place in enumerate(operand) if dim not in dropped)])
+
+
+def _expand_dims(call: Call) -> Rule:
+    loops = Loops()
+    result = loops.dims(call.results[0])
+    added = call.params["dimensions"]
+    return loops.rule([tuple(place for dim, place in enumerate(result) if dim not in added)], [result])
+
+
+def _dot_general(call: Call) -> Rule:
+    loops = Loops()
+    (left_sum, right_sum), (left_batch, right_batch) = call.params["dimension_numbers"]
+    left_shape, right_shape = call.operands
+    left: list[tuple[int, ...]] = [()] * len(left_shape)
+    right: list[tuple[int, ...]] = [()] * len(right_shape)
+    for one, other in zip(left_batch, right_batch, strict=True):
+        left[one] = right[other] = loops.dim(left_shape[one])
+    result = [left[dim] for dim in left_batch]
+    for dims, shape, taken in (
+        (left, left_shape, (*left_batch, *left_sum)),
+        (right, right_shape, (*right_batch, *right_sum)),
+    ):
+        for dim, size in enumerate(shape):
+            if dim not in taken:
+                dims[dim] = loops.dim(size)
+                result.append(dims[dim])
+    for one, other in zip(left_sum, right_sum, strict=True):
+        left[one] = right[other] = loops.dim(left_shape[one], FactorKind.REDUCTION)
+    return loops.rule([tuple(left), tuple(right)], [tuple(result)])
+
+
+def _conv_general_dilated(call: Call) -> Rule:
+    """Batch and features are those of a matrix product, in groups or not; space is what `_space_of_conv` says.
+
+    The gradients of a convolution are convolutions, whose numbers of dimensions say which is batch and which feature.
+    """
+    loops = Loops()
+    params = call.params
+    numbers = params["dimension_numbers"]
+    (image, weight), (out,) = call.operands, call.results
+    image_batch, image_feature, *image_space = numbers.lhs_spec
+    weight_out, weight_in, *weight_space = numbers.rhs_spec
+    out_batch, out_feature, *out_space = numbers.out_spec
+    feature_groups, batch_groups = params["feature_group_count"], params["batch_group_count"]
+
+    batch = loops.dim(out[out_batch])
+    group = loops.dim(feature_groups * batch_groups)
+    feature = loops.dim(out[out_feature] // (feature_groups * batch_groups))
+    summed = loops.dim(weight[weight_in], FactorKind.REDUCTION)
+    places: list[dict[int, tuple[int, ...]]] = [{}, {}, {}]
+    places[0][image_batch] = group + batch if batch_groups > 1 else batch
+    places[0][image_feature] = group + summed if feature_groups > 1 else summed
+    places[1][weight_out] = group + feature
+    places[1][weight_in] = summed
+    places[2][out_batch] = batch
+    places[2][out_feature] = group + feature
+    for number, dims in enumerate(zip(image_space, weight_space, out_space, strict=True)):
+        sizes = (image[dims[0]], weight[dims[1]], out[dims[2]])
+        for place, dim, factor in zip(places, dims, _space_of_conv(loops, params, number, sizes), strict=True):
+            place[dim] = factor
+    left, right, result = (tuple(place[dim] for dim in range(len(out))) for place in places)
+    return loops.rule([left, right], [result])
+
+
+def _space_of_conv(
+    loops: Loops, params: Mapping[str, Any], number: int, sizes: tuple[int, int, int]
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """The factors of one dim in space of image, window and result.
+
+    A window of one element is a map; one as large as the image, in one place only, a sum over both. Any other looks
+    at neighbours.
+    """
+    image, window, out = sizes
+    is_plain = (
+        tuple(params["padding"][number]) == (0, 0)
+        and params["window_strides"][number] == params["lhs_dilation"][number] == 1
+    )
+    if is_plain and window == 1:
+        factor = loops.dim(image)
+        return factor, (), factor
+    if is_plain and out == 1 and window == image and params["rhs_dilation"][number] == 1:
+        factor = loops.dim(image, FactorKind.REDUCTION)
+        return factor, factor, ()
+    if image == out:
+        factor = loops.dim(image, FactorKind.PERMUTATION)
+        return factor, loops.dim(window, FactorKind.BLOCKED), factor
+    if image == window:
+        factor = loops.dim(image, FactorKind.PERMUTATION)
+        return factor, factor, loops.dim(out, FactorKind.BLOCKED)
+    first, second, third = (loops.dim(size, FactorKind.BLOCKED) for size in sizes)
+    return first, second, third
+
+
+def _reduce(call: Call) -> Rule:
+    return _without(call, FactorKind.REDUCTION)
+
+
+def _arg_reduce(call: Call) -> Rule:
+    """Indices of parts can't be put together without the values, which are no result."""
+    return _without(call, FactorKind.BLOCKED)
+
+
+def _without(call: Call, kind: FactorKind) -> Rule:
+    """Of what drops some dims."""
+    loops = Loops()
+    axes = call.params["axes"]
+    operand = tuple(
+        loops.dim(size, kind if dim in axes else FactorKind.MAP) for dim, size in enumerate(call.operands[0])
+    )
+    return loops.rule([operand], [tuple(place for dim, place in enumerate(operand) if dim not in axes)])
+
+
+def _cumulative(call: Call) -> Rule:
+    return along(call, call.params["axis"])
+
+
+def _sort(call: Call) -> Rule:
+    return along(call, call.params["dimension"])
+
+
+def _top_k(call: Call) -> Rule:
+    return along(call, call.params.get("axis", -1) % len(call.operands[0]))
+
+
+def _split(call: Call) -> Rule:
+    return along(call, call.params["axis"])
+
+
+def _concatenate(call: Call) -> Rule:
+    return along(call, call.params["dimension"])
+
+
+def _pad(call: Call) -> Rule:
+    padding = call.params["padding_config"]
+    return changed(call, [dim for dim, (low, high, inner) in enumerate(padding) if low or high or inner])
+
+
+def _rev(call: Call) -> Rule:
+    return changed(call, call.params["dimensions"])
+
+
+def _reduce_window(call: Call) -> Rule:
+    return changed(call, _windowed(call))
+
+
+def _windowed(call: Call) -> list[int]:
+    """The dims along which a window looks at more than one element."""
+    params = call.params
+    window, strides, padding = params["window_dimensions"], params["window_strides"], params["padding"]
+    return [
+        dim
+        for dim, (size, stride, pads) in enumerate(zip(window, strides, padding, strict=True))
+        if size > 1 or stride > 1 or any(pads) or call.operands[0][dim] != call.results[0][dim]
+    ]
+
+
+def _select_and_scatter_add(call: Call) -> Rule:
+    """The gradient of pooling: what a window made goes back to the element that it took."""
+    loops = Loops()
+    windowed = _windowed(call)
+    whole = loops.dims(call.operands[1], blocked=windowed)
+    source = {dim: loops.dim(call.operands[0][dim], FactorKind.BLOCKED) for dim in windowed}
+    return loops.rule([replaced(whole, source), whole], [whole])
+
+
+def _dynamic_update_slice(call: Call) -> Rule:
+    loops = Loops()
+    shape, update_shape, *starts = call.operands
+    place = loops.dims(shape)
+    update = tuple(
+        place[dim] if size == shape[dim] else loops.dim(size, FactorKind.BLOCKED)
+        for dim, size in enumerate(update_shape)
+    )
+    return loops.rule([place, update, *((),) * len(starts)], [place])
+
+
+def _gather(call: Call) -> Rule:
+    """A slice of the operand for each place of the result's batch dims.
+
+    Dims of slices are maps where a slice is as long as the operand. Looked-up dims of slices of one are a sum of what
+    each part of the operand has.
+    """
+    loops = Loops()
+    numbers, slice_sizes = call.params["dimension_numbers"], call.params["slice_sizes"]
+    (shape, indices_shape), (result_shape,) = call.operands, call.results
+    result = loops.dims(result_shape, blocked=_short_slices(numbers, slice_sizes, shape))
+    batch = [place for dim, place in enumerate(result) if dim not in numbers.offset_dims]
+    indices = (*batch, loops.dim(indices_shape[-1], FactorKind.BLOCKED))
+    operand: dict[int, tuple[int, ...]] = {
+        dim: indices[index_dim]
+        for dim, index_dim in zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
+    }
+    kept = [dim for dim in range(len(shape)) if dim not in (*numbers.collapsed_slice_dims, *operand)]
+    for dim, result_dim in zip(kept, numbers.offset_dims, strict=True):
+        is_whole = slice_sizes[dim] == shape[dim]
+        operand[dim] = result[result_dim] if is_whole else loops.dim(shape[dim], FactorKind.BLOCKED)
+    for dim in numbers.collapsed_slice_dims:
+        operand[dim] = loops.dim(shape[dim], FactorKind.REDUCTION)
+    return loops.rule([tuple(operand[dim] for dim in range(len(shape))), indices], [result])
+
+
+def _short_slices(numbers: Any, slice_sizes: Sequence[int], shape: Shape) -> list[int]:
+    """The dims of a gather's result along which its slices are shorter than the operand."""
+    gone = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
+    kept = [dim for dim in range(len(shape)) if dim not in gone]
+    return [result for dim, result in zip(kept, numbers.offset_dims, strict=True) if slice_sizes[dim] != shape[dim]]
+
+
+def _scatter(call: Call) -> Rule:
+    """A gather's mirror: each window of the updates goes to a place of the operand.
+
+    Places of updates are a sum into the operand, which then counts once; where a later update overwrites an earlier
+    one, their order matters.
+    """
+    loops = Loops()
+    numbers = call.params["dimension_numbers"]
+    shape, indices_shape, updates_shape = call.operands
+    kind = FactorKind.BLOCKED if call.primitive == "scatter" else FactorKind.REDUCTION
+    updates: dict[int, tuple[int, ...]] = {}
+    operand: dict[int, tuple[int, ...]] = {}
+    places = [dim for dim in range(len(updates_shape)) if dim not in numbers.update_window_dims]
+    pairs = dict(zip(numbers.scatter_indices_batching_dims, numbers.operand_batching_dims, strict=True))
+    for index_dim, dim in enumerate(places):
+        if index_dim in pairs:
+            operand[pairs[index_dim]] = updates[dim] = loops.dim(updates_shape[dim])
+        else:
+            updates[dim] = loops.dim(updates_shape[dim], kind)
+    indices = (*(updates[dim] for dim in places), loops.dim(indices_shape[-1], FactorKind.BLOCKED))
+    windowed = [dim for dim in range(len(shape)) if dim not in (*numbers.inserted_window_dims, *operand)]
+    for dim, update_dim in zip(windowed, numbers.update_window_dims, strict=True):
+        is_whole = updates_shape[update_dim] == shape[dim]
+        operand[dim] = loops.dim(shape[dim], FactorKind.MAP if is_whole else FactorKind.BLOCKED)
+        updates[update_dim] = operand[dim] if is_whole else loops.dim(updates_shape[update_dim], FactorKind.BLOCKED)
+    for dim in numbers.inserted_window_dims:
+        operand[dim] = loops.dim(shape[dim])
+    whole = tuple(operand[dim] for dim in range(len(shape)))
+    return loops.rule([whole, indices, tuple(updates[dim] for dim in range(len(updates_shape)))], [whole])
+
+
+def _bitcast(call: Call) -> Rule:
+    """Bits as another type: of a smaller one there are several, in a last dim of their own."""
+    loops = Loops()
+    shorter = min(call.operands[0], call.results[0], key=len)
+    place = loops.dims(shorter)
+    operand, result = (
+        (*place, *(loops.dim(size, FactorKind.BLOCKED) for size in shape[len(shorter) :]))
+        for shape in (call.operands[0], call.results[0])
+    )
+    return loops.rule([operand], [result])
+
+
+def _stack(call: Call) -> Rule:
+    """Of a loop that fills a stack of its iterations' results."""
+    loops = Loops()
+    part = loops.dims(call.operands[0])
+    return loops.rule([part], [(loops.dim(call.results[0][0], FactorKind.BLOCKED), *part)])
+
+
+def _unstack(call: Call) -> Rule:
+    """Of a loop whose iterations take a part of a stack each."""
+    loops = Loops()
+    part = loops.dims(call.results[0])
+    return loops.rule([(loops.dim(call.operands[0][0], FactorKind.BLOCKED), *part)], [part])
+
+
+def _random(call: Call) -> Rule:
+    """Numbers drawn from a key, which every device has: each draws those of its part.
+
+    That is what `jax_threefry_partitionable` promises, which is JAX's default.
+    """
+    loops = Loops()
+    keys = [loops.dims(shape, FactorKind.BLOCKED) for shape in call.operands]
+    return loops.rule(keys, [loops.dims(shape) for shape in call.results])
+
+
+RULES: Mapping[str, Callable[[Call], Rule]] = {
+    CARRY: elementwise,
+    NEXT: elementwise,
+    STACK: _stack,
+    UNSTACK: _unstack,
+    "argmax": _arg_reduce,
+    "argmin": _arg_reduce,
+    "bitcast_convert_type": _bitcast,
+    "broadcast_in_dim": _broadcast_in_dim,
+    "concatenate": _concatenate,
+    "conv_general_dilated": _conv_general_dilated,
+    "cumlogsumexp": _cumulative,
+    "cummax": _cumulative,
+    "cummin": _cumulative,
+    "cumprod": _cumulative,
+    "cumsum": _cumulative,
+    "device_put": _pairwise,
+    "dot_general": _dot_general,
+    "dynamic_slice": resized,
+    "dynamic_update_slice": _dynamic_update_slice,
+    "expand_dims": _expand_dims,
+    "gather": _gather,
+    "optimization_barrier": _pairwise,
+    "pad": _pad,
+    "random_bits": _random,
+    "random_fold_in": blocked_rule,  # keys are small, and every device wants them
+    "random_seed": blocked_rule,
+    "random_split": blocked_rule,
+    "random_unwrap": blocked_rule,
+    "random_wrap": blocked_rule,
+    "reduce_and": _reduce,
+    "reduce_max": _reduce,
+    "reduce_min": _reduce,
+    "reduce_or": _reduce,
+    "reduce_prod": _reduce,
+    "reduce_sum": _reduce,
+    "reduce_window_max": _reduce_window,
+    "reduce_window_min": _reduce_window,
+    "reduce_window_sum": _reduce_window,
+    "reduce_xor": _reduce,
+    "reshape": _reshape,
+    "rev": _rev,
+    "scatter": _scatter,
+    "scatter-add": _scatter,
+    "scatter-max": _scatter,
+    "scatter-min": _scatter,
+    "scatter-mul": _scatter,
+    "select_and_scatter_add": _select_and_scatter_add,
+    "slice": resized,
+    "sort": _sort,
+    "split": _split,
+    "squeeze": _squeeze,
+    "top_k": _top_k,
+    "transpose": _transpose,
+}
+"""The rule of each primitive that isn't elementwise. Loops, branches and foreign kernels have none."""

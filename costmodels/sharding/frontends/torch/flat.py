@@ -1,0 +1,167 @@
+"""A traced torch step as one list of values and one of kernels: what runs, on what, and by which rule.
+
+What only hands a tensor on (`detach`) is no kernel. What is made of a tensor's shape alone (`zeros_like`) depends on no
+argument; random numbers count as such, as every device can draw those of its part. What has one number everywhere is
+no operand, as a scalar is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Node
+
+from costmodels.sharding.dims import Rule
+from costmodels.sharding.frontends.flat_program import Kernel, Names, Step, Value
+from costmodels.sharding.frontends.rule_parts import Call, blocked_rule
+from costmodels.sharding.frontends.torch.program import BACKWARD, SCOPE, Program, outputs_of
+from costmodels.sharding.frontends.torch.rules import VIEWS, bound, flop_of_call, name_of, rule_of_call, unread
+from costmodels.sharding.graph import TensorKind
+
+HANDED_ON = frozenset(("alias", "detach", "lift_fresh", "lift_fresh_copy", "prims.view_of"))
+"""Operators whose result is their operand."""
+
+OF_A_SHAPE = frozenset(
+    """
+    bernoulli empty_like full_like new_empty new_empty_strided new_full new_ones new_zeros ones_like rand_like
+    randint_like randn_like zeros_like
+    """.split()  # noqa: SIM905  # as words of one line they are read at a glance
+)
+"""Operators that look at no element of what they read, but for chances."""
+
+FILLED = frozenset(
+    ("full", "full_like", "new_full", "new_ones", "new_zeros", "ones", "ones_like", "zeros", "zeros_like")
+)
+"""Operators whose result has one number everywhere."""
+
+
+@dataclass(slots=True)
+class Flat:
+    """A trace, as it grows.
+
+    Attributes:
+        values: Every array.
+        kernels: Every operator, in order.
+        names: Of operators.
+        filled: Values that have one number everywhere.
+        known: The number of each node's value, or of each of its results; None for what is no array.
+    """
+
+    values: list[Value] = field(default_factory=list)
+    kernels: list[Kernel] = field(default_factory=list)
+    names: Names = field(default_factory=Names)
+    filled: set[int] = field(default_factory=set)
+    known: dict[Node, Any] = field(default_factory=dict)
+
+    def add(
+        self, name: str, array: torch.Tensor, *, varies: bool = False, kind: TensorKind = TensorKind.ACTIVATION
+    ) -> int:
+        """Adds a value."""
+        self.values.append(
+            Value(
+                name=name,
+                shape=tuple(map(int, array.shape)),
+                element_bytes=float(array.element_size()),
+                kind=kind,
+                varies=varies,
+                dtype=str(array.dtype).removeprefix("torch."),
+            )
+        )
+        return len(self.values) - 1
+
+    def read(self, program: Program) -> list[int | None]:
+        """Adds all that a trace does; the values of its outputs."""
+        arguments = iter(program.arguments)
+        for node in program.trace.graph.nodes:
+            if node.op == "placeholder":
+                argument, array = next(arguments), node.meta["val"]
+                self.known[node] = self.add(
+                    argument.name,
+                    array,
+                    varies=argument.kind != TensorKind.CONSTANT and 0 not in array.shape,
+                    kind=argument.kind,
+                )
+            elif node.op == "call_function" and isinstance(node.target, OpOverload):
+                self.known[node] = self._called(node, node.target)
+            elif node.op == "call_function":  # `getitem`, of several results one
+                self.known[node] = self.known[node.args[0]][node.args[1]]
+            elif node.op == "get_attr":
+                self.known[node] = self.add("", getattr(program.trace, str(node.target)))
+        return [None if output is None else self.known[output] for output in outputs_of(program.trace)]
+
+    def _called(self, node: Node, op: OpOverload[..., Any]) -> Any:
+        name = name_of(op)
+        params, nodes = bound(op, node.args, node.kwargs, lambda one: isinstance(one, Node))
+        operands = [self.known[one] for one in nodes]
+        made = node.meta.get("val")
+        arrays = list(made) if isinstance(made, (tuple, list)) else [made]
+        is_empty = all(0 in array.shape for array in arrays if isinstance(array, torch.Tensor))
+        if name in HANDED_ON or (name in ("copy", "copy_") and self._is_alike(operands)):
+            return operands[-1]
+        varies = name not in OF_A_SHAPE and any(self.values[operand].varies for operand in operands)
+        if is_empty or not varies:
+            numbers = [self.add("", array) if isinstance(array, torch.Tensor) else None for array in arrays]
+            if name in FILLED or self._is_of_filled(op, operands):
+                self.filled.update(number for number in numbers if number is not None)
+        else:
+            numbers = self._computed(node, op, params, operands, arrays)
+        return numbers if isinstance(made, (tuple, list)) else numbers[0]
+
+    def _computed(
+        self, node: Node, op: OpOverload[..., Any], params: Mapping[str, Any], operands: list[int], arrays: list[Any]
+    ) -> list[int | None]:
+        name = name_of(op)
+        where = node.meta.get("custom", {})
+        is_backward = bool(where.get(BACKWARD))
+        scope = where.get(SCOPE, "")
+        called = self.names.new([scope] if scope else [], name.strip("_"), is_backward=is_backward)
+        kind = TensorKind.GRADIENT if is_backward else TensorKind.ACTIVATION
+        numbers = [
+            self.add(f"{called}:{number}" if number else called, array, varies=True, kind=kind)
+            if isinstance(array, torch.Tensor)
+            else None
+            for number, array in enumerate(arrays)
+        ]
+        results = tuple(number for number in numbers if number is not None)
+        call = Call(
+            primitive=name,
+            operands=tuple(self.values[operand].shape for operand in operands),
+            results=tuple(self.values[result].shape for result in results),
+            params=params,
+        )
+        rule = rule_of_call(call, op)
+        flop = flop_of_call(call)
+        is_known = rule is not None
+        rule = rule or blocked_rule(call)
+        kept = [slot for slot in range(len(operands)) if slot not in unread(call) and operands[slot] not in self.filled]
+        self.kernels.append(
+            Kernel(
+                step=Step(
+                    name=called,
+                    primitive=name,
+                    operands=tuple(operands[slot] for slot in kept),
+                    results=results,
+                    params=params,
+                    flop=flop,
+                ),
+                rule=Rule(
+                    factors=rule.factors, operands=tuple(rule.operands[slot] for slot in kept), results=rule.results
+                ),
+                is_known=is_known,
+                is_backward=is_backward,
+            )
+        )
+        return numbers
+
+    def _is_of_filled(self, op: OpOverload[..., Any], operands: list[int]) -> bool:
+        """Whether an operator without arguments makes one number everywhere of one number everywhere."""
+        is_elementwise = torch.Tag.pointwise in op.tags or name_of(op) in (*VIEWS, "_to_copy")
+        return is_elementwise and all(operand in self.filled or not self.values[operand].shape for operand in operands)
+
+    def _is_alike(self, operands: list[int]) -> bool:
+        one, other = (self.values[operand] for operand in operands)
+        return one.shape == other.shape and one.dtype == other.dtype

@@ -1,0 +1,114 @@
+"""The operators of a mixture of experts: routing, and the way of tokens to their experts and back.
+
+Tokens reach experts in slots, as in GShard (Lepikhin et al. 2020, arXiv 2006.16668, section 3.2 and algorithm 1): of
+each sequence every expert has so many slots, its balanced share. The sequence is counted in `chunks` of tokens that
+fill slots of the same chunk, so that batch and chunks can be cut, by which each device fills the slots of its own
+tokens; inside a chunk both tokens and slots stay whole. Slots that are cut by the batch and are wanted by the expert
+move in an all-to-all.
+"""
+
+from __future__ import annotations
+
+import math
+
+from costmodels.sharding.frontends.transformer.training_step import Result, TrainingStep
+
+TOKENS, SLOTS = "batch (chunks chunk_tokens) hidden", "experts batch (chunks chunk_slots) hidden"
+ROUTING = "batch (chunks chunk_tokens) experts"
+_WHOLE = ("chunk_tokens", "chunk_slots")
+
+_LARGEST_SURPLUS = 8
+"""Slots are rounded up by less than an eighth of them, so that the sequence can be cut more often (assumed)."""
+
+
+def slots_per_expert(sequence_length: int, *, top_k: int, num_experts: int) -> int:
+    """Slots that one expert has for the tokens of one sequence.
+
+    They are the balanced share, rounded up to a multiple of a divisor of the sequence, so that both have many chunks in
+    common.
+    """
+    share = -(-sequence_length * top_k // num_experts)
+    multiple = max(each for each in range(1, max(share // _LARGEST_SURPLUS, 1) + 1) if sequence_length % each == 0)
+    return -(-share // multiple) * multiple
+
+
+def chunk_sizes(sequence_length: int, *, top_k: int, num_experts: int) -> dict[str, int]:
+    """How a sequence and its slots are counted in chunks, as factors by their names."""
+    slots = slots_per_expert(sequence_length, top_k=top_k, num_experts=num_experts)
+    chunks = math.gcd(sequence_length, slots)
+    return {
+        "slots": slots,
+        "chunks": chunks,
+        "chunk_tokens": sequence_length // chunks,
+        "chunk_slots": slots // chunks,
+    }
+
+
+def routing(step: TrainingStep, name: str, logits: int) -> int:
+    """Weights of the chosen experts and zeros for all others, which needs all experts of a token."""
+    (made,) = step.along(name, "routing", (logits,), (logits,), blocked=("experts",))
+
+    def gradients() -> None:
+        operands = (logits, step.gradient(made))
+        (to_logits,) = step.along(f"{name}.gradient", "routing_gradient", operands, (logits,), blocked=("experts",))
+        step.give(logits, to_logits)
+
+    step.on_backward(gradients)
+    return made
+
+
+def dispatch(step: TrainingStep, name: str, x: int, weights: int) -> int:
+    """Copies tokens into the slots of their experts; which slots are taken depends on the routing alone."""
+    (made,) = step.op(name, "dispatch", f"{TOKENS}, {ROUTING} -> {SLOTS}", (x, weights), blocked=_WHOLE)
+
+    def gradients() -> None:
+        (to_x,) = step.op(
+            f"{name}.gradient",
+            "dispatch_gradient",
+            f"{SLOTS}, {ROUTING} -> {TOKENS}",
+            (step.gradient(made), weights),
+            blocked=_WHOLE,
+        )
+        step.give(x, to_x)
+
+    step.on_backward(gradients)
+    return made
+
+
+def combine(step: TrainingStep, name: str, slots: int, weights: int) -> int:
+    """Adds up for each token what its experts made of it, by the routing's weights."""
+    (made,) = step.op(name, "combine", f"{SLOTS}, {ROUTING} -> {TOKENS}", (slots, weights), blocked=_WHOLE)
+
+    def gradients() -> None:
+        to_slots, to_weights = step.op(
+            f"{name}.gradient",
+            "combine_gradient",
+            f"{TOKENS}, {SLOTS}, {ROUTING} -> {SLOTS}, {ROUTING}",
+            (step.gradient(made), slots, weights),
+            results=(Result(label="slots"), Result(label="weights")),
+            blocked=_WHOLE,
+        )
+        step.give(slots, to_slots)
+        step.give(weights, to_weights)
+
+    step.on_backward(gradients)
+    return made
+
+
+def shared_gate(step: TrainingStep, name: str, x: int, gate: int) -> int:
+    """Scales each token's vector by the sigmoid of its gate's logit."""
+    (made,) = step.along(name, "sigmoid_scale", (x, gate), (x,))
+
+    def gradients() -> None:
+        to_x, to_gate = step.along(
+            f"{name}.gradient",
+            "sigmoid_scale_gradient",
+            (x, gate, step.gradient(made)),
+            (x, gate),
+            results=(Result(label="data"), Result(label="gate")),
+        )
+        step.give(x, to_x)
+        step.give(gate, to_gate)
+
+    step.on_backward(gradients)
+    return made

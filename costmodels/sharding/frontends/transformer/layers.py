@@ -1,0 +1,335 @@
+"""The operators that decoder layers are made of, each with its gradients, and the rules of their iteration spaces.
+
+Patterns name factors as `dims.rule_of` reads them. An operator that writes several results may have a factor that some
+of them carry and others don't, which are then partial sums over it: a norm's gradient writes that of its input, cut by
+the batch, and that of its weight, summed over it.
+
+Every function takes the step and the operator's name first, reads tensors of the step, and returns those it writes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+from costmodels.sharding.frontends.transformer.training_step import Result, TrainingStep
+from costmodels.sharding.graph import TensorKind
+
+STATISTIC_BYTES = 4
+"""Of an element of what a softmax keeps for its backward pass (float32, as all fused kernels have it)."""
+
+OF_A_PARAMETER = Result(kind=TensorKind.GRADIENT)
+
+
+def linear(
+    step: TrainingStep,
+    name: str,
+    x: tuple[int, str],
+    weights: Sequence[tuple[int, str]],
+    outputs: Sequence[tuple[str, str]],
+    *,
+    precision: str,
+    primitive: str = "matmul",
+) -> tuple[int, ...]:
+    """Products of one tensor with one or several weights, in one operator, so that its gradients are added up inside.
+
+    Factors that only some of the weights have can't be cut: the other products would be computed several times, and
+    their gradients added up as often. One product is 2 m n k FLOPs; its two gradients are as many each.
+
+    Args:
+        step: The step.
+        name: Of the operator; its gradients are `.data_gradient` and `.weight_gradient`.
+        x: What is multiplied, and its pattern.
+        weights: By what, and their patterns.
+        outputs: A label for each product, which may be empty, and its pattern.
+        precision: Type of the arithmetic.
+        primitive: `matmul`, or `batch_matmul` where the weight has a dim in common with both other tensors.
+    """
+    tensor, pattern = x
+    factors = [_names(f"{weight} {output}") for (_, weight), (_, output) in zip(weights, outputs, strict=True)]
+    blocked = sorted({name for each in factors for name in each if any(name not in other for other in factors)})
+    flop = sum(2.0 * math.prod(step.sizes[factor] for factor in each | _names(pattern)) for each in factors)
+    numbers = [weight for weight, _ in weights]
+    of_weights = ", ".join(weight for _, weight in weights)
+    of_outputs = ", ".join(output for _, output in outputs)
+    made = step.op(
+        name,
+        primitive,
+        f"{pattern}, {of_weights} -> {of_outputs}",
+        (tensor, *numbers),
+        results=[Result(label=label) for label, _ in outputs],
+        blocked=blocked,
+        flop=flop,
+        precision=precision,
+    )
+
+    def gradients() -> None:
+        given = [step.gradient(each) for each in made]
+        (to_x,) = step.op(
+            f"{name}.data_gradient",
+            f"{primitive}_data_gradient",
+            f"{of_outputs}, {of_weights} -> {pattern}",
+            (*given, *numbers),
+            blocked=blocked,
+            flop=flop,
+            precision=precision,
+        )
+        step.give(tensor, to_x)
+        to_weights = step.op(
+            f"{name}.weight_gradient",
+            f"{primitive}_weight_gradient",
+            f"{pattern}, {of_outputs} -> {of_weights}",
+            (tensor, *given),
+            results=[Result(label=label, kind=TensorKind.GRADIENT) for label, _ in outputs],
+            blocked=blocked,
+            flop=flop,
+            precision=precision,
+        )
+        for weight, to_weight in zip(numbers, to_weights, strict=True):
+            step.give(weight, to_weight)
+
+    step.on_backward(gradients)
+    return made
+
+
+def bias(step: TrainingStep, name: str, x: int, pattern: str) -> int:
+    """Adds a parameter with some of the tensor's dims."""
+    parameter = step.parameter(f"{name}.bias", pattern)
+    (made,) = step.along(name, "bias", (x, parameter), (x,))
+
+    def gradients() -> None:
+        given = step.gradient(made)
+        step.give(x, given)
+        (to_bias,) = step.along(f"{name}.gradient", "bias_gradient", (given,), (parameter,), results=(OF_A_PARAMETER,))
+        step.give(parameter, to_bias)
+
+    step.on_backward(gradients)
+    return made
+
+
+def norm(step: TrainingStep, name: str, x: int, *, over: str, has_bias: bool = False) -> int:
+    """Normalises along one dim, which stays whole; the backward pass computes the statistics again."""
+    parameters = [step.parameter(f"{name}.weight", over)]
+    if has_bias:
+        parameters.append(step.parameter(f"{name}.bias", over))
+    primitive = "layer_norm" if has_bias else "rms_norm"
+    (made,) = step.along(name, primitive, (x, *parameters), (x,), blocked=(over,))
+
+    def gradients() -> None:
+        labels = ("weight", "bias")[: len(parameters)]
+        to_x, *to_parameters = step.along(
+            f"{name}.gradient",
+            f"{primitive}_gradient",
+            (x, parameters[0], step.gradient(made)),
+            (x, *parameters),
+            results=(Result(), *(Result(label=label, kind=TensorKind.GRADIENT) for label in labels)),
+            blocked=(over,),
+        )
+        step.give(x, to_x)
+        for parameter, to_parameter in zip(parameters, to_parameters, strict=True):
+            step.give(parameter, to_parameter)
+
+    step.on_backward(gradients)
+    return made
+
+
+def add(step: TrainingStep, name: str, parts: Sequence[int]) -> int:
+    """Adds tensors up; each has the gradient of the sum."""
+    (made,) = step.along(name, "add", parts, parts[:1])
+
+    def gradients() -> None:
+        for part in parts:
+            step.give(part, step.gradient(made))
+
+    step.on_backward(gradients)
+    return made
+
+
+def rotary(step: TrainingStep, name: str, x: int) -> int:
+    """Turns heads by their positions, which needs each head whole."""
+    (made,) = step.along(name, "rotary", (x,), (x,), blocked=("head_dim",))
+
+    def gradients() -> None:
+        given = (step.gradient(made),)
+        (to_x,) = step.along(f"{name}.gradient", "rotary_gradient", given, given, blocked=("head_dim",))
+        step.give(x, to_x)
+
+    step.on_backward(gradients)
+    return made
+
+
+def latent_key(step: TrainingStep, name: str, plain: int, turned: int) -> int:
+    """Keys of latent attention: a plain part of each head, and one part for all heads that is turned by position."""
+    parts = ("batch sequence kv_heads plain_dim", "batch sequence rotary_dim")
+    whole = "batch sequence kv_heads head_dim"
+    blocked = ("plain_dim", "rotary_dim", "head_dim")
+    (made,) = step.op(name, "latent_key", f"{', '.join(parts)} -> {whole}", (plain, turned), blocked=blocked)
+
+    def gradients() -> None:
+        to_parts = step.op(
+            f"{name}.gradient",
+            "latent_key_gradient",
+            f"{whole} -> {', '.join(parts)}",
+            (step.gradient(made),),
+            results=(Result(label="plain"), Result(label="rotary")),
+            blocked=blocked,
+        )
+        for part, to_part in zip((plain, turned), to_parts, strict=True):
+            step.give(part, to_part)
+
+    step.on_backward(gradients)
+    return made
+
+
+def attention_core(
+    step: TrainingStep, name: str, queries: int, keys: int, values: int, *, is_causal: bool, precision: str
+) -> int:
+    """Flash attention as one operator: softmax of the scores, times the values.
+
+    Of the sequence the queries can be cut, which gathers keys and values; the keys cannot, nor the dims of a head. The
+    gradients of keys and values are partial sums where the queries are cut. A device with a part of the queries is
+    taken to have its share of the causal half, as runtimes arrange it. Backward: five products for two (Dao 2023,
+    FlashAttention-2, section 4.1).
+    """
+    heads = "(kv_heads query_groups)"
+    q, k, v = f"batch queries {heads} head_dim", "batch keys kv_heads head_dim", "batch keys kv_heads value_dim"
+    context, normaliser = f"batch queries {heads} value_dim", f"batch queries {heads}"
+    blocked = ("keys", "head_dim", "value_dim")
+    sizes = step.sizes
+    scores = math.prod(sizes[factor] for factor in ("batch", "queries", "kv_heads", "query_groups", "keys"))
+    flop = 2.0 * scores * (sizes["head_dim"] + sizes["value_dim"]) * (0.5 if is_causal else 1.0)
+    made, sums = step.op(
+        name,
+        "attention" if is_causal else "full_attention",
+        f"{q}, {k}, {v} -> {context}, {normaliser}",
+        (queries, keys, values),
+        results=(Result(label="context"), Result(label="normaliser", element_bytes=STATISTIC_BYTES)),
+        blocked=blocked,
+        flop=flop,
+        precision=precision,
+    )
+
+    def gradients() -> None:
+        to_inputs = step.op(
+            f"{name}.gradient",
+            "attention_gradient" if is_causal else "full_attention_gradient",
+            f"{q}, {k}, {v}, {context}, {normaliser}, {context} -> {q}, {k}, {v}",
+            (queries, keys, values, made, sums, step.gradient(made)),
+            results=(Result(label="queries"), Result(label="keys"), Result(label="values")),
+            blocked=blocked,
+            flop=2.5 * flop,
+            precision=precision,
+        )
+        for tensor, to_tensor in zip((queries, keys, values), to_inputs, strict=True):
+            step.give(tensor, to_tensor)
+
+    step.on_backward(gradients)
+    return made
+
+
+def activation(step: TrainingStep, name: str, x: int, pattern: str, *, is_gated: bool) -> int:
+    """The non-linearity of an MLP, of which a gate takes one of two inputs.
+
+    Args:
+        step: The step.
+        name: Of the operator.
+        x: Its input, of the pattern with a dim `gates` before the last one where it is gated.
+        pattern: Of what it writes.
+        is_gated: Whether there is a gate.
+    """
+    rest, _, ffn = pattern.rpartition(" ")
+    inputs = f"{rest} gates {ffn}" if is_gated else pattern
+    blocked = ("gates",) if is_gated else ()
+    primitive = "gated_activation" if is_gated else "activation"
+    (made,) = step.op(name, primitive, f"{inputs} -> {pattern}", (x,), blocked=blocked)
+
+    def gradients() -> None:
+        (to_x,) = step.op(
+            f"{name}.gradient",
+            f"{primitive}_gradient",
+            f"{inputs}, {pattern} -> {inputs}",
+            (x, step.gradient(made)),
+            blocked=blocked,
+        )
+        step.give(x, to_x)
+
+    step.on_backward(gradients)
+    return made
+
+
+def embedding(step: TrainingStep, name: str, tokens: int, table: int) -> int:
+    """Rows of a table; where the vocabulary is cut, a device has zeros for what it doesn't hold."""
+    rows, hidden = "vocabulary hidden", "batch sequence hidden"
+    (made,) = step.op(name, "embedding", f"batch sequence, {rows} -> {hidden}", (tokens, table))
+
+    def gradients() -> None:
+        (to_table,) = step.op(
+            f"{name}.gradient",
+            "embedding_gradient",
+            f"batch sequence, {hidden} -> {rows}",
+            (tokens, step.gradient(made)),
+            results=(OF_A_PARAMETER,),
+        )
+        step.give(table, to_table)
+
+    step.on_backward(gradients)
+    return made
+
+
+def learned_positions(step: TrainingStep, name: str, x: int, table: int) -> int:
+    """Adds the table's first rows; the sequence can be cut where it has as many rows as there are tokens."""
+    is_whole = step.sizes["positions"] == step.sizes["sequence"]
+    rows = "sequence hidden" if is_whole else "positions hidden"
+    hidden = "batch sequence hidden"
+    blocked = () if is_whole else ("sequence", "positions")
+    (made,) = step.op(name, "positions", f"{hidden}, {rows} -> {hidden}", (x, table), blocked=blocked)
+
+    def gradients() -> None:
+        given = step.gradient(made)
+        step.give(x, given)
+        (to_table,) = step.op(
+            f"{name}.gradient",
+            "positions_gradient",
+            f"{hidden} -> {rows}",
+            (given,),
+            results=(OF_A_PARAMETER,),
+            blocked=blocked,
+        )
+        step.give(table, to_table)
+
+    step.on_backward(gradients)
+    return made
+
+
+def cross_entropy(step: TrainingStep, name: str, logits: int, labels: int) -> int:
+    """The mean loss. Where the vocabulary is cut, maximum, sum and label's logit of each token are partial.
+
+    The maxima are combined by taking the largest of them; as a message they are what a sum is.
+    """
+    rows, scores = "batch sequence", "batch sequence vocabulary"
+    statistic = (Result(element_bytes=STATISTIC_BYTES),)
+    (largest,) = step.op(f"{name}.maximum", "maximum", f"{scores} -> {rows}", (logits,), results=statistic)
+    (total,) = step.op(
+        f"{name}.sum", "exponential_sum", f"{scores}, {rows} -> {rows}", (logits, largest), results=statistic
+    )
+    (chosen,) = step.op(
+        f"{name}.label", "label_logit", f"{scores}, {rows} -> {rows}", (logits, labels), results=statistic
+    )
+    (made,) = step.op(name, "mean_loss", f"{rows}, {rows}, {rows} -> 1", (largest, total, chosen), results=statistic)
+
+    def gradients() -> None:
+        (to_logits,) = step.op(
+            f"{name}.gradient",
+            "cross_entropy_gradient",
+            f"{scores}, {rows}, {rows}, {rows} -> {scores}",
+            (logits, largest, total, labels),
+        )
+        step.give(logits, to_logits)
+
+    step.on_backward(gradients)
+    return made
+
+
+def _names(pattern: str) -> set[str]:
+    return set(re.findall(r"[a-z_]+", pattern))

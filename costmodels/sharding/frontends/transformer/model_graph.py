@@ -1,0 +1,332 @@
+"""The transformer frontend: the training step of a decoder-only model, from its sizes alone.
+
+Operators are called `layers.N.BLOCK.ROLE` with the blocks and roles of the cost model where it has them, as
+attention.qkv, attention.core, attention.out, dense_mlp.up, moe_mlp.router, head.logits; a gradient is its operator's
+name with `.data_gradient`, `.weight_gradient` or `.gradient`, an update its parameter's with `.update`. The factors
+that axes serve are batch, sequence (in the core its queries, on the way to experts its chunks), hidden, kv_heads
+(query_groups where all queries share one key), ffn (expert_ffn, shared_ffn), vocabulary and experts.
+
+What is stored side by side is stacked, not concatenated: the two inputs of a gated MLP are a dim `gates`, so that a cut
+of `ffn` cuts both. Losses that only balance experts are left out, and so are dropout and multi-token prediction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from costmodels.job.training_job import NARROW_BYTES, TrainingJob
+from costmodels.sharding.frontends.transformer.experts import chunk_sizes, combine, dispatch, routing, shared_gate
+from costmodels.sharding.frontends.transformer.layers import (
+    activation,
+    add,
+    attention_core,
+    bias,
+    cross_entropy,
+    embedding,
+    latent_key,
+    learned_positions,
+    linear,
+    norm,
+    rotary,
+)
+from costmodels.sharding.frontends.transformer.training_step import TrainingStep
+from costmodels.sharding.graph import Graph
+from hardware.io.errors import ConfigError
+
+HIDDEN = "batch sequence hidden"
+HEADS = "(kv_heads query_groups)"
+
+DIM_NAMES = {
+    "kv_heads query_groups": "heads",
+    "chunks chunk_tokens": "sequence",
+    "chunks chunk_slots": "slots",
+    "queries": "sequence",
+    "keys": "sequence",
+    "value_dim": "head_dim",
+    "plain_dim": "head_dim",
+    "rotary_dim": "head_dim",
+    "expert_ffn": "ffn",
+    "shared_ffn": "ffn",
+}
+"""Dims that are not called as their factors are."""
+
+
+def transformer_graph(
+    job: TrainingJob, *, micro_batch_size: int, num_layers: int | None = None, optimizer: str = "adam"
+) -> Graph:
+    """One training step of one micro-batch: forward, backward and update.
+
+    Parameters, activations and gradients are as wide as the job stores them, moments are float32.
+
+    Args:
+        job: Model, sequence length and precision.
+        micro_batch_size: Sequences.
+        num_layers: The first so many layers of the model; None for all.
+        optimizer: `adam` or `sgd`.
+
+    Raises:
+        ConfigError: a size is out of its range.
+    """
+    model = job.model
+    layers = model.num_layers if num_layers is None else num_layers
+    if micro_batch_size < 1:
+        raise ConfigError("must be at least 1", key="micro_batch_size", value=micro_batch_size)
+    if not 1 <= layers <= model.num_layers:
+        raise ConfigError(f"must be from 1 to the model's {model.num_layers}", key="num_layers", value=layers)
+    if 0 < model.learned_positions < job.sequence_length:
+        raise ConfigError(
+            f"must not exceed the {model.learned_positions} positions that {model.name} has learned",
+            key="sequence_length",
+            value=job.sequence_length,
+        )
+    if model.norms_per_layer > len(_NORMS):
+        raise ConfigError(f"must be from 1 to {len(_NORMS)}", key="norms_per_layer", value=model.norms_per_layer)
+    step = TrainingStep(
+        name=model.name,
+        sizes=_sizes(job, micro_batch_size),
+        dim_names=DIM_NAMES,
+        element_bytes=job.element_bytes,
+    )
+    _Decoder(job=job, step=step).write(layers)
+    step.backward()
+    step.update(optimizer)
+    return step.done()
+
+
+def _sizes(job: TrainingJob, micro_batch_size: int) -> dict[str, int]:
+    """Every factor by its name; 1 for what the model doesn't have."""
+    model, tokens = job.model, job.sequence_length
+    chunks = chunk_sizes(tokens, top_k=model.top_k, num_experts=model.num_experts) if model.is_moe else {}
+    return {
+        "batch": micro_batch_size,
+        "sequence": tokens,
+        "queries": tokens,
+        "keys": tokens,
+        "hidden": model.hidden_size,
+        "vocabulary": model.vocab_size,
+        "positions": model.learned_positions or 1,
+        "kv_heads": model.num_kv_heads,
+        "query_groups": model.num_heads // model.num_kv_heads,
+        "head_dim": model.head_dim,
+        "value_dim": model.value_head_dim,
+        "plain_dim": model.qk_nope_head_dim or 1,
+        "rotary_dim": model.qk_rope_head_dim or 1,
+        "query_rank": model.q_lora_rank or 1,
+        "latent_rank": model.kv_lora_rank or 1,
+        "gates": 2,
+        "ffn": model.ffn_size,
+        "experts": model.num_experts or 1,
+        "expert_ffn": model.expert_ffn_size or 1,
+        "shared_ffn": model.shared_expert_ffn_size or 1,
+        **chunks,
+    }
+
+
+_NORMS = ("attention.norm", "mlp.norm", "attention.post_norm", "mlp.post_norm")
+"""The norms of a layer over the hidden size, in the order in which models add them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Decoder:
+    """Writes down the forward pass; one method per block."""
+
+    job: TrainingJob
+    step: TrainingStep
+
+    @property
+    def wide(self) -> str:
+        """Precision of attention, router and head; recipes of narrow types leave these alone."""
+        return "bf16" if self.job.precision in NARROW_BYTES else self.job.precision
+
+    def write(self, num_layers: int) -> None:
+        step, model = self.step, self.job.model
+        tokens = step.token_numbers("tokens", "batch sequence")
+        labels = step.token_numbers("labels", "batch sequence")
+        table = step.parameter("embedding.weight", "vocabulary hidden")
+        x = embedding(step, "embedding.lookup", tokens, table)
+        if model.learned_positions:
+            is_whole = model.learned_positions == self.job.sequence_length
+            rows = step.parameter("embedding.positions.weight", "sequence hidden" if is_whole else "positions hidden")
+            x = learned_positions(step, "embedding.positions", x, rows)
+        for number in range(num_layers):
+            x = self.attention(f"layers.{number}.attention", x)
+            mlp = self.moe_mlp if model.is_moe_layer(number) else self.dense_mlp
+            x = mlp(f"layers.{number}.{'moe_mlp' if model.is_moe_layer(number) else 'dense_mlp'}", x)
+        x = norm(step, "head.norm", x, over="hidden", has_bias=model.norm == "layer")
+        head = table if model.tied_embeddings else step.parameter("head.logits.weight", "vocabulary hidden")
+        (logits,) = linear(
+            step,
+            "head.logits",
+            (x, HIDDEN),
+            [(head, "vocabulary hidden")],
+            [("", "batch sequence vocabulary")],
+            precision=self.wide,
+        )
+        cross_entropy(step, "head.cross_entropy", logits, labels)
+
+    def attention(self, name: str, x: int) -> int:
+        model, step = self.job.model, self.step
+        normed = self._norm(name, "attention.norm", x)
+        queries, keys, values = (self._latent_heads if model.uses_mla else self._heads)(name, normed)
+        context = attention_core(
+            step, f"{name}.core", queries, keys, values, is_causal=model.causal, precision=self.wide
+        )
+        weight = step.parameter(f"{name}.out.weight", f"{HEADS} value_dim hidden")
+        (y,) = linear(
+            step,
+            f"{name}.out",
+            (context, f"batch sequence {HEADS} value_dim"),
+            [(weight, f"{HEADS} value_dim hidden")],
+            [("", HIDDEN)],
+            precision=self.job.precision,
+        )
+        if model.attention_output_bias:
+            y = bias(step, f"{name}.out_bias", y, "hidden")
+        return add(step, f"{name}.residual", (x, self._norm(name, "attention.post_norm", y)))
+
+    def _heads(self, name: str, x: int) -> tuple[int, int, int]:
+        """Queries, keys and values from the hidden vectors.
+
+        They are one operator, whose gradient is one partial sum where heads are cut. With one key head that all queries
+        share, the queries' heads can be cut and the key's cannot, so that these are two.
+        """
+        model, step = self.job.model, self.step
+        dims = {"query": f"{HEADS} head_dim", "key": "kv_heads head_dim", "value": "kv_heads head_dim"}
+        has_one_key = model.num_kv_heads == 1 < model.num_heads
+        made: dict[str, int] = {}
+        for role, labels in (("q", ("query",)), ("kv", ("key", "value"))) if has_one_key else (("qkv", tuple(dims)),):
+            weights = [
+                (step.parameter(f"{name}.{role}.{label}_weight", f"hidden {dims[label]}"), f"hidden {dims[label]}")
+                for label in labels
+            ]
+            outputs = [(label, f"batch sequence {dims[label]}") for label in labels]
+            products = linear(step, f"{name}.{role}", (x, HIDDEN), weights, outputs, precision=self.job.precision)
+            made.update(zip(labels, products, strict=True))
+        for label, pattern in dims.items():
+            if model.qkv_bias:
+                made[label] = bias(step, f"{name}.{label}_bias", made[label], pattern)
+            if label != "value":
+                made[label] = self._positioned(name, label, made[label])
+        return made["query"], made["key"], made["value"]
+
+    def _positioned(self, name: str, label: str, x: int) -> int:
+        if self.job.model.qk_norm:
+            x = norm(self.step, f"{name}.{label}_norm", x, over="head_dim")
+        return x if self.job.model.learned_positions else rotary(self.step, f"{name}.{label}_rotary", x)
+
+    def _latent_heads(self, name: str, x: int) -> tuple[int, int, int]:
+        """The same of latent attention: down to the ranks, a norm there, and up to the heads.
+
+        Source: DeepSeek-V2, arXiv 2405.04434, section 2.1.
+        """
+        model, step, precision = self.job.model, self.step, self.job.precision
+
+        def product(role: str, x: tuple[int, str], outputs: dict[str, str]) -> tuple[int, ...]:
+            inner = x[1].removeprefix("batch sequence ")
+            weights = [
+                (step.parameter(f"{name}.{role}.{label}weight", f"{inner} {dims}"), f"{inner} {dims}")
+                for label, dims in outputs.items()
+            ]
+            labels = [(label.removesuffix("_"), f"batch sequence {dims}") for label, dims in outputs.items()]
+            return linear(step, f"{name}.{role}", x, weights, labels, precision=precision)
+
+        hidden = (x, HIDDEN)
+        if model.q_lora_rank:
+            (rank,) = product("q_down", hidden, {"": "query_rank"})
+            if model.qkv_bias:
+                rank = bias(step, f"{name}.q_down_bias", rank, "query_rank")
+            rank = norm(step, f"{name}.q_norm", rank, over="query_rank")
+            (queries,) = product("q_up", (rank, "batch sequence query_rank"), {"": f"{HEADS} head_dim"})
+        else:
+            (queries,) = product("q_up", hidden, {"": f"{HEADS} head_dim"})
+        latent, turned = product("kv_down", hidden, {"latent_": "latent_rank", "rotary_": "rotary_dim"})
+        if model.qkv_bias:
+            latent = bias(step, f"{name}.kv_down_bias", latent, "latent_rank")
+            turned = bias(step, f"{name}.kv_down_rotary_bias", turned, "rotary_dim")
+        latent = norm(step, f"{name}.kv_norm", latent, over="latent_rank")
+        plain, values = product(
+            "kv_up",
+            (latent, "batch sequence latent_rank"),
+            {"key_": "kv_heads plain_dim", "value_": "kv_heads value_dim"},
+        )
+        keys = latent_key(step, f"{name}.key_rotary", plain, turned)
+        if model.qk_norm:
+            keys = norm(step, f"{name}.key_norm", keys, over="head_dim")
+            queries = norm(step, f"{name}.query_norm", queries, over="head_dim")
+        return rotary(step, f"{name}.query_rotary", queries), keys, values
+
+    def dense_mlp(self, name: str, x: int) -> int:
+        y = self._mlp(name, self._norm(name, "mlp.norm", x), "batch sequence", "ffn")
+        return add(self.step, f"{name}.residual", (x, self._norm(name, "mlp.post_norm", y)))
+
+    def moe_mlp(self, name: str, x: int) -> int:
+        model, step = self.job.model, self.step
+        normed = self._norm(name, "mlp.norm", x)
+        router = step.parameter(f"{name}.router.weight", "experts hidden")
+        (logits,) = linear(
+            step,
+            f"{name}.router",
+            (normed, HIDDEN),
+            [(router, "experts hidden")],
+            [("", "batch sequence experts")],
+            precision=self.wide,
+        )
+        if model.router_bias:
+            logits = bias(step, f"{name}.router_bias", logits, "experts")
+        weights = routing(step, f"{name}.routing", logits)
+        slots = dispatch(step, f"{name}.dispatch", normed, weights)
+        slots = self._mlp(name, slots, "experts batch slots", "expert_ffn", experts="experts ")
+        y = combine(step, f"{name}.combine", slots, weights)
+        if model.num_shared_experts:
+            shared = self._mlp(f"{name}.shared", normed, "batch sequence", "shared_ffn")
+            if model.shared_expert_gate:
+                gate = step.parameter(f"{name}.shared.gate.weight", "hidden")
+                (logit,) = linear(
+                    step,
+                    f"{name}.shared.gate",
+                    (normed, HIDDEN),
+                    [(gate, "hidden")],
+                    [("", "batch sequence")],
+                    precision=self.wide,
+                )
+                shared = shared_gate(step, f"{name}.shared.scale", shared, logit)
+            y = add(step, f"{name}.sum", (y, shared))
+        return add(step, f"{name}.residual", (x, self._norm(name, "mlp.post_norm", y)))
+
+    def _mlp(self, name: str, x: int, rows: str, ffn: str, *, experts: str = "") -> int:
+        """Two products and what stands between, of all tokens, or of each expert's own."""
+        model, step, precision = self.job.model, self.step, self.job.precision
+        primitive = "batch_matmul" if experts else "matmul"
+        inner = f"gates {ffn}" if model.gated_ffn else ffn
+        up = step.parameter(f"{name}.up.weight", f"{experts}hidden {inner}")
+        (y,) = linear(
+            step,
+            f"{name}.up",
+            (x, f"{rows} hidden"),
+            [(up, f"{experts}hidden {inner}")],
+            [("", f"{rows} {inner}")],
+            precision=precision,
+            primitive=primitive,
+        )
+        if model.mlp_bias:
+            y = bias(step, f"{name}.up_bias", y, f"{experts}{inner}")
+        y = activation(step, f"{name}.activation", y, f"{rows} {ffn}", is_gated=model.gated_ffn)
+        down = step.parameter(f"{name}.down.weight", f"{experts}{ffn} hidden")
+        (y,) = linear(
+            step,
+            f"{name}.down",
+            (y, f"{rows} {ffn}"),
+            [(down, f"{experts}{ffn} hidden")],
+            [("", f"{rows} hidden")],
+            precision=precision,
+            primitive=primitive,
+        )
+        return bias(step, f"{name}.down_bias", y, f"{experts}hidden") if model.mlp_bias else y
+
+    def _norm(self, block: str, place: str, x: int) -> int:
+        """The norm of a layer at one of the places in _NORMS, where the model has one."""
+        model = self.job.model
+        if _NORMS.index(place) >= model.norms_per_layer:
+            return x
+        name = f"{block}.{place.partition('.')[2]}"
+        return norm(self.step, name, x, over="hidden", has_bias=model.norm == "layer")

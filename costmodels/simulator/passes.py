@@ -1,0 +1,194 @@
+"""The passes of one step through a pipeline: in which order each stage runs them.
+
+A model cut into pp * vpp virtual stages, of which stage s of the pipeline holds those numbered s, s + pp, ...: a
+micro-batch goes forward through all of them in order, and backward in the opposite one. What a stage runs next is
+fixed beforehand, by the schedule; when, follows from what it waits for (see simulator.py).
+
+Letters: p stages, v virtual stages in all, m micro-batches, n passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+
+from costmodels.job.parallel_config import IntArray
+from costmodels.operators.layer_operators import FloatArray
+
+
+class Kind(IntEnum):
+    """What a pass computes."""
+
+    FORWARD = 0
+    BACKWARD = 1
+    """The gradients of the inputs; those of the weights too, unless the schedule has passes for these."""
+    WEIGHTS = 2
+    """The gradients of the weights."""
+
+
+class Pass(NamedTuple):
+    """One micro-batch through one chunk of one stage."""
+
+    kind: Kind
+    micro_batch: int
+    chunk: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PassOrder:
+    """What every stage runs, one pass after the other; the arrays hold the first stage's passes first.
+
+    Attributes:
+        pp: Stages.
+        vpp: Chunks of each.
+        num_micro_batches: m.
+        stage: Of each pass [n].
+        kind: A `Kind` each [n].
+        micro_batch: From 0 [n].
+        chunk: From 0 [n].
+    """
+
+    pp: int
+    vpp: int
+    num_micro_batches: int
+    stage: IntArray
+    kind: IntArray
+    micro_batch: IntArray
+    chunk: IntArray
+
+    @property
+    def virtual_stage(self) -> IntArray:
+        """Of each pass [n]."""
+        return self.chunk * self.pp + self.stage
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether the gradients of the weights are passes of their own."""
+        return bool((self.kind == Kind.WEIGHTS).any())
+
+    def peak_in_flight(self) -> FloatArray:
+        """Micro-batches of which a stage holds the activations at its peak, in units of all of its layers [p].
+
+        They are held from the forward pass to the end of the last backward one.
+        """
+        last = Kind.WEIGHTS if self.splits_backward else Kind.BACKWARD
+        change = (self.kind == Kind.FORWARD).astype(np.int64) - (self.kind == last)
+        peaks = [np.cumsum(change[self.stage == stage]).max() for stage in range(self.pp)]
+        return np.array(peaks, dtype=np.float64) / self.vpp
+
+
+def gpipe(pp: int, vpp: int, num_micro_batches: int) -> PassOrder:
+    """All forward passes, then all backward passes (Huang et al. 2019, section 2.2)."""
+
+    def of_stage(_: int) -> Iterator[Pass]:
+        for kind in (Kind.FORWARD, Kind.BACKWARD):
+            for micro_batch in range(num_micro_batches):
+                yield Pass(kind, micro_batch, 0)
+
+    return _order(pp, vpp, num_micro_batches, of_stage)
+
+
+def one_forward_one_backward(pp: int, vpp: int, num_micro_batches: int) -> PassOrder:
+    """1F1B: as many forward passes as stages follow, then one of each in turns (Narayanan et al. 2021, section 2.2.1).
+
+    With chunks it is the interleaved schedule of section 2.2.2, in the order of megatron-core's
+    pipeline_parallel/schedules.py (get_pp_rank_microbatches, get_schedule_table): micro-batches go in rounds, each
+    round through one chunk after the other. A round has pp of them, or as many more as make the rounds equal.
+
+    Raises:
+        ValueError: there are no equal rounds.
+    """
+    num_rounds = max(num_micro_batches // pp, 1)
+    if vpp > 1 and num_micro_batches % num_rounds:
+        raise ValueError(
+            f"num_micro_batches must be a multiple of pp={pp} where vpp > 1, or less than twice that, "
+            f"but got {num_micro_batches}."
+        )
+    total = num_micro_batches * vpp
+    of_round = num_micro_batches // num_rounds
+
+    def at(kind: Kind, number: int) -> Pass:
+        """The pass of one kind that a stage runs as its `number`-th."""
+        if vpp == 1:
+            return Pass(kind, number, 0)
+        rounds, within = divmod(number, of_round * vpp)
+        chunk, member = divmod(within, of_round)
+        return Pass(kind, rounds * of_round + member, chunk if kind == Kind.FORWARD else vpp - 1 - chunk)
+
+    def of_stage(stage: int) -> Iterator[Pass]:
+        behind = pp - stage - 1
+        warm_up = min(total, behind if vpp == 1 else 2 * behind + (vpp - 1) * of_round)
+        for number in range(warm_up):
+            yield at(Kind.FORWARD, number)
+        for number in range(total - warm_up):
+            yield at(Kind.FORWARD, warm_up + number)
+            yield at(Kind.BACKWARD, number)
+        for number in range(total - warm_up, total):
+            yield at(Kind.BACKWARD, number)
+
+    return _order(pp, vpp, num_micro_batches, of_stage)
+
+
+def zero_bubble(pp: int, vpp: int, num_micro_batches: int) -> PassOrder:
+    """ZB-H1: 1F1B whose weight gradients fill what would be bubble (Qi et al. 2023, section 2).
+
+    Stage s runs the weight gradients of a micro-batch s backward passes later, so that no stage holds more activations
+    than the first does under 1F1B; what is left at the end runs then.
+    """
+
+    def of_stage(stage: int) -> Iterator[Pass]:
+        warm_up = min(num_micro_batches, pp - stage - 1)
+        for number in range(warm_up):
+            yield Pass(Kind.FORWARD, number, 0)
+        num_weights = 0
+        for number in range(num_micro_batches):
+            if warm_up + number < num_micro_batches:
+                yield Pass(Kind.FORWARD, warm_up + number, 0)
+            yield Pass(Kind.BACKWARD, number, 0)
+            if number >= stage:
+                yield Pass(Kind.WEIGHTS, num_weights, 0)
+                num_weights += 1
+        for number in range(num_weights, num_micro_batches):
+            yield Pass(Kind.WEIGHTS, number, 0)
+
+    return _order(pp, vpp, num_micro_batches, of_stage)
+
+
+SCHEDULES: Mapping[str, Callable[[int, int, int], PassOrder]] = MappingProxyType(
+    {"gpipe": gpipe, "1f1b": one_forward_one_backward, "zero-bubble": zero_bubble}
+)
+"""The schedules by name: functions of pp, vpp and the number of micro-batches."""
+
+ONE_CHUNK = ("gpipe", "zero-bubble")
+"""Schedules that know no chunks."""
+
+
+def pass_order(schedule: str, pp: int, vpp: int, num_micro_batches: int) -> PassOrder:
+    """What every stage runs under a schedule.
+
+    Raises:
+        ValueError: the schedule can't be had with these sizes.
+    """
+    if schedule in ONE_CHUNK and vpp > 1:
+        raise ValueError(f"vpp must be 1 under {schedule}, but got {vpp}.")
+    return SCHEDULES[schedule](pp, vpp, num_micro_batches)
+
+
+def _order(pp: int, vpp: int, num_micro_batches: int, of_stage: Callable[[int], Iterator[Pass]]) -> PassOrder:
+    """The passes of all stages."""
+    rows = np.array([(stage, *one) for stage in range(pp) for one in of_stage(stage)], dtype=np.int64)
+    stage, kind, micro_batch, chunk = rows.T
+    return PassOrder(
+        pp=pp,
+        vpp=vpp,
+        num_micro_batches=num_micro_batches,
+        stage=stage,
+        kind=kind,
+        micro_batch=micro_batch,
+        chunk=chunk,
+    )

@@ -1,0 +1,528 @@
+"""One optimizer step as it happens: every pass, transfer and collective of one configuration on one cluster.
+
+The finer of the two fidelities. It has the kernels and the collectives in common with `step_time.py`, and nothing else:
+what the closed form adds up, runs here on the compute and communication streams of devices (see events.py), so that
+unlike stages, unlike devices among the replicas and transfers that share links cost what they cost. Replicas that are
+alike are simulated once.
+
+A step: sharded weights are gathered, piece by piece, before the first micro-batch needs them; the passes run in the
+order of their schedule, and hand on what they computed; gradients leave piece by piece while the last micro-batch runs
+backward, all replicas of a stage together, and then those of a tied table between the first and the last stage; when
+the last gradient has arrived, the optimizer steps everywhere.
+
+Letters: p stages, v virtual stages, k kinds of replicas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
+from costmodels.job.runtime import RuntimeProfile
+from costmodels.job.training_job import TrainingJob
+from costmodels.operators.kernels import CollectiveTime, KernelTime, collective_s, kernel_s
+from costmodels.simulator.events import NOTHING, Route, TaskGraph, Timeline, run
+from costmodels.simulator.pass_program import ACROSS, BETWEEN, INSIDE, LINKS
+from costmodels.simulator.passes import Kind, PassOrder, pass_order
+from costmodels.simulator.stage_work import Message, StageWork, stage_works
+from costmodels.step.breakdown import BREAKDOWN
+from costmodels.step.layer_residuals import layer_residual
+from costmodels.step.memory import MemoryEstimate
+from costmodels.step.overheads import overhead_s
+from costmodels.step.replicas import ReplicaKind, replica_kinds
+from hardware.cluster import Cluster
+from hardware.sharing import Uses
+
+ALL = -1
+"""The kind of replicas of what all of them do together."""
+
+OUT, IN = 0, 1
+_DETOUR = "detour"
+
+
+class Role(StrEnum):
+    """What a task of a step is."""
+
+    PASS = "pass"  # noqa: S105 # of a micro-batch
+    HOP = "hop"
+    GATHER = "gather"
+    REDUCE = "reduce"
+    TIED = "tied"
+    OPTIMIZER = "optimizer"
+    BARRIER = "barrier"
+
+
+class Label(NamedTuple):
+    """What a task is about.
+
+    Attributes:
+        role: What it is.
+        replicas: Number of the kind of replicas; those of a reduction are all.
+        stage: Number of the stage that computes or sends.
+        kind: Of a pass, a `passes.Kind`; of a hop that of the pass that sent.
+        micro_batch: Of a pass or hop.
+        virtual: Virtual stage of a pass, a hop's sender, or the pieces that are gathered or reduced.
+        piece: Position of the piece in its virtual stage where a task is one piece, -1 where it is all of them.
+    """
+
+    role: Role
+    replicas: int
+    stage: int
+    kind: int = -1
+    micro_batch: int = -1
+    virtual: int = -1
+    piece: int = -1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Simulation:
+    """One simulated step.
+
+    Attributes:
+        step_time_s: Its wall clock.
+        breakdown_s: Where that goes by BREAKDOWN, on the critical path; they sum up to it.
+        replicas: The kinds of replicas; the timeline has one of each.
+        stages: What each stage of each kind runs [k][p].
+        labels: What each task is.
+        timeline: When the tasks ran, before overheads.
+    """
+
+    step_time_s: float
+    breakdown_s: dict[str, float]
+    replicas: tuple[ReplicaKind, ...]
+    stages: tuple[tuple[StageWork, ...], ...]
+    labels: tuple[Label, ...]
+    timeline: Timeline
+
+
+def simulate_step(
+    job: TrainingJob,
+    cluster: Cluster,
+    runtime: RuntimeProfile,
+    config: ParallelConfig,
+    *,
+    schedule: str = "1f1b",
+    kernel_time: KernelTime = kernel_s,
+    collective_time: CollectiveTime = collective_s,
+    memory: MemoryEstimate | None = None,
+) -> Simulation:
+    """Simulates one step.
+
+    Args:
+        job: What is trained; its global batch is divisible by dp*mbs.
+        cluster: Where; the configuration occupies all of its devices.
+        runtime: What overlaps with what, and the kernels' efficiency.
+        config: The configuration.
+        schedule: One of `passes.SCHEDULES`.
+        kernel_time: Time of a kernel.
+        collective_time: Time of a collective.
+        memory: Memory of the configuration, where it is known: what does not quite fit runs, but slowly.
+
+    Raises:
+        ValueError: the schedule can't be had with these degrees.
+    """
+    grid = ConfigGrid.from_configs([config])
+    cluster = cluster.reordered(config.assignment.hosts)
+    even = job.global_batch_size // (config.dp * config.mbs)
+    micro_batches = np.array(config.assignment.micro_batches or (even,) * config.dp, dtype=np.int64)
+    kinds = replica_kinds(cluster, config, micro_batches)
+    orders = [pass_order(schedule, config.pp, config.vpp, kind.micro_batches) for kind in kinds]
+    stages = stage_works(
+        job,
+        cluster,
+        runtime,
+        config,
+        kinds,
+        splits_backward=orders[0].splits_backward,
+        kernel_time=kernel_time,
+        collective_time=collective_time,
+    )
+    writer = _Writer(runtime, config, stages, orders)
+    timeline = run(writer.graph, writer.capacity, runtime.overlap_efficiency)
+    breakdown = _breakdown(timeline, writer, stages, orders)
+    hosts = cluster.rank_host().reshape(config.pp, -1)
+    spans = np.array([1 + int((hosts != hosts[0]).any())])
+    passes_s = np.array([timeline.makespan_s])
+    breakdown["overhead"] = float(overhead_s(job, cluster, runtime, grid, spans, memory, passes_s)[0])
+    unexplained = 1.0
+    if runtime.residuals:
+        unexplained = float(np.exp(layer_residual(runtime.residuals, cluster.device_names, job, grid))[0])
+    breakdown = {part: seconds * unexplained for part, seconds in breakdown.items()}
+    return Simulation(
+        step_time_s=sum(breakdown.values()),
+        breakdown_s=breakdown,
+        replicas=kinds,
+        stages=stages,
+        labels=tuple(writer.labels),
+        timeline=timeline,
+    )
+
+
+class _Writer:
+    """Writes a step down as tasks.
+
+    Tasks of one stream wait for each other, in the order of the stream: the passes of a stage, and its collectives
+    over weights, which all replicas of the stage have in common.
+    """
+
+    def __init__(
+        self,
+        runtime: RuntimeProfile,
+        config: ParallelConfig,
+        stages: tuple[tuple[StageWork, ...], ...],
+        orders: Sequence[PassOrder],
+    ) -> None:
+        self.runtime, self.config, self.stages, self.orders = runtime, config, stages, orders
+        self.graph, self.labels = TaskGraph(), list[Label]()
+        self.num_kinds, self.pp = len(stages), config.pp
+        self.resources: dict[tuple[str, int, int, int], int] = {}
+        self.ways: dict[tuple[Message, tuple[tuple[int, int, int], ...]], tuple[Route, ...]] = {}
+        """What messages take of their links; the same object for equal ones."""
+        self.gradients_kind = stages[0][0].gradients_kind
+        self.ends: dict[tuple[int, int, int, int], int] = {}
+        """The last task of a pass, by kind of replicas, kind of pass, micro-batch and virtual stage."""
+        self.begins: dict[tuple[int, int, int, int], int] = {}
+        self.routes: dict[tuple[int, int, Kind, int, int, float], Route] = {}
+        """What some pieces of one pass take; alike for all micro-batches."""
+        self.before: dict[int, int] = {}
+        """What runs on a stage before the first task of a pass."""
+        self.computed: dict[tuple[int, int, int], list[int]] = {}
+        """The tasks of all kinds of replicas that end the gradients of a piece, by stage, chunk and position."""
+        self.shared = [self._shared_links(stage) for stage in range(self.pp)]
+        gathers = [self._gathers(stage) for stage in range(self.pp)]
+        for kind, order in enumerate(orders):
+            self._passes(kind, order, gathers)
+            self._hops(kind)
+        reductions = [self._reductions(stage) for stage in range(self.pp)]
+        self._close([*reductions, self._tied(reductions)])
+
+    def _add(self, label: Label, *routes: Route, **rest: Any) -> int:
+        self.labels.append(label)
+        return self.graph.add(*routes, **rest)
+
+    def _device(self, kind: int, stage: int) -> int:
+        return kind * self.pp + stage
+
+    @property
+    def capacity(self) -> list[float]:
+        """Of every resource: all of it."""
+        return [1.0] * len(self.resources)
+
+    def _resource(self, name: str, first: int, second: int, way: int) -> int:
+        return self.resources.setdefault((name, first, second, way), len(self.resources))
+
+    def _uses(self, ends: Iterable[tuple[int, int, int]], link: str) -> Uses:
+        """What a message takes of its links; each end is a kind of replicas, a stage, and a way.
+
+        The devices of a stage send at the same time, and together take all of an adapter that they share.
+        """
+        found: dict[int, float] = {}
+        for kind, stage, way in ends:
+            work = self.stages[kind][stage]
+            if link in (INSIDE, _DETOUR):
+                found[self._resource(link, kind, stage, way)] = 1.0
+                continue
+            nic = ("adapter", work.host, 0, way) if work.shares_adapter else ("nic", kind, stage, way)
+            found[self._resource(*nic)] = 1.0
+            if link == ACROSS:
+                uplink = self._resource("uplink", work.switch, 0, way)
+                found[uplink] = max(found.get(uplink, 0.0), work.uplink_share)
+        return tuple(found.items())
+
+    def _routes(self, message: Message, ends: Sequence[tuple[int, int, int]]) -> tuple[Route, ...]:
+        """The links that a message may take: its own, or inside a host those that they exclude."""
+        key = (message, tuple(ends))
+        if key not in self.ways:
+            seconds = message.seconds - message.latency_s
+            aside = max(self.stages[kind][stage].detour for kind, stage, _ in ends)
+            routes = [Route(seconds, self._uses(ends, message.link))]
+            if message.link == INSIDE and aside > 0:
+                routes.append(Route(aside * seconds, self._uses(ends, _DETOUR)))
+            self.ways[key] = tuple(routes)
+        return self.ways[key]
+
+    def _message(
+        self,
+        label: Label,
+        message: Message,
+        ends: Sequence[tuple[int, int, int]],
+        after: Iterable[int],
+        devices: tuple[int, ...] = (),
+    ) -> int:
+        routes = self._routes(message, ends)
+        return self._add(label, *routes, latency_s=message.latency_s, devices=devices, after=after)
+
+    def _collective(self, label: Label, messages: Sequence[Message], after: Iterable[int]) -> int:
+        """A collective over weights of a stage, which every kind of replicas takes part in; the slowest one's time."""
+        slowest = max(messages, key=lambda message: message.seconds)
+        ends = [(kind, label.stage, way) for kind in range(self.num_kinds) for way in (OUT, IN)]
+        devices = tuple(self._device(kind, label.stage) for kind in range(self.num_kinds))
+        return self._message(label, slowest, ends, after, devices)
+
+    def _shared_links(self, stage: int) -> tuple[str, ...]:
+        """The links of a stage on which something may be under way while a pass runs."""
+        found: set[str] = set()
+        for work in self._of_stage(stage):
+            beside = [work.forward_hop, work.backward_hop, work.each_gather, work.each_scatter]
+            beside += [work.once_gather] if self.runtime.overlaps_weight_gather else []
+            beside += [work.once_reduce] if self.runtime.overlaps_gradients else []
+            found |= {message.link for message in beside if message.seconds > 0}
+            # other stages may be on the same adapter or uplink
+            found |= {BETWEEN} if work.shares_adapter or work.uplink_share else set()
+        return tuple(link for link in LINKS if link in found or (link != INSIDE and found - {INSIDE}))
+
+    def _of_stage(self, stage: int) -> list[StageWork]:
+        return [works[stage] for works in self.stages]
+
+    def _gathers(self, stage: int) -> dict[tuple[int, int], int]:
+        """Gathers the weights at the step's begin; the task of each piece, by chunk and position."""
+        works = self._of_stage(stage)
+        found: dict[tuple[int, int], int] = {}
+        last = NOTHING
+        if self.runtime.overlaps_weight_gather and max(work.once_gather.seconds for work in works) > 0:
+            for chunk, pieces in enumerate(works[0].chunks):
+                for at in range(len(pieces)):
+                    label = Label(Role.GATHER, ALL, stage, virtual=chunk * self.pp + stage, piece=at)
+                    share = works[0].weight_share[chunk][at]
+                    last = self._collective(label, [work.once_gather.scaled(share) for work in works], [last])
+                    found[chunk, at] = last
+        return found
+
+    def _passes(self, kind: int, order: PassOrder, gathers: Sequence[Mapping[tuple[int, int], int]]) -> None:
+        """All passes of one kind of replicas, stage by stage."""
+        for stage in range(self.pp):
+            work = self.stages[kind][stage]
+            last = NOTHING
+            if work.one_layer_s > 0:
+                label = Label(Role.GATHER, kind, stage)
+                last = self._add(label, Route(work.one_layer_s))
+            seen: set[tuple[int, int]] = set()
+            remaining = dict.fromkeys(range(self.config.vpp), order.num_micro_batches)
+            rows = np.flatnonzero(order.stage == stage)
+            for number, micro_batch, chunk in zip(
+                order.kind[rows].tolist(), order.micro_batch[rows].tolist(), order.chunk[rows].tolist(), strict=True
+            ):
+                pass_kind = Kind(number)
+                is_first = pass_kind == Kind.FORWARD and (stage, chunk) not in seen
+                if is_first:
+                    seen.add((stage, chunk))
+                if pass_kind == self.gradients_kind:
+                    remaining[chunk] -= 1
+                is_last = pass_kind == self.gradients_kind and not remaining[chunk]
+                needs = gathers[stage] if is_first else {}
+                last = self._pass(kind, stage, pass_kind, micro_batch, chunk, last, needs, is_last=is_last)
+
+    def _pass(
+        self,
+        kind: int,
+        stage: int,
+        pass_kind: Kind,
+        micro_batch: int,
+        chunk: int,
+        last: int,
+        needs: Mapping[tuple[int, int], int],
+        *,
+        is_last: bool,
+    ) -> int:
+        """One pass after the stage's `last` task: one task, or one for each piece whose weights need something."""
+        work = self.stages[kind][stage]
+        virtual = chunk * self.pp + stage
+        label = Label(Role.PASS, kind, stage, pass_kind, micro_batch, virtual)
+        key = (kind, pass_kind, micro_batch, virtual)
+        devices = (self._device(kind, stage),)
+        order = list(work.order(chunk, pass_kind))
+        is_whole = not order or (not needs and not (is_last and self._reduces(stage)))
+        begins_s = work.begins_s
+        self.begins[key] = len(self.graph)
+        self.before[len(self.graph)] = last
+        end = last
+        for pieces in [order] if is_whole else [[at] for at in order]:
+            route = self._computing(kind, stage, pass_kind, chunk, pieces, begins_s)
+            begins_s = 0.0
+            own = label if is_whole else label._replace(piece=pieces[0])
+            after = [end, *(needs[chunk, at] for at in pieces if (chunk, at) in needs)]
+            end = self._add(own, route, after=after, devices=devices)
+            if is_last:
+                for at in pieces:
+                    self.computed.setdefault((stage, chunk, at), []).append(end)
+        end = self._sharded(kind, stage, pass_kind, chunk, end, devices)
+        self.ends[key] = end
+        return end
+
+    def _computing(
+        self, kind: int, stage: int, pass_kind: Kind, chunk: int, pieces: Sequence[int], begins_s: float
+    ) -> Route:
+        """Some pieces of one pass.
+
+        Its collectives alternate with kernels, many times in the life of what else is on their links: it takes its mean
+        share of these. At that share both slow down as they do if each collective in turn shares the link.
+        """
+        key = (kind, stage, pass_kind, chunk, pieces[0] if len(pieces) == 1 else -1, begins_s)
+        if key not in self.routes:
+            self.routes[key] = self._route(kind, stage, pass_kind, chunk, pieces, begins_s)
+        return self.routes[key]
+
+    def _route(
+        self, kind: int, stage: int, pass_kind: Kind, chunk: int, pieces: Sequence[int], begins_s: float
+    ) -> Route:
+        work = self.stages[kind][stage]
+        seconds = begins_s + sum(work.piece_s(chunk, at, pass_kind) for at in pieces)
+        uses: dict[int, float] = {}
+        for link in self.shared[stage]:
+            busy_s = sum(work.traffic_s(chunk, at, pass_kind, link) for at in pieces)
+            if busy_s > 0:
+                for resource, amount in self._uses([(kind, stage, OUT), (kind, stage, IN)], link):
+                    uses[resource] = uses.get(resource, 0.0) + amount * busy_s / seconds
+        return Route(seconds, tuple(uses.items()))
+
+    def _sharded(self, kind: int, stage: int, pass_kind: Kind, chunk: int, end: int, devices: tuple[int, ...]) -> int:
+        """What ZeRO sends with every pass, beside it or after it; returns the task that ends both."""
+        work = self.stages[kind][stage]
+        if not (work.each_gather.seconds or (pass_kind == self.gradients_kind and work.each_scatter.seconds)):
+            return end
+        share = sum(work.weight_share[chunk])
+        message = work.each_gather.scaled(share)
+        if pass_kind == self.gradients_kind:
+            after = work.each_scatter.scaled(share)
+            message = Message(
+                seconds=message.seconds + after.seconds,
+                latency_s=message.latency_s + after.latency_s,
+                link=message.link,
+            )
+        ends = [(kind, stage, way) for way in (OUT, IN)]
+        label = Label(Role.GATHER, kind, stage, virtual=chunk * self.pp + stage)
+        if not self.runtime.overlaps_weight_gather:
+            return self._message(label, message, ends, [end], devices)
+        beside = self._message(label, message, ends, list(self.graph.after[end]), devices)
+        return self._add(Label(Role.BARRIER, kind, stage), Route(0.0), after=[end, beside])
+
+    def _reduces(self, stage: int) -> bool:
+        """Whether gradients leave piece by piece beside the last backward pass."""
+        return self.runtime.overlaps_gradients and self.stages[0][stage].once_reduce.seconds > 0
+
+    def _hops(self, kind: int) -> None:
+        """Every pass of another stage waits for its message.
+
+        Where messages do not run beside compute, they set out when the receiver is free for them.
+        """
+        num_virtual = self.pp * self.config.vpp
+        if num_virtual == 1:
+            return
+        waits = not self.runtime.overlaps_p2p
+        for (replicas, number, micro_batch, virtual), begin in list(self.begins.items()):
+            if replicas != kind:
+                continue
+            pass_kind = Kind(number)
+            if pass_kind == Kind.WEIGHTS:
+                self.graph.wait(begin, self.ends[kind, Kind.BACKWARD, micro_batch, virtual])
+                continue
+            is_forward = pass_kind == Kind.FORWARD
+            sender = virtual - 1 if is_forward else virtual + 1
+            if sender < 0:
+                continue
+            if sender == num_virtual:
+                self.graph.wait(begin, self.ends[kind, Kind.FORWARD, micro_batch, virtual])
+                continue
+            stage, to = sender % self.pp, virtual % self.pp
+            sent = self.ends[kind, number, micro_batch, sender]
+            if stage == to:
+                self.graph.wait(begin, sent)
+                continue
+            work = self.stages[kind][stage]
+            message = work.forward_hop if is_forward else work.backward_hop
+            after = [sent, self.before[begin]] if waits else [sent]
+            label = Label(Role.HOP, kind, stage, number, micro_batch, sender)
+            self.graph.wait(begin, self._message(label, message, ((kind, stage, OUT), (kind, to, IN)), after))
+
+    def _reductions(self, stage: int) -> list[int]:
+        """Reduces the gradients of a stage, and then what a sharding plan adds; the tasks that end it."""
+        ends, works = self._reduced(stage), self._of_stage(stage)
+        if not max(work.once_more.seconds for work in works) > 0:
+            return ends
+        return [self._collective(Label(Role.REDUCE, ALL, stage), [work.once_more for work in works], ends)]
+
+    def _reduced(self, stage: int) -> list[int]:
+        works = self._of_stage(stage)
+        passes = [task for tasks in self.computed.items() if tasks[0][0] == stage for task in tasks[1]]
+        if not max(work.once_reduce.seconds for work in works) > 0:
+            return passes
+        if not self._reduces(stage):
+            return [self._collective(Label(Role.REDUCE, ALL, stage), [work.once_reduce for work in works], passes)]
+        last = NOTHING
+        ready = [(key, tasks) for key, tasks in self.computed.items() if key[0] == stage]
+        for (_, chunk, at), tasks in ready:
+            label = Label(Role.REDUCE, ALL, stage, virtual=chunk * self.pp + stage, piece=at)
+            share = works[0].weight_share[chunk][at]
+            last = self._collective(label, [work.once_reduce.scaled(share) for work in works], [last, *tasks])
+        return [last, *passes]
+
+    def _tied(self, reductions: Sequence[list[int]]) -> list[int]:
+        """Adds up the gradients of a tied table, which the first and the last stage have copies of.
+
+        They wait for all other gradients of both; the stages in between reduce theirs meanwhile.
+        """
+        first, last = self._of_stage(0), self._of_stage(self.pp - 1)
+        if self.pp == 1 or not max(work.once_tied.seconds for work in first) > 0:
+            return []
+        after = [*reductions[0], *reductions[-1]]
+        label = Label(Role.TIED, ALL, self.pp - 1)
+        slowest = max((work.once_tied for work in (*first, *last)), key=lambda message: message.seconds)
+        ends = [(kind, stage, way) for kind in range(self.num_kinds) for stage in (0, self.pp - 1) for way in (OUT, IN)]
+        return [self._message(label, slowest, ends, after)]
+
+    def _close(self, reductions: Sequence[list[int]]) -> None:
+        """The optimizer steps when all gradients' norm is known, and weights are gathered that no pass waits for."""
+        norm = self._add(
+            Label(Role.BARRIER, ALL, 0), Route(0.0), after=[task for tasks in reductions for task in tasks]
+        )
+        for stage in range(self.pp):
+            works = self._of_stage(stage)
+            stepped = [
+                self._add(Label(Role.OPTIMIZER, kind, stage), Route(work.optimizer_s), after=[norm])
+                for kind, work in enumerate(works)
+            ]
+            if not self.runtime.overlaps_weight_gather and max(work.once_gather.seconds for work in works) > 0:
+                self._collective(Label(Role.GATHER, ALL, stage), [work.once_gather for work in works], stepped)
+
+
+def _breakdown(
+    timeline: Timeline,
+    writer: _Writer,
+    stages: tuple[tuple[StageWork, ...], ...],
+    orders: Sequence[PassOrder],
+) -> dict[str, float]:
+    """Where the critical path goes, by BREAKDOWN.
+
+    Passes on it beyond those of the stage that has the most to do are bubble; what slows a pass down is traffic of
+    weights beside it.
+    """
+    seconds = dict.fromkeys(BREAKDOWN, 0.0)
+    on_path = dict.fromkeys(Role, 0.0)
+    slowed_s = previous_s = 0.0
+    for task in timeline.critical_path():
+        role, end_s = writer.labels[task].role, float(timeline.end_s[task])
+        on_path[role] += end_s - previous_s
+        if role == Role.PASS:
+            slowed_s += end_s - previous_s - writer.graph.routes[task][0].work_s
+        previous_s = end_s
+    on_path[Role.PASS] -= slowed_s
+    seconds["pp"] = on_path[Role.HOP] + on_path[Role.TIED]
+    seconds["dp"] = on_path[Role.GATHER] + on_path[Role.REDUCE] + slowed_s
+    seconds["optimizer"] = on_path[Role.OPTIMIZER]
+    busiest, busiest_s = {"compute": 0.0}, 0.0
+    for works, order in zip(stages, orders, strict=True):
+        for work in works:
+            parts = {part: order.num_micro_batches * own for part, own in work.parts_s().items()}
+            if sum(parts.values()) > busiest_s:
+                busiest, busiest_s = parts, sum(parts.values())
+    passes_s = on_path[Role.PASS]
+    share = min(passes_s / busiest_s, 1.0) if busiest_s > 0 else 0.0
+    for part, own in busiest.items():
+        seconds[part] += share * own
+    seconds["bubble"] = max(passes_s - busiest_s, 0.0)
+    return seconds

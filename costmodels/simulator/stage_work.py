@@ -1,0 +1,464 @@
+"""What each stage of a configuration runs: its pieces, the programs of their passes, its messages and its weights.
+
+Everything that a simulated step is made of, priced one by one; when it runs is simulator.py's affair. A stage is priced
+where it stands: on the devices and links of its own hosts.
+
+Letters: p stages, v virtual stages.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
+from costmodels.job.runtime import RuntimeProfile
+from costmodels.job.training_job import TrainingJob
+from costmodels.operators.kernels import CollectiveTime, KernelTime, collective_latency_s
+from costmodels.operators.layer_operators import BLOCKS, Block, Collective, FloatArray, Phase
+from costmodels.simulator.pass_program import (
+    INSIDE,
+    Piece,
+    Program,
+    Segment,
+    Work,
+    link_of,
+    piece_launches,
+    piece_programs,
+)
+from costmodels.simulator.passes import Kind
+from costmodels.step.changed_layers import change_of
+from costmodels.step.launches import beyond_device_s, hops_launch_s, issue_s
+from costmodels.step.placement import Groups, local_parameters, place_replica
+from costmodels.step.replicas import ReplicaKind
+from costmodels.step.schedules import chunk_of_layer, moe_layers
+from costmodels.step.transfers import hop_collectives, transfer_collectives
+from costmodels.step.weight_passes import accumulation_s, optimizer_pass_s
+from costmodels.step.weight_traffic import weight_collectives, weight_traffic
+from hardware.cluster import Cluster
+from hardware.link import combined, detour
+
+_BLOCKS_OF = {
+    Piece.DENSE_LAYER: (Block.ATTENTION, Block.DENSE_MLP),
+    Piece.MOE_LAYER: (Block.ATTENTION, Block.MOE_MLP),
+    Piece.EMBEDDING: (Block.EMBEDDING,),
+    Piece.HEAD: (Block.HEAD,),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Message:
+    """What goes over links at one time.
+
+    Attributes:
+        seconds: What it takes alone.
+        latency_s: The part of that in which the links are idle.
+        link: One of `pass_program.LINKS`.
+    """
+
+    seconds: float
+    latency_s: float = 0.0
+    link: str = INSIDE
+
+    def scaled(self, share: float) -> Message:
+        """This share of it."""
+        return replace(self, seconds=share * self.seconds, latency_s=share * self.latency_s)
+
+
+NO_MESSAGE = Message(seconds=0.0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StageWork:
+    """What one stage of one kind of replicas runs.
+
+    Attributes:
+        device: Name of the device that sets its pace.
+        chunks: The pieces of each of its virtual stages, and whether each is recomputed in full.
+        programs: The program of each piece in each kind of pass, and of the same with its layer recomputed in full.
+        program_s: What each program takes its device.
+        overlap_efficiency: Of the runtime.
+        stretch: Time of a pass over that of its device: launches of the host take the rest.
+        accumulation_s: What summing up the gradients of each piece of each chunk adds.
+        begins_s: What each pass waits for its message to begin.
+        forward_hop: To the next virtual stage's stage.
+        backward_hop: To that of the one before.
+        each_gather: Weights of all chunks, before each pass (ZeRO 3).
+        each_scatter: Gradients of all chunks, after each backward pass (ZeRO 3, perhaps 2).
+        once_gather: Weights of all chunks, once per step.
+        once_reduce: Gradients of all chunks, once per step.
+        once_tied: Gradients of a table that the stage at the pipeline's other end has a copy of, once per step.
+        once_more: What a sharding plan adds to these, once per step.
+        one_layer_s: What a step waits for the weights of its first layer (ZeRO 3).
+        weight_share: The part of all its weights that each piece of each chunk holds.
+        optimizer_s: The optimizer's step.
+        shares_adapter: Whether the devices of its hosts share an adapter.
+        uplink_share: The part of the switch's uplink that the stage takes at its full rate.
+        detour: Time on the links that a transfer inside a host excludes, over that on those that it takes; 0 where
+            there are none. Another transfer may take them.
+        host: Number of the first host of the replica that is simulated, where an adapter or a switch is shared.
+        switch: Number of that host's leaf switch.
+    """
+
+    device: str
+    chunks: tuple[tuple[tuple[Piece, bool], ...], ...]
+    programs: Mapping[tuple[Piece, bool, Kind], Program]
+    program_s: Mapping[tuple[Piece, bool, Kind], float]
+    overlap_efficiency: float
+    stretch: float
+    accumulation_s: tuple[tuple[float, ...], ...]
+    begins_s: float
+    forward_hop: Message
+    backward_hop: Message
+    each_gather: Message
+    each_scatter: Message
+    once_gather: Message
+    once_reduce: Message
+    once_tied: Message
+    once_more: Message
+    one_layer_s: float
+    weight_share: tuple[tuple[float, ...], ...]
+    optimizer_s: float
+    shares_adapter: bool
+    uplink_share: float
+    detour: float
+    host: int = 0
+    switch: int = 0
+
+    def order(self, chunk: int, kind: Kind) -> range:
+        """The positions of a chunk's pieces in the order in which a pass runs them."""
+        number = len(self.chunks[chunk])
+        return range(number) if kind == Kind.FORWARD else range(number - 1, -1, -1)
+
+    def device_s(self, chunk: int, at: int, kind: Kind) -> float:
+        """What a piece takes its device in a pass."""
+        piece, again = self.chunks[chunk][at]
+        seconds = self.program_s[piece, again, kind]
+        return seconds + (self.accumulation_s[chunk][at] if kind == self.gradients_kind else 0.0)
+
+    def piece_s(self, chunk: int, at: int, kind: Kind) -> float:
+        """The same with what it waits for the host."""
+        return self.stretch * self.device_s(chunk, at, kind)
+
+    def traffic_s(self, chunk: int, at: int, kind: Kind, link: str) -> float:
+        """How long collectives of a piece keep a link busy in a pass, alone."""
+        piece, again = self.chunks[chunk][at]
+        segments = self.programs[piece, again, kind]
+        return sum(work.seconds for segment in segments for work in segment.traffic if work.link == link)
+
+    def parts_s(self) -> dict[str, float]:
+        """Where the time of one micro-batch's passes goes: kernels, exposed collectives by part, the host."""
+        parts = {"compute": sum(map(sum, self.accumulation_s)), "pp": len(self.chunks) * 2 * self.begins_s}
+        numbers = Counter(piece for pieces in self.chunks for piece in pieces)
+        for (piece, again, _), program in self.programs.items():
+            number = numbers[piece, again]
+            for segment in program if number else ():
+                parts["compute"] += number * segment.kernels_s
+                exposed = number * (segment.duration_s(self.overlap_efficiency) - segment.kernels_s)
+                for work in segment.traffic:
+                    parts[work.part] = parts.get(work.part, 0.0) + exposed * work.seconds / segment.traffic_s
+        device_s = sum(parts.values()) - parts["pp"]
+        return parts | {"host": (self.stretch - 1.0) * device_s}
+
+    @property
+    def gradients_kind(self) -> Kind:
+        """The pass that computes the gradients of the weights."""
+        return Kind.WEIGHTS if (Piece.HEAD, False, Kind.WEIGHTS) in self.programs else Kind.BACKWARD
+
+
+def stage_works(
+    job: TrainingJob,
+    cluster: Cluster,
+    runtime: RuntimeProfile,
+    config: ParallelConfig,
+    kinds: tuple[ReplicaKind, ...],
+    *,
+    splits_backward: bool,
+    kernel_time: KernelTime,
+    collective_time: CollectiveTime,
+) -> tuple[tuple[StageWork, ...], ...]:
+    """What every stage of every kind of replicas runs [k][p]; the cluster's hosts stand in the order of the ranks."""
+    builder = _Builder(job, cluster, runtime, config, splits_backward, kernel_time, collective_time)
+    return tuple(tuple(builder.stage(kind, stage) for stage in range(config.pp)) for kind in kinds)
+
+
+def virtual_stages(
+    job: TrainingJob, runtime: RuntimeProfile, config: ParallelConfig
+) -> tuple[tuple[tuple[Piece, bool], ...], ...]:
+    """The pieces of each virtual stage [v], and whether each is a layer whose forward pass runs again in full.
+
+    Of the layers of a virtual stage the first ones are recomputed.
+    """
+    num_virtual = config.pp * config.vpp
+    virtual_of_layer = chunk_of_layer(job.model, runtime, config.pp, config.vpp, config.assignment.layers)
+    recomputed = config.assignment.recomputed or (0,) * num_virtual
+    found: list[list[tuple[Piece, bool]]] = [[] for _ in range(num_virtual)]
+    for virtual, is_moe in zip(virtual_of_layer.tolist(), moe_layers(job.model).tolist(), strict=True):
+        again = len(found[virtual]) < recomputed[virtual]
+        found[virtual].append((Piece.MOE_LAYER if is_moe else Piece.DENSE_LAYER, again))
+    found[0].insert(0, (Piece.EMBEDDING, False))
+    found[-1].append((Piece.HEAD, False))
+    return tuple(tuple(pieces) for pieces in found)
+
+
+_Programs = Mapping[tuple[Piece, bool, Kind], Program]
+
+
+class _Builder:
+    """Prices stages; what is alike is priced once."""
+
+    def __init__(
+        self,
+        job: TrainingJob,
+        cluster: Cluster,
+        runtime: RuntimeProfile,
+        config: ParallelConfig,
+        splits_backward: bool,
+        kernel_time: KernelTime,
+        collective_time: CollectiveTime,
+    ) -> None:
+        self.job, self.cluster, self.runtime, self.config = job, cluster, runtime, config
+        self.splits_backward = splits_backward
+        self.kernel_time, self.collective_time = kernel_time, collective_time
+        self.grid = ConfigGrid.from_configs([config])
+        self.cells = np.arange(cluster.num_devices).reshape(config.pp, config.dp, -1)
+        self.shares_adapters = any(link.sharers > 1 for group in cluster.groups for link in group.nic_links)
+        self.group_ends = np.cumsum([group.hosts for group in cluster.groups])
+        self.virtual = virtual_stages(job, runtime, config)
+        self.has_recomputed = any(again for pieces in self.virtual for _, again in pieces)
+        self.launches = {again: piece_launches(job, runtime, own) for again, own in self._flavours()}
+        self.found: dict[tuple[object, ...], StageWork] = {}
+        self.programs: dict[tuple[object, ...], tuple[Groups, int, _Programs]] = {}
+
+    def stage(self, kind: ReplicaKind, stage: int) -> StageWork:
+        """One stage of one kind of replicas."""
+        where = self._place_key(kind, stage)
+        chunks = self.virtual[stage :: self.config.pp]
+        hops = tuple(self._hop_key(kind, stage, to) for to in (stage + 1, stage - 1))
+        key = (where, chunks, hops)
+        if key not in self.found:
+            if where not in self.programs:
+                self.programs[where] = self._priced(kind, stage)
+            self.found[key] = self._work(kind, stage, chunks, *self.programs[where])
+        if not (self.shares_adapters or self.cluster.switches):
+            return self.found[key]
+        host = self._host(kind, stage)
+        switch = self.cluster.switches[host] if self.cluster.switches else 0
+        return replace(self.found[key], host=host, switch=switch)
+
+    def _flavours(self) -> tuple[tuple[bool, ParallelConfig], ...]:
+        """The configuration as it is, and with full recomputation where some layers have that."""
+        full = ((True, replace(self.config, recompute="full")),) if self.has_recomputed else ()
+        return ((False, self.config), *full)
+
+    def _place_key(self, kind: ReplicaKind, stage: int) -> tuple[object, ...]:
+        """What sets apart where a replica of a stage stands."""
+        cell, whole = self.cells[stage, kind.first], self.cells[stage].ravel()
+        hosts, host_kinds = self.cluster.rank_host(), self.cluster.rank_host_kind()
+        spans_hosts = bool((hosts[self.cells[:, kind.first]] != hosts[cell]).any())
+        tells_hosts = bool(self.cluster.slow_pairs or self.cluster.switches)
+        least = 0 if tells_hosts else hosts[whole].min()
+        return (
+            (hosts[cell] - least).tobytes(),
+            host_kinds[cell].tobytes(),
+            np.bincount(hosts[whole] - least).tobytes(),
+            host_kinds[whole].tobytes(),
+            spans_hosts,
+        )
+
+    def _hop_key(self, kind: ReplicaKind, stage: int, to: int) -> tuple[object, ...]:
+        ends = self.cells[stage, kind.first], self.cells[to % self.config.pp, kind.first]
+        hosts, host_kinds = self.cluster.rank_host(), self.cluster.rank_host_kind()
+        tells_hosts = self.cluster.slow_pairs or self.cluster.switches
+        pairs = tells_hosts and (hosts[ends[0]].tobytes(), hosts[ends[1]].tobytes())
+        return (bool((hosts[ends[0]] != hosts[ends[1]]).any()), *(host_kinds[end].tobytes() for end in ends), pairs)
+
+    def _priced(self, kind: ReplicaKind, stage: int) -> tuple[Groups, int, _Programs]:
+        """The groups of a stage, the number of the device that sets its pace, and its programs on this."""
+        groups = place_replica(self.cluster, self.grid, stage, kind.first)
+        priced = [(number, self._programs_on(number, groups)) for number in kind.devices[stage]]
+        overlap = self.runtime.overlap_efficiency
+
+        def total_s(programs: _Programs) -> float:
+            return sum(segment.duration_s(overlap) for program in programs.values() for segment in program)
+
+        number, programs = max(priced, key=lambda one: total_s(one[1]))
+        return groups, number, programs
+
+    def _programs_on(self, device: int, groups: Groups) -> _Programs:
+        found: dict[tuple[Piece, bool, Kind], Program] = {}
+        for again, config in self._flavours():
+            programs = piece_programs(
+                self.job,
+                self.runtime,
+                config,
+                groups,
+                self.cluster.devices[device],
+                kernel_time=self.kernel_time,
+                collective_time=self.collective_time,
+            )
+            for (piece, phase), program in programs.items():
+                if phase == Phase.FORWARD:
+                    found[piece, again, Kind.FORWARD] = program
+                elif self.splits_backward:
+                    found[piece, again, Kind.BACKWARD] = _without(program, _is_weight_gradient)
+                    found[piece, again, Kind.WEIGHTS] = _only(program, _is_weight_gradient)
+                else:
+                    found[piece, again, Kind.BACKWARD] = program
+        return found
+
+    def _work(
+        self,
+        kind: ReplicaKind,
+        stage: int,
+        chunks: tuple[tuple[tuple[Piece, bool], ...], ...],
+        groups: Groups,
+        device: int,
+        programs: _Programs,
+    ) -> StageWork:
+        job, runtime, grid = self.job, self.runtime, self.grid
+        overlap = runtime.overlap_efficiency
+        pieces = [piece for chunk in chunks for piece, _ in chunk]
+        held = np.array([_blocks_of(piece) for piece in pieces], dtype=np.float64).reshape(-1, len(BLOCKS))
+        whole = held.sum(axis=0, keepdims=True)
+        bandwidth = np.array([self.cluster.devices[device].memory_bandwidth_bytes_per_s])
+        local = local_parameters(job, grid, whole)
+        each = local_parameters(job, grid, held)
+        parameters = (each.dense + each.expert)[:, 0]
+        share = parameters / max(parameters.sum(), 1.0)
+        accumulation = float(accumulation_s(runtime, grid, local, bandwidth)[0, 0]) * share
+        traffic = weight_traffic(job, runtime, grid, groups, local, self.collective_time)
+        traffic = traffic.changed(self._changed_once_s(whole))
+        collectives = weight_collectives(job, runtime, grid, groups, local)
+        gather = _message_of(collectives, "weights.all_gather")
+        reduce = _message_of(
+            collectives, "weights.all_reduce" if self.config.zero_stage == 0 else "weights.reduce_scatter"
+        )
+        work = StageWork(
+            device=self.cluster.devices[device].name,
+            chunks=chunks,
+            programs=programs,
+            program_s={key: sum(s.duration_s(overlap) for s in program) for key, program in programs.items()},
+            overlap_efficiency=overlap,
+            stretch=1.0,
+            accumulation_s=_by_chunk(accumulation, chunks),
+            begins_s=self._begins_s(groups),
+            forward_hop=self._hop(kind, stage, stage + 1, Phase.FORWARD, groups),
+            backward_hop=self._hop(kind, stage, stage - 1, Phase.BACKWARD, groups),
+            each_gather=gather(float(traffic.each_gather[0, 0])),
+            each_scatter=reduce(float(traffic.each_scatter[0, 0])),
+            once_gather=gather(float(traffic.once_gather[0, 0])),
+            once_reduce=reduce(float(traffic.once_reduce[0, 0])),
+            once_tied=_message_of(collectives, "tied.all_reduce")(float(traffic.once_tied[0, 0])),
+            once_more=reduce(float(traffic.once_more[0, 0])),
+            one_layer_s=float(traffic.one_layer[0, 0]),
+            weight_share=_by_chunk(share, chunks),
+            optimizer_s=float(optimizer_pass_s(runtime, grid, local, bandwidth)[0, 0]),
+            **self._surroundings(kind, stage),
+        )
+        return replace(work, stretch=self._stretch(work, groups))
+
+    def _changed_once_s(self, whole: FloatArray) -> FloatArray:
+        """What a sharding plan adds to the weights' traffic of a stage of these blocks [1, len(BLOCKS)], as [1, 1]."""
+        change = change_of(self.runtime.layer_changes, self.grid)
+        once_s = np.array(change.once_s) if change else np.zeros(len(BLOCKS))
+        return np.asarray((whole @ once_s)[:, None] / self.runtime.network_efficiency)
+
+    def _host(self, kind: ReplicaKind, stage: int) -> int:
+        return int(self.cluster.rank_host()[self.cells[stage, kind.first, 0]])
+
+    def _surroundings(self, kind: ReplicaKind, stage: int) -> dict[str, Any]:
+        """What the stage may share with others, as fields of its work."""
+        group = self.cluster.groups[int(np.searchsorted(self.group_ends, self._host(kind, stage), side="right"))]
+        way, aside = combined(group.intra_links), detour(group.intra_links)
+        return {
+            "shares_adapter": combined(group.nic_links).sharers > 1,
+            "uplink_share": self.cluster.uplink_share(self.cells[stage].ravel()) if self.cluster.switches else 0.0,
+            "detour": way.bandwidth_bytes_per_s / aside.bandwidth_bytes_per_s if aside else 0.0,
+        }
+
+    def _begins_s(self, groups: Groups) -> float:
+        """What each pass waits for its message to begin where messages run beside compute."""
+        if self.config.pp == 1 or self.config.vpp == 1 or not self.runtime.overlaps_p2p:
+            return 0.0
+        return float(
+            self.collective_time(transfer_collectives(self.job, self.runtime, self.grid, groups)["pp.start"])[0]
+        )
+
+    def _hop(self, kind: ReplicaKind, stage: int, to: int, phase: Phase, groups: Groups) -> Message:
+        """What handing one micro-batch from a stage to a neighbour takes, or its gradients back.
+
+        Where devices share an adapter, all replicas' messages leave at once.
+        """
+        if self.config.pp == 1:
+            return NO_MESSAGE
+        ends = np.stack([self.cells[stage], self.cells[to % self.config.pp]], axis=-1)
+        pairs = ends.reshape(-1, 2) if self.shares_adapters else ends[kind.first]
+        between = replace(groups, pp=self.cluster.links_among([pairs], ends.ravel()))
+        collectives = transfer_collectives(self.job, self.runtime, self.grid, between)
+        seconds = latency_s = 0.0
+        for name, count in hop_collectives(self.runtime, self.grid, phase):
+            own_s = float(count[0] * self.collective_time(collectives[name])[0])
+            seconds += own_s
+            is_sent = name != "pp.all_gather"  # which crosses other links
+            latency_s += min(float(collective_latency_s(collectives[name])[0]), own_s) if is_sent else own_s
+        return Message(seconds=seconds, latency_s=latency_s, link=link_of(collectives["pp.send_recv"]))
+
+    def _stretch(self, work: StageWork, groups: Groups) -> float:
+        """Time of a pass over that of its device; both passes of a micro-batch wait for the host alike."""
+        if self.runtime.captured_graph:
+            return 1.0
+        passes = [kind for kind in Kind if kind != Kind.WEIGHTS or self.splits_backward]
+        positions = [(chunk, at) for chunk, pieces in enumerate(work.chunks) for at in range(len(pieces))]
+        device_s = sum(work.device_s(chunk, at, kind) for chunk, at in positions for kind in passes)
+        launches = [self.launches[again][piece] for chunk in work.chunks for piece, again in chunk]
+        each_s = float(issue_s(self.runtime, self.grid, groups)[0])
+        host_s = sum(kernels * self.runtime.launch_s + collectives * each_s for kernels, collectives in launches)
+        host_s += float(hops_launch_s(self.runtime, self.config.pp, self.grid.vpp)[0])
+        return 1.0 + float(beyond_device_s(np.array(device_s), np.array(host_s))) / device_s if device_s > 0 else 1.0
+
+
+def _blocks_of(piece: Piece) -> list[float]:
+    return [float(block in _BLOCKS_OF[piece]) for block in BLOCKS]
+
+
+def _by_chunk(values: FloatArray, chunks: tuple[tuple[tuple[Piece, bool], ...], ...]) -> tuple[tuple[float, ...], ...]:
+    """Values of all pieces, chunk by chunk."""
+    ends = np.cumsum([len(chunk) for chunk in chunks])[:-1]
+    return tuple(tuple(part.tolist()) for part in np.split(values, ends))
+
+
+def _message_of(collectives: Mapping[str, Collective], site: str) -> Callable[[float], Message]:
+    """Makes messages of what such collectives take, in which the links are idle for as long as in these."""
+    latency_s = sum(
+        float(collective_latency_s(collectives[name]).ravel()[0])
+        for name in (site, f"expert_{site}")
+        if name in collectives and collectives[name].group.size[0] > 1
+    )
+
+    link = link_of(collectives[site]) if site in collectives else INSIDE
+
+    def message(seconds: float) -> Message:
+        return Message(seconds=seconds, latency_s=min(latency_s, seconds), link=link)
+
+    return message
+
+
+def _is_weight_gradient(work: Work) -> bool:
+    return work.name.endswith("weight_gradient")
+
+
+def _without(program: Program, is_left_out: Callable[[Work], bool]) -> Program:
+    return tuple(
+        Segment(kernels=tuple(work for work in segment.kernels if not is_left_out(work)), traffic=segment.traffic)
+        for segment in program
+    )
+
+
+def _only(program: Program, is_kept: Callable[[Work], bool]) -> Program:
+    kernels = tuple(work for segment in program for work in segment.kernels if is_kept(work))
+    return (Segment(kernels=kernels),)

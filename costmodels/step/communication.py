@@ -1,0 +1,286 @@
+"""Communication inside the layers: what one micro-batch exposes of tp, cp, up and ep, per block.
+
+Sources: tensor parallelism has two all-reduces per layer and pass (Shoeybi et al. 2019, section 3), each a
+reduce-scatter and an all-gather under sequence parallelism (Korthikanti et al. 2022, section 4.2.2); ring attention
+passes keys and values cp-1 times, and their gradients too on the way back (Liu et al. 2023, section 3); Ulysses
+exchanges q, k, v and the output all to all (Jacobs et al. 2023, section 3.2); experts dispatch and combine tokens all
+to all (GShard, Lepikhin et al. 2020).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from costmodels.job.parallel_config import RECOMPUTE_MODES, ConfigGrid
+from costmodels.job.runtime import RuntimeProfile
+from costmodels.job.training_job import TrainingJob
+from costmodels.operators.kernels import CollectiveTime, collective_s
+from costmodels.operators.layer_operators import (
+    Block,
+    Collective,
+    FloatArray,
+    OpKind,
+    Phase,
+    core_recomputed,
+    exchanged_kv_size,
+    local_tokens,
+    residual_tokens,
+    routed_tokens,
+)
+from costmodels.step.placement import Groups
+from hardware.cluster import GroupLinks
+
+_ISSUED = {"up.all_to_all": 4.0}
+"""Collectives that the host issues where this model has one: queries, keys, values and the output go one by one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class LayerUse:
+    """How often one micro-batch executes a collective for one block, in one pass.
+
+    Attributes:
+        site: The collective's name.
+        block: The block.
+        phase: Forward or backward; forward collectives that recomputation repeats count as forward again.
+        count: Executions [n].
+    """
+
+    site: str
+    block: Block
+    phase: Phase
+    count: FloatArray
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class BlockCommunication:
+    """Exposed seconds of one micro-batch, both passes and recomputation together.
+
+    Attributes:
+        tp: By block, each [n].
+        cp: Per attention block [n].
+        up: Per attention block [n].
+        ep: Per MoE block [n].
+        collectives: Collectives that the host issues per block, each [n].
+    """
+
+    tp: dict[Block, FloatArray]
+    cp: FloatArray
+    up: FloatArray
+    ep: FloatArray
+    collectives: dict[Block, FloatArray]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Beside:
+    """Compute time of one block and micro-batch beside which communication may run [n].
+
+    Attributes:
+        products: Matrix products of both passes, by block.
+        weight_gradients: Products that give the weights' gradients, by block.
+        attention_core: Attention of both passes.
+    """
+
+    products: dict[Block, FloatArray]
+    weight_gradients: dict[Block, FloatArray]
+    attention_core: FloatArray
+
+
+def exposed_s(runtime: RuntimeProfile, seconds: FloatArray, beside: FloatArray | float) -> FloatArray:
+    """What communication of `seconds` still costs where it runs beside compute of `beside` seconds [n].
+
+    A part of the hidden time is paid all the same: kernels that share the device slow each other down.
+    """
+    return np.asarray(seconds - runtime.overlap_efficiency * np.minimum(seconds, beside))
+
+
+def layer_collectives(
+    job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid, groups: Groups
+) -> dict[str, Collective]:
+    """Every collective that layers may call, by its name, for every configuration [n]."""
+    efficiency = runtime.network_efficiency
+    width = job.element_bytes / efficiency
+    tokens = local_tokens(job, grid)
+    found: dict[str, Collective] = {}
+
+    def add(name: str, kind: OpKind, wire_bytes: FloatArray, group: GroupLinks) -> None:
+        found[name] = Collective(
+            name=name, kind=kind, wire_bytes=wire_bytes, network_efficiency=efficiency, group=group
+        )
+
+    hidden = width * tokens * job.model.hidden_size
+    add("tp.all_gather", OpKind.ALL_GATHER, hidden, groups.tp)
+    add("tp.reduce_scatter", OpKind.REDUCE_SCATTER, hidden, groups.tp)
+    add("tp.all_reduce", OpKind.ALL_REDUCE, hidden, groups.tp)
+    # three fp32 numbers per token make the parallel softmax
+    add("tp.softmax", OpKind.ALL_REDUCE, 4 * tokens / efficiency, groups.tp)
+    if job.model.is_moe:
+        gathered = width * routed_tokens(job, grid) * job.model.hidden_size
+        add("expert_tp.all_gather", OpKind.ALL_GATHER, gathered, groups.expert_tp)
+        add("expert_tp.reduce_scatter", OpKind.REDUCE_SCATTER, gathered, groups.expert_tp)
+        dispatched = width * residual_tokens(job, grid) * job.model.hidden_size * job.model.top_k
+        if runtime.deduplicates_tokens:
+            dispatched = dispatched * _distinct_share(job.model.top_k, groups.ep)
+        add("ep.all_to_all", OpKind.ALL_TO_ALL, (1 + runtime.expert_imbalance) * dispatched, groups.ep)
+    block = 2 * tokens * exchanged_kv_size(job, grid) / efficiency
+    add("cp.send_recv", OpKind.SEND_RECV, job.element_bytes * block, groups.cp)
+    if runtime.fp32_ring_gradients:
+        add("cp.gradients", OpKind.SEND_RECV, 4 * block, groups.cp)
+    if runtime.overlaps_ring:
+        add("cp.start", OpKind.SEND_RECV, np.zeros(1), groups.cp)
+    add("up.all_to_all", OpKind.ALL_TO_ALL, _exchanged_bytes(job, grid) / efficiency, groups.up)
+    return found
+
+
+def layer_uses(job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid) -> tuple[LayerUse, ...]:
+    """How often one micro-batch executes them, for every configuration [n]; nothing is hidden here.
+
+    `cp.start` is no execution of its own: it is what a hidden exchange still costs.
+    """
+    none, once = np.zeros(len(grid)), np.ones(len(grid))
+    again = once + (grid.recompute == RECOMPUTE_MODES.index("full"))
+    core_again = once + core_recomputed(job, grid)
+    split = grid.sequence_parallel.astype(np.float64)
+    whole = 1.0 - split
+    ring = grid.cp - once
+    uses: list[LayerUse] = []
+
+    def add(block: Block, phase: Phase, counts: Mapping[str, FloatArray]) -> None:
+        uses.extend(LayerUse(site=site, block=block, phase=phase, count=count) for site, count in counts.items())
+
+    def tensor(gathers: FloatArray, scatters: FloatArray, reductions: FloatArray) -> dict[str, FloatArray]:
+        return {
+            "tp.all_gather": gathers * split,
+            "tp.reduce_scatter": scatters * split,
+            "tp.all_reduce": reductions * whole,
+        }
+
+    for block in (Block.ATTENTION, Block.DENSE_MLP):
+        add(block, Phase.FORWARD, tensor(again, again, again))
+        add(block, Phase.BACKWARD, tensor((1 + runtime.gathers_inputs_again) * once, once, once))
+    add(Block.EMBEDDING, Phase.FORWARD, tensor(none, once, once))
+    add(Block.EMBEDDING, Phase.BACKWARD, tensor(once, none, none))
+    add(Block.HEAD, Phase.FORWARD, tensor(once, none, none) | {"tp.softmax": 3 * once})
+    add(Block.HEAD, Phase.BACKWARD, tensor(none, once, once))
+    add(Block.ATTENTION, Phase.FORWARD, {"cp.send_recv": core_again * ring, "up.all_to_all": core_again})
+    # backward the ring passes the keys and values and their gradients
+    passed = {"cp.send_recv": ring, "cp.gradients": ring} if runtime.fp32_ring_gradients else {"cp.send_recv": 2 * ring}
+    add(Block.ATTENTION, Phase.BACKWARD, passed | {"up.all_to_all": once})
+    if job.model.is_moe:
+        for phase, passes in ((Phase.FORWARD, again), (Phase.BACKWARD, once)):
+            experts = {"expert_tp.all_gather": passes, "expert_tp.reduce_scatter": passes, "ep.all_to_all": 2 * passes}
+            shared = tensor(passes, passes, passes) if job.model.shared_expert_ffn_size else {}
+            add(Block.MOE_MLP, phase, experts | shared)
+    return tuple(uses)
+
+
+def block_communication(
+    job: TrainingJob,
+    runtime: RuntimeProfile,
+    grid: ConfigGrid,
+    groups: Groups,
+    beside: Beside,
+    collective_time: CollectiveTime = collective_s,
+) -> BlockCommunication:
+    """Exposed communication of every configuration [n]."""
+    collectives = layer_collectives(job, runtime, grid, groups)
+    alone_s = {site: collective_time(collective) for site, collective in collectives.items()}
+    forward_passes = 1.0 + (grid.recompute == RECOMPUTE_MODES.index("full"))
+    passes = forward_passes + 1.0
+    core_passes = np.where(core_recomputed(job, grid), 3.0, 2.0)
+    gather_scatter = alone_s["tp.all_gather"] + alone_s["tp.reduce_scatter"]
+    per_pass = np.where(grid.sequence_parallel, gather_scatter, alone_s["tp.all_reduce"])
+    gathers_again = grid.sequence_parallel & runtime.gathers_inputs_again
+    backward = per_pass + np.where(gathers_again, alone_s["tp.all_gather"], 0.0)
+
+    def tensor_s(block: Block) -> FloatArray:
+        if runtime.overlaps_tensor:
+            return exposed_s(runtime, forward_passes * per_pass + backward, beside.products[block])
+        if runtime.overlaps_tensor_gradients:
+            exposed = exposed_s(runtime, backward, beside.weight_gradients[block])
+            return np.asarray(forward_passes * per_pass + exposed)
+        return np.asarray(forward_passes * per_pass + backward)
+
+    tp = {
+        Block.ATTENTION: tensor_s(Block.ATTENTION),
+        Block.DENSE_MLP: tensor_s(Block.DENSE_MLP),
+        Block.MOE_MLP: np.zeros(len(grid)),
+        Block.EMBEDDING: per_pass,
+        Block.HEAD: per_pass + 3 * alone_s["tp.softmax"],  # the head gathers its input and scatters that gradient
+    }
+    ep = np.zeros(len(grid))
+    if job.model.is_moe:
+        experts = alone_s["expert_tp.all_gather"] + alone_s["expert_tp.reduce_scatter"]
+        shared = per_pass if job.model.shared_expert_ffn_size else 0.0
+        tp[Block.MOE_MLP] = passes * (experts + shared)
+        ep = passes * 2 * alone_s["ep.all_to_all"]
+        if runtime.overlaps_experts:
+            ep = exposed_s(runtime, ep, beside.products[Block.MOE_MLP] + beside.products[Block.ATTENTION])
+    return BlockCommunication(
+        tp=tp,
+        cp=_ring_s(runtime, grid, alone_s, beside.attention_core, core_passes),
+        up=np.asarray(core_passes * alone_s["up.all_to_all"]),
+        ep=ep,
+        collectives=issued_collectives(job, runtime, grid),
+    )
+
+
+def _distinct_share(top_k: int, group: GroupLinks) -> FloatArray:
+    """Share of a token's top_k copies that leave it where each host, or each rank of one host, gets one [n].
+
+    For experts drawn at random, H (1 - (1 - 1/H)^k) of H places are hit (DeepEP's dispatch sends to a host once and
+    forwards inside it; DeepSeek-V3, arXiv 2412.19437, section 3.2.2).
+    """
+    places = np.where(group.hosts > 1, group.hosts, group.size).astype(np.float64)
+    return np.asarray(places * (1 - (1 - 1 / places) ** top_k) / top_k)
+
+
+def issued_collectives(job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid) -> dict[Block, FloatArray]:
+    """Collectives that one micro-batch issues per block [n], both passes and recomputation together."""
+    is_split = {
+        "tp": grid.tp > 1,
+        "expert_tp": grid.expert_tensor > 1,
+        "ep": grid.ep > 1,
+        "cp": grid.cp > 1,
+        "up": grid.up > 1,
+    }
+    issued = {block: np.zeros(len(grid)) for block in Block}
+    for use in layer_uses(job, runtime, grid):
+        issued[use.block] += use.count * _ISSUED.get(use.site, 1.0) * is_split[use.site.split(".")[0]]
+    return issued
+
+
+def _ring_s(
+    runtime: RuntimeProfile,
+    grid: ConfigGrid,
+    alone_s: Mapping[str, FloatArray],
+    attention_core_s: FloatArray,
+    passes: FloatArray,
+) -> FloatArray:
+    """Exposed ring exchanges of one attention block [n]: keys and values forward, and their gradients backward.
+
+    In one exchange every member's share visits all members, in cp-1 steps that wait for the slowest hop (Liu et al.
+    2023).
+    """
+    # forward once (again where recomputed), backward twice: the blocks themselves and their gradients
+    gradients_s = alone_s.get("cp.gradients", alone_s["cp.send_recv"])
+    exchanges = (grid.cp - 1) * (passes * alone_s["cp.send_recv"] + gradients_s)
+    if not runtime.overlaps_ring:
+        return np.asarray(exchanges)
+    # The first of cp steps works on local keys: cp-1 of them can hide an exchange, but each waits for the one before.
+    latency = (passes + 1) * ((grid.cp - 1) * alone_s["cp.start"])
+    return np.maximum(exposed_s(runtime, exchanges, attention_core_s * (grid.cp - 1) / grid.cp), latency)
+
+
+def _exchanged_bytes(job: TrainingJob, grid: ConfigGrid) -> FloatArray:
+    """What Ulysses exchanges of one attention block in one pass [n]: q, k, v and the output."""
+    model = job.model
+    if model.kv_lora_rank:
+        per_token = model.num_heads * (2 * (model.qk_nope_head_dim + model.qk_rope_head_dim) + 2 * model.v_head_dim)
+        elements = local_tokens(job, grid) * per_token / grid.tp
+    else:
+        query = model.num_heads * model.head_dim / grid.tp
+        elements = local_tokens(job, grid) * 2 * (query + exchanged_kv_size(job, grid))
+    return np.asarray(job.element_bytes * elements)

@@ -1,0 +1,110 @@
+"""How often a step runs each operator and each collective: what a profile of one pipeline shows.
+
+Counted are all stages of one pipeline and all micro-batches, of one configuration; shapes and counts are of one rank.
+Letters: c kinds of stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from costmodels.job.parallel_config import RECOMPUTE_MODES, ConfigGrid
+from costmodels.job.runtime import RuntimeProfile
+from costmodels.job.training_job import TrainingJob
+from costmodels.operators.layer_operators import (
+    BLOCKS,
+    Block,
+    Collective,
+    FloatArray,
+    Operator,
+    Phase,
+    is_recomputed,
+    step_operators,
+)
+from costmodels.step.communication import layer_collectives, layer_uses
+from costmodels.step.placement import local_parameters, pipelines, place
+from costmodels.step.schedules import assign_layers
+from costmodels.step.transfers import transfer_collectives, transfer_executions
+from costmodels.step.weight_traffic import weight_collectives, weight_executions
+from hardware.cluster import Cluster
+
+
+def operator_executions(
+    job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid
+) -> tuple[tuple[Operator, FloatArray], ...]:
+    """Every operator of the one configuration in `grid` with its number of executions [1].
+
+    Forward operators that recomputation repeats count as forward again.
+    """
+    assert len(grid) == 1, "executions are those of one configuration"
+    num_micro_batches = job.global_batch_size // (grid.dp * grid.mbs)
+    flavours = _flavours(job, runtime, grid)
+    return tuple(
+        (
+            operator,
+            num_micro_batches
+            * sum(blocks[operator.block] * (1.0 + is_recomputed(job, operator, own)) for own, blocks in flavours),
+        )
+        for operator in step_operators(job, runtime, grid)
+    )
+
+
+def collective_executions(
+    job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile, grid: ConfigGrid
+) -> tuple[tuple[Collective, Phase, FloatArray], ...]:
+    """Every collective of the one configuration in `grid`, its phase, and how often all its messages go [1] or [c, 1].
+
+    Of groups of one there are none, nor of what the configuration does not use.
+    """
+    assert len(grid) == 1, "executions are those of one configuration"
+    num_micro_batches = job.global_batch_size // (grid.dp * grid.mbs)
+    groups = place(cluster, grid)
+    found: list[tuple[Collective, Phase, FloatArray]] = []
+    in_layers = layer_collectives(job, runtime, grid, groups)
+    counts: dict[tuple[str, Phase], FloatArray] = {}
+    for own, blocks in _flavours(job, runtime, grid):
+        for use in layer_uses(job, runtime, own):
+            count = counts.setdefault((use.site, use.phase), np.zeros(1))
+            count += blocks[use.block] * num_micro_batches * use.count
+    found += [(in_layers[site], phase, count) for (site, phase), count in counts.items()]
+    (pipeline,) = pipelines(job, cluster, runtime, grid).each
+    local = local_parameters(job, grid, pipeline.stages.blocks)
+    of_weights = weight_collectives(job, runtime, grid, groups, local)
+    for site, phase, count in weight_executions(runtime, grid, num_micro_batches):
+        for name in [name for name in (site, f"expert_{site}") if name in of_weights]:
+            sends = of_weights[name].wire_bytes > 0  # some stages hold no experts
+            found.append((of_weights[name], phase, pipeline.stages.count[:, None] * count * sends))
+    between_stages = transfer_collectives(job, runtime, grid, groups)
+    found += [
+        (between_stages[site], phase, count)
+        for site, phase, count in transfer_executions(runtime, grid, num_micro_batches)
+        if site in between_stages
+    ]
+    return tuple(each for each in found if each[0].group.size[0] > 1 and each[2].any())
+
+
+def _flavours(
+    job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid
+) -> tuple[tuple[ConfigGrid, Mapping[Block, float]], ...]:
+    """The one configuration with the blocks that run as it says, and as one of full recomputation with the others.
+
+    Those are the blocks that its assignment recomputes.
+    """
+    model = job.model
+    blocks = {
+        Block.ATTENTION: model.num_layers,
+        Block.DENSE_MLP: model.num_layers - model.num_moe_layers,
+        Block.MOE_MLP: model.num_moe_layers,
+        Block.EMBEDDING: 1,
+        Block.HEAD: 1,
+    }
+    if not grid.has_recomputed:
+        return ((grid, blocks),)
+    assignment = grid.assignments[grid.assignment[0]]
+    layers = assign_layers(model, runtime, int(grid.pp[0]), int(grid.vpp[0]), assignment)
+    again = dict(zip(BLOCKS, layers.again.sum(axis=0).tolist(), strict=True))
+    in_full = replace(grid, recompute=np.full_like(grid.recompute, RECOMPUTE_MODES.index("full")))
+    return (grid, {block: number - again[block] for block, number in blocks.items()}), (in_full, again)

@@ -1,0 +1,191 @@
+"""Pipeline schedules: which layers a stage holds, how long the pipeline takes, how many micro-batches are in flight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodels.job.model_spec import ModelSpec
+from costmodels.job.parallel_config import IntArray
+from costmodels.job.runtime import RuntimeProfile
+from costmodels.job.uneven_work import EVEN, Assignment
+from costmodels.operators.layer_operators import BLOCKS, Block, FloatArray
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StageLayers:
+    """What each of `pp` stages holds.
+
+    Attributes:
+        dense: Layers with a dense MLP [pp].
+        moe: Layers with experts [pp].
+        dense_again: Those of `dense` whose forward pass runs again in full, whatever the configuration recomputes [pp].
+        moe_again: Those of `moe` [pp].
+    """
+
+    dense: IntArray
+    moe: IntArray
+    dense_again: IntArray
+    moe_again: IntArray
+
+    @property
+    def blocks(self) -> FloatArray:
+        """How many of each Block a stage holds [pp, len(BLOCKS)]; the first has the embedding, the last the head."""
+        is_first = np.arange(len(self.dense)) == 0
+        held = {
+            Block.ATTENTION: self.dense + self.moe,
+            Block.DENSE_MLP: self.dense,
+            Block.MOE_MLP: self.moe,
+            Block.EMBEDDING: is_first,
+            Block.HEAD: is_first[::-1],
+        }
+        return np.stack([held[block] for block in BLOCKS], axis=1).astype(np.float64)
+
+    @property
+    def again(self) -> FloatArray:
+        """How many of each Block run again in full [pp, len(BLOCKS)]."""
+        held = dict.fromkeys(BLOCKS, np.zeros_like(self.dense)) | {
+            Block.ATTENTION: self.dense_again + self.moe_again,
+            Block.DENSE_MLP: self.dense_again,
+            Block.MOE_MLP: self.moe_again,
+        }
+        return np.stack([held[block] for block in BLOCKS], axis=1).astype(np.float64)
+
+
+def assign_layers(
+    model: ModelSpec, runtime: RuntimeProfile, pp: int, vpp: int, assignment: Assignment = EVEN
+) -> StageLayers:
+    """The layers of each stage; of those of a virtual stage the first `assignment.recomputed` ones run again.
+
+    "even": the layer count, padded with no-op layers to the runtime's multiple, is cut into pp*vpp equal chunks, and
+    chunk c stands on stage c % pp (Narayanan et al. 2021, section 2.2). "balanced": contiguous blocks of about equal
+    compute (nanotron models/base.py: a stage ends with the block that takes the cumulative cost past its share).
+    "least-bottleneck": contiguous blocks of which the largest is as small as can be (AMP, Li et al. 2022, section 3.4).
+    A count that can't be cut evenly is spread as evenly as possible (Megatron-LM's pipeline layout).
+    """
+    virtual = chunk_of_layer(model, runtime, pp, vpp, assignment.layers)
+    is_moe, again = moe_layers(model), np.zeros(len(virtual), dtype=np.bool_)
+    if assignment.recomputed:
+        place = np.arange(len(virtual)) - np.searchsorted(virtual, virtual)  # within its virtual stage
+        again = place < np.array(assignment.recomputed)[virtual]
+
+    def held(chosen: NDArray[np.bool_]) -> IntArray:
+        return np.bincount(virtual[chosen] % pp, minlength=pp)
+
+    return StageLayers(
+        dense=held(~is_moe), moe=held(is_moe), dense_again=held(~is_moe & again), moe_again=held(is_moe & again)
+    )
+
+
+def chunk_of_layer(
+    model: ModelSpec, runtime: RuntimeProfile, pp: int, vpp: int, layers: tuple[int, ...] = ()
+) -> IntArray:
+    """The virtual stage of each layer [num_layers], as `assign_layers` says; virtual stage c stands on stage c % pp."""
+    if layers:
+        assert (len(layers), sum(layers)) == (pp * vpp, model.num_layers), "every layer is in a virtual stage"
+        return np.repeat(np.arange(pp * vpp), layers)
+    num_layers = model.num_layers
+    padded = -(-num_layers // runtime.layer_padding) * runtime.layer_padding
+    layer = np.arange(num_layers)
+    if runtime.layer_split == "balanced":
+        return _balanced_stages(model, pp * vpp)
+    if runtime.layer_split == "least-bottleneck":
+        return _least_bottleneck_stages(model, pp * vpp)
+    if padded % (pp * vpp) == 0:
+        return layer // (padded // (pp * vpp))
+    return layer * pp * vpp // num_layers
+
+
+@lru_cache(maxsize=64)
+def moe_layers(model: ModelSpec) -> NDArray[np.bool_]:
+    """Whether each layer has experts [num_layers]."""
+    return np.array([model.is_moe_layer(layer) for layer in range(model.num_layers)], dtype=np.bool_)
+
+
+@lru_cache(maxsize=64)
+def _balanced_stages(model: ModelSpec, pp: int) -> IntArray:
+    """Stage of each layer [num_layers] when blocks are cut at equal shares of the compute, the head's included."""
+    cumulative = np.cumsum(_block_costs(model))
+    thresholds = cumulative[-1] * (np.arange(1, pp + 1) / pp)
+    stages = np.zeros(model.num_layers, dtype=np.int64)
+    stage = 0
+    for layer in range(model.num_layers):
+        stages[layer] = stage
+        if cumulative[layer] > thresholds[stage] and stage < pp - 1:
+            stage += 1
+    return stages
+
+
+def _block_costs(model: ModelSpec) -> FloatArray:
+    """The compute of each layer and of the head, in parameters that a token meets [num_layers + 1]."""
+    layers = [
+        model.moe_layer_active_parameters if model.is_moe_layer(layer) else model.dense_layer_parameters
+        for layer in range(model.num_layers)
+    ]
+    return np.array([*layers, model.hidden_size * model.vocab_size], dtype=np.float64)
+
+
+@lru_cache(maxsize=64)
+def _least_bottleneck_stages(model: ModelSpec, pp: int) -> IntArray:
+    """Stage of each layer [num_layers] when the costliest stage costs as little as can be.
+
+    Of such cuts the one whose stages differ least, by their squares. The last stage may hold the head alone.
+    """
+    ends = np.concatenate([[0.0], np.cumsum(_block_costs(model))])
+    # cost[i, j] of a stage that holds the blocks from i to j - 1; one without a block is none
+    cost = np.where(np.tri(len(ends), k=-1, dtype=np.bool_).T, ends - ends[:, None], np.inf)
+    largest = _cut(cost, pp, np.maximum)[0]
+    _, cuts = _cut(np.where(cost <= largest * (1 + 1e-9), cost**2, np.inf), pp, np.add)
+    return np.asarray(np.searchsorted(cuts, np.arange(model.num_layers), side="right"))
+
+
+def _cut(cost: FloatArray, pp: int, joined: np.ufunc) -> tuple[float, list[int]]:
+    """The least cost of `pp` stages of all blocks, joined by sum or maximum, and where the stages but the last end."""
+    best, chosen = cost[0], []
+    for _ in range(pp - 1):
+        through = joined(best[:, None], cost)  # so far up to the row's block, then one stage up to the column's
+        chosen.append(through.argmin(axis=0))
+        best = through.min(axis=0)
+    cuts, end = [], len(best) - 1
+    for at in reversed(chosen):
+        end = int(at[end])
+        cuts.append(end)
+    return float(best[-1]), cuts[::-1]
+
+
+def bubble_s(stage_s: FloatArray, count: IntArray, vpp: IntArray | int) -> FloatArray:
+    """Time that the slowest stage waits in one step [k], from the time per micro-batch [c, k] of `count` stages each.
+
+    With 1F1B the step lasts m times the slowest stage plus one micro-batch through all others; interleaving with vpp
+    chunks divides that by vpp. Source: Narayanan et al. 2021, sections 2.2.1 and 2.2.2, (p-1)/m and (p-1)/(m*v) for
+    equal stages.
+    """
+    return np.asarray((count @ stage_s - stage_s.max(axis=0)) / vpp)
+
+
+def stage_in_flight(
+    stage: IntArray,
+    pp: IntArray | int,
+    vpp: IntArray | int,
+    num_micro_batches: IntArray,
+    schedule: str = "1f1b",
+) -> FloatArray:
+    """Micro-batches whose activations a stage holds at its peak, in units of the whole stage's layers; elementwise.
+
+    1F1B: stage i (from 0) holds min(m, pp - i). Interleaved: 2(pp - i - 1) + (vpp - 1) pp + 1 chunks of a vpp-th of the
+    stage. Sources: Narayanan et al. 2021, section 2.2; megatron-core pipeline_parallel/schedules.py,
+    get_pp_rank_microbatches (warm-up count); stage 0 then gives Korthikanti et al. 2022, section 4.2.3:
+    L(1 + (p-1)/(p m)).
+
+    The other schedules of `passes.py` know no chunks: gpipe holds all m on every stage, zero-bubble as many as 1F1B's
+    first stage (Qi et al. 2023, section 2).
+    """
+    if schedule != "1f1b":
+        held = num_micro_batches if schedule == "gpipe" else np.minimum(num_micro_batches, pp)
+        return np.asarray(held + np.zeros_like(stage), dtype=np.float64)
+    behind = pp - stage - 1
+    chunks = np.where(np.asarray(vpp) == 1, behind + 1, 2 * behind + (np.asarray(vpp) - 1) * pp + 1)
+    return np.asarray(np.minimum(num_micro_batches * vpp, chunks) / vpp, dtype=np.float64)

@@ -1,0 +1,144 @@
+"""What every stage of a pipeline would take if it held one layer, or two, or all: the figures that layers are cut by.
+
+Layers of unlike kinds count as so many of the mean one: a table knows how many layers a stage holds, not which.
+
+Letters: p stages, L layers, k configurations of one pp and vpp.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodels.job.parallel_config import RECOMPUTE_MODES, ConfigGrid, IntArray
+from costmodels.job.runtime import RuntimeProfile
+from costmodels.job.training_job import TrainingJob
+from costmodels.operators.kernels import collective_s, remembered_kernel_s
+from costmodels.operators.layer_operators import BLOCKS, Block, FloatArray, unique_shapes
+from costmodels.step.block_costs import block_costs
+from costmodels.step.memory import stage_needed_bytes
+from costmodels.step.placement import Pipeline, StageKinds, place, stage_devices
+from costmodels.step.schedules import stage_in_flight
+from costmodels.step.step_time import StagePricing
+from hardware.cluster import Cluster
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StageTables:
+    """Figures of every stage by the number of layers that it holds, from none on.
+
+    Attributes:
+        time_s: What one micro-batch takes it, forward and backward [p, L + 1, k].
+        again_s: The same if all of its layers are recomputed in full [p, L + 1, k].
+        needed_bytes: What it needs of its devices [p, L + 1, k].
+        again_bytes: The same if all of its layers are recomputed in full [p, L + 1, k].
+        capacity_bytes: Memory of the smallest device of each stage [p].
+    """
+
+    time_s: FloatArray
+    again_s: FloatArray
+    needed_bytes: FloatArray
+    again_bytes: FloatArray
+    capacity_bytes: FloatArray
+
+
+def stage_tables(
+    job: TrainingJob,
+    cluster: Cluster,
+    runtime: RuntimeProfile,
+    grid: ConfigGrid,
+    has_device: NDArray[np.bool_] | None = None,
+) -> StageTables:
+    """The tables of configurations of one pp and vpp, all their work in equal shares.
+
+    Args:
+        job: What is trained.
+        cluster: Its hosts stand in the order of the ranks.
+        runtime: What overlaps with what.
+        grid: The configurations [k].
+        has_device: The devices of the stages [p, d] where they are those of some replicas alone.
+    """
+    num_layers = job.model.num_layers
+    has_device = stage_devices(cluster, int(grid.pp[0])) if has_device is None else has_device
+    stages = _every_stage(job, has_device)
+    times_s, needed = stage_figures(job, cluster, runtime, grid, stages)
+    shape = (2, len(has_device), num_layers + 1, len(grid))
+    time_s, again_s = times_s.reshape(shape)
+    needed_bytes, again_bytes = needed.reshape(shape)
+    smallest = stages.smallest([float(device.memory_bytes) for device in cluster.devices])
+    return StageTables(
+        time_s=time_s,
+        again_s=again_s,
+        needed_bytes=needed_bytes,
+        again_bytes=again_bytes,
+        capacity_bytes=smallest.reshape(shape[:3])[0, :, 0],
+    )
+
+
+def stage_figures(
+    job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile, grid: ConfigGrid, stages: StageKinds
+) -> tuple[FloatArray, FloatArray]:
+    """What one micro-batch takes any stages, forward and backward, and what they need of their devices [c, k].
+
+    Args:
+        job: What is trained.
+        cluster: Its hosts stand in the order of the ranks.
+        runtime: What overlaps with what.
+        grid: Configurations of one pp and vpp [k].
+        stages: What the stages hold, and the number of each in a pipeline; any of them [c].
+    """
+    pp = int(grid.pp[0])
+    assert (grid.pp == pp).all(), "a stage is one of so many"
+    assert (grid.vpp == grid.vpp[0]).all(), "a stage has so many chunks"
+    shapes, shape_of = unique_shapes(grid)
+    full = np.full(len(shapes), RECOMPUTE_MODES.index("full"))
+    kernel_time = remembered_kernel_s()
+    once = block_costs(job, cluster, runtime, shapes, kernel_time, collective_s)
+    again = block_costs(job, cluster, runtime, replace(shapes, recompute=full), kernel_time, collective_s)
+    everyone = np.arange(len(grid))
+    pipeline = Pipeline(pp=pp, stages=stages, at=everyone, weights=grid, weights_at=everyone, weights_of=everyone)
+    pricing = StagePricing(job, cluster, runtime, pipeline, place(cluster, grid), collective_s)
+    parts, _, _ = pricing.stage_parts_s(once.beside(again).take(shape_of), grid.vpp)
+    num_micro_batches = job.global_batch_size // (grid.dp * grid.mbs)
+    in_flight = stage_in_flight(stages.first[:, None], pp, grid.vpp, num_micro_batches)
+    needed = stage_needed_bytes(job, runtime, grid, stages, in_flight)
+    return np.sum(list(parts.values()), axis=0), needed
+
+
+def alternatives(blocks: FloatArray, again: FloatArray, has_device: NDArray[np.bool_], number: IntArray) -> StageKinds:
+    """Stages that are alternatives of each other, so that none comes before another.
+
+    Args:
+        blocks: What each holds [c, len(BLOCKS)].
+        again: What of that runs again in full [c, len(BLOCKS)].
+        has_device: Its devices [c, d].
+        number: Its number in the pipeline [c].
+    """
+    return StageKinds(
+        blocks=blocks,
+        again=again,
+        has_device=has_device,
+        count=np.ones(len(blocks), dtype=np.int64),
+        first=number,
+        before=np.zeros((0, 0), dtype=np.int64),
+        kind_of_stage=number,
+    )
+
+
+def _every_stage(job: TrainingJob, has_device: NDArray[np.bool_]) -> StageKinds:
+    """Every stage with every number of layers, as it is and with all of them recomputed [2 * pp * (L + 1)]."""
+    model, pp = job.model, len(has_device)
+    moe = model.num_moe_layers / model.num_layers
+    one_layer = {Block.ATTENTION: 1.0, Block.DENSE_MLP: 1.0 - moe, Block.MOE_MLP: moe}
+    mean = np.array([one_layer.get(block, 0.0) for block in BLOCKS])
+    numbers = np.arange(model.num_layers + 1.0)
+    blocks = np.broadcast_to(numbers[:, None] * mean, (pp, len(numbers), len(BLOCKS))).copy()
+    layers = blocks.copy()
+    blocks[0, :, BLOCKS.index(Block.EMBEDDING)] = 1.0
+    blocks[-1, :, BLOCKS.index(Block.HEAD)] = 1.0
+    both = np.stack([blocks, blocks]).reshape(-1, len(BLOCKS))
+    again = np.stack([np.zeros_like(layers), layers]).reshape(-1, len(BLOCKS))
+    stage = np.tile(np.repeat(np.arange(pp), len(numbers)), 2)
+    return alternatives(both, again, has_device[stage], stage)

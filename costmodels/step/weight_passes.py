@@ -1,0 +1,53 @@
+"""Passes over the weights' gradients and states that memory bandwidth sets the pace of.
+
+Letters: c kinds of stages, w rows of weights (see `placement.Pipeline`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from costmodels.job.parallel_config import ConfigGrid
+from costmodels.job.runtime import RuntimeProfile
+from costmodels.operators.layer_operators import FloatArray
+from costmodels.step.placement import LocalParameters, sharded_parameters
+
+OPTIMIZER_PASS_BYTES = 34
+"""Bytes that an Adam step moves per parameter it owns: gradient, master weight and two moments read (16), the last
+three written with the 16-bit weight (14), and the gradient read once more for its norm (4)."""
+
+
+def accumulation_s(
+    runtime: RuntimeProfile, weights: ConfigGrid, local: LocalParameters, memory_bandwidth: FloatArray
+) -> FloatArray:
+    """What summing up the gradients of one micro-batch takes beside its products [c, w].
+
+    Args:
+        runtime: How gradients are kept.
+        weights: Rows of weights.
+        local: Parameters on one rank.
+        memory_bandwidth: Of the slowest device of each kind of stage [bytes/s], [c].
+    """
+    reached = runtime.memory_efficiency * memory_bandwidth[:, None]
+    return np.asarray(_accumulated_bytes(runtime, weights) * (local.dense + local.expert) / reached)
+
+
+def optimizer_pass_s(
+    runtime: RuntimeProfile, weights: ConfigGrid, local: LocalParameters, memory_bandwidth: FloatArray
+) -> FloatArray:
+    """What the optimizer's step takes on each stage [c, w]; as `accumulation_s`."""
+    owned = np.where(weights.zero_stage >= 1, sharded_parameters(weights, local), local.dense + local.expert)
+    return np.asarray(OPTIMIZER_PASS_BYTES * owned / (runtime.memory_efficiency * memory_bandwidth[:, None]))
+
+
+def _accumulated_bytes(runtime: RuntimeProfile, weights: ConfigGrid) -> FloatArray:
+    """Bytes per parameter that one micro-batch moves beyond its products to sum up the weights' gradients [w].
+
+    Inside the product, the fp32 (or 16-bit) sum is read and written where a bare product writes 2 bytes; in a pass of
+    its own the product's result is read once more. Under ZeRO 3 nothing is summed: the gathered weights and the whole
+    gradients are copied into and out of the collectives' buffers, forward and backward (FSDP2, copy-in and copy-out).
+    """
+    sum_bytes = runtime.gradient_message_bytes
+    own = 2.0 * sum_bytes - 2.0 if runtime.fused_accumulation else 2.0 + 2.0 * sum_bytes
+    copies = 2 * 4.0 + 2.0 + sum_bytes
+    return np.where(weights.zero_stage == 3, copies, own)

@@ -1,0 +1,226 @@
+"""Data parallel traffic: what reducing the gradients and gathering the weights of a pipeline's stages exposes.
+
+Sources: gradients leave bucket by bucket beside the last micro-batch's backward pass, the last bucket after it (Li et
+al. 2020, PyTorch Distributed, section 3.2.3). ZeRO 1 and 2 scatter the gradients and gather the weights once per step,
+ZeRO 3 does both for every micro-batch (ZeRO, Rajbhandari et al. 2020, section 7.2); a runtime may scatter as often at
+ZeRO 2 (`reduces_each_micro_batch`). Where dp_shard leaves copies of the shards, they add up their gradients once per
+step (HSDP, PyTorch FSDP2). Where the head is the embedding's table, the first and the last stage add up the gradients
+of their copies once per step, after everything else (Megatron-LM, allreduce_word_embedding_grads; DeepSpeed
+runtime/pipe/module.py, allreduce_tied_weight_gradients).
+
+Letters: c kinds of stages, w rows of weights (see `placement.Pipeline`), k configurations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodels.job.parallel_config import ConfigGrid, IntArray
+from costmodels.job.runtime import RuntimeProfile
+from costmodels.job.training_job import TrainingJob
+from costmodels.operators.kernels import CollectiveTime, collective_s
+from costmodels.operators.layer_operators import Collective, FloatArray, OpKind, Phase
+from costmodels.step.communication import exposed_s
+from costmodels.step.placement import Groups, LocalParameters, expert_shards
+from hardware.cluster import GroupLinks
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class WeightTraffic:
+    """Seconds of each stage's collectives, hidden or not, each [c, w].
+
+    Attributes:
+        each_gather: Gathering the weights before a pass, under ZeRO 3.
+        each_scatter: Scattering the gradients after a backward pass, under ZeRO 3 and perhaps 2.
+        once_reduce: Reducing the gradients once per step.
+        once_gather: Gathering the weights once per step, under ZeRO 1 and 2.
+        once_tied: Adding up the gradients of a tied table once per step; nothing hides it.
+        one_layer: ZeRO 3's gathering and scattering of one layer, which no compute of a step's begin and end hides.
+        once_more: What a sharding plan adds once per step; nothing hides it.
+    """
+
+    each_gather: FloatArray
+    each_scatter: FloatArray
+    once_reduce: FloatArray
+    once_gather: FloatArray
+    once_tied: FloatArray
+    one_layer: FloatArray
+    once_more: FloatArray
+
+    def changed(self, once_s: FloatArray) -> WeightTraffic:
+        """The traffic with what sharding plans add once per step [c, w].
+
+        What they save is taken from what is reduced and gathered then, and a runtime hides as much of the rest.
+        """
+        if not once_s.any():
+            return self
+        once = self.once_reduce + self.once_gather
+        saved = np.divide(-once_s, once, out=np.zeros_like(once), where=(once > 0) & (once_s < 0))
+        left = np.maximum(1.0 - saved, 0.0)
+        return replace(
+            self,
+            once_reduce=left * self.once_reduce,
+            once_gather=left * self.once_gather,
+            once_more=self.once_more + np.maximum(once_s, 0.0),
+        )
+
+    def take(self, row: IntArray) -> WeightTraffic:
+        """The traffic of configurations whose weights are those rows [c, k]."""
+        return WeightTraffic(**{f.name: getattr(self, f.name).take(row, axis=1) for f in fields(self)})
+
+    def per_micro_batch_s(self, runtime: RuntimeProfile, forward: FloatArray, backward: FloatArray) -> FloatArray:
+        """What each micro-batch waits for its stage's traffic [c, k], beside passes of those lengths [c, k]."""
+        if not (self.each_gather.any() or self.each_scatter.any()):
+            return np.zeros(forward.shape)
+        after = self.each_gather + self.each_scatter
+        if runtime.overlaps_weight_gather:
+            return exposed_s(runtime, self.each_gather, forward) + exposed_s(runtime, after, backward)
+        return self.each_gather + after
+
+    def per_step_s(
+        self,
+        runtime: RuntimeProfile,
+        forward: FloatArray,
+        backward: FloatArray,
+        head_start: FloatArray,
+        layers: int,
+    ) -> tuple[FloatArray, FloatArray]:
+        """What a step waits once, and how much longer for a tied table [k].
+
+        Of `layers` the last one's gradients leave after the backward pass. A later stage ends its last backward pass
+        earlier, by its `head_start` [c, k].
+        """
+        reduction, gather = self.once_reduce, self.once_gather
+        if runtime.overlaps_gradients:
+            reduction = np.maximum(exposed_s(runtime, reduction, backward), reduction / layers)
+        if runtime.overlaps_weight_gather:
+            gather = np.maximum(exposed_s(runtime, gather, forward), self.one_layer)
+        reduction = reduction + self.once_more
+        waits = np.maximum(reduction - head_start, 0.0).max(axis=0)
+        with_tied = np.maximum(reduction + self.once_tied - head_start, 0.0).max(axis=0)
+        return np.asarray(waits + gather.max(axis=0)), np.asarray(with_tied - waits)
+
+
+def weight_collectives(
+    job: TrainingJob, runtime: RuntimeProfile, weights: ConfigGrid, groups: Groups, local: LocalParameters
+) -> dict[str, Collective]:
+    """Every collective over all parameters of each stage, by its name, for every row of `weights` [c, w]."""
+    efficiency = runtime.network_efficiency
+    layers = job.model.num_layers / int(weights.pp[0])
+    found: dict[str, Collective] = {}
+
+    def add(
+        name: str, kind: OpKind, wire_bytes: FloatArray, group: GroupLinks, further: FloatArray | None = None
+    ) -> None:
+        found[name] = Collective(
+            name=name,
+            kind=kind,
+            wire_bytes=wire_bytes,
+            network_efficiency=efficiency,
+            group=group,
+            further_messages=further,
+        )
+
+    def add_all(prefix: str, parameters: FloatArray, whole: GroupLinks, shards: IntArray, copies: GroupLinks) -> None:
+        gathered = parameters * (job.element_bytes / efficiency)
+        reduced = parameters * (runtime.gradient_message_bytes / efficiency)
+        gathers = _further_messages(weights, parameters, layers, runtime.weight_bucket)
+        scatters = _further_messages(weights, parameters, layers, runtime.gradient_bucket)
+        add(f"{prefix}weights.all_gather", OpKind.ALL_GATHER, gathered, whole, gathers)
+        add(f"{prefix}weights.reduce_scatter", OpKind.REDUCE_SCATTER, reduced, whole, scatters)
+        add(f"{prefix}weights.all_reduce", OpKind.ALL_REDUCE, reduced, whole)
+        between_copies = parameters / shards * (runtime.gradient_message_bytes / efficiency)
+        add(f"{prefix}copies.all_reduce", OpKind.ALL_REDUCE, between_copies, copies)
+
+    shards = weights.dp * weights.cp * weights.up // weights.copies
+    add_all("", local.dense, groups.weights, shards, groups.weight_copies)
+    if job.model.is_moe:
+        add_all("expert_", local.expert, groups.expert_weights, expert_shards(weights), groups.expert_copies)
+    if job.model.tied_embeddings:
+        is_sharded = runtime.shards_tied_gradients & (weights.zero_stage > 0)
+        added = local.tied * (runtime.gradient_bytes / efficiency) / np.where(is_sharded, shards, 1)
+        add("tied.all_reduce", OpKind.ALL_REDUCE, added, groups.ends)
+    return found
+
+
+def weight_executions(
+    runtime: RuntimeProfile, weights: ConfigGrid, num_micro_batches: IntArray
+) -> tuple[tuple[str, Phase, FloatArray], ...]:
+    """How often a step executes them on each stage [w]: the name after `expert_` or nothing, the phase, the number.
+
+    Stages that send nothing don't execute it.
+    """
+    stage = weights.zero_stage
+    each = np.where(stage == 3, num_micro_batches, 0).astype(np.float64)
+    once = ((stage == 1) | (stage == 2)).astype(np.float64)
+    scatters = np.where(_scatters_each(runtime, weights), num_micro_batches, once)
+    return (
+        ("weights.all_gather", Phase.FORWARD, each + once),
+        ("weights.all_gather", Phase.BACKWARD, each),
+        ("weights.reduce_scatter", Phase.BACKWARD, scatters),
+        ("weights.all_reduce", Phase.BACKWARD, (stage == 0).astype(np.float64)),
+        ("copies.all_reduce", Phase.BACKWARD, (weights.copies > 1).astype(np.float64)),
+        ("tied.all_reduce", Phase.BACKWARD, (weights.pp > 1).astype(np.float64)),
+    )
+
+
+def weight_traffic(
+    job: TrainingJob,
+    runtime: RuntimeProfile,
+    weights: ConfigGrid,
+    groups: Groups,
+    local: LocalParameters,
+    collective_time: CollectiveTime = collective_s,
+) -> WeightTraffic:
+    """The traffic of a pipeline's stages, for every row of `weights`; `local` are the parameters on one rank."""
+    pp, stage, each = int(weights.pp[0]), weights.zero_stage, _scatters_each(runtime, weights)
+    collectives = weight_collectives(job, runtime, weights, groups, local)
+    alone_s = {site: collective_time(collective) for site, collective in collectives.items()}
+    gather = _dense_and_expert_s(alone_s, "weights.all_gather")
+    scatter = _dense_and_expert_s(alone_s, "weights.reduce_scatter")
+    between_copies = np.where(weights.copies > 1, _dense_and_expert_s(alone_s, "copies.all_reduce"), 0.0)
+    scattered = scatter + between_copies
+    whole = _dense_and_expert_s(alone_s, "weights.all_reduce")
+    return WeightTraffic(
+        each_gather=np.where(stage == 3, gather, 0.0),
+        each_scatter=np.where(each, scatter, 0.0),
+        once_reduce=np.select([stage == 0, ~each], [whole, scattered], between_copies),
+        once_gather=np.where((stage == 1) | (stage == 2), gather, 0.0),
+        once_tied=_sent_s(collectives, alone_s, "tied.all_reduce", whole),
+        one_layer=np.where(stage == 3, (gather + scattered) / max(job.model.num_layers // pp, 1), 0.0),
+        once_more=np.zeros(gather.shape),
+    )
+
+
+def _scatters_each(runtime: RuntimeProfile, weights: ConfigGrid) -> NDArray[np.bool_]:
+    """Whether the gradients of every micro-batch are scattered [w]."""
+    return np.asarray(weights.zero_stage >= (2 if runtime.reduces_each_micro_batch else 3))
+
+
+def _sent_s(
+    collectives: Mapping[str, Collective], alone_s: Mapping[str, FloatArray], site: str, like: FloatArray
+) -> FloatArray:
+    """Time of a collective that some stages execute, or none [c, w]; `like` has the shape."""
+    if site not in collectives:
+        return np.zeros(like.shape)
+    return np.where(collectives[site].wire_bytes > 0, alone_s[site], 0.0)
+
+
+def _dense_and_expert_s(alone_s: Mapping[str, FloatArray], site: str) -> FloatArray:
+    """Time of a collective over the dense weights and the one over the experts [c, w]."""
+    expert = f"expert_{site}"
+    return alone_s[site] + alone_s[expert] if expert in alone_s else alone_s[site]
+
+
+def _further_messages(weights: ConfigGrid, parameters: FloatArray, layers: float, bucket: int) -> FloatArray:
+    """Messages beyond the first, of `bucket` parameters each [c, w].
+
+    With a bucket of 0 or under ZeRO 3 a layer is one message.
+    """
+    per_layer = max(layers - 1.0, 0.0)
+    further = np.maximum(np.ceil(parameters / bucket) - 1.0, 0.0) if bucket else per_layer
+    return np.where(weights.zero_stage == 3, per_layer, further)

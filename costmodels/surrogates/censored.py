@@ -1,0 +1,125 @@
+"""Observations that are bounds: something is known to be above, or below, an edge, with some probability of a mishap.
+
+    P(seen | y) = mishap + (1 - mishap) Phi(side (y - edge) / blur)
+
+`side` is +1 for "at least the edge" and -1 for "at most". A mishap is what would be seen anyhow: a crash that was
+taken for memory, a file system that stalled. Expectation propagation replaces each bound by the Gaussian observation
+that moves the process most nearly as the bound does (Minka 2001; Rasmussen and Williams 2006, section 3.6), so that
+everything that can be asked of a process can be asked of one that has seen bounds.
+
+Letters: t observations, b bounds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.linalg import cho_factor, cho_solve
+from scipy.special import log_ndtr
+
+from costmodels.surrogates.gaussian_process import FloatArray, GaussianProcess, Points
+
+MAX_SWEEPS = 60
+DAMPING = 0.6
+TOLERANCE = 1e-3
+VAGUE = 1e6
+"""Variance of the observation that stands for a bound which says nothing."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Bounds:
+    """One-sided observations.
+
+    Attributes:
+        at: Where they were made [b].
+        edge: The edges [b].
+        side: +1 where the value is at least the edge, -1 where at most [b].
+        mishap: Probability that the same would have been seen whatever the value [b].
+        blur: Standard deviation of the edges.
+    """
+
+    at: Points
+    edge: FloatArray
+    side: FloatArray
+    mishap: FloatArray
+    blur: float
+
+    def __len__(self) -> int:
+        """Number of bounds."""
+        return len(self.edge)
+
+
+def bounded(process: GaussianProcess, bounds: Bounds) -> tuple[GaussianProcess, float]:
+    """The process after it has seen `bounds` too, and the log probability that it gave them."""
+    if not len(bounds):
+        return process, 0.0
+    mean, covariance = process.mean_and_covariance(bounds.at)
+    covariance = covariance + 1e-9 * np.eye(len(mean))
+    # the bounds' Gaussian stand-ins in natural parameters: precision and precision times mean
+    precision, shift = np.zeros(len(mean)), np.zeros(len(mean))
+    for _ in range(MAX_SWEEPS):
+        posterior_mean, posterior_covariance = _given(mean, covariance, precision, shift)
+        variance = np.diag(posterior_covariance)
+        # the process without the bound itself
+        cavity_precision = np.maximum(1.0 / variance - precision, 1e-9)
+        cavity_mean = (posterior_mean / variance - shift) / cavity_precision
+        matched_mean, matched_variance, _ = _matched(cavity_mean, 1.0 / cavity_precision, bounds)
+        new_precision = np.maximum(1.0 / matched_variance - cavity_precision, 1.0 / VAGUE)
+        new_shift = matched_mean * (new_precision + cavity_precision) - cavity_mean * cavity_precision
+        # of the value at each bound, in its own deviations: a bound may move the mean and leave the variance
+        total = new_precision + cavity_precision
+        change = np.max(np.abs([(new_precision - precision) / total, (new_shift - shift) / np.sqrt(total)]))
+        precision += DAMPING * (new_precision - precision)
+        shift += DAMPING * (new_shift - shift)
+        if change < TOLERANCE:
+            break
+    log_evidence = _log_evidence(mean, covariance, precision, shift, bounds)
+    return process.with_more(bounds.at, shift / precision, 1.0 / precision), log_evidence
+
+
+def _given(
+    mean: FloatArray, covariance: FloatArray, precision: FloatArray, shift: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Mean [b] and covariance [b, b] after Gaussian observations of those natural parameters."""
+    root = np.sqrt(precision)
+    inner = cho_factor(np.eye(len(mean)) + root[:, None] * covariance * root, lower=True)
+    weighed = root[:, None] * covariance
+    posterior = covariance - weighed.T @ cho_solve(inner, weighed)
+    return mean + posterior @ (shift - precision * mean), posterior
+
+
+def _matched(mean: FloatArray, variance: FloatArray, bounds: Bounds) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Mean and variance of a Gaussian value that has met its bound, and the log probability of that; each [b]."""
+    total = variance + bounds.blur**2
+    distance = bounds.side * (mean - bounds.edge) / np.sqrt(total)
+    log_above = log_ndtr(distance)
+    log_probability = np.logaddexp(np.log(bounds.mishap), np.log1p(-bounds.mishap) + log_above)
+    # how probable it is that the bound and no mishap was seen, and the slope of the normal distribution there
+    is_true = np.exp(np.log1p(-bounds.mishap) + log_above - log_probability)
+    ratio = np.exp(-0.5 * distance**2 - 0.5 * np.log(2 * np.pi) - log_above)
+    step = variance / np.sqrt(total) * ratio
+    true_mean = mean + bounds.side * step
+    true_variance = variance - variance**2 / total * ratio * (ratio + distance)
+    matched_mean = is_true * true_mean + (1 - is_true) * mean
+    spread = is_true * (true_variance + true_mean**2) + (1 - is_true) * (variance + mean**2)
+    return matched_mean, np.maximum(spread - matched_mean**2, 1e-9), log_probability
+
+
+def _log_evidence(
+    mean: FloatArray, covariance: FloatArray, precision: FloatArray, shift: FloatArray, bounds: Bounds
+) -> float:
+    """Log probability of all bounds as expectation propagation has it (Rasmussen and Williams 2006, equation 3.65)."""
+    posterior_mean, posterior_covariance = _given(mean, covariance, precision, shift)
+    variance = np.diag(posterior_covariance)
+    cavity_variance = 1.0 / np.maximum(1.0 / variance - precision, 1e-9)
+    cavity_mean = cavity_variance * (posterior_mean / variance - shift)
+    log_probability = _matched(cavity_mean, cavity_variance, bounds)[2]
+    seen, seen_variance = shift / precision, 1.0 / precision
+    # each bound's constant makes its stand-in as probable under the cavity as the bound is
+    gap = (cavity_mean - seen) ** 2 / (cavity_variance + seen_variance)
+    constants = log_probability + 0.5 * (gap + np.log(cavity_variance + seen_variance))
+    factor = cho_factor(covariance + np.diag(seen_variance), lower=True)
+    difference = seen - mean
+    joint = -0.5 * difference @ cho_solve(factor, difference) - np.log(np.diag(factor[0])).sum()
+    return float(constants.sum() + joint)

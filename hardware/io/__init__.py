@@ -1,0 +1,1 @@
+"""Read the files that users name, and report their mistakes as `ConfigError`."""

@@ -1,0 +1,298 @@
+"""Reads YAML and JSON files strictly, and turns their mappings into checked, frozen objects.
+
+PyYAML by itself reads `1e-6` as text, `no` as False, `012` as ten, `12:30` as 750, keeps the last of two equal keys
+without a word, and lets a few lines of aliases grow to gigabytes. `read_mapping` closes these holes: the scalars are
+those of YAML 1.2's core schema, equal keys are an error, aliases and anything deeper or larger than a configuration
+file could be are refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from hardware.io.errors import ConfigError, did_you_mean, shown
+from hardware.io.input_file import read_input
+
+MAX_FILE_BYTES = 4_000_000
+MAX_YAML_BYTES = 1_000_000
+MAX_VALUES = 25_000
+"""Of one YAML file, which is read in a second or two; the largest of the catalogs has a fifth."""
+MAX_DEPTH = 32
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+class StrictModel(BaseModel):
+    """Base of every checked mapping: exact types, unknown keys are errors, frozen after reading."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, arbitrary_types_allowed=True)
+
+
+class DocumentedModel(StrictModel):
+    """A mapping that users write: the docstring under each key is what its reference and editors say of it.
+
+    A last paragraph `Default: ...` says what holds without the key where its value does not.
+    """
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+
+class SourcedNumber(StrictModel):
+    """A number of a catalog, where it comes from (a key of the catalog's `sources`), and how sure it is."""
+
+    value: float = Field(gt=0, allow_inf_nan=False)
+    source: str
+    confidence: Literal["high", "medium", "low", "assumed"]
+
+
+class _CoreLoader(yaml.SafeLoader):
+    """SafeLoader with YAML 1.2 core scalars, unique keys, no aliases and bounded depth."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}  # type: ignore[misc] # the stubs put it on the instance
+
+    depth = 0
+    num_values = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.events.AliasEvent):
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call] # the stubs leave it open
+            raise ConfigError("aliases (*name) are not allowed", key=f"line {mark.line + 1}")
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise ConfigError(f"nested deeper than {MAX_DEPTH} levels")
+        self.num_values += 1
+        if self.num_values > MAX_VALUES:
+            raise ConfigError(f"holds more than {MAX_VALUES:,} values")
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self.depth -= 1
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        seen: set[object] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str):
+                raise ConfigError("a key must be text", key=f"line {key_node.start_mark.line + 1}", value=key)
+            if key in seen:
+                raise ConfigError(
+                    f"appears twice in one mapping (second time on line {key_node.start_mark.line + 1}); keep one",
+                    key=key,
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep=deep)
+
+
+def _scalar(loader: Any, node: Any) -> str:
+    return str(loader.construct_scalar(node))
+
+
+def _truth(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ValueError(f"{shown(text)} is neither true nor false")
+    return text.lower() == "true"
+
+
+_INT = re.compile(r"[-+]?[0-9]+$")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$")
+_CoreLoader.yaml_constructors = {
+    tag: construct
+    for tag, construct in yaml.SafeLoader.yaml_constructors.items()
+    if tag in {None, *(f"tag:yaml.org,2002:{name}" for name in ("null", "str", "seq", "map"))}
+}
+_CoreLoader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"(true|True|TRUE|false|False|FALSE)$"), None)
+_CoreLoader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"(~|null|Null|NULL|)$"), None)
+_CoreLoader.add_implicit_resolver("tag:yaml.org,2002:int", _INT, None)
+_CoreLoader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, None)
+_CoreLoader.add_constructor("tag:yaml.org,2002:bool", lambda loader, node: _truth(_scalar(loader, node)))
+_CoreLoader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(_scalar(loader, node)))
+_CoreLoader.add_constructor(
+    "tag:yaml.org,2002:float",
+    lambda loader, node: float(re.sub(r"\.(inf|nan)$", r"\1", _scalar(loader, node).lower())),
+)
+
+
+def read_text(path: Path, *, most_bytes: int = MAX_FILE_BYTES) -> str:
+    """The text of a configuration file, or a ConfigError that says why it can't be read."""
+    try:
+        text = read_input(path, most_bytes=most_bytes).decode()
+    except UnicodeDecodeError:
+        raise ConfigError("is not UTF-8 text", file=str(path)) from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """The mapping that a YAML (or, with the ending .json, JSON) file holds.
+
+    Raises:
+        ConfigError: the file is missing, too large, not a mapping, malformed, or repeats a key.
+    """
+    is_json = path.suffix == ".json"
+    text = read_text(path, most_bytes=MAX_FILE_BYTES if is_json else MAX_YAML_BYTES)
+    try:
+        loaded = parse_json(text) if is_json else parse_yaml(text)
+    except ConfigError as error:
+        raise error.in_file(str(path)) from None
+    if not isinstance(loaded, dict):
+        seen = "is empty" if loaded is None else f"holds {_KINDS.get(type(loaded), 'a number')}"
+        raise ConfigError(f"must hold a mapping (`key: value` lines) at its top level, but {seen}", file=str(path))
+    return loaded
+
+
+_KINDS = {str: "text", list: "a list", bool: "true or false"}
+"""What stands in place of a mapping, in words: a file that was never meant for us may hold secrets."""
+
+
+def parse_yaml(text: str) -> Any:
+    """The value that strict YAML text holds (also used for `--set key=value`)."""
+    if len(text) > MAX_YAML_BYTES:
+        raise ConfigError(f"is larger than {MAX_YAML_BYTES // 1_000_000} MB")
+    loader = None
+    try:
+        loader = _CoreLoader(text)  # refuses control characters
+        return loader.get_single_data()
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else None
+        if isinstance(error, yaml.reader.ReaderError):
+            where = f"line {text.count(chr(10), 0, error.position) + 1}"
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise ConfigError(f"is not valid YAML ({problem})", key=where) from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"is not valid YAML ({error})") from None
+    finally:
+        if loader is not None:
+            loader.dispose()
+
+
+def parse_json(text: str) -> Any:
+    """The value that JSON text holds; a key that stands twice is an error."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        mapping = dict(pairs)
+        if len(mapping) < len(pairs):
+            names = [name for name, _ in pairs]
+            raise ConfigError(
+                "appears twice in one mapping; keep one", key=next(n for n in names if names.count(n) > 1)
+            )
+        return mapping
+
+    try:
+        return json.loads(text, object_pairs_hook=unique)
+    except json.JSONDecodeError as error:
+        raise ConfigError(
+            f"is not valid JSON ({error.msg})", key=f"line {error.lineno}, column {error.colno}"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"is not valid JSON ({error})") from None
+
+
+def checked(model: type[ModelT], mapping: Mapping[str, Any], *, file: str | None = None) -> ModelT:
+    """`mapping` as an object of `model`; the first mistake in it as one ConfigError."""
+    try:
+        return model.model_validate(dict(mapping))
+    except ValidationError as error:
+        raise _as_config_error(model, mapping, error, file) from None
+
+
+_WANTED_TYPES = {
+    "string_type": "text",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+}
+"""pydantic's errors that are about a type, in the words of a configuration file."""
+
+
+def _as_config_error(
+    model: type[BaseModel], mapping: Mapping[str, Any], error: ValidationError, file: str | None
+) -> ConfigError:
+    # An unknown key is the likeliest cause of a "missing" one, so it is told first.
+    entries = error.errors()
+    first = min(entries, key=lambda entry: entry["type"] != "extra_forbidden")
+    location = [str(part) for part in first["loc"]]
+    key = _key_at(mapping, first["loc"], is_missing=first["type"] == "missing")
+    if first["type"] == "extra_forbidden":
+        owner = _model_at(model, location[:-1])
+        nearest = did_you_mean(location[-1], owner.model_fields) if owner else None
+        # text may be a secret that its owner has put in the wrong place
+        value = first["input"] if isinstance(first["input"], (int, float)) else None
+        return ConfigError("unknown key", key=key, value=value, nearest=nearest, file=file)
+    if first["type"] == "missing":
+        return ConfigError("is required and missing", key=key, file=file)
+    if first["type"].startswith("union_tag"):
+        return _unknown_tag(first, key, file)
+    if first["type"] in _WANTED_TYPES:
+        # a value that may have several types has one entry for each
+        here = [entry["type"] for entry in entries if _key_at(mapping, entry["loc"]) == key]
+        wanted = dict.fromkeys(_WANTED_TYPES[kind] for kind in here if kind in _WANTED_TYPES)
+        rule = f"must be {' or '.join(wanted)}{', but is empty (null)' if first['input'] is None else ''}"
+        return ConfigError(rule, key=key, value=first["input"], file=file)
+    rule = re.sub(r"^(Input|List) should", "must", first["msg"].removeprefix("Value error, "))
+    return ConfigError(rule, key=key, value=first["input"], file=file)
+
+
+def _unknown_tag(entry: Any, key: str, file: str | None) -> ConfigError:
+    """The mistake in the key that says which of several grammars a mapping follows."""
+    tag = str(entry["ctx"]["discriminator"]).strip("'")
+    if entry["type"] == "union_tag_not_found":
+        return ConfigError("is required and missing", key=f"{key}.{tag}", file=file)
+    choices = re.findall(r"'([^']*)'", entry["ctx"]["expected_tags"])
+    value = entry["input"][tag]
+    return ConfigError("is not known", key=f"{key}.{tag}", value=value, nearest=did_you_mean(value, choices), file=file)
+
+
+def _key_at(mapping: Mapping[str, Any], location: tuple[int | str, ...], *, is_missing: bool = False) -> str:
+    """The dotted key that stands at pydantic's `location`, which also names members of unions that no file shows."""
+    parts: list[str] = []
+    value: Any = mapping
+    tag: Any = None  # of the union whose mapping was just entered
+    for position, part in enumerate(location):
+        is_tag, tag = part == tag, None
+        if is_tag:
+            continue
+        in_mapping = isinstance(value, Mapping) and part in value
+        in_list = isinstance(value, list) and isinstance(part, int) and part < len(value)
+        if in_mapping or in_list:
+            value = value[part]
+            tag = value.get("backend") if isinstance(value, Mapping) else None
+        elif not (is_missing and position == len(location) - 1):
+            continue
+        parts.append(str(part))
+    return ".".join(parts)
+
+
+def _model_at(model: type[BaseModel], location: list[str]) -> type[BaseModel] | None:
+    """The model class that checks the mapping at `location`, as far as the annotations tell."""
+    current: type[BaseModel] = model
+    parts = iter(location)
+    for part in parts:
+        field = current.model_fields.get(part)
+        if field is None:
+            continue  # an index of a list
+        inner = _models_in(field.annotation)
+        if len(inner) > 1:
+            tag = next(parts, "")
+            inner = [m for m in inner if tag in str(m.model_fields.get("backend"))] or inner
+        if not inner:
+            return None
+        current = inner[0]
+    return current
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in getattr(annotation, "__args__", ()) for model in _models_in(part)]

@@ -1,0 +1,315 @@
+"""The programs of benchmarks/ that fit the cost model and quote its errors."""
+
+import math
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import fidelity, fit_profiles
+from benchmarks.noise_floor import noise_floor
+from costmodels.calibration.fidelity import GROUP, predict, settings_of
+from costmodels.calibration.measured_runs import read_measured
+from costmodels.job.runtime import catalog_path, find_prior, read_profile
+from tests.support.benchmark_runs import run_from_root
+from tests.support.studies.broken_studies import rows
+
+KEYS = {
+    "n",
+    "num_groups",
+    "median_ape",
+    "mean_ape",
+    "p90_ape",
+    "median_tau",
+    "median_regret",
+    "mean_regret",
+    "memory_median_ape",
+    "ok_called_feasible",
+    "failed_called_infeasible",
+    "best_called_infeasible",
+    "skipped",
+}
+LAYOUTS = ((8, 1, 1), (8, 1, 2), (4, 2, 1), (4, 2, 2), (2, 4, 1), (2, 4, 2))
+TIMES_S = (1.50, 1.40, 1.20, 1.10, 1.00, 0.95)
+RUNS = tuple(
+    {"tp": tp, "dp": dp, "mbs": mbs, "step_seconds": seconds, "peak_mem_gib": 40}
+    for (tp, dp, mbs), seconds in zip(LAYOUTS, TIMES_S, strict=True)
+)
+FAILED = {"tp": 1, "dp": 8, "seq_parallel": 0, "step_seconds": "", "notes": "FAILED: out of memory"}
+
+
+@pytest.fixture
+def quoted(answered):
+    """Runs the benchmark; its object."""
+    return partial(answered, fidelity)
+
+
+def test_the_keys_of_the_json(quoted, write):
+    """Groups, sources and the whole have the same figures; a group says what its runs share."""
+    told = quoted("--quote", write("runs.csv", *RUNS, FAILED))
+
+    assert told["overall"].keys() >= KEYS
+    assert told["overall"]["noise_floor"].keys() >= {"median_ape", "median_tau", "median_regret", "mean_regret"}
+    (group,), (source,) = told["groups"], told["by_source"]
+    assert group.keys() >= KEYS | set(GROUP) | {"tau", "rank_of_best", "regret", "num_configs"}
+    assert source.keys() >= KEYS - {"skipped"}
+    assert (told["overall"]["n"], group["n"], group["num_configs"]) == (6, 6, 6)
+    assert group["ok_called_feasible"] == told["overall"]["ok_called_feasible"] == 1.0
+    assert told["fit"] == {}
+
+
+def test_a_fit_lessens_the_error_on_other_models(quoted, write):
+    """Runs that take half as long again as believed teach the profile, which then predicts another model better."""
+
+    def slow(name, **model):
+        """A file of runs half as slow again as the profile believes before any fit."""
+        believed_of = write("believed.csv", *({**run, **model} for run in RUNS))
+        runs = read_measured([believed_of], {}, Path())
+        prior = find_prior("megatron-core")
+        kept, settings, _ = settings_of(runs, {prior.name: prior}, prior.name)
+        times = 1.5 * predict(kept, settings).step_time_s
+        return write(name, *({**run, **model, "step_seconds": t} for run, t in zip(RUNS, times, strict=True)))
+
+    fast, fit = write("fast.csv", *RUNS), slow("fit.csv")
+    quote = slow("quote.csv", model="llama-half", layers=16)
+    before, after = (quoted("--fit", file, "--quote", quote, "--runtime", "megatron-core") for file in (fast, fit))
+
+    assert after["overall"]["median_ape"] < 0.5 * before["overall"]["median_ape"]
+    assert after["overall"]["median_ape"] < 0.1
+
+
+def test_tagged_rows_are_left_out_unless_raw(quoted, write):
+    """OUTLIER, LOW-MFU and SUSPECT rows do not count, a failed one always does; `--raw` quotes all."""
+    tagged = [{**RUNS[0], "notes": tag, "step_seconds": 50} for tag in ("OUTLIER", "LOW-MFU", "SUSPECT")]
+    file = write("runs.csv", *RUNS, *tagged, {**FAILED, "notes": "FAILED; SUSPECT"})
+    clean, raw = quoted("--quote", file), quoted("--quote", file, "--raw")
+
+    assert (clean["overall"]["n"], clean["overall"]["unclean"]) == (6, 3)
+    assert (raw["overall"]["n"], raw["overall"]["unclean"]) == (9, 0)
+    assert clean["overall"]["failed_called_infeasible"] is not None
+
+
+def test_what_cannot_be_predicted_is_counted(quoted, write):
+    """Unknown devices and rows without architecture are counted by reason, and the others are quoted."""
+    strange = [{**RUNS[0], "device": "Abacus-9000"}, {**RUNS[0], "layers": ""}, {**RUNS[0], "zero_stage": ""}]
+    told = quoted("--quote", write("runs.csv", *RUNS, *strange))
+
+    assert told["overall"]["n"] == 6
+    assert sum(told["overall"]["skipped"].values()) == 3
+    assert any("Abacus-9000" in reason for reason in told["overall"]["skipped"])
+
+
+def test_runs_that_were_fitted_too_are_told(write, capsys):
+    """Quoting what was fitted is possible, but is no test, and the benchmark says so."""
+    file = write("runs.csv", *RUNS)
+    fidelity.main(["--fit", str(file), "--quote", str(file), "--json"])
+
+    assert "6 of the quoted runs were fitted too" in capsys.readouterr().err
+
+
+def test_the_simulator_stands_beside_the_closed_form(quoted, write):
+    """Both are judged on the same runs; `--model simulator` alone has the figures that stand beside."""
+    file = write("runs.csv", *RUNS, FAILED)
+    plain, both, alone = (quoted("--quote", file, "--model", name) for name in ("closed_form", "both", "simulator"))
+
+    assert both["by_source"] == plain["by_source"]
+    assert "simulator" not in plain
+    assert both["simulator"].keys() == {"groups", "overall", "by_source"}
+    assert both["simulator"]["overall"] == alone["overall"]
+    assert both["simulator"]["overall"]["median_ape"] != both["overall"]["median_ape"]
+    # what fits and what it needs does not depend on the model of time
+    assert both["simulator"]["overall"]["ok_called_feasible"] == both["overall"]["ok_called_feasible"]
+    assert both["simulator"]["overall"]["memory_median_ape"] == both["overall"]["memory_median_ape"]
+
+
+def test_runs_without_a_schedule_are_counted(quoted, write):
+    """A run whose micro-batches make no equal rounds is left out of both, and named with its source."""
+    strange = {**RUNS[0], "tp": 2, "pp": 4, "dp": 1, "vpp": 2, "gbs": 9}
+    told = quoted("--quote", write("runs.csv", *RUNS, strange), "--model", "both")
+
+    assert told["overall"]["n"] == told["simulator"]["overall"]["n"] == 6
+    (reason,) = told["overall"]["skipped"]
+    assert reason.startswith("made up: num_micro_batches must be a multiple of pp=4")
+
+
+def test_figures_of_both_models_in_words(write, capsys):
+    """A second and a third table have a bar between the figures of the two, by source and by ranked group."""
+    fidelity.main(["--quote", str(write("runs.csv", *RUNS)), "--model", "both"])
+
+    out = capsys.readouterr().out
+    assert "The closed form | the event simulator" in out
+    assert sum(line.count(" | ") == len(fidelity.BESIDE) for line in out.splitlines()) == 2
+    assert sum(line.count(" | ") == len(fidelity.BESIDE_IN_GROUPS) for line in out.splitlines()) == 1
+
+
+def test_few_runs_of_each_group_can_be_quoted(quoted, write):
+    """`--most-per-group` draws so many of each group, the same ones each time."""
+    file = write("runs.csv", *RUNS, *({**run, "source": "theirs"} for run in RUNS[:2]))
+    told = quoted("--quote", file, "--most-per-group", 3)
+
+    assert {source["source"]: source["n"] for source in told["by_source"]} == {"made up": 3, "theirs": 2}
+    assert told == quoted("--quote", file, "--most-per-group", 3)
+
+
+def test_a_named_runtime_is_used_for_every_row(quoted, write):
+    """`--runtime` predicts every row with one profile."""
+    file = write("runs.csv", *RUNS)
+
+    assert (
+        quoted("--quote", file, "--runtime", "nanotron")["overall"]["median_ape"]
+        != quoted("--quote", file)["overall"]["median_ape"]
+    )
+
+
+def test_the_table_in_words(write, capsys):
+    """Without `--json` a table per source has the floor in brackets beside each figure."""
+    status = fidelity.main(["--quote", str(write("runs.csv", *RUNS, {**RUNS[0], "source": "theirs"}))])
+
+    lines = capsys.readouterr().out.splitlines()
+    assert status == 0
+    assert lines[0].startswith("source")
+    assert [line.split()[0] for line in lines[1:4]] == ["made", "theirs", "all"]
+    assert "[" in lines[3]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "no such file"),
+        ("", "is a missing column"),
+        ("a,b\n1,2\n", "is a missing column"),
+        (rows(), "holds no measured run"),
+        (rows({"zero_stage": ""}), "none of which tells a whole"),
+        (rows({"device": "Abacus-9000"}), "Abacus-9000"),
+        (rows({"notes": "OUTLIER"}), "--raw"),
+        (rows({"tp": "eight"}), "must be a number"),
+        (rows(RUNS[0]) + "one,two\n", "has 2 cells"),
+    ],
+    ids=["missing", "empty", "other columns", "header only", "no configuration", "device", "tags", "text", "cells"],
+)
+def test_bad_files_are_one_message(tmp_path, capsys, content, words):
+    """A file that cannot be quoted ends in one message that says why, status 2 and an empty stdout."""
+    path = tmp_path / "bad.csv"
+    if content is not None:
+        path.write_text(content, encoding="utf-8")
+    status = fidelity.main(["--quote", str(path), "--json"])
+
+    captured = capsys.readouterr()
+    assert (status, captured.out) == (2, "")
+    assert words in captured.err
+    assert captured.err.count("fidelity: ") == 1
+
+
+def test_it_starts_from_the_root_of_the_project(write):
+    """`python -m benchmarks.fidelity` works as documented, and an unknown runtime is status 2 without a traceback."""
+    done = run_from_root("fidelity", "--quote", write("runs.csv", *RUNS), "--runtime", "megatrn")
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "did you mean 'megatron-core'?" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_floor_is_zero_without_noise(write):
+    """A perfect model of measurements without noise has no error, no regret and a tau of one."""
+    runs = read_measured([write("runs.csv", *RUNS)], {}, Path())
+    floor = noise_floor(runs, 0.0, np.random.default_rng(0))
+
+    assert (floor.median_ape, floor.median_regret, floor.mean_regret) == (0.0, 0.0, 0.0)
+    assert floor.median_tau == pytest.approx(1.0)
+
+
+def test_the_floor_of_the_error_is_that_of_the_lognormal(write):
+    """The median of |exp(-sd z) - 1| is that of the noise alone, about 0.674 sd, and tau falls as noise grows."""
+    runs = read_measured([write("runs.csv", *RUNS)], {}, Path())
+    small, large = (noise_floor(runs, noise, np.random.default_rng(0)) for noise in (0.01, 0.3))
+
+    assert small.mean_ape == pytest.approx(0.01 * math.sqrt(2 / math.pi), rel=0.05)
+    assert large.median_tau < small.median_tau
+    assert large.mean_regret > small.mean_regret
+
+
+def test_a_refit_of_the_catalog_keeps_facts_and_guesses(write, tmp_path, monkeypatch, capsys):
+    """The maintainers' program rewrites a profile that reads back with its facts, and a second fit begins anew."""
+    source = catalog_path("megatron-core")
+    copy = tmp_path / "megatron-core.yaml"
+    copy.write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
+    monkeypatch.setattr(fit_profiles, "catalog_path", lambda _name: copy)
+    arguments = [str(write("runs.csv", *RUNS))]
+
+    assert fit_profiles.main(arguments) == 0
+    first = copy.read_text(encoding="utf-8")
+    fitted, before = read_profile(copy), read_profile(source)
+    assert fit_profiles.main(arguments) == 0
+    assert copy.read_text(encoding="utf-8") == first
+    assert (fitted.rule_set, fitted.gradient_bucket) == (before.rule_set, before.gradient_bucket)
+    assert fitted.matmul_efficiency != find_prior("megatron-core").matmul_efficiency
+    assert "fitted_on: 6 runs of made up\n" in first
+    assert "megatron-core: 6 runs of made up" in capsys.readouterr().out
+
+
+UNLIKE = tuple(
+    {
+        **run,
+        "source": "amp-test",
+        "device": "mixed:12xV100-SXM-16+4xT4-16",
+        "devices": 16,
+        "precision": "fp16",
+        "seq_parallel": 0,
+        "hidden": 1024,
+        "heads": 16,
+        "kv_heads": 16,
+        "ffn": 4096,
+        "layers": 24,
+        "seq_len": 1024,
+        "gbs": 32,
+    }
+    | {"tp": tp, "pp": pp, "dp": 16 // tp // pp, "mbs": mbs, "step_seconds": 1 + tp + pp / 10 + mbs / 100}
+    for run in RUNS[:1]
+    for tp in (1, 2, 4)
+    for pp in (1, 2, 4)
+    for mbs in (1, 2)
+)
+
+
+def test_unlike_devices_have_a_table_of_their_own(quoted, write):
+    """A group on unlike devices says what its hosts are, how its layouts were ranked, and in how many seconds."""
+    told = quoted("--quote", write("runs.csv", *RUNS, *UNLIKE))
+
+    (group,) = told["unlike"]
+    assert group["hosts"] == ["3 x 4 V100-SXM-16", "1 x 4 T4-16"]
+    assert group["num_configs"] == 18
+    assert 1 <= group["rank_of_best"] <= 18
+    assert -1 <= group["spearman"] <= 1
+    assert group["regret"] >= 0
+    assert group["rank_s"] > 0
+    assert {each["device"] for each in told["groups"]} >= {group["device"]}
+
+
+def test_the_table_of_unlike_devices_in_words(write, capsys):
+    """Its line names the hosts and the model; without such groups there is no table."""
+    fidelity.main(["--quote", str(write("unlike.csv", *UNLIKE))])
+    with_it = capsys.readouterr().out
+    fidelity.main(["--quote", str(write("runs.csv", *RUNS))])
+
+    assert "3 x 4 V100-SXM-16 + 1 x 4 T4-16" in with_it
+    assert "Spearman" in with_it
+    assert "Spearman" not in capsys.readouterr().out
+
+
+def test_layouts_that_state_their_cuts_are_ranked(quoted, write):
+    """On unlike devices, too, where each of those layouts has a cluster and a runtime of its own."""
+    cuts = {1: "26", 2: "14/12", 4: "8/7/7/4"}
+    stated = [{**run, "notes": f"layers per stage incl. embedding(1)+head(1): {cuts[run['pp']]}"} for run in UNLIKE]
+    (group,) = quoted("--quote", write("runs.csv", *stated))["unlike"]
+
+    assert group["num_configs"] == len(stated)
+
+
+def test_counts_that_are_not_the_runs_devices_are_told(write, capsys):
+    """A string of unlike devices that names others than the run's is the user's mistake."""
+    wrong = [{**run, "device": "mixed:3xV100-SXM-16+1xT4-16"} for run in UNLIKE]
+    status = fidelity.main(["--quote", str(write("runs.csv", *wrong))])
+
+    assert status == 2
+    assert "names 4 devices, but the run has 16; the counts are devices, not hosts" in capsys.readouterr().err

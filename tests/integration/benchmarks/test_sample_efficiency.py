@@ -1,0 +1,517 @@
+"""The benchmark that counts trials: its groups and problems, its figures, its searchers and its command line."""
+
+import json
+import math
+from collections import Counter
+from functools import partial
+
+import numpy as np
+import pytest
+from optuna.samplers import PartialFixedSampler, RandomSampler
+from optuna.trial import TrialState
+
+from benchmarks import peers, sample_efficiency
+from benchmarks.problems import Problem, groups_of, problem_of, read_runs, stranger_to
+from benchmarks.searchers import run_trials
+from benchmarks.trial_metrics import Trials, is_stopped_on_best, quantile, regret_at, share_explored, trials_to
+from costmodels.calibration.fidelity import GROUP
+from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
+from costmodels.surrogates.predicted import Predicted
+from tests.support.benchmark_runs import FAILED, RUNS, TIMES_S, run_from_root
+from trials.backend import Observation, Status
+from tuner.search.posterior import belief_of
+
+FIGURES = {
+    "median_trials_to_5pct",
+    "p90_trials_to_5pct",
+    "median_trials_to_2pct",
+    "median_trials_to_0pct",
+    "mean_regret_at_1",
+    "mean_regret_at_3",
+    "mean_regret_at_5",
+    "mean_regret_at_10",
+    "share_stopped_on_best",
+    "median_share_explored",
+    "median_share_of_feasible_explored",
+    "median_trials_at_stop",
+    "seconds_per_trial",
+}
+OF_THE_STOP = {
+    "share_stopped_on_best",
+    "median_share_explored",
+    "median_share_of_feasible_explored",
+    "median_trials_at_stop",
+}
+NEEDED = [  # the core installs without the peers' libraries: `missing` names the one and how to get it
+    pytest.param(name, marks=pytest.mark.skipif(bool(why), reason=f"{name} {why}"))
+    for name in sample_efficiency.SEARCHERS
+    for why in [peers.missing(name) or ""]
+]
+
+
+@pytest.fixture
+def told(answered):
+    """Runs the benchmark in one process; its object."""
+    return partial(answered, sample_efficiency, "--workers", "1")
+
+
+def grouped(*paths, min_candidates=2):
+    """The only group of some files."""
+    (group,), _ = groups_of(read_runs(paths)[0], min_candidates)
+    return group
+
+
+# What a trial of each candidate finds
+
+
+def test_failed_candidates_of_the_file_beside_are_in_the_space(write):
+    """`NAME_failed.csv` beside `NAME.csv` is read without being named, and what failed there is a candidate."""
+    path = write("runs.csv", *RUNS)
+    write("runs_failed.csv", *FAILED)
+    group = grouped(path)
+
+    assert np.isinf(group.step_time_s).sum() == 2
+    assert sorted(group.step_time_s)[: len(TIMES_S)] == sorted(TIMES_S)
+    assert {outcome.status for outcome in group.outcomes} == {Status.OK, Status.OUT_OF_MEMORY}
+
+
+def test_a_file_that_is_named_twice_counts_once(write):
+    """Naming the failed runs as well changes nothing."""
+    path = write("runs.csv", *RUNS)
+    beside = write("runs_failed.csv", *FAILED)
+
+    assert len(read_runs([path, beside, path])[0]) == len(read_runs([path])[0]) == len(RUNS) + len(FAILED)
+
+
+def test_repeated_configurations_are_one_candidate_at_their_median(write):
+    """A configuration that was measured three times is tried once, and takes the median."""
+    repeats = [{**RUNS[0], "step_seconds": seconds} for seconds in (9.0, 1.6)]
+    group = grouped(write("runs.csv", *RUNS, *repeats))
+
+    assert len(group.grid) == len(RUNS)
+    assert group.step_time_s[0] == 1.6
+
+
+def test_slow_runs_count_and_contradictory_ones_do_not(write):
+    """OUTLIER and LOW-MFU are what a tuner meets; SUSPECT rows are left out and counted."""
+    notes = ("OUTLIER", "LOW-MFU", "SUSPECT: faster than its peak")
+    tagged = [{**run, "notes": note} for run, note in zip(RUNS, notes, strict=False)]
+    runs, skipped = read_runs([write("runs.csv", *tagged, *RUNS[3:])])
+
+    assert len(runs) == len(RUNS) - 1
+    assert skipped == {"tagged SUSPECT": 1}
+
+
+def test_what_is_in_no_group_is_counted(write):
+    """Unknown devices, groups that are too small and groups without a timed run are skipped by reason."""
+    strange = {**RUNS[0], "device": "Abacus-9000"}
+    small = [{**run, "gbs": 32} for run in RUNS[:3]]
+    nothing_ran = [{**run, "gbs": 64, "mbs": mbs} for run in FAILED for mbs in (1, 2, 4, 8)]
+    runs, _ = read_runs([write("runs.csv", *RUNS, strange, *small, *nothing_ran)])
+    groups, skipped = groups_of(runs, 4)
+
+    assert [len(group.grid) for group in groups] == [len(RUNS)]
+    assert skipped["in a group of fewer than 4 candidates"] == 3
+    assert skipped["in a group where nothing was timed"] == 8
+    assert skipped.total() == 12
+    assert any("Abacus-9000" in reason for reason in skipped)
+
+
+def test_models_of_one_name_and_other_sizes_are_jobs_of_their_own(write):
+    """Runs whose model has other sizes are not compared, even if the model's name is the same."""
+    groups, _ = groups_of(read_runs([write("runs.csv", *RUNS, *({**run, "layers": 16} for run in RUNS))])[0], 2)
+
+    assert [group.runs[0].model.num_layers for group in groups] == [32, 16]
+
+
+# What is known before
+
+
+def test_cold_predictions_are_those_of_a_stranger(write):
+    """Without history neither the source's own profile predicts its runs, nor one that was fitted to them."""
+    own = grouped(write("own.csv", *({**run, "source": "flagperf"} for run in RUNS)))
+    other = grouped(write("other.csv", *({**run, "source": "ultrascale-playbook"} for run in RUNS)))
+
+    assert problem_of(own, ()).runtime == "nanotron"
+    assert problem_of(other, ()).runtime == "megatron-core"
+    assert problem_of(other, (), "torchtitan").runtime == "torchtitan"
+    assert stranger_to("gpt-neox", "simumax-b200") == "nanotron"
+
+
+def test_cold_predictions_know_no_facts_of_the_source(write):
+    """What a source tells of its runs beside their configuration changes no prediction that is made without history."""
+    plain, noted = (
+        problem_of(grouped(write(f"{note}.csv", *({**run, "notes": note} for run in RUNS))), ())
+        for note in ("plain", "no comm overlap")
+    )
+
+    assert np.array_equal(plain.predicted_s, noted.predicted_s)
+
+
+def test_history_fits_the_sources_own_runtime(write):
+    """Runs of another model, half as slow again as believed, make the predictions of this one slower."""
+    half = [{**run, "model": "llama-half", "layers": 16} for run in RUNS]
+    believed_s = problem_of(grouped(write("half.csv", *half)), (), "megatron-core").predicted_s
+    slow = write("slow.csv", *({**run, "step_seconds": 1.5 * s} for run, s in zip(half, believed_s, strict=True)))
+    group = grouped(write("runs.csv", *RUNS))
+    cold, warm = problem_of(group, (), "megatron-core"), problem_of(group, read_runs([slow])[0])
+
+    assert (cold.num_history, warm.num_history, warm.runtime) == (0, len(RUNS), "megatron-core")
+    assert np.median(warm.predicted_s / cold.predicted_s) == pytest.approx(1.5, rel=0.15)
+
+
+def test_a_group_is_no_part_of_its_own_history(write):
+    """A history that holds the group itself is left without it, and says how many runs were dropped."""
+    path = write("runs.csv", *RUNS)
+    other = write("other.csv", *({**run, "model": "llama-half", "layers": 16} for run in RUNS))
+    group = grouped(path)
+    leaky, clean = (problem_of(group, read_runs(paths)[0]) for paths in ([path, other], [other]))
+
+    assert (leaky.num_dropped, clean.num_dropped) == (len(RUNS), 0)
+    assert leaky.num_history == clean.num_history
+    assert np.array_equal(leaky.predicted_s, clean.predicted_s)
+
+
+# Figures
+
+
+STEP_TIME_S = np.array([2.0, math.inf, 1.0, 1.04, 4.0])
+
+
+@pytest.mark.parametrize(("slowdown", "expected"), [(0.0, 4.0), (0.05, 3.0), (1.0, 2.0)])
+def test_trials_are_counted_until_one_is_good_enough(slowdown, expected):
+    """Failures count as trials; equality counts as reached."""
+    assert trials_to([1, 0, 3, 2, 4], STEP_TIME_S, slowdown) == expected
+    assert trials_to([1, 4], STEP_TIME_S, slowdown) == math.inf
+
+
+def test_regret_before_anything_has_run_is_that_of_the_slowest():
+    """Until a trial is timed one has what the slowest candidate would give; then the best so far."""
+    regrets = [regret_at([1, 0, 3, 2], STEP_TIME_S, num_trials) for num_trials in (1, 2, 3, 4, 10)]
+
+    assert regrets == pytest.approx([3.0, 1.0, 0.04, 0.0, 0.0])
+
+
+def test_what_was_tried_at_the_stop():
+    """A stop is on the best if a candidate within 2% had been tried; shares count all candidates or those that run."""
+    early, late, never = (Trials(order=(1, 3, 2, 0), num_at_stop=at, sampler_s=0.0) for at in (2, 3, None))
+
+    assert [is_stopped_on_best(trials, STEP_TIME_S) for trials in (early, late, never)] == [0.0, 1.0, None]
+    assert share_explored(early, STEP_TIME_S, of_feasible=False) == 2 / 5
+    assert share_explored(early, STEP_TIME_S, of_feasible=True) == 1 / 4
+    assert share_explored(never, STEP_TIME_S, of_feasible=True) is None
+
+
+def test_quantiles_of_values_that_may_be_infinite():
+    """Runs that never got there count as worse than all others, without spoiling the quantiles below them."""
+    assert quantile([3.0, 1.0, math.inf], 0.5) == 3.0
+    assert quantile([1.0, 2.0], 0.5) == 1.5
+    assert quantile([1.0, math.inf], 0.5) == math.inf
+    assert quantile([math.inf, math.inf], 0.9) == math.inf
+    values = np.random.default_rng(0).random(7).tolist()
+    assert quantile(values, 0.9) == pytest.approx(np.quantile(values, 0.9))
+
+
+# Searchers
+
+
+def problem_on(configs, predicted_s):
+    """Candidates of which only a step time each is predicted."""
+    grid = ConfigGrid.from_configs(configs)
+    predicted = Predicted.of_times(np.asarray(predicted_s), peers.points_of(grid).coordinates)
+    return Problem(
+        grid=grid,
+        belief=belief_of(predicted, grid),
+        runtime="none",
+        num_history=0,
+        num_dropped=0,
+    )
+
+
+BOWL = [
+    ParallelConfig(pp=pp, tp=tp, dp=64 // (pp * tp), mbs=mbs)
+    for pp in (1, 2, 4, 8)
+    for tp in (1, 2, 4, 8)
+    for mbs in (1, 2, 4, 8)
+]
+BOWL_S = np.array(
+    [
+        math.inf
+        if config.pp * config.tp == 1
+        else 1 + math.log2(config.pp / 2) ** 2 + math.log2(config.tp / 4) ** 2 + math.log2(config.mbs / 4) ** 2 / 2
+        for config in BOWL
+    ]
+)
+"""A step time with one valley over 64 layouts of 64 devices; those of one device a replica fail."""
+
+
+def outcomes_of(step_time_s):
+    """What trials find that take so long, or run out of memory where the time is infinite."""
+    return tuple(
+        Observation(status=Status.OK, step_times_s=(seconds,))
+        if math.isfinite(seconds)
+        else Observation(status=Status.OUT_OF_MEMORY)
+        for seconds in step_time_s.tolist()
+    )
+
+
+def searched(name, seed, step_time_s=BOWL_S, problem=None, max_trials=1000):
+    """One run of a searcher in the bowl, of which nothing is predicted."""
+    problem = problem or problem_on(BOWL, np.ones(len(BOWL)))
+    return run_trials(
+        sample_efficiency.SEARCHERS[name](problem, seed), outcomes_of(step_time_s), step_time_s, max_trials
+    )
+
+
+@pytest.mark.parametrize("name", NEEDED)
+class TestSearcherContract:
+    """Every sampler of the benchmark passes these."""
+
+    def test_it_names_each_candidate_once(self, name):
+        """A search whose best is the last that would be tried ends with all candidates tried, none twice."""
+        problem = problem_on(BOWL[:12], np.linspace(1, 2, 12))
+        searcher, outcomes = sample_efficiency.SEARCHERS[name](problem, 0), outcomes_of(BOWL_S[:12])
+        order = []
+        for _ in range(12):
+            order.append(searcher.ask())
+            searcher.tell(order[-1], outcomes[order[-1]])
+
+        assert sorted(order) == list(range(12))
+
+    def test_it_gets_over_failures(self, name):
+        """A search in which the first trials all fail goes on to the one candidate that runs."""
+        step_time_s = np.full(10, math.inf)
+        step_time_s[3] = 1.0
+        trials = searched(name, 1, step_time_s, problem_on(BOWL[:10], np.ones(10)))
+
+        assert 3 in trials.order
+
+    def test_a_seed_fixes_the_search(self, name):
+        """The same seed tries the same candidates in the same order."""
+        first, again = (searched(name, 3, max_trials=15).order for _ in range(2))
+
+        assert first == again
+
+
+@pytest.mark.parametrize("name", [param for param in NEEDED if param.values[0] in ("tpe", "gp", "cmaes", "botorch")])
+def test_peers_learn(name):
+    """In a valley each peer needs fewer trials than random search in the mean of several seeds."""
+    tried = [len(searched(name, seed).order) for seed in range(6)]
+    at_random = [len(searched("random", seed).order) for seed in range(200)]
+
+    assert np.mean(tried) < 0.8 * np.mean(at_random)
+
+
+def test_coordinates_of_candidates():
+    """Degrees lie by their logarithms; dp and what all candidates share are no dimensions."""
+    points = peers.points_of(ConfigGrid.from_configs(BOWL))
+
+    assert points.names == ("pp", "tp", "mbs")
+    assert points.values == ((1, 2, 4, 8),) * 3
+    assert points.coordinates[BOWL.index(ParallelConfig(pp=8, tp=2, dp=4, mbs=4))] == pytest.approx([1, 1 / 3, 2 / 3])
+
+
+def test_the_nearest_candidate_is_the_nearest_one_not_yet_tried():
+    """A point outside of the candidates is mapped to the nearest in scaled logarithms, and to the next one after it."""
+    layouts = ((1, 1), (1, 8), (8, 8), (4, 1))
+    configs = [ParallelConfig(pp=pp, tp=8, dp=64 // pp, mbs=mbs) for pp, mbs in layouts]
+    points = peers.points_of(ConfigGrid.from_configs(configs))
+    wanted, rng = points.at({"pp": 2, "mbs": 0}), np.random.default_rng(0)
+
+    assert wanted == pytest.approx([1, 0])
+    assert points.nearest(wanted, set(), rng) == 3
+    assert points.nearest(wanted, {3}, rng) in (0, 2)
+    assert {points.nearest(wanted, {3}, rng) for _ in range(50)} == {0, 2}
+    assert points.nearest(wanted, {0, 2, 3}, rng) == 1
+
+
+def complete_trials(peer):
+    """What an Optuna peer has been told, in order."""
+    return peer.study.get_trials(states=[TrialState.COMPLETE])
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_a_peer_is_told_the_candidate_that_was_tried():
+    """What was found stands at the candidate that a proposal was mapped to; a failure is twice the slowest so far."""
+    same_point = PartialFixedSampler({"pp": 0, "tp": 0, "mbs": 0}, RandomSampler(seed=0))
+    peer = peers.OptunaPeer(problem_on(BOWL, np.ones(len(BOWL))), 0, same_point)
+    outcomes = {0: None, 1: None, 2: 3.0, 3: 2.0, 4: None, 5: 5.0, 6: None}
+    tried = []
+    for number, seconds in outcomes.items():
+        tried.append(peer.ask())
+        peer.tell(tried[-1], *outcomes_of(np.array([seconds or math.inf])))
+        assert len(complete_trials(peer)) == (0 if number < 2 else number + 1)
+
+    points = peers.points_of(ConfigGrid.from_configs(BOWL))
+    assert tried[0] == 0
+    assert len(set(tried)) == len(tried)
+    assert [trial.params for trial in complete_trials(peer)] == [points.levels_of(position) for position in tried]
+    assert np.exp([trial.value for trial in complete_trials(peer)]) == pytest.approx([6, 6, 3, 2, 6, 5, 10])
+
+
+# the core installs without the library of CMA-ES
+@pytest.mark.skipif(bool(peers.missing("cmaes")), reason=f"cmaes {peers.missing('cmaes')}")
+def test_cma_es_is_told_the_candidate_that_was_tried():
+    """The point that CMA-ES keeps beside a trial is that of the candidate, between 0 and 1 in each dimension."""
+    peer = peers.cmaes(problem_on(BOWL, np.ones(len(BOWL))), 0)
+    outcomes = outcomes_of(BOWL_S)
+    for _ in range(20):
+        position = peer.ask()
+        peer.tell(position, outcomes[position])
+    kept = [trial for trial in complete_trials(peer) if peers.CMA_POINT in trial.system_attrs]
+
+    assert len(kept) > 10
+    for trial in kept:
+        assert trial.system_attrs[peers.CMA_POINT] == [trial.params[name] / 3 for name in ("mbs", "pp", "tp")]
+
+
+# The program
+
+
+def test_the_figures_of_order_and_chance_are_exact(told, write):
+    """`prior` goes by predicted step time once; `random` is a permutation for each seed; both cost what they cost."""
+    path = write("runs.csv", *RUNS)
+    write("runs_failed.csv", *FAILED)
+    group = grouped(path)
+    problem, times = problem_of(group, ()), group.step_time_s
+    result = told("--measured", path, "--samplers", "random,prior", "--seeds", 4, "--min-candidates", 10)
+
+    (entry,) = result["groups"]
+    by_prediction = np.lexsort((problem.predicted_s, problem.memory_share > 1)).tolist()
+    permutations = [np.random.default_rng(seed).permutation(len(times)).tolist() for seed in range(4)]
+    for name, orders in {"prior": [by_prediction], "random": permutations}.items():
+        figures, overall = entry["samplers"][name], result["overall"][name]
+        for percent in (5, 2, 0):
+            needed = [1 + min(o.index(i) for i in np.flatnonzero(times <= 0.95 * (1 + percent / 100))) for o in orders]
+            assert figures[f"median_trials_to_{percent}pct"] == np.median(needed)
+            assert overall[f"median_trials_to_{percent}pct"] == np.median(needed)
+        for num_trials in (1, 3, 5, 10):
+            best = [min([t for t in times[o[:num_trials]] if math.isfinite(t)], default=1.5) for o in orders]
+            assert figures[f"mean_regret_at_{num_trials}"] == pytest.approx(np.mean(best) / 0.95 - 1)
+    assert (entry["num_candidates"], entry["num_failed"], entry["best_step_time_s"]) == (10, 2, 0.95)
+
+
+def test_the_keys_of_the_json(told, write):
+    """Groups say what their runs share; every sampler has every figure, and none where a figure has no meaning."""
+    path = write("runs.csv", *RUNS)
+    result = told("--measured", path, "--samplers", "thompson,random", "--seeds", 2, "--min-candidates", 2)
+
+    (group,) = result["groups"]
+    assert result.keys() == {"groups", "overall", "skipped", "settings"}
+    assert group.keys() >= {*GROUP, "num_candidates", "runtime", "samplers"}
+    assert list(result["overall"]) == ["thompson", "random"]
+    assert all(figures.keys() >= FIGURES for figures in result["overall"].values())
+    assert all(figures.keys() >= FIGURES for figures in group["samplers"].values())
+    assert {name for name, value in result["overall"]["random"].items() if value is None} == OF_THE_STOP
+    assert None not in result["overall"]["thompson"].values()
+
+
+def test_the_median_over_groups_is_that_of_their_medians(told, write):
+    """`overall` gives each group one voice, however many candidates it has; p90 is over groups."""
+    path = write(
+        "runs.csv", *RUNS, *({**run, "gbs": 32} for run in RUNS[:5]), *({**run, "gbs": 64} for run in RUNS[:3])
+    )
+    result = told("--measured", path, "--samplers", "random", "--seeds", 5, "--min-candidates", 2)
+
+    medians = [group["samplers"]["random"]["median_trials_to_5pct"] for group in result["groups"]]
+    assert len(medians) == 3
+    assert result["overall"]["random"]["median_trials_to_5pct"] == np.median(medians)
+    assert result["overall"]["random"]["p90_trials_to_5pct"] == pytest.approx(np.quantile(medians, 0.9))
+
+
+def test_a_budget_that_is_spent_is_no_figure(told, write):
+    """Where the best is out of the budget's reach the trials to it are null, and the regret is what is left."""
+    path = write("runs.csv", *RUNS)
+    result = told("--measured", path, "--samplers", "random", "--seeds", 1, "--min-candidates", 2, "--trials", 1)
+
+    first = np.random.default_rng(0).permutation(len(RUNS))[0]
+    assert TIMES_S[first] > 1.05 * 0.95
+    assert result["overall"]["random"]["median_trials_to_5pct"] is None
+    assert result["overall"]["random"]["mean_regret_at_10"] == pytest.approx(TIMES_S[first] / 0.95 - 1)
+
+
+def test_history_is_told_of_each_group(write, capsys):
+    """Every group says how many runs it learns from and how many of the history were its own; a note has their sum."""
+    path = write("runs.csv", *RUNS)
+    other = write("other.csv", *({**run, "model": "llama-half", "layers": 16} for run in RUNS))
+    files = ("--measured", path, "--history", path, other)
+    arguments = (*files, "--samplers", "prior", "--min-candidates", 2, "--workers", 1, "--json")
+    assert sample_efficiency.main(list(map(str, arguments))) == 0
+
+    captured = capsys.readouterr()
+    (group,) = json.loads(captured.out)["groups"]
+    assert (group["runtime"], group["num_history"], group["num_dropped_from_history"]) == ("megatron-core", 8, 8)
+    assert "note: 8 runs of the history" in captured.err
+
+
+def test_the_table_in_words(write, capsys):
+    """Without `--json` each group and the whole have a table with a line for each sampler; progress is on stderr."""
+    path = write("runs.csv", *RUNS, {**RUNS[0], "device": "Abacus-9000"})
+    arguments = ["--measured", str(path), "--samplers", "thompson,prior", "--seeds", "1", "--min-candidates", "2"]
+    assert sample_efficiency.main([*arguments, "--workers", "1"]) == 0
+
+    captured = capsys.readouterr()
+    lines = captured.out.splitlines()
+    assert lines[0].startswith("made up llama-8B H100-SXM-80 8 bf16 4096 16: 8 candidates, 0 failed")
+    assert Counter(line.split()[0] for line in lines)["thompson"] == 2
+    assert "All 1 groups:" in lines
+    assert "Abacus-9000" in lines[-1]
+    assert "predicting" in captured.err
+
+
+def test_a_peer_that_is_not_installed_is_left_out_with_its_reason(told, write, monkeypatch, capsys):
+    """A sampler whose library is missing is named with what installs it, and the others run."""
+    monkeypatch.setitem(peers.NEEDS, "cmaes", ("no_such_library",))
+    path = write("runs.csv", *RUNS)
+    result = told("--measured", path, "--samplers", "cmaes,random", "--seeds", 1, "--min-candidates", 2)
+
+    assert list(result["overall"]) == ["random"]
+    assert result["settings"]["unavailable"] == {"cmaes": "needs no_such_library: pip install 'meshtune[bench]'"}
+    assert sample_efficiency.main(["--measured", str(path), "--samplers", "cmaes"]) == 2
+    assert "leaves no sampler to run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--measured", "missing.csv"), "no such file"),
+        (("--measured", "runs.csv", "--history", "missing.csv"), "no such file"),
+        (("--measured", "runs.csv", "--samplers", "tomson"), "did you mean 'thompson'?"),
+        (("--measured", "runs.csv", "--samplers", ","), "leaves no sampler to run"),
+        (("--measured", "runs.csv", "--runtime", "megatrn"), "did you mean 'megatron-core'?"),
+        (("--measured", "runs.csv", "--min-candidates", "9"), "--min-candidates takes smaller ones"),
+        (("--measured", "empty.csv"), "is a missing column"),
+    ],
+)
+def test_mistakes_are_one_message(write, tmp_path, monkeypatch, capsys, arguments, words):
+    """What cannot be used ends in one message that says why, status 2 and an empty stdout."""
+    monkeypatch.chdir(tmp_path)
+    write("runs.csv", *RUNS)
+    (tmp_path / "empty.csv").write_text("", encoding="utf-8")
+    status = sample_efficiency.main([*arguments, "--workers", "1", "--json"])
+
+    captured = capsys.readouterr()
+    assert (status, captured.out) == (2, "")
+    assert words in captured.err
+    assert captured.err.count("sample_efficiency: ") == 1
+
+
+def test_a_space_of_one_candidate_is_no_search(write, capsys):
+    """`--min-candidates 1` is refused: where there is nothing to choose there is nothing to compare."""
+    with pytest.raises(SystemExit, match="2"):
+        sample_efficiency.main(["--measured", str(write("runs.csv", *RUNS)), "--min-candidates", "1"])
+
+    assert "must be at least 2" in capsys.readouterr().err
+
+
+def test_it_starts_from_the_root_of_the_project(told, write):
+    """`python -m benchmarks.sample_efficiency` works as documented; worker processes change nothing but the time."""
+    path = write("runs.csv", *RUNS, *FAILED)
+    arguments = ["--measured", str(path), "--samplers", "thompson,random", "--seeds", "2", "--min-candidates", "2"]
+    done = run_from_root("sample_efficiency", *arguments, "--workers", "2", "--json")
+
+    assert done.returncode == 0, done.stderr
+    results = [json.loads(done.stdout)["overall"], told(*arguments)["overall"]]
+    for figures in (*results[0].values(), *results[1].values()):
+        assert figures.pop("seconds_per_trial") > 0
+    assert results[0] == results[1]

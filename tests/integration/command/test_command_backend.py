@@ -1,0 +1,234 @@
+import os
+import pickle
+import signal
+import socket
+import time
+
+import pytest
+
+from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
+from hardware.io.errors import ConfigError
+from tests.support.programs.backend_contract import BackendContract
+from tests.support.programs.small_commands import backend_of
+from trials.backend import Status
+from trials.command.backend import COMMAND_RANKS, OpenCommandBackend
+from trials.ranks.processes import RankProcesses
+
+ONE = ParallelConfig(dp=2, mbs=1)
+TWO = ParallelConfig(tp=2, mbs=2)
+
+
+def measured(backend, config=ONE, **options):
+    """One trial."""
+    return backend.measure(config, trial_number=0, **options)
+
+
+def all_gone(path):
+    """Whether none of the processes whose numbers stand in a file is alive."""
+    for line in path.read_text(encoding="ascii").split():
+        try:
+            os.kill(int(line), 0)
+        except ProcessLookupError:
+            continue
+        return False
+    return True
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    """What starts commands, once for all tests that don't look at its start."""
+    with RankProcesses(COMMAND_RANKS) as running:
+        yield running
+
+
+class TestCommandBackend(BackendContract):
+    @pytest.fixture
+    def backend(self, ranks):
+        """The program that prints steps."""
+        return OpenCommandBackend(backend=backend_of(), ranks=ranks)
+
+    @pytest.fixture
+    def grid(self):
+        """Two configurations."""
+        return ConfigGrid.from_configs([ONE, TWO])
+
+
+def test_times_are_those_of_the_log():
+    """Warm-up is dropped, and a step takes what the log says, to the digit, with the configuration's degrees in it."""
+    found = measured(backend_of("well", "--step-ms=40"), TWO)
+
+    assert found.status is Status.OK
+    assert found.step_times_s == (0.024, 0.024, 0.024)
+    assert found.peak_memory_bytes == 2 * 2**30
+    assert found.clock == "wall"
+
+
+def test_the_master_port_is_free_for_the_command(ranks):
+    """A launcher can listen where the other hosts are told to find it, in one trial after the other."""
+    opened = OpenCommandBackend(backend=backend_of("well", "--listen-at={master_address}:{master_port}"), ranks=ranks)
+
+    assert [measured(opened).reason for _ in range(2)] == ["", ""]
+
+
+def test_a_port_that_is_taken_is_no_fault_of_the_candidate():
+    """A command that cannot listen, because somebody else was first, is an incident, which is tried again."""
+    with socket.create_server(("127.0.0.1", 0)) as first:
+        found = measured(backend_of("well", f"--listen-at=127.0.0.1:{first.getsockname()[1]}"))
+
+    assert found.status is Status.INCIDENT
+    assert found.reason.startswith("found its port taken")
+
+
+def test_a_command_that_goes_on_is_ended(tmp_path):
+    """With enough steps measured, a command that would train forever is ended, and nothing of it is left."""
+    pids = tmp_path / "pids"
+    found = measured(backend_of("forever", f"--pids={pids}"))
+
+    assert found.status is Status.OK
+    assert all_gone(pids)
+
+
+def test_what_a_command_leaves_behind_is_ended(tmp_path):
+    """A child in a session of its own, which outlives its parent, has gone before the trial is over."""
+    pids = tmp_path / "pids"
+    found = measured(backend_of("child", f"--pids={pids}"))
+
+    assert found.status is Status.OK
+    assert len(pids.read_text(encoding="ascii").split()) == 2
+    assert all_gone(pids)
+
+
+@pytest.mark.parametrize(
+    ("mode", "status", "reason"),
+    [
+        ("memory", Status.OUT_OF_MEMORY, "CUDA out of memory"),
+        ("fault", Status.CRASHED, "ValueError: hidden size must be divisible by 3"),
+        ("status", Status.CRASHED, "ended with exit status 255"),
+        ("killed", Status.INCIDENT, "was killed by SIGKILL"),
+    ],
+)
+def test_a_failure_is_told_from_others(mode, status, reason):
+    """A lack of memory, a program's own fault, a plain status and a kill from outside are told apart, with reasons."""
+    found = measured(backend_of(mode))
+
+    assert found.status is status
+    assert reason in found.reason
+    assert found.killed_by == ("SIGKILL" if mode == "killed" else "")
+    assert "building GPT model" in found.log_tail
+
+
+def test_silence_is_a_hang(tmp_path):
+    """A command that prints nothing for the limit is ended as an incident, which says nothing of the candidate."""
+    pids = tmp_path / "pids"
+    found = measured(backend_of("silent", f"--pids={pids}", hang_limit_s=1.0))
+
+    assert found.status is Status.INCIDENT
+    assert found.reason == "hangs: printed nothing for 1 s"
+    assert all_gone(pids)
+
+
+@pytest.mark.parametrize(
+    ("changes", "steps", "reason"),
+    [
+        ({"steps": 50}, 48, "ended after 50 of the 52 log lines"),
+        ({"warmup_steps": 60}, 0, "all of them warm-up"),
+    ],
+)
+def test_a_log_that_is_too_short_says_so(changes, steps, reason):
+    """A command that ends by itself too early gives what it measured, or says why that is nothing."""
+    found = measured(backend_of("well", "--train-iters=50", "--step-ms=1", **changes))
+
+    assert len(found.step_times_s) == steps
+    assert found.status is (Status.OK if steps else Status.CRASHED)
+    assert reason in found.reason
+
+
+def test_a_program_that_is_not_there_is_a_crash():
+    """Where the program is missing on a host, the trial says so."""
+    found = measured(backend_of(arguments=("no-such-program",)))
+
+    assert found.status is Status.CRASHED
+    assert "no-such-program" in found.reason
+
+
+def test_a_missing_program_is_refused_before_the_first_trial():
+    """The check names the program."""
+    backend = backend_of(arguments=("no-such-program",))
+
+    with pytest.raises(ConfigError, match=r"trial.command.0 = 'no-such-program'"):
+        backend.check()
+
+
+def test_the_whole_log_is_kept(tmp_path):
+    """A folder for logs gets one for each trial and host."""
+    measured(backend_of(logs=tmp_path / "logs"))
+
+    log = (tmp_path / "logs" / "trial-0000-host-0.log").read_text(encoding="utf-8")
+    assert log.startswith("> building GPT model")
+    assert log.count("elapsed time per iteration") == 5
+
+
+def test_a_full_disk_costs_the_log_alone(tmp_path):
+    """A trial whose log finds no room is measured all the same, and says so among what it printed."""
+    (tmp_path / "trial-0000-host-0.log").symlink_to("/dev/full")
+
+    found = measured(backend_of(logs=tmp_path))
+
+    assert (found.status, len(found.step_times_s)) == (Status.OK, 3)
+    assert "the log is kept no further: No space left on device" in found.log_tail
+
+
+def test_nothing_is_left_when_the_worker_is_killed(tmp_path):
+    """A worker that is killed takes the command with it, and what that has started."""
+    pids = tmp_path / "pids"
+    backend = backend_of("forever", f"--pids={pids}", warmup_steps=1000)
+    process = os.fork()
+    if not process:
+        measured(backend)
+        os._exit(0)
+    while not pids.exists() or not pids.read_text(encoding="ascii"):
+        time.sleep(0.05)
+    os.kill(process, signal.SIGKILL)
+    os.waitpid(process, 0)
+
+    deadline_s = time.monotonic() + 20
+    while not all_gone(pids) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert all_gone(pids)
+
+
+def test_kept_logs_are_found_again(tmp_path):
+    """A folder tells which logs are whose, hosts in the order of their ranks, and nothing of files that are no logs."""
+    backend = backend_of(logs=tmp_path)
+    for name in (
+        "trial-0003-host-10.log",
+        "trial-0003-host-2.log",
+        "trial-12345-host-0.log",
+        "trial-0004.log",
+        "notes",
+    ):
+        (tmp_path / name).touch()
+    (tmp_path / "trial-0005-host-0.log").mkdir()
+
+    found = {number: [path.name for path in paths] for number, paths in backend.kept_logs().items()}
+
+    assert found == {
+        3: ["trial-0003-host-2.log", "trial-0003-host-10.log"],
+        12345: ["trial-12345-host-0.log"],
+    }
+    assert backend_of().kept_logs() == backend_of(logs=tmp_path / "none").kept_logs() == {}
+
+
+def test_an_opened_backend_runs_trial_after_trial():
+    """One process that starts commands serves many trials, each with a log of its own."""
+    with RankProcesses(backend_of().rank_setup) as ranks:
+        opened = backend_of().opened(ranks)
+        first, second = measured(opened), measured(opened, TWO)
+
+    assert first.status is second.status is Status.OK
+    assert first.step_times_s != second.step_times_s
+
+
+def test_a_backend_pickles():
+    """It reaches its workers as it is."""
+    assert pickle.loads(pickle.dumps(backend_of())) == backend_of()  # noqa: S301 # our own bytes

@@ -1,0 +1,217 @@
+"""`plan_jax` shards a JAX function: the same numbers, specs in the caller's trees, and annotations for Shardy."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractMesh, PartitionSpec
+
+from benchmarks.zoo import FACTORIES
+from costmodels.sharding.device_mesh import mesh_of
+from hardware.cluster import find_cluster
+from hardware.io.errors import ConfigError
+from tuner.planners import plan_jax
+from tuner.planners.planning import PlannerOptions
+
+ROOT = Path(__file__).resolve().parents[3]
+SMALL = [name for name in FACTORIES if "small" in name and name != "gemma_small"]
+"""Gemma's layers run in its loop too."""
+EIGHT_DEVICES = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+
+
+def step(params, batch):
+    """A step of gradient descent on a perceptron of two layers."""
+
+    def loss(params):
+        hidden = jax.nn.relu(batch["x"] @ params["up"])
+        return jnp.mean((hidden @ params["down"] - batch["y"]) ** 2)
+
+    value, grads = jax.value_and_grad(loss)(params)
+    return jax.tree.map(lambda param, grad: param - 0.1 * grad, params, grads), value
+
+
+def array(*shape):
+    """An array that isn't allocated."""
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+ARGUMENTS = (
+    {"up": array(2048, 8192), "down": array(8192, 2048)},
+    {"x": array(8192, 2048), "y": array(8192, 2048)},
+)
+
+
+def test_zoo():
+    """Every small program of the zoo, on eight devices: the same numbers to 1e-5 and all that the plan says of it.
+
+    Outputs are cut, trees are the caller's, donated arguments are gone, and the text has a place for each constraint.
+    """
+    command = [sys.executable, "-m", "tests.support.graphs.jax_on_devices", *SMALL]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+    for name, found in json.loads(done.stdout).items():
+        assert found["error"] < 1e-5, name
+        assert found["cut"] > 0, name
+        assert found["is_in_tree"], name
+        assert found["is_out_tree"], name
+        assert found["donated"] > 0, name
+        assert found["kept"] == 0, name
+        assert found["constraints"] > 0, name
+        assert found["missing"] == [], name
+
+
+def test_documented_example():
+    """The first example of the documentation runs as it stands there."""
+    text = (ROOT / "docs" / "sharding-plans.md").read_text(encoding="utf-8")
+    section = text[text.index("## From Python") :]
+    example = section[section.index("```python\n") + len("```python\n") :].partition("```")[0]
+    environment = os.environ | EIGHT_DEVICES | {"PYTHONPATH": str(ROOT)}
+
+    done = subprocess.run(
+        [sys.executable, "-c", example], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+def test_specs_are_in_the_callers_words():
+    """Parameters are cut over `model` where they lie and where they come back, and each gradient is added up once."""
+    plan = plan_jax(step, *ARGUMENTS, mesh="data=2,model=4", donated=("params",))
+
+    params = {"up": PartitionSpec(None, "model"), "down": PartitionSpec("model", None)}
+    assert plan.in_specs[0] == params
+    assert plan.out_specs == (params, PartitionSpec())
+    added = [(each.op, each.spec) for each in plan.constraints if each.at == "written" and "grad" in each.op]
+    assert added == [
+        ("grad.dot_general", PartitionSpec(None, "model")),
+        ("grad.dot_general.2", PartitionSpec("model", None)),
+    ]
+    assert ("dot_general", "batch.x", PartitionSpec("data", None)) in [
+        (each.op, each.tensor, each.spec) for each in plan.constraints if each.at == "read"
+    ]
+    assert plan.donate_argnums == (0,)
+    assert plan.more_sent == ()
+
+
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        {"data": 2, "model": 4},
+        AbstractMesh((2, 4), ("data", "model")),
+        mesh_of("data=2,model=4", find_cluster("dgx-a100")),
+    ],
+    ids=["sizes", "abstract", "on a cluster"],
+)
+def test_a_mesh_may_be_given_otherwise(mesh):
+    """Sizes by names, a mesh of JAX and one of Meshtune lead to the plan that the text does."""
+    found = plan_jax(step, *ARGUMENTS, mesh=mesh)
+
+    assert found.in_specs == plan_jax(step, *ARGUMENTS, mesh="data=2,model=4").in_specs
+    assert found.planned.plan.mesh.cluster.name == "dgx-a100"
+
+
+def test_a_large_mesh_has_as_many_hosts_as_it_fills():
+    """Axes of 16 devices stand on two hosts of eight, and on hosts of another kind if that is asked for."""
+    mesh = plan_jax(step, *ARGUMENTS, mesh="data=4,model=4", cluster="dgx-h100").planned.plan.mesh
+
+    assert mesh.cluster.num_hosts == 2
+    assert mesh.cluster.name == "dgx-h100"
+
+
+def test_axes_that_divide_nothing_leave_all_whole():
+    """A mesh whose size divides no dim is no mistake: nothing is cut, and the function still runs."""
+    x = jnp.arange(8.0)
+    plan = plan_jax(lambda x: x * 2, x, mesh="a=7", cluster="dgx-a100")
+
+    assert plan.in_specs == (PartitionSpec(None),)
+    assert jax.jit(plan.function)(x).tolist() == (x * 2).tolist()
+
+
+def test_split_axes_have_names_of_their_own():
+    """Without whole axes the specs name a part of an axis for each prime factor."""
+    plan = plan_jax(step, *ARGUMENTS, mesh="all=8", options=PlannerOptions())
+
+    assert plan.planned.plan.mesh.names == ("all.0", "all.1", "all.2")
+
+
+def test_arguments_are_donated_by_name():
+    """The function keeps the names of its arguments, so that `jax.jit` finds the donated ones by them."""
+    values = jax.tree.map(lambda _: jnp.full((4, 4), 0.5), ARGUMENTS)
+    plan = plan_jax(step, *values, mesh="data=1", donated=("params",))
+
+    jax.jit(plan.function, donate_argnames=("params",))(*values)
+
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(values[0]))
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(values[1]))
+
+
+def test_too_few_devices_are_told_when_they_are_needed():
+    """A plan for more devices than are here is made, annotated, and refused where it would be placed."""
+    plan = plan_jax(step, *ARGUMENTS, mesh="data=256,model=4")
+
+    assert 'sdy.mesh @mesh = <["data"=256, "model"=4]>' in plan.shardy()
+    with pytest.raises(ConfigError, match=r"mesh = 'data=256,model=4': needs 1024 devices; \d+ (is|are) here"):
+        _ = plan.in_shardings
+
+
+def test_shardy_annotates_arguments_results_and_constraints():
+    """The text has the specs of arguments and results, what is donated, and a pin where partial sums are added up."""
+    plan = plan_jax(step, *ARGUMENTS, mesh="data=2,model=4", donated=("params",))
+    lines = [line.strip() for line in plan.shardy().splitlines()]
+    arguments, _, results = next(line for line in lines if "@main" in line).partition(") -> (")
+
+    assert arguments.count("sdy.sharding =") == 4
+    assert '%arg0: tensor<8192x2048xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"model"}, {}]>' in arguments
+    assert arguments.count("tf.aliasing_output") == 2
+    assert results.count("sdy.sharding =") == 3
+    products = [number for number, line in enumerate(lines) if "stablehlo.dot_general" in line]
+    assert [lines[number + 1].partition(" <@mesh, ")[2] for number in products] == [
+        '[{"data"}, {"model"}]> : tensor<8192x8192xf32>',
+        '[{"data"}, {}]> : tensor<8192x2048xf32>',  # added up, and then scattered
+        '[{}, {"model"}]> : tensor<2048x8192xf32>',
+        '[{"data"}, {"model"}]> : tensor<8192x8192xf32>',
+        '[{"model"}, {}]> : tensor<8192x2048xf32>',
+    ]
+    assert '[{"data", "model"}, {}]> : tensor<8192x2048xf32>' in lines[products[1] + 2]
+
+
+def test_without_shardy_there_is_no_text():
+    """With Shardy switched off, JAX's annotations would be GSPMD's, and the message names the switch."""
+    plan = plan_jax(step, *ARGUMENTS, mesh="data=2")
+    jax.config.update("jax_use_shardy_partitioner", False)
+    try:
+        with pytest.raises(ConfigError, match="jax_use_shardy_partitioner: is off"):
+            plan.shardy()
+    finally:
+        jax.config.update("jax_use_shardy_partitioner", True)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"mesh": "data"}, "mesh = 'data': must be axes with sizes of at least 1; for example data=2,model=4"),
+        ({"mesh": {"data": 0}}, "mesh = {'data': 0}: must have named axes of at least one device"),
+        ({"mesh": "data=2", "cluster": "dgx-a10"}, "did you mean 'dgx-a100'"),
+        ({"mesh": "data=2", "donated": ("parms",)}, "donated = 'parms': must be one of the function's arguments"),
+    ],
+)
+def test_mistakes_are_told(given, told):
+    """A mesh, a cluster or a donated argument that can't be is named, with what could."""
+    with pytest.raises(ConfigError) as caught:
+        plan_jax(step, *ARGUMENTS, **given)
+
+    assert told in str(caught.value)
+
+
+def test_other_shapes_than_planned_are_refused():
+    """The planned function takes what it was planned with."""
+    plan = plan_jax(step, *ARGUMENTS, mesh="data=2")
+
+    with pytest.raises(ConfigError, match="is a plan of another function, or other shapes, than step"):
+        jax.eval_shape(plan.function, *jax.tree.map(lambda _: array(4, 4), ARGUMENTS))

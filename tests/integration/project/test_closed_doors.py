@@ -1,0 +1,163 @@
+"""What no module of ours may call, found by reading all of them; exceptions stand in one table, with their reasons."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+MODULES = sorted(path for room in ("hardware", "costmodels", "trials", "tuner") for path in (ROOT / room).rglob("*.py"))
+
+OUR_PROCESSES = "between processes that we start ourselves, over descriptors that only they inherit"
+COMMAND_LINE = "a module that the user names on the command line"
+OUR_NAMES = "only names that stand in our own source"
+
+EXCEPTIONS = {
+    # who calls what: why that is no door
+    ("trials/command/process_tree.py", "subprocess.Popen"): "the user's command, as a list of arguments",
+    ("trials/ranks/processes.py", "subprocess.Popen"): "our own module, as a list of arguments",
+    ("tuner/cli/main.py", "os.execv"): "this very process again, without secrets in its command line",
+    ("trials/ranks/processes.py", "multiprocessing.connection"): OUR_PROCESSES,
+    ("trials/ranks/server.py", "multiprocessing.connection"): OUR_PROCESSES,
+    ("tuner/planners/engine/workers.py", "multiprocessing"): OUR_PROCESSES,
+    ("tuner/planners/engine/workers.py", "concurrent.futures"): OUR_PROCESSES,
+    ("costmodels/sharding/frontends/factories.py", "importlib.import_module"): COMMAND_LINE,
+    ("trials/ranks/server.py", "importlib.import_module"): OUR_NAMES,
+    ("trials/ray_local.py", "importlib.import_module"): OUR_NAMES,
+    ("tuner/planners/__init__.py", "importlib.import_module"): OUR_NAMES,
+    (
+        "hardware/io/config_file.py",
+        "yaml.SafeLoader",
+    ): "the base of the strict loader, which makes text, numbers and lists",
+    ("costmodels/calibration/profile_file.py", "yaml.safe_dump"): "writes",
+    ("tuner/export/nanotron.py", "yaml.safe_dump"): "writes",
+    ("tuner/export/rules/nanotron.py", "yaml.safe_load"): "text that an exporter of ours has just written",
+    ("tuner/study_file/text.py", "yaml.safe_dump"): "writes",
+}
+"""Ray, too, pickles between its own processes; nothing of ours hands it bytes from elsewhere."""
+
+NEVER_IMPORTED = {
+    *("pickle", "cPickle", "_pickle", "marshal", "shelve", "dbm", "dill", "cloudpickle", "joblib", "jsonpickle"),
+    *(
+        "xml",
+        "lxml",
+        "xmlrpc",
+        "html5lib",
+        "plistlib",
+        "pty",
+        "commands",
+        "runpy",
+        "code",
+        "codeop",
+        "imp",
+        "telnetlib",
+    ),
+    *("ftplib", "smtplib", "urllib.request", "http.client", "http.server", "socketserver.TCPServer", "requests"),
+}
+NEVER_CALLED = {
+    *("eval", "exec", "compile", "__import__", "input", "breakpoint"),
+    *("os.system", "os.popen", "os.startfile", "tempfile.mktemp", "os.tempnam", "os.tmpnam"),
+    *("subprocess.getoutput", "subprocess.getstatusoutput", "subprocess.run", "subprocess.call"),
+    *("subprocess.check_call", "subprocess.check_output", "asyncio.create_subprocess_shell"),
+    *("yaml.load", "yaml.load_all", "yaml.unsafe_load", "yaml.full_load", "yaml.Loader", "yaml.UnsafeLoader"),
+    *("torch.load", "torch.save", "torch.hub", "torch.jit.load", "numpy.load", "np.load", "numpy.fromfile"),
+    *("shutil.unpack_archive", "tarfile.open", "zipfile.ZipFile", "ctypes.pythonapi"),
+}
+LISTED = {"subprocess.Popen", "importlib.import_module"} | {
+    f"os.{name}{kind}"
+    for name in ("exec", "spawn", "posix_spawn")
+    for kind in ("", "l", "le", "lp", "v", "ve", "vp", "p")
+}
+_YAML = re.compile(r"yaml\.\w*([lL]oad|[lL]oader|dump)")
+LISTED_IMPORTS = {"multiprocessing", "multiprocessing.connection", "concurrent.futures"}
+
+
+def imported_names(tree):
+    """By the local name what it stands for, and all modules that are imported."""
+    names, modules = {}, set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                modules.add(alias.name)
+                names[alias.asname or alias.name.partition(".")[0]] = (
+                    alias.name if alias.asname else alias.name.partition(".")[0]
+                )
+        elif isinstance(node, ast.ImportFrom):
+            modules.add(node.module)
+            for alias in node.names:
+                modules.add(f"{node.module}.{alias.name}")
+                names[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+    return names, modules
+
+
+def used_names(tree, names):
+    """The dotted names that the code uses, with what they stand for."""
+    for node in ast.walk(tree):
+        parts = []
+        inner = node
+        while isinstance(inner, ast.Attribute):
+            parts.append(inner.attr)
+            inner = inner.value
+        if isinstance(inner, ast.Name) and isinstance(node, (ast.Attribute, ast.Name)):
+            base = names.get(inner.id, inner.id)
+            yield ".".join([base, *reversed(parts)])
+
+
+def doors(path):
+    """What a module uses that the tables name, and whether an exception may be made of it."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    names, modules = imported_names(tree)
+    assigned = {node.name for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    found = set()
+    for module in modules:
+        parents = {module} | {module[:at] for at, char in enumerate(module) if char == "."}
+        found |= {(door, False) for door in parents & NEVER_IMPORTED}
+        found |= {(door, True) for door in {module} & LISTED_IMPORTS}
+    for name in used_names(tree, names):
+        if name in NEVER_CALLED and name not in assigned:
+            found.add((name, False))
+        if name in LISTED or _YAML.fullmatch(name):
+            found.add((name, True))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.keyword) and node.arg == "shell":
+            found.add(("shell=", False))
+        if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+            found.add(("allow_pickle=", False))
+    return found
+
+
+def test_no_module_opens_a_door():
+    """No module unpickles, evaluates, runs shells, parses XML, or loads what could run; what starts a process or
+    imports by name stands in the table, with its reason.
+    """
+    opened = {(path.relative_to(ROOT).as_posix(), door): may_be for path in MODULES for door, may_be in doors(path)}
+
+    assert len(MODULES) > 250
+    assert {door for door, may_be in opened.items() if not may_be} == set()
+    assert set(opened) == set(EXCEPTIONS), "an exception that nobody needs any more goes, and a new one needs a reason"
+
+
+@pytest.mark.parametrize(
+    ("code", "door"),
+    [
+        ("import pickle", "pickle"),
+        ("from pickle import loads", "pickle"),
+        ("from xml.etree import ElementTree as tree", "xml"),
+        ("eval('1')", "eval"),
+        ("from os import system as quietly\nquietly('x')", "os.system"),
+        ("import subprocess as s\ns.run(['x'])", "subprocess.run"),
+        ("from subprocess import Popen\nPopen('x', shell=True)", "shell="),
+        ("import yaml\nyaml.load('x', Loader=yaml.Loader)", "yaml.load"),
+        ("import torch\ntorch.load('x')", "torch.load"),
+        ("import numpy as np\nnp.load('x', allow_pickle=True)", "allow_pickle="),
+        ("from tempfile import mktemp\nmktemp()", "tempfile.mktemp"),
+        ("__builtins__\n__import__('x')", "__import__"),
+    ],
+)
+def test_such_a_door_would_be_seen(tmp_path, code, door):
+    """Each of these is found under whatever name it is imported, so that the test above can fail."""
+    path = tmp_path / "module.py"
+    path.write_text(code, encoding="utf-8")
+
+    assert (door, False) in doors(path)

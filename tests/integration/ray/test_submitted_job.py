@@ -1,0 +1,142 @@
+"""Studies as Ray jobs, on a cluster of two raylets."""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from optuna.trial import TrialState
+
+from benchmarks.lost_node import COMMAND, MODEL, PROGRAM, STUDY
+from benchmarks.ray_nodes import RayNodes
+from tests.integration.studies.test_resume import assert_complete, assert_continued, trials_in, whole
+from tuner.run.driver import DRIVER
+from tuner.storage.opening import find_study
+from tuner.storage.record import STOP_REASON
+
+ROOT = Path(__file__).resolve().parents[3]
+TRIALS = 8
+LIMIT_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    """A head without CPUs, and a node with room for two trials."""
+    pytest.importorskip("opencensus", reason="ray[default] is not installed")
+    with RayNodes(0, 4, jobs=True) as running:
+        yield running
+
+
+@pytest.fixture
+def study(tmp_path):
+    """A study whose trials run a command, which leaves a child in a session of its own."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM, encoding="utf-8")
+    file = tmp_path / "study.yaml"
+    trial = COMMAND.format(python=sys.executable, program=program, folder=tmp_path)
+    file.write_text(STUDY.format(model=MODEL, trials=TRIALS, seed=0, trial=trial), encoding="utf-8")
+    return file
+
+
+def submit(nodes, name, *command, wait=True):
+    """`ray job submit` of the checkout; its exit status and what it printed."""
+    done = nodes.ray(
+        *("job", "submit", "--address", nodes.jobs_address, "--submission-id", name, "--working-dir", str(ROOT)),
+        *(() if wait else ("--no-wait",)),
+        *("--", "python", "-m", "tuner", *command),
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def wait_until(holds, limit_s=LIMIT_S):
+    """Waits for a condition."""
+    deadline_s = time.monotonic() + limit_s
+    while not holds():
+        assert time.monotonic() < deadline_s, "it did not come to that"
+        time.sleep(0.1)
+
+
+def at_work(nodes):
+    """What trials run: their workers, commands, and the children of these."""
+    words = ("ray::_Slot", "rank_server", "program.py", "sleep 3600")
+    return [command for command in nodes.processes().values() if any(word in command for word in words)]
+
+
+def is_half_way(nodes, storage):
+    """Whether two trials have ended and the commands of two others run."""
+    ended = sum(trial.state.is_finished() for trial in trials_in(storage, "lost-node").values())
+    return ended >= 2 and sum("sleep 3600" in command for command in at_work(nodes)) == 2
+
+
+def copies(nodes):
+    """Databases in what Ray has unpacked for jobs."""
+    return [path for path in nodes.folder.rglob("*.db") if "runtime_resources" in path.parts]
+
+
+def test_a_relative_database_is_refused(nodes):
+    """A study that would be kept in the job's throw-away directory fails the job at once, with the way out."""
+    status, told = submit(nodes, "relative", "run", "configs/studies/llama3-8b-dgx-h100.yaml")
+
+    assert status == 1
+    assert "failed with exit code 2" in told
+    assert "storage = 'sqlite:///meshtune.db': would be written into the working directory of this Ray job" in told
+    assert "sqlite:////data/meshtune.db, journal:////data/study.log), or PostgreSQL" in told
+    assert "Traceback" not in told
+    assert copies(nodes) == []
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_a_job_that_is_ended_leaves_nothing_and_is_resumed(nodes, study, tmp_path, end):
+    """`ray job stop`, and a SIGKILL of the driver, end the workers and all that they run; the same job submitted again
+    goes on, loses nothing, and starts again only what was in flight.
+    """
+    storage = f"sqlite:///{tmp_path}/study.db"
+    command = ("run", str(study), "--storage", storage, "--set", "search.parallel_trials=2", "--json")
+    status, told = submit(nodes, f"first-{end}", *command, wait=False)
+    assert status == 0, told
+    wait_until(lambda: is_half_way(nodes, storage))
+    if end == "stop":
+        stopped = nodes.ray("job", "stop", "--address", nodes.jobs_address, f"first-{end}")
+        assert stopped.returncode == 0, stopped.stderr
+        assert "was stopped" in stopped.stdout + stopped.stderr
+    else:
+        for process, text in nodes.processes().items():
+            if f"tuner run {study}" in text:
+                os.kill(process, signal.SIGKILL)
+    wait_until(lambda: not at_work(nodes))
+    before = trials_in(storage, "lost-node")
+    stored = find_study(storage, "lost-node")
+    if end == "stop":
+        assert (stored.user_attrs[STOP_REASON], stored.user_attrs[DRIVER]) == ("interrupted", None)
+    in_flight = {trial.number for trial in whole(before) if trial.state == TrialState.RUNNING}
+    assert in_flight
+
+    status, told = submit(nodes, f"second-{end}", *command)
+
+    assert status == 0, told
+    assert "\r" not in told
+    after = trials_in(storage, "lost-node")
+    assert_continued(before, after)
+    assert_complete(after, TRIALS)
+    starts = {int(file.name.partition("-")[2]): len(file.read_text().splitlines()) for file in tmp_path.glob("trial-*")}
+    assert starts.keys() == after.keys()
+    for number, count in starts.items():  # a trial may have been asked for whose command was not there yet
+        assert count in ({1, 2} if number in in_flight else {1}), (number, starts)
+    printed = json.loads(told[told.index("\n{") : told.rindex("\n}") + 2])
+    assert (printed["trials"], printed["stop_reason"]) == (TRIALS, "max_trials")
+    wait_until(lambda: not at_work(nodes))
+
+
+def test_a_study_that_finds_nothing_fails_its_job(nodes, tmp_path):
+    """Exit status 1 is that of the job, and what was missing stands in its log."""
+    file = tmp_path / "study.yaml"
+    study = STUDY.format(model="gpt-175b", trials=4, seed=0, trial="{backend: simulated}")
+    file.write_text(study, encoding="utf-8")
+
+    status, told = submit(nodes, "nothing", "run", str(file), "--storage", f"sqlite:///{tmp_path}/study.db")
+
+    assert status == 1
+    assert "failed with exit code 1" in told

@@ -1,0 +1,415 @@
+"""`meshtune dashboard`: the real server in a process of its own, asked as a browser asks it."""
+
+import functools
+import http.client
+import http.server
+import itertools
+import json
+import re
+import shutil
+import sqlite3
+import struct
+import time
+from contextlib import closing
+from threading import Thread
+
+import optuna
+import pytest
+
+from tests.support.browser import rendered_dom, screenshot
+from tests.support.studies.commanded_study import run_here, write_study
+from tests.support.studies.served_study import Served, serving
+from tuner.dashboard import Place, dashboard_server
+from tuner.dashboard.artifacts import StudyFiles
+from tuner.dashboard.markdown import LINE, block, plain, table
+from tuner.dashboard.view import StudyView
+from tuner.run.driver import claim
+from tuner.run.loop import stored_study
+from tuner.search.population import P_STAR
+from tuner.storage.opening import open_store
+from tuner.study_file.config import load_study
+
+pytest.importorskip("optuna_dashboard", reason="optuna-dashboard is not installed (the extra `dashboard`)")
+
+TRIALS = 4
+SECRET = "hunter2-canary"  # noqa: S105 # what the study's command gets in its environment
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    """A study that has run."""
+    path = write_study(tmp_path_factory.mktemp("study"), trials=TRIALS)
+    run_here(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def served(file):
+    """Its pages."""
+    with serving(file) as (_, found):
+        yield found
+
+
+def content_of(database):
+    """Everything that the database holds."""
+    with closing(sqlite3.connect(database)) as connection:
+        return list(connection.iterdump())
+
+
+def attributes(entry):
+    """Attributes as a page shows them."""
+    return {attribute["key"]: attribute["value"] for attribute in entry["user_attrs"]}
+
+
+def test_the_studys_note_says_what_was_found(served):
+    """The best with its gain over the expert's, p_star, who may be the fastest, what failed, and why it stopped."""
+    note = served.study()["note"]["body"]
+
+    best_s = min(trial["values"][0] for trial in served.study()["trials"] if "values" in trial)
+    assert f"Best so far: {best_s * 1e3:.3g} ms per step" in note
+    assert re.search(r"\*\*[\d.]+ times as fast as the expert's configuration\*\*", note)
+    assert re.search(r"\| \*\*p_star\*\*\W+[01]\.\d\d, ", note)
+    assert f"{TRIALS} of at most {TRIALS}" in note
+    assert "stopped: the budget of trials is spent" in note
+    assert f"Which may be the fastest, after trial {TRIALS - 1}" in note
+    assert "out of memory" in note
+
+
+def test_a_trials_note_says_what_happened(served):
+    """Its configuration, what was predicted and measured, how it ended, and the end of its log as code."""
+    note = served.trial(0)["note"]["body"]
+
+    assert "`pp=1,tp=1,dp=2,cp=1,up=1,vpp=1,ep=1,mbs=1`, the expert's configuration" in note
+    assert re.search(r"\| step\W+[\d.]+ m?s \([\d.]+ m?s to [\d.]+ m?s\), \+[\d.]+% off\W+144 ms", note)
+    assert re.search(r"\| memory of the fullest device\W+[\d.]+ GiB of 2\.0 GiB\W+1\.5 GiB", note)
+    assert "4 measured steps: 142 ms, 143 ms, 144 ms, 145 ms" in note
+    assert note.count("```") == 2
+    assert "step 5 took 145.0 ms" in note
+
+
+def test_a_failed_trial_says_why(served):
+    """The reason stands in its note and in the table of trials."""
+    failed = [trial for trial in served.study()["trials"] if trial["state"] == "Fail"]
+
+    assert failed
+    for trial in failed:
+        assert attributes(trial)["status"] == "out of memory"
+        assert "Tried to allocate 2.00 GiB" in attributes(trial)["reason"]
+        assert "**Why**: torch.OutOfMemoryError" in trial["note"]["body"]
+
+
+def test_attributes_are_figures_not_json(served):
+    """Nobody has to read the JSON that a study resumes from."""
+    study = served.study()
+
+    for entry in (study, *study["trials"]):
+        assert attributes(entry)
+        assert not [value for value in attributes(entry).values() if value.startswith(("{", "["))]
+    assert float(attributes(study)["times as fast as the expert's configuration"]) >= 1
+    assert float(attributes(served.trial(0))["predicted step [s]"]) > 0
+
+
+def test_whole_logs_can_be_downloaded(served):
+    """Each trial offers the log that its command left, as it lies in the study's folder."""
+    for trial in served.study()["trials"]:
+        name = f"trial-{trial['number']:04}-host-0.log"
+        [artifact] = trial["artifacts"]
+
+        assert artifact["filename"] == name
+        assert f"Whole: `{name}`" in trial["note"]["body"]
+        status, content = served.ask(f"artifacts/{served.id}/{trial['trial_id']}/{artifact['artifact_id']}")
+        assert (status, content) == (200, (served.folder / "logs" / name).read_bytes())
+
+
+def test_the_report_is_written_when_it_is_asked_for(served):
+    """The study's page offers its report, which is there without anybody having written one."""
+    [artifact] = served.study()["artifacts"]
+
+    assert artifact["filename"] == "report.html"
+    status, content = served.ask(f"artifacts/{served.id}/{artifact['artifact_id']}")
+    assert (status, content[:15]) == (200, b"<!DOCTYPE html>")
+    assert b"<h1>own-command</h1>" in content
+
+
+def test_looking_changes_nothing(served):
+    """Pages, plots, tables and downloads leave the database as it was, to the last row."""
+    before = content_of(served.folder / "study.db")
+
+    paths = ["", f"/{served.id}", f"/{served.id}/param_importances", f"/{served.id}/plot/contour"]
+    answers = [served.ask(f"api/studies{path}")[0] for path in paths] + [served.ask(f"csv/{served.id}")[0]]
+
+    assert answers == [200] * 5
+    assert content_of(served.folder / "study.db") == before
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("DELETE", "api/studies/{study}", {}),
+        ("POST", "api/studies", {"study_name": "new", "directions": ["minimize"]}),
+        ("POST", "api/studies/{study}/rename", {"study_name": "new"}),
+        ("POST", "api/trials/{trial}/tell", {"state": "Fail"}),
+        ("POST", "api/trials/{trial}/user-attrs", {"user_attrs": {"observation": 1}}),
+        ("POST", "api/artifacts/{study}", {"file": "data:text/plain;base64,aGk=", "filename": "a"}),
+        ("DELETE", "api/artifacts/{study}/{trial}/{artifact}", {}),
+        ("PUT", "api/studies/{study}/preference_feedback_component", {"output_type": "note"}),
+    ],
+)
+def test_nothing_but_notes_is_changed(served, method, path, body):
+    """Whatever else a page could change is refused, with a reason; the database and the logs stay."""
+    trial, before = served.trial(0), content_of(served.folder / "study.db")
+    artifact = trial["artifacts"][0]["artifact_id"]
+
+    status, content = served.ask(path.format(study=served.id, trial=trial["trial_id"], artifact=artifact), method, body)
+
+    assert status == 403
+    assert "keeps notes" in json.loads(content)["reason"]
+    assert content_of(served.folder / "study.db") == before
+    assert (served.folder / "logs" / "trial-0000-host-0.log").is_file()
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:PORT", 200),
+        ("localhost:PORT", 200),
+        ("LOCALHOST.:PORT", 200),
+        ("[::1]:PORT", 200),
+        ("127.0.0.1:9", 200),  # as behind a tunnel
+        ("evil.example:PORT", 403),
+        ("evil.example", 403),
+        ("127.0.0.1.evil.example:PORT", 403),
+        ("localhost.evil.example:PORT", 403),
+        ("127.0.0.1@evil.example", 403),
+        ("[::1].evil.example", 403),
+        ("", 403),
+    ],
+)
+def test_no_other_name_leads_here(served, host, status):
+    """A page that has its own name resolve to this machine (DNS rebinding) reads nothing and writes nothing."""
+    name = served.url.split("/")[2]
+    connection = http.client.HTTPConnection(name, timeout=60)
+    with closing(connection):
+        for method, path in (("GET", "/api/studies"), ("GET", "/"), ("PUT", f"/api/studies/{served.id}/note")):
+            connection.putrequest(method, path, skip_host=True)
+            connection.putheader("Host", host.replace("PORT", name.partition(":")[2]))
+            connection.putheader("Content-Length", "0")
+            connection.endheaders()
+            answer = connection.getresponse()
+            content = answer.read()
+            assert (answer.status == 403) == (status == 403), (method, path, content)
+            assert answer.headers["X-Content-Type-Options"] == "nosniff"
+            if status == 403:
+                assert json.loads(content)["reason"].startswith("meshtune dashboard does not answer to this name")
+
+
+ATTACK = """
+<!DOCTYPE html><body>begun<script>
+const done = [];
+async function attempt(name, path, options) {
+  try {
+    const answer = await fetch("URL" + path, options);
+    done.push(name + ": " + (await answer.text()).slice(0, 40));
+  } catch (error) { done.push(name + ": refused"); }
+}
+(async () => {
+  const note = JSON.stringify({version: 1, body: "stolen"}), json = {"Content-Type": "application/json"};
+  await attempt("put", "api/studies/ID/note", {method: "PUT", body: note, headers: json});
+  await attempt("simple put", "api/studies/ID/note", {method: "PUT", body: note});
+  await attempt("post", "api/studies/ID/note", {method: "POST", body: note, mode: "no-cors"});
+  await attempt("read", "api/studies", {});
+  document.body.textContent = "tried: " + done.join(", ");
+})();
+</script></body>
+"""
+
+
+def test_a_page_from_elsewhere_reads_and_writes_nothing(served, tmp_path):
+    """A page that a real browser has open from another origin can neither change a note nor read a study."""
+    (tmp_path / "attack.html").write_text(
+        ATTACK.replace("URL", served.url).replace("ID", str(served.id)), encoding="utf-8"
+    )
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as elsewhere:
+        thread = Thread(target=elsewhere.serve_forever)
+        thread.start()
+        try:
+            page = rendered_dom(f"http://localhost:{elsewhere.server_port}/attack.html")
+        finally:
+            elsewhere.shutdown()
+            thread.join()
+
+    assert "tried: put: refused, simple put: refused, post: , read: refused" in page
+    assert served.study()["note"]["version"] == 0
+
+
+def test_a_users_note_is_theirs(served):
+    """What a user writes is kept and shown in place of ours; emptied, ours stands there again."""
+    trial = served.trial(1)
+
+    assert served.put_note(1, "ask Ann about this one", trial["trial_id"]) == 204
+    assert served.trial(1)["note"] == {"version": 1, "body": "ask Ann about this one"}
+    assert served.put_note(1, "too late", trial["trial_id"]) == 409
+    assert served.put_note(2, "", trial["trial_id"]) == 204
+    assert served.trial(1)["note"] == {"version": 2, "body": trial["note"]["body"]}
+
+
+def test_no_secret_stands_in_the_pages(served):
+    """The environment of the study's command is nowhere."""
+    assert SECRET in (served.folder / "study.yaml").read_text(encoding="utf-8")
+    assert SECRET not in json.dumps(served.study())
+
+
+def eventually(found, wanted):
+    """Asks until the answer is the wanted one: pages may be some seconds old."""
+    give_up_s = time.monotonic() + 60
+    while found() != wanted and time.monotonic() < give_up_s:
+        time.sleep(0.2)
+    assert found() == wanted
+
+
+def test_it_follows_a_study_that_goes_on(tmp_path):
+    """A study that runs on beside its pages is not disturbed, is told as it goes on, and leaves a user's note alone;
+    Ctrl-C ends its pages.
+    """
+    path = write_study(tmp_path, trials=2)
+    config = run_here(path, "search.max_trials=1")
+
+    with serving(path) as (process, served):
+        assert "1 of at most 2: 1 ok" in served.study()["note"]["body"]
+        assert served.put_note(1, "mine", served.trial(0)["trial_id"]) == 204
+        held = claim(open_store(config.storage), "own-command", now_s=0.0)
+        eventually(lambda: attributes(served.study())["search"], "running, 0 trials in flight")
+        held.release()
+        run_here(path)
+        eventually(lambda: [trial["state"] for trial in served.study()["trials"]], ["Complete", "Complete"])
+        eventually(lambda: "2 of at most 2: 2 ok" in served.study()["note"]["body"], True)
+        notes = [trial["note"]["body"] for trial in served.study()["trials"]]
+
+    assert [note == "mine" for note in notes] == [True, False]
+    assert process.returncode == 130
+
+
+def test_other_studies_of_the_storage_are_shown_as_they_are(served):
+    """Only the study that was asked for is told in our words."""
+    other = optuna.create_study(
+        study_name="other", storage=open_store(f"sqlite:///{served.folder / 'study.db'}").storage
+    )
+    other.set_user_attr("kept", [1, 2])
+
+    ours, others = json.loads(served.ask("api/studies")[1])["study_summaries"]
+
+    assert attributes(ours)["search"] == "stopped: the budget of trials is spent"
+    assert attributes(others) == {"kept": "[1, 2]"}
+
+
+def test_what_failed_to_be_read_is_read_again(file, tmp_path, monkeypatch):
+    """A change that could not be read, as from a database that was locked, is told once it can be."""
+    folder = shutil.copytree(file.parent, tmp_path / "copy")
+    config = load_study(folder / file.name, storage=f"sqlite:///{folder / 'study.db'}")
+    study, hour = stored_study(config), itertools.count()
+    view = StudyView(study._storage, study, config, StudyFiles(config), clock=lambda: 3600.0 * next(hour))
+    before = view.pages().facts
+    study.set_user_attr(P_STAR, 0.125)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("tuner.dashboard.view.snapshot_of", locked)
+        with pytest.raises(sqlite3.OperationalError):
+            view.pages()
+
+    assert view.pages().facts != before
+
+
+def test_of_many_trials_the_fastest_and_the_latest_have_notes(file, monkeypatch):
+    """Of more trials than may have notes the fastest and the latest have them, and all have their facts."""
+    monkeypatch.setattr("tuner.dashboard.view.MOST_NOTES", 2)
+    config = load_study(file, storage=f"sqlite:///{file.parent / 'study.db'}")
+    study = stored_study(config)
+
+    pages = StudyView(study._storage, study, config, StudyFiles(config)).pages()
+
+    fastest = min((trial for trial in study.get_trials() if trial.value), key=lambda trial: trial.value)
+    of_trials = {name for name in pages.notes if name != "dashboard:"}
+    assert of_trials == {f"dashboard:{trial._trial_id}:" for trial in (fastest, study.get_trials()[-1])}
+    assert all("step [s]" in str(trial.user_attrs) for trial in pages.trials if trial.value)
+
+
+def locked(*_, **__):
+    """What SQLite says while somebody else writes for too long."""
+    raise sqlite3.OperationalError("database is locked")
+
+
+def test_it_ends_as_other_commands_do(file):
+    """Terminated or interrupted, the command ends with status 130 and one line."""
+    with serving(file) as (process, served):
+        assert served.ask("api/studies")[0] == 200
+        process.terminate()
+        _, told = process.communicate(timeout=60)
+
+    assert (process.returncode, told) == (130, "meshtune: interrupted\n")
+
+
+def test_an_idle_connection_keeps_nobody_waiting(served):
+    """A browser that has connected and asks for nothing does not hold up the others."""
+    idle = http.client.HTTPConnection(served.url.split("/")[2], timeout=60)
+    idle.connect()
+    with closing(idle):
+        assert served.ask("api/studies")[0] == 200
+
+
+def test_on_postgresql(postgresql, tmp_path):
+    """A study in PostgreSQL has the same pages, and its password is in none of them."""
+    path = write_study(tmp_path, trials=1, storage=postgresql)
+    config = run_here(path)
+    opened = dashboard_server(config, Place(port=0))
+    thread = Thread(target=opened.serve)
+    thread.start()
+    try:
+        served = Served({"url": opened.url, "study_url": opened.study_url}, tmp_path)
+        study = served.study()
+        assert served.put_note(1, "mine") == 204
+        assert served.study()["note"]["body"] == "mine"
+    finally:
+        opened.server.shutdown()
+        thread.join()
+
+    assert "1 of at most 1: 1 ok" in study["note"]["body"]
+    assert study["trials"][0]["artifacts"]
+    assert "canary" not in json.dumps(study)
+
+
+def test_a_browser_draws_the_notes(served, tmp_path):
+    """The pages show headings, tables and the log, not the marks that they are written with."""
+    study, trial = rendered_dom(f"{served.page}/note"), rendered_dom(f"{served.page}/trials?numbers=0")
+
+    assert "<h3>Best so far: " in study
+    assert re.search(r"<td[^>]*><strong>p_star</strong>", study)
+    assert re.search(r"<h3>144 ms per step, measured</h3>", trial)
+    assert "&lt;b&gt;of&lt;/b&gt; `many` |" in re.sub(r"</?span[^>]*>", "", trial)
+    assert "trial-0000-host-0.log" in trial
+    drawn = screenshot(served.page, tmp_path / "study.png", 1200, 900).read_bytes()
+    assert struct.unpack(">II", drawn[16:24]) == (1200, 900)
+
+
+def test_text_means_itself_in_a_note():
+    """What a program has printed can neither end its block nor format the note around it."""
+    assert block("a ``` b\n\n````").splitlines() == ["`````text", "a ``` b", "", "````", "`````"]
+    assert block("\x1b[32mtitan\x1b[0m - step") == "```text\ntitan - step\n```"
+    assert plain("a *b*\n| <c> `d` [e](f) x_y") == r"a \*b\* \| \<c\> \`d\` \[e\](f) x\_y"
+
+
+def test_long_lines_are_broken():
+    """No line of a log makes the page wider than a window, and nothing of it is lost."""
+    lines = block("word " * 100 + "x" * 500).splitlines()[1:-1]
+
+    assert max(map(len, lines)) <= LINE
+    assert "".join(lines) == "word " * 100 + "x" * 500
+
+
+def test_columns_are_kept_apart():
+    """Cells that stand side by side do not touch."""
+    assert table(["a", "b"], [["1", "2"]]).splitlines() == [
+        "| a\N{EM SPACE} | b\N{EM SPACE} |",
+        "| :--- | :--- |",
+        "| 1\N{EM SPACE} | 2\N{EM SPACE} |",
+    ]

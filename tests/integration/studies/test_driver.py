@@ -1,0 +1,321 @@
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+from sqlalchemy import select
+
+from hardware.io.errors import ConfigError
+from tests.support.studies.driver_process import ROOT
+from tuner.run.driver import DRIVER, RENEW_AFTER_S, STALE_AFTER_S, WATCHED_S, claim, interrupts_held, is_held
+from tuner.storage.history.tables import METADATA, make_tables
+from tuner.storage.opening import open_store
+from tuner.storage.store import Rows
+
+NOW_S = 1_000_000.0
+STUDY = "claimed"
+
+
+@pytest.fixture
+def url(database):
+    """A storage with one study in it."""
+    store = open_store(database)
+    optuna.create_study(study_name=STUDY, storage=store.storage)
+    store.close()
+    return database
+
+
+@pytest.fixture
+def store(url):
+    """That storage, open."""
+    opened = open_store(url)
+    yield opened
+    opened.close()
+
+
+def held(store):
+    """The claim that stands on the study."""
+    return store.storage.get_study_user_attrs(study_id(store)).get(DRIVER)
+
+
+def study_id(store):
+    """What the storage calls the study."""
+    return store.storage.get_study_id_from_name(STUDY)
+
+
+def set_held(store, value):
+    """Puts somebody's claim on the study."""
+    store.storage.set_study_user_attr(study_id(store), DRIVER, value)
+
+
+def set_attribute(store, key, value):
+    """As a driver writes."""
+    store.storage.set_study_user_attr(study_id(store), key, value)
+
+
+@contextmanager
+def another_process(url, *, then="sys.stdin.readline()"):
+    """A process that has claimed the study and waits; its claim's text stands in the database."""
+    code = (
+        "import sys, time\n"
+        "from tuner.run.driver import claim\n"
+        "from tuner.storage.opening import open_store\n"
+        f"claim(open_store({url!r}), {STUDY!r}, now_s={NOW_S})\n"
+        "print('claimed', flush=True)\n"
+        f"{then}\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout.readline() == "claimed\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_claim_is_written_renewed_and_released(store):
+    """A claim names the process, is written again only when it is old, and leaves nothing when released."""
+    mine = claim(store, STUDY, now_s=NOW_S)
+    assert (held(store)["pid"], held(store)["host"]) == (os.getpid(), socket.gethostname())
+
+    assert not mine.renew(now_s=NOW_S + RENEW_AFTER_S / 2)
+    assert mine.renew(now_s=NOW_S + RENEW_AFTER_S)
+    assert held(store)["renewed_s"] == NOW_S + RENEW_AFTER_S
+    mine.release()
+
+    assert held(store) is None
+    claim(store, STUDY, now_s=NOW_S)
+    assert held(store)["renewed_s"] == NOW_S
+
+
+def test_living_process_is_not_robbed_and_a_dead_one_is(url, store):
+    """A claim holds as long as its process lives, however old it is, and not a moment longer."""
+    with another_process(url) as process:
+        with pytest.raises(ConfigError, match=f"is being run by process {process.pid} on ") as caught:
+            claim(store, STUDY, now_s=NOW_S + 10 * STALE_AFTER_S)
+        assert (caught.value.key, caught.value.value) == ("name", STUDY)
+        process.kill()
+        process.wait()
+
+        claim(store, STUDY, now_s=NOW_S)
+
+    assert held(store)["pid"] == os.getpid()
+
+
+def test_number_that_was_given_again_does_not_hold(url, store):
+    """A living process that merely got the number of a dead driver does not hold the study."""
+    with another_process(url):
+        other = held(store)
+        assert is_held(other)
+        assert not is_held(other | {"started": "another boot:1"})
+
+
+def test_other_host_holds_while_it_renews(store):
+    """A claim of another host, whose processes cannot be seen, holds until it has not been renewed for long."""
+    set_held(store, {"host": "elsewhere", "pid": 1, "started": "b:1", "renewed_s": NOW_S})
+
+    with pytest.raises(ConfigError, match="is being run by process 1 on elsewhere"):
+        claim(store, STUDY, now_s=NOW_S + STALE_AFTER_S - 1)
+    slept_s, notes = [], []
+    claim(store, STUDY, now_s=NOW_S + STALE_AFTER_S, on_note=notes.append, sleep=slept_s.append)
+
+    assert sum(slept_s) == pytest.approx(WATCHED_S)
+    assert notes == ["process 1 on elsewhere drove this study; watching 45 s whether it still does"]
+
+
+@pytest.mark.parametrize("behind_s", [-7200.0, -STALE_AFTER_S, STALE_AFTER_S, 7200.0], ids="{:+.0f} s".format)
+def test_living_driver_of_another_host_is_not_robbed_whatever_its_clock_says(store, behind_s):
+    """A claim that is renewed while it is watched holds, by however much the clocks of both hosts differ."""
+    theirs = {"host": "elsewhere", "pid": 1, "started": "b:1", "renewed_s": NOW_S - behind_s}
+    set_held(store, theirs)
+    slept_s = []
+
+    def sleep(seconds):
+        slept_s.append(seconds)
+        if sum(slept_s) >= RENEW_AFTER_S:
+            set_held(store, theirs | {"renewed_s": theirs["renewed_s"] + RENEW_AFTER_S})
+
+    with pytest.raises(ConfigError, match="is being run by process 1 on elsewhere"):
+        claim(store, STUDY, now_s=NOW_S, sleep=sleep)
+
+    assert held(store)["host"] == "elsewhere"
+    assert RENEW_AFTER_S <= sum(slept_s) < WATCHED_S
+
+
+def test_claim_from_the_future_of_a_dead_driver_does_not_hold(store):
+    """A driver that died before its clock was set back an hour holds its study no longer than any other."""
+    set_held(store, {"host": "elsewhere", "pid": 1, "started": "b:1", "renewed_s": NOW_S + 3600})
+
+    claim(store, STUDY, now_s=NOW_S, sleep=lambda _: None)
+
+    assert held(store)["pid"] == os.getpid()
+
+
+@pytest.mark.parametrize("jump_s", [-3600.0, 3600.0], ids=["an hour back", "an hour on"])
+def test_claim_is_renewed_at_once_after_a_jump(store, jump_s):
+    """A driver whose clock is set writes its claim by the new time, and then as often as before."""
+    mine = claim(store, STUDY, now_s=NOW_S)
+
+    assert mine.renew(now_s=NOW_S + 1 + jump_s)
+    assert held(store)["renewed_s"] == NOW_S + 1 + jump_s
+    assert not mine.renew(now_s=NOW_S + 2 + jump_s)
+    assert mine.renew(now_s=NOW_S + 1 + jump_s + RENEW_AFTER_S)
+
+
+def test_driver_that_was_taken_over_stops(store):
+    """A driver that slept so long that another took its study over notices, and leaves the other's claim alone."""
+    mine = claim(store, STUDY, now_s=NOW_S)
+    other = {"host": "elsewhere", "pid": 7, "started": "b:1", "renewed_s": NOW_S + 200}
+    set_held(store, other)
+
+    with pytest.raises(ConfigError, match="is being run by process 7 on elsewhere"):
+        mine.renew(now_s=NOW_S + 201)
+    mine.release()
+
+    assert mine.is_lost
+    assert held(store) == other
+
+
+def test_a_claim_writes_together(store):
+    """What a driver writes in one transaction is there when it ends, also where it renews its claim in between."""
+    mine = claim(store, STUDY, now_s=NOW_S)
+
+    with mine.together():
+        set_attribute(store, "a", 1)
+        set_attribute(store, "b", {"c": [2.5]})
+    mine.renew(now_s=NOW_S + RENEW_AFTER_S)
+    with mine.together():
+        number = store.storage.get_trial(store.storage.create_new_trial(study_id(store))).number
+
+    attributes = store.storage.get_study_user_attrs(study_id(store))
+    assert (attributes["a"], attributes["b"], number) == (1, {"c": [2.5]}, 0)
+
+
+def test_nothing_is_written_after_a_claim_was_lost(url, store):
+    """No write of a driver that was taken over takes effect: attributes, trials, ends of trials, rows; nor do writes of
+    a block that was not finished.
+    """
+    mine = claim(store, STUDY, now_s=NOW_S)
+    make_tables(store)
+    storage, study = store.storage, study_id(store)
+    with mine.together():
+        trial = storage.create_new_trial(study)
+    with pytest.raises(ZeroDivisionError), mine.together():
+        set_attribute(store, "unfinished", 1 / 0)
+    another = open_store(url)
+    set_held(another, {"host": "elsewhere", "pid": 7, "started": "b:1", "renewed_s": NOW_S + 200})
+
+    key = {"version": 99}
+    for write in (
+        lambda: set_attribute(store, "late", 1),
+        lambda: storage.set_trial_user_attr(trial, "late", 1),
+        lambda: storage.set_trial_state_values(trial, TrialState.COMPLETE, [1.0]),
+        lambda: storage.create_new_trial(study),
+        lambda: store.replace_rows(Rows(table=METADATA.tables["meshtune_history"], key=key, rows=[key])),
+        lambda: None,
+    ):
+        with pytest.raises(ConfigError, match="is being run by process 7 on elsewhere"), mine.together():
+            write()
+
+    for one in (store, another):
+        (only,) = one.storage.get_all_trials(study)
+        assert (only.state, only.user_attrs) == (TrialState.RUNNING, {})
+        assert one.storage.get_study_user_attrs(study).keys() == {DRIVER}
+        with one.connection(METADATA) as connection:
+            assert connection.execute(select(METADATA.tables["meshtune_history"])).scalars().all() == [1]
+    another.close()
+
+
+def test_of_several_that_start_together_one_drives(url):
+    """Of processes that claim a study at the same moment, exactly one gets it."""
+    code = (
+        "import sys\n"
+        "from hardware.io.errors import ConfigError\n"
+        "from tuner.run.driver import claim\n"
+        "from tuner.storage.opening import open_store\n"
+        f"store = open_store({url!r})\n"
+        "print('ready', flush=True)\n"
+        "sys.stdin.readline()\n"
+        "try:\n"
+        f"    claim(store, {STUDY!r}, now_s={NOW_S})\n"
+        "except ConfigError as error:\n"
+        "    print('refused', flush=True)\n"
+        "else:\n"
+        "    print('claimed', flush=True)\n"
+        "sys.stdin.readline()\n"
+    )
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(4)
+    ]
+    try:
+        for process in processes:
+            assert process.stdout.readline() == "ready\n"
+        for process in processes:
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        answers = sorted(process.stdout.readline().strip() for process in processes)
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+    assert answers == ["claimed", "refused", "refused", "refused"]
+
+
+@pytest.fixture
+def handled():
+    """Signals that reach the handlers of this test, in order."""
+    seen = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda number, _: seen.append(number)) for number in numbers}
+    yield seen
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_interrupt_waits_for_the_end_of_the_block(handled):
+    """A signal that comes inside the block is handled after it, even if the block installed another handler."""
+    with interrupts_held():
+        signal.raise_signal(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        assert handled == []
+
+    assert handled == [signal.SIGTERM]
+    signal.raise_signal(signal.SIGTERM)
+    assert handled == [signal.SIGTERM] * 2
+
+
+def test_second_interrupt_does_not_wait(handled):
+    """Who presses Ctrl-C twice is heard at once."""
+    with interrupts_held():
+        signal.raise_signal(signal.SIGINT)
+        assert handled == []
+        signal.raise_signal(signal.SIGINT)
+        assert handled == [signal.SIGINT]
+
+
+def test_interrupts_are_nothing_to_other_threads(handled):
+    """Outside the main thread, where Python installs no handlers, the block just runs."""
+    ran = []
+
+    def hold():
+        with interrupts_held():
+            ran.append(True)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    thread.join()
+
+    assert ran == [True]
+    assert handled == []

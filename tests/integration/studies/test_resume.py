@@ -1,0 +1,347 @@
+import itertools
+import json
+import shutil
+import signal
+import sqlite3
+import time
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import numpy as np
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from costmodels.job.parallel_config import ParallelConfig
+from tests.support.studies.broken_studies import REPLAY, rows, study
+from tests.support.studies.commits import before_each_commit, kept_at_each_commit
+from tests.support.studies.driver_process import STUDY, DriverProcess
+from tests.support.studies.in_process_executor import InProcessExecutor
+from tests.support.studies.stepping_executor import SteppingExecutor
+from trials.backend import Observation, Status
+from tuner.run.driver import DRIVER
+from tuner.run.loop import run_study
+from tuner.storage.opening import find_study
+from tuner.storage.record import OBSERVATION, PREDICTION, STOP_REASON, read_records
+from tuner.study_file.config import load_study
+
+TRIALS = 40
+UNDISTURBED = ("search.confidence=1.0", f"search.max_trials={TRIALS}", "search.parallel_trials=2")
+WRITES_OF_A_LIFE = 13
+"""Commits: enough to settle what an earlier driver left and to ask for a trial, and too few for two."""
+
+HALF_A_TRIAL = timedelta(seconds=3)
+"""Of the trials of a run that is interrupted."""
+
+LASTING = "agent"
+"""In the names of Ray's helpers that outlive a killed driver by up to a minute, in which they report its death."""
+
+
+def trials_in(storage, name="ultrascale-llama-8b-128"):
+    """Every trial of the study, as somebody who opens the database from outside reads it."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    stored = find_study(storage, name)
+    trials = stored.get_trials() if stored is not None else []
+    if stored is not None:
+        stored._storage._backend.engine.dispose()
+    return {trial.number: trial for trial in trials}
+
+
+def whole(trials):
+    """The trials that have a candidate; the others were killed while they were asked for."""
+    return [trial for trial in trials.values() if PREDICTION in trial.user_attrs]
+
+
+def assert_continued(before, after):
+    """What had ended is unchanged, and what was in flight has ended or is in flight under its own number."""
+    for number, trial in before.items():
+        if trial.state.is_finished():
+            assert after[number] == trial
+        elif PREDICTION in trial.user_attrs:
+            assert after[number].params == trial.params
+            assert after[number].datetime_start == trial.datetime_start
+
+
+def assert_complete(trials, budget):
+    """The budget is spent on as many candidates, each finished once, with all that was predicted and observed."""
+    asked = whole(trials)
+    assert len(asked) == budget
+    assert len({json.dumps(trial.params, sort_keys=True) for trial in asked}) == budget
+    assert all(trial.state in (TrialState.COMPLETE, TrialState.FAIL) for trial in trials.values())
+    for trial in asked:
+        assert (trial.state == TrialState.COMPLETE) == (trial.user_attrs[OBSERVATION]["status"] == "ok")
+    torn = [trial for trial in trials.values() if PREDICTION not in trial.user_attrs]
+    assert all(trial.user_attrs[OBSERVATION]["status"] == "cancelled" for trial in torn)
+
+
+# Killed after every single write: what a kill leaves is the database as it stood after the last commit
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory):
+    """A study without noise of eight measured rows: whoever takes it up a hundred times need not wait for many."""
+    folder = tmp_path_factory.mktemp("short")
+    degrees = [(tp, mbs) for tp in (8, 4, 2, 1) for mbs in (1, 2)]
+    measured = [{"tp": tp, "dp": 8 // tp, "mbs": mbs, "step_seconds": 1 + tp / 10 + mbs / 100} for tp, mbs in degrees]
+    (folder / "rows.csv").write_text(rows(*measured), encoding="utf-8")
+    file = folder / "short.yaml"
+    file.write_text(study(REPLAY, name="short"), encoding="utf-8")
+    return file
+
+
+def in_process(file, storage, slots, budget):
+    """The short study and its executor."""
+    config = load_study(
+        file,
+        overrides=[
+            "search.confidence=1.0",
+            "search.draws=10",
+            f"search.max_trials={budget}",
+            f"search.parallel_trials={slots}",
+        ],
+        storage=storage,
+    )
+    return config, InProcessExecutor(config.backend, slots)
+
+
+def run_in_process(file, storage, slots, budget):
+    """Runs the short study to its end, with the numbers of the trials that it measured."""
+    config, executor = in_process(file, storage, slots, budget)
+    result = run_study(config, on_progress=lambda _: None, executor=executor)
+    assert result.stop_reason == "max_trials"
+    return result, [number for number, _ in executor.seen]
+
+
+def sequence(records):
+    """What a search did, in its order."""
+    return [(record.params, record.status, record.step_time_s, record.p_star, record.prediction) for record in records]
+
+
+@pytest.mark.parametrize(("slots", "budget"), [(1, 2), (2, 2)])
+def test_killed_after_any_write_it_continues(tmp_path, short, slots, budget):
+    """Wherever a driver dies between two writes, the next one loses and repeats nothing, and, one trial at a time,
+    ends with the very same search.
+    """
+    live, moments = tmp_path / "live.db", []
+    with kept_at_each_commit(live, moments):
+        undisturbed, seen = run_in_process(short, f"sqlite:///{live}", slots, budget)
+    assert len(moments) > 4 * budget, len(moments)
+    assert sorted(seen) == list(range(budget))
+
+    for moment in moments:
+        before = trials_in(f"sqlite:///{moment}", "short")
+        result, seen = run_in_process(short, f"sqlite:///{moment}", slots, budget)
+        after = trials_in(f"sqlite:///{moment}", "short")
+
+        assert_continued(before, after)
+        assert_complete(after, budget)
+        assert len(result.records) == budget
+        observed = {number for number, trial in before.items() if OBSERVATION in trial.user_attrs}
+        assert sorted(seen) == sorted({record.number for record in result.records} - observed)
+        if slots == 1:
+            assert sequence(result.records) == sequence(undisturbed.records), moment.name
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AllAlike:
+    """Every candidate is as fast as the next, and `slow` takes three times as long."""
+
+    slow: ParallelConfig | None = None
+
+    def measure(self, config, **_):
+        """As the executor calls it."""
+        step_time_s = 3.0 if config == self.slow else 1.0
+        return Observation(status=Status.OK, step_times_s=(step_time_s,) * 4, origin="measured")
+
+
+def test_killed_after_any_write_it_stops_the_same_trial(tmp_path, short):
+    """Wherever a driver dies while trials report their steps or are stopped, the next one ends each of them once, as an
+    undisturbed one does: the slow one as pruned, all with the steps that they have reported.
+    """
+    budget = 2
+
+    def run_step_by_step(storage, slow):
+        config, _ = in_process(short, storage, 1, budget)
+        executor = SteppingExecutor(AllAlike(slow=slow), 1)
+        return run_study(config, on_progress=lambda _: None, executor=executor).records, executor.seen
+
+    _, seen = run_step_by_step(f"sqlite:///{tmp_path / 'alike.db'}", None)
+    _, slow = seen[1]
+    live, moments = tmp_path / "live.db", []
+    with kept_at_each_commit(live, moments):
+        undisturbed, _ = run_step_by_step(f"sqlite:///{live}", slow)
+    assert [record.status for record in undisturbed] == [Status.OK, Status.PRUNED]
+
+    for moment in moments:
+        before = trials_in(f"sqlite:///{moment}", "short")
+        records, seen = run_step_by_step(f"sqlite:///{moment}", slow)
+        after = trials_in(f"sqlite:///{moment}", "short")
+
+        assert_continued(before, after)
+        assert sequence(records) == sequence(undisturbed), moment.name
+        observed = {number for number, trial in before.items() if OBSERVATION in trial.user_attrs}
+        assert sorted(number for number, _ in seen) == sorted({record.number for record in records} - observed)
+        for trial in whole(after):
+            steps_s = trial.user_attrs[OBSERVATION]["step_times_s"]
+            assert len(steps_s) == (2 if trial.state == TrialState.PRUNED else 4)
+            assert trial.intermediate_values == dict(enumerate(steps_s, start=1))
+
+
+def test_killed_again_while_it_adopts(tmp_path, short):
+    """Drivers that die one after the other, each after a few writes, still finish the search of an undisturbed one."""
+    undisturbed, _ = run_in_process(short, f"sqlite:///{tmp_path / 'undisturbed.db'}", 1, 8)
+    live, kept = tmp_path / "live.db", tmp_path / "kept.db"
+
+    lives = 0
+    while lives < 20:
+        lives += 1
+        writes = itertools.count()
+
+        def keep(writes=writes):
+            # what this driver leaves; all that it goes on to do is lost
+            if next(writes) == WRITES_OF_A_LIFE and live.exists():
+                with closing(sqlite3.connect(live)) as source, closing(sqlite3.connect(kept)) as target:
+                    source.backup(target)
+
+        kept.unlink(missing_ok=True)
+        with before_each_commit(keep):
+            result, _ = run_in_process(short, f"sqlite:///{live}", 1, 8)
+        if not kept.exists():
+            break
+        for suffix in ("", "-wal", "-shm"):
+            live.with_name(f"live.db{suffix}").unlink(missing_ok=True)
+        shutil.move(kept, live)
+
+    assert 4 <= lives < 20
+    assert sequence(result.records) == sequence(undisturbed.records)
+
+
+# Killed for real
+
+
+def overrides(seconds_per_trial):
+    """A replay without noise that lasts a while and does not stop early."""
+    return (*UNDISTURBED, f"trial.seconds_per_trial={seconds_per_trial}")
+
+
+def assert_all_end(driver):
+    """What a killed driver had started ends by itself, while the next one is at work already."""
+    assert not driver.processes_after(75, besides=LASTING)
+
+
+def test_killed_ten_times_it_completes(tmp_path):
+    """A driver killed ten times at random moments, while it starts or runs, completes its study, trial by trial."""
+    storage = f"sqlite:///{tmp_path / 'study.db'}"
+    seed = 20
+    rng = np.random.default_rng(seed)
+    starting, running = (": starting", 5.0), (f"/{TRIALS} trials", 1.2)
+    chosen = rng.permutation([0, 0, 1, 1, 1, 1, 1, 1, 1, 1])
+    moments = [(text, rng.uniform(0, limit_s)) for text, limit_s in ((starting, running)[place] for place in chosen)]
+
+    before = {}
+    with ExitStack() as killed:
+        for text, wait_s in moments:
+            driver = killed.enter_context(DriverProcess(storage, *overrides(0.3)))
+            killed.callback(assert_all_end, driver)
+            driver.wait_for(text)
+            time.sleep(wait_s)
+            driver.end(signal.SIGKILL)
+            after = trials_in(storage)
+            print(f"seed {seed}: killed {wait_s:.2f} s after {text!r}, {len(before)} -> {len(after)} trials")  # noqa: T201 # pytest shows it where the test fails
+            assert_continued(before, after)
+            assert len(whole(after)) <= TRIALS
+            before = after
+        assert sum(trial.state.is_finished() for trial in before.values()) < TRIALS, "the kills came too late to matter"
+
+        with DriverProcess(storage, *overrides(0.0)) as driver:
+            status, out, err = driver.end()
+            assert not driver.processes_after(5)
+    after = trials_in(storage)
+
+    assert status == 0, err
+    assert_continued(before, after)
+    assert_complete(after, TRIALS)
+    printed = json.loads(out)
+    assert printed["trials"] == TRIALS
+    assert printed["stop_reason"] == "max_trials"
+    times = [trial.value for trial in whole(after) if trial.state == TrialState.COMPLETE]
+    assert printed["step_time_s"] == min(times)
+
+
+def wait_for_two_in_flight(storage, num_finished, limit_s=60.0):
+    """Waits until so many trials have ended and two are under way that have most of their time before them."""
+    deadline_s = time.monotonic() + limit_s
+    while True:
+        trials = whole(trials_in(storage))
+        running = [trial.datetime_start for trial in trials if trial.state == TrialState.RUNNING]
+        if len(running) == 2 and len(trials) >= num_finished + 2 and datetime.now() - min(running) < HALF_A_TRIAL:
+            return
+        assert time.monotonic() < deadline_s, f"never two in flight after {num_finished} trials"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_run_leaves_its_trials(tmp_path, number):
+    """Ctrl-C and SIGTERM end a run with status 130 and its result so far, and leave its trials in flight to be adopted,
+    with no process behind; while it ran, a second driver was refused.
+    """
+    storage = f"sqlite:///{tmp_path / 'study.db'}"
+    long = overrides(2 * HALF_A_TRIAL.total_seconds())  # the signal has to come within a trial
+    with DriverProcess(storage, *long) as driver:
+        driver.wait_for(f"2/{TRIALS} trials")
+        with DriverProcess(storage, *long) as second:
+            second_status, second_out, second_err = second.end()
+        wait_for_two_in_flight(storage, 2)
+        status, out, err = driver.end(number)
+        assert not driver.processes_after(5)
+    before = trials_in(storage)
+
+    assert (second_status, second_out) == (2, "")
+    assert f"is being run by process {driver.process.pid} on " in second_err
+    assert status == 130, err
+    assert json.loads(out)["stop_reason"] == "interrupted"
+    assert "Traceback" not in err
+    assert sum(trial.state == TrialState.RUNNING for trial in before.values()) == 2
+    stored = find_study(storage, "ultrascale-llama-8b-128")
+    assert (stored.user_attrs[STOP_REASON], stored.user_attrs[DRIVER]) == ("interrupted", None)
+
+    config = load_study(STUDY, overrides=[*UNDISTURBED, "search.max_trials=6"], storage=storage)
+    run_study(config, on_progress=lambda _: None, executor=InProcessExecutor(config.backend, 2))
+    after = trials_in(storage)
+    assert_continued(before, after)
+    assert_complete(after, 6)
+
+
+def test_interrupt_while_ray_starts(tmp_path):
+    """Ctrl-C while Ray starts ends the run with status 130, too, and leaves no process behind."""
+    with DriverProcess(f"sqlite:///{tmp_path / 'study.db'}", *overrides(1.0)) as driver:
+        driver.wait_for(": starting")
+        deadline_s = time.monotonic() + 30
+        while not any("raylet" in command for command in driver.processes().values()):
+            assert time.monotonic() < deadline_s, "Ray did not start"
+            time.sleep(0.02)
+        status, out, err = driver.end(signal.SIGINT)
+        assert not driver.processes_after(5)
+
+    assert status == 130, err
+    assert json.loads(out)["stop_reason"] == "interrupted"
+
+
+def test_killed_on_postgresql_it_continues(postgresql):
+    """A study on PostgreSQL that is killed continues there as one in a file does."""
+    with DriverProcess(postgresql, *overrides(0.3)) as driver:
+        driver.wait_for(f"3/{TRIALS} trials")
+        _, out, err = driver.end(signal.SIGKILL)
+    before = trials_in(postgresql)
+    config = load_study(STUDY, overrides=[*UNDISTURBED, "search.max_trials=10"], storage=postgresql)
+
+    result = run_study(config, on_progress=lambda _: None, executor=InProcessExecutor(config.backend, 2))
+    after = trials_in(postgresql)
+
+    assert sum(trial.state.is_finished() for trial in before.values()) >= 3
+    assert sum(trial.state == TrialState.RUNNING for trial in before.values()) >= 1
+    assert_continued(before, after)
+    assert_complete(after, 10)
+    assert len(read_records(find_study(postgresql, config.name))) == len(result.records) == 10
+    assert "canary" not in out + err

@@ -1,0 +1,226 @@
+"""Runs a primitive on the halves of its operands along a factor, and puts the halves of its results together.
+
+What partitioners do with masks is done here too: a table's part answers what it holds and zeros else, a part of what is
+written to takes what falls into it, and partial sums into an operand count it once.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import ClosedJaxpr
+
+from costmodels.sharding.dims import FactorKind
+from costmodels.sharding.frontends.jax.flat import INLINED
+from costmodels.sharding.frontends.jax.rules import ELEMENTWISE, rule_of_call
+from costmodels.sharding.frontends.rule_parts import Call, blocked_rule
+
+COMBINED = {
+    "reduce_max": np.maximum,
+    "reduce_min": np.minimum,
+    "reduce_or": np.logical_or,
+    "reduce_and": np.logical_and,
+}
+"""What puts partial results together, where it is no addition."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Case:
+    """A call of a primitive with values."""
+
+    equation: object
+    operands: tuple
+
+    @property
+    def call(self):
+        """As rules see it."""
+        return call_of(self.equation)
+
+
+def cases_of(function, arguments, rng):
+    """The calls in a program, on random operands, one for each kind of rule that a primitive has there; bfloat16 is
+    widened, so that sums can be compared.
+    """
+    closed = jax.make_jaxpr(function)(*jax.tree.map(_widened, arguments))
+    calls = [(call_of(equation), equation) for equation in equations_of(closed.jaxpr)]
+    return {
+        key: Case(equation=equation, operands=_operands(equation, rng))
+        for key, equation in {kind_of(call): equation for call, equation in calls}.items()
+    }
+
+
+def call_of(equation):
+    """An equation as rules see it."""
+    return Call(
+        primitive=equation.primitive.name,
+        operands=tuple(atom.aval.shape for atom in equation.invars),
+        results=tuple(var.aval.shape for var in equation.outvars),
+        params=equation.params,
+    )
+
+
+def kind_of(call):
+    """Equal for calls whose rules differ in nothing but sizes; elementwise ones need only broadcast equally much."""
+    if call.primitive in ELEMENTWISE:
+        return call.primitive, tuple(len(shape) > 0 for shape in call.operands), len(set(call.operands))
+    rule = rule_of_call(call) or blocked_rule(call)
+    strides = [call.params.get(key) for key in ("window_strides", "lhs_dilation", "rhs_dilation")]
+    return call.primitive, str([factor.kind for factor in rule.factors]), rule.operands, rule.results, str(strides)
+
+
+def equations_of(jaxpr):
+    """Every equation, inside calls and loops too."""
+    for equation in jaxpr.eqns:
+        name, params = equation.primitive.name, equation.params
+        keys = ("jaxpr",) if name == "scan" else INLINED.get(name, ())
+        inner = next((params[key] for key in keys if key in params), None)
+        if inner is None:
+            yield equation
+        else:
+            yield from equations_of(inner.jaxpr if isinstance(inner, ClosedJaxpr) else inner)
+
+
+def _operands(equation, rng):
+    """Random values; those that index an operand stay inside it."""
+    found = [_random(atom.aval, rng) for atom in equation.invars]
+    if equation.primitive.name == "gather" or equation.primitive.name.startswith("scatter"):
+        numbers = equation.params["dimension_numbers"]
+        dims = getattr(numbers, "start_index_map", None) or numbers.scatter_dims_to_operand_dims
+        sizes = [found[0].shape[dim] for dim in dims]
+        found[1] = rng.integers(0, sizes, found[1].shape).astype(found[1].dtype)
+    return tuple(found)
+
+
+def halved(case, rule, factor):
+    """The results of a case, put together from runs on two halves along a factor; `wholes` says what they must be."""
+    parts = [_half(case, rule, factor, half) for half in (0, 1)]
+    found = []
+    for slot, pair in enumerate(zip(*parts, strict=True)):
+        dim = rule.result_dims[slot][factor]
+        if dim is not None:
+            found.append(np.concatenate(pair, axis=dim))
+        elif rule.factors[factor].kind == FactorKind.REDUCTION:
+            found.append(COMBINED.get(case.equation.primitive.name, np.add)(*pair))
+        else:
+            found.append(pair[1])
+    return found
+
+
+def wholes(case):
+    """The results of a case."""
+    return [np.asarray(value) for value in _bound(case.equation, case.operands, case.equation.params)]
+
+
+def are_close(one, other):
+    """Whether two lists of results are equal but for the order of additions."""
+    return all(
+        left.shape == right.shape
+        and (
+            np.allclose(
+                left,
+                right,
+                rtol=1e-4,
+                atol=1e-5 * max(1.0, float(np.max(np.abs(right[np.isfinite(right)]), initial=0.0))),
+            )
+            if np.issubdtype(right.dtype, np.floating)
+            else bool(np.array_equal(left, right))
+        )
+        for left, right in zip(one, other, strict=True)
+    )
+
+
+def _widened(leaf):
+    return jax.ShapeDtypeStruct(leaf.shape, jnp.float32 if leaf.dtype == jnp.bfloat16 else leaf.dtype)
+
+
+def _random(leaf, rng):
+    if leaf.dtype == bool:
+        return rng.integers(0, 2, leaf.shape).astype(bool)
+    if np.issubdtype(leaf.dtype, np.integer):
+        return rng.integers(0, 6, leaf.shape).astype(leaf.dtype)
+    return rng.uniform(0.1, 1.0, leaf.shape).astype(leaf.dtype)
+
+
+def _bound(equation, operands, params):
+    results = equation.primitive.bind(*operands, **params)
+    return results if equation.primitive.multiple_results else [results]
+
+
+def _half(case, rule, factor, half):
+    name = case.equation.primitive.name
+    operands = [
+        value if dim is None else _part(value, dim, half)
+        for value, dim in zip(case.operands, (dims[factor] for dims in rule.operand_dims), strict=True)
+    ]
+    params = _local(case, rule, factor, operands)
+    is_partial = rule.factors[factor].kind == FactorKind.REDUCTION
+    if name == "gather" and is_partial:
+        dim = rule.operand_dims[0][factor]
+        operands[1] = _shifted(
+            operands[1], params["dimension_numbers"].start_index_map.index(dim), operands[0], dim, half
+        )
+        params |= {"mode": lax.GatherScatterMode.FILL_OR_DROP, "fill_value": 0}
+    if name.startswith("scatter"):
+        dim = rule.operand_dims[0][factor]
+        numbers = params["dimension_numbers"]
+        if dim in numbers.inserted_window_dims:
+            slot = numbers.scatter_dims_to_operand_dims.index(dim)
+            operands[1] = _shifted(operands[1], slot, operands[0], dim, half)
+            params["mode"] = lax.GatherScatterMode.FILL_OR_DROP
+        if is_partial and half:
+            operands[0] = np.zeros_like(operands[0])
+    if name == "dynamic_update_slice" and rule.operand_dims[1][factor] is None:
+        return [_updated(operands, rule.operand_dims[0][factor], half)]
+    return [np.asarray(value) for value in _bound(case.equation, operands, params)]
+
+
+def _part(value, dim, half):
+    return np.split(value, 2, axis=dim)[half]
+
+
+def _shifted(indices, slot, operand, dim, half):
+    """Indices as a part of the operand counts them; out of its range where another part is meant."""
+    moved = indices.copy()
+    moved[..., slot] -= half * operand.shape[dim]
+    return np.where((moved < 0).any(axis=-1, keepdims=True), np.iinfo(indices.dtype).max, moved)
+
+
+def _updated(operands, dim, half):
+    """What a dynamic_update_slice makes of a part: a margin takes what falls beside it."""
+    part, update, *starts = operands
+    length = update.shape[dim]
+    start = np.clip(starts[dim], 0, 2 * part.shape[dim] - length) - half * part.shape[dim]
+    margins = [(length, length) if number == dim else (0, 0) for number in range(part.ndim)]
+    starts[dim] = np.clip(start, -length, part.shape[dim]) + length
+    wide = lax.dynamic_update_slice(np.pad(part, margins), update, starts)
+    return np.split(np.asarray(wide), [length, length + part.shape[dim]], axis=dim)[1]
+
+
+def _local(case, rule, factor, operands):
+    """The parameters, where they say shapes, of a half."""
+    name, params = case.equation.primitive.name, dict(case.equation.params)
+    result = tuple(
+        size // 2 if dim == rule.result_dims[0][factor] else size for dim, size in enumerate(case.call.results[0])
+    )
+    if name == "broadcast_in_dim":
+        params["shape"] = result
+    elif name == "reshape":
+        params["new_sizes"] = result
+    elif name == "slice":
+        cut = rule.operand_dims[0][factor]
+        limits = params["limit_indices"]
+        params["limit_indices"] = tuple(size // 2 if dim == cut else size for dim, size in enumerate(limits))
+    elif name == "dynamic_slice":
+        params["slice_sizes"] = result
+    elif name == "gather":
+        params["slice_sizes"] = tuple(map(min, params["slice_sizes"], operands[0].shape))
+    elif name == "conv_general_dilated":
+        numbers = params["dimension_numbers"]
+        is_group = rule.operand_dims[1][factor] == numbers.rhs_spec[0]
+        if is_group and rule.operand_dims[0][factor] == numbers.lhs_spec[1]:
+            params["feature_group_count"] //= 2
+        if is_group and rule.operand_dims[0][factor] == numbers.lhs_spec[0]:
+            params["batch_group_count"] //= 2
+    return params

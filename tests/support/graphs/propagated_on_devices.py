@@ -1,0 +1,78 @@
+"""Compiles a step for eight virtual devices with its arguments sharded, and prints what is sent as JSON.
+
+A process of its own: the number of devices is fixed when JAX starts. Arguments: names of SHARDED. Beside what XLA sends
+with these arguments alone stands what the plan sends that is read from Shardy's propagation of them.
+"""
+
+import json
+import os
+import sys
+
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from benchmarks.propagated_plans import PlanReader
+from benchmarks.propagation import Propagation
+from benchmarks.sent_bytes import by_kind, planned_bytes
+from benchmarks.xla_program import compiled
+from costmodels.sharding.device_mesh import mesh_of
+from costmodels.sharding.frontends.jax.graph import graph_of
+from costmodels.sharding.frontends.jax.program import traced
+from costmodels.sharding.plan import cost_of, violations
+from hardware.cluster import find_cluster
+from tests.support.graphs.wide_step import WIDE
+
+DATA = {"batch.": (0, -1)}
+HIDDEN = {".gate_up": (-1, 2), ".down": (-1, 0)}
+SHARDED = {
+    "data on both axes": {"batch.": (0, 0)},
+    "data and Megatron": DATA | HIDDEN | {".query": (-1, 1), ".0.out": (-1, 0)},
+}
+"""Of arguments by a part of their names the dim that each axis cuts."""
+
+
+def sent(name):
+    """Bytes by the plan and by XLA."""
+    function, arguments, donated = WIDE.train_program()
+    program = traced(function, *arguments, donated=donated)
+    graph, mesh = graph_of(program), mesh_of("data=4,model=2", find_cluster("dgx-a100"))
+    given = {
+        tensor: layout
+        for tensor, array in enumerate(graph.tensors)
+        for part, layout in SHARDED[name].items()
+        if part in array.name and graph.ops[graph.maker[tensor][0]].begins
+    }
+    layouts = Propagation(program, graph, mesh).layouts(given).layouts
+    plan = PlanReader(graph, mesh).plan(layouts)
+    numbers = {array.name: number for number, array in enumerate(graph.tensors)}
+    devices = Mesh(np.array(jax.devices()).reshape(mesh.sizes), mesh.names)
+
+    def sharding(argument, leaf):
+        layout = layouts[numbers[argument.name]] if argument.name in numbers else None
+        dims = [
+            tuple(name for name, cut in zip(mesh.names, layout or (), strict=False) if cut == dim) or None
+            for dim in range(len(leaf.shape))
+        ]
+        return NamedSharding(devices, PartitionSpec(*dims))
+
+    leaves, tree = jax.tree.flatten(arguments)
+    inputs = [sharding(argument, leaf) for argument, leaf in zip(program.arguments, leaves, strict=True)]
+    outputs = [None] * len(program.outputs)
+    for argument, one in zip(program.arguments, inputs, strict=True):
+        if argument.kept_by is not None:
+            outputs[argument.kept_by] = one
+    out_tree = jax.tree.unflatten(program.out_tree, outputs)
+    lowered = jax.jit(function, in_shardings=jax.tree.unflatten(tree, inputs), out_shardings=out_tree).lower(*arguments)
+    return {
+        "planned": by_kind(planned_bytes(cost_of(plan), mesh)),
+        "compiled": by_kind(compiled(lowered, dict(zip(mesh.names, mesh.sizes, strict=True))).device.sent),
+        "violations": violations(plan),
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps({name: sent(name) for name in sys.argv[1:]}))  # noqa: T201 # what the test reads

@@ -1,0 +1,37 @@
+"""Start PostgreSQL servers for tests, and make empty storages of every kind."""
+
+import uuid
+from contextlib import contextmanager
+
+import pytest
+from sqlalchemy import create_engine, text
+
+from benchmarks.postgresql_server import PostgresqlServer, server_programs
+
+PASSWORD = "canary-7f3a"  # noqa: S105 # of a server that lives for this test run; tests look for it in messages
+
+
+@contextmanager
+def own_server(password):
+    """The server, started; the test is skipped where there is no program for it, or nothing to talk to it."""
+    if server_programs() is None:
+        pytest.skip("PostgreSQL's server is not installed (Debian: postgresql)")
+    pytest.importorskip("psycopg2", reason="psycopg2 is not installed")
+    own = PostgresqlServer(password)
+    try:
+        own.start()
+        yield own
+    finally:
+        own.close()
+
+
+def new_storage(kind, request, folder):
+    """The URL of an empty storage: in the folder, or in a schema of its own on the server of this test run."""
+    if kind != "postgresql":
+        return f"{kind}:///{folder / f'study.{kind}'}"
+    server, name = request.getfixturevalue("postgresql"), f"test_{uuid.uuid4().hex}"
+    engine = create_engine(server.replace("postgresql:", "postgresql+psycopg2:"))
+    with engine.begin() as connection:  # a database of its own takes the server seconds
+        connection.execute(text(f"CREATE SCHEMA {name}"))
+    engine.dispose()
+    return f"{server}?options=-csearch_path%3D{name}"

@@ -1,0 +1,108 @@
+"""A backend whose trials do what the configuration tells them: end well, raise, die, or hang.
+
+The degrees stand for the deed, since they are all that reaches a worker: see DEEDS.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from costmodels.job.parallel_config import ParallelConfig
+from costmodels.job.proxy_job import Reduction
+from trials.backend import AbstractBackend, Observation, OnStep, Origin, Status, unheard
+
+DEEDS = (
+    "succeed", "raise", "exit", "die", "die_once", "hang", "hang_with_child", "give_a_lambda",
+    "step_on", "step_and_hang", "step_and_raise", "step_and_die", "report_nonsense",
+)  # fmt: skip
+STEPS_S = {
+    "step_and_hang": (1.5, 2.5),
+    "step_and_raise": (1.5,),
+    "step_and_die": (1.5, 2.5),
+    "report_nonsense": (math.nan,),
+}
+"""What a trial reports before it does the rest of its deed."""
+NUM_STEPS = 1000
+"""Steps of a trial that steps on: more than any test waits for."""
+
+
+def config_that(deed: str) -> ParallelConfig:
+    """The configuration that makes a trial do `deed`."""
+    return ParallelConfig(mbs=DEEDS.index(deed) + 1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MisbehavingBackend(AbstractBackend):
+    """Does the deed that the micro-batch size names; `folder` tells a second attempt from the first."""
+
+    folder: str
+    seconds_per_trial: float = 0.0
+
+    @property
+    def origin(self) -> Origin:
+        """Invented."""
+        return "synthetic"
+
+    def expected_steps(self, config: ParallelConfig) -> int | None:
+        """Many where the trial steps on; elsewhere it can't tell."""
+        return NUM_STEPS if DEEDS[config.mbs - 1] == "step_on" else None
+
+    def reduced(self, to: Reduction) -> None:
+        """It has no job."""
+
+    def measure(self, config: ParallelConfig, *, trial_number: int, on_step: OnStep = unheard) -> Observation:
+        """Does the deed."""
+        time.sleep(self.seconds_per_trial)
+        print("a backend must not print, but some program below it may")  # noqa: T201 # see the test of stdout
+        deed = DEEDS[config.mbs - 1]
+        for step_time_s in STEPS_S.get(deed, ()):
+            on_step(step_time_s)
+        match deed:
+            case "raise" | "step_and_raise":
+                raise ValueError("the loss is not a number")
+            case "exit":
+                sys.exit("wrong flag")
+            case "die":
+                os._exit(1)
+            case "step_and_die":
+                time.sleep(0.03)  # a report takes a moment to leave the process, and the mailbox gathers for longer
+                os._exit(1)
+            case "die_once":
+                flag = Path(self.folder) / f"died-{trial_number}"
+                if not flag.exists():
+                    flag.touch()
+                    os.kill(os.getpid(), signal.SIGKILL)
+            case "hang" | "step_and_hang":
+                time.sleep(600)
+            case "hang_with_child":
+                child = subprocess.Popen(["sleep", "600"])  # noqa: S607 # any sleep will do
+                (Path(self.folder) / "child").write_text(str(child.pid), encoding="ascii")
+                child.wait()
+            case "step_on":
+                for _ in range(NUM_STEPS):
+                    time.sleep(0.05)
+                    on_step(3.0)
+            case "give_a_lambda":
+                return lambda: None  # type: ignore[return-value] # what a broken backend does
+        return Observation(status=Status.OK, step_times_s=(1.0 + trial_number,), origin="synthetic")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DriversBackend(MisbehavingBackend):
+    """One that no worker can read, as if its module stood only where the driver runs; `folder` counts who tried."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickles what only raises."""
+        return _not_here, (self.folder,)
+
+
+def _not_here(folder: str) -> None:
+    (Path(folder) / f"worker-{os.getpid()}").touch()
+    raise ModuleNotFoundError("No module named 'drivers_own'")

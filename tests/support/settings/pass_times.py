@@ -1,0 +1,93 @@
+"""When the passes of an order run where nothing shares anything: the event simulator's oracle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from costmodels.job.parallel_config import IntArray
+from costmodels.operators.layer_operators import FloatArray
+from costmodels.simulator.passes import Kind, PassOrder
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PassTimes:
+    """When the passes of an order run.
+
+    Attributes:
+        start_s: [n]
+        end_s: [n]
+    """
+
+    start_s: FloatArray
+    end_s: FloatArray
+
+    @property
+    def makespan_s(self) -> float:
+        """From the first start to the last end."""
+        return float(self.end_s.max())
+
+
+def pass_times(order: PassOrder, pass_s: FloatArray, transfer_s: FloatArray) -> PassTimes:
+    """When every pass runs: as soon as its stage has ended the one before, and what it needs has arrived.
+
+    A forward pass needs the activations of the virtual stage before, a backward pass the gradients of the one after,
+    or its own forward pass at the last; a pass of weight gradients needs its backward pass. Transfers run beside
+    compute, and do not wait for each other.
+
+    Args:
+        order: Passes, n of them.
+        pass_s: What a pass of each kind takes on each virtual stage [3, v].
+        transfer_s: Forward and backward, from one virtual stage to the next, or back [2, v - 1].
+
+    Raises:
+        ValueError: the passes wait for each other.
+    """
+    last = order.pp * order.vpp - 1
+    virtual = order.virtual_stage
+    duration_s = pass_s[order.kind, virtual].tolist()
+    needs, delay_s = _needs(order, virtual, last, transfer_s)
+    end_s = [-1.0] * len(duration_s)
+    start_s = [0.0] * len(duration_s)
+    ends = np.searchsorted(order.stage, np.arange(order.pp), side="right").tolist()
+    following = np.searchsorted(order.stage, np.arange(order.pp)).tolist()
+    free_s = [0.0] * order.pp
+    waiting: dict[int, int] = {}  # the stage that waits for a pass
+    ready = list(range(order.pp))
+    while ready:
+        stage = ready.pop()
+        for at in range(following[stage], ends[stage]):
+            needed = needs[at]
+            if needed >= 0 and end_s[needed] < 0:
+                waiting[needed] = stage
+                following[stage] = at
+                break
+            arrives_s = end_s[needed] + delay_s[at] if needed >= 0 else 0.0
+            start_s[at] = max(free_s[stage], arrives_s)
+            end_s[at] = free_s[stage] = start_s[at] + duration_s[at]
+            if at in waiting:
+                ready.append(waiting.pop(at))
+        else:
+            following[stage] = ends[stage]
+    if waiting:
+        raise ValueError("The passes wait for each other: this is no order in which a pipeline can run.")
+    return PassTimes(start_s=np.array(start_s), end_s=np.array(end_s))
+
+
+def _needs(order: PassOrder, virtual: IntArray, last: int, transfer_s: FloatArray) -> tuple[list[int], list[float]]:
+    """The pass that each one waits for, -1 for none [n], and how long after its end that is there [n]."""
+    is_forward, is_backward = order.kind == Kind.FORWARD, order.kind == Kind.BACKWARD
+    place = np.full((len(Kind), order.num_micro_batches, last + 1), -1)
+    place[order.kind, order.micro_batch, virtual] = np.arange(len(virtual))
+    turns = is_backward & (virtual == last)
+    from_kind = np.where(is_forward | turns, Kind.FORWARD, Kind.BACKWARD)
+    comes_before = is_forward & (virtual > 0)
+    comes_after = is_backward & ~turns
+    from_virtual = virtual - comes_before + comes_after
+    needed = place[from_kind, order.micro_batch, from_virtual]
+    needed = np.where(is_forward & (virtual == 0), -1, needed)
+    delay_s = np.zeros(len(virtual))
+    delay_s[comes_before] = transfer_s[0, virtual[comes_before] - 1]
+    delay_s[comes_after] = transfer_s[1, virtual[comes_after]]
+    return needed.tolist(), delay_s.tolist()

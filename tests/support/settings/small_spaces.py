@@ -1,0 +1,97 @@
+"""Small jobs on small clusters, and every combination of their degrees, for the tests of rules and space."""
+
+import itertools
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from costmodels.job.model_catalog import find_model
+from costmodels.job.parallel_config import DEGREES, FURTHER_DIMENSIONS, ConfigGrid, ParallelConfig
+from costmodels.job.runtime import find_runtime
+from costmodels.job.training_job import TrainingJob
+from hardware.cluster import cluster_from_mapping
+from tuner.space.enumeration import SpaceOptions, active_rules, divisors, setting_for
+from tuner.space.rules import Setting
+
+RUNTIME_OF = {
+    "flexparallel": "mindspeed",
+    "fsdp": "llm-foundry",
+    "gpt-neox": "gpt-neox",
+    "internevo": "internevo",
+    "maxtext": "maxtext",
+    "megatron": "megatron-core",
+    "megatron-2021": "megatron-lm-2021",
+    "megatron-2022": "megatron-lm-2022",
+    "megatron-deepspeed": "megatron-deepspeed",
+    "mindformers": "mindformers",
+    "mindspeed": "mindspeed",
+    "nanotron": "nanotron",
+    "paddle": "paddle",
+    "torch-reference": "torch-reference",
+    "torchtitan": "torchtitan",
+}
+"""A runtime for each rule set."""
+OPENED = ("recompute", "zero_stage", "sequence_parallel")
+"""The further dimensions that these tests open."""
+
+
+def setting_of(
+    rule_set, *, hosts=1, devices_per_host=8, sequence_length=4096, batch=16, job=None, runtime=None, **model
+) -> tuple[Setting, SpaceOptions]:
+    """A small job on a small cluster under `rule_set`; `model` replaces fields of llama3-8b."""
+    cluster = cluster_from_mapping(
+        {"device": "H100-SXM-80", "hosts": hosts, "devices_per_host": devices_per_host}, Path()
+    )
+    spec = replace(find_model("llama3-8b"), **model)
+    profile = find_runtime(RUNTIME_OF[rule_set])
+    values = {"zero_stage": 1 if 1 in profile.zero_stages else min(profile.zero_stages), **(job or {})}
+    training = TrainingJob(model=spec, sequence_length=sequence_length, global_batch_size=batch, **values)
+    options = SpaceOptions(rule_set=rule_set)
+    profile = replace(profile, **(runtime or {}))
+    return setting_for(training, cluster, profile, options), options
+
+
+def rows_of(grid) -> list[tuple]:
+    """Every configuration as a tuple, in the grid's order."""
+    return [tuple(row) for row in grid.matrix(DEGREES + OPENED).tolist()]
+
+
+def raw_product(setting, opened=()) -> ConfigGrid:
+    """Every combination before any rule, built with itertools."""
+    job, runtime = setting.job, setting.runtime
+    meshes = [
+        mesh
+        for mesh in itertools.product(divisors(setting.cluster.num_devices), repeat=5)
+        if math.prod(mesh) == setting.cluster.num_devices
+    ]
+    default_sp = runtime.sequence_parallel if job.sequence_parallel is None else job.sequence_parallel
+    further = (
+        runtime.recompute_modes if "recompute" in opened else (job.recompute,),
+        runtime.zero_stages if "zero_stage" in opened else (job.zero_stage,),
+        (False, True) if "sequence_parallel" in opened else (default_sp,),
+    )
+    configs = [
+        ParallelConfig(
+            **dict(zip(("pp", "tp", "dp", "cp", "up"), mesh, strict=True)),
+            mbs=mbs,
+            vpp=vpp,
+            ep=ep,
+            **dict(zip(OPENED, choice, strict=True)),
+        )
+        for mesh in meshes
+        for mbs in divisors(job.global_batch_size)
+        for vpp in divisors(setting.padded_layers)
+        for ep in divisors(max(job.model.num_experts, 1))
+        for choice in itertools.product(*further)
+    ]
+    return ConfigGrid.from_configs(configs, tuple(opened))
+
+
+def rules_broken_by_row(setting, options, grid) -> list[frozenset]:
+    """For every row, the names of the rules in force that it breaks."""
+    columns = {name: grid.matrix([name])[:, 0] for name in DEGREES + FURTHER_DIMENSIONS}
+    rules = active_rules(setting, options)
+    broken = np.stack([np.broadcast_to(~rule.keep(setting, columns), len(grid)) for rule in rules], axis=1)
+    return [frozenset(rule.name for rule, is_broken in zip(rules, row, strict=True) if is_broken) for row in broken]

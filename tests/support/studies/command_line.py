@@ -1,0 +1,154 @@
+"""The command line as tests start it, in this process or in one of its own, and the studies that they give to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.studies.broken_studies import REPLAY, rows, study
+from tuner.cli.main import app
+
+ROOT = Path(__file__).resolve().parents[3]
+COMMANDS = tuple(command.name or command.callback.__name__ for command in app.registered_commands)
+
+KEYS = {
+    "run": {
+        "best",
+        "step_time_s",
+        "tokens_per_s_per_device",
+        "trials",
+        "failed",
+        "p_star",
+        "stop_reason",
+        "study_name",
+        "storage",
+    },
+    "space": {"grid", "feasible", "removed"},
+    "predict": {
+        "step_time_s",
+        "breakdown_s",
+        "peak_memory_bytes",
+        "memory_bytes",
+        "fits",
+        "mfu",
+        "tokens_per_s_per_device",
+        "step_time_log_error",
+        "step_time_range_s",
+        "peak_memory_log_error",
+        "fit_probability",
+    },
+    "simulate": {
+        "step_time_s",
+        "breakdown_s",
+        "peak_memory_bytes",
+        "memory_bytes",
+        "fits",
+        "mfu",
+        "tokens_per_s_per_device",
+        "predicted_step_time_s",
+        "schedule",
+        "operator_events",
+        "stages",
+    },
+    "plan": {"shardings", "collectives", "comm_s", "step_time_s", "peak_memory_bytes", "search_s", "pins"},
+    "rank": {"configs"},
+    "status": {"study_name", "trials", "running", "failed", "best_step_time_s", "p_star", "stop_reason"},
+    "best": {"config", "step_time_s", "source", "gain_over_expert"},
+    "report": {"written"},
+    "export": {"target", "text"},
+}
+"""The keys that DESIGN's command table promises of each command's JSON."""
+
+MEASURED = (
+    # pp, tp, dp, mbs, step time [s]; None failed
+    (1, 8, 1, 1, 1.50),
+    (1, 8, 1, 2, 1.40),
+    (1, 8, 1, 4, 1.35),
+    (1, 4, 2, 1, 1.20),
+    (1, 4, 2, 2, 1.10),
+    (1, 2, 4, 1, 1.00),
+    (1, 2, 4, 2, 0.95),
+    (1, 1, 8, 1, None),
+    (1, 1, 8, 2, None),
+    (2, 4, 1, 1, 1.60),
+    (2, 2, 2, 1, 1.25),
+    (8, 1, 1, 1, None),
+)
+FASTEST = {"pp": 1, "tp": 2, "dp": 4, "cp": 1, "up": 1, "vpp": 1, "ep": 1, "mbs": 2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """How a command ended."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> dict:
+        """What stdout holds: one JSON object, and nothing else."""
+        content = json.loads(self.out)
+        assert isinstance(content, dict)
+        return content
+
+
+def measured_rows(measured=MEASURED) -> str:
+    """A CSV file of runs, failed ones included."""
+    return rows(
+        *(
+            {
+                "pp": pp,
+                "tp": tp,
+                "dp": dp,
+                "mbs": mbs,
+                "seq_parallel": int(tp > 1),
+                "step_seconds": step_time_s or "",
+                "notes": "" if step_time_s else "FAILED: out of memory",
+            }
+            for pp, tp, dp, mbs, step_time_s in measured
+        )
+    )
+
+
+def write_replay(folder: Path, measured=MEASURED, **changes: str) -> Path:
+    """A study that replays `measured`, with its rows beside it."""
+    (folder / "rows.csv").write_text(measured_rows(measured), encoding="utf-8")
+    path = folder / "replay.yaml"
+    path.write_text(study(REPLAY, name="replayed", **changes), encoding="utf-8")
+    return path
+
+
+def environment() -> dict[str, str]:
+    """The environment of a command that nobody has configured."""
+    kept = {name: value for name, value in os.environ.items() if name not in {"MESHTUNE_STORAGE", "RAY_ADDRESS"}}
+    return kept | {"PYTHONPATH": str(ROOT)}
+
+
+def in_process(*arguments: object, cwd: Path, timeout_s: float = 60) -> Done:
+    """The command as a user starts it, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tuner", *map(str, arguments)],
+        cwd=cwd,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    return Done(status=done.returncode, out=done.stdout, err=done.stderr)
+
+
+def assert_users_mistake(done: Done, *words: str) -> None:
+    """Status 2, one line on stderr that holds `words`, and nothing on stdout."""
+    assert done.status == 2
+    assert done.out == ""
+    assert done.err.startswith("meshtune: ")
+    assert done.err.count("\n") == 1
+    assert "Traceback" not in done.err
+    for word in words:
+        assert word in done.err

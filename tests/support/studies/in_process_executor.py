@@ -1,0 +1,84 @@
+"""Runs the trials of a study in the test's own process, one per poll, so that a loop takes milliseconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from costmodels.job.parallel_config import ParallelConfig
+from costmodels.job.proxy_job import Reduction
+from trials.backend import AbstractBackend, Observation
+
+
+@dataclass
+class InProcessExecutor:
+    """Measures what was submitted, first come first served.
+
+    Attributes:
+        backend: Measures.
+        slots: Trials that may be pending.
+        entered: How often it was entered.
+        seen: Every trial that was measured, in order.
+        reductions: The smaller job of each trial that ran one.
+    """
+
+    backend: AbstractBackend
+    slots: int = 1
+    entered: int = 0
+    seen: list[tuple[int, ParallelConfig]] = field(default_factory=list)
+    slots_note: str = ""
+    waiting: list[tuple[int, ParallelConfig]] = field(default_factory=list)
+    reductions: dict[int, Reduction] = field(default_factory=dict)
+
+    def __enter__(self) -> InProcessExecutor:
+        self.entered += 1
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Forgets what is pending, as killed workers would."""
+        self.waiting = []
+
+    @property
+    def num_free_slots(self) -> int:
+        """As the loop asks for it."""
+        return self.slots - len(self.waiting)
+
+    @property
+    def reported(self) -> dict[int, tuple[float, ...]]:
+        """As the loop asks for it: a trial that is measured in one go reports nothing before it ends."""
+        return {}
+
+    def stop(self, trial_number: int, _reason: str, /) -> None:
+        """As the loop calls it."""
+        raise AssertionError(f"stopped trial {trial_number}, which has reported nothing")
+
+    @property
+    def pending(self) -> tuple[int, ...]:
+        """As the loop asks for it."""
+        return tuple(number for number, _ in self.waiting)
+
+    def submit(self, trial_number: int, config: ParallelConfig, reduction: Reduction | None = None, /) -> None:
+        """As the loop calls it."""
+        assert self.num_free_slots, "submitted more trials than there are slots"
+        assert trial_number not in self.pending, "submitted a trial that is pending"
+        self.waiting.append((trial_number, config))
+        if reduction is not None:
+            self.reductions[trial_number] = reduction
+
+    def poll(self, _timeout_s: float, /) -> list[tuple[int, Observation]]:
+        """As the loop calls it."""
+        if not self.waiting:
+            return []
+        number, config = self.waiting.pop(0)
+        self.seen.append((number, config))
+        return [(number, self.backend_of(number).measure(config, trial_number=number))]
+
+    def backend_of(self, number: int) -> AbstractBackend:
+        """What measures a trial."""
+        if number not in self.reductions:
+            return self.backend
+        reduced = self.backend.reduced(self.reductions[number])
+        assert reduced is not None, "the backend measures smaller jobs too"
+        return reduced

@@ -1,0 +1,136 @@
+"""Searches and plans from one seed, and what each of them did, as one JSON object: what repeats must be equal.
+
+    python -m tests.support.studies.repeated_searches FOLDER [--impatient]
+
+FOLDER is empty. With `--impatient` every look at a clock finds an hour gone: a machine on which everything takes long.
+The trials are measured in the process itself, one or two in flight, so that their ends come in one order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from threadpoolctl import threadpool_info
+
+REPLAYED = """
+name: replayed
+cluster: {name: dgx-h100, hosts: 1}
+search: {confidence: 1.0, max_trials: 6, draws: 20}
+trial: {backend: replay, measured: [rows.csv]}
+"""
+SIMULATED = """
+name: simulated
+model: llama3-8b
+cluster: {name: dgx-h100, hosts: 1}
+job: {sequence_length: 4096, global_batch_size: 64}
+space: {tp: [2, 4, 8], mbs: [1, 2], cp: [1], up: [1], vpp: [1]}
+search: {confidence: 1.0, max_trials: 4, draws: 20, parallel_trials: 2}
+trial: {backend: simulated, seed: 2}
+history: [HISTORY]
+"""
+DEGREES = [(tp, mbs) for tp in (8, 4, 2, 1) for mbs in (1, 2)]
+
+
+def replayed(folder: Path) -> Path:
+    """A study of eight measured rows, one of which ran out of memory."""
+    from tests.support.studies.broken_studies import rows
+
+    steps_s = [None if (tp, mbs) == (1, 2) else 1 + tp / 10 + mbs / 100 for tp, mbs in DEGREES]
+    measured = [
+        {"tp": tp, "dp": 8 // tp, "mbs": mbs, "step_seconds": step_s}
+        for (tp, mbs), step_s in zip(DEGREES, steps_s, strict=True)
+        if step_s is not None
+    ]
+    (folder / "rows.csv").write_text(rows(*measured), encoding="utf-8")
+    file = folder / "replayed.yaml"
+    file.write_text(REPLAYED, encoding="utf-8")
+    return file
+
+
+def simulated(folder: Path, history: str) -> Path:
+    """A study of an invented world, with the runs of an earlier study."""
+    file = folder / "simulated.yaml"
+    file.write_text(SIMULATED.replace("HISTORY", f'"{history}"'), encoding="utf-8")
+    return file
+
+
+def searched(file: Path, storage: str, *, dies_at: int | None = None, overrides: tuple[str, ...] = ()) -> list[object]:
+    """What the study's trials were, in their order; the driver is killed in the trial of that number."""
+    from tests.support.studies.in_process_executor import InProcessExecutor
+    from tuner.run.loop import run_study
+    from tuner.study_file.config import load_study
+
+    config = load_study(file, storage=storage, overrides=list(overrides))
+    backend = config.backend if dies_at is None else Deadly(config.backend, dies_at)
+    executor = InProcessExecutor(backend, config.search.parallel_trials)
+    return sequence(run_study(config, on_progress=lambda _: None, executor=executor).records)
+
+
+def sequence(records: list[object]) -> list[object]:
+    """Trials as JSON: their parameters in order, how they ended, and what was believed then, to the last digit."""
+    told = [(list(one.params.items()), one.status, one.step_time_s, one.p_star, one.prediction) for one in records]
+    return json.loads(json.dumps(told))
+
+
+class Deadly:
+    """Measures as a backend does, and kills this process in the middle of one trial."""
+
+    def __init__(self, backend: object, dies_at: int) -> None:
+        self.backend, self.dies_at = backend, dies_at
+
+    def measure(self, config: object, *, trial_number: int) -> object:
+        """As the executor calls it."""
+        if trial_number == self.dies_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.backend.measure(config, trial_number=trial_number)
+
+
+def plans() -> dict[str, object]:
+    """What each planner makes of two layers of a perceptron on four devices."""
+    from tests.support.graphs.random_graphs import mesh_of
+    from tests.support.graphs.small_graphs import mlp
+    from tuner.planners.planning import PlannerOptions, planned
+    from tuner.planners.sharding.sharding_milp import shard_by_milp
+
+    graph, mesh = mlp(num_layers=2), mesh_of(2, 2)
+    found: dict[str, object] = {}
+    for planner in ("recursive", "descent", "toast"):
+        one = planned(graph, mesh, PlannerOptions(planner=planner))
+        found[planner] = [one.plan.served.tolist(), one.cost.step_time_s, one.bound_s, one.order]
+    found["program"] = shard_by_milp(graph, mesh).best.solution.served.tolist()
+    return json.loads(json.dumps(found))
+
+
+def become_impatient() -> None:
+    """Lets an hour go by between any two looks at a clock, for what is imported from now on."""
+    hours = itertools.count()
+    time.perf_counter = time.monotonic = lambda: 3600.0 * next(hours)
+
+
+def main(arguments: list[str]) -> None:
+    """Runs everything and prints it."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--impatient", action="store_true")
+    given = parser.parse_args(arguments)
+    if given.impatient:
+        become_impatient()
+    folder = given.folder.resolve()
+    storage = f"sqlite:///{folder / 'study.db'}"
+    told = {
+        "replayed": searched(replayed(folder), storage),
+        "simulated": searched(simulated(folder, storage), f"sqlite:///{folder / 'second.db'}"),
+        "plans": plans(),
+    }
+    print(json.dumps({"told": told, "threads": [each["num_threads"] for each in threadpool_info()]}))  # noqa: T201 # the test reads it
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,109 @@
+"""Small studies with trials, and the pages of their reports as tests read them."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import optuna
+
+from trials.backend import Observation, Status
+from tuner.answers.candidates import candidates_of, prediction_json
+from tuner.report import write_report
+from tuner.run.loop import make_sampler, open_study
+from tuner.search.observations import STATUS
+from tuner.storage.record import OBSERVATION, PREDICTION, STOP_REASON
+from tuner.study_file.config import load_study
+
+EXPERT = "expert: {pp: 1, tp: 8, dp: 1, cp: 1, up: 1, vpp: 1, ep: 1, mbs: 1}\n"
+STUDY = """
+name: small
+model: llama-7b
+cluster: {name: dgx-a100, hosts: 1}
+job: {sequence_length: 4096, global_batch_size: 64}
+space: {recompute: [none, full]}
+trial: {backend: simulated}
+"""
+SCRIPT_OR_STYLE = re.compile(r"<(script|style)\b[^>]*>.*?</\1>", re.DOTALL)
+CRASH = Observation(status=Status.CRASHED, reason="exited with status 1", log_tail="Traceback", origin="synthetic")
+OUT_OF_MEMORY = Observation(status=Status.OUT_OF_MEMORY, peak_memory_bytes=90 * 2**30, origin="synthetic")
+
+
+def study_of(folder, *, text=STUDY + EXPERT):
+    """The study of a file in `folder`, stored beside it."""
+    file = folder / "study.yaml"
+    file.write_text(text)
+    return load_study(file, storage=f"sqlite:///{folder / 'study.db'}")
+
+
+def run(config, num_trials, failures=None, *, stop_reason="max_trials"):
+    """Trials as the ask/tell loop stores them, `failures` by their number in place of the backend's answer."""
+    candidates = candidates_of(config)
+    sampler = make_sampler(config, candidates)
+    study = open_study(config, sampler)
+
+    for number in range(num_trials):
+        trial = study.ask(fixed_distributions=sampler.search_space)
+        position = sampler.position_of(trial.params)
+        prediction = prediction_json(config.setting, candidates.estimate, candidates.space.memory, position, 0.08)
+        trial.set_user_attr(PREDICTION, prediction)
+        observation = (failures or {}).get(number) or config.backend.measure(
+            sampler.config_of(trial.params), trial_number=number
+        )
+        trial.set_user_attr(STATUS, observation.status.value)
+        trial.set_user_attr(OBSERVATION, observation.as_json())
+        if observation.step_time_s is None:
+            study.tell(trial, state=optuna.trial.TrialState.FAIL)
+        else:
+            study.tell(trial, observation.step_time_s)
+    study.set_user_attr(STOP_REASON, stop_reason)
+    return study
+
+
+def page_of(config, folder):
+    """The text of the written report."""
+    return write_report(config, folder / "report.html").read_text(encoding="utf-8")
+
+
+def visible(page):
+    """The page without scripts and styles, which hold no text of the study but the pictures' numbers."""
+    return SCRIPT_OR_STYLE.sub("", page)
+
+
+class Balance(HTMLParser):
+    """Collects elements that close in another order than they opened, and every element and attribute."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.wrong, self.elements, self.attributes = [], [], set(), set()
+
+    def handle_starttag(self, tag, attrs):
+        """Called by the parser."""
+        self.elements.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        """Called by the parser."""
+        if not self.open or self.open.pop() != tag:
+            self.wrong.append(tag)
+
+
+def structure_of(page):
+    """The page as a browser reads its elements."""
+    parser = Balance()
+    parser.feed(page)
+    parser.close()
+    return parser
+
+
+def figure_of(page, identity):
+    """The traces and the layout of one picture, as the page hands them to plotly."""
+    drawn = re.search(rf'id="figure-{identity}"[^>]*></div><script class="figure"[^>]*>(.*?)</script>', page, re.DOTALL)
+    figure = json.loads(drawn[1])
+    return figure["data"], figure["layout"]
+
+
+def section_of(page, identity):
+    """One section of the page."""
+    return re.search(rf'<section id="{identity}">.*?</section>', page, re.DOTALL)[0]

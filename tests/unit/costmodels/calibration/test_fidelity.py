@@ -1,0 +1,153 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from costmodels.calibration.fidelity import Predictions, is_clean, judge, predict, settings_of
+from costmodels.job.parallel_config import ParallelConfig
+from costmodels.job.runtime import find_runtime
+from tests.support.settings.synthetic_runs import small_model, timed_by, unmeasured_run, varied_runs
+
+MODEL = small_model(2048)
+MEASURED_S = (1.0, 1.1, 1.2, 1.3, 1.4)
+
+
+def group(measured_s=MEASURED_S, **changes):
+    """Runs of one group, told apart by their micro-batches; a step time of None failed."""
+    configs = [ParallelConfig(tp=1, dp=1, mbs=2**position) for position in range(len(measured_s))]
+    return [
+        unmeasured_run(MODEL, config, step_time_s=seconds, is_failed=seconds is None, **changes)
+        for config, seconds in zip(configs, measured_s, strict=True)
+    ]
+
+
+def said(step_time_s, fits=None, peak_bytes=None):
+    """Predictions of as many runs."""
+    count = len(step_time_s)
+    return Predictions(
+        step_time_s=np.array(step_time_s, dtype=np.float64),
+        peak_memory_bytes=np.array([1e9] * count if peak_bytes is None else peak_bytes, dtype=np.float64),
+        fits=np.array([True] * count if fits is None else fits),
+    )
+
+
+def test_a_perfect_prediction_scores_perfectly():
+    """Without any error the errors and the regret are zero, tau is one, and the best has rank one."""
+    (figures,), overall = judge(group(), said(MEASURED_S))
+
+    assert (figures["n"], figures["num_configs"], figures["tau"]) == (5, 5, pytest.approx(1.0))
+    assert (figures["rank_of_best"], figures["regret"], figures["median_ape"]) == (1, 0.0, 0.0)
+    assert (overall["n"], overall["num_groups"], overall["median_tau"]) == (5, 1, pytest.approx(1.0))
+    assert overall["ok_called_feasible"] == 1.0
+    assert overall["failed_called_infeasible"] is None
+
+
+def test_errors_are_relative_to_what_was_measured():
+    """Median, mean and 90th percentile of |predicted / measured - 1|, by hand."""
+    _, overall = judge(group(), said(np.array(MEASURED_S) * [1.1, 0.8, 1.3, 1.0, 1.0]))
+
+    assert overall["median_ape"] == pytest.approx(0.1)
+    assert overall["mean_ape"] == pytest.approx(0.12)
+    assert overall["p90_ape"] == pytest.approx(0.26)
+
+
+def test_the_regret_is_the_first_choices_true_slowdown():
+    """Where the third is predicted fastest, choosing it costs 20%, and the true best is second in that order."""
+    (figures,), _ = judge(group(), said([1.0, 1.1, 0.9, 1.3, 1.4]))
+
+    assert figures["regret"] == pytest.approx(0.2)
+    assert figures["rank_of_best"] == 2
+    assert figures["tau"] == pytest.approx(0.6)
+
+
+def test_small_groups_are_not_ranked():
+    """Four configurations have errors, but neither tau nor regret; repeats of one do not make five."""
+    runs = group(MEASURED_S[:4])
+    (figures,), overall = judge([*runs, runs[0]], said([*MEASURED_S[:4], 1.0]))
+
+    assert (figures["n"], figures["num_configs"]) == (5, 4)
+    assert (figures["tau"], figures["regret"]) == (None, None)
+    assert (overall["median_tau"], overall["mean_regret"], overall["num_ranked_groups"]) == (None, None, 0)
+
+
+def test_what_is_called_infeasible_would_not_be_tried():
+    """A best that is called infeasible is counted, and stands behind all that fits, as in a study."""
+    (figures,), overall = judge(group(), said(MEASURED_S, fits=[False, True, True, True, True]))
+
+    assert figures["best_called_infeasible"] is True
+    assert figures["regret"] == pytest.approx(0.1)
+    assert overall["best_called_infeasible"] == 1
+    assert overall["ok_called_feasible"] == pytest.approx(0.8)
+
+
+def test_failures_count_for_feasibility_alone():
+    """Of three failed runs two are called infeasible; they have no part in errors and order."""
+    runs = group((1.0, 1.1, None, None, None))
+    _, overall = judge(runs, said([1.0, 1.1, 9.0, 9.0, 9.0], fits=[True, True, False, False, True]))
+
+    assert overall["n"] == 2
+    assert overall["failed_called_infeasible"] == pytest.approx(2 / 3)
+    assert overall["median_ape"] == 0.0
+
+
+def test_memory_is_judged_where_a_peak_was_measured():
+    """The error of peaks takes the runs that have one, timed or not."""
+    runs = [replace(run, peak_memory_bytes=10**9) for run in group()[:2]] + group()[2:]
+    _, overall = judge(runs, said(MEASURED_S, peak_bytes=[1.1e9, 1.3e9, 5e9, 5e9, 5e9]))
+
+    assert overall["memory_n"] == 2
+    assert overall["memory_median_ape"] == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"source": "other"},
+        {"device": "A100-SXM-80"},
+        {"precision": "fp16"},
+        {"sequence_length": 1024},
+        {"global_batch_size": 64},
+        {"model": small_model(4096)},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_what_makes_a_group(change):
+    """Runs that differ in anything but their configuration are in different groups."""
+    _, overall = judge([*group(), *(replace(run, **change) for run in group())], said([*MEASURED_S, *MEASURED_S]))
+
+    assert overall["num_groups"] == 2
+
+
+def test_recomputation_belongs_to_the_configuration():
+    """Runs that differ in recomputation or ZeRO stage alone share a group and are ranked against each other."""
+    runs = [replace(run, config=replace(run.config, recompute="full", zero_stage=3)) for run in group()]
+    (figures,), _ = judge([*group(), *runs], said([*MEASURED_S, *MEASURED_S]))
+
+    assert figures["num_configs"] == 10
+
+
+@pytest.mark.parametrize(
+    ("notes", "clean"), [("", True), ("LOW-MFU", False), ("a; OUTLIER 0.3", False), ("SUSPECT", False)]
+)
+def test_tags_make_a_run_unclean(notes, clean):
+    """The three tags of a run's notes say that its throughput is not to be explained."""
+    assert is_clean(group(notes=notes)[0]) is clean
+
+
+def test_unknown_devices_are_counted_not_raised():
+    """A run on a device that the catalog lacks falls with its reason; the others have settings."""
+    runs, settings, skipped = settings_of([*group(), *group(device="Abacus-9000")], {})
+
+    assert len(runs) == len(settings) == 5
+    assert list(skipped.values()) == [5]
+    assert "Abacus-9000" in next(iter(skipped))
+
+
+def test_predictions_are_those_of_each_runs_own_setting():
+    """Runs predicted together get what each gets alone."""
+    truth = find_runtime("megatron-core")
+    runs = varied_runs()
+    alone = [run.step_time_s for run in timed_by(runs, truth, np.zeros(len(runs)))]
+    kept, settings, _ = settings_of(runs, {}, "megatron-core")
+
+    np.testing.assert_allclose(predict(kept, settings).step_time_s, alone)

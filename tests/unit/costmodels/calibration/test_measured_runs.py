@@ -1,0 +1,271 @@
+import csv
+from pathlib import Path
+
+import pytest
+
+from costmodels.calibration.measured_model import ASSUMED_GPT_VOCABULARY
+from costmodels.calibration.measured_runs import (
+    COLUMNS,
+    one_group,
+    read_measured,
+    read_measured_and_skipped,
+    read_measured_group,
+    varying_dimensions,
+)
+from hardware.io.errors import ConfigError
+
+MEASURED = Path(__file__).resolve().parents[4] / "configs" / "measured"
+DEFAULT = dict.fromkeys(COLUMNS, "") | {
+    "source": "test", "model": "llama-tiny", "layers": "4", "hidden": "64", "heads": "4", "kv_heads": "2",
+    "ffn": "128", "vocab": "1000", "seq_len": "128", "gbs": "8", "mbs": "1", "devices": "2",
+    "device": "H100-SXM-80", "tp": "1", "pp": "1", "dp": "2", "recompute": "none", "zero_stage": "1",
+    "seq_parallel": "0", "precision": "bf16 (fp32 grad accum)", "step_seconds": "2.0",
+}  # fmt: skip
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes rows over the defaults to runs.csv."""
+
+    def write_rows(*rows, columns=COLUMNS):
+        with (tmp_path / "runs.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, columns, extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows(DEFAULT | row for row in rows)
+        return tmp_path
+
+    return write_rows
+
+
+def read(folder, **where):
+    """The runs of runs.csv."""
+    return read_measured(["runs.csv"], where, folder)
+
+
+def test_reads_every_field_of_a_row(write):
+    """A row gives the model, the job, the configuration, the result, and the place that it stands in."""
+    row = {"recompute": "selective:core_attn", "peak_mem_gib": "1.5", "notes": "swiglu; tied embeddings"}
+    (run,) = read(write(row))
+
+    assert (run.model.num_layers, run.model.head_dim, run.model.num_kv_heads) == (4, 16, 2)
+    assert (run.model.gated_ffn, run.model.norm, run.model.tied_embeddings) == (True, "rms", True)
+    assert (run.config.dp, run.config.vpp, run.config.recompute, run.config.sequence_parallel) == (
+        2,
+        1,
+        "selective",
+        False,
+    )
+    assert (run.step_time_s, run.peak_memory_bytes, run.precision) == (2.0, 3 * 2**29, "bf16")
+    assert (run.place, run.is_failed) == ("runs.csv:2", False)
+
+
+def test_derives_the_step_time_from_throughput(write):
+    """Without a printed step time, it follows from tokens per second and device."""
+    (run,) = read(write({"step_seconds": "", "tokens_per_s_per_device": "256"}))
+
+    assert run.step_time_s == 128 * 8 / (256 * 2)
+
+
+@pytest.mark.parametrize("row", [{"notes": "FAILED: oom"}, {"step_seconds": ""}])
+def test_a_run_without_result_is_failed(write, row):
+    """A note that begins with FAILED, or a row without any result, is a failed run."""
+    (run,) = read(write(row))
+
+    assert run.is_failed
+    assert run.step_time_s is None
+
+
+def test_a_gpt_row_is_built_like_gpt(write):
+    """GPT rows have layer norms, two MLP matrices and, where the file names none, an assumed vocabulary."""
+    (run,) = read(write({"model": "gpt-1.7B", "vocab": ""}))
+
+    assert (run.model.norm, run.model.gated_ffn, run.model.vocab_size) == ("layer", False, ASSUMED_GPT_VOCABULARY)
+    assert "vocab_size" in run.model.assumed
+
+
+def test_a_failed_row_takes_its_ties_from_its_sweep(write):
+    """A row whose notes don't tell takes tied embeddings from another row of the same source and model."""
+    runs = read(
+        write({"notes": "tied embeddings"}, {"notes": "FAILED"}, {"model": "other", "notes": "untied embeddings"})
+    )
+
+    assert [run.model.tied_embeddings for run in runs] == [True, True, False]
+
+
+def test_incomplete_rows_are_skipped_and_counted(write):
+    """Rows that tell no whole, consistent configuration with a step time are counted where they match."""
+    rows = [
+        {},
+        {"mbs": ""},
+        {"recompute": "maxtext:custom"},
+        {"devices": "4"},
+        {"dp": "2", "mbs": "3"},
+        {"step_seconds": "", "peak_mem_gib": "3"},
+        {"mbs": "", "gbs": "64"},
+    ]
+    group = read_measured_group(["runs.csv"], {"gbs": 8}, write(*rows))
+
+    assert len(group.runs) == 1
+    assert group.skipped == 5
+
+
+def test_where_compares_numbers_as_numbers(write):
+    """8, "8.0" and 8.0 are one number, and text is compared as it stands."""
+    folder = write({}, {"gbs": "16"}, {"device": "A100-SXM-80"})
+
+    assert len(read(folder, gbs=8)) == len(read(folder, gbs="8.0")) == 2
+    assert len(read(folder, gbs=8, device="H100-SXM-80")) == 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "where", "message"),
+    [
+        ([{}], {"device_count": 2}, r"where\.device_count: is no column of the file; did you mean"),
+        ([{}, {"gbs": "16"}], {"gbs": 32}, r"where\.gbs = 32: matches no row; the column has 8, 16"),
+        ([{"gbs": "eight"}], {}, r"runs\.csv:2: gbs = 'eight': must be a number"),
+        ([{"tp": "1.5"}], {}, r"runs\.csv:2: tp = '1\.5': must be a whole number.*nearest: 2"),
+        ([{"step_seconds": "nan"}], {}, r"step_seconds = 'nan'"),
+        ([{"seq_parallel": "7"}], {}, r"seq_parallel = '7': must be 0 or 1"),
+        ([{"zero_stage": "5"}], {}, r"zero_stage = 5: must be 0, 1, 2 or 3"),
+        ([{"kv_heads": "3"}], {}, r"none of which tells a whole and consistent configuration"),
+        ([{"mbs": ""}], {}, r"none of which tells a whole and consistent configuration"),
+        ([], {}, r"runs\.csv: holds no measured run"),
+    ],
+)
+def test_a_mistake_is_told_with_its_place(write, rows, where, message):
+    """Each mistake is one ConfigError with file and line, key, value, rule and, where there is one, a valid choice."""
+    with pytest.raises(ConfigError, match=message):
+        read(write(*rows), **where)
+
+
+def test_a_missing_file_is_told_with_its_neighbours(write):
+    """A misspelt file name comes with the CSV that stands there."""
+    with pytest.raises(ConfigError, match=r"run\.csv: no such file; did you mean 'runs\.csv'"):
+        read_measured(["run.csv"], {}, write({}))
+
+
+def test_a_missing_column_is_told(write):
+    """A header without one of the columns is refused."""
+    with pytest.raises(ConfigError, match=r"runs\.csv:1: gbs: is a missing column"):
+        read(write({}, columns=[column for column in COLUMNS if column != "gbs"]))
+
+
+def test_a_row_with_too_few_cells_is_told(write):
+    """A line that was cut off is refused, with its number."""
+    folder = write({})
+    with (folder / "runs.csv").open("a") as file:
+        file.write("test,only,three\n")
+
+    with pytest.raises(ConfigError, match=r"runs\.csv:3: has 3 cells where the header has 34"):
+        read(folder)
+
+
+@pytest.mark.parametrize(
+    ("row", "column"),
+    [
+        ({"gbs": "16"}, "gbs"),
+        ({"layers": "8"}, "layers"),
+        ({"model": "x"}, "model"),
+        ({"precision": "fp16"}, "precision"),
+    ],
+)
+def test_a_group_shares_one_job(write, row, column):
+    """Rows of two jobs are refused, with the column that tells them apart."""
+    with pytest.raises(ConfigError, match=rf"add `{column}` to `where`"):
+        one_group(read(write({}, row)))
+
+
+def test_only_dimensions_within_equal_degrees_vary():
+    """In the shipped sweep the ZeRO stage varies; sequence parallelism follows from tp and does not."""
+    group = read_measured_group(["ultrascale-llama-8b-128.csv"], {}, MEASURED)
+
+    assert {run.config.sequence_parallel for run in group.runs} == {True, False}
+    assert varying_dimensions(group.runs) == ("zero_stage",)
+
+
+# What only remarks and free text tell
+
+
+MOE = {"model": "mixtral-tiny", "experts": "8", "topk": "2", "moe_ffn": "64"}
+
+
+@pytest.mark.parametrize(
+    ("row", "expert_tp"),
+    [
+        ({"notes": "ETP=1"}, 1),
+        ({"notes": "expert-tensor-parallel-size=1; swiglu"}, 1),
+        ({"notes": "expert_tensor_parallel_size=2"}, 0),
+        ({"notes": "CI golden moe/gpt3_moe_tp2_pp1_ep2_etp1_1node"}, 1),
+        ({"notes": "", "ep": "4"}, 1),
+        ({"notes": "", "ep": "2"}, 0),
+    ],
+    ids=["upper case", "flag", "that of tp", "name", "no other fits", "silent"],
+)
+def test_the_experts_tensor_degree_is_read_from_the_remarks(write, row, expert_tp):
+    """It is what the remarks name, 1 where ep leaves no other, and 0 where it is that of tp."""
+    (run,) = read(write(MOE | {"tp": "2", "devices": "4", "ep": "2"} | row))
+
+    assert run.config.expert_tp == expert_tp
+
+
+@pytest.mark.parametrize(("notes", "dp_shard"), [("zero1 group size 4 ", 4), ("zero1 group size 3 ", 0), ("", 0)])
+def test_a_shard_over_some_ranks_is_read_from_the_remarks(write, notes, dp_shard):
+    """InternEvo names the ranks of its ZeRO groups; a number that cannot be is left out."""
+    (run,) = read(write({"dp": "8", "devices": "8", "notes": f"{notes}interleaved"}))
+
+    assert run.config.dp_shard == dp_shard
+
+
+@pytest.mark.parametrize(
+    ("cell", "mode", "modules"),
+    [
+        ("none", "none", ("core_attn",)),
+        ("full:block:4", "full", ("core_attn",)),
+        ("selective", "selective", ("core_attn",)),
+        ("selective:[moe_act]", "selective", ("moe_act",)),
+        ("modules:layernorm+moe_act", "selective", ("layernorm", "moe_act")),
+        ("maxtext:full", "full", ("core_attn",)),
+        ("maxtext:minimal", "none", ("core_attn",)),
+    ],
+)
+def test_recomputation_is_read_in_every_spelling(write, cell, mode, modules):
+    """A mode may name its method, its modules, or a MaxText policy."""
+    (run,) = read(write({"recompute": cell}))
+
+    assert (run.config.recompute, run.recompute_modules) == (mode, modules)
+
+
+@pytest.mark.parametrize("notes", ["schedule 1F1B", "Schedule Interleaved1F1B", "no word of it"])
+def test_schedules_that_have_a_model_are_read(write, notes):
+    """Plain and interleaved 1F1B are priced, and silence means the former."""
+    assert len(read(write({"notes": notes}))) == 1
+
+
+@pytest.mark.parametrize("row", [{"notes": "schedule GPipe"}, {"notes": "DualPipe"}, {"model": "gpt ZB-2p"}])
+def test_schedules_without_a_model_are_skipped(write, row):
+    """A run under another schedule cannot be compared, and is counted with that reason."""
+    runs, skipped = read_measured_and_skipped(["runs.csv"], write({}, row))
+
+    assert len(runs) == 1
+    assert skipped == {"a pipeline schedule that has no model": 1}
+
+
+def test_an_impossible_architecture_is_skipped_with_its_reason(write):
+    """Sizes that contradict each other leave the row out and say what is wrong."""
+    _, skipped = read_measured_and_skipped(["runs.csv"], write({}, {"kv_heads": "3"}))
+
+    ((reason, count),) = skipped.items()
+    assert reason.startswith("impossible architecture: ")
+    assert "num_kv_heads" in reason
+    assert count == 1
+
+
+@pytest.mark.parametrize(
+    ("cell", "precision"),
+    [("bf16", "bf16"), ("FP8 (delayed)", "fp8"), ("nvfp4", "nvfp4"), ("fp16", "fp16"), ("", "bf16")],
+)
+def test_precision_is_told_in_the_words_of_a_job(write, cell, precision):
+    """Whatever stands beside it, the type of the products is one that TrainingJob has."""
+    (run,) = read(write({"precision": cell}))
+
+    assert run.precision == precision

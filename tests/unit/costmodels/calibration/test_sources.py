@@ -1,0 +1,166 @@
+from dataclasses import replace
+
+import pytest
+
+from costmodels.calibration.measured_runs import stated_layers
+from costmodels.calibration.sources import (
+    FALLBACK_RUNTIME,
+    FSDP_RUNTIME,
+    RUNTIME_WORDS,
+    is_known_source,
+    setting_of,
+    source_of,
+)
+from costmodels.calibration.sources import _sources as table
+from costmodels.job.parallel_config import ParallelConfig
+from costmodels.job.runtime import find_runtime, runtime_names
+from hardware.device import find_devices
+from hardware.io.errors import ConfigError
+from tests.support.settings.synthetic_runs import small_model, unmeasured_run
+
+PLAIN = unmeasured_run(small_model(2048), ParallelConfig(tp=2, dp=4, sequence_parallel=True))
+FSDP = replace(PLAIN, config=ParallelConfig(dp=8, zero_stage=3))
+
+
+def test_every_known_source_names_a_shipped_runtime():
+    """The runtime of each source in the table has a profile, and its facts are facts of a profile."""
+    for name, source in table().items():
+        assert is_known_source(name)
+        assert source.runtime in runtime_names()
+        assert source.reason
+        setting_of(replace(PLAIN, source=name), {})
+
+
+def test_every_word_names_a_shipped_runtime():
+    """What the remarks of an unknown source can name has a profile."""
+    assert set(RUNTIME_WORDS.values()) | {FALLBACK_RUNTIME, FSDP_RUNTIME} <= set(runtime_names())
+
+
+@pytest.mark.parametrize(
+    ("run", "runtime"),
+    [
+        (PLAIN, FALLBACK_RUNTIME),
+        (FSDP, FSDP_RUNTIME),
+        (replace(FSDP, config=replace(FSDP.config, tp=2, dp=4)), FALLBACK_RUNTIME),
+        (replace(PLAIN, notes="MaxText 0.1"), "maxtext"),
+        (replace(FSDP, notes="llm-foundry"), "llm-foundry"),
+        (replace(PLAIN, source="our nanotron sweep"), "nanotron"),
+        (replace(PLAIN, notes="DeepSpeed on Megatron"), "megatron-deepspeed"),
+        (replace(PLAIN, source="vtrain"), "megatron-deepspeed"),
+        (replace(PLAIN, source="vtrain", notes="nanotron"), "megatron-deepspeed"),
+    ],
+)
+def test_the_runtime_of_a_run(run, runtime):
+    """The table decides; else words of the source and the remarks; else plain ZeRO-3 is FSDP, and the rest Megatron."""
+    assert source_of(run).runtime == runtime
+
+
+def test_a_named_runtime_overrides_the_table():
+    """Whoever names a runtime gets it, whatever the source is."""
+    assert setting_of(replace(PLAIN, source="vtrain"), {}, "nanotron").runtime.name == "nanotron"
+
+
+def test_a_fitted_profile_replaces_the_shipped_one():
+    """Profiles that are handed over stand in for the catalog's of the same name."""
+    fitted = find_runtime(FALLBACK_RUNTIME).with_constants({"matmul_efficiency": 0.5})
+
+    assert setting_of(PLAIN, {FALLBACK_RUNTIME: fitted}).runtime.matmul_efficiency == 0.5
+
+
+def test_remarks_change_facts():
+    """A run without flash attention is predicted without it."""
+    assert setting_of(PLAIN, {}).runtime.fused_attention
+    assert not setting_of(replace(PLAIN, notes="no flash attention"), {}).runtime.fused_attention
+
+
+@pytest.mark.parametrize(("devices", "hosts"), [(4, 1), (8, 1), (16, 2), (12, 2)])
+def test_devices_fill_hosts(devices, hosts):
+    """A job has whole hosts, or the largest equal share of each that makes its number of devices."""
+    run = replace(PLAIN, devices=devices, config=ParallelConfig(dp=devices))
+    cluster = setting_of(run, {}).cluster
+
+    assert find_devices("H100-SXM-80")[0][1].devices_per_host == 8
+    assert (cluster.num_devices, cluster.num_hosts) == (devices, hosts)
+
+
+def test_an_unknown_device_is_a_mistake_with_its_name():
+    """Nothing is guessed of a device that the catalog lacks."""
+    with pytest.raises(ConfigError, match="Abacus-9000"):
+        setting_of(replace(PLAIN, device="Abacus-9000"), {})
+
+
+# Unlike devices
+
+AWS = {"source": "amp-neurips22", "precision": "fp16", "devices": 16}
+
+
+def mixed_run(device, config=None, **changes):
+    """A run of AMP's on unlike devices."""
+    return replace(PLAIN, device=device, config=config or ParallelConfig(pp=4, dp=4), **{**AWS, **changes})
+
+
+def hosts_of(run):
+    """(hosts, devices per host, device) of each group of its cluster."""
+    return [(g.hosts, g.devices_per_host, g.device.name) for g in setting_of(run, {}).cluster.groups]
+
+
+@pytest.mark.parametrize(
+    ("device", "devices", "expected"),
+    [
+        ("mixed:8xV100-SXM-16+12xT4-16", 20, [(1, 8, "V100-SXM-16"), (3, 4, "T4-16")]),
+        ("mixed:12xT4-16+12xV100-SXM-16", 24, [(3, 4, "T4-16"), (3, 4, "V100-SXM-16")]),
+        ("mixed: 24xH100 + 2xA100", 26, [(3, 8, "H100-SXM-80"), (1, 2, "A100-SXM-80")]),
+        ("mixed:8xA100", 8, [(1, 8, "A100-SXM-80")]),
+    ],
+)
+def test_unlike_devices_fill_their_usual_hosts(device, devices, expected):
+    """Counts are devices; they stand on their usual hosts in the row's order, or on hosts that divide both."""
+    run = mixed_run(device, ParallelConfig(dp=devices), devices=devices, source="unknown")
+
+    assert hosts_of(run) == expected
+
+
+@pytest.mark.parametrize("device", ["mixed:12xV100-SXM-16+4xT4-16", "mixed:4xT4-16+12xV100-SXM-16"])
+def test_a_source_knows_its_unlike_hosts(device):
+    """AMP's hosts of four share one adapter each, 10 Gb/s for V100 and 50 for T4, and the former come first."""
+    run = mixed_run(device)
+    nics = [group.nic_links[0] for group in setting_of(run, {}).cluster.groups]
+
+    assert hosts_of(run) == [(3, 4, "V100-SXM-16"), (1, 4, "T4-16")]
+    assert [nic.sharers * nic.bandwidth_bytes_per_s * 8 for nic in nics] == [10e9, 50e9]
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        ("mixed:12V100-SXM-16+4xT4-16", "COUNTxNAME"),
+        ("mixed:12xV100-SXM-16+8xT4-16", "names 20 devices, but the run has 16"),
+        ("mixed:12xV101+4xT4-16", "not a known device"),
+    ],
+)
+def test_a_wrong_string_of_unlike_devices_is_a_mistake(device, words):
+    """What is wrong with a string is said in words."""
+    with pytest.raises(ConfigError, match=words):
+        setting_of(mixed_run(device), {})
+
+
+@pytest.mark.parametrize(("name", "known"), [("AMP", True), ("neurips-amp-2022", True), ("ampere-runs", False)])
+def test_a_source_is_known_by_a_part_of_its_name(name, known):
+    """A known name between dashes is that source; a part of a word is not."""
+    assert is_known_source(name) == known
+
+
+@pytest.mark.parametrize(
+    ("notes", "pp", "layers"),
+    [
+        ("DeepSpeed; layers per stage incl. embedding(1)+head(1): 3/3/4; x", 3, (2, 3, 3)),
+        ("partition: [0, 5, 10, 14], tp 2", 3, (3, 5, 0)),
+        ("partition [0, 14]", 1, (8,)),
+        ("layers per stage incl. embedding(1)+head(1): 3/3/5", 3, ()),
+        ("partition: [0, 5, 14]", 3, ()),
+        ("partitioned by hand", 2, ()),
+    ],
+)
+def test_the_layers_of_stages_that_a_run_states(notes, pp, layers):
+    """Remarks that cut the whole model into the run's stages are believed; others leave the cut to the runtime."""
+    assert stated_layers(notes, PLAIN.model.num_layers, pp) == layers

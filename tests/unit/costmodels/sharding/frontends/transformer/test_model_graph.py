@@ -1,0 +1,197 @@
+"""The graph of a transformer's training step: what it holds, counted against the model's sizes."""
+
+import functools
+import math
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from costmodels.job.model_catalog import find_model, model_names
+from costmodels.job.parallel_config import ParallelConfig
+from costmodels.job.runtime import find_runtime
+from costmodels.job.training_job import TrainingJob
+from costmodels.operators.layer_operators import Block, step_operators
+from costmodels.sharding.frontends.transformer.experts import slots_per_expert
+from costmodels.sharding.frontends.transformer.model_graph import transformer_graph
+from costmodels.sharding.graph import STATE, TensorKind
+from hardware.io.errors import ConfigError
+from tests.support.graphs.small_models import SMALL, small_job
+from tests.support.settings.random_settings import grid_of
+
+RUNTIME = replace(find_runtime("megatron-core"), vocabulary_multiple=1)
+
+
+def job_of(name, sequence_length=2048, **options):
+    """A job that trains a catalog model."""
+    return TrainingJob(model=find_model(name), sequence_length=sequence_length, global_batch_size=8, **options)
+
+
+@functools.cache
+def graph_of(name, **options):
+    """The graph of a catalog model with one sequence of 2,048 tokens."""
+    return transformer_graph(job_of(name), micro_batch_size=1, **options)
+
+
+def states(graph, kind):
+    """The tensors of a kind that live from step to step."""
+    kept = [graph.tensors[tensor] for op in graph.ops if op.primitive == STATE for tensor in op.results]
+    return [tensor for tensor in kept if tensor.kind == kind]
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_the_parameters_are_the_models(name):
+    """The graph of every catalog model has exactly its parameters, and two moments for each."""
+    model, graph = find_model(name), graph_of(name)
+
+    assert sum(math.prod(tensor.shape) for tensor in states(graph, TensorKind.PARAMETER)) == model.num_parameters
+    assert sum(math.prod(tensor.shape) for tensor in states(graph, TensorKind.OPTIMIZER)) == 2 * model.num_parameters
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_parameters_of_any_variant_are_the_models(name):
+    """Biases, norms of heads, gates of shared experts, ranks: all are counted as the model counts them."""
+    graph = transformer_graph(small_job(name), micro_batch_size=2)
+
+    assert sum(math.prod(tensor.shape) for tensor in states(graph, "parameter")) == SMALL[name].num_parameters
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_flops_are_the_cost_models(name):
+    """All operators together have the FLOPs that the cost model counts for its own."""
+    job = job_of(name)
+    model = job.model
+    counts = {
+        Block.ATTENTION: model.num_layers,
+        Block.DENSE_MLP: model.num_layers - model.num_moe_layers,
+        Block.MOE_MLP: model.num_moe_layers,
+        Block.EMBEDDING: 1,
+        Block.HEAD: 1,
+    }
+    operators = step_operators(job, RUNTIME, grid_of(ParallelConfig()))
+
+    flop = sum(op.flop for op in graph_of(name).ops)
+
+    assert flop == pytest.approx(sum(counts[op.block] * float(op.flop[0]) for op in operators), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_flops_are_the_models(name):
+    """Without the core they are 6 N of a token, less norms and biases, which no product multiplies: below 0.1%.
+
+    The core has 3.5 / 6 of the convention's: the causal half, and a backward pass of 2.5 times the forward pass.
+    """
+    graph, model = graph_of(name), find_model(name)
+    core = sum(op.flop for op in graph.ops if ".core" in op.name)
+    rest = sum(op.flop for op in graph.ops) - core
+    attention = 6 * model.num_layers * 2048 * (model.q_size + model.context_size)
+
+    assert core == pytest.approx(2048 * attention * 3.5 / 6, rel=1e-12)
+    assert rest == pytest.approx(2048 * (model.model_flops_per_token(2048) - attention), rel=1e-3)
+    assert rest <= 2048 * (model.model_flops_per_token(2048) - attention)
+
+
+def test_layers_share_their_rules():
+    """A rule is the same object in all layers, so that what a planner finds out about it holds for all of them."""
+    few, many = graph_of("llama3-70b", num_layers=2), graph_of("llama3-70b")
+
+    assert len({id(op.rule) for op in few.ops}) == len({id(op.rule) for op in many.ops})
+    assert len(many.ops) > 30 * len(few.ops)
+
+
+def test_the_first_layers_alone():
+    """A graph may have the first layers only; of DeepSeek-V3 three are dense, and the fourth has experts."""
+    graph = graph_of("deepseek-v3", num_layers=4)
+    cores = [op.name for op in graph.ops if op.primitive == "attention"]
+    experts = [op.name for op in graph.ops if op.primitive == "batch_matmul"]
+
+    assert cores == [f"layers.{number}.attention.core" for number in range(4)]
+    assert experts == ["layers.3.moe_mlp.up", "layers.3.moe_mlp.down"]
+
+
+def test_every_dim_has_a_name():
+    """Every dim of every tensor has a name that says what it is, but for the loss, which has one element."""
+    known = {
+        *("batch", "sequence", "hidden", "heads", "kv_heads", "head_dim", "gates", "ffn", "vocabulary"),
+        *("experts", "slots", "query_rank", "latent_rank"),
+    }
+    for name in ("llama3-8b", "deepseek-v3"):
+        graph = graph_of(name, num_layers=4)
+        names = {dim for tensor in graph.tensors if tensor.shape != (1,) for dim in tensor.dim_names}
+
+        assert names <= known
+        assert all(len(set(tensor.dim_names)) == len(tensor.shape) for tensor in graph.tensors)
+
+
+def test_widths_and_precisions_are_the_jobs():
+    """Parameters, activations and gradients are as wide as the job stores them, moments and statistics float32."""
+    graph = transformer_graph(job_of("mixtral-8x7b", precision="fp8"), micro_batch_size=1, num_layers=1)
+    widths = {kind: {t.element_bytes for t in graph.tensors if t.kind == kind} for kind in TensorKind}
+    precisions = Counter(op.precision for op in graph.ops if op.flop)
+
+    assert widths[TensorKind.PARAMETER] == widths[TensorKind.GRADIENT] == {2}
+    assert widths[TensorKind.OPTIMIZER] == {4}
+    assert {t.name for t in graph.tensors if t.kind == "activation" and t.element_bytes == 4} == {
+        "layers.0.attention.core.normaliser",
+        "head.cross_entropy",
+        *(f"head.cross_entropy.{part}" for part in ("maximum", "sum", "label")),
+    }
+    # head and router in three products each, and the core in two operators, leave the narrow type alone
+    assert precisions == {"bf16": 3 + 3 + 2, "fp8": 3 * 4}
+
+
+@pytest.mark.parametrize(("optimizer", "moments"), [("adam", 2), ("sgd", 1)])
+def test_every_parameter_is_updated_once(optimizer, moments):
+    """The step makes the next step's parameters and moments of this one's, each in one operator of its own."""
+    graph = graph_of("gpt-13b", num_layers=2, optimizer=optimizer)
+    parameters = states(graph, "parameter")
+    updates = [op for op in graph.ops if op.primitive == optimizer]
+
+    assert [graph.tensors[op.operands[0]].name for op in updates] == [tensor.name for tensor in parameters]
+    assert all(op.operands for op in graph.ops if op.primitive == STATE)
+    assert len(states(graph, "optimizer")) == moments * len(parameters)
+
+
+def test_a_tied_table_has_one_gradient_of_two_parts():
+    """The head's and the embedding's part of a tied table's gradient are added up before the update."""
+    graph = graph_of("gpt-13b", num_layers=1)
+    (total,) = (op for op in graph.ops if op.name == "embedding.weight.gradient_sum")
+
+    assert [graph.tensors[tensor].name for tensor in total.operands] == [
+        "head.logits.weight_gradient",
+        "embedding.lookup.gradient",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "top_k", "experts", "slots"),
+    [(4096, 2, 8, 1024), (4096, 8, 256, 128), (4096, 6, 160, 160), (8, 2, 4, 4), (100, 1, 3, 36), (97, 2, 8, 25)],
+)
+def test_slots_are_the_balanced_share(tokens, top_k, experts, slots):
+    """Slots are the balanced share, rounded up by an eighth at most, and a multiple that cuts the sequence often."""
+    found = slots_per_expert(tokens, top_k=top_k, num_experts=experts)
+    share = tokens * top_k / experts
+
+    assert found == slots
+    assert share <= found <= math.ceil(share) * 9 / 8
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"micro_batch_size": 0}, "micro_batch_size"),
+        ({"micro_batch_size": 1, "num_layers": 0}, "num_layers"),
+        ({"micro_batch_size": 1, "num_layers": 41}, "num_layers"),
+        ({"micro_batch_size": 1, "optimizer": "adm"}, "optimizer"),
+    ],
+)
+def test_sizes_out_of_range_are_refused(options, key):
+    """A size that cannot be is the user's mistake, and is called by its name."""
+    with pytest.raises(ConfigError, match=key):
+        transformer_graph(job_of("gpt-13b"), **options)
+
+
+def test_no_more_tokens_than_learned_positions():
+    """A sequence that is longer than the table of positions is refused."""
+    with pytest.raises(ConfigError, match="sequence_length"):
+        transformer_graph(job_of("gpt-13b", sequence_length=2**20), micro_batch_size=1)

@@ -1,0 +1,116 @@
+"""The programs of passes: the same kernels and collectives as the closed form, in an order, on two streams."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from costmodels.job.parallel_config import ConfigGrid
+from costmodels.operators.kernels import collective_s, kernel_s
+from costmodels.operators.layer_operators import BLOCKS, Block, OpKind, Phase, unique_shapes
+from costmodels.simulator.pass_program import Piece, Segment, Work, piece_launches, piece_programs
+from costmodels.step.block_costs import block_times
+from costmodels.step.communication import issued_collectives, layer_collectives, layer_uses
+from costmodels.step.placement import place
+from tests.support.settings.random_settings import cases
+
+BLOCKS_OF = {
+    Piece.DENSE_LAYER: (Block.ATTENTION, Block.DENSE_MLP),
+    Piece.MOE_LAYER: (Block.ATTENTION, Block.MOE_MLP),
+    Piece.EMBEDDING: (Block.EMBEDDING,),
+    Piece.HEAD: (Block.HEAD,),
+}
+
+
+def programs_of(case):
+    """The programs of a case's first configuration on its first kind of device, with its grid of one."""
+    grid = ConfigGrid.from_configs([case.grid.config(0)])
+    groups = place(case.cluster, grid)
+    device = case.cluster.devices[0]
+    return grid, groups, piece_programs(case.job, case.runtime, case.grid.config(0), groups, device)
+
+
+@given(cases(max_configs=1))
+@settings(max_examples=60, deadline=None)
+def test_a_program_has_the_closed_forms_kernels(case):
+    """The kernels of each piece take as long as the closed form's sums over its blocks, in either pass."""
+    grid, _, programs = programs_of(case)
+    shapes, _ = unique_shapes(grid)
+    times = block_times(case.job, case.cluster.devices[0], case.runtime, shapes, kernel_s)
+
+    for (piece, phase), program in programs.items():
+        sums = times.forward if phase == Phase.FORWARD else times.backward
+        expected = sum(sums[BLOCKS.index(block), 0] for block in BLOCKS_OF[piece])
+        assert sum(segment.kernels_s for segment in program) == pytest.approx(expected)
+
+
+@given(cases(max_configs=1))
+@settings(max_examples=60, deadline=None)
+def test_a_program_has_the_closed_forms_collectives(case):
+    """Each collective runs as often as `layer_uses` counts it; hidden exchanges add only what their messages wait."""
+    grid, groups, programs = programs_of(case)
+    alone_s = {
+        site: float(collective_s(collective)[0])
+        for site, collective in layer_collectives(case.job, case.runtime, grid, groups).items()
+    }
+
+    for (piece, phase), program in programs.items():
+        found: dict[str, float] = {}
+        for segment in program:
+            for work in segment.traffic:
+                found[work.name] = found.get(work.name, 0.0) + work.seconds
+        found.pop("cp.start", None)
+        expected: dict[str, float] = {}
+        for use in layer_uses(case.job, case.runtime, grid):
+            # forward collectives that recomputation repeats count as forward, but run in the backward pass
+            if use.block in BLOCKS_OF[piece] and use.phase == phase:
+                once = use.count[0] / (2.0 if _is_repeated(case, use) else 1.0)
+                expected[use.site] = expected.get(use.site, 0.0) + once * alone_s[use.site]
+            elif use.block in BLOCKS_OF[piece] and phase == Phase.BACKWARD and _is_repeated(case, use):
+                expected[use.site] = expected.get(use.site, 0.0) + use.count[0] / 2.0 * alone_s[use.site]
+        expected = {site: seconds for site, seconds in expected.items() if seconds > 0}
+        assert found == pytest.approx(expected)
+
+
+def _is_repeated(case, use):
+    in_layer = use.block in (Block.ATTENTION, Block.DENSE_MLP, Block.MOE_MLP)
+    recompute = case.grid.config(0).recompute
+    of_core = recompute == "selective" and use.site.startswith(("cp.", "up."))
+    return ((recompute == "full" and in_layer) or of_core) and use.phase == Phase.FORWARD
+
+
+@given(cases(max_configs=1))
+@settings(max_examples=40, deadline=None)
+def test_the_host_launches_what_the_closed_form_counts(case):
+    """Kernels and collectives of each piece, both passes and recomputation together."""
+    grid = ConfigGrid.from_configs([case.grid.config(0)])
+    times = block_times(case.job, case.cluster.devices[0], case.runtime, grid, kernel_s)
+    issued = issued_collectives(case.job, case.runtime, grid)
+
+    for piece, (kernels, collectives) in piece_launches(case.job, case.runtime, case.grid.config(0)).items():
+        assert kernels == sum(times.launches[BLOCKS.index(block), 0] for block in BLOCKS_OF[piece])
+        assert collectives == sum(issued[block][0] for block in BLOCKS_OF[piece])
+
+
+def test_streams_beside_each_other_save_the_stated_share():
+    """A segment takes both streams' time less the hidden share of the shorter one."""
+    kernel = Work(name="a", kind=OpKind.MATMUL, part="compute", seconds=3.0)
+    collective = Work(name="tp.all_gather", kind=OpKind.ALL_GATHER, part="tp", seconds=2.0, link="intra")
+    segment = Segment(kernels=(kernel,), traffic=(collective,))
+
+    assert segment.duration_s(1.0) == 3.0
+    assert segment.duration_s(0.0) == 5.0
+    assert segment.duration_s(0.5) == 4.0
+
+
+@given(cases(max_configs=1))
+@settings(max_examples=40, deadline=None)
+def test_a_backward_pass_goes_through_a_layer_from_its_end(case):
+    """The gradients of the MLP's kernels come before those of attention, and a product's before those of its inputs."""
+    _, _, programs = programs_of(case)
+    names = [work.name for segment in programs[Piece.DENSE_LAYER, Phase.BACKWARD] for work in segment.kernels]
+    gradients = [name for name in names if "gradient" in name]
+    first_attention = next(at for at, name in enumerate(gradients) if name.startswith("attention"))
+
+    assert all(name.startswith("attention") for name in gradients[first_attention:])
+    assert gradients.index("dense_mlp.down.data_gradient") < gradients.index("dense_mlp.up.data_gradient")
+    assert np.all([name.startswith("dense_mlp") for name in gradients[:first_attention]])

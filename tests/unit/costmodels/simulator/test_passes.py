@@ -1,0 +1,202 @@
+"""The passes of a pipeline: each schedule's order, and when its passes run."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from costmodels.simulator.passes import SCHEDULES, Kind, PassOrder, pass_order
+from costmodels.step.schedules import bubble_s, stage_in_flight
+from tests.support.settings.pass_times import pass_times
+
+
+@st.composite
+def orders(draw):
+    """An order of any schedule and size."""
+    schedule = draw(st.sampled_from(sorted(SCHEDULES)))
+    pp = draw(st.integers(1, 6))
+    vpp = draw(st.integers(1, 3)) if schedule == "1f1b" else 1
+    micro_batches = draw(st.integers(1, 4)) * pp if vpp > 1 else draw(st.integers(1, 12))
+    return pass_order(schedule, pp, vpp, micro_batches)
+
+
+def equal_times(order, forward_s=1.0, backward_s=2.0, weights_s=0.0, transfer_s=0.0):
+    """Times of a pipeline whose stages are alike; the whole stage takes as long as is said, a chunk its share."""
+    num_virtual = order.pp * order.vpp
+    pass_s = np.tile(np.array([[forward_s], [backward_s], [weights_s]]) / order.vpp, num_virtual)
+    return pass_times(order, pass_s, np.full((2, num_virtual - 1), transfer_s))
+
+
+@given(orders())
+def test_each_stage_runs_each_pass_once(order):
+    """Every micro-batch goes once forward and once backward through every chunk of every stage, whatever the order."""
+    passes = list(zip(order.stage, order.kind, order.micro_batch, order.chunk, strict=True))
+    kinds = 3 if order.splits_backward else 2
+
+    assert len(set(passes)) == len(passes) == order.pp * order.vpp * order.num_micro_batches * kinds
+    assert (np.diff(order.stage) >= 0).all()
+
+
+@given(orders(), st.integers(0, 2**32 - 1))
+def test_passes_wait_for_what_they_need(order, seed):
+    """No pass starts before its stage is free and its input is there, and none starts later than it could."""
+    rng = np.random.default_rng(seed)
+    num_virtual = order.pp * order.vpp
+    pass_s = rng.uniform(0.1, 2.0, (3, num_virtual))
+    transfer_s = rng.uniform(0.0, 0.5, (2, num_virtual - 1))
+
+    times = pass_times(order, pass_s, transfer_s)
+
+    end_of = {
+        (kind, micro_batch, virtual): end_s
+        for kind, micro_batch, virtual, end_s in zip(
+            order.kind, order.micro_batch, order.virtual_stage, times.end_s, strict=True
+        )
+    }
+    free_s = np.zeros(order.pp)
+    for at, (stage, kind, micro_batch, virtual) in enumerate(
+        zip(order.stage, order.kind, order.micro_batch, order.virtual_stage, strict=True)
+    ):
+        arrives_s = 0.0
+        if kind == Kind.FORWARD and virtual:
+            arrives_s = end_of[Kind.FORWARD, micro_batch, virtual - 1] + transfer_s[0, virtual - 1]
+        elif kind == Kind.BACKWARD and virtual == num_virtual - 1:
+            arrives_s = end_of[Kind.FORWARD, micro_batch, virtual]
+        elif kind == Kind.BACKWARD:
+            arrives_s = end_of[Kind.BACKWARD, micro_batch, virtual + 1] + transfer_s[1, virtual]
+        elif kind == Kind.WEIGHTS:
+            arrives_s = end_of[Kind.BACKWARD, micro_batch, virtual]
+        assert times.start_s[at] == pytest.approx(max(free_s[stage], arrives_s))
+        assert times.end_s[at] == pytest.approx(times.start_s[at] + pass_s[kind, virtual])
+        free_s[stage] = times.end_s[at]
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@given(pp=st.integers(1, 8), micro_batches=st.integers(1, 20))
+def test_equal_stages_lose_all_but_one_micro_batch(schedule, pp, micro_batches):
+    """With equal stages the bubble is (pp - 1) passes both ways (Narayanan et al. 2021, section 2.2.1)."""
+    times = equal_times(pass_order(schedule, pp, 1, micro_batches))
+
+    assert times.makespan_s == pytest.approx((micro_batches + pp - 1) * 3.0)
+
+
+@given(pp=st.integers(2, 6), vpp=st.integers(2, 4), rounds=st.integers(1, 4))
+def test_interleaving_divides_the_bubble(pp, vpp, rounds):
+    """Chunks make the bubble smaller by their number (section 2.2.2); the closed form of step times says the same."""
+    times = equal_times(pass_order("1f1b", pp, vpp, rounds * pp))
+
+    bubble = float(bubble_s(np.array([[3.0]]), np.array([pp]), vpp)[0])
+    assert times.makespan_s == pytest.approx(rounds * pp * 3.0 + bubble)
+
+
+@given(st.lists(st.floats(0.2, 3.0), min_size=1, max_size=6), st.integers(1, 20))
+def test_the_slowest_stage_sets_the_pace(stage_s, micro_batches):
+    """With unlike stages 1F1B takes at least the slowest one's work, and at most what the closed form says, which adds
+    one micro-batch through all others: forward passes that a slow stage runs meanwhile can hide a part of these.
+    """
+    pp = len(stage_s)
+    order = pass_order("1f1b", pp, 1, micro_batches)
+    times = pass_times(order, np.outer([1.0, 2.0, 0.0], stage_s), np.zeros((2, pp - 1)))
+
+    each_s = 3.0 * np.array(stage_s)
+    bubble = float(bubble_s(each_s[:, None], np.ones(pp), 1)[0])
+    slowest = micro_batches * each_s.max()
+    assert slowest - 1e-9 <= times.makespan_s <= slowest + bubble + 1e-9
+
+
+@given(pp=st.integers(1, 8), micro_batches=st.integers(1, 24))
+def test_weight_gradients_fill_the_bubble(pp, micro_batches):
+    """ZB-H1 leaves (pp - 1) * (forward + backward - weights) of the bubble, a third of 1F1B's where all three are equal
+    (Qi et al. 2023, section 2).
+    """
+    assume(micro_batches >= 2 * pp)
+    times = equal_times(pass_order("zero-bubble", pp, 1, micro_batches), backward_s=1.0, weights_s=1.0)
+
+    assert times.makespan_s == pytest.approx(3.0 * micro_batches + (pp - 1))
+
+
+@given(pp=st.integers(1, 8), vpp=st.integers(1, 4), rounds=st.integers(1, 4))
+def test_activations_in_flight_are_those_of_the_memory_model(pp, vpp, rounds):
+    """1F1B holds at its peak what `stage_in_flight` says, stage by stage."""
+    micro_batches = rounds * pp
+    order = pass_order("1f1b", pp, vpp, micro_batches)
+
+    expected = stage_in_flight(np.arange(pp), pp, vpp, np.array(micro_batches))
+
+    assert order.peak_in_flight().tolist() == expected.tolist()
+
+
+@given(schedule=st.sampled_from(["gpipe", "zero-bubble"]), pp=st.integers(1, 8), micro_batches=st.integers(1, 24))
+def test_the_memory_model_knows_the_other_schedules(schedule, pp, micro_batches):
+    """What gpipe and zero-bubble hold at their peak is what `stage_in_flight` says of them, stage by stage."""
+    order = pass_order(schedule, pp, 1, micro_batches)
+
+    expected = stage_in_flight(np.arange(pp), pp, 1, np.array(micro_batches), schedule)
+
+    assert order.peak_in_flight().tolist() == expected.tolist()
+
+
+@given(pp=st.integers(1, 8), micro_batches=st.integers(1, 24))
+def test_zero_bubble_holds_no_more_than_the_first_stage_of_1f1b(pp, micro_batches):
+    """Late weight gradients keep activations, but on no stage more than on the first of 1F1B (Qi et al. 2023)."""
+    held = pass_order("zero-bubble", pp, 1, micro_batches).peak_in_flight()
+
+    assert held.max() <= pass_order("1f1b", pp, 1, micro_batches).peak_in_flight().max()
+
+
+def test_transfers_delay_what_waits_for_them():
+    """A slow hop is paid once in each direction where one micro-batch goes through two stages."""
+    times = equal_times(pass_order("1f1b", 2, 1, 1), transfer_s=0.25)
+
+    assert times.makespan_s == pytest.approx(2 * 3.0 + 2 * 0.25)
+
+
+def test_an_impossible_order_is_refused():
+    """Stages that run their micro-batches in opposite orders, each before it can, are an error and no endless wait."""
+    order = pass_order("1f1b", 2, 1, 2)
+    first, second = np.flatnonzero(order.stage == 0), np.flatnonzero(order.stage == 1)
+    backward_first = np.concatenate([first[::-1], second])
+    turned = PassOrder(
+        pp=2,
+        vpp=1,
+        num_micro_batches=2,
+        **{name: getattr(order, name)[backward_first] for name in ("stage", "kind", "micro_batch", "chunk")},
+    )
+
+    with pytest.raises(ValueError, match="wait for each other"):
+        pass_times(turned, np.ones((3, 2)), np.zeros((2, 1)))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "vpp", "micro_batches", "told"),
+    [("gpipe", 2, 4, "vpp must be 1"), ("zero-bubble", 2, 4, "vpp must be 1"), ("1f1b", 2, 9, "multiple of pp=4")],
+)
+def test_schedules_say_what_they_cannot_do(schedule, vpp, micro_batches, told):
+    """A schedule without chunks, or an incomplete round of them, is refused with the number that is wrong."""
+    with pytest.raises(ValueError, match=told):
+        pass_order(schedule, 4, vpp, micro_batches)
+
+
+def test_no_order_beats_the_exhaustive_best():
+    """Of all orders in which two stages can run two micro-batches, none is shorter than 1F1B's with equal stages."""
+    order = pass_order("1f1b", 2, 1, 2)
+    pass_s, transfer_s = np.outer([1.0, 2.0, 0.0], np.ones(2)), np.zeros((2, 1))
+    of_stage = [np.flatnonzero(order.stage == stage) for stage in range(2)]
+    found = []
+    for rows in itertools.product(*(itertools.permutations(part.tolist()) for part in of_stage)):
+        at = np.concatenate(rows)
+        turned = PassOrder(
+            pp=2,
+            vpp=1,
+            num_micro_batches=2,
+            **{name: getattr(order, name)[at] for name in ("stage", "kind", "micro_batch", "chunk")},
+        )
+        try:
+            found.append(pass_times(turned, pass_s, transfer_s).makespan_s)
+        except ValueError:
+            continue
+
+    assert len(found) > 1
+    assert pass_times(order, pass_s, transfer_s).makespan_s == pytest.approx(min(found))

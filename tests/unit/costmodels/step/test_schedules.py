@@ -1,0 +1,181 @@
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from costmodels.job.model_catalog import find_model, model_names
+from costmodels.job.runtime import find_runtime, runtime_names
+from costmodels.job.uneven_work import Assignment
+from costmodels.step.schedules import assign_layers, bubble_s, stage_in_flight
+
+MEGATRON = find_runtime("megatron-core")
+NANOTRON = find_runtime("nanotron")
+
+
+@given(
+    st.sampled_from(model_names()),
+    st.sampled_from(runtime_names()),
+    st.integers(1, 128),
+    st.integers(1, 16),
+    st.sampled_from([1, 8]),
+)
+def test_stages_hold_exactly_the_models_layers(name, runtime, pp, vpp, padding):
+    """Whatever the split, the stages together hold the model's dense and MoE layers, no more and no fewer."""
+    model = find_model(name)
+
+    stages = assign_layers(model, replace(find_runtime(runtime), layer_padding=padding), pp, vpp)
+
+    assert len(stages.dense) == len(stages.moe) == pp
+    assert int(stages.moe.sum()) == model.num_moe_layers
+    assert int(stages.dense.sum()) == model.num_layers - model.num_moe_layers
+    assert min(stages.dense.min(), stages.moe.min()) >= 0
+
+
+def test_even_split_gives_each_stage_the_same():
+    """32 layers on 4 stages are 8 each, with any number of chunks that divides them."""
+    for vpp in (1, 2, 4, 8):
+        assert assign_layers(find_model("llama3-8b"), MEGATRON, 4, vpp).dense.tolist() == [8, 8, 8, 8]
+
+
+def test_no_op_layers_stand_at_the_end():
+    """28 layers filled up to 32 leave the last of 4 stages, or the last chunk, with fewer real layers."""
+    padded = replace(MEGATRON, layer_padding=8)
+    model = find_model("qwen2.5-7b")
+
+    assert assign_layers(model, padded, 4, 1).dense.tolist() == [8, 8, 8, 4]
+    assert assign_layers(model, padded, 4, 2).dense.tolist() == [8, 8, 8, 4]
+    assert assign_layers(model, padded, 8, 4).dense.tolist() == [4, 4, 4, 4, 3, 3, 3, 3]
+    assert assign_layers(model, MEGATRON, 4, 1).dense.tolist() == [7, 7, 7, 7]
+
+
+def test_chunks_are_dealt_around_the_stages():
+    """Interleaved, chunk c stands on stage c % pp (Narayanan et al. 2021, section 2.2)."""
+    model = replace(find_model("deepseek-v3"), num_layers=12, num_dense_layers=3)
+
+    plain = assign_layers(model, MEGATRON, 3, 1)
+    interleaved = assign_layers(model, MEGATRON, 3, 4)
+
+    assert plain.dense.tolist() == [3, 0, 0]
+    assert interleaved.dense.tolist() == [1, 1, 1]
+    assert interleaved.moe.tolist() == [3, 3, 3]
+
+
+def test_a_count_that_cannot_be_cut_evenly_is_spread():
+    """An expert may run 32 layers in 6 stages: no stage has two layers more than another."""
+    stages = assign_layers(find_model("llama3-8b"), MEGATRON, 6, 1)
+
+    assert stages.dense.max() - stages.dense.min() <= 1
+
+
+@given(st.sampled_from(model_names()), st.integers(1, 40))
+def test_balanced_split_exceeds_no_share_by_more_than_a_layer(name, pp):
+    """Blocks are contiguous, and no stage costs more than its share of the compute and one layer."""
+    model = find_model(name)
+    pp = min(pp, model.num_layers)
+    stages = assign_layers(model, NANOTRON, pp, 1)
+    layer_cost = [
+        model.moe_layer_active_parameters if model.is_moe_layer(layer) else model.dense_layer_parameters
+        for layer in range(model.num_layers)
+    ]
+    head_cost = model.hidden_size * model.vocab_size
+    share = (sum(layer_cost) + head_cost) / pp
+
+    ends = np.cumsum(stages.dense + stages.moe)
+    for stage, (begin, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
+        if stage < pp - 1:  # the last one takes what is left
+            assert sum(layer_cost[begin:end]) <= share + max(layer_cost)
+    dense_then_moe = [model.is_moe_layer(layer) for layer in range(model.num_layers)]
+    assert [sum(dense_then_moe[b:e]) for b, e in zip([0, *ends[:-1]], ends, strict=True)] == stages.moe.tolist()
+
+
+def test_balanced_split_leaves_the_head_room():
+    """The head costs as much as 2.4 layers of Llama 3 8B, so the last of 4 stages gets fewer layers.
+
+    A stage keeps the layer that takes it past its share: 8.6 layers make 9 (nanotron models/base.py).
+    """
+    stages = assign_layers(find_model("llama3-8b"), NANOTRON, 4, 1)
+
+    assert stages.dense.tolist() == [9, 9, 8, 6]
+
+
+@pytest.mark.parametrize("vpp", [1, 2, 5])
+@pytest.mark.parametrize("pp", [1, 2, 4, 8])
+@pytest.mark.parametrize("num_micro_batches", [8, 40])
+def test_equal_stages_have_narayanans_bubble(pp, vpp, num_micro_batches):
+    """Bubble over ideal time is (p-1)/m, and (p-1)/(m v) interleaved (Narayanan et al. 2021, sections 2.2.1, 2.2.2)."""
+    bubble = bubble_s(np.full((1, 1), 0.3), np.array([pp]), vpp)[0]
+
+    assert bubble / (num_micro_batches * 0.3) == pytest.approx((pp - 1) / (num_micro_batches * vpp))
+
+
+def test_slowest_stage_sets_the_pace():
+    """With unlike stages the step lasts m times the slowest plus one micro-batch through all others."""
+    stage_s, count = np.array([[1.0], [3.0], [2.0]]), np.array([1, 2, 1])
+
+    assert bubble_s(stage_s, count, 1)[0] == pytest.approx(1.0 + 3.0 + 2.0)
+
+
+@pytest.mark.parametrize(("pp", "vpp"), [(2, 2), (4, 2), (4, 8), (8, 5)])
+def test_first_stage_holds_korthikantis_layers(pp, vpp):
+    """Interleaved, stage 0 keeps L(1 + (p-1)/(p v)) layers' activations (Korthikanti et al. 2022, section 4.2.3)."""
+    num_layers = 40 * pp
+
+    in_flight = stage_in_flight(np.arange(pp), pp, vpp, np.array([1000]))
+
+    assert in_flight[0] * num_layers / pp == pytest.approx(num_layers * (1 + (pp - 1) / (pp * vpp)))
+
+
+@given(st.integers(1, 16), st.integers(1, 64))
+def test_1f1b_holds_as_many_micro_batches_as_stages_follow(pp, m):
+    """Stage i of 1F1B holds min(m, p - i) micro-batches: p on the first, one on the last."""
+    in_flight = stage_in_flight(np.arange(pp), pp, 1, np.array([m]))
+
+    assert in_flight.tolist() == [min(m, pp - stage) for stage in range(pp)]
+
+
+@given(st.integers(2, 16), st.integers(2, 8), st.integers(1, 10))
+def test_interleaving_holds_more_but_never_more_than_all(pp, vpp, rounds):
+    """Interleaving never keeps more than all micro-batches, never less than 1F1B does, and least on the last stage."""
+    m = np.array([rounds * pp])
+
+    plain = stage_in_flight(np.arange(pp), pp, 1, m)
+    interleaved = stage_in_flight(np.arange(pp), pp, vpp, m)
+
+    assert np.all(interleaved <= m)
+    assert interleaved[0] >= plain[0]
+    assert np.all(np.diff(interleaved) <= 0)
+
+
+@given(st.sampled_from(model_names()), st.integers(1, 4))
+def test_the_least_bottleneck_is_that_of_every_cut(name, pp):
+    """No way to cut the first six layers and the head into contiguous stages has a smaller largest stage."""
+    model = replace(find_model(name), num_layers=6)
+    split = replace(MEGATRON, layer_split="least-bottleneck", layer_padding=1)
+    layers = [
+        model.moe_layer_active_parameters if model.is_moe_layer(layer) else model.dense_layer_parameters
+        for layer in range(6)
+    ]
+    costs = np.array([*layers, model.hidden_size * model.vocab_size], dtype=np.float64)
+
+    def largest(cuts):
+        return max(part.sum() for part in np.split(costs, cuts))
+
+    stages = assign_layers(model, split, pp, 1)
+    ends = np.cumsum(stages.dense + stages.moe)
+
+    assert ends[-1] == 6
+    every = itertools.combinations(range(1, 7), pp - 1)
+    assert largest(ends[:-1]) == pytest.approx(min(largest(cuts) for cuts in every))
+
+
+def test_assigned_layers_stand_where_they_are_assigned():
+    """An assignment goes before the runtime's own cut."""
+    model = find_model("llama3-8b")
+
+    assert assign_layers(model, MEGATRON, 3, 1, Assignment(layers=(10, 6, 16))).dense.tolist() == [10, 6, 16]
+    assert assign_layers(model, MEGATRON, 2, 2, Assignment(layers=(9, 7, 10, 6))).dense.tolist() == [19, 13]
+    again = assign_layers(model, MEGATRON, 2, 2, Assignment(recomputed=(8, 1, 0, 2)))
+    assert again.dense_again.tolist() == [8, 3]

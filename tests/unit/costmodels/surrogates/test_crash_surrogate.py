@@ -1,0 +1,150 @@
+"""The oracle counts every set of at most two kinds, one by one."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
+from costmodels.surrogates.crash_surrogate import BROKEN, OWN_CRASH, RUNS_THOUGH_BROKEN, crash_surrogate, kinds_of
+
+
+def grid_of(opened=()):
+    """Twelve configurations of eight devices."""
+    configs = [
+        ParallelConfig(pp=pp, tp=tp, dp=8 // (pp * tp), vpp=vpp, mbs=1)
+        for pp, tp in itertools.product((1, 2, 4), (1, 2))
+        for vpp in (1, 2)
+    ]
+    return ConfigGrid.from_configs(configs, opened)
+
+
+def positions(grid, **values):
+    """Where the configurations with these values stand."""
+    return np.flatnonzero(np.all([getattr(grid, name) == value for name, value in values.items()], axis=0))
+
+
+def by_counting(kinds, ran, crashed, misfit_probability):
+    """Probability of every set of at most two kinds of those that crashed."""
+    suspects = [at for at in range(len(kinds.names)) if any(kinds.holds[position, at] for position in crashed)]
+    weights = {}
+    for size in range(3):
+        for broken in itertools.combinations(suspects, size):
+            weight = (BROKEN / (1 - BROKEN)) ** size
+            for position in ran:
+                weight *= RUNS_THOUGH_BROKEN if any(kinds.holds[position, at] for at in broken) else 1.0
+            for position, misfit in zip(crashed, misfit_probability, strict=True):
+                is_broken = any(kinds.holds[position, at] for at in broken)
+                weight *= 1 - RUNS_THOUGH_BROKEN if is_broken else 1 - (1 - OWN_CRASH) * (1 - misfit)
+            weights[broken] = weight
+    total = sum(weights.values())
+    return {broken: weight / total for broken, weight in weights.items()}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_it_agrees_with_counting(seed):
+    """Probabilities of kinds, and the share of 20,000 draws in which a candidate crashes, are those of the oracle."""
+    rng = np.random.default_rng(seed)
+    kinds = kinds_of(grid_of())
+    chosen = rng.permutation(len(kinds.holds))[:6]
+    crashed, ran = chosen[: 1 + seed % 3], chosen[1 + seed % 3 :]
+    misfit_probability = rng.uniform(0, 0.5, len(crashed))
+
+    surrogate = crash_surrogate(kinds, ran, crashed, misfit_probability)
+
+    sets = by_counting(kinds, ran, crashed, misfit_probability)
+    expected = {name: sum(sets[broken] for broken in sets if at in broken) for at, name in enumerate(kinds.names)}
+    assert surrogate.broken_probability() == pytest.approx(expected)
+    crashes = sum(chance * kinds.holds[:, list(broken)].any(axis=1) for broken, chance in sets.items())
+    assert surrogate.draw(20_000, rng).mean(axis=0) == pytest.approx(crashes, abs=0.002)
+
+
+def test_two_crashes_of_one_kind_make_its_others_improbable():
+    """After two of four trials crashed, both with vpp=2, another vpp=2 crashes in over 60% of the draws and vpp=1 in
+    less than 5%; a single crash beside two that ran leaves it below 25%.
+    """
+    grid = grid_of()
+    kinds = kinds_of(grid)
+    ran = np.array([positions(grid, pp=pp, tp=1, vpp=1)[0] for pp in (1, 2)])
+    crashed = np.array([positions(grid, pp=pp, tp=1, vpp=2)[0] for pp in (1, 2)])
+    other, innocent = positions(grid, pp=4, tp=2, vpp=2)[0], positions(grid, pp=4, tp=2, vpp=1)[0]
+
+    def crash_share(num_crashed):
+        surrogate = crash_surrogate(kinds, ran, crashed[:num_crashed], np.zeros(num_crashed))
+        return surrogate.draw(4000, np.random.default_rng(0)).mean(axis=0)
+
+    assert crash_share(2)[other] > 0.6
+    assert crash_share(2)[innocent] < 0.05
+    assert crash_share(1)[other] < 0.25
+
+
+def test_one_that_ran_exonerates_its_kinds():
+    """A kind that crashed once is suspect, and no longer once a candidate of it has run."""
+    grid = grid_of()
+    kinds = kinds_of(grid)
+    crashed = positions(grid, pp=4, tp=2, vpp=2)
+    ran = positions(grid, pp=1, tp=1, vpp=2)
+    none = np.zeros(0, dtype=np.int64)
+
+    before = crash_surrogate(kinds, none, crashed, np.zeros(1)).broken_probability()["vpp=2"]
+    found = crash_surrogate(kinds, ran, crashed, np.zeros(1)).broken_probability()["vpp=2"]
+
+    assert before > 0.05
+    assert found < 0.2 * before
+
+
+def test_memory_that_ran_out_unsaid_explains_a_crash():
+    """A crash that was probably for want of memory blames its kinds less than one that was not."""
+    grid = grid_of()
+    kinds = kinds_of(grid)
+    crashed = positions(grid, vpp=2)[:2]
+    none = np.zeros(0, dtype=np.int64)
+
+    certain, hardly = (
+        crash_surrogate(kinds, none, crashed, np.full(2, misfit)).broken_probability()["vpp=2"] for misfit in (0.9, 0.0)
+    )
+
+    assert certain < 0.05 < hardly
+
+
+def test_without_a_crash_nothing_is_broken():
+    """Trials that ran leave one hypothesis: no draw crashes."""
+    kinds = kinds_of(grid_of())
+    none = np.zeros(0, dtype=np.int64)
+
+    surrogate = crash_surrogate(kinds, np.arange(3), none, np.zeros(0))
+
+    assert not surrogate.draw(50, np.random.default_rng(0)).any()
+    assert set(surrogate.broken_probability().values()) == {0.0}
+
+
+def test_equal_columns_are_one_kind():
+    """Two kinds that the same candidates have are one, under its first name; a kind of all or of none is none."""
+    kinds = kinds_of(grid_of())
+
+    columns = [column.tobytes() for column in kinds.holds.T]
+    assert len(set(columns)) == len(columns)
+    assert all(0 < column.sum() < len(kinds.holds) for column in kinds.holds.T)
+    assert "vpp=2" in kinds.names
+    assert "vpp above 1" not in kinds.names  # vpp is 1 or 2
+    assert "pp above 1" in kinds.names  # pp is 1, 2 or 4
+    assert not [name for name in kinds.names if name.startswith(("mbs", "cp"))]
+
+
+def test_opened_dimensions_are_kinds():
+    """What a study searches beside the degrees can be broken, under the name that a study file has for it."""
+    configs = [ParallelConfig(dp=8, recompute=mode, zero_stage=zero) for mode in ("none", "full") for zero in (0, 1)]
+
+    kinds = kinds_of(ConfigGrid.from_configs(configs, ("recompute", "zero_stage")))
+
+    assert set(kinds.names) == {"recompute=none", "recompute=full", "zero_stage=0", "zero_stage=1"}
+
+
+def test_one_candidate_has_no_kinds():
+    """What a single candidate is sets nothing apart: there is no kind, and a crash has nobody to blame."""
+    kinds = kinds_of(ConfigGrid.from_configs([ParallelConfig(dp=8)]))
+
+    surrogate = crash_surrogate(kinds, np.zeros(0, dtype=np.int64), np.array([0]), np.zeros(1))
+
+    assert kinds.names == ()
+    assert not surrogate.draw(5, np.random.default_rng(0)).any()

@@ -1,0 +1,148 @@
+import pickle
+from itertools import chain
+
+import pytest
+
+from hardware.device import CATALOG, PRECISIONS, device_names, find_device, find_devices
+from hardware.io.config_file import read_mapping
+from hardware.io.errors import ConfigError
+
+# The spellings of the published measurements that the project ships and is judged by.
+# fmt: off
+MEASURED = (
+    "A100-SXM-80", "A100-SXM-40", "A100-PCIe-80", "A100-PCIe-40", "V100-SXM-32", "V100-SXM-16", "V100-PCIe-32",
+    "V100-PCIe-16", "V100-PCIe", "A800-SXM-80", "H100-SXM-80", "H100-PCIe-80", "H800-SXM-80", "H20", "H200-SXM",
+    "GB200", "B200", "GB300", "B300", "L40S", "L20", "RTX4090", "RTX4090D", "P100-SXM", "MI300X", "MI325X",
+    "MI355X", "Ascend-910A", "Ascend-910B", "GH200-96", "T4-16", "RTX3090", "TitanRTX", "TPU-v3", "TPU-v3-core",
+    "TPU-v4", "TPU-v5e", "TPU-v5p", "TPU-v6e", "RTX-2080", "RTX-3090", "Titan-RTX",
+)
+# fmt: on
+MEASURED_WITH_REMARKS = (
+    "H100-96GB-HBM2e-500W (Grand Teton)",
+    "Ascend-910B (A2)",
+    "Ascend-910B (800T A2)",
+    "Ascend-910B (900 A2 PoDc)",
+    "Ascend-A3 (910C, per die)",
+    "RTX2080 (variant not stated)",
+    "TPU-v6e (Trillium)",
+    "B200 (README row says H200 for the tp2+pp4 70B line; text says B200)",
+)
+
+
+def numbers_of(entry):
+    """Every `{value: ...}` of a catalog, at any depth."""
+    if isinstance(entry, dict):
+        return [entry] if "value" in entry else list(chain.from_iterable(map(numbers_of, entry.values())))
+    return list(chain.from_iterable(map(numbers_of, entry))) if isinstance(entry, list) else []
+
+
+@pytest.mark.parametrize("name", [*MEASURED, *MEASURED_WITH_REMARKS])
+def test_every_measured_spelling_is_one_device(name):
+    """Each spelling of the measured files names one device, and so one pair with an open count."""
+    assert find_devices(name) == ((0, find_device(name)),)
+
+
+@pytest.mark.parametrize("name", device_names())
+def test_every_device_is_usable(name):
+    """Every device has a peak, memory, bandwidths and links, and pickles to itself."""
+    device = find_device(name)
+
+    slower = 1000 if name == "cpu-core" else 1  # the least of an accelerator, in which a core has no part
+
+    assert device.name == name
+    assert device.peak_flop_per_s("bf16") == device.peak_flop_per_s("fp16") > 1e13 / slower
+    assert 4e9 / slower < device.memory_bytes < 4e11
+    assert 1e11 / slower < device.memory_bandwidth_bytes_per_s < 1e13
+    assert device.scale_up.bandwidth_bytes_per_s >= device.scale_out.bandwidth_bytes_per_s
+    assert device.devices_per_host >= 1
+    assert pickle.loads(pickle.dumps(device)) == device  # noqa: S301 our own bytes
+    assert hash(device) == hash(find_device(name))
+
+
+@pytest.mark.parametrize("catalog", ["devices.yaml", "clusters.yaml"])
+def test_every_catalog_number_has_a_source(catalog):
+    """No number stands in a catalog without a known source, an honest confidence, and no source is unused."""
+    mapping = read_mapping(CATALOG / catalog)
+    numbers = numbers_of(mapping)
+
+    assert numbers
+    assert {number["source"] for number in numbers} == set(mapping["sources"])
+    for number in numbers:
+        assumed = mapping["sources"][number["source"]].startswith("assumed")
+        assert not (assumed and number["confidence"] == "high"), number
+
+
+@pytest.mark.parametrize("name", device_names())
+def test_a_device_carries_its_sources(name):
+    """A device names the source of each of its figures."""
+    fields = dict(find_device(name).sources)
+
+    assert {"memory_gib", "scale_up.bandwidth_gb_per_s", "scale_out.latency_us"} <= set(fields)
+    assert all(text.endswith(("(high)", "(medium)", "(low)", "(assumed)")) for text in fields.values())
+
+
+@pytest.mark.parametrize("spelling", ["RTX4090D", "rtx-4090-d", "GeForce RTX 4090 D", "rtx_4090d"])
+def test_spelling_does_not_matter(spelling):
+    """Case, spaces, dashes and underscores don't tell devices apart."""
+    assert find_device(spelling).name == "RTX4090D"
+
+
+def test_a_known_remark_names_its_own_device():
+    """The faster 910B of the 900 A2 PoDc is not the one of the 800T A2; an unknown remark is ignored."""
+    assert find_device("Ascend-910B (900 A2 PoDc)") != find_device("Ascend-910B")
+    assert find_device("Ascend-910B (800T A2)") == find_device("Ascend-910B (in a shed)") == find_device("Ascend-910B")
+
+
+def test_a_tpu_core_is_half_a_chip():
+    """A TPU v3 core has half the peak, memory and bandwidth of its chip."""
+    core, chip = find_device("TPU-v3-core"), find_device("TPU-v3")
+
+    assert core.peak_flop_per_s("bf16") * 2 == chip.peak_flop_per_s("bf16")
+    assert core.memory_bandwidth_bytes_per_s * 2 == chip.memory_bandwidth_bytes_per_s
+    assert core.memory_bytes * 2 == pytest.approx(chip.memory_bytes, abs=2)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("mixed:8xRTX-2080+8xRTX-3090+8xTitan-RTX", [(8, "RTX2080"), (8, "RTX3090"), (8, "TitanRTX")]),
+        ("mixed:16xRTX-2080+8xRTX-3090+8xTitan-RTX", [(16, "RTX2080"), (8, "RTX3090"), (8, "TitanRTX")]),
+        ("mixed:24xRTX-2080+8xRTX-3090+16xTitan-RTX", [(24, "RTX2080"), (8, "RTX3090"), (16, "TitanRTX")]),
+        ("mixed:8xV100+8xT4", [(8, "V100-SXM-32"), (8, "T4-16")]),
+        ("mixed:4xV100-SXM-16+12xT4-16", [(4, "V100-SXM-16"), (12, "T4-16")]),
+    ],
+)
+def test_mixed_devices_are_counted(text, expected):
+    """`mixed:` lists counts and names in order."""
+    assert [(count, device.name) for count, device in find_devices(text)] == expected
+
+
+@pytest.mark.parametrize("text", ["mixed:", "mixed:8V100", "mixed:0xV100", "mixed:8xV100+", "mixed:8xH1000", "", "()"])
+def test_an_unreadable_device_is_the_users_mistake(text):
+    """What names no device ends in one ConfigError, never in another exception."""
+    with pytest.raises(ConfigError):
+        find_devices(text)
+
+
+def test_an_unknown_device_gets_a_suggestion():
+    """The message holds the key, the value seen, the rule and the nearest name."""
+    with pytest.raises(ConfigError, match=r"device = 'H10O-SXM-80': is not a known device; did you mean 'H100-SXM-80'"):
+        find_device("H10O-SXM-80")
+
+
+def test_bf16_falls_back_to_fp16():
+    """A V100 has no bf16, so a job that says bf16 runs at its fp16 peak."""
+    v100 = find_device("V100-SXM-32")
+
+    assert v100.bf16_flop_per_s is None
+    assert v100.peak_flop_per_s("bf16") == v100.fp16_flop_per_s == 125e12
+
+
+def test_missing_units_and_unknown_precisions_are_told_apart():
+    """fp8 on an A100 names what the A100 has; fp9 names the precisions there are."""
+    a100 = find_device("A100-SXM-80")
+
+    with pytest.raises(ConfigError, match=r"no known peak on A100-SXM-80; use one of: bf16, fp16, tf32, fp32"):
+        a100.peak_flop_per_s("fp8")
+    with pytest.raises(ConfigError, match=", ".join(sorted(PRECISIONS))):
+        a100.peak_flop_per_s("fp9")

@@ -1,0 +1,309 @@
+import itertools
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hardware.cluster import SlowPair, cluster_from_mapping, find_cluster
+from hardware.dynamics import INTER, INTRA, HostEvent, LinkEvent, Trace, cluster_at, intervals
+from hardware.link import LinkCost, combined
+from tests.support.settings.random_clusters import changing_clusters, clusters
+
+
+def links_have(time_s, link, share) -> LinkEvent:
+    """From a time on, links have a share."""
+    return LinkEvent(time_s=time_s, link=link, share=share)
+
+
+def lost(time_s, host) -> HostEvent:
+    """A host is lost."""
+    return HostEvent(time_s=time_s, host=host, is_lost=True)
+
+
+def back(time_s, host) -> HostEvent:
+    """A host returns."""
+    return HostEvent(time_s=time_s, host=host, is_lost=False)
+
+
+def after(cluster, *events):
+    """The cluster once all of this has happened."""
+    return cluster_at(cluster, Trace(events=events), math.inf)
+
+
+def each_host(cluster):
+    """What every host of a cluster has: device, number of devices, links, and the network that it is in."""
+    networks = cluster.networks or range(len(cluster.groups))
+    return [
+        (group.device, group.devices_per_host, group.intra_links, group.nic_links, network)
+        for group, network in zip(cluster.groups, networks, strict=True)
+        for _ in range(group.hosts)
+    ]
+
+
+def shares_of(changed, nominal):
+    """For every link of equal hosts, in order, its bandwidth over the nominal one: inside hosts, then NICs."""
+    pairs = zip(each_host(changed), each_host(nominal), strict=True)
+    return [
+        [now.bandwidth_bytes_per_s / then.bandwidth_bytes_per_s for now, then in zip(a, b, strict=True)]
+        for a, b in ((here[2] + here[3], there[2] + there[3]) for here, there in pairs)
+    ]
+
+
+# The cluster at a time
+
+
+@given(changing_clusters())
+@settings(max_examples=40, deadline=None)
+def test_before_the_first_event_nothing_has_changed(changing):
+    """Until something happens the cluster is as described; at the moment when it happens it has changed."""
+    cluster, trace = changing
+
+    assert cluster_at(cluster, trace, 0.999) == cluster
+    for count, event in enumerate(trace.events, start=1):
+        assert cluster_at(cluster, trace, event.time_s) == after(cluster, *trace.events[:count])
+
+
+@given(changing_clusters())
+@settings(max_examples=40, deadline=None)
+def test_what_is_undone_leaves_no_mark(changing):
+    """Once every link has its whole bandwidth and every host is back, the cluster is the described one, bit by bit."""
+    cluster, trace = changing
+    links = {event.link for event in trace.events if isinstance(event, LinkEvent)}
+    hosts = {event.host for event in trace.events if isinstance(event, HostEvent)}
+    undone = (*[links_have(99, link, 1.0) for link in links], *[back(99, host) for host in hosts])
+
+    assert after(cluster, *trace.events, *undone) == cluster
+
+
+@given(changing_clusters(), st.sampled_from([0.2, 0.6]))
+@settings(max_examples=40, deadline=None)
+def test_the_latest_share_of_a_link_replaces_earlier_ones(changing, share):
+    """Shares of one link are of its nominal bandwidth: what was said before of the same link is forgotten."""
+    cluster, trace = changing
+    for link in {event.link for event in trace.events if isinstance(event, LinkEvent)}:
+        others = [event for event in trace.events if not (isinstance(event, LinkEvent) and event.link == link)]
+
+        latest = links_have(99, link, share)
+
+        assert after(cluster, *trace.events, latest) == after(cluster, *others, latest)
+
+
+@given(changing_clusters())
+@settings(max_examples=40, deadline=None)
+def test_hosts_keep_their_order_and_their_links(changing):
+    """After any events the hosts that are there stand in the old order, each with what it has where none is lost."""
+    cluster, trace = changing
+    shares = [event for event in trace.events if isinstance(event, LinkEvent)]
+    there = intervals(cluster, trace, 99)[-1].hosts
+
+    changed, whole = after(cluster, *trace.events), after(cluster, *shares)
+
+    assert [host[:4] for host in each_host(changed)] == [each_host(whole)[host][:4] for host in there]
+    numbers = {host: number for number, host in enumerate(there)}
+    assert changed.slow_pairs == tuple(
+        SlowPair(first_host=numbers[pair.first_host], second_host=numbers[pair.second_host], share=pair.share)
+        for pair in whole.slow_pairs
+        if {pair.first_host, pair.second_host} <= numbers.keys()
+    )
+
+
+def test_shares_of_names_that_overlap_are_multiplied():
+    """With inter at a half, the kind at a half and host 1 at a half leave the NICs of host 1 an eighth."""
+    cluster = find_cluster("dgx-h100", 3)
+    nic, inside = cluster.groups[0].nic_links[0].kind, cluster.groups[0].intra_links[0].kind
+
+    changed = after(
+        cluster,
+        links_have(1, INTER, 0.5),
+        links_have(2, nic.upper(), 0.5),
+        links_have(3, (1,), 0.5),
+        links_have(4, inside, 0.5),
+        links_have(5, INTRA, 0.8),
+    )
+
+    assert shares_of(changed, cluster) == pytest.approx(np.array([[0.4, 0.25], [0.4, 0.125], [0.4, 0.25]]))
+    assert [group.hosts for group in changed.groups] == [1, 1, 1]
+    assert {group.name for group in changed.groups} == {"dgx-h100"}
+
+
+def test_unlike_hosts_split_their_group_and_no_further():
+    """Hosts with equal NICs stay together, and neighbours of a lost host that are alike become neighbours."""
+    cluster = find_cluster("dgx-h100", 6)
+    slow = [links_have(1, (host,), 0.5) for host in (2, 3)]
+
+    assert [group.hosts for group in after(cluster, *slow).groups] == [2, 2, 2]
+    assert [group.hosts for group in after(cluster, *slow, lost(2, 2)).groups] == [2, 1, 2]
+    assert [group.hosts for group in after(cluster, *slow, lost(2, 2), lost(2, 3)).groups] == [4]
+    assert [group.hosts for group in after(cluster, *slow, links_have(2, (2,), 1.0)).groups] == [3, 1, 2]
+
+
+def test_pairs_are_numbered_anew():
+    """Where host 1 is lost, the slow path between hosts 2 and 3 is that between 1 and 2; where host 3 is, none is."""
+    cluster = find_cluster("dgx-h100", 4)
+    slow = links_have(1, (2, 3), 0.1)
+
+    assert after(cluster, slow).slow_pairs == (SlowPair(first_host=2, second_host=3, share=0.1),)
+    assert after(cluster, slow, lost(2, 1)).slow_pairs == (SlowPair(first_host=1, second_host=2, share=0.1),)
+    assert after(cluster, slow, lost(2, 3)).slow_pairs == ()
+    assert after(cluster, slow, lost(2, 3), back(3, 3)) == after(cluster, slow)
+
+
+def test_a_split_group_is_still_one_network():
+    """A slow NIC does not put the link between groups between the hosts of one group."""
+    mapping = {
+        "groups": [{"name": "dgx-h100", "hosts": 2}, {"name": "dgx-a100", "hosts": 2}],
+        "inter_group_links": [{"kind": "ethernet", "bandwidth_gb_per_s": 0.5, "latency_us": 30}],
+    }
+    cluster = cluster_from_mapping(mapping, Path())
+
+    changed = after(cluster, links_have(1, (1,), 0.5))
+    found = changed.group_links(np.array([8, 16]), np.array([2, 2]))
+
+    assert changed.networks == (0, 0, 1)
+    slower_nic = combined(changed.groups[1].nic_links).cost().long_s_per_byte
+    between = cluster.inter_group_links[0].cost().long_s_per_byte
+    assert found.kinds.inter.long_s_per_byte[found.row].tolist() == [slower_nic, between]
+    assert after(cluster, links_have(1, (1,), 0.5), lost(2, 0)).networks == ()
+
+
+def test_links_between_groups_belong_to_inter():
+    """`inter` and the kind of a link between groups change its bandwidth; one host's network does not."""
+    ethernet = {"kind": "ethernet", "bandwidth_gb_per_s": 1, "latency_us": 30}
+    mapping = {"groups": [{"name": "dgx-h100"}, {"name": "dgx-a100"}], "inter_group_links": [ethernet]}
+    cluster = cluster_from_mapping(mapping, Path())
+
+    for link, bandwidth in ((INTER, 0.5e9), ("Ethernet", 0.5e9), ((0,), 1e9), (INTRA, 1e9)):
+        assert after(cluster, links_have(1, link, 0.5)).inter_group_links[0].bandwidth_bytes_per_s == bandwidth
+
+
+def test_another_link_works_where_the_widest_has_become_narrow():
+    """Of links that exclude each other the widest works; once NVLink has less left than PCIe, that is PCIe."""
+    nvlink = {"kind": "nvlink4", "bandwidth_gb_per_s": 400, "latency_us": 2, "exclusive_group": "fabric"}
+    pcie = {"kind": "pcie", "bandwidth_gb_per_s": 50, "latency_us": 3, "exclusive_group": "fabric"}
+    cluster = cluster_from_mapping({"device": "H100", "intra_links": [nvlink, pcie]}, Path())
+
+    working = [combined(after(cluster, links_have(1, "NVLink-4", share)).groups[0].intra_links) for share in (0.2, 0.1)]
+
+    assert [link.kind for link in working] == ["nvlink4", "pcie"]
+    assert working[0].bandwidth_bytes_per_s == pytest.approx(80e9)
+
+
+@given(st.sampled_from([INTRA, INTER, "infiniband", (1,), (0, 2)]), st.floats(1e-6, 1))
+def test_less_bandwidth_is_never_faster(link, share):
+    """On hosts with one link each, a share makes no cost per byte smaller, and no other cost different."""
+    cluster = find_cluster("dgx-h100", 4)
+    stride, size = np.array([1, 1, 8, 16, 8]), np.array([8, 16, 2, 2, 4])
+
+    before = cluster.group_links(stride, size).kinds
+    now = after(cluster, links_have(1, link, share)).group_links(stride, size).kinds
+
+    for name in ("intra", "pair", "inter"):
+        for field in LinkCost._fields:
+            old, new = getattr(getattr(before, name), field), getattr(getattr(now, name), field)
+            assert np.all(new >= old * (1 - 1e-12)) if "per_byte" in field else np.array_equal(new, old)
+
+
+# Intervals
+
+
+@given(changing_clusters(), st.floats(0.5, 12))
+@settings(max_examples=40, deadline=None)
+def test_intervals_tile_the_time(changing, until_s):
+    """Intervals follow each other from 0 to the end, neighbours differ, and each holds the cluster of all its times."""
+    cluster, trace = changing
+
+    found = intervals(cluster, trace, until_s)
+
+    assert (found[0].from_s, found[-1].to_s) == (0, until_s)
+    for interval, following in itertools.pairwise(found):
+        assert interval.to_s == following.from_s
+        assert (interval.cluster, interval.hosts) != (following.cluster, following.hosts)
+    for interval in found:
+        assert interval.from_s < interval.to_s
+        assert interval.cluster.num_hosts == len(interval.hosts)
+        for time_s in (interval.from_s, (interval.from_s + interval.to_s) / 2, np.nextafter(interval.to_s, 0)):
+            assert cluster_at(cluster, trace, time_s) == interval.cluster
+
+
+def test_an_interval_tells_what_began_it():
+    """Events without an effect begin nothing; those of one time begin one interval together; later ones are cut off."""
+    cluster = find_cluster("dgx-h100", 2)
+    events = (
+        links_have(10, INTER, 1.0),
+        links_have(20, INTER, 0.5),
+        lost(20, 1),
+        links_have(30, (1,), 0.5),
+        back(40, 1),
+        lost(50, 0),
+    )
+
+    found = intervals(cluster, Trace(events=events), 50)
+
+    assert [(interval.from_s, interval.to_s, interval.hosts) for interval in found] == [
+        (0, 20, (0, 1)),
+        (20, 40, (0,)),
+        (40, 50, (0, 1)),
+    ]
+    assert [interval.events for interval in found] == [(), events[1:3], (events[4],)]
+    assert [str(event) for event in events] == [
+        "inter has 1 of its bandwidth",
+        "inter has 0.5 of its bandwidth",
+        "h1 is lost",
+        "h1 has 0.5 of its bandwidth",
+        "h1 is back",
+        "h0 is lost",
+    ]
+    assert str(links_have(0, (0, 3), 1 / 3)) == "h0-h3 has 0.3333 of its bandwidth"
+
+
+def test_other_hosts_are_another_interval():
+    """Where one of two equal hosts takes the other's place, the cluster is equal, and yet the job has to move."""
+    events = (lost(10, 0), back(20, 0), lost(20, 1))
+
+    found = intervals(find_cluster("dgx-h100", 2), Trace(events=events), math.inf)
+
+    assert [interval.hosts for interval in found] == [(0, 1), (1,), (0,)]
+    assert found[1].cluster == found[2].cluster
+
+
+@given(clusters)
+@settings(max_examples=40, deadline=None)
+def test_nothing_happens_in_one_interval(cluster):
+    """Without events the described cluster is there all the time, and an event at 0 leaves no time before it."""
+    (whole,) = intervals(cluster, Trace(events=()), 7.0)
+    (changed,) = intervals(cluster, Trace(events=(links_have(0, INTER, 0.5),)), 7.0)
+
+    assert (whole.from_s, whole.to_s, whole.cluster, whole.events) == (0, 7, cluster, ())
+    assert changed.cluster == after(cluster, links_have(0, INTER, 0.5)) != cluster
+
+
+# What cannot be
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: links_have(0, INTER, 0.0), "a share is above 0 and at most 1"),
+        (lambda: links_have(0, (2, 2), 0.5), "two hosts ascend"),
+        (lambda: links_have(0, (0, 1, 2), 0.5), "of one host or of two"),
+        (lambda: Trace(events=(lost(2, 0), back(1, 0))), "events ascend in time"),
+        (lambda: Trace(events=(lost(math.nan, 0),)), "an event has a time"),
+        (lambda: after(find_cluster("dgx-h100", 1), lost(0, 0)), "some host is always there"),
+        (lambda: after(find_cluster("dgx-h100", 2), links_have(0, (0, 2), 0.5)), "names some of 2 hosts"),
+        (lambda: intervals(find_cluster("dgx-h100", 2), Trace(events=()), 0.0), "time goes on"),
+        (
+            lambda: after(
+                replace(find_cluster("dgx-h100", 2), slow_pairs=(SlowPair(first_host=0, second_host=1, share=0.5),))
+            ),
+            "begins with the nominal cluster",
+        ),
+    ],
+)
+def test_what_no_trace_file_can_say_is_our_bug(make, words):
+    """Events that a file could not hold, or of another cluster, are assertions."""
+    with pytest.raises(AssertionError, match=words):
+        make()

@@ -1,0 +1,129 @@
+"""Lines as the frameworks print them; the sources stand beside `LOG_PATTERNS`."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hardware.io.errors import ConfigError
+from trials.command.log_pattern import GROUPS, LOG_PATTERNS, LogPattern, Reading, StepSize, named_pattern
+
+STEP = StepSize(samples=64, tokens=64 * 4096, devices=8)
+
+LINES = {
+    "megatron": (
+        " [2025-03-04 02:58:29] iteration       12/     100 | consumed samples:         3072 | elapsed time per "
+        "iteration (ms): 1234.5 | throughput per GPU (TFLOP/s/GPU): 412.3 | learning rate: 1.500000E-05 |",
+        Reading(step_time_s=1.2345, iteration=12),
+    ),
+    "megatron, with its running mean": (
+        " iteration       12/     100 | consumed samples:  3072 | elapsed time per iteration (ms): 1234.5/1301.2 |",
+        Reading(step_time_s=1.2345, iteration=12),
+    ),
+    "megatron, memory": (
+        "[Rank 0] (after 2 iterations) memory (MB) | allocated: 10000.5 | max allocated: 20000.0 | reserved: 22000.0 | "
+        "max reserved: 24576.0",
+        Reading(memory_bytes=24 * 2**30),
+    ),
+    "mindspeed": (
+        " [2024-11-20 14:55:23] iteration        5/    2000 | consumed samples:           40 | elapsed time per "
+        "iteration (ms): 2500.0 | learning rate: 1.250E-06 | global batch size:     8 | lm loss: 1.1E+01 |",
+        Reading(step_time_s=2.5, iteration=5),
+    ),
+    "torchtitan": (
+        "[rank0]:[titan] 2025-05-05 10:00:00,000 - root - INFO - \x1b[31mstep: 10  \x1b[32mloss:  7.9000  "
+        "\x1b[38;5;208mgrad_norm:  1.2000  \x1b[36mmemory: 40.50GiB(51.20%)  \x1b[34mtps: 8,192  "
+        "\x1b[35mtflops: 420.00  mfu: 42.47%\x1b[39m",
+        Reading(step_time_s=4.0, iteration=10, memory_bytes=round(40.5 * 2**30)),
+    ),
+    "deepspeed": (
+        "[2024-03-07 15:27:02,646] [INFO] [timer.py:260:stop] epoch=0/micro_step=199/global_step=199, "
+        "RunningAvgSamplesPerSec=58.730622229657506, CurrSamplesPerSec=32.0, MemAllocated=6.01GB, "
+        "MaxMemAllocated=19.5GB",
+        Reading(step_time_s=2.0, iteration=199, memory_bytes=round(19.5 * 2**30)),
+    ),
+    "nemo": (
+        "Training epoch 0, iteration 49/49 | lr: 7.496e-06 | global_batch_size: 128 | global_step: 49 | "
+        "peak_memory_usage: 70833405952 | memory_allocated: 44271689728 | reduced_train_loss: 11.96 | "
+        "train_step_timing in s: 12.39 | consumed_samples: 6400",
+        Reading(step_time_s=12.39, iteration=49, memory_bytes=70833405952),
+    ),
+}
+
+
+@pytest.mark.parametrize("which", LINES)
+def test_a_frameworks_line_is_read(which):
+    """A line as the framework prints it gives its step time, number and memory, in seconds and bytes."""
+    line, expected = LINES[which]
+    reading = named_pattern(which.partition(",")[0]).reading(line, STEP)
+
+    assert reading is not None
+    assert reading.iteration == expected.iteration
+    assert reading.memory_bytes == expected.memory_bytes
+    assert reading.step_time_s == (expected.step_time_s and pytest.approx(expected.step_time_s))
+
+
+@pytest.mark.parametrize("which", LOG_PATTERNS)
+def test_other_lines_say_nothing(which):
+    """Lines without a step time or memory are no readings."""
+    for line in ("", "> building GPT model ...", "validation loss at iteration 10 | lm loss value: 7.1E+00", "step: 3"):
+        assert named_pattern(which).reading(line, STEP) is None
+
+
+@pytest.mark.parametrize(
+    ("group", "number", "step_time_s"),
+    [
+        ("step_s", "2.5", 2.5),
+        ("step_ms", "2,500.0", 2.5),
+        ("step_us", "2.5e6", 2.5),
+        ("steps_per_s", "0.4", 2.5),
+        ("samples_per_s", "25.6", 2.5),
+        ("tokens_per_s", "104857.6", 2.5),
+        ("tokens_per_s_per_device", "13107.2", 2.5),
+    ],
+)
+def test_a_users_pattern_says_its_unit(group, number, step_time_s):
+    """Times in every unit and rates of every kind give the same step time."""
+    reading = LogPattern(expressions=(rf"took (?P<{group}>\S+)",)).reading(f"step 3 took {number}", STEP)
+
+    assert reading is not None
+    assert reading.step_time_s == pytest.approx(step_time_s)
+
+
+@pytest.mark.parametrize(
+    ("expressions", "message"),
+    [
+        (("took (?P<step_ms>",), "is no regular expression"),
+        ((r"took (?P<step_msec>\d+)",), "did you mean 'step_ms'?"),
+        ((r"(?P<memory_gib>\d+)",), "names no time of a step"),
+        ((r"took \d+",), "names no time of a step"),
+    ],
+)
+def test_a_pattern_that_reads_nothing_is_refused(expressions, message):
+    """What is no expression, has an unknown group or no time is the user's mistake."""
+    with pytest.raises(ConfigError) as caught:
+        LogPattern(expressions=expressions)
+
+    assert message in str(caught.value)
+
+
+def test_an_unknown_log_names_the_nearest():
+    """A name nearly right is told."""
+    with pytest.raises(ConfigError, match="did you mean 'megatron'"):
+        named_pattern("megatorn")
+
+
+@given(line=st.text(max_size=300), name=st.sampled_from(sorted(LOG_PATTERNS)))
+def test_no_line_breaks_the_reading(line, name):
+    """Whatever a program prints, a reading is positive and finite, or there is none."""
+    reading = named_pattern(name).reading(line, STEP)
+
+    assert reading is None or reading.step_time_s is None or reading.step_time_s > 0
+
+
+@given(number=st.text(max_size=20), group=st.sampled_from(GROUPS))
+def test_no_number_breaks_the_reading(number, group):
+    """What stands where a number belongs may be anything."""
+    time = () if group.startswith(("step", "sample", "token")) else ("time=(?P<step_s>.*)",)
+    reading = LogPattern(expressions=(f"value=(?P<{group}>.*)", *time)).reading(f"value={number}", STEP)
+
+    assert reading is None or reading.memory_bytes or (reading.step_time_s or 0) > 0

@@ -1,0 +1,63 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from costmodels.job.parallel_config import ParallelConfig
+from hardware.io.errors import ConfigError
+from tests.support.programs.small_commands import CLUSTER, JOB
+from trials.command.placeholders import OF_CONFIG, check_text, filled, filled_all, values_of
+
+CONFIG = ParallelConfig(dp=1, tp=2, mbs=2)
+VALUES = values_of(JOB, CLUSTER, CONFIG, trial_number=7, warmup_steps=2, steps=5)
+
+
+def test_every_placeholder_has_a_value():
+    """What is promised can be filled in."""
+    assert set(VALUES) == set(OF_CONFIG)
+    assert VALUES | {} == VALUES
+    assert (VALUES["tp"], VALUES["mbs"], VALUES["total_steps"], VALUES["trial"]) == ("2", "2", "7", "7")
+    assert VALUES["num_micro_batches"] == str(JOB.global_batch_size // 2)
+    assert VALUES["sequence_parallel"] in ("true", "false")
+
+
+def test_an_argument_stays_one_argument():
+    """Blanks, quotes and dollar signs reach the program as they are: no shell reads them."""
+    assert filled_all(["a b;{tp}", "$HOME", "'{{x}}'"], VALUES, ()) == ["a b;2", "$HOME", "'{x}'"]
+
+
+def test_flags_become_arguments():
+    """`{flags}` alone stands for as many arguments as there are flags, also for none."""
+    assert filled_all(["run", "{flags}", "end"], VALUES, ("--tp", "2")) == ["run", "--tp", "2", "end"]
+    assert filled_all(["run", "{flags}"], VALUES, ()) == ["run"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("--tp={tpp}", "did you mean 'tp'?"),
+        ("{flgs}", "did you mean 'flags'?"),
+        ("{tp", "has a brace without its other"),
+        ("{tp:04}", "takes names alone"),
+        ("{tp!r}", "takes names alone"),
+        ("{}", "has no value for {}"),
+        ("{tp.__class__}", "has no value for"),
+        ("{tp[0]}", "has no value for"),
+        ("x{flags}", "must be an argument by itself"),
+    ],
+)
+def test_what_cannot_be_filled_is_refused(text, message):
+    """Unknown names, formats and attributes are the user's mistake."""
+    with pytest.raises(ConfigError) as caught:
+        check_text(text, flags=True)
+
+    assert message in str(caught.value)
+
+
+@given(text=st.text(alphabet="{}abtp:!. ", max_size=20))
+def test_what_is_accepted_can_be_filled(text):
+    """A text passes the check, and then it can be filled, or it is refused with a message."""
+    try:
+        check_text(text, flags=False)
+    except ConfigError:
+        return
+    filled(text, VALUES | {"host_rank": "0", "master_address": "a", "master_port": "1"})

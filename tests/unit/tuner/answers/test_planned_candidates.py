@@ -1,0 +1,218 @@
+"""A study with its layers planned: what its predictions and trials count, and what its storage keeps."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
+from hardware.io.errors import ConfigError
+from tests.support.studies.planned_studies import NUM_SHAPES, planned_study_text
+from tuner.answers.candidates import predicted
+from tuner.answers.planned_candidates import as_stored, by_hand, planned_study, unused_pins
+from tuner.answers.sizes import best_by_size
+from tuner.plans.layer_plans import plan_lines, shape_text
+from tuner.study_file.config import first_difference, load_study
+
+PIN = "{op: '*.dense_mlp.up', dim: ffn, axis: up}"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where the study stands."""
+    return tmp_path_factory.mktemp("planned")
+
+
+@pytest.fixture(scope="module")
+def config(folder):
+    """The study before it is planned."""
+    (folder / "study.yaml").write_text(planned_study_text(), encoding="utf-8")
+    return load_study(folder / "study.yaml", storage=f"sqlite:///{folder / 'planned.db'}")
+
+
+@pytest.fixture(scope="module")
+def planned(config):
+    """The same planned."""
+    return planned_study(config, config.space().grid)
+
+
+def config_with(folder, name, **changes):
+    """Another study in that folder."""
+    (folder / f"{name}.yaml").write_text(planned_study_text(**changes), encoding="utf-8")
+    return load_study(folder / f"{name}.yaml")
+
+
+def heard(config, grid, **options):
+    """What planning tells while it goes on, and the study."""
+    told = []
+    found = planned_study(config, grid, on_planned=lambda done, count: told.append((done, count)), **options)
+    return told, found
+
+
+def chosen_of(config, **degrees):
+    """The candidate that has these degrees."""
+    grid = config.space().grid
+    found = [one for one in map(grid.config, range(len(grid))) if degrees.items() <= asdict(one).items()]
+    assert len(found) == 1
+    return found[0]
+
+
+def test_every_shape_is_planned_once(config):
+    """Planning tells how many shapes there are, and then that all are done."""
+    told, found = heard(config, config.space().grid)
+
+    assert told == [(0, NUM_SHAPES), (NUM_SHAPES, NUM_SHAPES)]
+    assert len(found.layer_plans) == NUM_SHAPES
+
+
+def test_a_study_of_the_plan_by_hand_is_left_as_it_is(folder):
+    """Without the key, or with megatron, nothing is planned and nothing changes."""
+    for name, planner in (("none", None), ("megatron", "{name: megatron}")):
+        plain = config_with(folder, name, planner=planner)
+        told, found = heard(plain, plain.space().grid)
+        assert found is plain
+        assert told == []
+
+
+def test_predictions_and_trials_count_the_plan(config, planned):
+    """With up a planned step is shorter, for the estimate and for the world of the trials; without axes it is not."""
+    up, lone = (chosen_of(config, tp=1, up=degree) for degree in (2, 1))
+    trial, trial_by_hand = (each.backend.measure(up, trial_number=0).step_time_s for each in (planned, config))
+
+    assert predicted(planned, up)["step_time_s"] < predicted(config, up)["step_time_s"]
+    assert trial < trial_by_hand
+    assert predicted(planned, lone) == predicted(config, lone)
+
+
+def test_a_plan_that_gains_nothing_beside_compute_is_not_taken(folder):
+    """Along cp a plan is found that is cheaper, but a ring is hidden: the plan by hand stands, and says why."""
+    ring = config_with(folder, "ring", space="{pp: [1], tp: [1], cp: [2], up: [1], mbs: [1]}")
+    found = planned_study(ring, ring.space().grid)
+    (plan,) = found.layer_plans.values()
+
+    assert found.setting.runtime.layer_changes == ()
+    assert plan["differs"] == {}
+    assert plan["step_time_s"] == plan["by_hand_step_time_s"]
+    assert plan["predicted_ratio"] > 1
+    assert any("so the plan by hand stands" in line for line in plan_lines(plan))
+
+
+def test_every_plan_that_is_taken_makes_its_fastest_candidate_faster(config, planned):
+    """By as much as it says."""
+    for plan in planned.layer_plans.values():
+        if plan["differs"]:
+            chosen = chosen_of(config, **{"tp": 1, "up": 1} | plan["mesh"])
+            ratio = predicted(planned, chosen)["step_time_s"] / predicted(config, chosen)["step_time_s"]
+            assert ratio == pytest.approx(plan["predicted_ratio"])
+            assert ratio < 1
+    assert any(plan["differs"] for plan in planned.layer_plans.values())
+
+
+def test_a_prediction_has_its_plan(planned):
+    """The plan of a candidate's shape stands with its prediction, and adds up."""
+    grid = planned.space().grid
+    for position in range(len(grid)):
+        chosen = grid.config(position)
+        plan = predicted(planned, chosen).get("plan")
+        assert (plan is None) == (chosen.tp * chosen.up == 1)
+        if plan is not None:
+            assert plan == planned.layer_plans[shape_text(chosen)]
+            assert plan["mesh"] == {name: getattr(chosen, name) for name in ("up", "tp") if getattr(chosen, name) > 1}
+            assert sum(each["seconds"] for each in plan["collectives"]) == pytest.approx(plan["comm_s"])
+            assert plan["comm_s"] < plan["step_time_s"] <= plan["by_hand_step_time_s"]
+
+
+def test_the_plan_by_hand_is_told_the_same_way(config):
+    """Where nothing was planned, the plan by hand stands in its place and differs from itself in nothing."""
+    told = by_hand(config, chosen_of(config, tp=1, up=2))
+
+    assert told["differs"] == {}
+    assert told["step_time_s"] == told["by_hand_step_time_s"]
+
+
+# What is stored
+
+
+def test_what_is_stored_comes_back(config, planned):
+    """Through JSON and back, the study is the same, and nothing is planned again."""
+    stored = json.loads(json.dumps(as_stored(planned)))
+    told, found = heard(config, config.space().grid, stored=stored)
+
+    assert told == []
+    assert found.setting.runtime.layer_changes == planned.setting.runtime.layer_changes
+    assert found.layer_plans == planned.layer_plans
+
+
+def test_shapes_that_are_not_stored_are_planned(config, planned):
+    """A wider space, or a configuration outside of it, is planned where it is new."""
+    stored = json.loads(json.dumps(as_stored(planned)))
+    grid = config.space().grid
+    wider = [*map(grid.config, range(len(grid))), ParallelConfig(tp=4, dp=4)]
+    told, found = heard(config, ConfigGrid.from_configs(wider), stored=stored)
+
+    assert told == [(0, 1), (1, 1)]
+    assert len(found.layer_plans) == NUM_SHAPES + 1
+    assert found.layer_plans.items() >= planned.layer_plans.items()
+
+
+def test_the_planner_gives_trials_their_meaning(config, planned, folder):
+    """Another planner or other pins are another study; what was planned, and the key left out, are not."""
+    plain = config_with(folder, "plain", planner=None)
+    by_name = config_with(folder, "by-name", planner="{name: megatron}")
+    pinned = config_with(folder, "pinned", planner=f"{{name: descent, pins: [{PIN}]}}")
+
+    assert planned.meaning == config.meaning
+    assert by_name.meaning == plain.meaning
+    assert "planner" not in plain.meaning
+    for other in (plain, pinned, config_with(folder, "other", planner="{name: recursive}")):
+        difference = first_difference(config.meaning, other.meaning)
+        assert difference is not None
+        assert difference[0].startswith("planner")
+
+
+# Pins
+
+
+def test_pins_are_obeyed_where_a_shape_has_their_axis(folder):
+    """With a pin on up the shapes that have it hold it, and that without is planned as if there were none."""
+    pinned = config_with(folder, "obeyed", planner=f"{{name: descent, pins: [{PIN}]}}")
+    found = planned_study(pinned, pinned.space().grid)
+
+    pins = {tuple(plan["mesh"]): plan["pins"] for plan in found.layer_plans.values()}
+    held = [{"pin": "*.dense_mlp.up ffn on up", "ops": 2, "held": 2}]
+    assert pins == {("tp",): [], ("up",): held, ("up", "tp"): held}
+    assert unused_pins(found) == ()
+
+
+def test_a_pin_that_no_shape_has_devices_for_is_told(folder):
+    """A pin on an axis that no candidate has, or into more parts than any has, is named by its number."""
+    pins = f"[{PIN}, {{op: '*.core', dim: kv_heads, axis: cp}}, {{op: '*.core', dim: kv_heads, axis: tp, ways: 8}}]"
+    pinned = config_with(folder, "unused", planner=f"{{name: recursive, pins: {pins}}}")
+    told = unused_pins(planned_study(pinned, pinned.space().grid))
+
+    assert told == (
+        "planner.pins[1]: no candidate has the devices for *.core kv_heads on cp",
+        "planner.pins[2]: no candidate has the devices for *.core kv_heads 8 ways on tp",
+    )
+
+
+def test_a_pin_of_nothing_is_the_users_mistake(folder):
+    """The message names the file, the key with its number, and operators that there are."""
+    pinned = config_with(folder, "nothing", planner="{name: descent, pins: [{op: '*.mlp_up', dim: ffn, axis: tp}]}")
+    with pytest.raises(ConfigError) as told:
+        planned_study(pinned, pinned.space().grid)
+
+    assert told.value.key == "planner.pins[0].op"
+    assert "nothing.yaml" in str(told.value)
+    assert "layers.*.dense_mlp.up" in str(told.value)
+
+
+def test_sizes_are_planned_too(folder):
+    """The best of each number of hosts is predicted with its layers planned."""
+    space = "{pp: [1], tp: [1], cp: [1], up: [2], mbs: [1]}"
+    sizes = {
+        planner: best_by_size(config_with(folder, planner, space=space, planner=f"{{name: {planner}}}"), (2,))[0]
+        for planner in ("megatron", "descent")
+    }
+
+    assert sizes["descent"].step_time_s < sizes["megatron"].step_time_s

@@ -1,0 +1,73 @@
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+import tuner.run.loop
+from tests.support.studies.broken_studies import study
+from tests.support.studies.command_line import Done, in_process, write_replay
+from tests.support.studies.in_process_executor import InProcessExecutor
+from tuner.cli.main import main
+
+
+@pytest.fixture(autouse=True)
+def unconfigured(monkeypatch, tmp_path):
+    """Every test works in an empty folder of its own, and nobody's settings reach it."""
+    monkeypatch.delenv("MESHTUNE_STORAGE", raising=False)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def meshtune(capsys, monkeypatch):
+    """Runs a command line through `main` in this process."""
+
+    def call(*arguments: object) -> Done:
+        monkeypatch.setattr(sys, "argv", ["meshtune", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capsys.readouterr()
+        return Done(status=ended.value.code, out=captured.out, err=captured.err)
+
+    return call
+
+
+@pytest.fixture
+def no_ray(monkeypatch):
+    """Trials run in this process, so that a test need not wait for Ray."""
+    monkeypatch.setattr(tuner.run.loop, "RayExecutor", lambda backend, **_options: InProcessExecutor(backend))
+
+
+@pytest.fixture
+def simulated(tmp_path) -> Path:
+    """A small study that the cost model answers."""
+    path = tmp_path / "study.yaml"
+    path.write_text(study(name="small", expert="{tp: 8}"), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def hopeless(tmp_path) -> Path:
+    """A study of a model that no configuration fits."""
+    path = tmp_path / "hopeless.yaml"
+    path.write_text(study(model="llama3-405b"), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def replay(tmp_path) -> Path:
+    """A study of twelve measured rows, three of them failed."""
+    return write_replay(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory) -> tuple[Path, str, Done]:
+    """The replay after a real run: its file, its storage, and how the run ended."""
+    folder = tmp_path_factory.mktemp("finished")
+    path = write_replay(folder, expert="{tp: 8}")
+    storage = f"sqlite:///{folder / 'done.db'}"
+    return path, storage, in_process("run", path, "--storage", storage, "--json", cwd=folder, timeout_s=120)

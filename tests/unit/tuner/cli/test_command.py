@@ -1,0 +1,103 @@
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.studies.command_line import COMMANDS, ROOT, environment, in_process
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_every_command(meshtune, command):
+    """Each command explains itself, its argument and its options."""
+    done = meshtune(command, "--help")
+
+    assert done.status == 0
+    assert f"Usage: meshtune {command} [OPTIONS]" in done.out
+    assert ("CSV" if command == "calibrate" else "STUDY") in done.out
+    assert "--json" in done.out
+
+
+def test_help_lists_every_command_in_whole_sentences(meshtune):
+    """The list of commands has a line for each, and none is cut off."""
+    done = meshtune("--help")
+
+    assert done.status == 0
+    for command in COMMANDS:
+        assert re.search(rf"^  {command} .*\.$", done.out, re.M)
+    assert "..." not in done.out.partition("Commands:")[2]
+
+
+def test_without_a_command_the_help_is_on_stderr(meshtune):
+    """`meshtune` alone shows what it could do, and prints no result."""
+    done = meshtune()
+
+    assert done.status == 2
+    assert done.out == ""
+    assert "Commands:" in done.err
+
+
+def test_version(meshtune):
+    """`--version` prints the number that the package was built with."""
+    built = re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.M)
+
+    assert meshtune("--version").out == f"meshtune {built[1]}\n"
+
+
+def test_version_of_a_checkout_that_nobody_installed(meshtune, monkeypatch):
+    """Without an installed package the number comes from the checkout."""
+    from importlib import metadata
+
+    def missing(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+
+    assert re.fullmatch(r"meshtune \d+\.\d+\.\d+\n", meshtune("--version").out)
+
+
+def test_help_in_a_process(tmp_path):
+    """`python -m tuner --help` works from any folder and prints nothing on stderr."""
+    done = in_process("--help", cwd=tmp_path)
+
+    assert (done.status, done.err) == (0, "")
+    assert "Commands:" in done.out
+
+
+HEAVY = {"numpy", "optuna", "plotly", "pydantic", "ray", "rich", "scipy", "sklearn", "sqlalchemy", "yaml"}
+
+
+@pytest.mark.parametrize(
+    ("command", "allowed"),
+    [
+        ((), set()),
+        (("run",), {"pydantic"}),  # typer reads the options of a command with it
+    ],
+    ids=["meshtune", "run"],
+)
+def test_help_imports_nothing_heavy(command, allowed):
+    """The help is there before anybody has waited for a heavy library."""
+    program = (
+        "import sys\n"
+        "from tuner.cli.main import main\n"
+        f"sys.argv = ['meshtune', *{command!r}, '--help']\n"
+        "try:\n    main()\nexcept SystemExit as ended:\n    assert ended.code == 0\n"
+        f"print(*sorted({HEAVY!r} & set(sys.modules)), sep=',')\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+
+    loaded = done.stdout.splitlines()[-1]
+    assert set(filter(None, loaded.split(","))) <= allowed
+
+
+def test_a_reader_that_stops_early_sees_no_traceback(tmp_path, simulated):
+    """`meshtune space --list | head -1` ends without a complaint."""
+    command = f'"{sys.executable}" -m tuner space "{simulated}" --list | head -1'
+
+    done = subprocess.run(
+        ["/bin/sh", "-c", command], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout.count("\n") == 1
+    assert done.stderr == ""

@@ -1,0 +1,304 @@
+import json
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from tests.support.studies.command_line import assert_users_mistake
+from tests.support.studies.launch_scripts import (
+    ARRAYS,
+    ASCEND,
+    CONFIG_JSON,
+    DEEPSPEED,
+    NANOTRON,
+    STRINGS,
+    TORCHTITAN,
+    TORCHTITAN_SCRIPT,
+)
+from trials.command.backend import CommandBackend
+from tuner.study_file.config import load_study
+
+
+def write(folder, name, text):
+    """A file of that name."""
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def expert_of(path):
+    """The expert of a written study, by its degrees above 1."""
+    expert = load_study(path).expert
+    return {name: size for name, size in expert.values().items() if size != 1}
+
+
+def test_a_script_becomes_a_study(meshtune, tmp_path):
+    """The written study loads; its expert is the script's configuration, and its trials run the script's command."""
+    script = write(tmp_path, "train_8b.sh", ARRAYS)
+
+    done = meshtune("init", "--from-megatron", script, "--cluster", "dgx-h100", "--json")
+
+    study = load_study(tmp_path / "study.yaml")
+    assert done.status == 0
+    assert done.json["written"] == "study.yaml"
+    assert done.json["trial"] == "command"
+    assert done.json["model"] is None
+    assert expert_of(tmp_path / "study.yaml") == {"pp": 2, "tp": 4, "dp": 2, "cp": 2, "vpp": 4}
+    assert done.json["expert"] == study.expert.values()
+    assert study.setting.job.model.name == "llama3-8b"
+    assert isinstance(study.backend, CommandBackend)
+    assert study.backend.flags(study.expert).arguments[:2] == ("--tensor-model-parallel-size", "4")
+
+
+def test_the_files_are_readable(meshtune, tmp_path):
+    """What was read from where, what each part is for and what was left out stand as comments in the study."""
+    script = write(tmp_path, "train_8b.sh", ARRAYS)
+
+    meshtune("init", "--from-megatron", script, "--cluster", "dgx-h100", "--out", "ours.yaml")
+
+    text = (tmp_path / "ours.yaml").read_text(encoding="utf-8")
+    assert "train_8b.sh`: `expert:` is what it runs today" in text
+    assert "# in use today: never pruned, and the first trial" in text
+    assert "Left out, which a trial must not do: --save --save-interval --tensorboard-dir --wandb-project" in text
+    assert "not-for-a-study" not in text
+
+
+def test_what_to_do_next_is_told(meshtune, tmp_path):
+    """The last lines are commands that work on the written study."""
+    script = write(tmp_path, "train_8b.sh", ARRAYS)
+    done = meshtune("init", "--from-megatron", script, "--cluster", "dgx-h100")
+
+    commands = [line.partition("#")[0].split() for line in done.out.splitlines() if line.startswith("  meshtune ")]
+
+    assert [command[1] for command in commands] == ["space", "predict", "run"]
+    for command in commands[:2]:
+        assert meshtune(*command[1:]).status == 0
+
+
+def test_a_command_that_is_not_whole_stands_as_a_comment(meshtune, tmp_path):
+    """Where a value comes from elsewhere trials are simulated, and the command waits with the reason in comments;
+    without their signs it is a `trial:` that loads.
+    """
+    script = write(tmp_path, "train.sh", STRINGS.replace("python -u", "torchrun"))
+
+    done = meshtune("init", "--from-megatron", script, "--cluster", "dgx-a100")
+
+    assert done.status == 0
+    text = (tmp_path / "study.yaml").read_text(encoding="utf-8")
+    assert "trial: {backend: simulated}" in text
+    assert "#   $1 on line 16 is given when the script is started" in text
+    waiting = text.partition("# trial:\n")[2]
+    trial = yaml.safe_load("trial:\n" + "".join(f"{line[2:]}\n" for line in waiting.splitlines()))["trial"]
+    ready = text.partition("trial:")[0] + yaml.safe_dump({"trial": trial})
+    assert isinstance(load_study(write(tmp_path, "ready.yaml", ready)).backend, CommandBackend)
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "more", "expert"),
+    [
+        ("--from-megatron", STRINGS, (), {"pp": 4, "tp": 8, "dp": 4, "mbs": 2}),
+        ("--from-torchtitan", TORCHTITAN, ("--hosts", "2"), {"tp": 4, "dp": 4, "mbs": 2}),
+        ("--from-nanotron", NANOTRON, (), {"pp": 2, "tp": 2, "dp": 4, "mbs": 2}),
+        (
+            "--from-deepspeed",
+            DEEPSPEED,
+            ("--hosts", "2", "--model", "llama3-8b", "--sequence-length", "4096"),
+            {"dp": 16, "mbs": 4},
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) and value.startswith("--") else "",
+)
+def test_every_format_becomes_a_study(meshtune, tmp_path, option, text, more, expert):
+    """Each framework's file becomes a study that loads, with the expert that the file means."""
+    file = write(tmp_path, "theirs.txt", text)
+
+    done = meshtune("init", option, file, "--cluster", "dgx-a100", *more)
+
+    assert (done.status, done.out.partition("\n")[0]) == (0, "wrote study.yaml")
+    assert expert_of(tmp_path / "study.yaml") == expert
+
+
+def test_a_script_of_mindspeed_becomes_a_study(meshtune, tmp_path):
+    """It is a study about MindSpeed, whose trials run the script's command with MindSpeed's flags."""
+    file = write(tmp_path, "train.sh", ASCEND)
+
+    done = meshtune("init", "--from-megatron", file, "--cluster", "ascend-910b", "--json")
+
+    study = load_study(tmp_path / "study.yaml")
+    assert done.json["trial"] == "command"
+    assert study.setting.runtime.name == "mindspeed"
+    assert expert_of(tmp_path / "study.yaml") == {"tp": 2, "dp": 4, "up": 4, "ep": 8}
+    assert "ulysses_cp_algo" in study.backend.flags(study.expert).arguments
+
+
+def test_a_script_of_torchtitan_becomes_a_study(meshtune, tmp_path):
+    """Its trials run the script's command with torchtitan's flags, of which the subcommand is the last word."""
+    file = write(tmp_path, "train.sh", TORCHTITAN_SCRIPT)
+
+    done = meshtune("init", "--from-torchtitan", file, "--cluster", "dgx-h100", "--json")
+
+    study = load_study(tmp_path / "study.yaml")
+    assert done.json["trial"] == "command"
+    assert expert_of(tmp_path / "study.yaml") == {"tp": 4, "dp": 4, "mbs": 2}
+    assert study.backend.arguments[-1] == "{flags}"
+    assert study.backend.flags(study.expert).arguments[-1] == "activation-checkpoint:full"
+
+
+def test_a_config_json_becomes_a_study_without_an_expert(meshtune, tmp_path):
+    """A model alone is named where it stands, also from another folder; the job is asked for."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "studies").mkdir()
+    file = write(tmp_path / "model", "config.json", CONFIG_JSON)
+    job = ("--cluster", "dgx-h100", "--hosts", "1", "--sequence-length", "4096", "--global-batch-size", "64")
+
+    done = meshtune("init", "--from-hugging-face", file, *job, "--out", "studies/new.yaml", "--json")
+
+    study = load_study(tmp_path / "studies" / "new.yaml")
+    assert done.json["expert"] is None
+    assert (study.expert, study.setting.job.model.hidden_size) == (None, 4096)
+
+
+def test_an_exported_configuration_is_the_expert(meshtune, tmp_path):
+    """`export` and `init` are inverse: flags and JSON of a configuration become a study with it as expert."""
+    config = "pp=2,tp=4,dp=2,mbs=2"
+    script = write(tmp_path, "train_8b.sh", ARRAYS)
+    meshtune("init", "--from-megatron", script, "--cluster", "dgx-h100", "--hosts", "2")
+    for target in ("megatron", "json"):
+        meshtune("export", "study.yaml", "--to", target, "--config", config, "--out", f"{target}.txt")
+        given = ("--cluster", "dgx-h100", "--hosts", "2", "--model", "llama3-8b")
+
+        done = meshtune("init", f"--from-{target}", f"{target}.txt", *given, "--out", f"{target}.yaml")
+
+        assert done.status == 0
+        assert expert_of(tmp_path / f"{target}.yaml") == {"pp": 2, "tp": 4, "dp": 2, "mbs": 2}
+
+
+def test_uneven_layers_are_opened(meshtune, tmp_path):
+    """A layout of unequal stages is the expert's assignment, and the study searches such assignments."""
+    text = ARRAYS.replace("--num-layers-per-virtual-pipeline-stage 4", "--pipeline-model-parallel-layout 'Et*17|t*15L'")
+    script = write(tmp_path, "train.sh", text)
+
+    done = meshtune("init", "--from-megatron", script, "--cluster", "dgx-h100")
+
+    assert done.status == 0
+    assert str(load_study(tmp_path / "study.yaml").expert.assignment) == "layers=17/15"
+
+
+def test_nothing_is_overwritten(meshtune, tmp_path):
+    """A study, or a model's file, that is there already stays as it is without --force."""
+    script = write(tmp_path, "train.sh", ARRAYS.replace("--vocab-size 128256", "--vocab-size 50257"))
+    options = ("init", "--from-megatron", script, "--cluster", "dgx-h100")
+    write(tmp_path, "study.yaml", "mine")
+    assert_users_mistake(meshtune(*options), "--out = 'study.yaml'", "is there already", "--force")
+    write(tmp_path, "train-model.yaml", "mine")
+    assert_users_mistake(meshtune(*options, "--out", "new.yaml"), "train-model.yaml", "is there already")
+
+    assert not (tmp_path / "new.yaml").exists()
+    assert meshtune(*options, "--force").status == 0
+    assert load_study(tmp_path / "study.yaml").setting.job.model.vocab_size == 50304
+
+
+BROKEN = {
+    "a script of something else": (
+        "echo hello\n",
+        (),
+        ("train.sh", "holds no flags of Megatron-LM's", "--tensor-model-parallel-size"),
+    ),
+    "a degree that is no number": (
+        ARRAYS.replace("PP=2", "PP=two"),
+        (),
+        ("train.sh: line 41: --pipeline-model-parallel-size = 'two'", "whole number"),
+    ),
+    "a degree from elsewhere": (
+        ARRAYS.replace("PP=2", "PP=$1"),
+        (),
+        ("train.sh: leaves open", "--config pp=N", "(line 41)", "$1 on line 9 is given when the script is started"),
+    ),
+    "degrees that the devices cannot hold": (
+        ARRAYS.replace("PP=2", "PP=16"),
+        (),
+        ("train.sh", "pp=16, tp=4, cp=2", "occupies 128 devices", "the 32 of the cluster", "--hosts 16"),
+    ),
+    "sizes that contradict each other": (
+        ARRAYS.replace("--num-query-groups 8", "--num-query-groups 5"),
+        (),
+        ("train.sh", "num_kv_heads = 5", "must divide", "nearest: 4"),
+    ),
+    "a configuration that cannot be launched": (
+        ARRAYS.replace("--global-batch-size 256", "--global-batch-size 255"),
+        (),
+        ("train.sh", "expert", "dp*mbs must divide the global batch of 255"),
+    ),
+    "sharded weights, which the runtime's profile does not offer": (
+        ARRAYS.replace(
+            "--overlap-grad-reduce", "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params"
+        ),
+        (),
+        ("train.sh", "job.zero_stage = 3", "is not offered by the runtime megatron-core", "valid: 0, 1"),
+    ),
+    "a layout of too many layers": (
+        ARRAYS.replace("--num-layers-per-virtual-pipeline-stage 4", "--pipeline-model-parallel-layout 'Et*20|t*20L'"),
+        (),
+        ("train.sh", "must add up to the model's 32"),
+    ),
+    "several files": (ARRAYS, ("--from-nanotron", "x.yaml"), ("init", "one of --from-megatron, --from-torchtitan")),
+    "an unknown cluster": (ARRAYS, ("--cluster", "dgx-h1000"), ("--cluster = 'dgx-h1000'", "did you mean 'dgx-h100'?")),
+    "no number of hosts": (ARRAYS, ("--hosts", "few"), ("--hosts = 'few'", "whole number")),
+    "an unknown runtime": (ARRAYS, ("--runtime", "megatron"), ("--runtime = 'megatron'", "did you mean")),
+    "a further dimension as degree": (
+        ARRAYS,
+        ("--config", "zero_stage=1"),
+        ("--config = 'zero_stage'", "valid: pp, tp"),
+    ),
+    "a study of another kind": (ARRAYS, ("--out", "study.txt"), ("--out = 'study.txt'", "must end in .yaml")),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_every_mistake_is_one_message(meshtune, tmp_path, name):
+    """A script that cannot become a study ends in one line with status 2, and nothing is written."""
+    text, more, words = BROKEN[name]
+    script = write(tmp_path, "train.sh", text)
+    cluster = () if "--cluster" in more else ("--cluster", "dgx-h100")
+
+    assert_users_mistake(meshtune("init", "--from-megatron", script, *cluster, *more), *words)
+    assert not (tmp_path / "study.yaml").exists()
+
+
+def test_all_that_is_missing_is_asked_for_at_once(meshtune, tmp_path):
+    """One message names every option that would fill what the file leaves open."""
+    script = write(tmp_path, "train.sh", "--tensor-model-parallel-size 2 --num-layers 4 --hidden-size 64")
+
+    done = meshtune("init", "--from-megatron", script)
+
+    options = ("--cluster NAME", "--hosts N", "--vocab-size N", "--model NAME", "--sequence-length N", "--config mbs=N")
+    assert_users_mistake(done, *options)
+
+
+def test_the_script_is_not_run(meshtune, tmp_path):
+    """Whatever a script would do, reading it does nothing of it."""
+    script = write(tmp_path, "train.sh", f"touch {tmp_path}/made\nX=$(touch {tmp_path}/made)\n{ARRAYS}")
+
+    done = meshtune("init", "--from-megatron", script, "--cluster", "dgx-h100")
+
+    assert done.status == 0
+    assert not (tmp_path / "made").exists()
+
+
+def test_the_command_of_a_trial_runs(meshtune, tmp_path):
+    """With a program that only prints its arguments, the written command starts with the configuration's flags."""
+    program = "import json, sys; print(json.dumps(sys.argv[1:]))"
+    write(tmp_path, "pretrain_gpt.py", program)
+    script = write(tmp_path, "train.sh", ARRAYS)
+    meshtune("init", "--from-megatron", script, "--cluster", "dgx-h100")
+    backend = load_study(tmp_path / "study.yaml").backend
+
+    words = [*backend.arguments[backend.arguments.index("pretrain_gpt.py") :]]
+    at = words.index("{flags}")
+    words[at : at + 1] = backend.flags(load_study(tmp_path / "study.yaml").expert).arguments
+    told = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+
+    flags = [word for word in json.loads(told) if word.startswith("--")]
+    assert len(set(flags)) == len(flags), "no flag is given twice"
+    assert {"--tensor-model-parallel-size", "--mock-data", "--log-interval"} <= set(flags)

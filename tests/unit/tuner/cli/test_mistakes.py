@@ -1,0 +1,170 @@
+import sys
+
+import pytest
+
+from tests.support.studies.broken_studies import CASES, BrokenStudy, study
+from tests.support.studies.command_line import COMMANDS, assert_users_mistake, in_process
+from tuner.cli.main import main
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_every_broken_study_is_told_in_one_message(meshtune, tmp_path, case: BrokenStudy):
+    """A study that cannot work ends a command with status 2 and the case's words in one line."""
+    assert_users_mistake(meshtune("space", case.write(tmp_path)), *case.words)
+
+
+@pytest.mark.parametrize(
+    ("command", "name"), [("run", "unknown key"), ("status", "missing file"), ("best", "missing CSV")]
+)
+def test_a_broken_study_in_a_process(tmp_path, command, name):
+    """The same holds for a process of its own, whatever the command."""
+    case = next(case for case in CASES if case.id == name)
+
+    assert_users_mistake(in_process(command, case.write(tmp_path), "--json", cwd=tmp_path), *case.words)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("predict", "STUDY", "--config", "pp=x"), ("--config pp = 'x'", "whole number")),
+        (("predict", "STUDY", "--config", "pp=0"), ("--config.pp = 0", "at least 1")),
+        (("predict", "STUDY", "--config", "pp=2,pp=2"), ("--config pp = '2'", "given twice")),
+        (("predict", "STUDY", "--config", "pq=2"), ("--config = 'pq'", "did you mean")),
+        (("predict", "STUDY", "--config", "pp"), ("--config = 'pp'", "name=value")),
+        (("predict", "STUDY", "--config", "tp=4"), ("must be the 8 devices", "with dp=2 it would occupy")),
+        (("predict", "STUDY", "--config", "tp=3"), ("must be the 8 devices", "`meshtune space --list`")),
+        (("predict", "STUDY", "--config", "tp=8,mbs=3"), ("dp*mbs must divide",)),
+        (("predict", "STUDY"), ("--config",)),
+        (("simulate", "STUDY", "--config", "tp=4"), ("must be the 8 devices", "with dp=2 it would occupy")),
+        (
+            ("simulate", "STUDY", "--config", "tp=8", "--schedule", "1f1d"),
+            ("--schedule = '1f1d'", "did you mean '1f1b'?"),
+        ),
+        (
+            ("simulate", "STUDY", "--config", "pp=2,tp=4,vpp=2", "--schedule", "gpipe"),
+            ("--schedule = 'gpipe'", "vpp=2", "vpp=1, or --schedule 1f1b"),
+        ),
+        (
+            ("simulate", "STUDY", "--config", "pp=4,tp=2,vpp=2", "--set", "job.global_batch_size=9"),
+            ("--config", "must be a multiple of pp=4", "but got 9", "with vpp=1 it can"),
+        ),
+        (
+            ("simulate", "STUDY", "--config", "tp=8", "--trace", "no/such/folder"),
+            ("--trace = 'no/such/folder'", "cannot be written"),
+        ),
+        (("simulate", "STUDY", "--config", "tp=8", "--trace", "."), ("--trace", "cannot be written")),
+        (("export", "STUDY", "--to", "json", "--config", "tp=4"), ("must be the 8 devices",)),
+        (("export", "STUDY", "--to", "megatorn"), ("--to = 'megatorn'", "did you mean 'megatron'?")),
+        (("export", "STUDY"), ("--to",)),
+        (("export", "STUDY", "--to", "json", "--out", "no/such/folder"), ("--out", "cannot be written")),
+        (("export", "STUDY", "--to", "json", "--out", "."), ("--out", "cannot be written")),
+        (("space", "STUDY", "--why", "garbage"), ("--why = 'garbage'", "name=value")),
+        (("space", "STUDY", "--set", "nonsense"), ("--set = 'nonsense'", "key=value")),
+        (("space", "STUDY", "--set", "=3"), ("--set = '=3'", "key=value")),
+        (("space", "STUDY", "--set", "search.seed=x"), ("search.seed = 'x'", "whole number")),
+        (("space", "STUDY", "--set", "name.first=x"), ("--set name.first", "no keys of its own")),
+        (("space", "STUDY", "--set", "space.tp=[1"), ("--set space.tp = '[1'", "not valid YAML")),
+        (("space", "STUDY", "--set", "model=studi.yaml"), ("model = 'studi.yaml'", "no such file", "'study.yaml'")),
+        (("space", "STUDY", "--set", "serch.seed=1"), ("serch", "did you mean 'search'?")),
+        (("space", "STUDY", "--set"), ("--set",)),
+        (("run", "STUDY", "--trials", "0"), ("--trials = '0'", "at least 1")),
+        (("run", "STUDY", "--trials", "few"), ("--trials = 'few'", "whole number")),
+        (("run", "STUDY", "--seed", "-1"), ("--seed = '-1'", "at least 0")),
+        (("run", "STUDY", "--storage", "results.db"), ("storage = 'results.db'", "no database URL")),
+        (("rank", "STUDY", "--top", "0"), ("--top = '0'", "at least 1")),
+        (("rank", "STUDY", "--tpo", "3"), ("--tpo", "--top")),
+        (("rank", "STUDY", "another"), ("another",)),
+        (("space",), ("STUDY", "`meshtune space --help`")),
+        (("spcae", "STUDY"), ("'spcae'", "Did you mean", "'space'")),
+        (("space", "no-such-study.yaml"), ("no-such-study.yaml: no such file", "did you mean 'study.yaml'?")),
+    ],
+    ids=lambda value: " ".join(value) if value[0] in (*COMMANDS, "spcae") else "",
+)
+def test_bad_options(meshtune, simulated, arguments, words):
+    """A mistake on the command line is one message that shows the option, the value and what would be right."""
+    given = [simulated if argument == "STUDY" else argument for argument in arguments]
+
+    assert_users_mistake(meshtune(*given), *words)
+
+
+def test_an_unwritable_report(finished, meshtune):
+    """A report that cannot be written is the user's mistake, told with the path."""
+    path, storage, _ = finished
+
+    done = meshtune("report", path, "--storage", storage, "--out", "no/such/folder/r.html")
+
+    assert_users_mistake(done, "--out = 'no/such/folder/r.html'", "cannot be written")
+
+
+@pytest.mark.usefixtures("no_ray")
+def test_a_database_that_cannot_be_made(meshtune, simulated):
+    """A storage in a folder that does not exist is the user's mistake, told after the progress."""
+    done = meshtune("run", simulated, "--storage", "sqlite:///no/such/folder/x.db", "--json")
+
+    assert (done.status, done.out) == (2, "")
+    assert "meshtune: storage = 'sqlite:///no/such/folder/x.db': " in done.err
+    assert "Traceback" not in done.err
+
+
+HOSTILE = "\x1b[31mred\nline\u202e\x07"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("space", HOSTILE),
+        (HOSTILE,),
+        ("space", "STUDY", f"--{HOSTILE}"),
+        ("space", "STUDY", "--set", f"{HOSTILE}=1"),
+        ("space", "STUDY", "--set", f'name="{HOSTILE}"'),
+        ("space", "STUDY", "--set", f"space.without=['{HOSTILE}']"),
+        ("space", "STUDY", "--why", f"{HOSTILE}=1"),
+        ("predict", "STUDY", "--config", f"recompute={HOSTILE}"),
+        ("simulate", "STUDY", "--config", "tp=8", "--schedule", HOSTILE),
+        ("simulate", "STUDY", "--config", "tp=8", "--trace", f"no/{HOSTILE}"),
+        ("export", "STUDY", "--to", HOSTILE),
+        ("rank", "STUDY", "--hosts", HOSTILE),
+        ("status", "STUDY", "--storage", HOSTILE),
+        ("export", "STUDY", "--to", "json", "--out", f"no/{HOSTILE}"),
+        ("run", "STUDY", "--trials", HOSTILE),
+        ("replan", "STUDY", "--trace", HOSTILE),
+        ("replan", "STUDY", "--until", HOSTILE),
+        ("simulate", "STUDY", "--config", "tp=8", "--at", "1", "--network", HOSTILE),
+    ],
+    ids=lambda arguments: repr(" ".join(arguments)),
+)
+def test_hostile_text_is_shown_escaped(meshtune, simulated, arguments):
+    """No text of a user's steers the terminal or breaks the message's one line."""
+    done = meshtune(*(simulated if argument == "STUDY" else argument for argument in arguments))
+
+    assert_users_mistake(done, r"\x1b[31mred")
+    assert done.err.rstrip("\n").isprintable()
+
+
+def test_a_hostile_key_of_a_study(meshtune, tmp_path):
+    """A key with control characters is shown escaped, too."""
+    path = tmp_path / "study.yaml"
+    path.write_text(study() + '"\\e[31mkey\\n": 1\n', encoding="utf-8")
+
+    assert_users_mistake(meshtune("space", path), r"\x1b[31mkey\n = 1", "unknown key")
+
+
+def test_a_control_character_in_a_study(meshtune, tmp_path):
+    """A raw control character is no YAML; the message names its line."""
+    path = tmp_path / "study.yaml"
+    path.write_text(study() + "runtime: \x1b[31mmindspeed\n", encoding="utf-8")
+
+    assert_users_mistake(meshtune("space", path), "study.yaml: line 5", "is not valid YAML")
+
+
+def test_our_own_mistakes_keep_their_traceback(monkeypatch, simulated):
+    """What is no ConfigError is our bug, and is not disguised as the user's mistake."""
+
+    def fail(*_arguments, **_options):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("tuner.study_file.config.load_study", fail)
+    monkeypatch.setattr(sys, "argv", ["meshtune", "space", str(simulated)])
+
+    with pytest.raises(ZeroDivisionError):
+        main()

@@ -1,0 +1,208 @@
+"""A study's `planner:` key on the command line: predictions with plans, and runs that keep theirs."""
+
+import re
+
+import pytest
+
+from tests.support.studies.broken_studies import REPLAY, rows, study
+from tests.support.studies.command_line import assert_users_mistake
+from tests.support.studies.planned_studies import NUM_SHAPES, planned_study_text
+from tuner.answers.planned_candidates import LAYER_PLANS
+from tuner.storage.opening import find_study
+from tuner.storage.record import PREDICTION
+
+PLANNED = f"planned {NUM_SHAPES} of {NUM_SHAPES} shapes of layers"
+
+
+@pytest.fixture
+def planned(tmp_path):
+    """A study whose layers are planned."""
+    path = tmp_path / "planned.yaml"
+    path.write_text(planned_study_text(), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def by_hand(tmp_path):
+    """The same without the key."""
+    path = tmp_path / "by-hand.yaml"
+    path.write_text(planned_study_text(planner=None), encoding="utf-8")
+    return path
+
+
+def stored(tmp_path):
+    """The study in the default storage."""
+    return find_study(f"sqlite:///{tmp_path / 'meshtune.db'}", "planned")
+
+
+def test_rank_plans_layers_and_tells_that_it_does(meshtune, planned, by_hand):
+    """`rank` ranks planned candidates, none slower than by hand, and tells on stderr how many shapes it has planned."""
+    done, plain = (meshtune("rank", path, "--json") for path in (planned, by_hand))
+
+    assert (done.status, plain.status) == (0, 0)
+    assert PLANNED in done.err
+    assert plain.err == ""
+    steps, by_hand_s = (
+        {(row["tp"], row["up"]): row["step_time_s"] for row in each.json["configs"]} for each in (done, plain)
+    )
+    assert steps.keys() == by_hand_s.keys()
+    assert all(steps[degrees] <= by_hand_s[degrees] * (1 + 1e-12) for degrees in steps)
+    assert steps[1, 2] < by_hand_s[1, 2]
+
+
+def test_predict_tells_the_plan(meshtune, planned):
+    """`predict --plan` says what the plan sends and where it differs from the one by hand, in words and as JSON."""
+    config = "tp=1,up=2,dp=8"
+    shown = meshtune("predict", planned, "--config", config, "--plan").out
+    told = meshtune("predict", planned, "--config", config, "--plan", "--json").json["plan"]
+
+    assert told["mesh"] == {"up": 2}
+    assert told["planner"] == "descent"
+    assert told["differs"]
+    assert re.search(r"^Plan of llama3-8b of 2 layers on up=2 \(descent\): .* less than by hand$", shown, re.M)
+    assert re.search(r"^  all_gather +up +\d+ x +[\d.,]+ MB +[\d.e-]+ s$", shown, re.M)
+    assert re.search(r"^  layers\.0,1\.attention\.\S+: .*/up.* \(by hand .*/up.*\)$|\(by hand whole\)$", shown, re.M)
+    assert re.search(r"fastest candidate's step is predicted to take [\d.]+% less than by hand", shown)
+
+
+def test_predict_tells_the_plan_by_hand_where_nothing_is_planned(meshtune, by_hand):
+    """Without the key, `--plan` shows Megatron's plan; where a device has its layers to itself, that there is none."""
+    shown = meshtune("predict", by_hand, "--config", "tp=2,dp=8", "--plan").out
+    lone = meshtune("predict", by_hand, "--config", "dp=16", "--plan").out
+
+    assert re.search(r"^Plan of llama3-8b of 2 layers on tp=2 \(megatron\): .* as by hand$", shown, re.M)
+    assert "No sharding is planned" in lone
+    assert "plan" not in meshtune("predict", by_hand, "--config", "tp=2,dp=8", "--json").json
+
+
+def test_a_simulated_step_is_planned_too(meshtune, planned, by_hand):
+    """`simulate` runs the planned layers, whose step is shorter."""
+    done, plain = (meshtune("simulate", path, "--config", "up=2,dp=8", "--json") for path in (planned, by_hand))
+
+    assert done.json["step_time_s"] < plain.json["step_time_s"]
+    assert done.json["predicted_step_time_s"] < plain.json["predicted_step_time_s"]
+
+
+@pytest.mark.usefixtures("no_ray")
+def test_a_run_keeps_its_plans(meshtune, planned, tmp_path):
+    """`run` plans, and stores the plans with the study and each trial; after that no command plans anything."""
+    first = meshtune("run", planned, "--json")
+    again = meshtune("run", planned, "--trials", "4", "--json")
+    others = [meshtune(command, planned, "--json") for command in ("best", "rank", "report", "status")]
+
+    assert first.status == 0, first.err
+    assert PLANNED in first.err
+    assert (first.json["trials"], again.json["trials"]) == (3, 4)
+    assert "shapes of layers" not in "".join(done.err for done in (again, *others))
+    assert {done.status for done in (again, *others)} == {0}
+    kept = stored(tmp_path)
+    assert len(kept.user_attrs[LAYER_PLANS]["plans"]) == NUM_SHAPES
+    trials = kept.get_trials()
+    for trial in trials:
+        degrees = {name: trial.params[name] for name in ("up", "tp") if trial.params[name] > 1}
+        assert trial.user_attrs[PREDICTION].get("plan", {}).get("mesh", {}) == degrees
+    assert len(trials) == 4
+
+
+@pytest.mark.usefixtures("no_ray")
+def test_a_wider_space_is_planned_where_it_is_new(meshtune, planned, tmp_path):
+    """Run again with more degrees, a study plans the shapes that it lacks, and stores them with the others."""
+    meshtune("run", planned, "--trials", "1")
+    done = meshtune("run", planned, "--set", "space.tp=[1, 2, 4]", "--set", "space.up=[1]", "--trials", "2")
+
+    assert done.status == 0, done.err
+    assert "planned 1 of 1 shapes of layers" in done.err
+    assert len(stored(tmp_path).user_attrs[LAYER_PLANS]["plans"]) == NUM_SHAPES + 1
+
+
+@pytest.mark.usefixtures("no_ray")
+@pytest.mark.parametrize("planner", [None, "{name: recursive}"])
+def test_another_planner_is_another_study(meshtune, planned, planner):
+    """Trials under other plans would not mean the same: the study is refused by the key."""
+    meshtune("run", planned, "--trials", "1")
+    planned.write_text(planned_study_text(planner=planner), encoding="utf-8")
+    done = meshtune("run", planned, "--trials", "2")
+
+    assert done.status == 2
+    assert "planner" in done.err
+    assert "its trials would no longer mean the same" in done.err
+
+
+@pytest.mark.usefixtures("no_ray")
+def test_a_study_from_before_the_key_goes_on(meshtune, by_hand, tmp_path):
+    """Without the key a study means what it did: its stored meaning has no such key, and megatron is the same."""
+    meshtune("run", by_hand, "--trials", "1")
+    kept = stored(tmp_path)
+    assert not any("planner" in str(value) for value in kept.user_attrs.values())
+
+    by_hand.write_text(planned_study_text("{name: megatron}"), encoding="utf-8")
+    done = meshtune("run", by_hand, "--trials", "2", "--json")
+    assert (done.status, done.json["trials"]) == (0, 2)
+
+
+def test_unused_pins_are_noted(meshtune, tmp_path):
+    """A pin on an axis that no candidate has is told on stderr; the ranking goes on without it."""
+    path = tmp_path / "pinned.yaml"
+    pin = "{op: '*.core', dim: kv_heads, axis: cp}"
+    path.write_text(planned_study_text(f"{{name: recursive, pins: [{pin}]}}"), encoding="utf-8")
+    done = meshtune("rank", path, "--json")
+
+    assert done.status == 0
+    assert "note: planner.pins[0]: no candidate has the devices for *.core kv_heads on cp" in done.err
+
+
+@pytest.mark.parametrize(
+    ("planner", "words"),
+    [
+        ("{name: descend}", ("planner.name = 'descend'", "descent")),
+        ("{nam: descent}", ("planner", "nam")),
+        (
+            "{name: megatron, pins: [{op: x, dim: y, axis: tp}]}",
+            ("planner.pins", "megatron is the plan by hand", "planner.name: descent"),
+        ),
+        ("{name: descent, pins: [{op: '*.up', dim: ffn, axis: model}]}", ("planner.pins", "axis = 'model'", "tp")),
+        ("{name: descent, pins: [{op: '*.up', dim: ffn}]}", ("planner.pins[0]", "names neither an axis nor ways")),
+        (
+            "{name: descent, pins: [{op: '*.mlp_up', dim: ffn, axis: tp}]}",
+            ("planner.pins[0].op = '*.mlp_up'", "matches no operator", "layers.*.dense_mlp.up"),
+        ),
+        (
+            "{name: descent, pins: [{op: '*.dense_mlp.up', dim: feet, axis: cp}]}",
+            ("planner.pins[0].dim = 'feet'", "is no dim of layers.0.dense_mlp.up", "ffn"),
+        ),
+    ],
+)
+def test_mistakes_in_the_key_are_told(meshtune, tmp_path, planner, words):
+    """Each ends with status 2 and one line with the file, the key, the value and what would do."""
+    path = tmp_path / "planned.yaml"
+    path.write_text(planned_study_text(planner), encoding="utf-8")
+    done = meshtune("rank", path)
+
+    assert done.status == 2
+    told = [line for line in done.err.splitlines() if line.startswith("meshtune: ")]
+    assert len(told) == 1
+    assert all(word in told[0] for word in ("planned.yaml", *words)), told[0]
+
+
+@pytest.mark.parametrize("backend", ["replay", "torch"])
+def test_trials_that_cannot_run_a_plan_refuse_it(meshtune, tmp_path, backend):
+    """Measured rows and real training have Megatron's plan, and no other."""
+    path = tmp_path / "refused.yaml"
+    planner = "{name: descent}"
+    if backend == "replay":
+        (tmp_path / "rows.csv").write_text(rows({}), encoding="utf-8")
+        path.write_text(study(REPLAY, planner=planner), encoding="utf-8")
+    else:
+        path.write_text(study(runtime="torch-reference", trial="{backend: torch}", planner=planner), encoding="utf-8")
+
+    assert_users_mistake(
+        meshtune("rank", path), "planner.name = 'descent'", "Megatron's way", "trial.backend: simulated"
+    )
+
+
+def test_flags_say_what_they_leave_out(meshtune, planned, by_hand):
+    """Flags of a configuration whose layers are planned otherwise than by hand come with a note, and no others do."""
+    config = ("--to", "megatron", "--config", "tp=1,up=2,dp=8")
+
+    assert "operators differ" in meshtune("export", planned, *config).err
+    assert "operators differ" not in meshtune("export", by_hand, *config).err

@@ -1,0 +1,135 @@
+import re
+
+import pytest
+
+from tests.support.studies.broken_studies import study
+from tests.support.studies.command_line import FASTEST, KEYS, ROOT, assert_users_mistake, write_replay
+
+
+def test_rank_is_sorted_and_as_long_as_asked(meshtune, simulated):
+    """`rank --top` prints so many configurations, the fastest prediction first; ten without it."""
+    told, default = meshtune("rank", simulated, "--top", 3, "--json"), meshtune("rank", simulated, "--json")
+    shown = meshtune("rank", simulated, "--top", 3)
+
+    configs = told.json["configs"]
+    assert told.json.keys() >= KEYS["rank"]
+    assert len(configs) == 3
+    assert len(default.json["configs"]) == 10
+    assert default.json["configs"][:3] == configs
+    assert [c["step_time_s"] for c in configs] == sorted(c["step_time_s"] for c in configs)
+    assert all(c.keys() >= {*FASTEST, "step_time_s", "peak_memory_bytes"} for c in configs)
+    lines = shown.out.splitlines()
+    assert len(lines) == 4
+    assert len(set(map(len, lines))) == 1
+    assert "step [s]  memory [GiB]  tokens/s/device" in lines[0]
+
+
+def test_rank_agrees_with_predict(meshtune, simulated):
+    """The configuration that `rank` puts first has the step time and memory that `predict` tells of it."""
+    first = meshtune("rank", simulated, "--top", 1, "--json").json["configs"][0]
+    config = ",".join(f"{name}={first[name]}" for name in FASTEST)
+
+    told = meshtune("predict", simulated, "--config", config, "--json").json
+
+    assert told["step_time_s"] == pytest.approx(first["step_time_s"])
+    assert told["peak_memory_bytes"] == first["peak_memory_bytes"]
+
+
+def test_rank_puts_what_does_not_fit_last(meshtune, tmp_path):
+    """Candidates of a replay that are predicted not to fit come after all that do, marked as such."""
+    path = write_replay(tmp_path, space="{memory_headroom: 0.6}")
+
+    fits = [config["fits"] for config in meshtune("rank", path, "--top", 12, "--json").json["configs"]]
+    shown = meshtune("rank", path, "--top", 12)
+
+    assert fits == sorted(fits, reverse=True)
+    assert True in fits
+    assert False in fits
+    assert shown.out.count("!") == fits.count(False)
+    assert "does not fit" in shown.err
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "configs" / "studies").glob("*.yaml")), ids=lambda file: file.stem)
+def test_the_shipped_studies_work(meshtune, file):
+    """Every example that stands beside the README of the studies has candidates and a best prediction."""
+    assert meshtune("space", file, "--json").json["feasible"] > 0
+    assert meshtune("rank", file, "--top", 1, "--json").status == 0
+
+
+# Other sizes of the cluster
+
+
+def test_rank_of_sizes(meshtune, simulated):
+    """`rank --hosts` gives the best prediction for each number of hosts, in the order asked for."""
+    done = meshtune("rank", simulated, "--hosts", "2,1,4", "--json")
+
+    assert done.status == 0, done.err
+    sizes = done.json["sizes"]
+    assert [(size["hosts"], size["devices"]) for size in sizes] == [(2, 16), (1, 8), (4, 32)]
+    assert done.json["smallest_that_fits"] == 1
+    for size in sizes:
+        degrees = size["config"]
+        assert degrees["pp"] * degrees["tp"] * degrees["dp"] * degrees["cp"] * degrees["up"] == size["devices"]
+        per_device = 4096 * 16 / (size["devices"] * size["step_time_s"])
+        assert size["tokens_per_s_per_device"] == pytest.approx(per_device)
+    times = {size["hosts"]: size["step_time_s"] for size in sizes}
+    assert times[4] < times[2] < times[1]
+
+
+def test_rank_of_the_studys_own_size(meshtune, simulated):
+    """The best of the study's own size is the one that `rank` puts first."""
+    first = meshtune("rank", simulated, "--top", 1, "--json").json["configs"][0]
+
+    (size,) = meshtune("rank", simulated, "--hosts", 1, "--json").json["sizes"]
+
+    assert size["config"] == {name: first[name] for name in FASTEST}
+    assert size["step_time_s"] == pytest.approx(first["step_time_s"])
+
+
+def test_the_smallest_size_that_fits(meshtune, simulated):
+    """Sizes that are too small have a reason instead of a configuration, and the smallest that fits is named."""
+    arguments = ("rank", simulated, "--set", "model=llama3-70b", "--set", "space.pp=[1, 2]", "--hosts", "1,3,8")
+
+    told, shown = meshtune(*arguments, "--json"), meshtune(*arguments)
+
+    assert told.status == 0, told.err
+    small, odd, enough = told.json["sizes"]
+    assert small["config"] is None
+    assert "fits in memory" in small["reason"]
+    assert re.fullmatch(r"no configuration obeys every rule; \w+ removed the most", odd["reason"])
+    assert enough["config"] is not None
+    assert told.json["smallest_that_fits"] == 8
+    assert "1 host: none of the" in shown.out
+    assert shown.out.endswith("Smallest that fits: 8 hosts (64 devices)\n")
+
+
+def test_no_size_fits(meshtune, hopeless):
+    """Where no size fits, `rank --hosts` ends 1."""
+    done = meshtune("rank", hopeless, "--hosts", "1,2", "--json")
+
+    assert done.status == 1
+    assert done.json["smallest_that_fits"] is None
+
+
+@pytest.mark.parametrize("hosts", ["", "x", "1,x", "0", "-1", "1,,2", "1.5", "1,1", "999999999", "1" * 5000, "²"])
+def test_a_bad_list_of_sizes(meshtune, simulated, hosts):
+    """What is no list of different numbers of hosts is refused by name."""
+    assert_users_mistake(meshtune("rank", simulated, f"--hosts={hosts}"), "--hosts", "must list")
+
+
+def test_sizes_need_equal_hosts(meshtune, tmp_path):
+    """A cluster of unlike groups has no one number of hosts."""
+    path = tmp_path / "study.yaml"
+    path.write_text(study(cluster="{groups: [{name: dgx-h100}, {name: dgx-a100}]}"), encoding="utf-8")
+
+    assert_users_mistake(meshtune("rank", path, "--hosts", "1,2"), "--hosts", "equal hosts", "2 groups")
+
+
+def test_sizes_need_predictions(meshtune, replay):
+    """Nobody measured a replay's job on other sizes."""
+    assert_users_mistake(meshtune("rank", replay, "--hosts", "1,2"), "--hosts", "8 devices")
+
+
+def test_sizes_exclude_top(meshtune, simulated):
+    """`--top` beside `--hosts` is refused rather than ignored."""
+    assert_users_mistake(meshtune("rank", simulated, "--hosts", "1", "--top", "3"), "--top", "--hosts")

@@ -1,0 +1,145 @@
+import re
+
+import pytest
+
+from tests.support.studies.command_line import FASTEST, KEYS, MEASURED, write_replay
+from tests.support.studies.in_process_executor import InProcessExecutor
+
+
+def test_run_prints_one_json_object_and_its_progress_elsewhere(finished):
+    """`run --json` on a replay ends 0, its stdout is one object with the promised keys, and stderr shows the trials."""
+    _, storage, done = finished
+
+    assert done.status == 0, done.err
+    assert done.json.keys() >= KEYS["run"]
+    assert done.json["best"] == FASTEST
+    assert done.json["step_time_s"] == 0.95
+    assert done.json["tokens_per_s_per_device"] == pytest.approx(4096 * 16 / (0.95 * 8))
+    assert done.json["source"] == "measured"
+    assert done.json["study_name"] == "replayed"
+    assert done.json["storage"] == storage
+    assert re.search(r"\d+/40 trials, best 0\.95 s", done.err)
+
+
+def test_run_again_tells_the_result_for_people(finished, meshtune):
+    """The same command on a finished study runs nothing, and prints the best, how it compares, and Megatron's flags."""
+    path, storage, before = finished
+
+    done = meshtune("run", path, "--storage", storage)
+
+    assert done.status == 0, done.err
+    assert f"Tried {before.json['trials']} of 12 candidates" in done.out
+    assert "Best: pp=1,tp=2,dp=4,cp=1,up=1,vpp=1,ep=1,mbs=2\n" in done.out
+    assert "0.95 s per step" in done.out
+    assert "(measured)" in done.out
+    assert "1.579x as fast as the expert's configuration (1.5 s)" in done.out
+    assert "the fastest of all 12 measured rows" in done.out
+    assert "--tensor-model-parallel-size 2" in done.out
+
+
+def test_status_of_a_finished_study(finished, meshtune):
+    """`status` repeats what `run` counted, as JSON and for people."""
+    path, storage, run = finished
+
+    told, shown = (meshtune("status", path, "--storage", storage, *more) for more in (("--json",), ()))
+
+    assert (told.status, shown.status) == (0, 0)
+    assert told.json.keys() >= KEYS["status"]
+    for key in ("trials", "failed", "p_star", "stop_reason", "study_name"):
+        assert told.json[key] == run.json[key]
+    assert (told.json["running"], told.json["best_step_time_s"]) == (0, 0.95)
+    assert f"{run.json['trials']} trials, {run.json['failed']} failed; stopped: " in shown.out
+    assert shown.out.count("out of memory: ") == min(run.json["failed"], 3)
+    assert "pp=1,tp=2,dp=4" in shown.out
+
+
+def test_best_of_a_finished_study_is_the_measured_one(finished, meshtune):
+    """`best` names the fastest trial, says that it was measured, and how it compares with the expert's."""
+    path, storage, _ = finished
+
+    told, shown = (meshtune("best", path, "--storage", storage, *more) for more in (("--json",), ()))
+
+    assert told.json == {
+        "config": FASTEST,
+        "step_time_s": 0.95,
+        "source": "measured",
+        "clock": "wall",
+        "extrapolated": False,
+        "gain_over_expert": pytest.approx(1.5 / 0.95),
+        "gain_over_baseline": None,
+    }
+    assert "(measured)" in shown.out
+
+
+def test_report_of_a_finished_study_is_written(finished, meshtune, tmp_path):
+    """`report` writes one HTML file and tells where."""
+    path, storage, _ = finished
+
+    done = meshtune("report", path, "--storage", storage, "--out", tmp_path / "r.html", "--json")
+
+    assert done.status == 0, done.err
+    assert done.json == {"written": str(tmp_path / "r.html")}
+    assert "<html" in (tmp_path / "r.html").read_text(encoding="utf-8")
+
+
+def test_export_of_a_finished_study(finished, meshtune, tmp_path):
+    """`export` prints the best configuration's flags, or writes just them to a file."""
+    path, storage, _ = finished
+    chosen = ("export", path, "--storage", storage, "--to", "megatron")
+
+    told, shown, written = meshtune(*chosen, "--json"), meshtune(*chosen), meshtune(*chosen, "--out", "flags.sh")
+
+    assert (told.status, shown.status, written.status) == (0, 0, 0)
+    assert told.json.keys() >= KEYS["export"]
+    assert "--tensor-model-parallel-size 2" in told.json["text"]
+    assert shown.out == told.json["text"] == (tmp_path / "flags.sh").read_text(encoding="utf-8")
+    assert written.out == ""
+
+
+@pytest.mark.usefixtures("no_ray")
+def test_run_in_a_world_of_the_event_simulator(meshtune, simulated):
+    """A study whose trials the event simulator answers runs like any other."""
+    world = "trial={backend: simulated, fidelity: simulator, seed: 3}"
+
+    done = meshtune("run", simulated, "--trials", 3, "--set", world, "--json")
+
+    assert done.status == 0, done.err
+    assert (done.json["trials"], done.json["failed"], done.json["source"]) == (3, 0, "synthetic")
+
+
+@pytest.mark.usefixtures("no_ray")
+def test_run_without_a_single_success(meshtune, tmp_path):
+    """Where every trial fails, `run` ends 1, says how they failed, and its JSON has no best."""
+    path = write_replay(tmp_path, [(pp, tp, dp, mbs, None) for pp, tp, dp, mbs, _ in MEASURED[:3]])
+
+    shown = meshtune("run", path)
+    told = meshtune("run", path, "--json")
+
+    assert (told.status, shown.status) == (1, 1)
+    assert told.json["best"] is None
+    assert told.json["step_time_s"] is None
+    assert (told.json["trials"], told.json["failed"]) == (3, 3)
+    assert "No configuration completed a trial: 3 out of memory" in shown.out
+
+
+@pytest.mark.usefixtures("no_ray")
+def test_options_of_run_replace_keys_of_the_study(meshtune, simulated):
+    """`--trials`, `--seed` and `--set` win over the study file."""
+    done = meshtune("run", simulated, "--trials", 2, "--seed", 7, "--set", "trial.backend=simulated", "--json")
+
+    assert done.status == 0, done.err
+    assert done.json["trials"] == 2
+    assert done.json["stop_reason"] == "max_trials"
+    assert done.json["source"] == "synthetic"
+
+
+@pytest.mark.usefixtures("no_ray")
+def test_an_interrupted_run_says_so_and_keeps_what_it_has(meshtune, monkeypatch, replay):
+    """Ctrl-C ends a run with status 130; its JSON holds what was found until then."""
+    monkeypatch.setattr(InProcessExecutor, "poll", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+
+    done = meshtune("run", replay, "--json")
+
+    assert done.status == 130
+    assert done.json["stop_reason"] == "interrupted"
+    assert done.err.endswith("meshtune: interrupted\n")

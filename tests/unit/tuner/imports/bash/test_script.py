@@ -1,0 +1,133 @@
+import shutil
+import subprocess
+import textwrap
+
+import pytest
+
+from tuner.imports.bash.script import read_script
+
+SHELL = shutil.which("bash")
+
+# each ends in one command, whose words bash itself prints for comparison
+AGREED = {
+    "words": "run --a 1 'b c' \"d  e\" f\\ g",
+    "comments": "run --a 1 # --b 2\n# run --c\n",
+    "continued lines": "run --a \\\n  1 \\\n  --b 2",
+    "variables": 'TP=8\nA=$TP B="${TP}x" run $TP "$TP" ${TP}_2 \'$TP\' $TP$TP',
+    "defaults": "run ${TP:-4} ${PP-2} ${CP:-} end; unset X",
+    "defaults of set and empty variables": 'A=1; E=; run ${A:-2} ${E:-3} "${E-4}" end',
+    "assigned defaults": ": ${TP:=4}\nrun $TP ${TP:+yes} ${NO:+no} end",
+    "nested defaults": 'A=7; run ${B:-${A}} ${C:-"x y"} "${D:-$A z}"',
+    "arithmetic": "A=3\nB=$((A*4 + 2))\nrun $((B)) $(( ($A+1) * -2 )) $((7/2)) $((7%4)) $((-7/2))",
+    "arrays": 'A=(\n --a 1 # --no\n # --no 2\n --b \'x y\'\n)\nA+=(--c)\nrun ${A[@]} "${A[@]}" x"${A[@]}"y',
+    "arrays without elements": 'E=()\nrun ${E[@]} "${E[@]}" end',
+    "elements of several words": 'A=("--a 1" "--b 2")\nrun ${A[@]}',
+    "strings of several lines": 'S="\n  --a 1 \\\n  --b 2\n"\nS="$S --c \'3\'"\nrun $S --d',
+    "words around split values": "S=' a b '\nrun x$S y$S'z' $S$S",
+    "conditions": textwrap.dedent(
+        """\
+        DTYPE=fp8; N=2; ARGS=()
+        if [[ "$DTYPE" == "fp8" ]]; then ARGS+=(--fp8); elif [ $N -eq 2 ]; then ARGS+=(--two); else ARGS+=(--else); fi
+        if [ $N -gt 2 ]; then ARGS+=(--many); else
+          if [ -n "$UNSET" ] || [ $N -ne 2 ]; then ARGS+=(--no); else ARGS+=(--inner); fi
+        fi
+        if [ "$DTYPE" = bf16 ] || [[ $N == 2 ]] && [ -z "" ]; then ARGS+=(--joined); fi
+        if ! [ $N -lt 1 ]; then ARGS+=(--not); fi
+        [ $N -le 2 ] && ARGS+=(--and) || ARGS+=(--or)
+        run "${ARGS[@]}"
+        """
+    ),
+    "here-documents and redirections": "cat > /dev/null <<END\nrun --no $X\nEND\nrun --a 2>&1 1>&2 --b",
+    "shell in a command": 'ARGS="--a 1"\neval "run $ARGS --b"',
+    "a command in a variable": 'cmd="run --a 1"\n$cmd --b',
+    "exports": "export A=1 B='x y'\nexport A\nrun $A \"$B\"",
+}
+
+
+@pytest.mark.skipif(SHELL is None, reason="there is no bash to compare with")
+@pytest.mark.parametrize("text", AGREED.values(), ids=AGREED)
+def test_words_are_those_of_bash(text):
+    """Of every form that launch scripts have, the words are those that bash itself hands to the command."""
+    program = f"run() {{ printf '%s\\0' \"$@\"; }}\n{text}\n"
+    done = subprocess.run([SHELL, "-c", program], env={}, capture_output=True, text=True, check=True)
+
+    command = next(one for one in read_script(text).commands if any(word.text == "run" for word in one.words))
+
+    words = command.words[[word.text for word in command.words].index("run") + 1 :]
+    assert [word.text for word in words] == done.stdout.split("\0")[:-1]
+    assert not any(word.unknown for word in words)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("run --a $1", "$1 on line 1 is given when the script is started"),
+        ("run --a \\\n $DATA", "$DATA on line 2 is not set in the script"),
+        ("\nA=$(nproc)\nrun --a $A", "$(nproc) on line 2 is for a shell to find out"),
+        ("A=`nproc`\nrun --a $A", "`nproc` on line 1 is for a shell to find out"),
+        ("run --a $((N * 2))", "$((N * 2)) on line 1 cannot be calculated"),
+        ("A=1\nrun --a $((A / 0))", "$((A / 0)) on line 2 cannot be calculated"),
+        ("run --a ${A%.*}", "${A%.*} on line 1 is for a shell to find out"),
+        ("if [ -f x ]; then\nA=1\nfi\nrun --a $A", "$A is set on line 2 under a condition"),
+        ("for A in 1 2; do\nrun --a $A\ndone", "$A is what the loop on line 1 sets"),
+        ("f() {\n A=1\n}\nf\nrun --a $A", "$A is set on line 2 under a condition, in a loop or in a function"),
+        ("case $X in\n a) A=1 ;;\nesac\nrun --a $A", "$A is set on line 2 under a condition"),
+    ],
+    ids=lambda value: value.replace("\n", "; ") if value.startswith("$") else "",
+)
+def test_what_only_a_run_could_tell_stays_unknown(text, reason):
+    """A value that a script gets from elsewhere has no text, but the line and the reason."""
+    command = next(one for one in read_script(text).commands if one.words[0].text == "run")
+
+    assert command.words[2].unknown.startswith(reason)
+
+
+def test_nothing_is_run(tmp_path):
+    """Commands of a script, in whatever form they stand there, leave no trace."""
+    made = tmp_path / "made"
+    text = "\n".join(
+        f"{form}\n" for form in (f"touch {made}", f"A=$(touch {made})", f"B=`touch {made}`", f"[ $(touch {made}) ]")
+    )
+
+    script = read_script(text + "run $A $B")
+
+    assert not made.exists()
+    assert all(word.unknown for word in script.commands[-1].words[1:])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "'",
+        '"',
+        "${",
+        "$((",
+        "$(",
+        "`",
+        "A=(",
+        "if",
+        "fi",
+        "then",
+        "}",
+        "((",
+        "<<",
+        "${${${",
+        "\\",
+        "a=$((9" + "9" * 5000 + "))",
+        "\x00",
+    ],
+    ids=repr,
+)
+def test_broken_scripts_are_read_to_their_end(text):
+    """A script that bash would refuse is read without an error of ours, also at the end of another."""
+    read_script(text)
+    read_script(f"A=1\nrun --a $A {text}")
+
+
+def test_a_variable_that_doubles_itself_is_given_up():
+    """A script whose variable would have 2 to the power of 60 words is read at once."""
+    text = "A='x y'\n" + 'A="$A $A"\n' * 60 + "run $A"
+
+    command = read_script(text).commands[-1]
+
+    assert "is too long" in command.words[-1].unknown

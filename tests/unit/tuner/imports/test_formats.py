@@ -1,0 +1,321 @@
+import pytest
+
+from hardware.io.errors import ConfigError
+from tests.support.studies.launch_scripts import (
+    ARRAYS,
+    ASCEND,
+    CONFIG_JSON,
+    DEEPSPEED,
+    NANOTRON,
+    STRINGS,
+    TORCHTITAN,
+    TORCHTITAN_FLAGS,
+    TORCHTITAN_SCRIPT,
+)
+from tuner.export.rules.megatron import MEGATRON_FLAGS
+from tuner.export.rules.mindspeed import MINDSPEED_FLAGS
+from tuner.imports import IMPORTERS
+from tuner.imports.megatron_command import LEFT_OUT, OF_MINDSPEED, REPLACED
+
+
+def read(framework, text):
+    """What a file of that framework says."""
+    return IMPORTERS[framework](text)
+
+
+def whole(imported):
+    """The degrees with those of 1 left out."""
+    return {name: size for name, size in imported.degrees.items() if size > 1}
+
+
+def test_a_script_of_arrays():
+    """Arrays, defaults, arithmetic and a condition come together to model, job, degrees and devices."""
+    imported = read("megatron", ARRAYS)
+
+    assert whole(imported) == {"pp": 2, "tp": 4, "cp": 2, "vpp": 4}
+    assert imported.job == {
+        "sequence_length": 8192,
+        "global_batch_size": 256,
+        "precision": "bf16",
+        "optimizer": "adam",
+        "recompute": "none",
+        "zero_stage": 1,
+        "sequence_parallel": True,
+    }
+    assert (imported.hosts, imported.devices_per_host) == (4, 8)
+    assert (imported.open, imported.missing, imported.unread) == ({}, {}, ())
+    assert imported.model["vocab_size"] == 128256
+
+
+def test_its_command_is_that_of_a_trial():
+    """Hosts become placeholders, the configuration's flags `{flags}`; checkpoints, reports and secrets stay out."""
+    command = read("megatron", ARRAYS).command
+
+    assert command.unknown == ()
+    assert command.arguments[0] == "torchrun"
+    assert "{flags}" in command.arguments
+    assert "--nnodes={num_hosts}" in command.arguments
+    assert command.arguments[-2:] == ("--log-interval", "1")
+    for gone in ("--tensor-model-parallel-size", "--sequence-parallel", "--bf16", "--save", "--nproc_per_node"):
+        assert gone not in command.arguments
+    assert command.arguments[command.arguments.index("--lr") :][:2] == ("--lr", "3e-4")
+    assert command.environment == (("NCCL_DEBUG", "WARN"),)
+    assert command.not_copied == ("WANDB_API_KEY",)
+    assert command.arguments.count("--log-interval") == 1
+    reporting = ("--tensorboard-dir", "--wandb-project", "--wandb-exp-name")
+    assert command.left_out == ("--save", "--save-interval", *reporting)
+
+
+@pytest.mark.parametrize(
+    ("move", "directory", "moves"),
+    [
+        ("cd /opt/Megatron-LM", "/opt/Megatron-LM", ""),
+        ("cd ../Megatron-LM", ".", "cd ../Megatron-LM"),
+        ("", ".", ""),
+    ],
+    ids=["absolute", "relative", "none"],
+)
+def test_a_trial_begins_where_the_script_does(move, directory, moves):
+    """The script's last absolute `cd` is the command's directory; another one is told."""
+    command = read("megatron", f"cd /tmp\n{move}\n{ARRAYS}" if move else ARRAYS).command
+
+    assert (command.directory, command.moves) == (directory, moves)
+
+
+def test_a_script_of_strings():
+    """Flags in a string, behind `bash -c`, on the hosts that Slurm is asked for."""
+    imported = read("megatron", STRINGS)
+
+    assert whole(imported) == {"pp": 4, "tp": 8, "mbs": 2}
+    assert (imported.hosts, imported.devices_per_host) == (16, 8)
+    assert imported.job["recompute"] == "selective"
+    assert imported.job["precision"] == "fp16"
+    assert imported.model["ffn_size"] == 4 * 8192
+    assert imported.model["learned_positions"] == 4096
+    assert imported.model["mlp_bias"] is True
+    assert any("$1 on line 16 is given when the script is started" in why for why in imported.command.unknown)
+
+
+def test_a_script_of_mindspeed():
+    """Ulysses, no-op layers, shared experts and leading dense layers are read under MindSpeed's names."""
+    imported = read("megatron", ASCEND)
+
+    assert imported.runtime == "mindspeed"
+    assert whole(imported) == {"tp": 2, "up": 4, "ep": 8}
+    assert {name: imported.model[name] for name in ("num_layers", "num_experts", "num_shared_experts")} == {
+        "num_layers": 27,
+        "num_experts": 64,
+        "num_shared_experts": 2,
+    }
+    assert imported.model["shared_expert_ffn_size"] == 2 * 1408
+    assert imported.model["num_dense_layers"] == 1
+    assert [one.line for one in imported.unread] == [1]
+
+
+def test_the_command_of_mindspeed_is_that_of_a_trial():
+    """Its own flags are `{flags}` too, which stands behind the number of layers, since no-op layers change it."""
+    command = read("megatron", ASCEND).command
+
+    assert (command.unknown, command.framework) == ((), "mindspeed")
+    words = command.arguments
+    for gone in ("--noop-layers", "--context-parallel-algo", "--context-parallel-size", "28"):
+        assert gone not in words
+    assert words[words.index("--num-layers") + 1] == "{num_layers}"
+    assert words.index("--num-layers") < words.index("{flags}")
+    assert "--use-fused-rmsnorm" in words
+
+
+@pytest.mark.parametrize(
+    ("framework", "replaced", "written"),
+    [
+        ("megatron", REPLACED | LEFT_OUT, MEGATRON_FLAGS),
+        ("mindspeed", REPLACED | LEFT_OUT | OF_MINDSPEED, MINDSPEED_FLAGS),
+    ],
+    ids=["megatron", "mindspeed"],
+)
+def test_whatever_flags_write_is_left_out_of_the_command(framework, replaced, written):
+    """No flag that an exporter writes is given by the script's command too."""
+    assert set(written) - replaced == set(), framework
+
+
+@pytest.mark.parametrize(
+    ("flags", "degrees"),
+    [
+        ("--cp-comm-type p2p", {"cp": 4}),
+        ("--cp-comm-type a2a", {"up": 4}),
+        ("--cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 2", {"cp": 2, "up": 2}),
+        ("--context-parallel-algo megatron_cp_algo", {"cp": 4}),
+        ("--context-parallel-algo hybrid_cp_algo --ulysses-degree-in-cp 2", {"cp": 2, "up": 2}),
+    ],
+)
+def test_context_parallelism(flags, degrees):
+    """One size is ring attention, Ulysses or both, by the flags beside it."""
+    imported = read(
+        "megatron", f"--tensor-model-parallel-size 1 --micro-batch-size 1 --context-parallel-size 4 {flags}"
+    )
+
+    assert whole(imported) == degrees
+
+
+@pytest.mark.parametrize(
+    ("layout", "layers"),
+    [
+        ("Et*3|t*5|t*5|t*3L", (3, 5, 5, 3)),
+        ("Ettt|(tt|)*5,t|L", (3, 2, 2, 2, 2, 2, 1, 0)),
+        ("E|t*8|t*8|L", (0, 8, 8, 0)),
+    ],
+)
+def test_layouts(layout, layers):
+    """A layout tells the layers of each virtual stage, and with them vpp."""
+    imported = read("megatron", f"--pipeline-model-parallel-size 4 --pipeline-model-parallel-layout '{layout}'")
+
+    assert imported.layers == layers
+    assert imported.degrees["vpp"] == len(layers) // 4
+
+
+def test_a_degree_that_only_a_run_could_tell_is_open():
+    """A degree whose value the script gets from elsewhere is asked for, and never taken as 1."""
+    imported = read("megatron", "TP=$1\ntorchrun pretrain_gpt.py --tensor-model-parallel-size $TP --micro-batch-size 1")
+
+    assert "tp" not in imported.degrees
+    assert imported.open["tp"] == (
+        "--tensor-model-parallel-size (line 2): $1 on line 1 is given when the script is started"
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ("--rampup-batch-size 16 16 100", "--rampup-batch-size"),
+        ("--recompute-granularity full --recompute-method block --recompute-num-layers 2", "--recompute-method"),
+        ("--optimizer muon", "--optimizer"),
+        (
+            "--num-layers 8 --num-experts 4 --hidden-size 64 --num-attention-heads 2 --moe-layer-freq 3",
+            "--moe-layer-freq",
+        ),
+        ("$MORE_ARGS", "$MORE_ARGS"),
+    ],
+    ids=lambda value: value.split()[0],
+)
+def test_what_is_not_modelled_is_told(flags, named):
+    """Flags that change a step in a way that no key of a study says are told with their line."""
+    imported = read("megatron", f"torchrun pretrain_gpt.py --tensor-model-parallel-size 2 \\\n {flags}")
+
+    assert [(one.what, one.line) for one in imported.unread] == [(named, 2)]
+
+
+def test_flags_under_an_unknown_condition_are_told():
+    """Flags that a script adds only where a run decides so are not taken for granted, and not passed over either."""
+    imported = read(
+        "megatron",
+        """\
+LAYOUT=(--tensor-model-parallel-size 2 --micro-batch-size 1)
+if [ -f /etc/fast ]; then LAYOUT+=(--sequence-parallel); fi
+torchrun pretrain_gpt.py ${LAYOUT[@]} --use-distributed-optimizer
+""",
+    )
+
+    assert imported.job["sequence_parallel"] is False
+    assert [(one.what, one.line) for one in imported.unread] == [("$LAYOUT", 2)]
+    assert "flags that it holds were not read" in imported.unread[0].why
+
+
+def test_torchtitan_files():
+    """Degrees, batch, recomputation and ZeRO stage of a TOML file; what FSDP copies is HSDP."""
+    imported = read("torchtitan", TORCHTITAN)
+
+    assert imported.model_name == "llama3-8b"
+    assert whole(imported) == {"tp": 4, "mbs": 2}
+    assert imported.copies == 2
+    assert imported.job["zero_stage"] == 3
+    assert imported.job["recompute"] == "full"
+    assert imported.micro_batches == 1
+
+
+def test_torchtitan_flags():
+    """The same keys as flags; with a pipeline the micro-batch is one sequence, and weights stay gathered."""
+    imported = read("torchtitan", TORCHTITAN_FLAGS)
+
+    assert imported.model_name == "llama3-8b"
+    assert whole(imported) == {"pp": 2, "tp": 2}
+    assert (imported.hosts, imported.devices_per_host) == (1, 8)
+    assert imported.job["zero_stage"] == 2
+    assert imported.job["global_batch_size"] == 64
+
+
+def test_a_script_of_torchtitan():
+    """Dashes in names, switches, the subcommand that says what is recomputed, and the launcher's hosts are read."""
+    imported = read("torchtitan", TORCHTITAN_SCRIPT)
+
+    assert whole(imported) == {"tp": 4, "mbs": 2}
+    assert (imported.hosts, imported.devices_per_host) == (2, 8)
+    assert (imported.job["recompute"], imported.job["sequence_parallel"]) == ("full", False)
+
+
+def test_the_command_of_torchtitan_is_that_of_a_trial():
+    """`{flags}` stands last in place of what a configuration decides; checkpoints and reports are left out."""
+    command = read("torchtitan", TORCHTITAN_SCRIPT).command
+
+    assert (command.unknown, command.framework) == ((), "torchtitan")
+    words = command.arguments
+    assert words[:2] == ("torchrun", "--nnodes={num_hosts}")
+    assert words[words.index("-m") :] == (
+        *("-m", "torchtitan.train", "--module", "llama3", "--config", "llama3_8b", "--training.steps", "200"),
+        *("--compile.enable", "--metrics.log_freq", "1", "{flags}"),
+    )
+    assert command.environment == (("PYTORCH_ALLOC_CONF", "expandable_segments:True"),)
+    assert command.left_out == ("--checkpoint.enable", "--checkpoint.interval", "--metrics.enable_wandb")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "why"),
+    [
+        ("--compile.enable", '"$@"', "$@ on line 3 is given when the script is started"),
+        ("--compile.enable", "--job.config_file a.toml", "which has no --job.config_file"),
+        ("torchrun", "srun", "srun is not torchrun"),
+    ],
+    ids=["arguments", "an older version", "another launcher"],
+)
+def test_a_command_of_torchtitan_that_is_not_whole(before, after, why):
+    """What only a run could tell, or what `{flags}` can't be written for, is told."""
+    command = read("torchtitan", TORCHTITAN_SCRIPT.replace(before, after)).command
+
+    assert any(why in told for told in command.unknown)
+
+
+def test_nanotron_files():
+    """Model, degrees, batch and precision of a YAML file; it tells dp."""
+    imported = read("nanotron", NANOTRON)
+
+    assert whole(imported) == {"pp": 2, "tp": 2, "dp": 4, "mbs": 2}
+    assert imported.micro_batches == 8
+    assert imported.job["recompute"] == "full"
+    assert imported.job["sequence_parallel"] is True
+    assert imported.model["num_kv_heads"] == 8
+    assert imported.model["tied_embeddings"] is True
+
+
+def test_deepspeed_files():
+    """ZeRO stage, batch and precision of a JSON file, and that the optimizer is offloaded, which is not modelled."""
+    imported = read("deepspeed", DEEPSPEED)
+
+    assert whole(imported) == {"mbs": 4}
+    assert imported.job == {"precision": "bf16", "optimizer": "adam", "zero_stage": 3}
+    assert imported.micro_batches == 2
+    assert [one.what for one in imported.unread] == ["zero_optimization.offload_optimizer"]
+
+
+def test_hugging_face_files():
+    """A config.json tells a model and no configuration."""
+    imported = read("hugging-face", CONFIG_JSON)
+
+    assert not imported.has_degrees
+    assert imported.model["num_layers"] == 32
+
+
+@pytest.mark.parametrize("framework", IMPORTERS)
+@pytest.mark.parametrize("text", ["", "hello", "{}", "[1]", "{", "a: b", '{"a": 1}', "--x"], ids=repr)
+def test_files_of_something_else(framework, text):
+    """A file that is none of the framework's is told as a mistake."""
+    with pytest.raises(ConfigError):
+        read(framework, text)

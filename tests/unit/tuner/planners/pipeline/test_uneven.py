@@ -1,0 +1,215 @@
+"""Uneven work for many configurations: cuts against trying all, and what a plan may never do."""
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from costmodels.job.parallel_config import ParallelConfig
+from costmodels.job.runtime import find_runtime
+from costmodels.step.memory import estimate_memory
+from costmodels.step.replicas import ReplicaKind
+from costmodels.step.stage_tables import StageTables, stage_tables
+from costmodels.step.step_time import estimate_step
+from hardware.cluster import cluster_from_mapping, find_cluster
+from tests.support.settings.random_settings import grid_of, job_of
+from tuner.planners.engine.outcome import Known
+from tuner.planners.pipeline.stage_problem import best_stages
+from tuner.planners.pipeline.uneven import PARTS, cut_layers, host_orders, planned, refined, share_micro_batches
+
+MEGATRON = find_runtime("megatron-core")
+TWO_KINDS = cluster_from_mapping(
+    {"groups": [{"name": "dgx-h100", "hosts": 2}, {"name": "dgx-a100", "hosts": 2}]}, Path()
+)
+GIB = 2.0**30
+
+
+def compositions(total, parts):
+    """All ways to write `total` as an ordered sum of `parts` numbers of at least 1."""
+    for bars in itertools.combinations(range(1, total), parts - 1):
+        yield tuple(end - start for start, end in itertools.pairwise((0, *bars, total)))
+
+
+@st.composite
+def tables(draw):
+    """Stages of a few layers, each with a time and a need of memory of its own, and the number of micro-batches."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    stages, layers = draw(st.integers(2, 4)), draw(st.integers(4, 9))
+    each, fixed = rng.uniform(0.5, 3.0, stages), rng.uniform(0.0, 1.0, stages)
+    kept, saved = rng.uniform(1.0, 3.0, stages), rng.uniform(0.0, 0.9, stages)
+    numbers = np.arange(layers + 1.0)
+    times = fixed[:, None] + each[:, None] * numbers
+    needed = kept[:, None] * numbers
+    return (
+        StageTables(
+            time_s=times[:, :, None],
+            again_s=(times + each[:, None] * numbers / 3)[:, :, None],
+            needed_bytes=needed[:, :, None],
+            again_bytes=(needed * (1 - saved[:, None]))[:, :, None],
+            capacity_bytes=rng.uniform(0.6, 3.0, stages) * layers,
+        ),
+        draw(st.sampled_from([1, 4, 64])),
+    )
+
+
+def best_by_trying(table, micro_batches, *, may_recompute):
+    """The least step time over all cuts and all numbers of recomputed layers that fit."""
+    stages, size, _ = table.time_s.shape
+    best_s = np.inf
+    for layers in compositions(size - 1, stages):
+        times = []
+        for stage, held in enumerate(layers):
+            room = table.capacity_bytes[stage]
+            plain, again = table.needed_bytes[stage, held, 0], table.again_bytes[stage, held, 0]
+            options = [
+                table.time_s[stage, held, 0]
+                + (table.again_s[stage, held, 0] - table.time_s[stage, held, 0]) * repeated / held
+                for repeated in range(held + 1 if may_recompute else 1)
+                if plain - (plain - again) * repeated / held <= room + 1e-9
+            ]
+            times.append(min(options, default=np.inf))
+        best_s = min(best_s, (micro_batches - 1) * max(times) + sum(times))
+    return best_s
+
+
+@given(tables(), st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_a_cut_is_nearly_the_best_there_is(drawn, may_recompute):
+    """Within 8% of trying everything, feasible whenever anything is, and within the memory."""
+    table, micro_batches = drawn
+    best_s = best_by_trying(table, micro_batches, may_recompute=may_recompute)
+    cut = cut_layers(table, np.array([micro_batches]), 1, 1.0, may_recompute=may_recompute)
+    layers, again = cut.layers[:, 0], cut.recomputed[:, 0]
+    size = table.time_s.shape[1]
+
+    assert (layers.sum() == size - 1 and (layers > 0).all()) == np.isfinite(best_s)
+    if np.isfinite(best_s):
+        stage = np.arange(len(layers))
+        share = again / layers
+        plain, full = table.needed_bytes[stage, layers, 0], table.again_bytes[stage, layers, 0]
+        assert (plain - (plain - full) * share <= table.capacity_bytes + 1e-9).all()
+        times = table.time_s[stage, layers, 0] * (1 - share) + table.again_s[stage, layers, 0] * share
+        assert (micro_batches - 1) * times.max() + times.sum() <= 1.08 * best_s
+
+
+@given(st.lists(st.floats(0.2, 4.0), min_size=1, max_size=4), st.integers(1, 3), st.integers(4, 40))
+def test_shares_end_together(paces, count, rounds):
+    """Every replica gets a micro-batch, all are given out, and no other share ends earlier by one micro-batch."""
+    kinds = [
+        ReplicaKind(replicas=tuple(range(at * count, (at + 1) * count)), micro_batches=1, devices=((at,),))
+        for at in range(len(paces))
+    ]
+    pace_s = np.array(paces)
+    shares = share_micro_batches(pace_s, np.zeros(len(paces)), kinds, rounds, 1)
+
+    assert (shares is None) == (rounds < count * len(paces))
+    if shares is not None:
+        of_each = np.repeat(pace_s, count)
+        ends_s = of_each * shares
+        assert sum(shares) == rounds
+        assert min(shares) >= 1
+        slowest = int(ends_s.argmax())
+        if shares[slowest] > 1:
+            assert (ends_s + of_each >= ends_s[slowest] * (1 - 1e-9)).all()
+
+
+def test_tables_are_the_closed_forms_stages():
+    """An even cut's slowest stage, read from the tables, sets the pace of the closed form; so does its memory."""
+    job = job_of(batch=64)
+    grid = grid_of(*[ParallelConfig(pp=4, tp=tp, dp=8 // tp) for tp in (2, 4, 8)])
+    found = stage_tables(job, TWO_KINDS, MEGATRON, grid)
+    estimate = estimate_step(job, TWO_KINDS, MEGATRON, grid)
+    micro_batches = 64 // grid.dp
+    passes = sum(estimate.breakdown_s[part] for part in ("compute", "tp", "host")) / micro_batches
+
+    assert found.time_s[:, 8].max(axis=0) == pytest.approx(passes)
+    needed = estimate_memory(job, TWO_KINDS, MEGATRON, grid).needed_bytes
+    assert found.needed_bytes[:, 8].max(axis=0) == pytest.approx(needed)
+
+
+def test_orders_of_hosts_are_all_different_and_whole():
+    """Each names every host once; the cluster's own comes first; hosts of both groups in turns are among them."""
+    orders = host_orders(TWO_KINDS)
+
+    assert orders == ((), (2, 3, 0, 1), (0, 2, 1, 3))
+    assert host_orders(find_cluster("dgx-h100", hosts=4)) == ((),)
+
+
+def test_a_plan_is_never_slower_than_equal_shares():
+    """On unlike hosts most configurations gain, none loses, and what fitted still fits."""
+    job = job_of(batch=128)
+    grid = grid_of(
+        *[
+            ParallelConfig(pp=pp, tp=tp, dp=32 // pp // tp, vpp=vpp)
+            for pp, tp, vpp in itertools.product((1, 2, 4), (4, 8), (1, 2))
+            if vpp == 1 or pp > 1
+        ]
+    )
+    found = planned(job, TWO_KINDS, MEGATRON, grid, PARTS, memory_headroom=0.08)
+    before = estimate_step(job, TWO_KINDS, MEGATRON, grid).step_time_s
+    after = estimate_step(job, TWO_KINDS, MEGATRON, found).step_time_s
+    fitted = estimate_memory(job, TWO_KINDS, MEGATRON, grid).fits(0.08)
+
+    assert (after[fitted] <= before[fitted] * (1 + 1e-9)).all()
+    assert np.median(before / after) > 1.3
+    assert estimate_memory(job, TWO_KINDS, MEGATRON, found).fits(0.08)[fitted].all()
+    for position in range(len(grid)):
+        config = found.config(position)
+        assert replace(config, assignment=grid.config(position).assignment) == grid.config(position)
+
+
+def test_only_what_may_be_uneven_is():
+    """A plan of hosts and layers alone leaves micro-batches and recomputation as they are."""
+    grid = grid_of(ParallelConfig(tp=8, dp=4), ParallelConfig(pp=2, tp=8, dp=2))
+    found = planned(job_of(batch=64), TWO_KINDS, MEGATRON, grid, ("layers", "hosts"), memory_headroom=0.08)
+
+    assert not any(found.config(at).assignment.micro_batches or found.config(at).assignment.recomputed for at in (0, 1))
+    assert found.config(1).assignment.layers
+
+
+def test_recomputing_some_layers_makes_room():
+    """Where even stages do not fit, the plan recomputes no more layers than it must, and fits."""
+    job = job_of("llama3-70b", batch=64)
+    cluster = find_cluster("dgx-h100", hosts=4)
+    grid = grid_of(ParallelConfig(pp=4, tp=8, mbs=2))
+    found = planned(job, cluster, MEGATRON, grid, ("layers", "recomputed"), memory_headroom=0.4)
+    full = grid_of(replace(grid.config(0), recompute="full"))
+
+    assert not estimate_memory(job, cluster, MEGATRON, grid).fits(0.4)[0]
+    assert estimate_memory(job, cluster, MEGATRON, found).fits(0.4)[0]
+    assert 0 < sum(found.config(0).assignment.recomputed) < 80
+    steps = [estimate_step(job, cluster, MEGATRON, each).step_time_s[0] for each in (found, full)]
+    assert steps[0] < steps[1]
+
+
+def test_branch_and_bound_never_makes_a_plan_slower():
+    """Of layers with and without experts, under a tight memory, proven stages are at least as fast and fit."""
+    job = job_of("deepseek-v3", batch=256)
+    cluster = find_cluster("dgx-h200", hosts=64)
+    grid = grid_of(*[ParallelConfig(pp=pp, tp=2, dp=256 // pp, ep=16, mbs=1) for pp in (4, 8, 16)])
+    parts = ("layers", "recomputed")
+    found = planned(job, cluster, MEGATRON, grid, parts, memory_headroom=0.08)
+    proven = refined(job, cluster, MEGATRON, found, parts, memory_headroom=0.08)
+    before, after = (estimate_step(job, cluster, MEGATRON, each).step_time_s for each in (found, proven))
+    fits_before, fits_after = (estimate_memory(job, cluster, MEGATRON, each).fits(0.08) for each in (found, proven))
+
+    assert (fits_after | ~fits_before).all()
+    assert (after[fits_before] <= before[fits_before] * (1 + 1e-9)).all()
+
+
+def test_a_proof_places_stages_on_the_hosts_that_it_names():
+    """Branch and bound's stages stand on whole hosts of their kind, and its cost is near the closed form's."""
+    job, config = job_of(batch=128), ParallelConfig(pp=4, tp=8)
+    best, outcome = best_stages(job, TWO_KINDS, MEGATRON, config, memory_headroom=0.08)
+    hosts = best.assignment.hosts or tuple(range(4))
+    names = ["H100-SXM-80" if host < 2 else "A100-SXM-80" for host in hosts]
+
+    assert outcome.known is Known.OPTIMAL
+    assert [TWO_KINDS.devices[stage.kind].name for stage in outcome.best.solution.stages] == names
+    assert best.assignment.layers == tuple(stage.num_layers for stage in outcome.best.solution.stages)
+    closed_form_s = estimate_step(job, TWO_KINDS, MEGATRON, grid_of(best)).step_time_s[0]
+    assert outcome.best.cost == pytest.approx(closed_form_s, rel=0.08)

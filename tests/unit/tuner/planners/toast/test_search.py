@@ -1,0 +1,207 @@
+"""TOAST: on small graphs the search finds the best of all states, twice the same, and what follows is no worse."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from costmodels.sharding.plan import cost_of, violations
+from tests.support.graphs.attention_graphs import attention
+from tests.support.graphs.random_graphs import graphs, mesh_of, meshes
+from tests.support.graphs.small_graphs import mlp
+from tuner.planners.engine.outcome import Known, Limits, Stop
+from tuner.planners.engine.workers import ProcessWorkers
+from tuner.planners.sharding.recursive import recursive_plan, whole
+from tuner.planners.toast.colour_actions import ColourActions
+from tuner.planners.toast.compatibility import compatibility
+from tuner.planners.toast.named_dims import named_dims
+from tuner.planners.toast.search import ColourGame, ToastOptions, toast_plan
+from tuner.planners.toast.tree_search import SearchOptions, edited, search
+
+PAPER = ToastOptions(is_seeded=False, is_edited=False, is_polished=False)
+
+
+def game_of(graph, mesh, memory_bytes=1e12):
+    """A graph as a game."""
+    return ColourGame(ColourActions(compatibility(named_dims(graph)), mesh), memory_bytes)
+
+
+def all_states(game):
+    """Every state that actions lead to."""
+    known, waiting = {game.first}, [game.first]
+    while waiting:
+        state = waiting.pop()
+        for action in range(game.num_actions):
+            other = game.after(state, action)
+            if other not in known:
+                known.add(other)
+                waiting.append(other)
+    return known
+
+
+class Row:
+    """A game of walking along a line, whose end is the best and whose way there is worse than its begin."""
+
+    num_actions = 3
+    first = 0
+
+    def after(self, state, action):
+        """A step forward by the last action alone."""
+        return min(state + (action == 2), 3)
+
+    def cost(self, state):
+        """Less at the far end alone."""
+        return {0: 1.0, 3: 0.5}.get(state, 1.2)
+
+
+@pytest.mark.parametrize("graph", [mlp(), attention()], ids=["mlp", "attention"])
+def test_the_best_of_all_states_is_found(graph):
+    """On graphs of few colours the search finds what trying out every state finds."""
+    game = game_of(graph, mesh_of(2, 2))
+    best = min(map(game.cost, all_states(game)))
+    options = SearchOptions(trajectories=2000)
+    found = [search(game, options, np.random.default_rng(seed)) for seed in range(2)]
+
+    assert all(tree.nodes[tree.best].cost == pytest.approx(best, rel=1e-9) for tree in found)
+
+
+def test_a_small_tree_is_exhausted():
+    """Where all was seen the search says so, and has seen no more than there is."""
+    game = game_of(mlp(), mesh_of(2))
+    tree = search(game, SearchOptions(trajectories=10_000), np.random.default_rng(0))
+
+    assert tree.is_complete
+    assert tree.stop is Stop.EXHAUSTED
+    assert {node.state for node in tree.nodes} == all_states(game)
+
+
+def test_states_are_seen_once():
+    """However many trajectories come by, a state is one node and is evaluated once."""
+    tree = search(game_of(attention(), mesh_of(2, 2)), SearchOptions(), np.random.default_rng(0))
+
+    assert len({node.state for node in tree.nodes}) == len(tree.nodes)
+    assert max(node.visits for node in tree.nodes[1:]) > 1
+
+
+def test_a_search_crosses_a_ridge():
+    """The end of a line is found although every state on the way there costs more than the begin."""
+    tree = search(Row(), SearchOptions(), np.random.default_rng(0))
+
+    assert tree.nodes[tree.best].state == 3
+    assert tree.rounds[-1].actions == ()
+    assert tree.actions.count(2) == 3
+
+
+def test_a_round_without_gain_is_the_last():
+    """Where nothing is better than the begin there is one round, and no action."""
+    tree = search(Row(), SearchOptions(depth=2), np.random.default_rng(0))
+
+    assert [each.actions for each in tree.rounds] == [()]
+    assert tree.best == 0
+
+
+def test_the_same_seed_grows_the_same_tree():
+    """Twice the same numbers give the same record, and other numbers another."""
+    game = game_of(attention(2), mesh_of(2, 4))
+    once, again, other = (
+        search(game_of(attention(2), mesh_of(2, 4)), SearchOptions(trajectories=60), np.random.default_rng(seed))
+        for seed in (1, 1, 2)
+    )
+
+    assert once.as_json() == again.as_json() != other.as_json()
+    shown = once.in_lines(lambda action: game.actions.in_words(game.actions.actions[action]))
+    assert len(shown) > 3
+    assert "0.9" in shown[0] or "1.0" in shown[0]
+
+
+def test_a_state_limit_holds():
+    """A search ends at the number of states that it was given, and says so."""
+    game = game_of(attention(2), mesh_of(2, 4))
+    tree = search(game, SearchOptions(), np.random.default_rng(0), limits=Limits(nodes=5))
+
+    assert tree.stop is Stop.NODES
+    assert 5 <= len(tree.nodes) < 5 + SearchOptions().depth
+
+
+def test_editing_takes_back_what_was_committed():
+    """From any two actions small changes lead to a sequence that no further small change makes better."""
+    game = game_of(mlp(), mesh_of(2, 2))
+    for sequence in itertools.permutations(range(game.num_actions), 2):
+        begin = game.after(game.after(game.first, sequence[0]), sequence[1])
+        state, actions = edited(game, sequence)
+        again, _ = edited(game, actions)
+
+        assert game.cost(state) <= game.cost(begin)
+        assert again == state
+
+
+def test_memory_is_a_penalty():
+    """Where the unsharded step does not fit the cheapest plan is one that does."""
+    graph, mesh = mlp(), mesh_of(2, 2)
+    roomy = toast_plan(graph, mesh, ToastOptions(memory_bytes=1e15))
+    needed = cost_of(roomy.plan).peak_memory_bytes
+    least = min(peaks_of(graph, mesh))
+    tight = toast_plan(graph, mesh, ToastOptions(memory_bytes=(needed + least) / 2))
+
+    assert least < needed
+    assert cost_of(tight.plan).peak_memory_bytes <= (needed + least) / 2
+    assert cost_of(tight.plan).step_time_s >= cost_of(roomy.plan).step_time_s
+
+
+def peaks_of(graph, mesh):
+    """The memory of every state."""
+    game = game_of(graph, mesh)
+    return [game.figures(state).peak_memory_bytes for state in all_states(game)]
+
+
+@given(graph=graphs(), mesh=meshes())
+@settings(max_examples=25, deadline=None)
+def test_any_graph_is_planned(graph, mesh):
+    """Any graph on any mesh gets a plan that can run, costs what is said, and no more than the given one."""
+    options = ToastOptions(search=SearchOptions(trajectories=20), searches=1)
+    own_mesh, levels = whole(mesh)
+    halved = recursive_plan(graph, own_mesh, levels)
+    found = toast_plan(graph, mesh, options, given=[halved])
+    game = game_of(graph, mesh)
+    unsharded_s = game.whole.step_time_s
+
+    assert violations(found.plan) == ()
+    assert found.outcome.best.cost == min(step.cost for step in found.steps)
+    assert cost_of(found.plan).step_time_s <= cost_of(halved).step_time_s * (1 + 1e-9)
+    assert cost_of(found.plan).step_time_s <= unsharded_s * (1 + 1e-9)
+    assert found.outcome.bound <= found.outcome.best.cost * (1 + 1e-9)
+
+
+def test_each_step_is_no_worse():
+    """Seeds, edits and polishing are told apart, and each only helps."""
+    graph, mesh = attention(2), mesh_of(2, 4)
+    halved = recursive_plan(graph, mesh, whole(mesh)[1])
+    plain = toast_plan(graph, mesh, PAPER)
+    found = toast_plan(graph, mesh, given=[halved])
+    cost = {step.name: step.cost for step in found.steps}
+
+    assert [step.name for step in plain.steps] == ["unsharded", "search"]
+    assert cost["search"] == plain.outcome.best.cost
+    assert cost["edited"] <= min(cost["search"], cost["seeded search"])
+    assert found.outcome.best.cost <= min(cost["edited"], cost["given"])
+
+
+def test_a_plan_without_anything_to_gain_is_optimal():
+    """One device takes what it takes, and that is known to be the least."""
+    found = toast_plan(mlp(), mesh_of(1), PAPER)
+
+    assert found.outcome.known is Known.OPTIMAL
+    assert found.outcome.best.cost == 1.0
+
+
+def test_workers_grow_the_same_trees():
+    """Trees grown in other processes are those of this one."""
+    graph, mesh = attention(), mesh_of(2, 2)
+    options = ToastOptions(search=SearchOptions(trajectories=20), searches=2, is_seeded=False, is_polished=False)
+    here = toast_plan(graph, mesh, options)
+    with ProcessWorkers(1) as workers:
+        there = toast_plan(graph, mesh, options, workers=workers)
+
+    assert [tree.as_json() for tree in there.trees] == [tree.as_json() for tree in here.trees]
+    assert (there.plan.served == here.plan.served).all()

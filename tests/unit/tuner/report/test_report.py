@@ -1,0 +1,460 @@
+import re
+from dataclasses import replace
+
+import pytest
+
+from costmodels.step.breakdown import BREAKDOWN
+from costmodels.step.memory import MEMORY_PARTS
+from hardware.io.errors import ConfigError
+from tests.support.studies.report_pages import (
+    CRASH,
+    EXPERT,
+    OUT_OF_MEMORY,
+    STUDY,
+    figure_of,
+    page_of,
+    run,
+    structure_of,
+    study_of,
+    visible,
+)
+from trials.backend import Observation, Status
+from tuner.answers.candidates import candidates_of
+from tuner.answers.planned_candidates import LAYER_PLANS, as_stored, planned_study
+from tuner.report import SECTIONS, collect, render_report, write_report
+from tuner.report.figures import part_colour, time_axis
+from tuner.report.sections.outcomes import outcomes_table
+from tuner.report.sections.pipeline import pipeline_section
+from tuner.report.sections.population import ABOVE
+from tuner.report.words import in_short
+from tuner.run.loop import make_sampler
+from tuner.search.failures import LEARNED, Lesson
+from tuner.storage.record import ORIGIN
+
+HOSTILE = "<script>alert('x')</script><img src=https://evil.example/x onerror=alert(1)>\"'&"
+IDENTITIES = (
+    "summary",
+    "progress",
+    "population",
+    "map",
+    "accuracy",
+    "calibration",
+    "time",
+    "pipeline",
+    "memory",
+    "flags",
+    "trials",
+    "lessons",
+    "pruning",
+    "warnings",
+)
+
+
+CASES = {
+    "some failed": (STUDY + EXPERT, 6, {2: CRASH, 3: OUT_OF_MEMORY}),
+    "one trial": (STUDY + EXPERT, 1, {}),
+    "no trial": (STUDY + EXPERT, 0, {}),
+    "all failed": (STUDY + EXPERT, 3, dict.fromkeys(range(3), CRASH)),
+    "the expert failed": (STUDY + EXPERT, 3, {0: OUT_OF_MEMORY}),
+    "no expert": (STUDY, 3, {}),
+}
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda name: name.replace(" ", "_"))
+def page(request, tmp_path_factory):
+    """The report of each case."""
+    folder = tmp_path_factory.mktemp("case")
+    text, num_trials, failures = CASES[request.param]
+    config = study_of(folder, text=text)
+    run(config, num_trials, failures)
+    return page_of(config, folder)
+
+
+def test_every_section_stands_in_every_report(page):
+    """All sections are there in their order, whatever became of the trials."""
+    assert tuple(re.findall(r'<section id="([a-z]+)">', page)) == IDENTITIES
+    assert len(IDENTITIES) == len(SECTIONS) - 1  # that of the sharding plan is for studies that plan layers
+
+
+def test_the_page_is_well_formed(page):
+    """Every element closes where it should, so that no section swallows the next."""
+    parsed = structure_of(page)
+
+    assert parsed.wrong == []
+    assert parsed.open == []
+
+
+def test_the_page_needs_no_network(page):
+    """Nothing on the page is fetched: no source, no link, no import, and the policy forbids the rest."""
+    parsed = structure_of(page)
+
+    assert not parsed.attributes & {"src", "href", "srcset", "action"}
+    assert not parsed.elements & {"link", "img", "iframe", "base", "object", "embed"}
+    assert "http://" not in visible(page)
+    assert "https://" not in visible(page)
+    assert 'content="default-src &#x27;none&#x27;;' in page
+    styles = "".join(re.findall(r"<style>(.*?)</style>", page, re.DOTALL))
+    assert "url(" not in styles
+    assert "@import" not in styles
+
+
+def test_the_drawing_library_stands_there_once(page):
+    """plotly.js is inlined once, however many pictures there are."""
+    assert page.count("* plotly.js v") == 1
+
+
+def test_no_python_shows_through(page):
+    """A reader sees words and numbers with units, no raw dicts, None or nan."""
+    text = re.sub(r"<[^>]+>", " ", visible(page))
+
+    assert not re.search(r"\bNone\b(?!\.)|\bnan\b|\binf\b|\{'|Status\.", text)
+
+
+def test_the_summary_tells_the_best_trial(tmp_path):
+    """Step time, gain over the expert and the sizes of the space are those of the stored study."""
+    config = study_of(tmp_path)
+    run(config, 6)
+
+    data = collect(config)
+
+    text = visible(render_report(data))
+    assert data.best is not None
+    assert f"trial {data.best.number}" in text
+    assert f"{data.reference_step_time_s / data.best.step_time_s:.2f}×" in text  # noqa: RUF001 # the sign of a factor
+    for count in (data.candidates.space.num_before_memory, len(data.candidates.space.grid)):
+        assert f"<b>{count:,}</b>" in text
+    assert "the budget of trials is spent" in text
+    assert "before it was confident" in text
+
+
+def test_synthetic_times_are_announced(tmp_path):
+    """A study of a simulated world says so loudly, and a measured one does not."""
+    config = study_of(tmp_path)
+    study = run(config, 1)
+    synthetic = page_of(config, tmp_path)
+    study.set_user_attr(ORIGIN, "measured")
+
+    measured = page_of(config, tmp_path)
+
+    assert "<strong>SYNTHETIC</strong>" in synthetic
+    assert "SYNTHETIC" not in visible(measured)
+    assert "measured</p>" in measured
+
+
+def test_every_candidate_dropped_is_accounted_for(tmp_path):
+    """The table of rules names every rule that dropped something, with its reason and its count."""
+    config = study_of(tmp_path)
+    run(config, 1)
+
+    text = visible(page_of(config, tmp_path))
+
+    for rule, count in config.space().removed.items():
+        assert f"<code>{rule}</code>" in text
+        assert f">{count:,}</td>" in text
+    assert "must be the 8 devices of the cluster" in text or "must divide" in text
+
+
+def test_hostile_text_stays_text(tmp_path):
+    """Names, reasons and logs that look like HTML are shown as they are, and become no element."""
+    config = study_of(tmp_path)
+    job = replace(config.setting.job, model=replace(config.setting.job.model, name=HOSTILE))
+    setting = replace(config.setting, job=job)
+    config = replace(config, name=HOSTILE, file=HOSTILE, setting=setting)
+    run(config, 3, {1: Observation(status=Status.CRASHED, reason=HOSTILE, log_tail=HOSTILE, origin="synthetic")})
+
+    page = page_of(config, tmp_path)
+
+    assert "alert('x')" not in page
+    assert "<img" not in page
+    assert visible(page).count("&lt;script&gt;alert(&#x27;x&#x27;)&lt;/script&gt;") >= 5
+    parsed = structure_of(page)
+    assert parsed.wrong == []
+    assert "onerror" not in parsed.attributes
+
+
+def test_a_running_trial_is_shown_as_running(tmp_path):
+    """A trial in flight stands in the table and in the warnings, and does not count as failed."""
+    config = study_of(tmp_path)
+    study = run(config, 2)
+    sampler = make_sampler(config, candidates_of(config))
+    study.ask(fixed_distributions=sampler.search_space)
+
+    text = visible(page_of(config, tmp_path))
+
+    assert ">running</span>" in text
+    assert "1 trial had not ended" in text
+    assert "none failed" in text
+
+
+def test_the_flags_are_those_of_the_best(tmp_path):
+    """The report prints the Megatron-LM export of the fastest trial."""
+    config = study_of(tmp_path)
+    run(config, 4)
+
+    data = collect(config)
+
+    best = data.best_config
+    assert f"--tensor-model-parallel-size {best.tp}\n" in render_report(data)
+    assert f"# {best}\n" in render_report(data)
+
+
+def test_the_same_study_gives_the_same_page(tmp_path):
+    """A report holds no clock and no random names, so that two of the same study can be compared."""
+    config = study_of(tmp_path)
+    run(config, 3)
+
+    assert page_of(config, tmp_path) == page_of(config, tmp_path)
+
+
+def test_every_part_has_a_colour_of_its_own():
+    """No two parts of one picture share a colour."""
+    assert len({part_colour(part) for part in BREAKDOWN}) == len(BREAKDOWN)
+    assert len({part_colour(part) for part in MEMORY_PARTS}) == len(MEMORY_PARTS)
+
+
+def test_a_study_without_storage_is_the_users_mistake(tmp_path):
+    """A report of a study that never ran names the study and how to start it."""
+    with pytest.raises(ConfigError, match="meshtune run"):
+        write_report(study_of(tmp_path), tmp_path / "report.html")
+
+
+def test_a_folder_that_does_not_exist_is_the_users_mistake(tmp_path):
+    """An output path that cannot be written is told with its path."""
+    config = study_of(tmp_path)
+    run(config, 1)
+
+    with pytest.raises(ConfigError, match="missing"):
+        write_report(config, tmp_path / "missing" / "report.html")
+
+
+def test_an_outlier_makes_the_time_axis_logarithmic():
+    """Step times of one size get a linear axis that holds them all, and a far outlier turns it into decades."""
+    linear, logarithmic = time_axis("t", [1.0, 2.0, 3.0]), time_axis("t", [1.0, 100.0])
+
+    assert linear["range"][0] < 1.0
+    assert linear["range"][1] > 3.0
+    assert "type" not in linear
+    assert logarithmic["type"] == "log"
+    assert logarithmic["range"][0] < 0.0
+    assert logarithmic["range"][1] > 2.0
+
+
+def population_of(page):
+    """Of the picture of the population: its parts as (column, bottom, height, tried), and its named marks."""
+    traces, _ = figure_of(page, "population")
+    parts = [
+        (column, bottom, height, not trace["marker"]["pattern"]["shape"])
+        for trace in traces
+        if trace["type"] == "bar"
+        for column, bottom, height in zip(trace["x"], trace["base"], trace["y"], strict=True)
+    ]
+    return parts, {trace["name"]: trace for trace in traces if trace["type"] == "scatter" and "name" in trace}
+
+
+def test_the_columns_are_the_population_after_each_trial(tmp_path):
+    """There is a column before the first trial and one after each, its parts fill it, and the tried end at p_star."""
+    config = study_of(tmp_path)
+    run(config, 5)
+
+    parts, marks = population_of(page_of(config, tmp_path))
+
+    assert sorted({column for column, _, _, _ in parts}) == list(range(6))
+    for column, p_star in zip(marks["p_star"]["x"], marks["p_star"]["y"], strict=True):
+        inside = sorted((bottom, height, tried) for at, bottom, height, tried in parts if at == column)
+        tops = [0.0, *(bottom + height for bottom, height, _ in inside)]
+        assert [bottom for bottom, _, _ in inside] == pytest.approx(tops[:-1])
+        assert tops[-1] == pytest.approx(1.0)
+        assert sum(height for _, height, tried in inside if tried) == pytest.approx(p_star)
+    assert marks["p_star"]["y"][1:] == pytest.approx([share for _, share in collect(config).p_star_history])
+
+
+def test_a_choice_stands_on_the_column_from_which_it_was_drawn(tmp_path):
+    """Trial N is marked after N trials, on the part that is its candidate's or, if it has none, above the column."""
+    config = study_of(tmp_path)
+    run(config, 5)
+    data = collect(config)
+    start, first = data.moments[0], tuple(data.records[0].params[name] for name in data.dimensions)
+    others = tuple(share for share in start.shares if share.key != first)
+    data = replace(data, moments=(replace(start, shares=others), *data.moments[1:]))
+
+    traces, _ = figure_of(render_report(data), "population")
+    marks = next(trace for trace in traces if trace.get("name") == "tried next")
+    parts = {
+        (column, text.split("<br>")[0]): bottom + height / 2
+        for trace in traces
+        if trace["type"] == "bar"
+        for column, bottom, height, text in zip(trace["x"], trace["base"], trace["y"], trace["text"], strict=True)
+    }
+    expected = {count: parts.get((count, in_short(record.params)), ABOVE) for count, record in enumerate(data.records)}
+
+    assert dict(zip(marks["x"], marks["y"], strict=True)) == pytest.approx(expected)
+    assert marks["y"][0] == ABOVE
+    assert min(marks["y"]) < 1
+
+
+def test_trials_side_by_side_are_drawn_from_the_column_that_stood(tmp_path):
+    """Three trials asked for before any ended are all marked before the first trial's end, and each is named."""
+    config = study_of(tmp_path)
+    study = run(config, 0)
+    sampler = make_sampler(config, candidates_of(config))
+    for _ in range(3):
+        study.ask(fixed_distributions=sampler.search_space)
+
+    _, marks = population_of(page_of(config, tmp_path))
+
+    chosen = marks["tried next"]
+    assert set(chosen["x"]) == {0}
+    named = [line.split(":")[0] for text in chosen["text"] for line in text.split("<br>")]
+    assert sorted(named) == ["trial 0", "trial 1", "trial 2"]
+
+
+def test_a_study_without_populations_says_so(tmp_path):
+    """A study that an older version ran has no picture of them, and a sentence in its place."""
+    config = study_of(tmp_path)
+    run(config, 1)
+
+    data = replace(collect(config), moments=())
+
+    assert "The study holds no probabilities" in visible(render_report(data))
+
+
+def test_trials_are_counted_by_how_they_ended(tmp_path):
+    """Each way in which a trial ended has a row with its count, running ones included, and no other has one."""
+    config = study_of(tmp_path)
+    study = run(config, 6, {2: CRASH, 3: OUT_OF_MEMORY, 4: CRASH})
+    study.ask(fixed_distributions=make_sampler(config, candidates_of(config)).search_space)
+
+    rows = re.findall(r'<tr><td>([^<]+)</td><td class="number">(\d+)</td>', outcomes_table(collect(config)))
+
+    assert rows == [("completed", "3"), ("out of memory", "1"), ("crashed", "2"), ("running", "1")]
+
+
+def test_what_the_failures_taught_is_told(tmp_path):
+    """Each lesson of the study is a row, escaped; without any there is a sentence and no table."""
+    config = study_of(tmp_path)
+    study = run(config, 1)
+    before = re.search(r'<section id="lessons">.*?</section>', page_of(config, tmp_path), re.DOTALL)[0]
+    study.set_user_attr(LEARNED, [Lesson(kind="crash", text=f"Schedules with {HOSTILE} crash.").as_json()])
+
+    after = re.search(r'<section id="lessons">.*?</section>', page_of(config, tmp_path), re.DOTALL)[0]
+
+    assert "<table>" not in before
+    assert "No failure has changed what is tried." in before
+    assert "<td>crashed</td>" in after
+    assert "Schedules with &lt;script&gt;" in after
+
+
+def test_what_stopping_early_saved_is_told(tmp_path):
+    """A trial that was stopped is no failure, and the summary says what its unmeasured steps would have taken."""
+    config = study_of(tmp_path)
+    run(config, 3)
+    data = collect(config)
+    stopped = Observation(status=Status.PRUNED, step_times_s=(2.0, 2.5, 2.0), expected_steps=10)
+    records = tuple(
+        replace(record, status=Status.PRUNED, step_time_s=None, observation=stopped) if record.number == 2 else record
+        for record in data.records
+    )
+
+    text = visible(render_report(replace(data, records=records)))
+
+    assert "none failed; 1 stopped early, about 14.000 s of steps saved" in text
+
+
+# The pipeline
+
+
+def test_the_pipeline_of_the_best_is_drawn(tmp_path):
+    """The report shows what every stage of the best configuration does, and how long it is idle."""
+    config = study_of(tmp_path, text=STUDY.replace("recompute: [none, full]", "pp: [4], vpp: [1], recompute: [full]"))
+    run(config, 2)
+    drawn = pipeline_section(collect(config))
+
+    assert 'id="figure-pipeline"' in drawn
+    for words in ("in its trial", "are idle for", "sets the pace", "stage 0", "stage 3"):
+        assert words in drawn
+    for kind in ("forward", "backward", "idle"):
+        assert "<span><i" in drawn
+        assert f'"name":"{kind}"' in drawn
+    assert "micro-batch %{customdata[0]}" in drawn
+
+
+def test_a_long_step_is_drawn_at_its_ends(tmp_path):
+    """Of very many passes the picture holds the first and the last ones, says what it leaves out, and stays small."""
+    text = STUDY.replace("recompute: [none, full]", "pp: [2], tp: [4], vpp: [1], mbs: [1], recompute: [full]")
+    config = study_of(tmp_path, text=text.replace("batch_size: 64", "batch_size: 2048"))
+    run(config, 1)
+    drawn = pipeline_section(collect(config))
+
+    assert re.search(r"Drawn are the first \S+ m?s and the last \S+ m?s; the \S+ s between are left out", drawn)
+    assert len(drawn) < 200_000
+
+
+def test_too_many_passes_are_not_simulated(tmp_path, monkeypatch):
+    """Where a step has more passes than a page may wait for, it names the command that writes them."""
+    config = study_of(tmp_path)
+    run(config, 1)
+    monkeypatch.setattr("tuner.report.sections.pipeline.MAX_SIMULATED", 1)
+
+    assert "`meshtune simulate --trace`" in pipeline_section(collect(config))
+
+
+# The sharding plan
+
+
+def planned_report(folder, *, planner, space, num_trials=1):
+    """The report of a small study whose layers are planned, as it is stored, and its page's section of the plan."""
+    text = STUDY.replace("llama-7b", "llama3-8b").replace("dgx-a100, hosts: 1", "dgx-h100, hosts: 2")
+    text = text.replace("space: {recompute: [none, full]}", f"space: {space}") + f"planner: {planner}\n"
+    config = study_of(folder, text=text)
+    planned = planned_study(config, config.space().grid)
+    run(planned, num_trials).set_user_attr(LAYER_PLANS, as_stored(planned))
+    data = collect(config)
+    page = render_report(data)
+    assert structure_of(page).wrong == []
+    found = re.search(r'<section id="plan">.*?</section>', page, re.DOTALL)
+    return data, found.group() if found else ""
+
+
+def test_the_plan_of_the_best_is_told(tmp_path):
+    """Between pipeline and memory: its collectives, where it differs, its pins, and that nothing runs it yet."""
+    pin = "{op: '*.core', dim: heads, axis: up}"
+    space = "{pp: [1], tp: [1], cp: [1], up: [2], mbs: [1]}"
+    data, told = planned_report(tmp_path, planner=f"{{name: descent, pins: [{pin}]}}", space=space)
+    (plan,) = data.config.layer_plans.values()
+
+    assert "as descent shards them over up 2" in told
+    for each in plan["collectives"]:
+        assert f"<td>{each['kind']}</td><td>{each['axes']}</td>" in told
+    assert "Where it differs from the plan by hand" in told
+    assert "<td>embedding.lookup</td>" in told
+    assert "*.core heads on up: holds at 2 of 2 operators" in told
+    assert "No framework runs this plan yet" in told
+    page = render_report(data)
+    assert page.index('id="pipeline"') < page.index('id="plan"') < page.index('id="memory"')
+    assert "None" not in re.sub(r"<[^>]+>", " ", told)
+
+
+def test_a_plan_by_hand_is_told_as_such(tmp_path):
+    """Where another plan gains nothing, the section says so and has no table of differences."""
+    _, told = planned_report(
+        tmp_path, planner="{name: descent}", space="{pp: [1], tp: [1], cp: [2], up: [1], mbs: [1]}"
+    )
+
+    assert "It is the plan that frameworks write by hand" in told
+    assert re.search(r"Another one was found, with which the step is predicted to take [\d.]+% more", told)
+    assert "Where it differs" not in told
+
+
+@pytest.mark.parametrize(
+    ("space", "num_trials", "words"),
+    [
+        ("{pp: [1], tp: [2], mbs: [1]}", 0, "It is told once there is a best trial."),
+        ("{pp: [2], tp: [1], cp: [1], up: [1], mbs: [1]}", 1, "a device has them to itself"),
+    ],
+)
+def test_a_plan_that_is_not_there_is_explained(tmp_path, space, num_trials, words):
+    """Before the first trial, and where a device has its layers to itself."""
+    _, told = planned_report(tmp_path, planner="{name: recursive}", space=space, num_trials=num_trials)
+
+    assert words in told
+    assert "<table>" not in told

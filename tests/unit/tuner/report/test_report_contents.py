@@ -1,0 +1,300 @@
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from costmodels.step.memory import stage_memory
+from tests.support.studies.report_pages import (
+    CRASH,
+    EXPERT,
+    OUT_OF_MEMORY,
+    STUDY,
+    figure_of,
+    page_of,
+    run,
+    section_of,
+    structure_of,
+    study_of,
+    visible,
+)
+from trials.backend import Observation, Status
+from tuner.report import collect, render_report
+from tuner.report.sections.accuracy import likely_ranges_s
+from tuner.report.sections.breakdown import worth_showing
+from tuner.report.sections.map_cells import space_map
+from tuner.report.words import in_short, seconds
+from tuner.space.enumeration import enumerate_space
+from tuner.storage.record import fastest
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    """A study with seven trials, the first of which is the expert's; one crashed, one ran out of memory."""
+    config = study_of(tmp_path_factory.mktemp("study"))
+    run(config, 7, {3: CRASH, 4: OUT_OF_MEMORY})
+    return config
+
+
+@pytest.fixture(scope="module")
+def data(config):
+    """What its report looks at."""
+    return collect(config)
+
+
+@pytest.fixture(scope="module")
+def page(data):
+    """Its page."""
+    return render_report(data)
+
+
+def text_of(markup):
+    """The words of a part of the page."""
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", visible(markup)))
+
+
+def without(data, values):
+    """The same study, had it not tried a configuration."""
+    return replace(data, records=tuple(record for record in data.records if record.params != values))
+
+
+# What was gained, and what it cost
+
+
+def test_the_gain_over_the_priors_choice_is_measured(data):
+    """The best is compared with the measured step of what was predicted fastest, or it is said that this has none."""
+    chosen = data.prior_choice.values(data.dimensions)
+    other = next(record for record in data.records if record.params != chosen and record.step_time_s)
+    tried = [record for record in without(data, chosen).records if record.number != other.number]
+    slower = replace(other, params=chosen, step_time_s=3 * data.best_step_time_s)
+    failed = replace(slower, step_time_s=None, status=Status.OUT_OF_MEMORY)
+    best = replace(other, step_time_s=data.best_step_time_s)
+
+    def told(*records):
+        return text_of(section_of(render_report(replace(data, best=best, records=(*tried, *records))), "summary"))
+
+    assert "against the prior&#x27;s choice 3.00" in told(best, slower)
+    assert f"{in_short(chosen)}, predicted to be the fastest, was not tried" in told(best)
+    assert f"{in_short(chosen)}, predicted to be the fastest, has no measured step: out of memory" in told(best, failed)
+
+
+def test_synthetic_device_hours_are_told_as_such(data, page):
+    """A simulated study tells what its steps would have taken, and when the gain would have paid for that."""
+    steps_s = sum(sum(record.observation.step_times_s) for record in data.records)
+    told = text_of(section_of(page, "summary"))
+
+    assert f"device-hours of trials {8 * steps_s / 3600:#.3g} that the measured steps would have taken" in told
+    assert re.search(r"paid back after [\d,]+ training steps? \([^)]+\) by the gain over the expert", told)
+
+
+def test_real_device_hours_are_told_apart_from_start_up(data):
+    """A study that trains tells the device-hours of its trials, and how many of them were start-up."""
+
+    class Training:
+        """A backend as the report sees it."""
+
+        clock, origin, trains, source_in_words = "wall", "measured", True, "measured"
+
+    observed = Observation(status=Status.OK, step_times_s=(900.0,), elapsed_s=3600.0, measured_after_s=2700.0)
+    records = tuple(replace(record, observation=observed) for record in data.records[:2])
+    trained = replace(data, origin="measured", records=records, config=replace(data.config, backend=Training()))
+
+    told = text_of(section_of(render_report(trained), "summary"))
+
+    assert "device-hours of trials 16.0 12.0 of them for start-up and warm-up" in told
+
+
+# Where time and memory go
+
+
+def test_the_five_fastest_are_shown_with_the_expert_and_the_prior(data, page):
+    """The bars are the five fastest measured configurations, the expert's and the one predicted fastest, each once."""
+    shown = worth_showing(data)
+    roles = [role for one in shown for role in one.roles]
+    drawn, _ = figure_of(page, "time")
+
+    measured = [one.values for one in shown if {"best", "2nd", "3rd", "4th", "5th"} & set(one.roles)]
+    assert measured == [record.params for record in fastest(data.records, 5)]
+    assert len(measured) == 5
+    assert {"expert", "predicted 1st"} <= set(roles)
+    assert len(roles) == len(set(roles))
+    assert all(len(trace["y"]) == len(shown) for trace in drawn if trace["type"] == "bar")
+
+
+def test_predictions_fill_up_what_was_not_measured(tmp_path):
+    """After one trial the four best predictions stand beside it."""
+    config = study_of(tmp_path, text=STUDY)
+    run(config, 1)
+
+    assert len(worth_showing(collect(config))) == 5
+
+
+def test_the_bars_stand_there_in_numbers(data, page):
+    """Every bar has a row with its step times, also where no picture can be drawn."""
+    told = section_of(page, "time")
+
+    for one in worth_showing(data):
+        assert f"<td>{in_short(one.values)}</td>" in told
+        assert f">{seconds(one.prediction['step_time_s'])}</td>" in told
+
+
+def test_every_stage_stands_against_its_limit(tmp_path):
+    """Each stage of the best has a bar that sums to its predicted peak, beside the limit."""
+    config = study_of(tmp_path, text=STUDY.replace("recompute: [none, full]", "pp: [4], vpp: [1], recompute: [full]"))
+    run(config, 2)
+    data = collect(config)
+    page = render_report(data)
+    setting = config.setting
+    found = stage_memory(setting.job, setting.cluster, setting.runtime, data.best_config)
+
+    traces, _ = figure_of(page, "stages")
+    sums_gib = np.sum([trace["x"] for trace in traces if trace["type"] == "bar"], axis=0)
+
+    assert sums_gib == pytest.approx(found.peak_bytes / 2**30)
+    assert f"limit {0.92 * found.capacity_bytes[0] / 2**30:.1f} GiB" in section_of(page, "memory")
+    assert "stage 3" in page
+
+
+# How good predictions were
+
+
+def test_predictions_have_their_ranges(data, page):
+    """The error bars are the ranges of the predictions, and the words count the steps inside."""
+    measured = [record for record in data.records if record.step_time_s]
+    ranges_s = likely_ranges_s(data, measured)
+    traces, _ = figure_of(page, "accuracy")
+    points = next(trace for trace in traces if trace["mode"] == "markers")
+    inside = sum(low <= record.step_time_s <= high for record, (low, high) in zip(measured, ranges_s, strict=True))
+
+    tops = np.add(points["y"], points["error_y"]["array"])
+    bottoms = np.subtract(points["y"], points["error_y"]["arrayminus"])
+    assert np.stack([bottoms, tops], axis=1) == pytest.approx(np.array(ranges_s))
+    assert f"{inside} of {len(measured)} measured steps lie in theirs" in text_of(page)
+
+
+def test_the_best_trial_is_the_darker_point(data, page):
+    """Of the points of predicted and measured steps the best trial's has a colour of its own."""
+    measured = [record.number for record in data.records if record.step_time_s]
+    points = next(trace for trace in figure_of(page, "accuracy")[0] if trace["mode"] == "markers")
+
+    colours = points["marker"]["color"]
+    best = measured.index(data.best.number)
+    assert colours.count(colours[best]) == 1
+
+
+def test_what_was_measured_of_operators_is_told(data, page):
+    """Steps, peaks and every kind of operator that trials timed have a row with the median ratio to the prediction."""
+    ratios = [record.step_time_s / record.predicted_s for record in data.records if record.step_time_s]
+    told = section_of(page, "calibration")
+
+    assert f'<td>step time</td><td>5 trials</td><td class="number">{np.median(ratios):.3g}</td>' in told
+    assert "<td>peak of memory</td>" in told
+    assert "<td>matmul, forward</td>" in told
+
+
+# The map
+
+
+def test_each_cell_of_the_map_is_its_fastest_candidate(data):
+    """A cell counts its candidates and shows the fastest measured one, or the one predicted fastest, corrected."""
+    found = space_map(data)
+    grid, predicted_s = data.candidates.space.grid, data.candidates.estimate.step_time_s
+    keys = np.stack([grid.tp, grid.pp, grid.mbs, grid.cp * grid.up], axis=1)
+    measured = {record.number: record for record in data.records if record.step_time_s}
+
+    assert sum(cell.candidates for cell in found.cells.values()) == len(grid)
+    for key, cell in found.cells.items():
+        own = (keys == key).all(axis=1)
+        assert cell.candidates == own.sum()
+        if cell.candidates and not cell.measured:
+            assert cell.step_time_s == pytest.approx(predicted_s[own].min() * found.correction)
+    steps_s = {cell.step_time_s for cell in found.cells.values() if cell.measured}
+    assert steps_s <= {record.step_time_s for record in measured.values()}
+    (best,) = [cell for cell in found.cells.values() if cell.is_best]
+    assert best.fastest == data.best.params
+
+
+def test_an_empty_cell_says_what_removed_it(config, data, page):
+    """What rules and memory removed is kept cell by cell, and told where the pointer stands."""
+    found = space_map(data)
+    heard = {}
+
+    def hear(rule, _, broken, weight):
+        heard[rule] = heard.get(rule, 0) + int(broken.sum()) * weight
+
+    _, removed = enumerate_space(config.setting, config.options, on_broken=hear)
+    empty = {key: cell for key, cell in found.cells.items() if not cell.candidates}
+
+    assert {rule: count for rule, count in heard.items() if count} == removed
+    assert empty
+    assert all(cell.removed for cell in empty.values())
+    for rule in {rule for cell in empty.values() for rule in cell.removed}:
+        assert rule == "memory" or rule in removed
+    titles = re.findall(r"<title>([^<]*)</title>", section_of(page, "map"))
+    assert any("removed: " in title and data.reasons["global_batch"] in title for title in titles)
+
+
+def test_a_cell_that_memory_emptied_says_what_it_needs(tmp_path):
+    """Where all configurations of a cell are too large, the least of them is told beside the limit."""
+    config = study_of(tmp_path, text=STUDY.replace("llama-7b", "llama3-70b").replace("hosts: 1", "hosts: 4"))
+    run(config, 1)
+    data = collect(config)
+    needs = [cell for cell in space_map(data).cells.values() if cell.least_bytes is not None]
+
+    assert needs
+    capacity = config.setting.cluster.devices[0].memory_bytes
+    assert all(cell.least_bytes > 0.8 * capacity and "memory" in cell.removed for cell in needs)
+    assert re.search(r"it needs \d+\.\d GiB or more", render_report(data))
+
+
+def test_the_map_needs_no_script(page):
+    """The map is markup: its cells, their colours, their marks, and what the pointer shows."""
+    told = section_of(visible(page), "map")
+
+    assert told.count("<rect") > 20
+    assert 'class="best"' in told
+    assert "class=&quot;" not in told
+    assert structure_of(page).wrong == []
+
+
+# Without scripts
+
+
+def test_numbers_stand_there_without_scripts(data, page):
+    """Where scripts are blocked the page says so, leaves no empty picture, and still holds every table."""
+    blocked = re.sub(r"<script\b[^>]*>.*?</script>", "", page, flags=re.DOTALL)
+
+    assert "<noscript><p>" in blocked
+    assert ".drawn, button.copy { display: none; }" in blocked
+    assert blocked.count('class="drawn"') == blocked.count('id="figure-')
+    words = text_of(blocked)
+    for record in data.records:
+        assert seconds(record.predicted_s) in words
+    last = data.moments[-1]
+    assert f"probability after trial {last.trial}" in words
+    assert in_short(last.shares[0].config) in words
+
+
+# The framework
+
+
+@pytest.mark.parametrize(
+    ("runtime", "title", "flag"),
+    [
+        ("megatron-core", "Flags for Megatron-LM", "--tensor-model-parallel-size 8"),
+        ("nanotron", "Configuration for nanotron", "tp: 8"),
+        ("maxtext", "Flags for Megatron-LM", "the study is about maxtext"),
+    ],
+)
+def test_the_report_writes_for_the_studys_framework(tmp_path, runtime, title, flag):
+    """The best is written as the study's own framework takes it; where that has no exporter, for Megatron-LM, with a
+    note.
+    """
+    text = (STUDY + EXPERT).replace("{recompute: [none, full]}", "{tp: [8]}") + f"runtime: {runtime}\n"
+    config = study_of(tmp_path, text=text)
+    run(config, 1)
+
+    told = section_of(page_of(config, tmp_path), "flags")
+
+    assert f"<h2>{title}</h2>" in told
+    assert flag in told

@@ -1,0 +1,492 @@
+import itertools
+import json
+import sqlite3
+import statistics
+from collections import Counter
+from contextlib import closing
+
+import pytest
+from optuna.trial import TrialState
+
+from hardware.io.errors import ConfigError
+from tests.support.studies.driver_process import STUDY, DriverProcess
+from tests.support.studies.in_process_executor import InProcessExecutor
+from tests.support.studies.stepping_executor import SteppingExecutor
+from trials.backend import Observation, Status
+from tuner.run.loop import is_running, run_study, stored_study
+from tuner.search.population import read_moments
+from tuner.search.pruning import MARGIN, MAX_REPORTS
+from tuner.storage.opening import find_study
+from tuner.storage.record import (
+    MEANING,
+    OBSERVATION,
+    ORIGIN,
+    SPENT_S,
+    STOP_REASON,
+    num_failed,
+    num_pruned,
+    read_records,
+    saved_s,
+)
+from tuner.study_file.config import load_study
+
+SMALL = """
+name: small
+model: llama-7b
+cluster: {name: dgx-a100, hosts: 1}
+job: {sequence_length: 4096, global_batch_size: 64}
+space: {pp: [1, 2], cp: [1], up: [1], vpp: [1], mbs: [1]}
+search: {draws: 10, confidence: 1.0}
+trial: {backend: simulated}
+"""
+
+
+@pytest.fixture
+def study(tmp_path):
+    """A function that loads the small study, each time as its own command would."""
+    file = tmp_path / "study.yaml"
+    file.write_text(SMALL)
+    return lambda *overrides: load_study(file, overrides=overrides, storage=f"sqlite:///{tmp_path / 'study.db'}")
+
+
+@pytest.fixture(scope="module")
+def after_one_trial(tmp_path_factory):
+    """A database in which the small study has had one trial."""
+    folder = tmp_path_factory.mktemp("after_one_trial")
+    (folder / "study.yaml").write_text(SMALL)
+    database = folder / "study.db"
+    run(load_study(folder / "study.yaml", overrides=["search.max_trials=1"], storage=f"sqlite:///{database}"))
+    return database
+
+
+@pytest.fixture
+def begun(study, after_one_trial, tmp_path):
+    """The function `study`, where the small study has had one trial."""
+    with (
+        closing(sqlite3.connect(after_one_trial)) as source,
+        closing(sqlite3.connect(tmp_path / "study.db")) as target,
+    ):
+        source.backup(target)
+    return study
+
+
+class Scripted:
+    """Ends each candidate's attempts as the script says, and well once the script is over."""
+
+    def __init__(self, script=()):
+        self.script = script
+        self.attempts = Counter()
+
+    def measure(self, config, *, trial_number):
+        """As the executor calls it."""
+        self.attempts[config] += 1
+        statuses = self.script[trial_number : trial_number + 1]
+        status = statuses[0] if statuses else Status.OK
+        times = (1.0 + trial_number,) if status == Status.OK else ()
+        return Observation(status=status, step_times_s=times, origin="synthetic")
+
+
+def run(config, backend=None, slots=1, **options):
+    """Runs a study in this process; its result and its executor."""
+    executor = InProcessExecutor(backend or config.backend, slots)
+    return run_study(config, on_progress=lambda _: None, executor=executor, **options), executor
+
+
+@pytest.mark.parametrize(
+    ("status", "is_tried_again"),
+    [
+        (Status.CRASHED, False),
+        (Status.OUT_OF_MEMORY, False),
+        (Status.TIMEOUT, False),
+        (Status.PRUNED, False),
+        (Status.INCIDENT, True),
+        (Status.CANCELLED, True),
+    ],
+)
+def test_what_a_failure_means_for_its_candidate(study, status, is_tried_again):
+    """A candidate that cannot run, or is known to be slow, is not tried again; one whose machine failed is."""
+    backend = Scripted([status])
+
+    result, executor = run(study("search.max_trials=100"), backend)
+
+    assert result.stop_reason == "exhausted"
+    failed = executor.seen[0][1]
+    assert backend.attempts[failed] == (2 if is_tried_again else 1)
+    assert len(backend.attempts) == result.num_candidates
+    assert [record.status for record in result.records] == [status] + [Status.OK] * (len(result.records) - 1)
+    assert result.best.number == 1
+    assert result.records[0].step_time_s is None
+
+
+@pytest.mark.parametrize(
+    ("status", "state"),
+    [(Status.OK, TrialState.COMPLETE), (Status.TIMEOUT, TrialState.FAIL), (Status.PRUNED, TrialState.PRUNED)],
+)
+def test_how_a_trial_ends_in_optuna(study, status, state):
+    """Only a trial that ended well is complete for Optuna, and the observation stands beside it."""
+    config = study("search.max_trials=1")
+
+    run(config, Scripted([status]))
+
+    (trial,) = stored_study(config).get_trials()
+    assert trial.state == state
+    assert trial.user_attrs["status"] == status
+
+
+def test_nothing_but_failures(study):
+    """A study in which every trial fails tries every candidate once and has no best."""
+    result, _ = run(study("search.max_trials=100"), Scripted([Status.CRASHED] * 100))
+
+    assert (result.stop_reason, result.best) == ("exhausted", None)
+    assert len(result.records) == result.num_candidates
+
+
+def test_confidence_waits_for_what_is_pending(study):
+    """A study that has become confident asks for nothing more and still hears the trials in flight out."""
+    result, executor = run(study("search.confidence=0.01", "search.parallel_trials=3", "search.draws=100"), slots=3)
+
+    assert result.stop_reason == "confident"
+    assert all(record.finished for record in result.records)
+    assert [number for number, _ in executor.seen] == [record.number for record in result.records]
+    assert len(result.records) >= 3
+
+
+def test_parallel_trials_have_different_candidates(study):
+    """Trials that run at the same time never measure the same candidate."""
+    result, _ = run(study("search.max_trials=6", "search.parallel_trials=3"), slots=3)
+
+    assert len({tuple(record.params.values()) for record in result.records}) == 6
+
+
+NUM_STEPS = 8
+
+
+def run_step_by_step(config):
+    """Runs a study whose trials report their steps; its result."""
+    return run_study(config, on_progress=lambda _: None, executor=SteppingExecutor(config.backend, slots=2))
+
+
+def test_clearly_slower_trials_are_stopped(study):
+    """A study that stops its slow trials finds the best of one that measures all in full, and says what it saved:
+    stopped trials are clearly slower, are no failures, and keep the steps that they have measured.
+    """
+    whole = study("search.max_trials=100", f"trial.num_steps={NUM_STEPS}", "name=whole", "search.prune=false")
+    config = study("search.max_trials=100", f"trial.num_steps={NUM_STEPS}")
+
+    in_full, stopping = run_step_by_step(whole), run_step_by_step(config)
+
+    best_s = stopping.best.step_time_s
+    assert (stopping.best.params, best_s) == (in_full.best.params, in_full.best.step_time_s)
+    assert num_pruned(in_full.records) == num_failed(in_full.records) == num_failed(stopping.records) == 0
+    times_s = {tuple(record.params.items()): record.step_time_s for record in in_full.records}
+    pruned = [record for record in stopping.records if record.status is Status.PRUNED]
+    assert 0 < len(pruned) == num_pruned(stopping.records)
+    left_s = 0.0
+    for record in pruned:
+        steps_s = record.observation.step_times_s
+        assert 2 <= len(steps_s) < NUM_STEPS
+        assert times_s[tuple(record.params.items())] > (1 + MARGIN) * best_s
+        assert record.observation.reason.startswith("clearly slower than the best: ")
+        left_s += (NUM_STEPS - len(steps_s)) * statistics.median(steps_s)
+    assert saved_s(stopping.records) == pytest.approx(left_s)
+
+
+def test_first_steps_are_kept_as_intermediate_values(study):
+    """Optuna holds the first steps of each trial, a few of them however many there are, and none without pruning."""
+    config = study("search.max_trials=6", f"trial.num_steps={NUM_STEPS}")
+    run_step_by_step(config)
+
+    trials = stored_study(config).get_trials()
+    assert {trial.state for trial in trials} == {TrialState.COMPLETE, TrialState.PRUNED}
+    for trial in trials:
+        steps_s = trial.user_attrs[OBSERVATION]["step_times_s"]
+        assert trial.intermediate_values == dict(enumerate(steps_s[:MAX_REPORTS], start=1))
+
+    whole = study("search.max_trials=2", "name=whole", "search.prune=false")
+    run_step_by_step(whole)
+    assert [trial.intermediate_values for trial in stored_study(whole).get_trials()] == [{}, {}]
+
+
+@pytest.mark.parametrize(("is_expert", "status"), [(True, Status.OK), (False, Status.PRUNED)])
+def test_the_experts_trial_is_measured_in_full(study, is_expert, status):
+    """The expert's configuration is not stopped, however slow it is, also where others were tried before it."""
+    slow = "tp: 1, pp: 2, dp: 4, cp: 1, up: 1, vpp: 1, ep: 1, mbs: 1"
+
+    class SlowExpert(Scripted):
+        def measure(self, config, **_):
+            is_slow = (config.tp, config.pp, config.dp) == (1, 2, 4)
+            return Observation(status=Status.OK, step_times_s=(9.0 if is_slow else 1.0,) * 5, origin="synthetic")
+
+    run(study("search.max_trials=1", "space.pp=[1]"), SlowExpert())
+    config = study("search.max_trials=100", *([f"expert={{{slow}}}"] if is_expert else []))
+
+    result = run_study(config, on_progress=lambda _: None, executor=SteppingExecutor(SlowExpert()))
+
+    (experts,) = (r for r in result.records if (r.params["tp"], r.params["pp"], r.params["dp"]) == (1, 2, 4))
+    assert experts.number > 0
+    assert experts.status is status
+
+
+def test_slow_trials_are_stopped_on_ray(tmp_path):
+    """`meshtune run` stops slow trials in their workers, and tells how many, and what that saved."""
+    file = tmp_path / "study.yaml"
+    file.write_text(SMALL)
+    overrides = ("search.max_trials=5", f"trial.num_steps={NUM_STEPS}", "trial.seconds_per_trial=1.6")
+
+    with DriverProcess(f"sqlite:///{tmp_path / 'study.db'}", *overrides, study=file) as driver:
+        status, out, err = driver.end()
+
+    assert status == 0, err
+    printed = json.loads(out)
+    config = load_study(file, overrides=overrides, storage=f"sqlite:///{tmp_path / 'study.db'}")
+    records = read_records(stored_study(config))
+    assert (printed["trials"], printed["failed"]) == (5, 0)
+    assert 0 < printed["pruned"] == num_pruned(records)
+    assert 0 < printed["saved_s"] == pytest.approx(saved_s(records))
+
+
+class Clock:
+    """Time that goes on by twenty seconds whenever somebody looks."""
+
+    def __init__(self):
+        self.now_s = 0.0
+
+    def __call__(self):
+        """Seconds."""
+        self.now_s += 20.0
+        return self.now_s
+
+
+def test_budget_of_seconds_counts_every_run(study):
+    """The budget of time is spent by all runs of a study together; once spent, the study is finished."""
+    first, executor = run(study("search.max_seconds=200"), clock=Clock())
+    spent_s = stored_study(study()).user_attrs[SPENT_S]
+    again, idle = run(study("search.max_seconds=200"), clock=Clock())
+    more, _ = run(study("search.max_seconds=400"), clock=Clock())
+
+    assert first.stop_reason == again.stop_reason == more.stop_reason == "max_seconds"
+    assert 200 <= spent_s < 300
+    assert 0 < len(first.records) == len(again.records) < len(more.records)
+    assert (executor.entered, idle.entered) == (1, 0)
+    assert all(record.finished for record in more.records)
+
+
+class Jumping:
+    """A wall clock that somebody sets whenever it is looked at: an hour on, two back, and so forth."""
+
+    def __init__(self):
+        self.jumps_s = itertools.cycle([3600.0, -7200.0, 90.0, -3600.0, 7110.0])
+        self.now_s = 1_000_000.0
+
+    def __call__(self):
+        """Seconds since the epoch."""
+        self.now_s += next(self.jumps_s)
+        return self.now_s
+
+
+def test_a_wall_clock_that_jumps_changes_nothing(study):
+    """Whatever the date does, a run spends the time that passes, keeps its claim, and ends all its trials."""
+    result, _ = run(study("search.max_seconds=600", "search.max_trials=4"), wall_clock=Jumping())
+
+    stored = stored_study(study())
+    assert result.stop_reason == "max_trials"
+    assert [record.finished for record in result.records] == [True] * 4
+    assert 0 <= stored.user_attrs[SPENT_S] < 600
+    assert not is_running(stored)
+
+
+def test_dates_that_go_back_shuffle_no_trials(study, tmp_path):
+    """Where the clock was set back between trials, they still stand in the order in which they ended."""
+    run(study("search.max_trials=3"))
+    before = [moment.trial for moment in read_moments(stored_study(study()))]
+    with closing(sqlite3.connect(tmp_path / "study.db")) as database, database:
+        for number in range(3):
+            ended = f"2020-01-0{9 - number} 00:00:00.000000"
+            database.execute("UPDATE trials SET datetime_complete = ? WHERE number = ?", (ended, number))
+
+    stored = stored_study(study())
+    records = read_records(stored)
+
+    assert [trial.datetime_complete.day for trial in stored.get_trials()] == [9, 8, 7]
+    assert [moment.trial for moment in read_moments(stored)] == before == [None, 0, 1, 2]
+    assert [record.number for record in sorted(records, key=lambda record: record.end_order)] == [0, 1, 2]
+
+
+def test_budget_of_device_hours_counts_every_run(study):
+    """No trial starts once those that ended have spent the budget, in this run and all before; a larger one goes on."""
+    hours = {seconds: f"search.budget_device_hours={seconds / 3600}" for seconds in (20, 50)}
+    first, executor = run(study(hours[20]), Scripted())  # trials of 1, 2, 3 and 4 s on 8 devices
+    again, idle = run(study(hours[20]), Scripted())
+    more, _ = run(study(hours[50]), Scripted())
+
+    assert first.stop_reason == again.stop_reason == more.stop_reason == "budget_device_hours"
+    assert [len(result.records) for result in (first, again, more)] == [2, 2, 4]
+    assert (executor.entered, idle.entered) == (1, 0)
+
+
+def test_trials_in_flight_end_when_device_hours_are_spent(study):
+    """Trials that run when the budget is spent come to their end, and are kept."""
+    result, _ = run(study(f"search.budget_device_hours={1 / 3600}"), Scripted(), slots=3)
+
+    assert result.stop_reason == "budget_device_hours"
+    assert [record.finished for record in result.records] == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        (("search.max_trials=2",), "max_trials"),
+        (("search.max_trials=100",), "exhausted"),
+        (("search.confidence=0.01", "space.pp=[1]"), "confident"),
+    ],
+)
+def test_finished_study_returns_without_starting_anything(study, overrides, reason):
+    """Running a finished study again gives the same result and starts no worker."""
+    first, _ = run(study(*overrides))
+    again, executor = run(study(*overrides))
+
+    assert first.stop_reason == again.stop_reason == reason
+    assert again.records == first.records
+    assert again.best == first.best
+    assert again.p_star == first.p_star
+    assert executor.entered == 0
+
+
+def test_larger_budget_goes_on(study):
+    """More trials for a finished study go on from where it stopped, as if they had been there from the start."""
+    run(study("search.max_trials=2"))
+    continued, executor = run(study("search.max_trials=4"))
+
+    assert [number for number, _ in executor.seen] == [2, 3]
+    assert continued.stop_reason == "max_trials"
+    assert [record.number for record in continued.records] == [0, 1, 2, 3]
+
+
+def test_nothing_fits(study):
+    """A study without a candidate ends at once, stores nothing, and says which rule to look at."""
+    config = study("job.global_batch_size=1", "space.dp=[8]")
+
+    result, executor = run(config)
+
+    assert (result.best, result.records, result.num_candidates) == (None, [], 0)
+    assert "no configuration is left" in result.warnings[0]
+    assert executor.entered == 0
+    assert find_study(config.storage, config.name) is None
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("model=llama-13b", "model"),
+        ("cluster.hosts=2", "cluster"),
+        ("cluster.name=dgx-h100", "cluster"),
+        ("job.global_batch_size=128", "job.global_batch_size"),
+        ("job.recompute=full", "job.recompute"),
+        ("runtime=mindspeed", "runtime"),
+        ("space.recompute=[none, full]", "space.opened"),
+        ("trial.seed=1", "trial.seed"),
+        ("trial.noise=0.5", "trial.noise"),
+        ("trial.num_steps=7", "trial.num_steps"),
+    ],
+)
+def test_trials_that_would_mean_something_else_are_not_continued(begun, override, key):
+    """A study whose file now means another measurement is refused, by the key that changed, and stays as it was."""
+    before = stored_study(begun()).get_trials()
+
+    with pytest.raises(ConfigError, match="its trials would no longer mean the same") as caught:
+        run(begun("search.max_trials=2", override))
+
+    assert str(caught.value.key).startswith(key)
+    assert str(caught.value.file).endswith("study.yaml")
+    assert stored_study(begun()).get_trials() == before
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "search.seed=1",
+        "search.draws=20",
+        "search.parallel_trials=2",
+        "search.prune=false",
+        "trial.time_limit_s=60",
+        "trial.seconds_per_trial=0.001",
+        "space.tp=[1, 2, 4]",
+        "space.pp=[1]",
+        "space.memory_headroom=0.1",
+        "expert={tp: 8, pp: 1, dp: 1, cp: 1, up: 1, vpp: 1, ep: 1, mbs: 1}",
+    ],
+)
+def test_what_leaves_the_trials_their_meaning_may_change(begun, override):
+    """How a study searches, and how much of the space, may change between two runs."""
+    result, _ = run(begun("search.max_trials=2", override))
+
+    assert result.stop_reason == "max_trials"
+
+
+def test_changed_meaning_on_the_command_line(tmp_path):
+    """The command ends with status 2 and one message that names the key, and does not start Ray."""
+    storage = f"sqlite:///{tmp_path / 'study.db'}"
+    config = load_study(STUDY, overrides=["search.max_trials=1"], storage=storage)
+    run(config)
+
+    with DriverProcess(storage, "runtime=megatron-core") as driver:
+        status, out, err = driver.end()
+
+    assert (status, out) == (2, "")
+    assert "runtime." in err
+    assert "its trials would no longer mean the same" in err
+    assert "Traceback" not in err
+    assert f"{STUDY}" in err
+
+
+def test_what_a_study_keeps_of_itself(study):
+    """A study says what its trials mean, where their times come from and why it stopped, and nobody drives it."""
+    config = study("search.max_trials=1")
+
+    run(config)
+
+    stored = stored_study(config)
+    assert stored.user_attrs[ORIGIN] == "synthetic"
+    assert stored.user_attrs[MEANING]["model"]["name"] == "llama-7b"
+    assert stored.user_attrs[STOP_REASON] == "max_trials"
+    assert not is_running(stored)
+
+
+def test_resumed_run_that_dies_is_interrupted(study):
+    """A finished study that was continued and died says so, instead of the reason for which it first stopped."""
+
+    class Dying(InProcessExecutor):
+        def poll(self, _timeout_s, /):
+            assert stored_study(config).user_attrs[STOP_REASON] == "interrupted"
+            raise KeyboardInterrupt
+
+    config = study("search.max_trials=1")
+    run(config)
+
+    config = study("search.max_trials=2")
+    result = run_study(config, on_progress=lambda _: None, executor=Dying(config.backend))
+
+    assert result.stop_reason == "interrupted"
+    assert [record.finished for record in result.records] == [True, False]
+
+
+def test_failing_database_is_one_message(study, tmp_path):
+    """A database that fails in the middle of a run ends it with one message; what had ended stays."""
+
+    class Destroying(InProcessExecutor):
+        def poll(self, timeout_s, /):
+            for file in tmp_path.glob("study.db*"):
+                file.write_bytes(b"no database" * 1000)
+            return super().poll(timeout_s)
+
+    config = study()
+    with pytest.raises(ConfigError, match=r"storage = .* cannot be used") as caught:
+        run_study(config, on_progress=lambda _: None, executor=Destroying(config.backend))
+
+    assert caught.value.key == "storage"
+
+
+def test_study_that_has_not_run(study):
+    """Looking at a study that has no trials says how to start it."""
+    with pytest.raises(ConfigError, match="has no trials in its storage yet; start it with `meshtune run "):
+        stored_study(study())

@@ -1,0 +1,188 @@
+import json
+import sys
+
+import numpy as np
+import optuna
+import pytest
+from optuna.trial import create_trial
+
+from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
+from tuner.answers.candidates import candidates_of
+from tuner.cli.main import main
+from tuner.run.loop import make_sampler, open_study
+from tuner.search.parameters import params_of
+from tuner.search.population import (
+    MAX_SHARES,
+    POPULATION,
+    POPULATION_AT_START,
+    Moment,
+    Share,
+    as_json,
+    from_json,
+    in_lines,
+    read_moments,
+    shares,
+)
+from tuner.study_file.config import load_study
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+def grid_of(num_candidates):
+    """Candidates that differ in dp and in how they recompute."""
+    configs = [
+        ParallelConfig(dp=1 + number // 2, recompute=("none", "full")[number % 2]) for number in range(num_candidates)
+    ]
+    return ConfigGrid.from_configs(configs, ("recompute",))
+
+
+def test_a_probability_is_the_share_of_the_draws_that_name_a_candidate():
+    """Ten draws name three candidates: their frequencies are their probabilities, the largest first."""
+    found = shares(np.array([4, 2, 4, 4, 0, 4, 2, 4, 4, 2]), grid_of(6), explored={2, 3})
+
+    assert [(share.config["dp"], share.config["recompute"], share.probability, share.tried) for share in found] == [
+        (3, "none", 0.6, False),
+        (2, "none", 0.3, True),
+        (1, "none", 0.1, False),
+    ]
+
+
+def test_equals_stand_in_the_order_of_the_grid():
+    """Candidates that as many draws name have one order, whatever the order of the draws."""
+    grid = grid_of(6)
+
+    assert shares(np.array([5, 1, 3]), grid, ()) == shares(np.array([3, 5, 1]), grid, ())
+    assert [share.config["dp"] for share in shares(np.array([5, 1, 3]), grid, ())] == [1, 2, 3]
+
+
+def test_p_star_is_the_sum_over_the_tried():
+    """The moment's p_star is equation 6 of the draws that it came from, also where not all candidates were kept."""
+    rng = np.random.default_rng(0)
+    fastest, explored = rng.integers(0, 200, 100), set(range(0, 200, 3))
+
+    moment = from_json(7, as_json(shares(fastest, grid_of(200), explored)))
+
+    assert moment.rest_tried > 0
+    assert moment.rest_untried > 0
+    assert moment.p_star == pytest.approx(np.mean([position in explored for position in fastest]))
+    kept = sum(share.probability for share in moment.shares)
+    assert kept + moment.rest_tried + moment.rest_untried == pytest.approx(1.0)
+
+
+def test_what_is_stored_is_read_back():
+    """Through JSON, the kept shares are those that were computed, the dimensions' types included."""
+    found = shares(np.array([4, 2, 4, 5]), grid_of(6), explored={2})
+
+    moment = from_json(None, json.loads(json.dumps(as_json(found))))
+
+    assert moment == Moment(trial=None, shares=found, rest_tried=0.0, rest_untried=0.0)
+
+
+def test_a_population_is_small_enough_for_an_attribute():
+    """However many candidates 10,000 draws name, no more than the 30 most probable are kept, in under 3 kB."""
+    found = shares(np.random.default_rng(1).integers(0, 5000, 10_000), grid_of(5000), explored=set(range(2500)))
+
+    stored = as_json(found)
+
+    assert len(stored["shares"]) == MAX_SHARES
+    assert from_json(1, stored).shares == found[:MAX_SHARES]
+    assert len(json.dumps(stored)) < 3000
+
+
+def test_moments_stand_in_the_order_of_the_ends():
+    """Trials that ran side by side are read in the order in which they ended, after what stood before the first, also
+    where an earlier version kept them on the study.
+    """
+    study = optuna.create_study()
+    trials = [study.ask() for _ in range(3)]
+    stored = as_json(shares(np.array([0, 1]), grid_of(2), ()))
+    study.set_user_attr(POPULATION_AT_START, stored)
+    study.set_user_attr(f"{POPULATION}:0", stored)  # as earlier versions kept it
+    for trial in trials[1:]:
+        trial.set_user_attr(POPULATION, stored)
+
+    for number in (2, 0, 1):
+        study.tell(trials[number], 1.0)
+
+    assert [moment.trial for moment in read_moments(study)] == [None, 2, 0, 1]
+
+
+def test_a_trial_that_has_not_ended_has_no_moment():
+    """What a driver that died while it ended a trial has left behind does not count, nor does what was never stored."""
+    study = optuna.create_study()
+    trials = [study.ask() for _ in range(3)]
+    stored = as_json(shares(np.array([0, 1]), grid_of(2), ()))
+    for number in (0, 2):
+        trials[number].set_user_attr(POPULATION, stored)
+
+    for number in (0, 1):
+        study.tell(trials[number], 1.0)
+
+    assert [moment.trial for moment in read_moments(study)] == [0]
+
+
+def test_the_lines_name_the_leaders_and_sum_up_the_rest():
+    """A terminal gets the most probable candidates, which of them are untried, and what all others have together."""
+    found = shares(np.array([5] * 4 + [3] * 3 + [1] * 2 + [0]), grid_of(6), explored={5})
+
+    lines = in_lines(from_json(4, as_json(found)), lambda values: f"dp={values['dp']}", top=2)
+
+    assert lines == [
+        "Probability of being the fastest, after trial 4:",
+        "   40.0%  dp=3",
+        "   30.0%  dp=2  (not tried yet)",
+        "   30.0%  all others",
+    ]
+
+
+def test_nothing_is_said_of_others_where_there_are_none():
+    """A population of one candidate is one line below the heading, which says that no trial has ended."""
+    moment = Moment(
+        trial=None,
+        shares=(Share(config={"dp": 1}, probability=1.0, tried=False),),
+        rest_tried=0.0,
+        rest_untried=0.0,
+    )
+
+    assert in_lines(moment, str)[0].endswith("before the first trial:")
+    assert len(in_lines(moment, str)) == 2
+
+
+def test_status_shows_the_newest_population(tmp_path, monkeypatch, capsys):
+    """`meshtune status` prints the leading candidates after the last trial, and with --json all that is stored."""
+    file = tmp_path / "study.yaml"
+    file.write_text(
+        "name: small\nmodel: llama-7b\ncluster: {name: dgx-a100, hosts: 1}\n"
+        "job: {sequence_length: 4096, global_batch_size: 64}\n",
+        encoding="utf-8",
+    )
+    config = load_study(file, storage=f"sqlite:///{tmp_path / 'study.db'}")
+    candidates = candidates_of(config)
+    sampler = make_sampler(config, candidates)
+    study = open_study(config, sampler)
+    grid = candidates.space.grid
+    found = shares(np.array([0] * 3 + [1]), grid, explored={0})
+    study.set_user_attr(POPULATION_AT_START, as_json(found[1:]))
+    study.add_trial(
+        create_trial(
+            value=1.0,
+            params=params_of(grid.values(0)),
+            distributions=sampler.search_space,
+            user_attrs={POPULATION: as_json(found)},
+        )
+    )
+
+    printed = []
+    for options in ([], ["--json"]):
+        monkeypatch.setattr(sys, "argv", ["meshtune", "status", str(file), "--storage", config.storage, *options])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 0
+        printed.append(capsys.readouterr().out)
+
+    leader = ",".join(f"{name}={value}" for name, value in grid.values(0).items())
+    assert "Probability of being the fastest, after trial 0:\n" in printed[0]
+    assert f"   75.0%  {leader}\n" in printed[0]
+    told = json.loads(printed[1])["population"]
+    assert told["trial"] == 0
+    assert told["shares"][0] == {"config": grid.values(0), "probability": 0.75, "tried": True}

@@ -1,0 +1,268 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from costmodels.calibration.sources import MeasuredSetting
+from costmodels.job.parallel_config import ConfigGrid
+from tests.support.settings.small_spaces import setting_of
+from tuner.search.observations import Evidence, evidence_of
+from tuner.search.posterior import Belief
+from tuner.search.prior import prior_belief
+from tuner.space.enumeration import enumerate_space
+
+NUM_DRAWS = 300
+
+
+@pytest.fixture(scope="module")
+def problem():
+    """A setting of two hosts, and all its candidates."""
+    setting, options = setting_of("megatron", hosts=2, batch=32)
+    grid, _ = enumerate_space(setting, options)
+    measured = MeasuredSetting(
+        job=setting.job, cluster=setting.cluster, runtime=setting.runtime, memory="reserved", stage="fullest"
+    )
+    return measured, grid
+
+
+@pytest.fixture(scope="module")
+def grid(problem) -> ConfigGrid:
+    """The candidates."""
+    return problem[1]
+
+
+@pytest.fixture(scope="module")
+def belief(problem) -> Belief:
+    """What is believed of them before any trial."""
+    setting, grid = problem
+    return prior_belief([(setting, np.arange(len(grid)))], grid)
+
+
+def evidence(measured=(), log_step_s=(), **known) -> Evidence:
+    """What trials told: exact step times of the measured ones, and whatever else."""
+    count = len(measured)
+    found = replace(
+        evidence_of([], lambda _: None),
+        measured=np.array(measured, dtype=np.int64),
+        log_step_s=np.array(log_step_s, dtype=float),
+        variance=np.full(count, 0.005**2),
+    )
+    explored = frozenset({int(position) for position in measured} | set(known.pop("explored", ())))
+    return replace(found, explored=explored, **known)
+
+
+def drawn(belief, found, seed=0):
+    """The draws after that evidence."""
+    return belief.draw(found, NUM_DRAWS, np.random.default_rng(seed))
+
+
+def fits_share(belief, found):
+    """Share of the draws in which each candidate can run [n]."""
+    return np.isfinite(drawn(belief, found)).mean(axis=0)
+
+
+def share_of_memory(belief):
+    """Memory that each is predicted to need over what it has [n]."""
+    return belief.predicted.needed_bytes / belief.predicted.capacity_bytes
+
+
+def test_before_any_trial_draws_are_about_the_predictions(belief):
+    """The median draw of a candidate that surely fits is its prediction or, as now and then something slows a run down,
+    up to a factor of 1.3 above, and what needs half again what there is hardly ever runs.
+    """
+    fresh = drawn(belief, evidence())
+    share = share_of_memory(belief)
+
+    error = np.median(fresh, axis=0) - np.log(belief.predicted.step_time_s)
+    assert error[share < 0.6].max() < np.log(1.3)
+    assert error[share < 0.6].min() > -np.log(1.1)
+    assert (np.isfinite(fresh[:, share < 0.6]).mean(axis=0) > 0.9).all()
+    assert np.isfinite(fresh[:, share > 1.5]).mean() < 0.2
+
+
+def test_measured_candidates_run_as_measured(belief):
+    """What was measured is drawn within its noise, even where it was predicted not to fit."""
+    tight = int(np.argmax(share_of_memory(belief)))
+    log_step_s = np.log(belief.predicted.step_time_s[[0, tight]]) + 0.2
+
+    found = drawn(belief, evidence([0, tight], log_step_s))[:, [0, tight]]
+
+    assert np.abs(found - log_step_s).max() < 5 * 0.005
+
+
+def test_what_failed_runs_in_no_draw(belief):
+    """Candidates that crashed or ran out of memory are infinitely slow in every draw."""
+    found = drawn(belief, evidence(misfits=frozenset({3}), crashed=frozenset({5})))
+
+    assert np.isinf(found[:, [3, 5]]).all()
+
+
+def test_running_out_of_memory_speaks_against_those_like_it(belief):
+    """After a candidate that should have fit ran out of memory, candidates as tight run in 60% as many draws at most;
+    those that need a fifth of what there is still run.
+    """
+    share = share_of_memory(belief)
+    tight = np.flatnonzero((share > 0.7) & (share < 0.9))
+    failed, others = int(tight[0]), tight[1:]
+
+    before, after = fits_share(belief, evidence()), fits_share(belief, evidence(misfits=frozenset({failed})))
+
+    assert after[others].mean() < 0.6 * before[others].mean()
+    assert after[share < 0.2].mean() > 0.95
+
+
+def test_running_out_of_memory_speaks_most_against_the_same_parts(belief):
+    """Of candidates that are equally tight, those whose memory has the same parts as the failed one's lose most."""
+    share, parts = share_of_memory(belief), belief.predicted.memory_shares
+    tight = np.flatnonzero((share > 0.65) & (share < 0.85))
+    failed = int(tight[np.argmin(np.abs(share[tight] - 0.75))])
+    others = tight[tight != failed]
+    unlike = np.abs(parts[others] - parts[failed]).sum(axis=1)
+
+    lost = fits_share(belief, evidence()) - fits_share(belief, evidence(misfits=frozenset({failed})))
+
+    order = np.argsort(unlike)
+    quarter = len(order) // 4
+    assert lost[others[order[:quarter]]].mean() > lost[others[order[-quarter:]]].mean() + 0.1
+
+
+def test_what_ran_speaks_for_those_like_it(belief):
+    """Tight candidates that ran, with a peak or without, make others as tight more likely to."""
+    share = share_of_memory(belief)
+    tight = np.flatnonzero((share > 0.9) & (share < 1.1))
+    ran, others = tight[::8], np.setdiff1d(tight, tight[::8])
+    log_step_s = np.log(belief.predicted.step_time_s[ran])
+    peaks_bytes = {int(at): int(0.8 * belief.predicted.peak_bytes[at]) for at in ran}
+
+    before = fits_share(belief, evidence())[others].mean()
+    without = fits_share(belief, evidence(ran, log_step_s))[others].mean()
+    with_peaks = fits_share(belief, evidence(ran, log_step_s, peaks_bytes=peaks_bytes))[others].mean()
+
+    assert without > before + 0.1
+    assert with_peaks > before + 0.2
+
+
+def test_a_time_out_is_never_drawn_below_its_limit(belief):
+    """A candidate that was cut off is at least as slow as its limit in every draw, and those like it are slower too."""
+    cut_off = int(np.argmin(belief.predicted.step_time_s))
+    limit_s = 3 * belief.predicted.step_time_s[cut_off]
+
+    found = drawn(belief, evidence(limits_s={cut_off: limit_s}, explored=(cut_off,)))
+
+    assert found[:, cut_off].min() >= np.float32(np.log(limit_s))
+    assert np.isfinite(found[:, cut_off]).all()
+    before = np.median(drawn(belief, evidence()), axis=0)
+    features = belief.predicted.features
+    distance = np.linalg.norm(features - features[cut_off], axis=1)
+    near = np.argsort(np.where(share_of_memory(belief) < 0.6, distance, np.inf))[1:6]
+    assert (np.median(found, axis=0)[near] > before[near]).all()
+
+
+def test_a_time_out_exonerates_nobody(belief, grid):
+    """A trial that hung until its limit, with no step, has not shown that its kind runs or that its memory suffices."""
+    crashed = frozenset(np.flatnonzero(grid.vpp == 2)[:2].tolist())
+    hung = tuple(np.flatnonzero(grid.vpp == 2)[5:8].tolist())
+    others = np.flatnonzero(grid.vpp == 2)[8:]
+
+    without = fits_share(belief, evidence(crashed=crashed))
+    beside = fits_share(belief, evidence(crashed=crashed, explored=hung))
+
+    assert beside[others] == pytest.approx(without[others])
+
+
+def test_crashes_of_one_kind_make_it_rare(belief, grid):
+    """Three crashes with vpp above 1, beside two without that ran: the others of the kind run in under half as many
+    draws as before, those without in over three quarters of what they did.
+    """
+    share = share_of_memory(belief)
+    broken, sound = (np.flatnonzero(mask & (share < 0.5)) for mask in (grid.vpp > 1, grid.vpp == 1))
+    crashed = frozenset(broken[:: len(broken) // 3][:3].tolist())
+    ran = sound[:: len(sound) // 2][:2]
+    log_step_s = np.log(belief.predicted.step_time_s[ran])
+
+    before = fits_share(belief, evidence(ran, log_step_s))
+    after = fits_share(belief, evidence(ran, log_step_s, crashed=crashed))
+
+    others = np.setdiff1d(broken, sorted(crashed))
+    assert after[others].mean() < 0.5 * before[others].mean()
+    assert after[sound].mean() > 0.75 * before[sound].mean()
+
+
+def test_the_same_evidence_and_stream_give_the_same_draws(belief):
+    """Draws are a function of the evidence and the generator."""
+    found = evidence([0, 4], [1.0, 2.0], misfits=frozenset({3}), crashed=frozenset({5}))
+
+    assert np.array_equal(drawn(belief, found), drawn(belief, found))
+    assert not np.array_equal(drawn(belief, found), drawn(belief, found, seed=1))
+
+
+# Lessons
+
+
+def sentences(belief, found):
+    """The lessons by kind."""
+    return {lesson.kind: lesson.text for lesson in belief.lessons(found)}
+
+
+def test_without_failures_there_is_no_lesson(belief):
+    """Trials that ran teach no lesson of failures."""
+    assert belief.lessons(evidence()) == ()
+    assert belief.lessons(evidence([0], [1.0])) == ()
+
+
+def test_the_lesson_of_memory_counts_those_that_no_longer_fit(belief):
+    """It says how many ran out, by what factor memory is now believed to be larger, and how many untried candidates
+    probably won't fit that would have before.
+    """
+    share = share_of_memory(belief)
+    misfits = frozenset(np.flatnonzero((share > 0.6) & (share < 0.8))[:3].tolist())
+
+    text = sentences(belief, evidence(misfits=misfits))["memory"]
+
+    before, after = fits_share(belief, evidence()), fits_share(belief, evidence(misfits=misfits))
+    newly = int(np.sum((after < 0.5) & (before >= 0.5))) - len(misfits)
+    words = text.split()
+    assert text.startswith("3 trials ran out of memory; candidates need ")
+    assert 1.1 < float(words[words.index("need") + 1]) < 3.0
+    assert int(words[words.index("more") - 1].replace(",", "")) == pytest.approx(newly, rel=0.15)
+
+
+def test_a_misfit_is_no_more_candidate(belief):
+    """A candidate that ran out of memory is not counted among those that more probably won't fit."""
+    alone = np.array([int(np.argmax(share_of_memory(belief) < 0.3))])
+    small = replace(
+        belief,
+        predicted=replace(
+            belief.predicted,
+            capacity_bytes=np.where(np.arange(len(belief.predicted)) == alone, 1.01, 50.0)
+            * belief.predicted.needed_bytes,
+        ),
+    )
+
+    assert "0 more candidates" in sentences(small, evidence(misfits=frozenset(alone.tolist())))["memory"]
+
+
+def test_the_lesson_of_crashes_names_the_kind(belief, grid):
+    """It names the kind, its crashes among its trials, its probability, and how many candidates it holds."""
+    share = share_of_memory(belief)
+    broken, sound = (np.flatnonzero(mask & (share < 0.5)) for mask in (grid.vpp > 1, grid.vpp == 1))
+    crashed = frozenset(broken[:: len(broken) // 4][:4].tolist())
+    ran = np.concatenate([sound[:: len(sound) // 4][:4]])
+
+    text = sentences(belief, evidence(ran, np.zeros(len(ran)), crashed=crashed))["crash"]
+
+    assert text.startswith("vpp above 1 crashed in 4 of 4 trials: with probability ")
+    assert f"{int((grid.vpp > 1).sum())} candidates are held unlikely to" in text
+
+
+def test_one_crash_is_no_lesson(belief):
+    """A single crash blames no kind: each of its kinds is as suspect as the others."""
+    assert "crash" not in sentences(belief, evidence(crashed=frozenset({5})))
+
+
+def test_the_lesson_of_time_outs_says_the_limit(belief):
+    """It says how many trials were cut off before a step ended, and the largest bound."""
+    text = sentences(belief, evidence(limits_s={3: 12.0, 4: 45.5}, explored=(3, 4)))["timeout"]
+
+    assert text.startswith("2 trials reached the limit of time")
+    assert "45.5 s" in text

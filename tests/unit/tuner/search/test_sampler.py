@@ -1,0 +1,451 @@
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import optuna
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from optuna.trial import TrialState
+
+from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
+from costmodels.surrogates.predicted import Predicted
+from trials.backend import Status
+from tuner.search.failures import lessons_of
+from tuner.search.observations import STATUS
+from tuner.search.population import P_STAR, read_moments
+from tuner.search.posterior import belief_of
+from tuner.search.sampler import CONFIRMATIONS, ThompsonSampler
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+def grid_of(num_devices=16, opened=("zero_stage",)):
+    """All (pp, tp, dp) of the devices with both ZeRO stages: 30 candidates on 16 devices."""
+    powers = [2**i for i in range(num_devices.bit_length())]
+    configs = [
+        ParallelConfig(pp=pp, tp=tp, dp=dp, zero_stage=zero)
+        for pp, tp, dp in itertools.product(powers, repeat=3)
+        if pp * tp * dp == num_devices
+        for zero in (0, 1)
+    ]
+    return ConfigGrid.from_configs(configs, opened)
+
+
+def features_of(grid):
+    """Logarithms of the degrees and the ZeRO stage."""
+    return np.stack([np.log2(grid.pp), np.log2(grid.tp), np.log2(grid.dp), grid.zero_stage], axis=1) / 3
+
+
+def world(grid, seed=0):
+    """Predicted step times, and true ones that differ by a smooth factor."""
+    rng = np.random.default_rng(seed)
+    predicted = 1.0 + 0.3 * np.log2(grid.tp) ** 1.5 + 0.1 * np.log2(grid.pp)
+    slope = rng.normal(0, 0.15, 3)
+    true = predicted * np.exp(features_of(grid)[:, :3] @ slope * 2)
+    return predicted, true
+
+
+@pytest.fixture
+def grid():
+    """The 30 candidates of 16 devices."""
+    return grid_of()
+
+
+def make(grid, **options):
+    """A sampler with the world's predictions."""
+    return sampler_of(grid, world(grid)[0], **options)
+
+
+def sampler_of(grid, predicted_s, *, memory_share=None, memory_error=0.1, **options):
+    """A sampler with such predictions."""
+    predicted = Predicted.of_times(predicted_s, features_of(grid))
+    if memory_share is not None:
+        needed = {"needed_bytes": memory_share, "peak_bytes": memory_share, "capacity_bytes": np.ones(len(grid))}
+        predicted = replace(predicted, **needed, memory_error=memory_error)
+    return ThompsonSampler(grid, belief_of(predicted, grid), **options)
+
+
+def run(sampler, true, num_trials):
+    """An ask/tell loop; returns the study and the positions in the order of the trials."""
+    study = optuna.create_study(sampler=sampler)
+    order = []
+    for _ in range(num_trials):
+        trial = study.ask(fixed_distributions=sampler.search_space)
+        order.append(sampler.position_of(trial.params))
+        study.tell(trial, true[order[-1]])
+    return study, order
+
+
+def test_it_finds_the_best_in_a_plain_optimize_loop(grid):
+    """Whoever uses only the sampler tunes with study.optimize; it stops by itself, within 5% of the best."""
+    predicted, true = world(grid, seed=3)
+    sampler = sampler_of(grid, predicted, stop_when_confident=True)
+    study = optuna.create_study(sampler=sampler)
+
+    def objective(trial):
+        config = sampler.suggest(trial)
+        return float(true[sampler.position_of(config.values(grid.dimensions))])
+
+    study.optimize(objective, n_trials=len(grid))
+
+    assert study.best_value <= 1.05 * true.min()
+    assert len(study.trials) < len(grid) / 2
+    assert study.user_attrs[P_STAR] > 0.95
+
+
+def test_parameters_are_the_dimensions_under_their_own_names(grid):
+    """A trial's parameters are the eight degrees and the opened dimensions, as the dashboard shall plot them."""
+    sampler = make(grid)
+    study, _ = run(sampler, world(grid)[1], 3)
+
+    assert all(tuple(trial.params) == grid.dimensions for trial in study.trials)
+    assert all(sampler.config_of(trial.params) for trial in study.trials)
+
+
+def test_no_candidate_is_tried_twice_before_all_were(grid):
+    """Asked for as many trials as there are candidates, the sampler names each once."""
+    _, order = run(make(grid), world(grid)[1], len(grid))
+
+    assert sorted(order) == list(range(len(grid)))
+
+
+def test_an_exhausted_grid_measures_the_fastest_again(grid):
+    """In a loop that goes on after every candidate was tried, the best ones are repeated, and no error raised."""
+    _, true = world(grid)
+    _, order = run(make(grid), true, len(grid) + 3)
+
+    best = set(np.argsort(true)[:3].tolist())
+    assert set(order[len(grid) :]) <= best
+
+
+def test_pending_candidates_are_not_drawn_again(grid):
+    """Trials asked for before any is told all have different candidates."""
+    sampler = make(grid)
+    study = optuna.create_study(sampler=sampler)
+
+    asked = [sampler.position_of(study.ask(fixed_distributions=sampler.search_space).params) for _ in range(12)]
+
+    assert len(set(asked)) == 12
+
+
+def test_p_star_counts_finished_trials_only(grid):
+    """A pending trial does not raise p_star; its end does."""
+    predicted, _ = world(grid)
+    sampler = sampler_of(grid, predicted, seed=1)
+    study = optuna.create_study(sampler=sampler)
+    study.ask(fixed_distributions=sampler.search_space)
+
+    pending = sampler.evidence(study.get_trials(deepcopy=False))
+
+    assert sampler.population(pending).p_star == 0.0
+    assert not sampler.is_confident(pending)
+
+
+def test_p_star_is_the_share_of_draws_whose_fastest_was_tried(grid):
+    """p_star equals (|S| - |S-bar|) / |S| (FlexParallel equation 6), recomputed from the population."""
+    study, order = run(make(grid), world(grid)[1], 6)
+    sampler = study.sampler
+    evidence = sampler.evidence(study.get_trials(deepcopy=False))
+
+    population = sampler.population(evidence)
+
+    unexplored = [position for position in population.fastest.tolist() if position not in set(order)]
+    assert population.p_star == pytest.approx(1 - len(unexplored) / len(population.fastest))
+
+
+def test_confidence_is_confirmed_by_further_draws(grid):
+    """Where a hundred draws exceed the confidence, further ones take part in p_star; below it they are not made."""
+    sampler = make(grid)
+    study, _ = run(sampler, world(grid)[1], len(grid))
+    evidence = sampler.evidence(study.get_trials(deepcopy=False))
+
+    assert sampler.is_confident(evidence)
+    assert len(sampler.population(evidence).fastest) == (1 + CONFIRMATIONS) * 100
+    assert len(make(grid, confidence=1.0).population(evidence).fastest) == 100
+
+
+def test_nobody_pays_trials_for_less_than_the_tolerance(grid):
+    """A draw names a tried candidate that is within the tolerance of its fastest; with tolerance 0 only the fastest."""
+    _, true = world(grid)
+    shares = []
+    for tolerance in (0.0, 0.01, 0.9):
+        sampler = make(grid, tolerance=tolerance, confidence=1.0)
+        study, order = run(sampler, true, 3)
+        population = sampler.population(sampler.evidence(study.get_trials(deepcopy=False)))
+        drawn = population.log_step_s
+        drawn[:, order] += np.log1p(tolerance)
+        near = drawn[:, order].min(axis=1) <= drawn.min(axis=1) + np.log1p(tolerance) + 1e-6
+        assert population.p_star == pytest.approx(near.mean())
+        assert set(population.fastest[near].tolist()) <= set(order)
+        shares.append(population.p_star)
+
+    assert shares[0] <= shares[-1]
+    assert shares[-1] == 1.0
+
+
+def test_p_star_stands_on_the_study_after_every_trial(grid):
+    """The study holds p_star, and each trial its value after that trial."""
+    study, _ = run(make(grid), world(grid)[1], 4)
+
+    assert [P_STAR in trial.user_attrs for trial in study.trials] == [True] * 4
+    assert study.user_attrs[P_STAR] == study.trials[3].user_attrs[P_STAR]
+
+
+def test_the_choice_is_uniform_over_the_unexplored_draws(grid):
+    """A candidate that many draws name is chosen in proportion (FlexParallel 3.2), over 400 numbered decisions."""
+    sampler = make(grid)
+    study, _ = run(sampler, world(grid)[1], 4)
+    evidence = sampler.evidence(study.get_trials(deepcopy=False))
+    fastest = sampler.population(evidence).fastest
+    open_draws = [p for p in fastest.tolist() if p not in evidence.explored]
+    chosen = []
+    for decision in range(400):
+        numbered = replace(evidence, num_decisions=decision)
+        chosen.append(sampler.choose(numbered))
+
+    for position in set(open_draws):
+        expected = open_draws.count(position) / len(open_draws)
+        assert chosen.count(position) / 400 == pytest.approx(expected, abs=0.1)
+
+
+def test_what_crashed_or_ran_out_of_memory_is_never_the_fastest_of_a_draw(grid):
+    """A failed candidate is removed from the draws; so is one that a plain loop told as failed."""
+    sampler = make(grid)
+    study = optuna.create_study(sampler=sampler)
+    failed = []
+    for status in (Status.CRASHED, Status.OUT_OF_MEMORY, None):
+        trial = study.ask(fixed_distributions=sampler.search_space)
+        if status is not None:
+            trial.set_user_attr(STATUS, status.value)
+        failed.append(sampler.position_of(trial.params))
+        study.tell(trial, state=TrialState.FAIL)
+
+    evidence = sampler.evidence(study.get_trials(deepcopy=False))
+
+    assert evidence.impossible == set(failed)
+    assert not set(sampler.population(evidence).fastest.tolist()) & set(failed)
+
+
+def test_an_incident_is_not_held_against_its_candidate(grid):
+    """A trial that lost its machine leaves its candidate as it was: neither tried nor removed."""
+    sampler = make(grid)
+    study = optuna.create_study(sampler=sampler)
+    trial = study.ask(fixed_distributions=sampler.search_space)
+    trial.set_user_attr(STATUS, Status.INCIDENT.value)
+    study.tell(trial, state=TrialState.FAIL)
+
+    evidence = sampler.evidence(study.get_trials(deepcopy=False))
+
+    assert not evidence.explored
+    assert not evidence.impossible
+    assert evidence.num_decisions == 1
+
+
+def test_a_time_out_is_not_tried_again(grid):
+    """A candidate that ran into the time limit counts as explored, and stays in the model."""
+    sampler = make(grid)
+    study = optuna.create_study(sampler=sampler)
+    trial = study.ask(fixed_distributions=sampler.search_space)
+    trial.set_user_attr(STATUS, Status.TIMEOUT.value)
+    position = sampler.position_of(trial.params)
+    study.tell(trial, state=TrialState.FAIL)
+
+    evidence = sampler.evidence(study.get_trials(deepcopy=False))
+
+    assert evidence.explored == {position}
+    assert sampler.choose(evidence) != position
+
+
+def test_candidates_that_may_not_fit_are_drawn_less_often(grid):
+    """A candidate predicted at twice the memory is in few draws, one at all of it in half, one at half in most."""
+    predicted = np.ones(len(grid))
+    predicted[:3] = 0.01
+    memory_share = np.full(len(grid), 0.5)
+    memory_share[:3] = (2.0, 1.0, 0.5)
+    sampler = sampler_of(grid, predicted, memory_share=memory_share, draws=400)
+    study = optuna.create_study(sampler=sampler)
+    evidence = sampler.evidence(study.get_trials(deepcopy=False))
+
+    lost = np.isinf(sampler.population(evidence).log_step_s).mean(axis=0)
+
+    assert lost[0] > 0.95
+    assert 0.3 < lost[1] < 0.7
+    assert lost[2] < 0.05
+
+
+def test_trials_that_run_out_of_memory_tell_of_the_others(grid):
+    """After some candidates that should have fitted ran out of memory, others of their size are drawn less often."""
+    predicted, _ = world(grid)
+    memory_share = np.full(len(grid), 0.9)
+    sampler = sampler_of(grid, predicted, memory_share=memory_share, memory_error=0.1, draws=400)
+    study = optuna.create_study(sampler=sampler)
+    before = np.isinf(sampler.population(sampler.evidence([])).log_step_s).mean()
+    for _ in range(4):
+        trial = study.ask(fixed_distributions=sampler.search_space)
+        trial.set_user_attr(STATUS, Status.OUT_OF_MEMORY.value)
+        study.tell(trial, state=TrialState.FAIL)
+    evidence = sampler.evidence(study.get_trials(deepcopy=False))
+
+    log_step_s = sampler.population(evidence).log_step_s
+    after = np.isinf(np.delete(log_step_s, sorted(evidence.impossible), axis=1)).mean()
+
+    assert evidence.misfits == evidence.impossible
+    assert before < 0.3
+    assert after > 1.5 * before
+
+
+def test_trials_that_ran_tell_that_others_fit(grid):
+    """After several candidates at the device's limit ran, others there are drawn more often."""
+    predicted, true = world(grid)
+    memory_share = np.full(len(grid), 1.05)
+
+    def share_left_out(num_trials):
+        sampler = sampler_of(grid, predicted, memory_share=memory_share, memory_error=0.1, draws=400)
+        study, order = run(sampler, true, num_trials)
+        log_step_s = sampler.population(sampler.evidence(study.get_trials(deepcopy=False))).log_step_s
+        return np.isinf(np.delete(log_step_s, order, axis=1)).mean()
+
+    assert share_left_out(6) < 0.8 * share_left_out(0)
+
+
+def test_the_first_trial_is_the_shortest_in_the_median(grid):
+    """Without an expert the first decision is the candidate with the shortest median step, whatever the seed."""
+    for seed in range(3):
+        sampler = make(grid, seed=seed)
+        drawn = sampler.population(sampler.evidence([])).log_step_s
+
+        _, order = run(sampler, world(grid)[1], 1)
+
+        assert order[0] == np.argmin(np.median(drawn, axis=0))
+
+
+def test_the_population_is_kept_before_and_after_every_trial(grid):
+    """The study holds how probable each candidate is to be the best, from before the first trial on."""
+    study, order = run(make(grid), world(grid)[1], 3)
+
+    moments = read_moments(study)
+
+    assert [moment.trial for moment in moments] == [None, 0, 1, 2]
+    assert moments[-1].p_star == pytest.approx(study.user_attrs[P_STAR])
+    tried = {share.key for moment in moments for share in moment.shares if share.tried}
+    assert tried <= {tuple(grid.values(position).values()) for position in order}
+
+
+def test_failures_leave_their_lesson_on_the_study(grid):
+    """After trials that ran out of memory the study says what that means for the others."""
+    sampler = make(grid, memory_share=np.full(len(grid), 0.9))
+    study = optuna.create_study(sampler=sampler)
+    for _ in range(3):
+        trial = study.ask(fixed_distributions=sampler.search_space)
+        trial.set_user_attr(STATUS, Status.OUT_OF_MEMORY.value)
+        study.tell(trial, state=TrialState.FAIL)
+
+    (lesson,) = lessons_of(study.user_attrs)
+
+    assert lesson.kind == "memory"
+    assert lesson.text.startswith("3 trials ran out of memory")
+
+
+def test_the_expert_is_the_first_trial(grid):
+    """With an expert's configuration the first decision is that one, whatever the draws say."""
+    expert = grid.config(len(grid) - 1)
+
+    _, order = run(make(grid, first=expert), world(grid)[1], 2)
+
+    assert order[0] == len(grid) - 1
+
+
+def test_a_new_sampler_continues_as_the_old_one_would_have(grid):
+    """The state is the study alone: after 5 trials a fresh sampler makes the decisions of the undisturbed run."""
+    _, true = world(grid)
+    _, undisturbed = run(make(grid), true, 10)
+    study, order = run(make(grid), true, 5)
+
+    study.sampler = make(grid)
+    for _ in range(5):
+        trial = study.ask(fixed_distributions=study.sampler.search_space)
+        order.append(study.sampler.position_of(trial.params))
+        study.tell(trial, true[order[-1]])
+
+    assert order == undisturbed
+
+
+def test_seeds_differ(grid):
+    """Another seed explores in another order."""
+    _, true = world(grid)
+
+    orders = {tuple(run(make(grid, seed=seed), true, 6)[1]) for seed in range(4)}
+
+    assert len(orders) > 1
+
+
+def test_foreign_parameters_are_left_to_chance(grid):
+    """A parameter that is no dimension can be suggested beside the configuration."""
+    sampler = make(grid)
+    study = optuna.create_study(sampler=sampler)
+
+    def objective(trial):
+        sampler.suggest(trial)
+        return trial.suggest_float("learning_rate", 1e-4, 1e-3)
+
+    study.optimize(objective, n_trials=3)
+
+    assert all("learning_rate" in trial.params for trial in study.trials)
+
+
+def test_maximizing_is_refused(grid):
+    """A step time is minimized; another direction is the caller's mistake."""
+    study = optuna.create_study(sampler=make(grid), direction="maximize")
+
+    with pytest.raises(ValueError, match="must minimize"):
+        study.ask(fixed_distributions=study.sampler.search_space)
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), num_trials=st.integers(1, 12))
+def test_every_suggestion_is_a_candidate(seed, num_trials):
+    """Whatever the seed and the evidence, a suggestion names a row of the grid."""
+    grid = grid_of(8, opened=())
+
+    _, order = run(make(grid, seed=seed), world(grid)[1], num_trials)
+
+    assert None not in order
+
+
+ENDS = st.one_of(
+    st.floats(-9, 9).map(lambda exponent: 10.0**exponent),
+    st.just(1.0),
+    st.sampled_from([Status.OUT_OF_MEMORY, Status.CRASHED, Status.TIMEOUT, Status.INCIDENT]),
+)
+
+
+@settings(max_examples=25)
+@given(
+    seed=st.integers(0, 2**32 - 1), ends=st.lists(ENDS, min_size=1, max_size=10), predicted=st.sampled_from([0, -9, 9])
+)
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_any_ends_leave_proposals_among_what_is_left(seed, ends, predicted):
+    """Whatever trials end with, equal, tiny or huge times or failures, the next is a candidate, and none that has ended
+    for good; p_star stays a share.
+    """
+    grid = grid_of(8)
+    sampler = sampler_of(grid, 10.0**predicted * world(grid)[0], seed=seed, draws=10)
+    study = optuna.create_study(sampler=sampler)
+    closed = set()
+    for end in ends:
+        trial = study.ask(fixed_distributions=sampler.search_space)
+        position = sampler.position_of(trial.params)
+        assert position not in closed
+        if isinstance(end, Status):
+            trial.set_user_attr(STATUS, end.value)
+            study.tell(trial, state=TrialState.FAIL)
+        else:
+            study.tell(trial, end)
+        if end is not Status.INCIDENT:
+            closed.add(position)
+        if len(closed) == len(grid):
+            break
+
+    for trial in study.trials:
+        assert 0.0 <= trial.user_attrs[P_STAR] <= 1.0

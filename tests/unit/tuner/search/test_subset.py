@@ -1,0 +1,77 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.unit.tuner.search.test_posterior import belief, evidence, grid, problem  # noqa: F401 # fixtures
+from tuner.search.subset import MOST_FAILED, MOST_TOLD, most_telling
+
+NUM_CANDIDATES = 1000
+
+
+@pytest.fixture
+def features():
+    """Where the candidates stand: a cloud around 0, and one candidate far from all others."""
+    found = np.random.default_rng(0).normal(size=(NUM_CANDIDATES, 3))
+    found[700] = 50.0
+    return found
+
+
+def measured(count):
+    """Evidence of so many candidates, measured in the order of their positions, the later ones faster."""
+    positions = np.arange(count)
+    found = evidence(positions, -0.001 * positions)
+    return replace(
+        found, num_completed=np.ones(count, dtype=np.int64), peaks_bytes={int(position): 1 for position in positions}
+    )
+
+
+def test_all_of_a_small_study_is_told(features):
+    """Surrogates of a study with MOST_TOLD candidates see its evidence as it is."""
+    found = measured(MOST_TOLD)
+
+    assert most_telling(found, features) is found
+
+
+def test_the_fastest_and_the_far_ones_are_told(features):
+    """Of more candidates MOST_TOLD are told, once and in their order: half the fastest, and the farthest among them."""
+    found = measured(900)
+
+    told = most_telling(found, features)
+
+    assert len(set(told.measured.tolist())) == MOST_TOLD
+    assert told.measured.tolist() == sorted(told.measured.tolist())
+    assert set(range(900 - MOST_TOLD // 2, 900)) <= set(told.measured.tolist())
+    assert 700 in told.measured
+    assert told.peaks_bytes.keys() == set(told.measured.tolist())
+    np.testing.assert_array_equal(told.log_step_s, -0.001 * told.measured)
+    assert told.explored == found.explored
+
+
+def test_failures_are_told_of_some(features):
+    """Of many candidates that failed in one way MOST_FAILED are told, and those that measured a step all."""
+    failed = frozenset(range(100, 600))
+    found = replace(measured(50), misfits=failed, crashed=frozenset({600}), limits_s={601: 2.0})
+
+    told = most_telling(found, features)
+
+    assert len(told.misfits) == MOST_FAILED
+    assert told.misfits < failed
+    assert (told.crashed, told.limits_s, len(told.measured)) == ({600}, {601: 2.0}, 50)
+
+
+def test_what_was_measured_stays_known(belief, grid):  # noqa: F811 # as above
+    """A candidate of which the surrogates are not told has its measured step time in every draw, within its error."""
+    count = MOST_TOLD + 40
+    assert count < len(grid)
+    positions = np.arange(count)
+    log_step_s = np.log(belief.predicted.step_time_s[:count]) + 0.3 * np.sin(7.0 * positions)
+    found = evidence(positions, log_step_s)
+    found = replace(found, num_completed=np.ones(count, dtype=np.int64))
+    told = most_telling(found, belief.steps[0].points.features)
+    untold = np.setdiff1d(positions, told.measured)
+
+    drawn = belief.draw(found, 20, np.random.default_rng(0))
+
+    assert len(untold) == 40
+    assert np.abs(drawn[:, untold] - log_step_s[untold]).max() < 5 * 0.005

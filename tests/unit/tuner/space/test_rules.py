@@ -1,0 +1,455 @@
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from costmodels.job.parallel_config import RECOMPUTE_MODES, ParallelConfig
+from costmodels.job.runtime import find_runtime, runtime_names
+from hardware.io.errors import ConfigError
+from tests.support.settings.small_spaces import (
+    OPENED,
+    RUNTIME_OF,
+    raw_product,
+    rows_of,
+    rules_broken_by_row,
+    setting_of,
+)
+from tuner.space.enumeration import broken_rules, enumerate_space
+from tuner.space.rules import DUPLICATE_RULES, LAYER_PADDING, RULE_SETS, RULES
+from tuner.study_file.config import load_study
+
+# The catalog
+
+
+@pytest.mark.parametrize("name", runtime_names())
+def test_each_runtime_of_the_catalog_has_a_rule_set(name):
+    """The set that a profile names exists, and some layout of a small job obeys it."""
+    runtime = find_runtime(name)
+    setting, options = setting_of(runtime.rule_set, batch=64, num_layers=8)
+
+    grid, _ = enumerate_space(replace(setting, runtime=runtime), options)
+
+    assert len(grid) > 0
+
+
+def test_rules_and_their_sets_name_each_other():
+    """Every set holds known rules, each once; every rule stands in some set, and every set is named by some runtime."""
+    for rules in RULE_SETS.values():
+        assert len(set(rules)) == len(rules)
+        assert set(rules) <= set(RULES)
+
+    assert set().union(*RULE_SETS.values()) == set(RULES)
+    assert set(DUPLICATE_RULES) <= set(RULES)
+    assert set(RUNTIME_OF) == set(RULE_SETS)
+    assert {find_runtime(name).rule_set for name in runtime_names()} == set(RULE_SETS) - set(LAYER_PADDING)
+
+
+@pytest.mark.parametrize("rule_set", RULE_SETS)
+def test_every_reason_is_a_text_without_a_full_stop(rule_set):
+    """Reasons can be told in any setting, and be put in brackets after the rule's name."""
+    setting, _ = setting_of(rule_set)
+
+    for name in RULE_SETS[rule_set]:
+        reason = RULES[name].reason(setting)
+        assert reason == reason.strip()
+        assert reason
+        assert not reason.endswith(".")
+
+
+# The frameworks against a slow oracle: each function says in plain arithmetic what a framework can launch
+
+
+class Case:
+    """The numbers of one mesh and schedule, by short names."""
+
+    def __init__(self, setting, mesh, mbs, vpp, ep):
+        """Reads the sizes that the sentences below are about."""
+        model = setting.job.model
+        self.pp, self.tp, self.dp, self.cp, self.up = mesh
+        self.vpp, self.ep = vpp, ep
+        self.replicas = self.dp * self.cp * self.up
+        self.micro_batches = setting.job.global_batch_size // (self.dp * mbs)
+        self.layers, self.heads, self.kv_heads = model.num_layers, model.num_heads, model.num_kv_heads
+        self.experts = model.num_experts or 1
+        self.length = setting.job.sequence_length
+        sizes = [model.expert_ffn_size, model.shared_expert_ffn_size]
+        if any(not model.is_moe_layer(layer) for layer in range(model.num_layers)):
+            sizes.append(model.ffn_size)
+        self.mlp_divides = all(size % self.tp == 0 for size in sizes)
+        self.ring_chunks = 2 * self.cp if self.cp > 1 else 1
+
+    @property
+    def kv_heads_divide_or_repeat(self):
+        """Megatron copies a key-value head to several tp ranks."""
+        return self.kv_heads % self.tp == 0 or self.tp % self.kv_heads == 0
+
+    @property
+    def ring_and_ulysses_fit(self):
+        """Ring attention deals two chunks per rank, Ulysses one."""
+        return self.length % (self.up * self.ring_chunks) == 0
+
+
+def megatron_2021(c):
+    """Heads, layers and MLP divide; interleaving needs three stages and whole rounds of micro-batches."""
+    obeys = c.heads % c.tp == 0 and c.kv_heads_divide_or_repeat and c.mlp_divides
+    obeys = obeys and (c.cp, c.up, c.ep) == (1, 1, 1) and c.layers % (c.pp * c.vpp) == 0
+    return obeys and (c.vpp == 1 or (c.pp > 2 and c.micro_batches % c.pp == 0))
+
+
+def megatron_deepspeed(c):
+    """Megatron's layers on a pipeline without interleaving, whose stages may be uneven."""
+    obeys = c.heads % c.tp == 0 and c.kv_heads_divide_or_repeat and c.mlp_divides
+    return obeys and (c.cp, c.up, c.ep, c.vpp) == (1, 1, 1, 1) and c.pp <= c.layers
+
+
+def gpt_neox(c):
+    """As above, with experts over data parallel ranks and without copies of key-value heads."""
+    obeys = c.kv_heads % c.tp == 0 and c.mlp_divides and c.pp <= c.layers
+    return obeys and (c.cp, c.up, c.vpp) == (1, 1, 1) and c.dp % c.ep == 0
+
+
+def paddle(c):
+    """Equal parts; ring attention or Ulysses; interleaving needs three stages and a micro-batch for each."""
+    obeys = c.heads % (c.tp * c.up) == 0 and c.kv_heads_divide_or_repeat and c.mlp_divides
+    obeys = obeys and max(c.kv_heads // c.tp, 1) % c.up == 0 and 1 in (c.cp, c.up) and c.ring_and_ulysses_fit
+    obeys = obeys and c.layers % (c.pp * c.vpp) == 0 and c.dp % c.ep == 0
+    return obeys and (c.vpp == 1 or (c.pp > 2 and c.micro_batches >= c.pp))
+
+
+def torchtitan(c):
+    """Any split with a layer in each chunk; the sequence always divides by tp and 2 cp."""
+    obeys = c.kv_heads % c.tp == 0 and c.mlp_divides and c.up == 1 and c.length % (2 * c.tp * c.cp) == 0
+    obeys = obeys and c.pp * c.vpp <= c.layers and c.replicas % c.ep == 0
+    if c.vpp == 1:
+        return obeys and c.micro_batches >= c.pp
+    rounds = c.micro_batches // c.pp or 1
+    return obeys and c.pp > 1 and c.micro_batches % rounds == 0
+
+
+def fsdp(c):
+    """Data parallel ranks and experts over them, nothing else."""
+    return (c.pp, c.tp, c.cp, c.up, c.vpp) == (1, 1, 1, 1, 1) and c.dp % c.ep == 0
+
+
+def maxtext(c):
+    """One program for all stages: layers and micro-batches divide by them."""
+    obeys = c.kv_heads % (c.tp * c.up) == 0 or (c.kv_heads % c.tp == 0 and c.up == 1)
+    obeys = obeys and c.mlp_divides and 1 in (c.cp, c.up) and c.ring_and_ulysses_fit and c.dp % c.ep == 0
+    obeys = obeys and c.layers % (c.pp * c.vpp) == 0 and c.micro_batches % c.pp == 0
+    return obeys and (c.vpp == 1 or c.pp > 1)
+
+
+def internevo(c):
+    """Tensor parallelism or its sequence parallel mode; layers divide by chunks, chunks need not by stages."""
+    obeys = c.heads % (c.tp * c.up) == 0 and c.kv_heads % c.tp == 0 and c.mlp_divides
+    obeys = obeys and (c.tp == 1 or c.cp * c.up == 1) and c.ring_and_ulysses_fit and c.replicas % c.ep == 0
+    obeys = obeys and (c.dp % c.experts == 0 or c.experts % c.dp == 0) and c.pp * c.vpp <= c.layers
+    return obeys and (c.vpp == 1 or (c.pp > 1 and c.micro_batches % c.pp == 0))
+
+
+def mindformers(c):
+    """Any split with a layer in each chunk and a micro-batch for each stage."""
+    obeys = c.kv_heads % (c.tp * c.up) == 0 and c.mlp_divides and c.ring_and_ulysses_fit and c.dp % c.ep == 0
+    return obeys and c.pp * c.vpp <= c.layers and c.micro_batches >= c.pp and (c.vpp == 1 or c.pp > 1)
+
+
+def torch_reference(c):
+    """Equal parts of heads and sequence; any split with a layer in each chunk; experts over a whole stage."""
+    obeys = c.heads % (c.tp * c.up) == 0 and c.kv_heads % c.tp == 0 and c.mlp_divides
+    obeys = obeys and c.length % (c.tp * c.up * (2 * c.cp if c.cp > 1 else 1)) == 0
+    obeys = obeys and c.pp * c.vpp <= c.layers and c.replicas % c.ep == 0
+    rounds = c.micro_batches // c.pp or 1
+    return obeys and (c.vpp == 1 or (c.pp > 1 and c.micro_batches >= c.pp and c.micro_batches % rounds == 0))
+
+
+FRAMEWORKS = {
+    "fsdp": fsdp,
+    "gpt-neox": gpt_neox,
+    "internevo": internevo,
+    "maxtext": maxtext,
+    "megatron-2021": megatron_2021,
+    "megatron-2022": megatron_2021,
+    "megatron-deepspeed": megatron_deepspeed,
+    "mindformers": mindformers,
+    "paddle": paddle,
+    "torch-reference": torch_reference,
+    "torchtitan": torchtitan,
+}
+SPLITS_THE_SEQUENCE_OVER_TP = ("gpt-neox", "internevo", "megatron-2022", "mindformers", "paddle")
+NO_ZERO_BESIDE_A_PIPELINE = ("gpt-neox", "paddle")
+EXPERTS_WANT_A_SPLIT_SEQUENCE = ("torch-reference",)
+NO_SEQUENCE_PARALLELISM = ("megatron-2021", "megatron-deepspeed")
+
+
+def further_that_obey(rule_set, setting, opened, case):
+    """The values of recompute, zero_stage and sequence_parallel for one mesh, each the job's unless opened."""
+    job, runtime = setting.job, setting.runtime
+    recomputes = runtime.recompute_modes if "recompute" in opened else [job.recompute]
+    stages = runtime.zero_stages if "zero_stage" in opened else [job.zero_stage]
+    splits = [0, 1] if "sequence_parallel" in opened else [int(runtime.sequence_parallel)]
+    for recompute, stage, split in itertools.product(recomputes, stages, splits):
+        if rule_set in EXPERTS_WANT_A_SPLIT_SEQUENCE and job.model.is_moe and case.tp > 1 and not split:
+            continue
+        if "zero_stage" in opened and stage > runtime.zero_stages[0] and case.replicas == 1:
+            continue
+        if "sequence_parallel" in opened and split and case.tp == 1:
+            continue
+        if split and rule_set in NO_SEQUENCE_PARALLELISM:
+            continue
+        if split and rule_set in SPLITS_THE_SEQUENCE_OVER_TP and case.length % case.tp:
+            continue
+        if stage > 1 and case.pp > 1 and rule_set in NO_ZERO_BESIDE_A_PIPELINE:
+            continue
+        yield RECOMPUTE_MODES.index(recompute), stage, split
+
+
+def oracle(rule_set, setting, opened) -> list[tuple]:
+    """Every configuration that the framework can launch, by plain loops over all numbers."""
+    devices, batch = setting.cluster.num_devices, setting.job.global_batch_size
+    layers, experts = setting.job.model.num_layers, setting.job.model.num_experts or 1
+    found = []
+    for pp, tp, dp, cp in itertools.product(range(1, devices + 1), repeat=4):
+        up = devices // (pp * tp * dp * cp)
+        if pp * tp * dp * cp * up != devices:
+            continue
+        for mbs, vpp, ep in itertools.product(range(1, batch + 1), range(1, layers + 1), range(1, experts + 1)):
+            if batch % (dp * mbs) or layers % vpp or experts % ep:
+                continue
+            case = Case(setting, (pp, tp, dp, cp, up), mbs, vpp, ep)
+            if FRAMEWORKS[rule_set](case):
+                further = further_that_obey(rule_set, setting, opened, case)
+                found.extend((pp, tp, dp, cp, up, vpp, ep, mbs, *values) for values in further)
+    return sorted(found)
+
+
+@st.composite
+def small_settings(draw, rule_set):
+    """A job of few layers, heads and sequences on few devices, and opened dimensions."""
+    kv_heads = draw(st.sampled_from([1, 2, 3, 4]))
+    experts = draw(st.sampled_from([0, 0, 2, 4, 6]))
+    moe = {"num_experts": experts, "top_k": 1, "expert_ffn_size": draw(st.sampled_from([6, 8, 12]))} if experts else {}
+    setting, options = setting_of(
+        rule_set,
+        hosts=draw(st.sampled_from([1, 2, 3])),
+        devices_per_host=draw(st.sampled_from([4, 2, 3, 1])),
+        sequence_length=draw(st.sampled_from([8, 12, 14, 48])),
+        batch=draw(st.sampled_from([1, 2, 3, 4, 5, 6, 8, 9, 12])),
+        num_layers=draw(st.integers(1, 10)),
+        hidden_size=48,
+        num_kv_heads=kv_heads,
+        num_heads=kv_heads * draw(st.sampled_from([1, 2, 3])),
+        head_dim=4,
+        ffn_size=draw(st.sampled_from([6, 8, 12])),
+        **moe,
+    )
+    opened = tuple(name for name in OPENED if draw(st.booleans()))
+    return setting, replace(options, opened=opened)
+
+
+@pytest.mark.parametrize("rule_set", FRAMEWORKS)
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_the_grid_is_what_the_framework_can_launch(rule_set, data):
+    """For each framework the grid is exactly what plain loops over its own checks find, in the same order."""
+    setting, options = data.draw(small_settings(rule_set))
+
+    grid, _ = enumerate_space(setting, options)
+
+    assert rows_of(grid) == oracle(rule_set, setting, options.opened)
+
+
+# No dead rule
+
+MOE = {"num_experts": 4, "top_k": 2, "expert_ffn_size": 14336}
+
+
+@pytest.mark.parametrize("rule_set", RULE_SETS)
+def test_each_rule_alone_is_the_reason_of_some_refusal(rule_set):
+    """No rule is dead: each refuses some configuration that no other refuses, if need be with `layers` switched off.
+
+    Where nothing pads the layers, `layers` implies `pp_layers`, which then only speaks when `layers` does not.
+    """
+    varieties = [
+        (setting_of(rule_set, hosts=4, devices_per_host=2, batch=12, num_layers=6), ()),
+        (setting_of(rule_set, devices_per_host=6, num_heads=12, num_kv_heads=4, ffn_size=12, sequence_length=48), ()),
+        (setting_of(rule_set, devices_per_host=6, num_heads=6, num_kv_heads=6, ffn_size=4, sequence_length=48), ()),
+        (setting_of(rule_set, devices_per_host=6, num_heads=8, num_kv_heads=8, ffn_size=48, sequence_length=48), ()),
+        (setting_of(rule_set, devices_per_host=8, sequence_length=20), ("sequence_parallel",)),
+        (setting_of(rule_set, devices_per_host=8, num_heads=12, num_kv_heads=4, ffn_size=48, sequence_length=48), ()),
+        (setting_of(rule_set, devices_per_host=4, num_layers=8, job={"sequence_parallel": False}, **MOE), ()),
+        (setting_of(rule_set, devices_per_host=6, batch=12, **MOE), ()),
+        (setting_of(rule_set, devices_per_host=4, job={"zero_stage": 2}, runtime={"zero_stages": (0, 1)}), ()),
+        (setting_of(rule_set, devices_per_host=4, runtime={"zero_stages": (0, 1, 2, 3)}), OPENED),
+        (setting_of(rule_set, job={"recompute": "full"}, runtime={"recompute_modes": ("none",)}), ()),
+        (setting_of(rule_set, devices_per_host=4, batch=4, num_layers=4), OPENED),
+        (setting_of(rule_set, hosts=3, devices_per_host=2, batch=10, num_layers=12), ()),
+        (setting_of(rule_set, batch=8, num_layers=4), ()),
+        (setting_of(rule_set, devices_per_host=1, runtime={"zero_stages": (0, 1, 2, 3)}), OPENED),
+    ]
+    zero, split = (varieties[0][0][0].job.zero_stage, varieties[0][0][0].runtime.sequence_parallel)
+    others = [  # not in any raw product: a user may still ask `--why` of them
+        ParallelConfig(dp=8, ep=2, zero_stage=zero, sequence_parallel=split),
+        ParallelConfig(dp=16, zero_stage=zero, sequence_parallel=split),
+        ParallelConfig(pp=2, dp=2, mbs=2, vpp=3, zero_stage=zero, sequence_parallel=split),
+        *(ParallelConfig(dp=8, dp_shard=shard, zero_stage=zero, sequence_parallel=split) for shard in (2, 3, 8)),
+        ParallelConfig(dp=4, dp_shard=2, zero_stage=zero, sequence_parallel=split),
+        ParallelConfig(dp=8, ep=4, dp_shard=2, zero_stage=zero, sequence_parallel=split),
+        ParallelConfig(dp=4, ep=4, dp_shard=2, zero_stage=zero, sequence_parallel=split),
+        ParallelConfig(dp=8, expert_tp=2, zero_stage=zero, sequence_parallel=split),
+        ParallelConfig(dp=4, expert_tp=2, zero_stage=zero, sequence_parallel=split),
+        ParallelConfig(tp=4, expert_tp=4, zero_stage=zero),
+    ]
+    opened_too = [  # what only an opened dimension refuses: it means the same as another value
+        ParallelConfig(dp=8, expert_tp=1, zero_stage=zero, sequence_parallel=split),
+        ParallelConfig(dp=8, dp_shard=8, zero_stage=zero, sequence_parallel=split),
+    ]
+    alone = set()
+    for (setting, options), opened in varieties:
+        open_options = replace(options, opened=opened)
+        refusals = rules_broken_by_row(setting, open_options, raw_product(setting, opened))
+        refusals += [frozenset(broken_rules(setting, open_options, config)) for config in others]
+        apart = replace(options, opened=("expert_tp", "dp_shard"))
+        refusals += [frozenset(broken_rules(setting, apart, config)) for config in opened_too]
+        refusals += [broken - {"layers"} for broken in refusals if "pp_layers" in broken]
+        alone |= {next(iter(broken)) for broken in refusals if len(broken) == 1}
+
+    assert alone == set(RULE_SETS[rule_set])
+
+
+# What people ran
+
+
+@pytest.mark.parametrize(
+    ("rule_set", "hosts", "model", "batch", "config"),
+    [
+        # Narayanan et al. 2021, table 1: 145.6 billion parameters, 80 layers, 96 heads, 1,536 devices
+        (
+            "megatron-2021",
+            192,
+            {"num_layers": 80, "hidden_size": 12288, "num_heads": 96, "num_kv_heads": 96, "ffn_size": 49152},
+            2304,
+            ParallelConfig(pp=8, tp=8, dp=24, zero_stage=0, sequence_parallel=False),
+        ),
+        # bigscience chronicles-prequel.md, section Rebalancing layers: 70 layers on 12 stages, 48 hosts
+        (
+            "megatron-deepspeed",
+            48,
+            {"num_layers": 70, "hidden_size": 14336, "num_heads": 112, "num_kv_heads": 112, "ffn_size": 57344},
+            2048,
+            ParallelConfig(pp=12, tp=4, dp=8, mbs=2, sequence_parallel=False),
+        ),
+        # torchtitan benchmarks/llama3_h100_202412_torchtitan.md: Llama 3.1 405B, 8 x 8 x 8 on 512 devices
+        (
+            "torchtitan",
+            64,
+            {"num_layers": 126, "hidden_size": 16384, "num_heads": 128, "num_kv_heads": 8, "ffn_size": 53248},
+            256,
+            ParallelConfig(pp=8, tp=8, dp=8, vpp=2, zero_stage=2),
+        ),
+        # llm-foundry scripts/train/benchmarking/README.md: MPT on FSDP alone
+        ("fsdp", 8, {}, 512, ParallelConfig(dp=64, mbs=8, zero_stage=3, sequence_parallel=False)),
+        # InternEvo doc/en/train_performance.md: InternLM 7B with ZeRO 1 on 128 devices
+        (
+            "internevo",
+            16,
+            {"num_heads": 32, "num_kv_heads": 32, "ffn_size": 11008},
+            1024,
+            ParallelConfig(dp=128, mbs=2, sequence_parallel=False),
+        ),
+    ],
+    ids=["megatron-2021", "megatron-deepspeed", "torchtitan", "fsdp", "internevo"],
+)
+def test_published_runs_obey_the_rules_of_their_framework(rule_set, hosts, model, batch, config):
+    """A layout that its framework's authors published breaks no rule."""
+    setting, options = setting_of(rule_set, hosts=hosts, sequence_length=2048, batch=batch, **model)
+
+    assert broken_rules(setting, options, config) == {}
+
+
+# What a runtime cannot do, told to a user
+
+
+def study_file(tmp_path, *, runtime, **sections):
+    """A study of llama3-8b on 8 devices under `runtime`."""
+    values = {
+        "name": "absent",
+        "model": "llama3-8b",
+        "cluster": "{name: dgx-h100, hosts: 1}",
+        "job": "{sequence_length: 4096, global_batch_size: 64}",
+        "runtime": runtime,
+        **sections,
+    }
+    path = tmp_path / "study.yaml"
+    path.write_text("".join(f"{key}: {value}\n" for key, value in values.items()))
+    return path
+
+
+def test_an_expert_that_the_runtime_cannot_launch_is_told_in_one_warning(tmp_path):
+    """llm-foundry has neither tp nor pp: the expert stays, and one warning gives both reasons."""
+    study = load_study(study_file(tmp_path, runtime="llm-foundry", expert="{pp: 2, tp: 4, dp: 1}"))
+
+    told = [warning for warning in study.space().warnings if "the expert's configuration" in warning]
+
+    assert len(told) == 1
+    assert "no_tp (llm-foundry has no tensor parallelism, so tp must be 1)" in told[0]
+    assert "no_pp (llm-foundry has no pipeline parallelism, so pp must be 1)" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("runtime", "sections", "told"),
+    [
+        ("llm-foundry", {"space": "{tp: [2, 4]}"}, r"space\.tp = \[2, 4\].*llm-foundry has no tensor parallelism"),
+        ("nanotron", {"space": "{vpp: [2]}"}, r"space\.vpp = \[2\].*nanotron has no interleaved schedule"),
+        (
+            "megatron-deepspeed",
+            {"job": "{sequence_length: 4096, global_batch_size: 64, sequence_parallel: true}"},
+            r"job\.sequence_parallel = True.*is not offered by the runtime megatron-deepspeed",
+        ),
+        (
+            "megatron-lm-2021",
+            {"space": "{sequence_parallel: [false, true]}"},
+            r"space\.sequence_parallel = True.*is not offered by the runtime megatron-lm-2021",
+        ),
+        (
+            "maxtext",
+            {"job": "{sequence_length: 4096, global_batch_size: 64, zero_stage: 1}"},
+            r"job\.zero_stage = 1.*is not offered by the runtime maxtext.*valid: 3",
+        ),
+        (
+            "nanotron",
+            {"space": "{expert_tp: [0, 1]}"},
+            r"space\.expert_tp = 1.*is not offered by the runtime nanotron.*valid: 0",
+        ),
+        (
+            "mindspeed",
+            {"job": "{sequence_length: 4096, global_batch_size: 64, dp_shard: 8}"},
+            r"job\.dp_shard = 8.*is not offered by the runtime mindspeed.*valid: 0",
+        ),
+    ],
+    ids=["tp", "vpp", "sequence parallel job", "sequence parallel space", "zero", "expert_tp", "dp_shard"],
+)
+def test_a_space_that_the_runtime_cannot_have_is_refused(tmp_path, runtime, sections, told):
+    """Asking for nothing but what a framework lacks is a mistake, named with the key and the value."""
+    with pytest.raises(ConfigError, match=told):
+        load_study(study_file(tmp_path, runtime=runtime, **sections))
+
+
+def test_a_degree_that_the_runtime_lacks_may_be_named_with_1(tmp_path):
+    """`tp: [1, 2]` under llm-foundry searches tp 1, and counts the other under no_tp."""
+    space = load_study(study_file(tmp_path, runtime="llm-foundry", space="{tp: [1, 2]}")).space()
+
+    assert set(space.grid.tp.tolist()) <= {1}
+    assert space.num_before_memory > 0
+    assert space.removed["no_tp"] > 0
+
+
+@pytest.mark.parametrize(
+    ("runtime", "stage"), [("megatron-core", 1), ("torchtitan", 2), ("maxtext", 3), ("gpt-neox", 1)]
+)
+def test_the_zero_stage_of_a_silent_study_is_one_that_the_runtime_offers(tmp_path, runtime, stage):
+    """A study that says nothing takes stage 1, or the lowest that its runtime has."""
+    study = load_study(study_file(tmp_path, runtime=runtime))
+
+    assert study.setting.job.zero_stage == stage

@@ -1,0 +1,216 @@
+"""The ranks of trials on one host: starts them, hears them, and learns how they ended.
+
+The processes themselves are forked by a server that this starts once (rank_server.py); what they need is imported
+there and not here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from trials.ranks.contract import AbstractRanks, RankSetup, RanksLostError
+from trials.ranks.messages import Exit, Kill, Launch, Reserve, Reserved, Told
+
+LOOPBACK = "127.0.0.1"
+
+START_LIMIT_S = 120.0
+"""How long importing torch, for one, may take on a busy machine."""
+
+KEPT_BYTES = 1_000_000
+"""Of what ranks print, because torch prints the schedules of a pipeline after the line that says what has failed."""
+
+END_LIMIT_S = 10.0
+"""How long killed ranks may take to be gone."""
+
+
+class RankProcesses(AbstractRanks):
+    """All ranks on this host, or those of a trial that are on this host.
+
+    `start` takes as long as the modules of its setup take to import. As a context manager it starts and closes itself.
+
+    Args:
+        setup: What ranks find ready.
+    """
+
+    def __init__(self, setup: RankSetup) -> None:
+        self._setup = setup
+        self._server: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+        self._running: set[int] = set()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 # as long as this object
+
+    def __enter__(self) -> RankProcesses:
+        """Starts it."""
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes it."""
+        self.close()
+
+    def start(self) -> RankProcesses:
+        """Starts the server and waits until it has imported what ranks need.
+
+        Raises:
+            RanksLostError: it did not start.
+        """
+        ours, theirs = socket.socketpair()
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(dict.fromkeys([str(Path(__file__).parents[2]), *filter(None, sys.path)])),
+            **dict(self._setup.environment),
+        }
+        with theirs:
+            self._server = subprocess.Popen(  # noqa: S603 # our own module
+                [
+                    sys.executable,
+                    "-m",
+                    "trials.ranks.server",
+                    str(theirs.fileno()),
+                    str(self._log.fileno()),
+                    *self._setup.modules,
+                ],
+                pass_fds=[theirs.fileno(), self._log.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env=environment,
+                start_new_session=True,  # Ctrl-C is for the driver
+            )
+        self._connection = Connection(ours.detach())
+        try:
+            if not self._connection.poll(START_LIMIT_S):
+                raise RanksLostError(f"the server of ranks did not start within {START_LIMIT_S:.0f} s")
+            self._connection.recv()
+        except BaseException as error:
+            text = self._end()
+            if isinstance(error, (EOFError, OSError)):
+                raise RanksLostError(f"the server of ranks did not start: {text}") from None
+            raise
+        return self
+
+    def close(self) -> None:
+        """Ends the server and all ranks."""
+        self._end()
+
+    @property
+    def running(self) -> frozenset[int]:
+        """The ranks whose end `events` has not told yet."""
+        return frozenset(self._running)
+
+    def reserve(self, host: str = LOOPBACK) -> int:
+        """A free port at the address `host` of this machine, kept for rank 0 of the next launch."""
+        assert not self._running, "one trial after the other"
+        self._send(Reserve(host=host))
+        try:
+            answer = self._open().recv()
+        except (EOFError, OSError):
+            raise self._lost() from None
+        assert isinstance(answer, Reserved), answer
+        return answer.port
+
+    def launch(
+        self,
+        function: str,
+        *arguments: Any,
+        num_ranks: int,
+        memory_limit_bytes: int | None = None,
+    ) -> None:
+        """All ranks on this host."""
+        self.launch_part(
+            Launch(
+                function=function,
+                arguments=arguments,
+                ranks=tuple(range(num_ranks)),
+                world_size=num_ranks,
+                host=LOOPBACK,
+                port=self.reserve(),
+                memory_limit_bytes=memory_limit_bytes,
+            )
+        )
+
+    def launch_part(self, launch: Launch) -> None:
+        """The ranks of a trial that are on this host."""
+        assert not self._running, "one trial after the other"
+        self._log.seek(0)
+        self._log.truncate()
+        self._send(launch)
+        self._running = set(launch.ranks)
+
+    def events(self, timeout_s: float) -> list[Told | Exit]:
+        """What has happened, waiting up to `timeout_s` for the first of it.
+
+        Raises:
+            RanksLostError: the server itself has died, and with it all ranks.
+        """
+        connection = self._open()
+        found: list[Told | Exit] = []
+        while connection.poll(0 if found else timeout_s):
+            try:
+                event = connection.recv()
+            except (EOFError, OSError):
+                raise self._lost() from None
+            if isinstance(event, Exit):
+                self._running.discard(event.rank)
+            found.append(event)
+        return found
+
+    def kill(self) -> list[Exit]:
+        """Ends all ranks at once, also hanging and stopped ones; how they ended."""
+        if not self._running:
+            return []
+        self._send(Kill())
+        deadline_s = time.monotonic() + END_LIMIT_S
+        ends: list[Exit] = []
+        while self._running and time.monotonic() < deadline_s:
+            ends += [event for event in self.events(0.1) if isinstance(event, Exit)]
+        if self._running:
+            left = sorted(self._running)
+            self._end()
+            raise RanksLostError(f"ranks {left} did not end within {END_LIMIT_S:.0f} s of being killed")
+        return ends
+
+    def printed(self) -> str:
+        """What the ranks of the last launch have printed, the end of it."""
+        size = os.fstat(self._log.fileno()).st_size
+        return os.pread(self._log.fileno(), KEPT_BYTES, max(size - KEPT_BYTES, 0)).decode(errors="replace")
+
+    def _open(self) -> Connection:
+        if self._connection is None:
+            raise RanksLostError("the server of ranks has ended")
+        return self._connection
+
+    def _send(self, request: Reserve | Launch | Kill) -> None:
+        try:
+            self._open().send(request)
+        except OSError:
+            raise self._lost() from None
+
+    def _lost(self) -> RanksLostError:
+        return RanksLostError(f"the server of ranks has died: {self._end()}")
+
+    def _end(self) -> str:
+        """Ends the server and with it the ranks; the end of what it wrote on its standard error."""
+        connection, self._connection = self._connection, None
+        server, self._server = self._server, None
+        self._running.clear()
+        if connection is not None:
+            connection.close()
+        if server is None:
+            return ""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            _, text = server.communicate(timeout=END_LIMIT_S)
+            return text.decode(errors="replace").strip()[-2000:]
+        server.kill()
+        server.wait()
+        return ""

@@ -1,0 +1,1 @@
+"""Replay published measurements as trials."""

@@ -1,0 +1,177 @@
+"""Replays published measurements as trials: a sweep that somebody ran serves as the cluster."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from costmodels.calibration.measured_runs import MeasuredGroup, MeasuredRun, varying_dimensions
+from costmodels.job.parallel_config import DEGREES, ConfigGrid, ParallelConfig, Value
+from costmodels.job.proxy_job import Reduction
+from hardware.io.errors import ConfigError
+from trials.backend import AbstractBackend, Observation, OnStep, Origin, Status, tail_of, unheard
+
+_OUT_OF_MEMORY = re.compile(r"FAILED\W*(oom|out[ _-]of[ _-]memory)\b(?!.*(not distinguished|\bor\b))", re.I | re.DOTALL)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplayBackend(AbstractBackend):
+    """Answers a trial with the published runs of its configuration.
+
+    Attributes:
+        group: The runs, timed and failed.
+        seconds_per_trial: Wall time that each trial takes, to rehearse a sweep at its real pace; 0 answers at once.
+    """
+
+    group: MeasuredGroup
+    seconds_per_trial: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuses a negative wait."""
+        check_seconds_per_trial(self.seconds_per_trial)
+
+    @property
+    def origin(self) -> Origin:
+        """Published runs are measured."""
+        return "measured"
+
+    @property
+    def dimensions(self) -> tuple[str, ...]:
+        """What tells the group's configurations apart: the degrees, and further dimensions in which they differ."""
+        return DEGREES + varying_dimensions(self.group.runs)
+
+    def candidates(self, opened: tuple[str, ...]) -> ConfigGrid:
+        """The distinct configurations that were run, timed or failed, in file order.
+
+        Args:
+            opened: The further dimensions that the study searches.
+
+        Raises:
+            ConfigError: runs with equal degrees differ in a further dimension that is not opened.
+        """
+        for name in self.dimensions:
+            if name not in DEGREES + opened:
+                values = sorted({str(getattr(run.config, name)) for run in self.group.runs})
+                raise ConfigError(
+                    f"must be opened, because measured runs with equal degrees differ in it ({', '.join(values)})",
+                    key=f"space.{name}",
+                    nearest=f"search `{name}`, or choose one value of its column in `where`",
+                )
+        distinct = {_key(run.config, DEGREES + opened): run.config for run in reversed(self.group.runs)}
+        in_file_order = dict.fromkeys(_key(run.config, DEGREES + opened) for run in self.group.runs)
+        return ConfigGrid.from_configs([distinct[key] for key in in_file_order], opened)
+
+    def expected_steps(self, config: ParallelConfig) -> int | None:
+        """The timed runs of `config`; 0 if all of them failed.
+
+        Raises:
+            ConfigError: nobody ran this configuration.
+        """
+        return sum(run.step_time_s is not None for run in self._runs(config))
+
+    def reduced(self, to: Reduction) -> None:
+        """Nobody has run it."""
+
+    def measure(
+        self,
+        config: ParallelConfig,
+        *,
+        trial_number: int,  # noqa: ARG002 # the contract's
+        on_step: OnStep = unheard,
+    ) -> Observation:
+        """The runs of `config`: each timed one is a measured step; if all of them failed, so does the trial.
+
+        The wait is spread evenly over the steps.
+
+        Raises:
+            ConfigError: nobody ran this configuration.
+        """
+        observation = _observed(self._runs(config))
+        wait_s = self.seconds_per_trial / max(len(observation.step_times_s), 1)
+        for step_time_s in observation.step_times_s:
+            time.sleep(wait_s)
+            on_step(step_time_s)
+        if not observation.step_times_s:
+            time.sleep(wait_s)
+        return observation
+
+    def _runs(self, config: ParallelConfig) -> list[MeasuredRun]:
+        """What is known of `config`, in file order.
+
+        Raises:
+            ConfigError: nobody ran it.
+        """
+        dimensions = self.dimensions
+        key = _key(config, dimensions)
+        runs = [run for run in self.group.runs if _key(run.config, dimensions) == key]
+        if not runs:
+            raise ConfigError(
+                f"is none of the {len(self.candidates(dimensions[len(DEGREES) :]))} measured configurations",
+                key="config",
+                value=str(config),
+                nearest=f"nearest: {self._nearest(config)}",
+            )
+        return runs
+
+    def _nearest(self, config: ParallelConfig) -> ParallelConfig:
+        """The measured configuration that differs in the fewest dimensions."""
+        dimensions = self.dimensions
+        wanted = _key(config, dimensions)
+
+        def num_differences(run: MeasuredRun) -> int:
+            return sum(a != b for a, b in zip(wanted, _key(run.config, dimensions), strict=True))
+
+        return min(self.group.runs, key=num_differences).config
+
+
+def check_seconds_per_trial(seconds: float) -> None:
+    """Refuses what no trial can take.
+
+    Raises:
+        ConfigError: negative, or beyond a day.
+    """
+    if not 0 <= seconds <= 86_400:
+        raise ConfigError("must be from 0 to 86400 seconds", key="seconds_per_trial", value=seconds)
+
+
+def _key(config: ParallelConfig, dimensions: tuple[str, ...]) -> tuple[Value, ...]:
+    return tuple(config.values(dimensions).values())
+
+
+def _observed(runs: list[MeasuredRun]) -> Observation:
+    timed = [run for run in runs if run.step_time_s is not None]
+    return _timed(runs, timed) if timed else _failed(runs)
+
+
+def _timed(runs: list[MeasuredRun], timed: list[MeasuredRun]) -> Observation:
+    memory = [run.peak_memory_bytes for run in timed if run.peak_memory_bytes is not None]
+    failed = len(runs) - len(timed)
+    return Observation(
+        status=Status.OK,
+        step_times_s=tuple(run.step_time_s for run in timed if run.step_time_s is not None),
+        peak_memory_bytes=max(memory, default=None),
+        reason=f"{failed} of {len(runs)} measured runs failed" if failed else "",
+        log_tail=_log(runs),
+        origin="measured",
+    )
+
+
+def failure_of(runs: Sequence[MeasuredRun]) -> Status:
+    """Out of memory only where every note says so and nothing else: sources often don't tell it from a crash."""
+    is_memory = all(_OUT_OF_MEMORY.match(run.notes) for run in runs)
+    return Status.OUT_OF_MEMORY if is_memory else Status.CRASHED
+
+
+def _failed(runs: list[MeasuredRun]) -> Observation:
+    return Observation(
+        status=failure_of(runs),
+        reason=runs[0].notes or "the source gives no result for this run",
+        log_tail=_log(runs),
+        origin="measured",
+    )
+
+
+def _log(runs: list[MeasuredRun]) -> str:
+    return tail_of("\n".join(f"{run.place}: {run.notes}" for run in runs))

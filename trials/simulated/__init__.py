@@ -1,0 +1,1 @@
+"""Simulate trials: our cost model, made wrong in ways that the tuner does not know."""

@@ -1,0 +1,1 @@
+"""Measure single operators and collectives on this machine's devices. Begin with `device.py`."""

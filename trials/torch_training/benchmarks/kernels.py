@@ -1,0 +1,195 @@
+"""Runs one operator by itself, on arbitrary data and by the kernels that the trainer calls.
+
+Letters of products: x [m, k] meets a weight [n, k], which torch keeps transposed; g [m, n] is the output's gradient.
+The shape of a backward product names its own sizes: m rows of the result, k the length of its sums, n columns. Sizes
+that are no whole numbers, as uneven splits have them, are rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from costmodels.operators.isolated import LoneCall, lone_operator
+from costmodels.operators.layer_operators import OpKind, Phase
+from trials.torch_training.benchmarks.messages import Timing
+from trials.torch_training.benchmarks.timing import time_runs
+from trials.torch_training.model.attention_kernels import attend_whole, block_backward, block_forward
+from trials.torch_training.model.blocks import NORM_EPSILON, activated, rotated
+
+Run = Callable[[], object]
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "tf32": torch.float32}
+
+RANDOM_ELEMENTS = 2**20
+"""Random numbers that large tensors repeat: making them anew would take longer than most operators."""
+
+COLUMNS = 1024
+"""Row length of elementwise operators, whose shape doesn't tell it."""
+
+VOCABULARY = 8192
+"""The same of the cross entropy."""
+
+HEAD_SIZE = 64
+"""The same of the rotary embedding."""
+
+ROTATED_BYTES = 2**24
+"""On a CPU, sets of data of so many bytes take turns: inputs that a layer has kept for its backward pass, and its
+weights, have left the inner caches."""
+
+MOST_SETS = 8
+
+
+def time_call(call: LoneCall, device: torch.device) -> Timing:
+    """Runs the operator until its time is known."""
+    torch.backends.cuda.matmul.allow_tf32 = call.precision == "tf32"
+    make = _MAKERS[call.kind]
+    sets = 1
+    if device.type == "cpu":
+        moved_bytes = float(lone_operator(call).moved_bytes[0])
+        sets = max(1, min(MOST_SETS, round(ROTATED_BYTES / moved_bytes)))
+    return time_runs([make(call, device) for _ in range(sets)], device)
+
+
+def matmul(call: LoneCall, device: torch.device) -> Callable[[], Tensor]:
+    """A product as `functional.linear` and its backward pass run it."""
+    m, k, n = _whole(call.shape)
+    dtype = DTYPES[call.precision]
+    match call.role:
+        case "forward":
+            x, weight = _data(m, k, dtype=dtype, device=device), _data(n, k, dtype=dtype, device=device)
+            return lambda: functional.linear(x, weight)
+        case "data_gradient":  # g [m, k] meets the weight [k, n]
+            g, weight = _data(m, k, dtype=dtype, device=device), _data(k, n, dtype=dtype, device=device)
+            return lambda: g @ weight
+        case "weight_gradient":  # the weight's [n, m] sums over k tokens
+            g, x = _data(k, n, dtype=dtype, device=device), _data(k, m, dtype=dtype, device=device)
+            return lambda: g.t() @ x
+    raise AssertionError(f"no product is called {call.role}")
+
+
+def grouped_matmul(call: LoneCall, device: torch.device) -> Callable[[], Tensor]:
+    """The same of several weights, each of which has an equal share of the tokens."""
+    groups, m, k, n = _whole(call.shape)
+    dtype = DTYPES[call.precision]
+    tokens = k if call.role == "weight_gradient" else m
+    ends = torch.linspace(0, tokens, groups + 1, device=device).round()[1:].int()
+    match call.role:
+        case "forward":
+            x, weights = _data(m, k, dtype=dtype, device=device), _data(groups, n, k, dtype=dtype, device=device)
+            return lambda: torch._grouped_mm(x, weights.transpose(1, 2), offs=ends)
+        case "data_gradient":
+            g, weights = _data(m, k, dtype=dtype, device=device), _data(groups, k, n, dtype=dtype, device=device)
+            return lambda: torch._grouped_mm(g, weights, offs=ends)
+        case "weight_gradient":
+            g, x = _data(k, n, dtype=dtype, device=device), _data(k, m, dtype=dtype, device=device)
+            return lambda: torch._grouped_mm(g.t(), x, offs=ends)
+    raise AssertionError(f"no product is called {call.role}")
+
+
+def attention(call: LoneCall, device: torch.device) -> Run:
+    """Causal attention; where a rank of a ring has a part of the queries, all blocks that it meets."""
+    batch, heads, queries, keys, size = _whole(call.shape)
+    dtype = DTYPES[call.precision]
+    q, k, v, g = (_data(batch, queries, heads, size, dtype=dtype, device=device) for _ in range(4))
+    if keys == queries:
+        if call.phase is Phase.FORWARD:
+            return lambda: attend_whole(q, k, v)
+        leaves = tuple(x.requires_grad_() for x in (q, k, v))
+        return _gradients(attend_whole(*leaves), leaves, g)
+    # on a balanced ring the own block is causal, and of every other one half is seen
+    half = max(1, queries // 2)
+    passed = [(k, v, True), *[(k[:, :half], v[:, :half], False)] * (round(keys / queries) - 1)]
+
+    def forward() -> None:
+        for keys_in, values_in, causal in passed:
+            block_forward(q, keys_in, values_in, causal=causal)
+
+    out, lse = block_forward(q, k, v, causal=True)
+
+    def backward() -> None:
+        for keys_in, values_in, causal in passed:
+            block_backward(g, q, keys_in, values_in, out, lse, causal=causal)
+
+    return forward if call.phase is Phase.FORWARD else backward
+
+
+def norm(call: LoneCall, device: torch.device) -> Run:
+    """RMSNorm or LayerNorm over the columns."""
+    rows, columns = _whole(call.shape)
+    dtype = DTYPES[call.precision]
+    x = _data(rows, columns, dtype=dtype, device=device)
+    weight, bias = (_data(columns, dtype=dtype, device=device) for _ in range(2))
+
+    def forward() -> Tensor:
+        if call.role == "rms_norm":
+            return functional.rms_norm(x, (columns,), weight, NORM_EPSILON)
+        return functional.layer_norm(x, (columns,), weight, bias, NORM_EPSILON)
+
+    leaves = (x, weight) if call.role == "rms_norm" else (x, weight, bias)
+    return _phase(call, forward, leaves)
+
+
+def elementwise(call: LoneCall, device: torch.device) -> Run:
+    """An activation, the residual's addition, the rotary embedding or the loss."""
+    (elements,) = _whole(call.shape)
+    dtype = DTYPES[call.precision]
+    columns = min(elements, VOCABULARY if call.role == "cross_entropy" else COLUMNS)
+    rows = max(1, round(elements / columns))
+    gates = 2 if call.role == "swiglu" else 1
+    x = _data(rows, gates * columns, dtype=dtype, device=device)
+    match call.role:
+        case "swiglu" | "gelu":
+            return _phase(call, lambda: activated(x, gates), (x,))
+        case "residual":  # its gradient is handed on as it is, and added to that of the block
+            y = _data(rows, columns, dtype=dtype, device=device)
+            return lambda: x + y
+        case "rotary":
+            size = min(columns, HEAD_SIZE)
+            heads = x.view(1, rows, -1, size)
+            angles = _data(rows, 1, size // 2, dtype=torch.float32, device=device)
+            cosine, sine = angles.cos(), angles.sin()
+            return _phase(call, lambda: rotated(heads, cosine, sine), (heads,))
+        case "cross_entropy":
+            target = torch.arange(rows, device=device) % columns
+            return _phase(call, lambda: functional.cross_entropy(x.float(), target, reduction="sum"), (x,))
+    raise AssertionError(f"no elementwise operator is called {call.role}")
+
+
+_MAKERS: dict[OpKind, Callable[[LoneCall, torch.device], Run]] = {
+    OpKind.MATMUL: matmul,
+    OpKind.GROUPED_MATMUL: grouped_matmul,
+    OpKind.ATTENTION: attention,
+    OpKind.NORM: norm,
+    OpKind.ELEMENTWISE: elementwise,
+}
+
+
+def _phase(call: LoneCall, forward: Callable[[], Tensor], leaves: tuple[Tensor, ...]) -> Run:
+    """The forward function, or its gradients of the leaves."""
+    if call.phase is Phase.FORWARD:
+        return forward
+    for leaf in leaves:
+        leaf.requires_grad_()
+    out = forward()
+    return _gradients(out, leaves, torch.ones_like(out))
+
+
+def _gradients(out: Tensor, leaves: tuple[Tensor, ...], g: Tensor) -> Run:
+    return lambda: torch.autograd.grad(out, leaves, g, retain_graph=True)
+
+
+def _whole(shape: tuple[float, ...]) -> tuple[int, ...]:
+    return tuple(max(1, round(size)) for size in shape)
+
+
+def _data(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Numbers of a normal distribution."""
+    elements = 1
+    for size in shape:
+        elements *= size
+    some = torch.randn(min(elements, RANDOM_ELEMENTS), device=device).to(dtype)
+    return some.repeat(-(-elements // len(some)))[:elements].view(shape)

@@ -1,0 +1,1 @@
+"""Train a transformer with torch under one configuration. Begin with `stage_model.py`."""

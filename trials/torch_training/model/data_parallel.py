@@ -1,0 +1,99 @@
+"""Replicas of the weights: FSDP2 over the ranks that hold the same ones, at every ZeRO stage.
+
+ZeRO 0 is a sharding over one rank each with all-reduced gradients. At 0 and 1 gradients are reduced once per step, at 2
+and 3 after every micro-batch, but between copies of the shards once per step. Weights are gathered once per step, at 3
+for every pass. All gradients are sums, never means: the loss is divided by the tokens of the whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from trials.torch_training.model.experts import Experts
+from trials.torch_training.model.mesh import RankMesh
+from trials.torch_training.model.stage_model import Chunk
+
+_DENSE = ("copies", "shards")
+_EXPERTS = ("expert_copies", "expert_shards")
+
+NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Replicated(nn.Module):
+    """A chunk whose weights are sharded or replicated, told when its last micro-batch of a step runs backward.
+
+    Args:
+        chunk: What it holds.
+        zero_stage: The stage.
+        num_micro_batches: Backward passes per step.
+    """
+
+    def __init__(self, chunk: Chunk, *, zero_stage: int, num_micro_batches: int) -> None:
+        super().__init__()
+        self.chunk = chunk
+        self._zero_stage = zero_stage
+        self._num_micro_batches = num_micro_batches
+        self._num_backward = 0
+        self._sharded = [part for part in chunk.modules() if isinstance(part, FSDPModule)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the chunk does."""
+        y: Tensor = self.chunk(x)
+        if self._sharded and y.requires_grad:
+            y.register_hook(self._before_backward)  # type: ignore[no-untyped-call] # torch leaves it untyped
+        return y
+
+    def _before_backward(self, gradient: Tensor) -> Tensor:
+        self._num_backward = self._num_backward % self._num_micro_batches + 1
+        is_last = self._num_backward == self._num_micro_batches
+        for part in self._sharded:
+            part.set_requires_gradient_sync(is_last or self._zero_stage >= 2, recurse=False)
+            part.set_requires_all_reduce(is_last, recurse=False)
+            part.set_reshard_after_backward(is_last or self._zero_stage == 3, recurse=False)
+        return gradient
+
+
+def replicate(
+    chunks: Sequence[Chunk], mesh: RankMesh, *, zero_stage: int, precision: str, num_micro_batches: int
+) -> list[Replicated]:
+    """The chunks with their weights shared among replicas, and computing in the job's precision."""
+    dtype = NARROW.get(precision, torch.float32)
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32) if dtype != torch.float32 else None
+    for chunk in chunks:
+        alone = set[nn.Parameter]()  # experts that no other rank holds
+        for part in chunk.modules():
+            if isinstance(part, Experts) and not _shard(part, mesh, _EXPERTS, zero_stage, policy):
+                alone.update(part.parameters())
+        for layer in (*chunk.layers, chunk):
+            _shard(layer, mesh, _DENSE, zero_stage, policy, ignored=alone)
+    return [Replicated(chunk, zero_stage=zero_stage, num_micro_batches=num_micro_batches) for chunk in chunks]
+
+
+def _shard(
+    module: nn.Module,
+    mesh: RankMesh,
+    dimensions: tuple[str, str],
+    zero_stage: int,
+    policy: MixedPrecisionPolicy | None,
+    ignored: set[nn.Parameter] | None = None,
+) -> bool:
+    """Shards the module's own weights, unless one rank alone holds them and nothing is to be done; whether it did."""
+    copies, shards = dimensions
+    if mesh.size(copies) * mesh.size(shards) == 1 and policy is None:
+        return False
+    used = (copies, shards) if mesh.size(copies) > 1 else (shards,)
+    fully_shard(
+        module,
+        mesh=mesh.device_mesh(*used),
+        reshard_after_forward=zero_stage == 3,
+        mp_policy=policy or MixedPrecisionPolicy(),
+        ignored_params=ignored,
+    )
+    assert isinstance(module, FSDPModule), "this is what fully_shard makes of it"
+    module.set_gradient_divide_factor(1.0)
+    module.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sums
+    return True

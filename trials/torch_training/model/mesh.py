@@ -1,0 +1,128 @@
+"""Where a rank stands in the mesh of a configuration, and the process groups that it belongs to.
+
+Ranks stand in the cost model's order (costmodels/step/placement.py): tp fastest, then up and cp, then dp, then pp.
+Experts are dealt over all ranks of a stage, neighbours first, as in Megatron-Core ("tp-ep-dp" with an expert tensor
+degree of its own). Only groups of more than one rank are formed, and only once for the same ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
+from costmodels.step.placement import expert_shards
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Extent:
+    """A dimension of the mesh: how far apart neighbours in its groups are, how many ranks a group has."""
+
+    stride: int
+    size: int
+
+    def index(self, rank: int) -> int:
+        """The place of a rank in its group."""
+        return rank // self.stride % self.size
+
+    def members(self, rank: int) -> tuple[int, ...]:
+        """The ranks of its group, in order."""
+        first = rank - self.index(rank) * self.stride
+        return tuple(first + place * self.stride for place in range(self.size))
+
+
+def extents(config: ParallelConfig) -> dict[str, Extent]:
+    """Every dimension of the mesh of a configuration.
+
+    `weights` are the ranks that hold the same dense weights; ZeRO shards them over `shards` and keeps `copies` of each
+    shard. The experts' dimensions are named alike.
+    """
+    grid = ConfigGrid.from_configs([config])
+    tp, up, cp, dp, ep = config.tp, config.up, config.cp, config.dp, config.ep
+    expert_tp, copies = int(grid.expert_tensor[0]), int(grid.copies[0])
+    replicas = dp * cp * up
+    shards, of_experts = replicas // copies, int(expert_shards(grid)[0])
+    if config.zero_stage == 0:
+        copies, shards, of_experts = replicas, 1, 1
+    expert_replicas = replicas * tp // (expert_tp * ep)
+    return {
+        "tp": Extent(stride=1, size=tp),
+        "up": Extent(stride=tp, size=up),
+        "cp": Extent(stride=tp * up, size=cp),
+        "dp": Extent(stride=tp * up * cp, size=dp),
+        "pp": Extent(stride=tp * replicas, size=config.pp),
+        "weights": Extent(stride=tp, size=replicas),
+        "shards": Extent(stride=tp, size=shards),
+        "copies": Extent(stride=tp * shards, size=copies),
+        "expert_tp": Extent(stride=1, size=expert_tp),
+        "ep": Extent(stride=expert_tp, size=ep),
+        "expert_shards": Extent(stride=expert_tp * ep, size=of_experts),
+        "expert_copies": Extent(stride=expert_tp * ep * of_experts, size=expert_replicas // of_experts),
+    }
+
+
+class RankMesh:
+    """The place of this rank.
+
+    Args:
+        config: The configuration; it occupies all ranks of the process group.
+        device: Where this rank computes.
+    """
+
+    def __init__(self, config: ParallelConfig, device: torch.device) -> None:
+        assert config.num_devices == dist.get_world_size(), "a configuration occupies all ranks"
+        self.config = config
+        self.device = device
+        self.rank = dist.get_rank()
+        self.extents = extents(config)
+        self._formed: dict[tuple[int, ...], dist.ProcessGroup] = {}
+
+    def size(self, dimension: str) -> int:
+        """Ranks in each group of a dimension."""
+        return self.extents[dimension].size
+
+    def index(self, dimension: str) -> int:
+        """The place of this rank in its group."""
+        return self.extents[dimension].index(self.rank)
+
+    def group(self, dimension: str) -> dist.ProcessGroup | None:
+        """The group of this rank; None where it is alone. All ranks ask for the same dimensions in the same order."""
+        members = self.extents[dimension].members(self.rank)
+        return self._group(members) if len(members) > 1 else None
+
+    def ends(self) -> dist.ProcessGroup | None:
+        """The ranks of the first and the last stage that hold the same part of a tied table; None for other ranks."""
+        pipeline = self.extents["pp"]
+        members = pipeline.members(self.rank)
+        if pipeline.size == 1 or self.rank not in (members[0], members[-1]):
+            return None
+        return self._group((members[0], members[-1]))
+
+    def device_mesh(self, *dimensions: str) -> DeviceMesh:
+        """The ranks of some nested dimensions, the slowest first, as torch's own parallel parts want them."""
+        ranks = np.array([self.rank])
+        for dimension in reversed(dimensions):
+            inner = ranks
+            offsets = np.array(self.extents[dimension].members(self.rank)) - self.rank
+            ranks = offsets.reshape(-1, *(1,) * inner.ndim) + inner
+        ranks = ranks.reshape([self.size(dimension) for dimension in dimensions])
+        groups = [self._group(self.extents[dimension].members(self.rank)) for dimension in dimensions]
+        return DeviceMesh.from_group(
+            groups[0] if len(groups) == 1 else groups,
+            self.device.type,
+            mesh=None if len(groups) == 1 else torch.from_numpy(ranks),
+            mesh_dim_names=dimensions,
+        )
+
+    def _group(self, members: tuple[int, ...]) -> dist.ProcessGroup:
+        """The group of these ranks, formed by them alone."""
+        if members not in self._formed:
+            world = dist.group.WORLD
+            assert world is not None, "the process group is formed before the mesh"
+            is_world = len(members) == world.size()
+            self._formed[members] = world if is_world else dist.new_group(list(members), use_local_synchronization=True)
+        return self._formed[members]

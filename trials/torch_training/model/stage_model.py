@@ -1,0 +1,144 @@
+"""The chunks of a transformer that one rank holds: its pipeline stage, or with interleaving several pieces of it."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from costmodels.job.parallel_config import ParallelConfig
+from costmodels.job.runtime import RuntimeProfile
+from costmodels.job.training_job import TrainingJob
+from costmodels.step.schedules import chunk_of_layer
+from trials.torch_training.model.attention import local_positions
+from trials.torch_training.model.blocks import Attention, DenseMlp, Embedding, Head, Surroundings, added
+from trials.torch_training.model.experts import Keep, MoeMlp, keep_all
+from trials.torch_training.model.mesh import RankMesh
+from trials.torch_training.model.sharding import Layout, Sharding
+from trials.torch_training.model.weights import WeightMaker
+
+
+class Layer(nn.Module):
+    """Attention and MLP with their residuals."""
+
+    def __init__(self, attention: Attention, mlp: DenseMlp | MoeMlp, *, recomputed: bool) -> None:
+        super().__init__()
+        self.attention = attention
+        self.mlp = mlp
+        self.recomputed = recomputed
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[b, s, h] in the residual's layout."""
+        if self.recomputed:
+            return checkpoint(self._forward, x, use_reentrant=False, preserve_rng_state=False)  # type: ignore[no-any-return] # torch leaves it untyped
+        return self._forward(x)
+
+    def _forward(self, x: Tensor) -> Tensor:
+        x = added(x, self.attention, "attention")
+        return added(x, self.mlp, "moe_mlp" if isinstance(self.mlp, MoeMlp) else "dense_mlp")
+
+
+class Chunk(nn.Module):
+    """Some layers in a row, with the embedding before the first and the head after the last of the model.
+
+    Attributes:
+        virtual: Number of the virtual stage.
+        embedding: Only of the first.
+        layers: In order.
+        head: Only of the last.
+        is_tied: Whether the model's embedding and head have one table.
+    """
+
+    def __init__(
+        self, virtual: int, embedding: Embedding | None, layers: list[Layer], head: Head | None, *, is_tied: bool
+    ) -> None:
+        super().__init__()
+        self.virtual = virtual
+        self.is_tied = is_tied
+        self.embedding = embedding
+        self.layers = nn.ModuleList(layers)
+        self.head = head
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens [b, s], or activations [b, s, h]; activations, or logits [b, s, v]."""
+        if self.embedding is not None:
+            x = self.embedding(x)
+        for layer in self.layers:
+            x = layer(x)
+        return x if self.head is None else self.head(x)
+
+
+def build_chunks(
+    job: TrainingJob,
+    runtime: RuntimeProfile,
+    config: ParallelConfig,
+    mesh: RankMesh,
+    sharding: Sharding,
+    *,
+    seed: int = 0,
+    keep: Keep = keep_all,
+) -> list[Chunk]:
+    """The chunks of this rank, in the order of their virtual stages.
+
+    Args:
+        job: What is trained; `trainable.check_trainable` accepts it.
+        runtime: How layers fall to stages.
+        config: The configuration.
+        mesh: The place of this rank.
+        sharding: How tensors are laid out over tp.
+        seed: Of the weights.
+        keep: Which tokens experts take.
+    """
+    model = job.model
+    positions = local_positions(
+        job.sequence_length, cp=config.cp, up=config.up, cp_rank=mesh.index("cp"), up_rank=mesh.index("up")
+    ).to(mesh.device)
+    tensor = mesh.group("tp")
+    split = config.sequence_parallel and tensor is not None
+    layout = Layout(sharding, None if tensor is None else mesh.device_mesh("tp"), mesh.index("tp"))
+    own = Surroundings(
+        model=model,
+        layout=layout,
+        make=WeightMaker(seed, mesh.device),
+        positions=positions,
+        residual_positions=positions.chunk(layout.size)[layout.index] if split else positions,
+        ring=mesh.group("cp"),
+        ulysses=mesh.group("up"),
+        recomputes_attention=config.recompute == "selective",
+    )
+    moe = partial(
+        MoeMlp,
+        own,
+        ep=mesh.group("ep") if model.is_moe else None,
+        expert_tp=mesh.group("expert_tp") if model.is_moe else None,
+        keep=keep,
+    )
+    of_layer = chunk_of_layer(model, runtime, config.pp, config.vpp, config.assignment.layers)
+    last = config.pp * config.vpp - 1
+    chunks = []
+    for virtual in range(mesh.index("pp"), last + 1, config.pp):
+        layers = []
+        for place, number in enumerate((of_layer == virtual).nonzero()[0].tolist()):
+            name = f"layers.{number}"
+            again = config.assignment.recomputed[virtual] if config.assignment.recomputed else 0
+            layers.append(
+                Layer(
+                    Attention(own, f"{name}.attention"),
+                    moe(name) if model.is_moe_layer(number) else DenseMlp(own, name),
+                    recomputed=config.recompute == "full" or place < again,
+                )
+            )
+        embedding = Embedding(own) if virtual == 0 else None
+        head = Head(own) if virtual == last else None
+        if model.tied_embeddings and embedding is not None and head is not None:
+            head.table = embedding.tokens
+        chunks.append(Chunk(virtual, embedding, layers, head, is_tied=model.tied_embeddings))
+    return chunks
+
+
+def activation_shape(job: TrainingJob, config: ParallelConfig) -> torch.Size:
+    """Of what one stage hands to the next: [mbs, s, h] in the residual's layout."""
+    parts = config.cp * config.up * (config.tp if config.sequence_parallel else 1)
+    return torch.Size([config.mbs, job.sequence_length // parts, job.model.hidden_size])

@@ -1,0 +1,1 @@
+"""Record and profile the steps of the torch trainer."""

@@ -1,0 +1,72 @@
+"""The configuration that an engineer would write by hand: a study's first trial where nobody names an expert's.
+
+The rule. Of the candidates that are predicted to fit with the study's headroom, without context parallelism, uneven
+work or a changed further dimension as long as any such fits:
+
+1. the smallest product of tp and pp;
+2. of these the largest tp that stays within a host, and the rest by pp, in plain 1F1B;
+3. the smallest ep, and the smallest micro-batch;
+4. dp is what is left of the devices.
+
+It is what guides to Megatron-LM and its like advise: model parallelism only as far as memory needs it, tensor
+parallelism within a host first, then the pipeline (Narayanan et al. 2021, arXiv 2104.04473, takeaways 1 and 2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodels.job.parallel_config import RECOMPUTE_MODES, ConfigGrid, IntArray, Value
+
+
+def baseline_position(
+    grid: ConfigGrid, fits: NDArray[np.bool_], *, devices_per_host: int, defaults: Mapping[str, Value]
+) -> int | None:
+    """Where the baseline stands among the candidates; None where none of them fits.
+
+    Args:
+        grid: The candidates [n].
+        fits: Which of them are predicted to fit in memory [n].
+        devices_per_host: Devices of the smallest host.
+        defaults: The further dimensions where nobody opens them.
+    """
+    if not fits.any():
+        return None
+    order = np.lexsort(
+        (
+            grid.mbs,
+            grid.ep,
+            grid.vpp,
+            grid.pp,
+            grid.tp * grid.pp,
+            grid.tp > devices_per_host,
+            _changed(grid, defaults),
+            grid.assignment != 0,
+            grid.cp * grid.up,
+            ~fits,
+        )
+    )
+    return int(order[0])
+
+
+def _changed(grid: ConfigGrid, defaults: Mapping[str, Value]) -> IntArray:
+    """How many opened dimensions of each candidate differ from the study's defaults [n].
+
+    Without tensor parallelism there is nothing that sequence parallelism could split, and without replicas every ZeRO
+    stage is the same: such candidates have the one value that stands for all.
+    """
+    count = np.zeros(len(grid), dtype=np.int64)
+    for name in grid.opened:
+        if name == "assignment":
+            continue
+        usual = RECOMPUTE_MODES.index(str(defaults[name])) if name == "recompute" else int(defaults[name])
+        differs = getattr(grid, name).astype(np.int64) != usual
+        if name == "sequence_parallel":
+            differs &= grid.tp > 1
+        if name == "zero_stage":
+            differs &= grid.dp * grid.cp * grid.up > 1
+        count += differs
+    return count

@@ -1,0 +1,96 @@
+"""The answer of a study: its fastest measured configuration; before any, what proxies suggest or the model predicts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from optuna import Study
+
+from costmodels.job.parallel_config import ParallelConfig
+from trials.backend import Status
+from tuner.answers.candidates import candidates_of, predicted, ranking
+from tuner.answers.reference import Reference, gain_over, reference_among, reference_of
+from tuner.search.proxy.extrapolation import Extrapolated, extrapolated_of
+from tuner.storage.opening import find_study
+from tuner.storage.record import best_record, read_records
+from tuner.study_file.config import StudyConfig
+
+IMPOSSIBLE = (Status.OUT_OF_MEMORY, Status.CRASHED)
+"""How a trial ends whose configuration is not handed to anybody."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Best:
+    """A configuration and how its step time is known.
+
+    Attributes:
+        config: The configuration.
+        step_time_s: Its step time.
+        source: "measured", "synthetic" or "predicted".
+        reference: What it is compared with; None where there is nothing.
+        gain: The reference's step time over this one, by the same source; None without both.
+        extrapolated: The proxies that it rests on, where no trial has run at full size.
+        source_in_words: The source, and what its step times count.
+    """
+
+    config: ParallelConfig
+    step_time_s: float
+    source: str
+    reference: Reference | None
+    gain: float | None
+    extrapolated: Extrapolated | None = None
+    source_in_words: str = "predicted"
+
+    @property
+    def known_in_words(self) -> str:
+        """How the step time is known."""
+        return self.extrapolated.in_words if self.extrapolated else self.source_in_words
+
+
+def best_configuration(config: StudyConfig) -> Best | None:
+    """The best that is known of a study; None if no configuration works: none may fit, or all that may have failed."""
+    return best_known(config, find_study(config.storage, config.name))
+
+
+def best_known(config: StudyConfig, study: Study | None) -> Best | None:
+    """The same of a study that was opened already; None is one that was never run."""
+    records = read_records(study) if study is not None else []
+    best = best_record(records)
+    reference = reference_of(config, study) if study is not None else None
+    if best is not None and best.step_time_s is not None:
+        return Best(
+            config=config.config_of(best.params),
+            step_time_s=best.step_time_s,
+            source=config.backend.origin,
+            source_in_words=config.backend.source_in_words,
+            reference=reference,
+            gain=gain_over(reference, records, best.step_time_s),
+        )
+    extrapolated = extrapolated_of(study.user_attrs) if study is not None else None
+    if extrapolated is not None:
+        return Best(
+            config=config.config_of(extrapolated.config),
+            step_time_s=extrapolated.step_time_s,
+            source="predicted",
+            reference=reference,
+            gain=None,
+            extrapolated=extrapolated,
+        )
+    candidates = candidates_of(config)
+    failed = [
+        config.config_of(record.params) for record in records if record.status in IMPOSSIBLE and not record.is_proxy
+    ]
+    positions = (int(position) for position in ranking(config, candidates))
+    fastest = next((at for at in positions if candidates.space.grid.config(at) not in failed), None)
+    if fastest is None:
+        return None
+    step_time_s = float(candidates.estimate.step_time_s[fastest])
+    reference = reference or reference_among(config, candidates)
+    gain = predicted(config, reference.config)["step_time_s"] / step_time_s if reference else None
+    return Best(
+        config=candidates.space.grid.config(fastest),
+        step_time_s=step_time_s,
+        source="predicted",
+        reference=reference,
+        gain=gain,
+    )

@@ -1,0 +1,153 @@
+"""The candidates of a study with all that is predicted of them before any trial."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from costmodels.job.parallel_config import FURTHER_DIMENSIONS, ConfigGrid, IntArray, ParallelConfig
+from costmodels.operators.layer_operators import FloatArray
+from costmodels.step.memory import MemoryEstimate, estimate_memory
+from costmodels.step.step_time import StepEstimate, estimate_step, model_flops_utilisation
+from costmodels.surrogates.features import configuration_features
+from costmodels.surrogates.uncertainty import likely_range, step_uncertainty
+from tuner.plans.layer_plans import shape_text
+from tuner.space.enumeration import Space, why_not
+from tuner.space.rules import Setting
+from tuner.study_file.config import StudyConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Candidates:
+    """The space of a study and its predictions, row by row.
+
+    Attributes:
+        space: What may be tried, and what fell and why.
+        estimate: Predicted step times and breakdowns.
+        features: What the surrogate sees of each candidate [n, d].
+    """
+
+    space: Space
+    estimate: StepEstimate
+    features: FloatArray
+
+
+def candidates_of(config: StudyConfig) -> Candidates:
+    """Enumerates, prunes and predicts the candidates of a study."""
+    space, setting = config.space(), config.setting
+    estimate = estimate_step(setting.job, setting.cluster, setting.runtime, space.grid, memory=space.memory)
+    features = configuration_features(setting.job, setting.cluster, space.grid, estimate)
+    return Candidates(space=space, estimate=estimate, features=features)
+
+
+def ranking(config: StudyConfig, candidates: Candidates) -> IntArray:
+    """Positions of the candidates [n], the shortest predicted step first; those that do not fit come last.
+
+    Of predictions that agree to four digits the plainest configuration comes first: least context parallelism, then
+    least tensor, pipeline and virtual pipeline parallelism. What does not fit is a candidate where somebody measured
+    it, or as the expert's.
+    """
+    grid, step_time_s = candidates.space.grid, candidates.estimate.step_time_s
+    fits = candidates.space.memory.fits(config.options.memory_headroom)
+    rounded = np.round(np.log(step_time_s), 4)
+    return np.lexsort((step_time_s, grid.vpp, grid.pp, grid.tp, grid.cp * grid.up, rounded, ~fits))
+
+
+def reasons_against(config: StudyConfig, space: Space, chosen: ParallelConfig) -> dict[str, str]:
+    """Everything that keeps `chosen` out of the study's space, by the rule's name; empty if it is a candidate."""
+    if config.measured is not None:
+        if tuple(chosen.values(space.grid.dimensions).values()) in space.grid.positions():
+            return {}
+        return {"measured": f"is none of the {len(space.grid):,} measured configurations"}
+    fixed = config.config_defaults
+    reasons = why_not(config.setting, config.options, chosen) | {
+        f"job.{name}": f"the study fixes {name} to {fixed[name]}; space.{name} would search it"
+        for name in FURTHER_DIMENSIONS
+        if name not in config.options.opened and chosen.values([name])[name] != fixed[name]
+    }
+    if (
+        not reasons
+        and chosen.assignment
+        and tuple(chosen.values(space.grid.dimensions).values()) not in (space.grid.positions())
+    ):
+        reasons["assignment"] = f"is not what is planned for these degrees: {_planned_for(space, chosen)}"
+    return reasons
+
+
+def _planned_for(space: Space, chosen: ParallelConfig) -> str:
+    """The uneven work of the candidate that differs from a configuration in nothing else."""
+    others = [name for name in space.grid.dimensions if name != "assignment"]
+    for position in np.flatnonzero(space.grid.assignment).tolist():
+        candidate = space.grid.config(position)
+        if candidate.values(others) == chosen.values(others):
+            return str(candidate.assignment)
+    return "even work"
+
+
+def tokens_per_s_per_device(setting: Setting, step_time_s: float) -> float:
+    """Throughput of one device at a step time."""
+    return setting.job.tokens_per_step / (step_time_s * setting.cluster.num_devices)
+
+
+def plan_of(config: StudyConfig, chosen: ParallelConfig) -> dict[str, Any]:
+    """The sharding plan that a prediction counts, as a part of it; empty where that is the plan by hand."""
+    found = config.layer_plans.get(shape_text(chosen))
+    return {} if found is None else {"plan": found}
+
+
+def notes_on_plan(config: StudyConfig, chosen: ParallelConfig) -> tuple[str, ...]:
+    """What flags can't say of a configuration whose layers are planned otherwise than frameworks shard them."""
+    plan = plan_of(config, chosen).get("plan")
+    if not plan or not plan["differs"]:
+        return ()
+    return (
+        f"the step was predicted with layers sharded as {plan['planner']} plans them, and these flags shard them by "
+        f"hand: {len(plan['differs'])} operators differ; see `meshtune predict --plan`",
+    )
+
+
+def prediction_json(
+    setting: Setting, estimate: StepEstimate, memory: MemoryEstimate, position: int, headroom: float
+) -> dict[str, Any]:
+    """What `meshtune predict` prints of one configuration, and a trial keeps as its prediction."""
+    step_time_s = float(estimate.step_time_s[position])
+    mfu = model_flops_utilisation(setting.job, setting.cluster, np.array([step_time_s]))
+    return {
+        "step_time_s": step_time_s,
+        "breakdown_s": {part: float(seconds[position]) for part, seconds in estimate.breakdown_s.items()},
+        "peak_memory_bytes": int(memory.peak_bytes[position]),
+        "memory_bytes": {part: int(parts[position]) for part, parts in memory.parts_bytes.items()},
+        "memory_capacity_bytes": int(memory.capacity_bytes[position]),
+        "fits": bool(memory.fits(headroom)[position]),
+        "mfu": float(mfu[0]),
+        "tokens_per_s_per_device": tokens_per_s_per_device(setting, step_time_s),
+    }
+
+
+def predicted(config: StudyConfig, chosen: ParallelConfig) -> dict[str, Any]:
+    """The prediction of one configuration, whether it is in the study's space or not."""
+    setting = config.setting
+    grid = ConfigGrid.from_configs([chosen], config.options.opened)
+    memory = estimate_memory(setting.job, setting.cluster, setting.runtime, grid)
+    estimate = estimate_step(setting.job, setting.cluster, setting.runtime, grid, memory=memory)
+    return prediction_json(setting, estimate, memory, 0, config.options.memory_headroom) | plan_of(config, chosen)
+
+
+def prediction_errors(config: StudyConfig, chosen: ParallelConfig) -> dict[str, Any]:
+    """How far the prediction of one configuration can be trusted, and which of the profile's constants weigh most."""
+    setting, headroom = config.setting, config.options.memory_headroom
+    grid = ConfigGrid.from_configs([chosen], config.options.opened)
+    memory = estimate_memory(setting.job, setting.cluster, setting.runtime, grid)
+    estimate = estimate_step(setting.job, setting.cluster, setting.runtime, grid, memory=memory)
+    uncertainty = step_uncertainty(setting.job, setting.cluster, setting.runtime, grid, memory=memory)
+    step_error, memory_error = float(uncertainty.log_error[0]), setting.runtime.memory_error
+    return {
+        "step_time_log_error": step_error,
+        "step_time_range_s": list(likely_range(float(estimate.step_time_s[0]), step_error)),
+        "step_time_from_constants": dict(uncertainty.dominant(0)),
+        "peak_memory_log_error": memory_error,
+        "peak_memory_range_bytes": list(likely_range(float(memory.peak_bytes[0]), memory_error)),
+        "fit_probability": float(memory.probability_of_fit(headroom, memory_error)[0]),
+    }

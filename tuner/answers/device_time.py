@@ -1,0 +1,166 @@
+"""What a study's trials cost in device time, and when the gain has paid for it.
+
+A trial costs the devices of its job, or of the smaller job that ran in its place, times the wall clock for which it had
+them. Failed trials, those stopped early, repeats and lost attempts count. Only what nobody recorded is left out: a
+trial's time under a driver that was killed.
+
+Simulated and replayed trials take no devices. They count what their measured steps would have taken, and of start-up
+nothing is known. `device_s` is devices times seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trials.backend import Observation
+from tuner.answers.reference import Reference
+from tuner.storage.record import TrialRecord
+from tuner.study_file.config import StudyConfig
+
+HOUR_S = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceTime:
+    """Device time of trials.
+
+    Attributes:
+        steps_device_s: From the first measured step on.
+        startup_device_s: Until then, and in attempts that were lost; None where trials take no devices.
+    """
+
+    steps_device_s: float
+    startup_device_s: float | None
+
+    @property
+    def device_s(self) -> float:
+        """All of it."""
+        return self.steps_device_s + (self.startup_device_s or 0.0)
+
+    @property
+    def device_hours(self) -> float:
+        """All of it in hours."""
+        return self.device_s / HOUR_S
+
+    @property
+    def startup_device_hours(self) -> float | None:
+        """Start-up in hours."""
+        return None if self.startup_device_s is None else self.startup_device_s / HOUR_S
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether devices were really taken."""
+        return self.startup_device_s is not None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Payback:
+    """When a faster step has saved the device time that finding it took.
+
+    Attributes:
+        steps: Training steps after which it has.
+        seconds: What these take with the best configuration [s].
+    """
+
+    steps: int
+    seconds: float
+
+
+def device_time_of(config: StudyConfig, records: Sequence[TrialRecord]) -> DeviceTime:
+    """What the trials that have ended cost."""
+    full_size = config.setting.cluster.num_devices
+    steps_device_s = startup_device_s = 0.0
+    for record in records:
+        if record.observation is None or not record.finished:
+            continue
+        devices = record.proxy.config.num_devices if record.proxy else full_size
+        if config.backend.trains:
+            total_s, startup_s = _wall_s(record.observation), _startup_s(record.observation)
+        else:
+            total_s, startup_s = sum(record.observation.step_times_s), 0.0
+        steps_device_s += devices * (total_s - startup_s)
+        startup_device_s += devices * startup_s
+    return DeviceTime(
+        steps_device_s=steps_device_s, startup_device_s=startup_device_s if config.backend.trains else None
+    )
+
+
+def payback_of(
+    config: StudyConfig, reference: Reference | None, records: Sequence[TrialRecord], best_s: float | None
+) -> Payback | None:
+    """When the gain over the reference has paid for the trials, start-up included.
+
+    None without a gain, and where step times are not those of the wall clock that trials are paid by.
+    """
+    reference_s = reference.step_time_s(records) if reference else None
+    if config.backend.clock != "wall" or not reference_s or not best_s or best_s >= reference_s:
+        return None
+    saved_device_s = (reference_s - best_s) * config.setting.cluster.num_devices
+    steps = math.ceil(device_time_of(config, records).device_s / saved_device_s)
+    return Payback(steps=steps, seconds=steps * best_s)
+
+
+def device_time_json(
+    config: StudyConfig, reference: Reference | None, records: Sequence[TrialRecord], best_s: float | None
+) -> dict[str, Any]:
+    """Under the keys of JSON."""
+    spent, payback = device_time_of(config, records), payback_of(config, reference, records, best_s)
+    return {
+        "device_hours": spent.device_hours,
+        "startup_device_hours": spent.startup_device_hours,
+        "payback_steps": payback.steps if payback else None,
+    }
+
+
+def hours_in_words(spent: DeviceTime) -> str:
+    """What the trials cost."""
+    if not spent.is_spent:
+        return f"On devices the measured steps of the trials would have taken {hours(spent.device_s)} device-hours"
+    return (
+        f"The trials took {hours(spent.device_s)} device-hours, "
+        f"{hours(spent.startup_device_s or 0.0)} of them for start-up and warm-up"
+    )
+
+
+def payback_in_words(reference: Reference, payback: Payback) -> str:
+    """When the gain has paid for that."""
+    steps = "1 step" if payback.steps == 1 else f"{payback.steps:,} steps"
+    return f"{steps} of training ({duration(payback.seconds)}) pay them back by the gain over {reference.in_words}"
+
+
+def hours(device_s: float) -> str:
+    """Device-hours with three significant digits."""
+    found = device_s / HOUR_S
+    return f"{found:,.0f}" if found >= 100 else f"{found:#.3g}" if found else "0"
+
+
+def duration(seconds: float) -> str:
+    """A time that people plan by."""
+    for unit_s, unit in ((86400.0, "days"), (HOUR_S, "hours"), (60.0, "min")):
+        if seconds >= 2 * unit_s:
+            return f"{seconds / unit_s:,.1f} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def _wall_s(observation: Observation) -> float:
+    """For how long the trial had its devices; at least its steps where nobody took the time."""
+    own_s = observation.elapsed_s
+    return observation.lost_s + (sum(observation.step_times_s) if own_s is None else own_s)
+
+
+def _startup_s(observation: Observation) -> float:
+    """How much of that was before the first measured step, or lost."""
+    if observation.measured_after_s is not None:
+        own_s = observation.measured_after_s
+    elif observation.elapsed_s is None:
+        own_s = 0.0
+    elif not observation.step_times_s:
+        own_s = observation.elapsed_s
+    elif observation.clock == "wall":
+        own_s = max(observation.elapsed_s - sum(observation.step_times_s), 0.0)
+    else:
+        own_s = 0.0
+    return observation.lost_s + own_s

@@ -1,0 +1,196 @@
+"""A study with its layers planned: what its planner changes of the cost model, and of what simulated trials run.
+
+Planning takes a fraction of a second for each shape of a layer, on as many processes as the machine has cores; what was
+found is stored with the study, so that it is done once.
+
+Planners count as if nothing ran beside anything else, and the cost model does not. So a plan is taken if the fastest
+candidate of its shape is predicted to be faster with it, or if it is pinned; else the plan by hand stands.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from costmodels.job.layer_change import LayerChange
+from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
+from costmodels.step.changed_layers import shape_keys
+from costmodels.step.step_time import estimate_step
+from hardware.io.errors import ConfigError
+from trials.simulated.backend import SimulatedBackend
+from tuner.planners.engine.workers import AbstractBound, ProcessWorkers
+from tuner.plans.layer_plans import LayerPlanning, LayerTask, frozen, layer_tasks, planned_layer, shape_text, summary_of
+from tuner.storage.opening import find_study
+from tuner.storage.record import MEANING
+from tuner.study_file.config import StudyConfig, first_difference
+
+LAYER_PLANS = "layer_plans"
+"""The study's attribute that keeps them."""
+
+OnPlanned = Callable[[int, int], None]
+"""Hears how many shapes are planned, and of how many."""
+
+SHAPES_AT_ONCE = 16
+"""Shapes between two such calls; with no more than that, starting processes takes longer than planning."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Found:
+    """What was planned for a shape.
+
+    Attributes:
+        change: What the plan changes of the cost model's layers.
+        summary: The plan, as `summary_of` tells it; None where there is none by hand.
+        by_hand: The plan by hand, likewise.
+    """
+
+    change: LayerChange | None = None
+    summary: dict[str, Any] | None = None
+    by_hand: dict[str, Any] | None = None
+
+
+def planned_study(
+    config: StudyConfig,
+    grid: ConfigGrid,
+    *,
+    stored: Mapping[str, Any] | None = None,
+    on_planned: OnPlanned = lambda _, __: None,
+) -> StudyConfig:
+    """The study with the plans of these candidates.
+
+    Args:
+        config: The study.
+        grid: Candidates of it.
+        stored: What `as_stored` made of it earlier; only shapes that it lacks are planned.
+        on_planned: Hears how far it is.
+
+    Raises:
+        ConfigError: pins can't hold.
+    """
+    if config.planning.name == "megatron":
+        return config
+    changes = [_change_of(each) for each in stored["changes"]] if stored else []
+    plans = dict(stored["plans"]) if stored else {}
+    setting = config.setting
+    tasks = [
+        task
+        for task in layer_tasks(setting.job, setting.cluster, grid, config.planning)
+        if shape_text(task.config) not in plans
+    ]
+    if not tasks:
+        return _with_plans(config, changes, plans)
+    found: list[_Found] = []
+    on_planned(0, len(tasks))
+    with _planner(len(tasks)) as planned:
+        for at in range(0, len(tasks), SHAPES_AT_ONCE):
+            try:
+                found += planned(tasks[at : at + SHAPES_AT_ONCE])
+            except ConfigError as error:
+                raise error.under("planner").in_file(config.file) from None
+            on_planned(len(found), len(tasks))
+    found = _decided(config, grid, found)
+    plans |= {shape_text(task.config): each.summary for task, each in zip(tasks, found, strict=True)}
+    return _with_plans(config, [*changes, *(each.change for each in found if each.change is not None)], plans)
+
+
+def as_stored(config: StudyConfig) -> dict[str, Any]:
+    """The plans of a study as JSON."""
+    changes = [asdict(change) for change in config.setting.runtime.layer_changes]
+    return {"changes": changes, "plans": dict(config.layer_plans)}
+
+
+def stored_plans(config: StudyConfig) -> dict[str, Any] | None:
+    """What the study's storage holds of them; None if there is nothing, or it is of another study of that name."""
+    study = find_study(config.storage, config.name)
+    if study is None or study.user_attrs.get(MEANING) is None:
+        return None
+    is_same = first_difference(study.user_attrs[MEANING], json.loads(json.dumps(config.meaning))) is None
+    found: dict[str, Any] | None = study.user_attrs.get(LAYER_PLANS) if is_same else None
+    return found
+
+
+def unused_pins(config: StudyConfig) -> tuple[str, ...]:
+    """A sentence for each pin that no candidate's degrees allow."""
+    used = {each["pin"] for plan in config.layer_plans.values() if plan is not None for each in plan["pins"]}
+    return tuple(
+        f"planner.pins[{number}]: no candidate has the devices for {pin.in_words}"
+        for number, pin in enumerate(config.planning.pins)
+        if pin.in_words not in used
+    )
+
+
+def by_hand(config: StudyConfig, chosen: ParallelConfig) -> dict[str, Any] | None:
+    """The plan by hand of one configuration, told the same way; None where it has nothing to shard."""
+    grid = ConfigGrid.from_configs([chosen])
+    tasks = layer_tasks(config.setting.job, config.setting.cluster, grid, LayerPlanning())
+    return _plan(tasks[0], None).by_hand if tasks else None
+
+
+def _decided(config: StudyConfig, grid: ConfigGrid, found: Sequence[_Found]) -> list[_Found]:
+    """The plans with the plan by hand in place of those that are predicted to gain nothing."""
+    changes = tuple(each.change for each in found if each.change is not None)
+    if not changes:
+        return list(found)
+    job, cluster, runtime = config.setting.job, config.setting.cluster, config.setting.runtime
+    fastest_s: list[dict[tuple[int, ...], float]] = []
+    for own in ((), changes):
+        step_time_s = estimate_step(job, cluster, replace(runtime, layer_changes=own), grid).step_time_s.tolist()
+        fastest: dict[tuple[int, ...], float] = {}
+        for key, seconds in zip(shape_keys(grid), step_time_s, strict=True):
+            fastest[key] = min(fastest.get(key, math.inf), seconds)
+        fastest_s.append(fastest)
+    decided = []
+    for each in found:
+        if each.change is None or each.summary is None or each.by_hand is None:
+            decided.append(each)
+            continue
+        by_hand_s, planned_s = (fastest[each.change.key] for fastest in fastest_s)
+        predicted = {"predicted_ratio": planned_s / by_hand_s}
+        is_taken = planned_s < by_hand_s or each.summary["pins"]
+        decided.append(
+            replace(each, summary=each.summary | predicted)
+            if is_taken
+            else _Found(summary=each.by_hand | predicted, by_hand=each.by_hand)
+        )
+    return decided
+
+
+def _with_plans(
+    config: StudyConfig, changes: Sequence[LayerChange], plans: Mapping[str, dict[str, Any] | None]
+) -> StudyConfig:
+    runtime = replace(config.setting.runtime, layer_changes=tuple(changes))
+    assert isinstance(config.backend, SimulatedBackend), "other trials run the plan by hand"
+    return replace(
+        config,
+        setting=replace(config.setting, runtime=runtime),
+        backend=replace(config.backend, runtime=runtime),
+        layer_plans=plans,
+    )
+
+
+def _change_of(stored: Mapping[str, Any]) -> LayerChange:
+    """A change as it was before JSON made lists of its tuples."""
+    return LayerChange(**{key: frozen(value) for key, value in stored.items()})
+
+
+@contextmanager
+def _planner(num_tasks: int) -> Iterator[Callable[[Sequence[LayerTask]], list[_Found]]]:
+    """What plans several shapes, on all cores if there are many."""
+    if num_tasks <= SHAPES_AT_ONCE:
+        yield lambda tasks: [_plan(task, None) for task in tasks]
+        return
+    with ProcessWorkers(os.cpu_count() or 1) as workers:
+        yield lambda tasks: workers.map(_plan, tasks)
+
+
+def _plan(task: LayerTask, _: AbstractBound | None) -> _Found:
+    planned = planned_layer(task)
+    if planned is None:
+        return _Found()
+    same = replace(planned, found=planned.by_hand, cost=planned.by_hand_cost, change=None)
+    return _Found(change=planned.change, summary=summary_of(task, planned), by_hand=summary_of(task, same))

@@ -1,0 +1,103 @@
+"""One configuration of a study in the event simulator."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
+from costmodels.simulator.passes import ONE_CHUNK, SCHEDULES, pass_order
+from costmodels.simulator.simulated_step import Simulation, simulate_step
+from costmodels.simulator.stage_rows import stage_rows
+from costmodels.simulator.trace import chrome_trace, operator_events
+from costmodels.step.memory import MemoryEstimate, estimate_memory
+from costmodels.step.step_time import StepEstimate
+from hardware.io.errors import ConfigError, did_you_mean
+from tuner.answers.candidates import predicted, prediction_json
+from tuner.study_file.config import StudyConfig
+
+SCHEDULE = "1f1b"
+"""The schedule that all predictions assume; with chunks it is the interleaved one."""
+
+
+def simulated(config: StudyConfig, chosen: ParallelConfig, schedule: str = SCHEDULE) -> Simulation:
+    """One step of a configuration that can be launched, on the study's cluster.
+
+    Raises:
+        ConfigError: there is no such schedule, or not with this configuration.
+    """
+    _check(config, chosen, schedule)
+    setting = config.setting
+    memory = _memory(config, chosen, schedule)
+    return simulate_step(setting.job, setting.cluster, setting.runtime, chosen, schedule=schedule, memory=memory)
+
+
+def simulation_json(
+    config: StudyConfig, chosen: ParallelConfig, schedule: str, simulation: Simulation
+) -> dict[str, Any]:
+    """What `meshtune simulate` prints: the prediction's keys, the closed form's step beside them, and every stage."""
+    estimate = StepEstimate(
+        step_time_s=np.array([simulation.step_time_s]),
+        breakdown_s={part: np.array([seconds]) for part, seconds in simulation.breakdown_s.items()},
+    )
+    memory = _memory(config, chosen, schedule)
+    closed_form = predicted(config, chosen)
+    return prediction_json(config.setting, estimate, memory, 0, config.options.memory_headroom) | {
+        "predicted_step_time_s": closed_form["step_time_s"],
+        "predicted_breakdown_s": closed_form["breakdown_s"],
+        "schedule": schedule,
+        "operator_events": len(operator_events(simulation)),
+        "stages": [
+            {
+                "replica": row.replica,
+                "alike": row.count,
+                "stage": row.stage,
+                "device": row.device,
+                "idle_share": row.idle_share,
+            }
+            for row in stage_rows(simulation)
+        ],
+    }
+
+
+def write_trace(simulation: Simulation, out: Path) -> None:
+    """Writes the step's trace for Perfetto, compressed where the name of the file ends in .gz.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    content = chrome_trace(simulation).encode()
+    try:
+        # without a date, so that the same step gives the same file
+        out.write_bytes(gzip.compress(content, 6, mtime=0) if out.suffix == ".gz" else content)
+    except OSError as error:
+        raise ConfigError(f"cannot be written ({error.strerror})", key="--trace", value=str(out)) from None
+
+
+def _memory(config: StudyConfig, chosen: ParallelConfig, schedule: str) -> MemoryEstimate:
+    setting = config.setting
+    grid = ConfigGrid.from_configs([chosen], config.options.opened)
+    return estimate_memory(setting.job, setting.cluster, setting.runtime, grid, schedule=schedule)
+
+
+def _check(config: StudyConfig, chosen: ParallelConfig, schedule: str) -> None:
+    if schedule not in SCHEDULES:
+        raise ConfigError("is no schedule", key="--schedule", value=schedule, nearest=did_you_mean(schedule, SCHEDULES))
+    if schedule in ONE_CHUNK and chosen.vpp > 1:
+        raise ConfigError(
+            f"cuts no stage into chunks, and the configuration has vpp={chosen.vpp}",
+            key="--schedule",
+            value=schedule,
+            nearest=f"vpp=1, or --schedule {SCHEDULE}",
+        )
+    even = config.setting.job.global_batch_size // (chosen.dp * chosen.mbs)
+    try:
+        for num_micro_batches in chosen.assignment.micro_batches or (even,):
+            pass_order(schedule, chosen.pp, chosen.vpp, num_micro_batches)
+    except ValueError as error:
+        raise ConfigError(
+            f"cannot be run: {str(error).rstrip('.')}", key="--config", value=str(chosen), nearest="with vpp=1 it can"
+        ) from None

@@ -1,0 +1,1 @@
+"""Calibrate: fit a profile to measured steps, or measure the operators of this machine's device."""

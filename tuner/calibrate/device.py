@@ -1,0 +1,237 @@
+"""`meshtune calibrate --device`: measures the operators and collectives of a study's candidates on this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from functools import cache, partial
+
+from costmodels.job.training_job import NARROW_BYTES
+from costmodels.operators.isolated import LoneCall
+from hardware.device import Device, find_device
+from hardware.io.errors import ConfigError, shown_url
+from trials.ranks.contract import RanksLostError
+from trials.ranks.processes import RankProcesses
+from trials.torch_training.benchmarks.device import DeviceBenchmarks, DeviceType
+from trials.torch_training.benchmarks.messages import Refusal, Timing
+from trials.torch_training.rank_setup import TORCH_RANKS
+from tuner.calibrate.calibration_plan import Wanted, calibration_plan, calls_of
+from tuner.calibrate.device_results import CalibrationProgress, DeviceCalibration, OnProgress
+from tuner.search.earlier_runs import LoneSample
+from tuner.storage.history.isolated import keep_lone, read_lone
+from tuner.storage.history.tables import METADATA, make_tables
+from tuner.storage.opening import open_store, storage_errors
+from tuner.storage.store import AbstractStore
+from tuner.study_file.config import StudyConfig
+
+MOST_CPU_RANKS = 8
+"""Processes of one group on a CPU."""
+
+DEFAULT_SECONDS: dict[DeviceType, float] = {"cpu": 120.0, "cuda": 300.0}
+
+
+def calibrate_device(
+    config: StudyConfig, *, seconds: float | None, force: bool, on_progress: OnProgress
+) -> DeviceCalibration | None:
+    """Measures what the study's candidates need most and its storage lacks; None if the study has no candidate.
+
+    Every time is kept as soon as it is measured, so whatever ends this early leaves the rest to the next call.
+
+    Args:
+        config: The study.
+        seconds: About how long it may take; None takes the device's default.
+        force: Whether to measure again what is known.
+        on_progress: Is told after every call.
+
+    Raises:
+        ConfigError: the study's device is not of this machine, torch is missing, or the storage cannot be used.
+    """
+    start_s = time.monotonic()
+    setting = config.setting
+    device, device_type = _device_of(config)
+    _check_torch(config)
+    space = config.space()
+    if not len(space.grid):
+        return None
+    limit_s = DEFAULT_SECONDS[device_type] if seconds is None else seconds
+    with ExitStack() as stack:
+        # starting ranks takes seconds, which a device that is known doesn't need
+        benchmarks = cache(partial(_benchmarks, config, device_type, stack))
+        most_ranks, notes = _most_ranks(config, device, benchmarks)
+        calls = calls_of(setting, space.grid, space.memory, most_ranks=most_ranks)
+        plan = calibration_plan(calls.wanted, limit_s)
+        stack.enter_context(storage_errors(config.storage))
+        store = open_store(config.storage)
+        stack.callback(store.close)
+        make_tables(store)
+        known = _known(store, device)
+        left = [one for one in plan if force or one.call not in known]
+        run = _Run(store=store, device=device)
+
+        def tell(now: str) -> None:
+            done = len(plan) - len(left) + len(run.measured)
+            on_progress(CalibrationProgress(done=done, planned=len(plan), now=now))
+
+        tell("")
+        if left:
+            run.measure(left, benchmarks(), limit_s, tell)
+    found = known | run.measured
+    return DeviceCalibration(
+        cluster=setting.cluster,
+        precision=setting.job.precision,
+        storage=shown_url(config.storage),
+        planned=len(plan),
+        measured=len(run.measured),
+        known=len(plan) - len(left),
+        refused=run.refused,
+        left_out=calls.left_out,
+        seconds=time.monotonic() - start_s,
+        samples=tuple(found[one.call] for one in plan if one.call in found),
+        notes=notes,
+    )
+
+
+class _Run:
+    """The measuring itself, and what came of it."""
+
+    def __init__(self, *, store: AbstractStore, device: Device) -> None:
+        self.store = store
+        self.device = device
+        self.measured: dict[LoneCall, LoneSample] = {}
+        self.refused: dict[str, int] = {}
+
+    def measure(
+        self, wanted: Sequence[Wanted], benchmarks: DeviceBenchmarks, limit_s: float, tell: Callable[[str], None]
+    ) -> None:
+        """Measures the calls, those that are launched together one after the other, until the time is over."""
+        until_s = time.monotonic() + limit_s
+        for calls in _launches(wanted):
+            if time.monotonic() >= until_s:
+                return
+            with closing(benchmarks.measure(calls)) as measured:
+                for call, found in measured:
+                    self._keep(call, found)
+                    tell(f"{call.kind} {call.role}".strip())
+                    if time.monotonic() >= until_s:
+                        break
+
+    def _keep(self, call: LoneCall, found: Timing | Refusal) -> None:
+        if isinstance(found, Refusal):
+            self.refused[found.reason] = self.refused.get(found.reason, 0) + 1
+            return
+        sample = LoneSample(device=self.device.name, call=call, time_s=found.time_s, count=found.runs)
+        keep_lone(self.store, sample)
+        self.measured[call] = sample
+
+
+def _launches(wanted: Sequence[Wanted]) -> list[list[LoneCall]]:
+    """The calls by the ranks that they need, those first that make up most of the candidates' steps."""
+    by_ranks: dict[int, list[Wanted]] = {}
+    for one in wanted:
+        by_ranks.setdefault(one.call.group_size, []).append(one)
+    ordered = sorted(by_ranks.values(), key=lambda some: -sum(one.share for one in some))
+    return [[one.call for one in some] for some in ordered]
+
+
+def _known(store: AbstractStore, device: Device) -> dict[LoneCall, LoneSample]:
+    """What earlier calibrations of the device have kept."""
+    with store.connection(METADATA) as connection:
+        return {sample.call: sample for sample in read_lone(connection) if sample.device == device.name}
+
+
+def _device_of(config: StudyConfig) -> tuple[Device, DeviceType]:
+    """The one device of the study, and what runs on it.
+
+    Raises:
+        ConfigError: there are several, or its precision cannot be measured.
+    """
+    setting = config.setting
+    if len(setting.cluster.devices) > 1:
+        raise ConfigError(
+            "has devices of several kinds, and --device measures one",
+            file=config.file,
+            key="cluster",
+            value=setting.cluster.device_names,
+            nearest="calibrate a study on hosts of one kind",
+        )
+    if setting.job.precision in NARROW_BYTES:
+        raise ConfigError(
+            "has products that --device cannot run yet",
+            file=config.file,
+            key="job.precision",
+            value=setting.job.precision,
+            nearest="--set job.precision=bf16 measures everything else",
+        )
+    device = setting.cluster.devices[0]
+    return device, "cpu" if device.is_processor else "cuda"
+
+
+def _check_torch(config: StudyConfig) -> None:
+    """What measures must be installed.
+
+    Raises:
+        ConfigError: torch is not.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise ConfigError(
+            "needs torch, which is not installed",
+            file=config.file,
+            key="--device",
+            nearest="pip install 'meshtune[torch]'",
+        )
+
+
+def _benchmarks(config: StudyConfig, device_type: DeviceType, stack: ExitStack) -> DeviceBenchmarks:
+    """Ranks that measure, until the stack is left.
+
+    Raises:
+        ConfigError: torch cannot be imported.
+    """
+    try:
+        processes = stack.enter_context(RankProcesses(TORCH_RANKS))
+    except RanksLostError as error:
+        raise ConfigError(f"cannot start a process with torch: {error}", file=config.file, key="--device") from None
+    return DeviceBenchmarks(processes=processes, device=device_type)
+
+
+def _most_ranks(
+    config: StudyConfig, device: Device, benchmarks: Callable[[], DeviceBenchmarks]
+) -> tuple[int, tuple[str, ...]]:
+    """Ranks of the largest group that can be formed here, and what a user should know of it.
+
+    Raises:
+        ConfigError: the study's device is not of this machine.
+    """
+    if device.is_processor:
+        return MOST_CPU_RANKS, _shared_cores(config)
+    found = benchmarks().accelerators()
+    if not found.count:
+        raise ConfigError(
+            "is not of this machine, where torch finds no GPU",
+            file=config.file,
+            key="cluster",
+            value=device.name,
+            nearest=f"run it on a host of {device.name}, or calibrate a study on cpu-host",
+        )
+    if _is_called(found.name, device):
+        return found.count, ()
+    return found.count, (f"torch calls this machine's GPU {found.name}; it is taken to be the study's {device.name}",)
+
+
+def _shared_cores(config: StudyConfig) -> tuple[str, ...]:
+    cores = os.cpu_count() or 1
+    ranks = min(config.setting.cluster.devices_per_host, MOST_CPU_RANKS)
+    if ranks <= cores:
+        return ()
+    return (f"collectives of more than {cores} ranks share this machine's {cores} cores and are slower for it",)
+
+
+def _is_called(name: str, device: Device) -> bool:
+    """Whether the catalog knows the name that a GPU has for itself as that device's."""
+    try:
+        return find_device(name.removeprefix("NVIDIA ")) == device
+    except ConfigError:
+        return False

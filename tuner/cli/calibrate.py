@@ -1,0 +1,126 @@
+"""`meshtune calibrate`: a runtime's profile from measured steps, or the operators of this machine's device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hardware.io.errors import ConfigError
+from tuner.cli.options import FOUND_NOTHING, AsJson, Overrides, Storage, check_out, load, number
+from tuner.terminal.console import NOTHING_WORKS, print_calibration, print_device_calibration, print_json, warn
+
+
+def calibrate(
+    measured: Annotated[
+        list[Path] | None, typer.Option(metavar="CSV...", help="Measured runs, in the form of configs/measured.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Profile to write, which a study names as its runtime; with --device a page (.html)."
+        ),
+    ] = None,
+    more: Annotated[list[Path] | None, typer.Argument(metavar="CSV", help="Further files.", show_default=False)] = None,
+    runtime: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Whose runs are fitted, if the files hold several runtimes.")
+    ] = None,
+    device: Annotated[
+        Path | None,
+        typer.Option(metavar="STUDY", help="Measure on this machine what the candidates of a study consist of."),
+    ] = None,
+    seconds: Annotated[
+        str | None, typer.Option(metavar="S", help="With --device: about how long; 120 on a CPU, 300 on a GPU.")
+    ] = None,
+    storage: Storage = None,
+    overrides: Overrides = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace an existing file; with --device measure again what is known.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Fit a runtime's profile to measured steps, or measure the operators of a study's device on this machine.
+
+    With --measured and --out the constants of a profile are fitted, and what the runs could not tell is said. With
+    --device operators and collectives run alone, and later studies on that device that use the same storage begin with
+    their times.
+    """
+    if out is not None:
+        check_out(out)
+    if device is None:
+        given = {"--seconds": seconds, "--storage": storage, "--set": overrides and overrides[0]}
+        for option, value in given.items():
+            if value is not None:
+                raise ConfigError("belongs to --device", key=option, value=value)
+        _fit(measured, out, more, runtime, force=force, as_json=as_json)
+        return
+    files = [*(measured or []), *(more or [])]
+    for option, text in {"--measured": str(files[0]) if files else None, "--runtime": runtime}.items():
+        if text is not None:
+            raise ConfigError("cannot be combined with --device, which reads no runs", key=option, value=text)
+    _measure(device, seconds, storage, overrides, out, force=force, as_json=as_json)
+
+
+def _fit(
+    measured: list[Path] | None,
+    out: Path | None,
+    more: list[Path] | None,
+    runtime: str | None,
+    *,
+    force: bool,
+    as_json: bool,
+) -> None:
+    from tuner.calibrate.measured_steps import calibrate_file
+
+    if not measured or out is None:
+        missing = "--out" if measured else "--measured"
+        raise ConfigError(f"misses {missing}: either --measured CSV --out PROFILE or --device STUDY", key="calibrate")
+    done = calibrate_file(
+        [*measured, *(more or [])],
+        out,
+        runtime=runtime,
+        overwrite=force,
+        on_progress=lambda line: typer.echo(line, err=True),
+    )
+    if as_json:
+        print_json(done.as_json())
+    else:
+        print_calibration(done)
+
+
+def _measure(
+    study: Path,
+    seconds: str | None,
+    storage: str | None,
+    overrides: list[str] | None,
+    out: Path | None,
+    *,
+    force: bool,
+    as_json: bool,
+) -> None:
+    limit_s = None if seconds is None else number("--seconds", seconds, above_zero=True)
+    if out is not None and out.suffix != ".html":
+        raise ConfigError("must end in .html: with --device it is a page", key="--out", value=str(out))
+    config = load(study, overrides, storage)
+
+    # after the study has been read: loading Optuna takes seconds, and a mistake should be told at once
+    from tuner.calibrate.device import calibrate_device
+    from tuner.report.calibration_page import check_place, write_calibration_page
+    from tuner.terminal.progress import CalibrationLine
+
+    if out is not None:
+        check_place(out)
+    with CalibrationLine(config.setting.cluster.device_names) as line:
+        done = calibrate_device(config, seconds=limit_s, force=force, on_progress=line.show)
+    if done is None:
+        typer.echo(NOTHING_WORKS, err=True)
+        raise typer.Exit(FOUND_NOTHING)
+    plot = None if out is None else write_calibration_page(done, out)
+    warn(done.notes)
+    if as_json:
+        print_json(done.as_json(plot))
+    else:
+        print_device_calibration(done, plot)
+    if not done.samples:
+        raise typer.Exit(FOUND_NOTHING)

@@ -1,0 +1,193 @@
+"""`meshtune init`: a study file from what the user's training framework is started with today."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hardware.io.errors import ConfigError
+from tuner.cli import completion as cli_completion
+from tuner.cli.options import AsJson, whole_number, write_file
+from tuner.terminal.console import print_json, printable, warn
+
+if TYPE_CHECKING:  # these load numpy
+    from tuner.imports import Imported
+    from tuner.study_file.new_study import Added, NewStudy
+
+_File = Path | None
+
+
+def init(
+    from_megatron: Annotated[_File, typer.Option(metavar="SCRIPT", help="Launch script, or a list of flags.")] = None,
+    from_torchtitan: Annotated[_File, typer.Option(metavar="FILE", help="TOML, or a script with flags.")] = None,
+    from_deepspeed: Annotated[_File, typer.Option(metavar="FILE", help="JSON.")] = None,
+    from_nanotron: Annotated[_File, typer.Option(metavar="FILE", help="YAML.")] = None,
+    from_hugging_face: Annotated[_File, typer.Option(metavar="FILE", help="config.json: a model, no expert.")] = None,
+    from_json: Annotated[_File, typer.Option(metavar="FILE", help="What `meshtune export --to json` wrote.")] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="What the devices are, such as dgx-h100.", autocompletion=cli_completion.clusters
+        ),
+    ] = None,
+    hosts: Annotated[
+        str | None, typer.Option(metavar="N", help="Hosts, if the file doesn't say or for others.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Name in the catalog, or path, in place of the file's model.",
+            autocompletion=cli_completion.models,
+        ),
+    ] = None,
+    vocab_size: Annotated[str | None, typer.Option(metavar="N", help="Rows of the embedding table.")] = None,
+    sequence_length: Annotated[str | None, typer.Option(metavar="N", help="Tokens per sequence.")] = None,
+    global_batch_size: Annotated[str | None, typer.Option(metavar="N", help="Sequences per step.")] = None,
+    runtime: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Profile in place of the file's framework.",
+            autocompletion=cli_completion.runtimes,
+        ),
+    ] = None,
+    config: Annotated[
+        str | None, typer.Option("--config", metavar="pp=4,tp=2,...", help="Degrees that the file leaves open.")
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="STUDY", help="Study file to write.")] = Path("study.yaml"),
+    force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a study file whose expert is the configuration that you use today.
+
+    The file is read, never run. What it leaves open is asked for, with the option that gives it.
+    """
+    given = {
+        "megatron": from_megatron,
+        "torchtitan": from_torchtitan,
+        "deepspeed": from_deepspeed,
+        "nanotron": from_nanotron,
+        "hugging-face": from_hugging_face,
+        "json": from_json,
+    }
+    chosen = [(framework, file) for framework, file in given.items() if file is not None]
+    if len(chosen) != 1:
+        options = ", ".join(f"--from-{framework}" for framework in given)
+        raise ConfigError(f"needs one file: one of {options}", key="init")
+    if out.suffix not in (".yaml", ".yml"):
+        raise ConfigError("must end in .yaml", key="--out", value=str(out))
+    _check_free(out, force=force)
+
+    from hardware.io.config_file import read_text
+    from tuner.study_file.new_study import MOST_BYTES, Added, read_import
+
+    framework, file = chosen[0]
+    added = Added(
+        cluster=cluster,
+        hosts=_count("--hosts", hosts),
+        model=model,
+        vocab_size=_count("--vocab-size", vocab_size),
+        sequence_length=_count("--sequence-length", sequence_length),
+        global_batch_size=_count("--global-batch-size", global_batch_size),
+        runtime=runtime,
+        config=None if config is None else _degrees(config),
+    )
+    imported = read_import(framework, file, read_text(file, most_bytes=MOST_BYTES))
+    written, made = _write(imported, added, file, out, force=force)
+    payload = {
+        "written": str(written[0]),
+        "model": str(written[1]) if len(written) > 1 else None,
+        "expert": dict(made.present.expert) or None,
+        "job": dict(made.present.job),
+        "devices": made.devices,
+        "trial": "command" if made.measures else "simulated",
+        "unread": [str(one) for one in made.imported.unread],
+        "notes": list(made.imported.notes),
+    }
+    warn((*map(str, made.imported.unread), *made.imported.notes))
+    if as_json:
+        print_json(payload)
+        return
+    _tell(made, written, out)
+
+
+def _count(option: str, text: str | None) -> int | None:
+    return None if text is None else whole_number(option, text, 1)
+
+
+def _degrees(text: str) -> dict[str, int]:
+    """The degrees that `--config` names, and no others."""
+    from costmodels.job.parallel_config import DEGREES, parse_config
+
+    found = parse_config(text, {})
+    named = {entry.partition("=")[0].strip() for entry in text.split(",")}
+    for name in sorted(named - {*DEGREES, ""}):
+        raise ConfigError("is no degree", key="--config", value=name, nearest=f"valid: {', '.join(DEGREES)}")
+    return {name: getattr(found, name) for name in DEGREES if name in named}
+
+
+def _check_free(out: Path, *, force: bool) -> None:
+    if out.exists() and not force:
+        raise ConfigError("is there already", key="--out", value=str(out), nearest="--force replaces it")
+
+
+def _write(imported: Imported, added: Added, file: Path, out: Path, *, force: bool) -> tuple[list[Path], NewStudy]:
+    """Writes the study and, if it needs one, the model's file, once `load_study` has read both.
+
+    Raises:
+        ConfigError: they can't be loaded, or can't be written.
+    """
+    from tuner.study_file.config import load_study
+    from tuner.study_file.new_study import new_study
+
+    made = new_study(imported, added, file=file, folder=out.parent)
+    if made.model_file:
+        _check_free(out.parent / made.model_file, force=force)
+    with tempfile.TemporaryDirectory() as folder:
+        # the same texts elsewhere, so that nothing is left behind that can't be loaded
+        trial = Path(folder) / "study.yaml"
+        beside = Path(folder) / "model.yaml"
+        beside.write_text(made.model_text, encoding="utf-8")
+        checked = new_study(imported, added, file=file, folder=trial.parent, model_at=str(beside))
+        trial.write_text(checked.text, encoding="utf-8")
+        try:
+            load_study(trial)
+        except ConfigError as error:
+            raise ConfigError(
+                error.rule, key=error.key, value=error.value, nearest=error.nearest, file=str(file)
+            ) from None
+    written = [out]
+    if made.model_file:
+        write_file(out.parent / made.model_file, made.model_text)
+        written.append(out.parent / made.model_file)
+    write_file(out, made.text)
+    return written, made
+
+
+def _tell(made: NewStudy, written: list[Path], out: Path) -> None:
+    from tuner.terminal.console import in_words
+
+    for path in written:
+        typer.echo(f"wrote {printable(str(path))}")
+    if made.present.expert:
+        typer.echo(f"Expert: {in_words(made.present.expert)} on {made.devices:,} devices")
+    else:
+        typer.echo("No expert: this file tells a model alone. Add what you use today as `expert:`.")
+    if made.measures:
+        typer.echo("Trials run your own command.")
+    elif made.imported.command is not None:
+        typer.echo("Trials are simulated; the study file tells what is missing to run your own command.")
+    else:
+        typer.echo("Trials are simulated; docs/own-command.md tells how to run your own command.")
+    study = printable(str(out))
+    typer.echo("Next:")
+    typer.echo(f"  meshtune space {study}    # what can work")
+    if made.present.expert:
+        typer.echo(f"  meshtune predict {study} --config {in_words(made.present.expert)}    # what you use today")
+        typer.echo(f"  meshtune run {study}      # begins with what you use today")
+    else:
+        typer.echo(f"  meshtune run {study}      # tune")

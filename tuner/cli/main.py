@@ -1,0 +1,464 @@
+"""The command `meshtune`. Heavy imports stand inside the commands, so that `--help` answers at once.
+
+Results go to stdout, as one JSON object with `--json`; progress, warnings and errors go to stderr. Exit status: 0 done,
+1 ran but found nothing, 2 the user's mistake (told in one message), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from hardware.io.errors import ConfigError, shown_url
+from tuner.cli import calibrate as cli_calibrate
+from tuner.cli import completion as cli_completion
+from tuner.cli import dashboard as cli_dashboard
+from tuner.cli import init as cli_init
+from tuner.cli import plan as cli_plan
+from tuner.cli import predictions as cli_predictions
+from tuner.cli import replan as cli_replan
+from tuner.cli.options import (
+    FOUND_NOTHING,
+    INTERRUPTED,
+    USERS_MISTAKE,
+    AsJson,
+    Overrides,
+    Storage,
+    StudyFile,
+    check_out,
+    launchable_config,
+    load,
+    whole_number,
+    with_plans,
+    write_file,
+)
+from tuner.terminal.console import (
+    NOTHING_WORKS,
+    gain_in_words,
+    in_words,
+    p_star_in_words,
+    print_device_time,
+    print_extrapolated,
+    print_failed,
+    print_json,
+    print_run,
+    printable,
+    pruned_in_words,
+    warn,
+)
+
+if TYPE_CHECKING:  # these load numpy, Optuna and Ray
+    from tuner.run.loop import RunResult
+    from tuner.study_file.config import StudyConfig
+
+app = typer.Typer(
+    name="meshtune",
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # loading rich would take as long as everything else that --help does
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+"""What every misuse of the command line is; typer has had a copy of click's class and click's own."""
+
+
+def main() -> NoReturn:
+    """Runs the command line and exits; a user's mistake ends in one message and status 2."""
+    _hide_secrets()
+    try:
+        status = app(prog_name="meshtune", standalone_mode=False) or 0
+    except ConfigError as error:
+        _complain(str(error))
+        sys.exit(USERS_MISTAKE)
+    except _UsageError as error:
+        _complain(_usage_message(error))
+        sys.exit(USERS_MISTAKE)
+    except (KeyboardInterrupt, typer.Abort):
+        status = INTERRUPTED
+    if status == INTERRUPTED:
+        _complain("interrupted")
+    sys.exit(status)
+
+
+_ARGUMENTS = "_MESHTUNE_ARGUMENTS"
+"""The variable in which a process hands its arguments to itself, started again."""
+
+_OF_COMMANDS = re.compile(r"((?:--set=)?trial(?:\.environment[^=]*)?=).*", re.DOTALL)
+"""A `--set` that may hold variables of a command."""
+
+
+def _hide_secrets() -> None:
+    """Starts this process again if arguments hold secrets: with stars in their place, and them in the environment.
+
+    Everybody on the machine can read the command line of a process, and Ray keeps that of the driver with the job. What
+    a process was given as its environment only its user can read, and what it starts does not inherit it from here.
+    """
+    given = sys.argv[1:]
+    told = json.loads(os.environ.pop(_ARGUMENTS, "null"))
+    if told is not None and [_shown_argument(argument) for argument in told] == given:
+        sys.argv[1:] = told
+        return
+    shown, at = [_shown_argument(argument) for argument in given], len(sys.orig_argv) - len(given)
+    if shown != given and sys.orig_argv[at:] == given:  # no program that has called us
+        os.environ[_ARGUMENTS] = json.dumps(given)
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:at], *shown])  # noqa: S606 # no shell wanted
+
+
+def _shown_argument(argument: str) -> str:
+    """An argument without passwords of URLs and without variables of commands."""
+    return shown_url(_OF_COMMANDS.sub(r"\1***", argument) if "environment" in argument else argument)
+
+
+def _usage_message(error: Any) -> str:
+    """What typer found wrong, in the form of our own messages."""
+    told = error.format_message().rstrip(".")
+    command = error.ctx.command_path if error.ctx else "meshtune"
+    return f"{told}{'' if told.endswith('?') else ';'} `{command} --help` shows how"
+
+
+def _complain(message: str) -> None:
+    typer.echo(f"meshtune: {printable(message)}", err=True)
+
+
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            number = version("meshtune")
+        except PackageNotFoundError:  # a checkout that nobody installed
+            project = Path(__file__).parents[2] / "pyproject.toml"
+            found = (
+                re.search(r'^version = "(.*)"', project.read_text(encoding="utf-8"), re.M) if project.exists() else None
+            )
+            number = found[1] if found else "of an unknown version"
+        typer.echo(f"meshtune {number}")
+        raise typer.Exit
+
+
+_STATUSES = (
+    "Exit status: 0 done, 1 ran but found nothing, 2 something given is wrong (one message says what), 130 interrupted."
+)
+
+
+@app.callback(invoke_without_command=True, epilog=_STATUSES)
+def meshtune(
+    context: typer.Context,
+    version: Annotated[  # noqa: ARG001 # its callback does the work
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Find the fastest parallelism configuration for training a large language model on a cluster.
+
+    Begin with `meshtune init`, then `meshtune space STUDY` and `meshtune run STUDY`.
+    """
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help(), err=True)
+        raise typer.Exit(USERS_MISTAKE)
+
+
+@app.command(short_help="Tune: try the most promising configurations.")
+def run(
+    study: StudyFile,
+    trials: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="Budget of trials; replaces search.max_trials."),
+    ] = None,
+    storage: Storage = None,
+    seed: Annotated[str | None, typer.Option(metavar="N", help="Replaces search.seed.")] = None,
+    overrides: Overrides = None,
+    ray_address: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Existing Ray cluster; wins over RAY_ADDRESS.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tune: try the most promising configurations, stop when confident, print the best.
+
+    The same command continues a study that was interrupted.
+    """
+    changes = list(overrides or [])
+    changes += [f"search.max_trials={whole_number('--trials', trials, 1)}"] if trials is not None else []
+    changes += [f"search.seed={whole_number('--seed', seed, 0)}"] if seed is not None else []
+    config = with_plans(load(study, changes, storage))
+
+    # after the study has been read: loading Optuna takes seconds, and a mistake should be told at once
+    from tuner.run.loop import run_study
+    from tuner.terminal.progress import ProgressLine
+
+    os.environ.pop("MESHTUNE_STORAGE", None)  # what runs trials would inherit it
+    signal.signal(signal.SIGTERM, _interrupt)
+    with ProgressLine(config) as line:
+        result = run_study(config, on_progress=line.show, ray_address=ray_address)
+    warn(result.warnings)
+    payload = _run_payload(config, result)
+    if as_json:
+        print_json(payload)
+    else:
+        print_run(config, result, payload)
+    if result.stop_reason == "interrupted":
+        raise typer.Exit(INTERRUPTED)
+    if result.best is None and result.extrapolated is None:
+        raise typer.Exit(FOUND_NOTHING)
+
+
+def _interrupt(_signal: int, _frame: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _run_payload(config: StudyConfig, result: RunResult) -> dict[str, Any]:
+    from tuner.answers.candidates import tokens_per_s_per_device
+    from tuner.answers.device_time import device_time_json
+    from tuner.answers.reference import gain_over, gains
+    from tuner.storage.record import num_failed, num_proxies, num_pruned, saved_s
+
+    best, extrapolated = result.best, result.extrapolated
+    gain = gain_over(result.reference, result.records, best.step_time_s if best else None)
+    step_time_s = best.step_time_s if best else extrapolated.step_time_s if extrapolated else None
+    return {
+        "best": best.params if best else extrapolated.config if extrapolated else None,
+        "step_time_s": step_time_s,
+        "tokens_per_s_per_device": tokens_per_s_per_device(config.setting, step_time_s) if step_time_s else None,
+        **gains(result.reference, gain),
+        "source": "predicted" if extrapolated else config.backend.origin,
+        "clock": config.backend.clock,
+        "extrapolated": extrapolated is not None,
+        "trials": sum(record.finished for record in result.records),
+        "proxies": num_proxies(result.records),
+        "failed": num_failed(result.records),
+        "pruned": num_pruned(result.records),
+        "saved_s": saved_s(result.records),
+        **device_time_json(config, result.reference, result.records, step_time_s),
+        "candidates": result.num_candidates,
+        "p_star": result.p_star,
+        "stop_reason": result.stop_reason.value,
+        "study_name": config.name,
+        "storage": shown_url(config.storage),
+    }
+
+
+app.command(short_help="Write a study file from your launch script.")(cli_init.init)
+app.command(short_help="Count what can work, and tell why the rest cannot.")(cli_predictions.space)
+app.command(short_help="Predict step time and memory of one configuration.")(cli_predictions.predict)
+app.command(short_help="Simulate one step of one configuration, pass by pass.")(cli_predictions.simulate)
+app.command(short_help="Print the configurations predicted to be fastest.")(cli_predictions.rank)
+app.command(short_help="Shard one training step over a mesh, with your pins.")(cli_plan.plan)
+app.command(short_help="Plan which configuration runs when on a cluster that changes.")(cli_replan.replan)
+
+
+app.command(short_help="Fit a runtime's profile, or time this machine's operators.")(cli_calibrate.calibrate)
+
+
+@app.command()
+def status(study: StudyFile, storage: Storage = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Tell how far a study is; it may be running."""
+    config = load(study, overrides, storage)
+
+    from tuner.answers.device_time import device_time_json
+    from tuner.answers.reference import gain_over, gains, reference_of
+    from tuner.run.loop import is_running, stored_study
+    from tuner.search.population import P_STAR, in_lines, read_moments
+    from tuner.search.proxy.extrapolation import extrapolated_of
+    from tuner.search.stopping import StopReason
+    from tuner.storage.record import (
+        HISTORY,
+        STOP_REASON,
+        best_record,
+        num_failed,
+        num_proxies,
+        num_pruned,
+        read_records,
+        saved_s,
+    )
+
+    stored = stored_study(config)
+    records = read_records(stored)
+    best = best_record(records)
+    extrapolated = None if best else extrapolated_of(stored.user_attrs)
+    running = is_running(stored)
+    moments = read_moments(stored)
+    reference = reference_of(config, stored)
+    reference_s = reference.step_time_s(records) if reference else None
+    payload = {
+        "study_name": config.name,
+        "trials": sum(record.finished for record in records),
+        "running": sum(not record.finished for record in records) if running else 0,
+        "proxies": num_proxies(records),
+        "failed": num_failed(records),
+        "pruned": num_pruned(records),
+        "saved_s": saved_s(records),
+        **device_time_json(config, reference, records, best.step_time_s if best else None),
+        "clock": config.backend.clock,
+        "best_step_time_s": best.step_time_s if best else extrapolated.step_time_s if extrapolated else None,
+        **gains(reference, gain_over(reference, records, best.step_time_s if best else None)),
+        "extrapolated": extrapolated is not None,
+        "p_star": stored.user_attrs.get(P_STAR, 0.0),
+        "stop_reason": None if running else stored.user_attrs.get(STOP_REASON, "interrupted"),
+        "population": asdict(moments[-1]) if moments else None,
+    }
+    if as_json:
+        print_json(payload)
+        return
+    state = (
+        f"{payload['running']} trials running" if running else f"stopped: {StopReason(payload['stop_reason']).sentence}"
+    )
+    typer.echo(f"{config.name}: {payload['trials']} trials, {payload['failed']} failed; {state}")
+    print_failed(records)
+    if payload["pruned"]:
+        typer.echo(f"{pruned_in_words(payload['pruned'], payload['saved_s'])}.")
+    if stored.user_attrs.get(HISTORY):
+        typer.echo(stored.user_attrs[HISTORY])
+    if best is not None:
+        typer.echo(f"Best: {in_words(best.params)}")
+        source = config.backend.source_in_words
+        typer.echo(f"  {best.step_time_s:.4g} s per step ({source}); {p_star_in_words(payload['p_star'])}")
+        if reference is not None and reference_s and best.step_time_s:
+            typer.echo(f"  {gain_in_words(reference, reference_s, best.step_time_s)}")
+    elif extrapolated is not None:
+        print_extrapolated(extrapolated)
+    print_device_time(config, reference, records, best)
+    if moments:
+        typer.echo("\n".join(in_lines(moments[-1], in_words)))
+
+
+app.command(short_help="Show a study in the browser, while it runs or afterwards.")(cli_dashboard.dashboard)
+
+
+@app.command(short_help="Print the best configuration that is known.")
+def best(study: StudyFile, storage: Storage = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Print the best configuration: measured if the study has run, else predicted."""
+    config = load(study, overrides, storage)
+
+    from tuner.answers.best import best_configuration
+    from tuner.answers.candidates import tokens_per_s_per_device
+    from tuner.answers.reference import gains
+
+    config = with_plans(config)
+    found = best_configuration(config)
+    if found is None:
+        _finish_empty(
+            as_json,
+            {
+                "config": None,
+                "step_time_s": None,
+                "source": None,
+                "clock": None,
+                "extrapolated": False,
+                "gain_over_expert": None,
+                "gain_over_baseline": None,
+            },
+        )
+    payload: dict[str, Any] = {
+        "config": found.config.values(config.dimensions),
+        "step_time_s": found.step_time_s,
+        "source": found.source,
+        "clock": None if found.source == "predicted" else config.backend.clock,
+        "extrapolated": found.extrapolated is not None,
+        **gains(found.reference, found.gain),
+    }
+    if as_json:
+        print_json(payload)
+        return
+    tokens_per_s = tokens_per_s_per_device(config.setting, found.step_time_s)
+    known = found.known_in_words
+    typer.echo(f"Best: {in_words(payload['config'])}")
+    typer.echo(f"  {found.step_time_s:.4g} s per step, {tokens_per_s:,.0f} tokens/s per device ({known})")
+    if found.gain is not None and found.reference is not None:
+        typer.echo(f"  {found.gain:.3f}x as fast as {found.reference.in_words}")
+
+
+@app.command()
+def report(
+    study: StudyFile,
+    out: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("report.html"),
+    storage: Storage = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write one HTML file that shows what was found and why."""
+    check_out(out)
+    config = load(study, overrides, storage)
+
+    from tuner.report import write_report
+
+    written = write_report(config, out)
+    _tell_written(str(written), as_json)
+
+
+@app.command()
+def export(
+    study: StudyFile,
+    to: Annotated[
+        str,
+        typer.Option(
+            metavar="TARGET",
+            help="megatron, torchtitan, deepspeed, mindspeed, nemo, nanotron or json.",
+            autocompletion=cli_completion.targets,
+        ),
+    ],
+    chosen: Annotated[
+        str | None, typer.Option("--config", metavar="pp=4,...", help="Instead of the study's best.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write; stdout without it.")] = None,
+    storage: Storage = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the best configuration as flags for a training framework."""
+    from tuner.answers.candidates import notes_on_plan
+    from tuner.export import find_exporter
+
+    exporter = find_exporter(to)
+    config = load(study, overrides, storage)
+    if chosen is not None:
+        wanted, broken = launchable_config(config, chosen)
+        notes = tuple(f"{name}: {reason}" for name, reason in broken.items())
+        config = with_plans(config, wanted)
+    else:
+        from tuner.answers.best import best_configuration
+
+        config = with_plans(config)
+        found = best_configuration(config)
+        if found is None:
+            _finish_empty(as_json, {"target": to, "text": None, "notes": []})
+        wanted = found.config
+        known = found.known_in_words
+        notes = () if found.source == "measured" else (f"this configuration is {known}, not measured",)
+    notes += notes_on_plan(config, wanted)
+    exported = exporter(config.setting, wanted)
+    if out is not None:
+        write_file(out, exported.text)
+    if as_json:
+        warn(notes)
+        written = {"written": str(out)} if out else {}
+        print_json({"target": to, "text": exported.text, "notes": [*notes, *exported.notes]} | written)
+        return
+    if out is None:
+        typer.echo(exported.text.rstrip("\n"))
+    else:
+        typer.echo(f"wrote {printable(str(out))}", err=True)
+    warn((*notes, *exported.notes))
+
+
+def _finish_empty(as_json: bool, payload: Mapping[str, Any]) -> NoReturn:
+    if as_json:
+        print_json(payload)
+    else:
+        typer.echo(NOTHING_WORKS, err=True)
+    raise typer.Exit(FOUND_NOTHING)
+
+
+def _tell_written(file: str, as_json: bool) -> None:
+    if as_json:
+        print_json({"written": file})
+    else:
+        typer.echo(f"wrote {printable(file)}")

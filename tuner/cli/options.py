@@ -1,0 +1,174 @@
+"""What the commands have in common: their options, how they read these, and their exit statuses."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hardware.io.errors import ConfigError
+from trials.ray_job import check_outlives_job
+from tuner.terminal.console import warn
+
+if TYPE_CHECKING:  # these load numpy
+    from costmodels.job.parallel_config import ParallelConfig
+    from tuner.study_file.config import StudyConfig
+
+StudyFile = Annotated[Path, typer.Argument(metavar="STUDY", help="Study file (YAML).")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Replace a key of the study file, e.g. search.seed=3."),
+]
+Storage = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="Database of the study; wins over MESHTUNE_STORAGE and the study file."),
+]
+Config = Annotated[
+    str,
+    typer.Option("--config", metavar="pp=4,tp=2,...", help="A configuration; what is left out is 1 or the job's."),
+]
+
+At = Annotated[
+    str | None,
+    typer.Option("--at", metavar="SECONDS", help="On the cluster as a trace has it then; cluster.trace, or --network."),
+]
+Network = Annotated[
+    Path | None,
+    typer.Option("--network", metavar="TRACE", help="How the cluster changes (CSV), in place of cluster.trace."),
+]
+
+FOUND_NOTHING = 1
+USERS_MISTAKE = 2
+INTERRUPTED = 130
+
+
+def whole_number(option: str, text: str, least: int) -> int:
+    """The number that an option holds; typer's own message would not show the value."""
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) >= least):
+        raise ConfigError(f"must be a whole number of at least {least}", key=option, value=text)
+    return int(text)
+
+
+def number(option: str, text: str, *, above_zero: bool = False) -> float:
+    """The finite number that an option holds, 0 or more."""
+    rule = "must be a number " + ("above 0" if above_zero else "of at least 0")
+    try:
+        found = float(text) if "_" not in text else math.nan
+    except ValueError:
+        found = math.nan
+    if not (math.isfinite(found) and (found > 0 if above_zero else found >= 0)):
+        raise ConfigError(rule, key=option, value=text)
+    return found
+
+
+def at_time(config: StudyConfig, at: str | None, network: Path | None) -> tuple[StudyConfig, str]:
+    """The study on its cluster as a trace has it at `--at`, and in words what is missing then.
+
+    Raises:
+        ConfigError: no trace is named, or it can't be read.
+    """
+    if at is None:
+        if network is not None:
+            raise ConfigError(
+                "needs --at, which says when", key="--network", value=str(network), nearest="for example --at 3600"
+            )
+        return config, ""
+    from tuner.replan.network import missing_in_words, study_at, trace_of
+
+    time_s = number("--at", at)
+    trace = trace_of(config, network, option="--at", value=at)
+    return study_at(config, trace, time_s), missing_in_words(config.setting.cluster, trace, time_s)
+
+
+def with_plans(config: StudyConfig, chosen: ParallelConfig | None = None) -> StudyConfig:
+    """The study with its layers planned, by what its storage holds if it does.
+
+    Args:
+        config: The study.
+        chosen: The only configuration that matters; None for all candidates.
+
+    Raises:
+        ConfigError: the planner's pins can't hold.
+    """
+    if config.planning.name == "megatron":
+        return config
+    from costmodels.job.parallel_config import ConfigGrid
+    from tuner.answers.planned_candidates import planned_study, stored_plans, unused_pins
+    from tuner.terminal.progress import PlanningLine
+
+    stored = stored_plans(config)
+    if chosen is not None:
+        grid = ConfigGrid.from_configs([chosen], config.options.opened)
+        return planned_study(config, grid, stored=stored)
+    with PlanningLine() as line:
+        planned = planned_study(config, config.space().grid, stored=stored, on_planned=line.show)
+    warn(unused_pins(planned))
+    return planned
+
+
+def launchable_config(config: StudyConfig, text: str, missing: str = "") -> tuple[ParallelConfig, dict[str, str]]:
+    """The configuration that `--config` names, with the rules of the study that it breaks.
+
+    Args:
+        config: The study.
+        text: The option's value.
+        missing: What its cluster lacks, for the message.
+
+    Raises:
+        ConfigError: it cannot be launched at all.
+    """
+    from costmodels.job.parallel_config import parse_config
+    from tuner.space.enumeration import broken_rules, launchable
+
+    wanted = parse_config(text, config.config_defaults)
+    broken = broken_rules(config.setting, config.options, wanted)
+    if launchable(config.setting, wanted):
+        return wanted, broken
+    devices, rest = config.setting.cluster.num_devices, wanted.num_devices // wanted.dp
+    nearest = "`meshtune space --list` prints configurations that can"
+    if wanted.num_devices != devices and devices % rest == 0:
+        nearest = f"with dp={devices // rest} it would occupy the {devices} devices"
+    raise ConfigError(
+        "cannot be launched: "
+        + ("; ".join(broken.values()) or "its degrees do not divide the job")
+        + (f"; {missing}" if missing else ""),
+        file=config.file,
+        key="--config",
+        value=str(wanted),
+        nearest=nearest,
+    )
+
+
+def load(study: Path, overrides: list[str] | None = None, storage: str | None = None) -> StudyConfig:
+    """The study of a file, with what the command line replaces in it."""
+    from tuner.study_file.config import load_study
+
+    config = load_study(study, overrides=overrides or (), storage=storage)
+    warn(config.read_elsewhere)
+    return config
+
+
+def check_out(out: Path, option: str = "--out") -> None:
+    """Refuses a file that would go with a Ray job's working directory.
+
+    Raises:
+        ConfigError: it would.
+    """
+    nearest = "an absolute path outside, such as /shared/" + (out.name or "out")
+    check_outlives_job(out, key=option, value=str(out), nearest=nearest)
+
+
+def write_file(out: Path, text: str) -> None:
+    """Writes what `--out` asks for.
+
+    Raises:
+        ConfigError: it can't be written.
+    """
+    check_out(out)
+    try:
+        out.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot be written ({error.strerror})", key="--out", value=str(out)) from None

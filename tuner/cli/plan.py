@@ -1,0 +1,335 @@
+"""The command that shards one training step over a mesh and shows what it sends."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hardware.io.errors import ConfigError, did_you_mean
+from tuner.cli import completion as cli_completion
+from tuner.cli.options import AsJson, Overrides, launchable_config, load, number, whole_number, write_file
+from tuner.terminal.console import config_in_words, print_json, printable, warn
+
+if TYPE_CHECKING:  # these load numpy
+    from costmodels.sharding.device_mesh import DeviceMesh
+    from costmodels.sharding.graph import Graph
+    from tuner.planners.engine.workers import AbstractWorkers
+    from tuner.planners.planning import PlannerOptions
+    from tuner.planners.sharding.pins import Pin
+    from tuner.plans.plan_export import PlanExport, PlanSource
+
+MOST_WORKERS = 5
+"""Processes that plan one step, at most: as many as TOAST has trees."""
+
+
+def plan(
+    study: Annotated[Path | None, typer.Argument(metavar="STUDY", help="Study file (YAML), with --config.")] = None,
+    chosen: Annotated[
+        str | None,
+        typer.Option("--config", metavar="dp=4,tp=2,...", help="A configuration; its degrees are the mesh."),
+    ] = None,
+    jax: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE:FACTORY", help="A JAX step: returns function, abstract arguments[, donated]."),
+    ] = None,
+    torch: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE:FACTORY", help="A torch module's step: returns module, inputs[, loss]."),
+    ] = None,
+    mesh: Annotated[
+        str | None,
+        typer.Option(metavar="data=2,model=4", help="The mesh of --jax or --torch, the slowest axis first."),
+    ] = None,
+    cluster: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="Where that mesh stands.", autocompletion=cli_completion.clusters),
+    ] = "dgx-a100",
+    hosts: Annotated[str, typer.Option(metavar="N", help="Hosts of that cluster.")] = "1",
+    layers: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="Layers of a study's model that are planned; as few as show every kind."),
+    ] = None,
+    planner: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="recursive is D-Rec; descent goes on from its plan; toast searches colours of dims.",
+            autocompletion=cli_completion.planners,
+        ),
+    ] = "descent",
+    order: Annotated[
+        str, typer.Option(metavar="NAME", help="Of the visits: price, weight, topological, reverse; best tries all.")
+    ] = "best",
+    whole_axes: Annotated[
+        bool, typer.Option("--whole-axes", help="An axis cuts one dim of an operator, never a part of it another.")
+    ] = False,
+    pin: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="op=*.up,dim=ffn,axis=tp",
+            help="Pin operators' dim to an axis, or to `ways=`; with `weight_s=` soft. "
+            "A dim without a name is `operand1.0` or `result.0`.",
+        ),
+    ] = None,
+    memory_gib: Annotated[
+        str | None,
+        typer.Option(
+            "--memory-gib",
+            metavar="N|device",
+            help="The most that a device may hold of what is planned; `device` is all that it has. No limit else.",
+        ),
+    ] = None,
+    diagnose: Annotated[
+        bool, typer.Option("--diagnose", help="Also tell what slightly wrong pins would have cost.")
+    ] = False,
+    prove: Annotated[
+        str | None,
+        typer.Option(metavar="SECONDS", help="Let HiGHS prove for so long how short a step can be at least."),
+    ] = None,
+    export: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TARGET",
+            help="Also as jax, shardy, torch, megatron or mindspore takes it; see --out.",
+            autocompletion=cli_completion.plan_forms,
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="File for --export; without it, the terminal shows a part.")] = None,
+    explain: Annotated[
+        str | None, typer.Option(metavar="colours", help="Also show which dims are cut together, and the conflicts.")
+    ] = None,
+    drawing: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --explain: write the dims in conflict for Graphviz.")
+    ] = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Shard one training step over a mesh: which dim of each tensor every axis cuts, and what is sent."""
+    from tuner.planners.planning import planned
+    from tuner.plans.plan_export import PlanSource, named_lines
+    from tuner.plans.sharding_plans import in_lines, of_candidate, plan_json, shardings_table
+
+    options = _options(planner, order, whole_axes, pin or [], diagnose=diagnose)
+    _check_export(export, out)
+    _check_explain(explain, drawing)
+    candidate = None
+    given = [each for each, value in (("a study file", study), ("--jax", jax), ("--torch", torch)) if value is not None]
+    if len(given) > 1:
+        raise ConfigError(
+            f"needs {' or '.join(given)}, not both"
+            if len(given) == 2
+            else "needs a study file, --jax or --torch alone",
+            key="plan",
+            nearest="meshtune plan STUDY --config",
+        )
+    if jax is not None or torch is not None:
+        graph, found_mesh = _of_function(jax, torch, mesh, cluster, whole_number("--hosts", hosts, 1))
+        title = f"{graph.name} on {found_mesh.in_words} of {found_mesh.cluster.name}"
+    else:
+        if study is None:
+            raise ConfigError(
+                "needs a study file, --jax or --torch", key="plan", nearest="meshtune plan STUDY --config"
+            )
+        if chosen is None:
+            raise ConfigError("is missing", key="--config", nearest="for example --config dp=4,tp=2")
+        config = load(study, overrides)
+        wanted, _ = launchable_config(config, chosen)
+        candidate = (config.setting, wanted)
+        num_layers = None if layers is None else whole_number("--layers", layers, 1)
+        graph, found_mesh = of_candidate(config.setting, wanted, num_layers)
+        title = f"{config_in_words(config, wanted)}: {graph.name}, one micro-batch on {found_mesh.in_words}"
+    prove_s = None if prove is None else number("--prove", prove, above_zero=True)
+    options = replace(options, memory_bytes=_memory_bytes(memory_gib, found_mesh), prove_s=prove_s)
+    try:
+        with _workers(graph, options) as workers:
+            found = planned(graph, found_mesh, options, workers=workers)
+    except ConfigError as error:
+        raise _by_option(error) from None
+    explained = _explained(graph, drawing) if explain is not None else None
+    exported = _exported(export, out, PlanSource(plan=found.plan, candidate=candidate), jax)
+    if as_json:
+        more = {} if exported is None else {"export": exported.content}
+        print_json(plan_json(found) | more | ({} if explained is None else {"explained": explained.content}))
+        warn(exported.notes if exported is not None else ())
+        return
+    typer.echo(printable(title))
+    for line in in_lines(found):
+        typer.echo(printable(line))
+    typer.echo("What the step begins with lies so:")
+    for line in named_lines([*shardings_table(found).items()]):
+        typer.echo(printable(line))
+    for line in (*(explained.lines if explained else ()), *(exported.lines if exported is not None else ())):
+        typer.echo(printable(line))
+    warn(exported.notes if exported is not None else ())
+
+
+@contextmanager
+def _workers(graph: Graph, options: PlannerOptions) -> Iterator[AbstractWorkers | None]:
+    """Processes for TOAST's trees where there are many operators and cores."""
+    from tuner.planners.engine.workers import ProcessWorkers
+    from tuner.planners.planning import MANY_OPS
+
+    cores = os.cpu_count() or 1
+    if options.planner != "toast" or len(graph.ops) <= MANY_OPS or cores == 1:
+        yield None
+        return
+    with ProcessWorkers(min(cores, MOST_WORKERS)) as workers:
+        yield workers
+
+
+def _by_option(error: ConfigError) -> ConfigError:
+    """A planner's message with the options in place of its own keys."""
+    from tuner.planners.sharding.manumatic import MEMORY_KEY
+    from tuner.planners.sharding.pins import KEY
+
+    where = (error.key or "").replace(KEY, "--pin").replace(MEMORY_KEY, "--memory-gib")
+    rule = error.rule.replace(f"{KEY}[", "--pin[")
+    return ConfigError(rule, key=where, value=error.value, nearest=error.nearest)
+
+
+def _memory_bytes(text: str | None, mesh: DeviceMesh) -> float | None:
+    """The limit that `--memory-gib` names."""
+    from hardware.device import GIB
+
+    if text is None:
+        return None
+    if text == "device":
+        return float(min(device.memory_bytes for device in mesh.cluster.devices))
+    try:
+        return number("--memory-gib", text, above_zero=True) * GIB
+    except ConfigError as error:
+        raise ConfigError(f"{error.rule}, or device", key=error.key, value=error.value) from None
+
+
+def _options(planner: str, order: str, whole_axes: bool, pins: list[str], *, diagnose: bool) -> PlannerOptions:
+    from tuner.planners.planning import ORDER_CHOICES, PLANNERS, PlannerOptions
+
+    planners = [choice for choice in PLANNERS if choice == planner]
+    if not planners:
+        raise ConfigError("is no planner", key="--planner", value=planner, nearest=did_you_mean(planner, PLANNERS))
+    orders = [choice for choice in ORDER_CHOICES if choice == order]
+    if not orders:
+        raise ConfigError("is no order", key="--order", value=order, nearest=did_you_mean(order, ORDER_CHOICES))
+    if diagnose and not pins:
+        raise ConfigError("needs --pin", key="--diagnose", nearest="for example --pin op=*.up,dim=ffn,axis=tp")
+    return PlannerOptions(
+        planner=planners[0],
+        order=orders[0],
+        whole_axes=whole_axes,
+        pins=tuple(_pin(text) for text in pins),
+        diagnose=diagnose,
+    )
+
+
+def _pin(text: str) -> Pin:
+    """The pin that `op=*.up,dim=ffn,axis=tp` describes."""
+    from tuner.planners.sharding.pins import Pin
+
+    keys = ("op", "dim", "axis", "ways", "weight_s")
+    values: dict[str, Any] = {}
+    for part in text.split(","):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if name not in keys or not equals or not value:
+            raise ConfigError(
+                f"must be {', '.join(keys)} with values",
+                key="--pin",
+                value=text,
+                nearest="for example op=*.dense_mlp.up,dim=ffn,axis=tp",
+            )
+        values[name] = value
+    if "op" not in values or "dim" not in values:
+        raise ConfigError("lacks op or dim", key="--pin", value=text, nearest="for example op=*.up,dim=ffn,axis=tp")
+    if "ways" in values:
+        values["ways"] = whole_number("--pin ways", values["ways"], 1)
+    if "weight_s" in values:
+        values["weight_s"] = number("--pin weight_s", values["weight_s"])
+    return Pin(**values)
+
+
+def _of_function(
+    jax: str | None, torch: str | None, mesh: str | None, cluster: str, hosts: int
+) -> tuple[Graph, DeviceMesh]:
+    from costmodels.sharding.device_mesh import mesh_of
+    from costmodels.sharding.frontends.factories import graph_of_factory, graph_of_torch_factory
+    from hardware.cluster import find_cluster
+
+    if mesh is None:
+        raise ConfigError("is missing", key="--mesh", nearest="for example --mesh data=2,model=4")
+    found_mesh = mesh_of(mesh, find_cluster(cluster, hosts))
+    if jax is not None:
+        return graph_of_factory(jax), found_mesh
+    assert torch is not None, "one of both is given"
+    return graph_of_torch_factory(torch), found_mesh
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Explained:
+    """What is told of the dims of a graph.
+
+    Attributes:
+        content: As data.
+        lines: As text.
+    """
+
+    content: dict[str, Any]
+    lines: tuple[str, ...]
+
+
+def _check_explain(explain: str | None, drawing: Path | None) -> None:
+    if explain not in (None, "colours"):
+        raise ConfigError("can't be explained", key="--explain", value=explain, nearest="colours")
+    if drawing is not None and explain is None:
+        raise ConfigError("needs --explain", key="--drawing", value=str(drawing), nearest="--explain colours")
+
+
+def _explained(graph: Graph, out: Path | None) -> _Explained:
+    """The colours of a graph, drawn where `--drawing` says."""
+    from tuner.planners.toast.colour_report import drawing, report_json, report_lines
+    from tuner.planners.toast.compatibility import compatibility
+    from tuner.planners.toast.named_dims import named_dims
+
+    found = compatibility(named_dims(graph))
+    lines = report_lines(found)
+    if out is not None:
+        write_file(out, drawing(found))
+        lines.append(f"wrote {out}")
+    return _Explained(content=report_json(found), lines=tuple(lines))
+
+
+def _check_export(export: str | None, out: Path | None) -> None:
+    """Refuses what can't be exported before anything is planned."""
+    from tuner.plans.plan_export import find_plan_exporter
+
+    if export is not None:
+        find_plan_exporter(export)
+    elif out is not None:
+        raise ConfigError("needs --export", key="--out", value=str(out), nearest="for example --export jax")
+
+
+def _exported(export: str | None, out: Path | None, source: PlanSource, jax: str | None) -> PlanExport | None:
+    """The plan for a framework, written where `--out` says."""
+    from tuner.plans.plan_export import export_plan
+
+    if export is None:
+        return None
+    if export in ("jax", "shardy") and jax is not None:
+        from costmodels.sharding.exports.jax_apply import outputs_of
+        from costmodels.sharding.exports.jax_shardy import annotated_stablehlo
+        from costmodels.sharding.frontends.factories import step_of_factory
+        from costmodels.sharding.frontends.jax.program import traced
+
+        function, arguments, donated = step_of_factory(jax)
+        program = traced(function, *arguments, donated=donated)
+        text = annotated_stablehlo(function, program, source.plan) if export == "shardy" else None
+        source = replace(source, outputs=outputs_of(program), stablehlo=text)
+    exported = export_plan(export, source)
+    if out is None:
+        return exported
+    write_file(out, exported.text)
+    return replace(exported, lines=(f"wrote {out}",))

@@ -1,0 +1,294 @@
+"""The commands that foresee: they run no trial, and need no database."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hardware.io.errors import ConfigError
+from tuner.cli.options import (
+    FOUND_NOTHING,
+    AsJson,
+    At,
+    Config,
+    Network,
+    Overrides,
+    StudyFile,
+    at_time,
+    check_out,
+    launchable_config,
+    load,
+    whole_number,
+    with_plans,
+)
+from tuner.terminal.console import (
+    NOTHING_WORKS,
+    config_in_words,
+    hosts_in_words,
+    in_words,
+    print_json,
+    print_reasons,
+    print_simulation,
+    print_space,
+    print_table,
+    printable,
+    value_in_words,
+    warn,
+)
+
+if TYPE_CHECKING:  # these load numpy
+    from tuner.study_file.config import StudyConfig
+
+
+def space(
+    study: StudyFile,
+    list_configs: Annotated[bool, typer.Option("--list", help="Print every candidate.")] = False,
+    why: Annotated[
+        str | None, typer.Option(metavar="pp=8,tp=3,...", help="Tell everything that keeps a configuration out.")
+    ] = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Count the configurations that can work, and tell why the others cannot."""
+    from costmodels.job.parallel_config import parse_config
+    from tuner.answers.candidates import reasons_against
+
+    config = load(study, overrides)
+    chosen = None if why is None else parse_config(why, config.config_defaults, option="--why")
+    found = config.space()
+    if chosen is None:
+        warn(found.warnings)
+    payload: dict[str, Any] = {
+        "grid": found.num_before_memory,
+        "feasible": len(found.grid),
+        "removed": found.removed,
+    }
+    configs = [found.grid.values(position) for position in range(len(found.grid))] if list_configs else []
+    reasons = reasons_against(config, found, chosen) if chosen is not None else {}
+    if as_json:
+        listed = {"configs": configs} if list_configs else {}
+        told = {"config": chosen.values(config.dimensions), "reasons": reasons} if chosen is not None else {}
+        print_json(payload | listed | told)
+    else:
+        for values in configs:
+            typer.echo(in_words(values))
+        if chosen is not None:
+            print_reasons(config, chosen, reasons)
+        elif not list_configs:
+            print_space(config, found)
+    if chosen is None and not len(found.grid):
+        raise typer.Exit(FOUND_NOTHING)
+
+
+def predict(
+    study: StudyFile,
+    chosen: Config,
+    at: At = None,
+    network: Network = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Tell how the layers are sharded, and what that sends.")] = False,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Predict step time and memory of one configuration, in the searched space or not."""
+    from tuner.answers.candidates import predicted, prediction_errors
+    from tuner.answers.planned_candidates import by_hand
+    from tuner.plans.layer_plans import plan_lines
+
+    config, missing = at_time(load(study, overrides), at, network)
+    wanted, broken = launchable_config(config, chosen, missing)
+    warn(tuple(f"{name}: {reason}" for name, reason in broken.items()))
+    config = with_plans(config, wanted)
+    payload = predicted(config, wanted) | prediction_errors(config, wanted)
+    if plan:
+        payload["plan"] = payload.get("plan") or by_hand(config, wanted)
+    if as_json:
+        print_json(payload)
+        return
+    typer.echo(f"Predicted for {config_in_words(config, wanted)}")
+    typer.echo(
+        f"{payload['step_time_s']:.4g} s per step, {payload['tokens_per_s_per_device']:,.0f} tokens/s per device, "
+        f"MFU {payload['mfu']:.1%}"
+    )
+    low_s, high_s = payload["step_time_range_s"]
+    leading = ", ".join(f"{name} {effect:.1%}" for name, effect in payload["step_time_from_constants"].items())
+    typer.echo(
+        f"  {low_s:.3g} to {high_s:.3g} s with probability 68%"
+        + (f"; constants that weigh most: {leading}" if leading else "")
+    )
+    for part, seconds in payload["breakdown_s"].items():
+        if seconds:
+            typer.echo(f"  {part:<12} {seconds:10.4f} s  {seconds / payload['step_time_s']:6.1%}")
+    _print_peak(config, payload)
+    low_gib, high_gib = (size / 2**30 for size in payload["peak_memory_range_bytes"])
+    typer.echo(
+        f"  {low_gib:.1f} to {high_gib:.1f} GiB with probability 68%; "
+        f"probability of fit {payload['fit_probability']:.2f}"
+    )
+    _print_memory_parts(payload)
+    if plan:
+        for line in plan_lines(payload["plan"]):
+            typer.echo(printable(line))
+
+
+def _print_peak(config: StudyConfig, payload: dict[str, Any]) -> None:
+    spare = f"{config.options.memory_headroom:.0%} must stay free"
+    fits = f"fits ({spare})" if payload["fits"] else f"DOES NOT FIT ({spare})"
+    capacity = payload["memory_capacity_bytes"]
+    if payload["fits"] and payload["peak_memory_bytes"] > (1 - config.options.memory_headroom) * capacity:
+        fits = f"fits without fragmentation, which the allocator gives up when it must ({spare})"
+    typer.echo(f"{payload['peak_memory_bytes'] / 2**30:.1f} GiB of {capacity / 2**30:.1f} GiB per device: {fits}")
+
+
+def _print_memory_parts(payload: dict[str, Any]) -> None:
+    for part, size in payload["memory_bytes"].items():
+        if size:
+            typer.echo(f"  {part:<13} {size / 2**30:10.2f} GiB")
+
+
+def simulate(
+    study: StudyFile,
+    chosen: Config,
+    schedule: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="Order of the passes: 1f1b, gpipe, zero-bubble."),
+    ] = "1f1b",
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a trace for Perfetto; compressed if it ends in .gz.")
+    ] = None,
+    at: At = None,
+    network: Network = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Simulate one step of one configuration, pass by pass, and show what every stage does when.
+
+    The trace opens in ui.perfetto.dev.
+    """
+    from tuner.answers.simulation import simulated, simulation_json, write_trace
+
+    if trace is not None:
+        check_out(trace, "--trace")
+    config, missing = at_time(load(study, overrides), at, network)
+    wanted, broken = launchable_config(config, chosen, missing)
+    config = with_plans(config, wanted)
+    simulation = simulated(config, wanted, schedule)
+    payload = simulation_json(config, wanted, schedule, simulation)
+    if trace is not None:
+        write_trace(simulation, trace)
+        payload["trace"] = str(trace)
+    warn(tuple(f"{name}: {reason}" for name, reason in broken.items()))
+    if as_json:
+        print_json(payload)
+        return
+    typer.echo(f"Simulated for {config_in_words(config, wanted)}, {schedule}")
+    print_simulation(simulation, payload)
+    _print_peak(config, payload)
+    _print_memory_parts(payload)
+    if trace is not None:
+        typer.echo(f"wrote {printable(str(trace))}; ui.perfetto.dev opens it", err=True)
+
+
+def rank(
+    study: StudyFile,
+    top: Annotated[
+        str | None,
+        typer.Option(metavar="K", help="How many configurations to print; 10 without it."),
+    ] = None,
+    hosts: Annotated[
+        str | None, typer.Option(metavar="2,4,8,...", help="The best configuration for each number of hosts instead.")
+    ] = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the configurations that the cost model predicts to be fastest; no trial is run."""
+    from tuner.answers.candidates import candidates_of, ranking, tokens_per_s_per_device
+
+    num_rows = 10 if top is None else whole_number("--top", top, 1)
+    if hosts is not None and top is not None:
+        raise ConfigError("cannot be combined with --hosts, which prints one for each size", key="--top", value=top)
+    config = load(study, overrides)
+    if hosts is not None:
+        _rank_sizes(config, hosts, as_json)
+        return
+    config = with_plans(config)
+    candidates = candidates_of(config)
+    warn(candidates.space.warnings)
+    step_time_s, grid, memory = candidates.estimate.step_time_s, candidates.space.grid, candidates.space.memory
+    fits = memory.fits(config.options.memory_headroom)
+    rows: list[dict[str, Any]] = [
+        {
+            **grid.values(int(position)),
+            "step_time_s": float(step_time_s[position]),
+            "peak_memory_bytes": int(memory.peak_bytes[position]),
+            "fits": bool(fits[position]),
+            "tokens_per_s_per_device": tokens_per_s_per_device(config.setting, float(step_time_s[position])),
+        }
+        for position in ranking(config, candidates)[:num_rows]
+    ]
+    if as_json:
+        print_json({"configs": rows})
+    elif rows:
+        print_table(
+            ["rank", *grid.dimensions, "step [s]", "memory [GiB]", "tokens/s/device"],
+            [
+                [
+                    str(place),
+                    *(value_in_words(row[name]) for name in grid.dimensions),
+                    f"{row['step_time_s']:.4g}",
+                    f"{row['peak_memory_bytes'] / 2**30:.1f}" + ("" if row["fits"] else "!"),
+                    f"{row['tokens_per_s_per_device']:,.0f}",
+                ]
+                for place, row in enumerate(rows, start=1)
+            ],
+        )
+        if not all(row["fits"] for row in rows):
+            capacity = int(memory.capacity_bytes.min()) / 2**30
+            headroom = config.options.memory_headroom
+            typer.echo(
+                f"! does not fit: {capacity:.1f} GiB per device, of which {headroom:.0%} must stay free", err=True
+            )
+    if not rows:
+        if not as_json:
+            typer.echo(NOTHING_WORKS, err=True)
+        raise typer.Exit(FOUND_NOTHING)
+
+
+def _rank_sizes(config: StudyConfig, text: str, as_json: bool) -> None:
+    from tuner.answers.sizes import best_by_size, parse_sizes
+
+    sizes = best_by_size(config, parse_sizes(config, text))
+    smallest = next((size for size in sorted(sizes, key=lambda size: size.hosts) if size.config is not None), None)
+    if as_json:
+        print_json(
+            {
+                "sizes": [size.as_json(config.dimensions) for size in sizes],
+                "smallest_that_fits": smallest.hosts if smallest else None,
+            }
+        )
+    else:
+        header = ["hosts", "devices", *config.dimensions, "step [s]", "memory [GiB]", "tokens/s/device"]
+        print_table(
+            header,
+            [
+                [
+                    str(size.hosts),
+                    f"{size.devices:,}",
+                    *(value_in_words(value) for value in size.config.values(config.dimensions).values()),
+                    f"{size.step_time_s:.4g}",
+                    f"{size.peak_memory_bytes / 2**30:.1f}",
+                    f"{size.tokens_per_s_per_device:,.0f}",
+                ]
+                if size.config is not None
+                else [str(size.hosts), f"{size.devices:,}"] + ["-"] * (len(header) - 2)
+                for size in sizes
+            ],
+        )
+        for size in sizes:
+            if size.reason:
+                typer.echo(f"{hosts_in_words(size.hosts)}: {size.reason}")
+        if smallest is not None:
+            typer.echo(f"Smallest that fits: {hosts_in_words(smallest.hosts)} ({smallest.devices:,} devices)")
+    if smallest is None:
+        raise typer.Exit(FOUND_NOTHING)

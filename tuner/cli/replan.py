@@ -1,0 +1,182 @@
+"""The command that plans for a cluster that changes over time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hardware.io.errors import ConfigError, did_you_mean
+from tuner.cli.options import FOUND_NOTHING, AsJson, Overrides, Storage, StudyFile, load, number, with_plans
+from tuner.terminal.console import NOTHING_WORKS, in_words, print_json, print_table, printable
+
+if TYPE_CHECKING:  # these load numpy and Optuna
+    from hardware.dynamics import Trace
+    from tuner.replan.replanning import Assumptions, Plan
+    from tuner.study_file.config import StudyConfig
+
+LONGEST_TABLE = 40
+"""Rows of a timeline that are shown; stretches in which nothing is changed are left out of longer ones."""
+
+
+def replan(
+    study: StudyFile,
+    trace: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="TRACE", help="How the cluster changes (CSV), in place of cluster.trace."),
+    ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(metavar="SECONDS", help="Where the plan ends; an hour after the last event without it."),
+    ] = None,
+    robust: Annotated[
+        str | None,
+        typer.Option(metavar="mean|p90", help="The one configuration that is best over all traces, never changed."),
+    ] = None,
+    unforeseen: Annotated[
+        bool, typer.Option("--unforeseen", help="Plan each interval as if nothing happened any more after it began.")
+    ] = False,
+    restart: Annotated[
+        str, typer.Option("--switch-restart", metavar="SECONDS", help="To stop and start all processes (assumed).")
+    ] = "120",
+    bandwidth: Annotated[
+        str,
+        typer.Option("--switch-gb-per-s", metavar="GB/S", help="Of one host to the checkpoints' storage (assumed)."),
+    ] = "5",
+    checkpoint: Annotated[
+        str,
+        typer.Option(
+            "--switch-checkpoint-every", metavar="SECONDS", help="Between checkpoints; a loss costs half (assumed)."
+        ),
+    ] = "1800",
+    storage: Storage = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Plan which configuration runs when on a cluster that changes over time, and tell what that gains.
+
+    Step times are predicted, and corrected by what the study's trials have measured.
+    """
+    until_s = None if until is None else number("--until", until, above_zero=True)
+    costs = {
+        "restart_s": number("--switch-restart", restart),
+        "storage_bytes_per_s": 1e9 * number("--switch-gb-per-s", bandwidth, above_zero=True),
+        "checkpoint_every_s": number("--switch-checkpoint-every", checkpoint),
+    }
+    files = trace or []
+    if robust is None and len(files) > 1:
+        raise ConfigError(
+            "is given more than once, which only --robust can answer",
+            key="--trace",
+            value=", ".join(map(str, files)),
+            nearest="--robust mean, or one trace",
+        )
+    if robust is not None and unforeseen:
+        raise ConfigError("plans changes, and --robust allows none", key="--unforeseen", nearest="one of the two")
+    config = with_plans(load(study, overrides, storage))
+
+    from tuner.replan.network import trace_of
+    from tuner.replan.replanning import STATISTICS, Assumptions, plan_json, replanned
+
+    if robust is not None and robust not in STATISTICS:
+        raise ConfigError("is no statistic", key="--robust", value=robust, nearest=did_you_mean(robust, STATISTICS))
+    traces = [trace_of(config, file, option="--trace") for file in (*files, *([] if files else [None]))]
+    assumptions = Assumptions(**costs)
+    if robust is not None:
+        names = [str(file) for file in files] or ["cluster.trace"]
+        _print_robust(config, traces, names, robust, until_s, assumptions, as_json)
+        return
+    plan = replanned(
+        config, traces[0], until_s=until_s, assumptions=assumptions, foresees=not unforeseen, on_progress=_tell
+    )
+    if as_json:
+        print_json(plan_json(config, plan))
+    elif plan.works:
+        _print_plan(config, plan)
+    else:
+        typer.echo(NOTHING_WORKS, err=True)
+    if not plan.works:
+        raise typer.Exit(FOUND_NOTHING)
+
+
+def _tell(line: str) -> None:
+    typer.echo(line, err=True)
+
+
+def _print_plan(config: StudyConfig, plan: Plan) -> None:
+    stretches = plan.best.stretches
+    changes = [at for at, one in enumerate(stretches) if at == 0 or one.setup != stretches[at - 1].setup]
+    shown = list(range(len(stretches))) if len(stretches) <= LONGEST_TABLE else changes
+    print_table(
+        ["from [s]", "to [s]", "hosts", "step [s]", "steps", "change [s]", "configuration"],
+        [
+            [
+                f"{one.from_s:g}",
+                f"{(stretches[end].from_s if end < len(stretches) else plan.until_s):g}",
+                "-" if one.setup is None else str(len(one.setup.hosts)),
+                "-" if one.step_time_s is None else f"{one.step_time_s:.4g}",
+                f"{sum(each.steps for each in stretches[at:end]):,.0f}",
+                f"{one.switch_s + one.lost_work_s:.0f}" if one.switch_s or one.lost_work_s else "",
+                "waits" if one.setup is None else in_words(one.setup.config.values(config.dimensions)),
+            ]
+            for at, end in zip(shown, [*shown[1:], len(stretches)], strict=True)
+            for one in [stretches[at]]
+        ],
+    )
+    for at in changes[1:]:
+        typer.echo(f"{stretches[at].from_s:g} s: {printable(stretches[at].reason)}.")
+    known = f"predictions that {plan.num_trials:,} trials correct" if plan.num_trials else "predictions; no trial yet"
+    typer.echo(f"{plan.best.steps:,.0f} steps until {plan.until_s:g} s ({known}).")
+    gained = plan.gain_over_staying
+    if gained is not None and plan.staying is not None:
+        typer.echo(f"  {gained:+.2%} over staying with the study's best, which makes {plan.staying.steps:,.0f}.")
+    else:
+        typer.echo("  Staying with the study's best makes no step.")
+    told = plan.assumptions
+    typer.echo(
+        f"Assumed: {told.restart_s:g} s to restart, {told.storage_bytes_per_s / 1e9:g} GB/s to a host's checkpoints, "
+        f"one every {told.checkpoint_every_s:g} s."
+    )
+
+
+def _print_robust(
+    config: StudyConfig,
+    traces: list[Trace],
+    names: list[str],
+    statistic: str,
+    until_s: float | None,
+    assumptions: Assumptions,
+    as_json: bool,
+) -> None:
+    from tuner.replan.replanning import robust_choice, robust_json
+
+    choice = robust_choice(config, traces, statistic, until_s=until_s, assumptions=assumptions, on_progress=_tell)
+    if as_json:
+        payload: dict[str, Any] = robust_json(config, choice, names, statistic)
+        print_json(payload | {"assumptions": asdict(assumptions)})
+    elif choice.config is None:
+        typer.echo(NOTHING_WORKS, err=True)
+    else:
+        typer.echo(f"Best over {len(names)} traces: {in_words(choice.config.values(config.dimensions))}")
+        staying = choice.of_traces_best or (None,) * len(names)
+        print_table(
+            ["steps", "tokens/s", "steps of the study's best", "trace"],
+            [
+                [
+                    f"{one.steps:,.0f}",
+                    f"{1 / one.time_per_token_s:,.0f}",
+                    "-" if other is None else f"{other.steps:,.0f}",
+                    printable(name),
+                ]
+                for name, one, other in zip(names, choice.of_traces, staying, strict=True)
+            ],
+        )
+        told = "mean" if statistic == "mean" else "90th percentile"
+        typer.echo(f"{told} of the time per token: {choice.figure_s:.4g} s, of {choice.num_configs:,} configurations")
+        if math.isfinite(choice.figure_best_s):
+            typer.echo(f"  {choice.figure_best_s / choice.figure_s - 1:+.2%} over staying with the study's best")
+    if choice.config is None:
+        raise typer.Exit(FOUND_NOTHING)

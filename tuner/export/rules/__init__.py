@@ -1,0 +1,1 @@
+"""Hold exported flags to the rules that their frameworks publish."""

@@ -1,0 +1,71 @@
+"""Flags as a framework's parser declares them: arguments become typed values, or a mistake that names the flag."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from hardware.io.errors import ConfigError, did_you_mean
+
+FlagValue = bool | int | str | tuple[int, ...] | tuple[str, ...] | None
+Values = Mapping[str, FlagValue]
+"""What was said, by flag or key."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flag:
+    """One flag of a parser.
+
+    Attributes:
+        kind: What follows it: nothing, one whole number, one word, or several of either.
+        choices: The words that it takes; all where there are none.
+    """
+
+    kind: Literal["switch", "number", "word", "numbers", "words"] = "number"
+    choices: tuple[str, ...] = ()
+
+
+def read_flags(arguments: Sequence[str], table: Mapping[str, Flag]) -> dict[str, FlagValue]:
+    """The values that the arguments give, by flag.
+
+    Raises:
+        ConfigError: a flag is unknown, given twice, or followed by what it does not take.
+    """
+    values: dict[str, FlagValue] = {}
+    position = 0
+    while position < len(arguments):
+        name = arguments[position]
+        if name not in table:
+            raise ConfigError("is no flag of this framework", value=name, nearest=did_you_mean(name, table))
+        if name in values:
+            raise ConfigError("is given twice", key=name)
+        end = position + 1
+        while end < len(arguments) and arguments[end] not in table and not arguments[end].startswith("--"):
+            end += 1
+        values[name] = _value(name, arguments[position + 1 : end], table[name])
+        position = end
+    return values
+
+
+def _value(name: str, words: Sequence[str], flag: Flag) -> FlagValue:
+    if flag.kind == "switch":
+        if words:
+            raise ConfigError("takes no value", key=name, value=words[0])
+        return True
+    several = flag.kind in ("numbers", "words")
+    if not words or (len(words) > 1 and not several):
+        raise ConfigError(f"takes {'at least ' if several else ''}one value", key=name, value=" ".join(words) or None)
+    if flag.kind in ("number", "numbers"):
+        numbers = tuple(_number(name, word) for word in words)
+        return numbers if several else numbers[0]
+    for word in words:
+        if flag.choices and word not in flag.choices:
+            raise ConfigError("is not a choice", key=name, value=word, nearest=did_you_mean(word, flag.choices))
+    return tuple(words) if several else words[0]
+
+
+def _number(name: str, word: str) -> int:
+    if not word.removeprefix("-").isdecimal() or not word.isascii() or len(word) > 18:
+        raise ConfigError("must be a whole number", key=name, value=word)
+    return int(word)

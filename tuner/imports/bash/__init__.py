@@ -1,0 +1,1 @@
+"""Read launch scripts without running them. Begin with `script.py`."""

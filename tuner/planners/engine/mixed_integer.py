@@ -1,0 +1,124 @@
+"""A mixed integer linear program, written row by row and solved by HiGHS through SciPy."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import csr_array
+
+from tuner.planners.engine.outcome import ROUNDING, Incumbent, Known, Limits, Outcome, Progress, Stop
+
+Solution = TypeVar("Solution")
+
+Term = tuple[Any, float]
+"""A variable's number, which NumPy hands out as one of its integers, and its factor."""
+
+Terms = list[Term]
+"""A linear expression."""
+
+_OPTIMAL, _LIMIT, _INFEASIBLE = 0, 1, 2  # scipy.optimize.milp's `status`
+
+
+class MixedInteger:
+    """Minimises a linear cost over variables that are never negative."""
+
+    def __init__(self) -> None:
+        self._upper: list[float] = []
+        self._is_integer: list[bool] = []
+        self._cost: Terms = []
+        self._rows: list[Terms] = []
+        self._sides: list[tuple[float, float]] = []
+
+    def variables(self, shape: Sequence[int], *, upper: ArrayLike = np.inf, integer: bool = False) -> NDArray[np.int64]:
+        """New variables; their numbers, in an array of this shape.
+
+        Args:
+            shape: Of the array.
+            upper: The most that each may be; broadcast to the shape.
+            integer: Whether they are whole numbers.
+        """
+        limits = np.broadcast_to(np.asarray(upper, dtype=np.float64), tuple(shape))
+        first = len(self._upper)
+        self._upper.extend(limits.ravel().tolist())
+        self._is_integer.extend([integer] * limits.size)
+        return np.arange(first, first + limits.size).reshape(tuple(shape))
+
+    def add(self, terms: Iterable[Term], *, at_least: float = -np.inf, at_most: float = np.inf) -> None:
+        """A constraint on a linear expression."""
+        self._rows.append(list(terms))
+        self._sides.append((at_least, at_most))
+
+    def cost(self, terms: Iterable[Term]) -> None:
+        """Adds a linear expression to what is minimised."""
+        self._cost.extend(terms)
+
+    def solve(
+        self, limits: Limits, read: Callable[[NDArray[np.float64]], tuple[float, Solution]], *, unit: float = 1.0
+    ) -> Outcome[Solution]:
+        """The optimum, or what is known of it when a limit is met.
+
+        Args:
+            limits: Time, nodes of HiGHS's tree, and its relative gap.
+            read: The cost and the solution that the values of all variables mean.
+            unit: What one of the program's cost is in what `read` counts.
+        """
+        size = len(self._upper)
+        start_s = time.perf_counter()
+        options: dict[str, float | int] = {"mip_rel_gap": max(limits.gap, ROUNDING)}
+        if math.isfinite(limits.time_s):
+            options["time_limit"] = limits.time_s
+        if math.isfinite(limits.nodes):
+            options["node_limit"] = int(limits.nodes)
+        cost = np.zeros(size)
+        np.add.at(cost, [var for var, _ in self._cost], [factor for _, factor in self._cost])
+        lower, upper = np.array(self._sides).T
+        found = milp(
+            cost,
+            integrality=np.array(self._is_integer, dtype=np.int64),
+            bounds=Bounds(0.0, np.array(self._upper)),
+            constraints=LinearConstraint(self._matrix(size), lower, upper),
+            options=options,
+        )
+        seconds = time.perf_counter() - start_s
+        assert found.status in {_OPTIMAL, _LIMIT, _INFEASIBLE}, f"HiGHS is at a loss: {found.message}"
+        best = None
+        if found.x is not None:
+            value, solution = read(found.x)
+            best = Incumbent(cost=value, solution=solution)
+        bound = math.inf if found.status == _INFEASIBLE else float(found.mip_dual_bound or 0.0) * unit
+        nodes = int(found.mip_node_count or 0)
+        is_proven = found.status == _OPTIMAL and limits.gap <= ROUNDING
+        return Outcome(
+            known=_known(found.status, has_solution=best is not None, is_proven=is_proven),
+            stop=_stop(found.status, seconds, limits),
+            best=best,
+            bound=bound,
+            nodes=nodes,
+            dominated=0,
+            seconds=seconds,
+            trace=(Progress(seconds=seconds, nodes=nodes, cost=math.inf if best is None else best.cost, bound=bound),),
+        )
+
+    def _matrix(self, size: int) -> csr_array:
+        rows = [row for row, terms in enumerate(self._rows) for _ in terms]
+        columns = [var for terms in self._rows for var, _ in terms]
+        factors = [factor for terms in self._rows for _, factor in terms]
+        return csr_array((factors, (rows, columns)), shape=(len(self._rows), size))
+
+
+def _known(status: int, *, has_solution: bool, is_proven: bool) -> Known:
+    if has_solution:
+        return Known.OPTIMAL if is_proven else Known.FEASIBLE
+    return Known.INFEASIBLE if status == _INFEASIBLE else Known.UNKNOWN
+
+
+def _stop(status: int, seconds: float, limits: Limits) -> Stop:
+    if status == _LIMIT:
+        return Stop.TIME if seconds >= limits.time_s else Stop.NODES
+    return Stop.GAP if status == _OPTIMAL and limits.gap > 0 else Stop.EXHAUSTED

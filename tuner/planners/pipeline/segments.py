@@ -1,0 +1,84 @@
+"""The time of every segment of layers as every stage, with the least recomputation that lets it fit.
+
+Once a stage's layers, position and kind are known, nothing is left to choose but what it recomputes, and both terms
+of the objective grow with its time. So it recomputes what frees enough memory in the least time: a small knapsack,
+solved for all segments at once. What is left of the pipeline problem is where to cut and which kind serves.
+
+Letters as in `stages`; w is a segment's number of layers less one.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from tuner.planners.pipeline.stages import FloatArray, IntArray, Pipeline
+
+SLACK = 1e-9
+"""Share of a capacity by which a stage may exceed it: less than what rounding makes of a sum of bytes."""
+
+
+def segment_times_s(pipeline: Pipeline) -> FloatArray:
+    """The time of each segment [K, S, L, L - S + 1]: kind, stage, first layer, w; inf where it can't be.
+
+    It can't be where it ends after the last layer, does not fit, or leaves too few layers for the other stages.
+    """
+    num_layers, num_stages = pipeline.num_layers, pipeline.num_stages
+    before = pipeline.layers_before()
+    first = np.arange(num_layers)[:, None]
+    end = first + np.arange(1, num_layers - num_stages + 2)
+    counts = before[np.minimum(end, num_layers)] - before[first]
+    times = np.full((pipeline.num_kinds, num_stages, *end.shape), np.inf)
+    for stage in range(num_stages):
+        leaves_enough = (first >= stage) & (end <= num_layers - (num_stages - 1 - stage))
+        if stage == 0:
+            leaves_enough &= first == 0
+        if stage == num_stages - 1:
+            leaves_enough &= end == num_layers
+        for kind in range(pipeline.num_kinds):
+            if pipeline.may_serve(kind, stage):
+                own = counts[leaves_enough]
+                recompute_s, _ = least_recompute(pipeline, kind, stage, own)
+                times[kind, stage][leaves_enough] = (
+                    pipeline.fixed_s(kind, stage) + own @ pipeline.layer_s[kind] + recompute_s
+                )
+    return times
+
+
+def least_recompute(pipeline: Pipeline, kind: int, stage: int, counts: IntArray) -> tuple[FloatArray, IntArray]:
+    """The time that the cheapest sufficient recomputation takes [n], and how many layers of each type it is [n, T].
+
+    Every number of layers of all types but one is tried, and of that one as many are recomputed as are still needed.
+
+    Args:
+        pipeline: The problem.
+        kind: Of the stage's devices.
+        stage: Its number.
+        counts: Layers of each type of n stages [n, T].
+
+    Returns:
+        inf and zeros where nothing suffices.
+    """
+    capacity = pipeline.capacity_bytes[kind]
+    in_flight = pipeline.in_flight[stage]
+    held = counts @ (pipeline.state_bytes + in_flight * pipeline.kept_bytes) + pipeline.fixed_bytes(stage)
+    excess = held - capacity * (1 + SLACK)
+    saved = in_flight * (pipeline.kept_bytes - pipeline.recomputed_bytes)
+    cost_s = np.where(excess <= 0, 0.0, np.inf)
+    recomputed = np.zeros_like(counts)
+    open_ = np.flatnonzero((excess > 0) & (counts @ saved >= excess))
+    if not len(open_):
+        return cost_s, recomputed
+    most = counts[open_].max(axis=0)
+    last = int(np.argmax(np.where(saved > 0, most, -1)))
+    tried = [range(most[kind_] + 1 if saved[kind_] > 0 and kind_ != last else 1) for kind_ in range(len(most))]
+    for numbers in itertools.product(*tried):
+        number = np.tile(np.array(numbers), (len(open_), 1))
+        still = excess[open_] - number @ saved
+        number[:, last] = np.maximum(np.ceil(still / saved[last]), 0)
+        time_s = number @ pipeline.recompute_s[kind]
+        better = (number <= counts[open_]).all(axis=1) & (time_s < cost_s[open_])
+        cost_s[open_[better]] = time_s[better]
+        recomputed[open_[better]] = number[better]
+    return cost_s, recomputed

@@ -1,0 +1,368 @@
+"""Uneven work for many configurations at once: layers per stage, micro-batches per replica, and the order of hosts.
+
+Stages and replicas on faster devices get more to do, and stages at a pipeline's ends fewer layers beside the embedding
+and the head. A plan here is the best of a few cuts, found for thousands of candidates in one go; that one cut is the
+best there is, branch and bound proves for a single one (stages.py).
+
+Where a cut is found: with the slowest stage's time z given, every stage takes as many layers as it can in z; the least
+z at which all layers are taken is found by bisection (Pinar and Aykanat 2004, Fast optimal load balancing algorithms
+for 1D partitioning, section 3.3, whose probe this is), and what is taken beyond that is given back where it costs most.
+
+Letters: p stages, L layers, k configurations of one pp and vpp.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from costmodels.job.parallel_config import ConfigGrid, IntArray, ParallelConfig
+from costmodels.job.runtime import RuntimeProfile
+from costmodels.job.training_job import TrainingJob
+from costmodels.job.uneven_work import Assignment
+from costmodels.operators.layer_operators import FloatArray
+from costmodels.step.memory import estimate_memory
+from costmodels.step.replicas import ReplicaKind, replica_kinds
+from costmodels.step.stage_tables import StageTables, stage_tables
+from costmodels.step.step_time import estimate_step
+from hardware.cluster import Cluster
+from tuner.planners.engine.outcome import Limits
+from tuner.planners.pipeline.stage_problem import best_stages, over_chunks
+
+PARTS = ("layers", "recomputed", "micro_batches", "hosts")
+"""What may be uneven, by the fields of `Assignment`."""
+
+MOST_ORDERS = 6
+"""Orders of host groups that are tried; more than three groups have more orders than that."""
+PROOF_NODES = 2_000
+"""That branch and bound may expand for one configuration: counted, so that every machine finds the same stages."""
+TABLE_NUMBERS = 4_000_000
+"""Numbers of a table that are held at once: some tens of megabytes."""
+BISECTIONS = 40
+SLACKS = (1.0, 1.01, 1.03, 1.1, 1.25, 1.5, 2.0, 4.0, 1e9)
+"""Multiples of the least time of the slowest stage: with few micro-batches it may pay to let it take a bit longer."""
+
+
+def planned(
+    job: TrainingJob,
+    cluster: Cluster,
+    runtime: RuntimeProfile,
+    grid: ConfigGrid,
+    parts: Sequence[str],
+    *,
+    memory_headroom: float,
+) -> ConfigGrid:
+    """Every configuration with the uneven work that is predicted to be the fastest for it, or as it was [n].
+
+    Args:
+        job: What is trained.
+        cluster: Where.
+        runtime: Its constants.
+        grid: Configurations whose work is even [n].
+        parts: What may be uneven, of PARTS.
+        memory_headroom: Share of the memory that must stay free, where that can be had.
+    """
+    best = [grid.config(position) for position in range(len(grid))]
+    variants = [ConfigGrid.from_configs(best, grid.opened)]
+    for hosts in host_orders(cluster) if "hosts" in parts else ((),):
+        ordered = cluster.reordered(hosts)
+        found = list(best)
+        if hosts:
+            found = [replace(config, assignment=Assignment(hosts=hosts)) for config in best]
+            variants.append(ConfigGrid.from_configs(found, grid.opened))
+        if "layers" in parts:
+            found = _with_layers(job, ordered, runtime, found, "recomputed" in parts, memory_headroom)
+            variants.append(ConfigGrid.from_configs(found, grid.opened))
+        if "micro_batches" in parts:
+            found = _with_shares(job, ordered, runtime, found)
+            variants.append(ConfigGrid.from_configs(found, grid.opened))
+    seconds = np.stack([_judged_s(job, cluster, runtime, variant, memory_headroom) for variant in variants])
+    chosen = seconds.argmin(axis=0)
+    return ConfigGrid.from_configs(
+        [variants[number].config(position) for position, number in enumerate(chosen.tolist())], grid.opened
+    )
+
+
+def refined(
+    job: TrainingJob,
+    cluster: Cluster,
+    runtime: RuntimeProfile,
+    grid: ConfigGrid,
+    parts: Sequence[str],
+    *,
+    memory_headroom: float,
+) -> ConfigGrid:
+    """The configurations with the stages that branch and bound proves best, where that is predicted to be faster [n].
+
+    Of layers that are unlike, and of stages of which some recompute, a cut by pace alone need not be the best.
+    """
+    if "layers" not in parts:
+        return grid
+    found = []
+    for config in (grid.config(position) for position in range(len(grid))):
+        best = config
+        if 1 < config.pp * config.vpp <= job.model.num_layers and not config.assignment.micro_batches:
+            best, _ = best_stages(
+                job,
+                cluster,
+                runtime,
+                config,
+                memory_headroom=memory_headroom,
+                may_recompute="recomputed" in parts,
+                may_reorder="hosts" in parts,
+                limits=Limits(nodes=PROOF_NODES),
+            )
+        found.append(best)
+    proven = ConfigGrid.from_configs(found, grid.opened)
+    seconds = np.stack([_judged_s(job, cluster, runtime, each, memory_headroom) for each in (grid, proven)])
+    is_better = seconds[1] < seconds[0]
+    return ConfigGrid.from_configs(
+        [(proven if better else grid).config(at) for at, better in enumerate(is_better.tolist())], grid.opened
+    )
+
+
+def host_orders(cluster: Cluster) -> tuple[tuple[int, ...], ...]:
+    """Orders of the hosts worth trying; () is the cluster's own.
+
+    Group after group puts unlike devices on different stages; hosts of all groups in turns put them on different
+    replicas.
+    """
+    groups = cluster.groups
+    ends = list(itertools.accumulate((group.hosts for group in groups), initial=0))
+    hosts = [range(start, end) for start, end in itertools.pairwise(ends)]
+    permutations = itertools.islice(itertools.permutations(hosts), 1, MOST_ORDERS)
+    found = [tuple(itertools.chain(*order)) for order in permutations]
+    if len(groups) > 1:
+        place = [
+            ((at + 0.5) / len(own), number, host) for number, own in enumerate(hosts) for at, host in enumerate(own)
+        ]
+        found.append(tuple(host for _, _, host in sorted(place)))
+    own = tuple(range(cluster.num_hosts))
+    return ((), *dict.fromkeys(order for order in found if order != own))
+
+
+def _judged_s(
+    job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile, grid: ConfigGrid, memory_headroom: float
+) -> FloatArray:
+    """Predicted step times [n]; what does not fit comes after everything that does, the least overfull first."""
+    memory = estimate_memory(job, cluster, runtime, grid)
+    seconds = estimate_step(job, cluster, runtime, grid, memory=memory).step_time_s
+    overfull = memory.needed_bytes / memory.capacity_bytes
+    return np.where(memory.fits(memory_headroom), seconds, 1e12 * overfull)
+
+
+def _with_layers(
+    job: TrainingJob,
+    cluster: Cluster,
+    runtime: RuntimeProfile,
+    configs: Sequence[ParallelConfig],
+    may_recompute: bool,
+    memory_headroom: float,
+) -> list[ParallelConfig]:
+    """The configurations with their layers cut, on hosts in the order of the ranks; one stage has nothing to cut."""
+    found = list(configs)
+    for positions in _batches(configs, job.model.num_layers):
+        even = [replace(configs[at], assignment=Assignment()) for at in positions]
+        tables = stage_tables(job, cluster, runtime, ConfigGrid.from_configs(even))
+        micro_batches = np.array([job.global_batch_size // (config.dp * config.mbs) for config in even])
+        cut = cut_layers(tables, micro_batches, even[0].vpp, (1 - memory_headroom), may_recompute=may_recompute)
+        for column, at in enumerate(positions):
+            layers, again = cut.layers[:, column], cut.recomputed[:, column]
+            if (layers > 0).all() and layers.sum() == job.model.num_layers:
+                own = replace(
+                    configs[at].assignment,
+                    layers=over_chunks(layers, even[0].vpp),
+                    recomputed=over_chunks(again, even[0].vpp) if again.any() else (),
+                )
+                found[at] = replace(configs[at], assignment=own)
+    return found
+
+
+def _batches(configs: Sequence[ParallelConfig], num_layers: int) -> Iterator[list[int]]:
+    """Positions of configurations of one pp and vpp, few enough to be cut together."""
+    alike: dict[tuple[int, int], list[int]] = {}
+    for at, config in enumerate(configs):
+        if config.pp > 1 and config.pp * config.vpp <= num_layers:
+            alike.setdefault((config.pp, config.vpp), []).append(at)
+    for (pp, _), positions in alike.items():
+        step = max(1, TABLE_NUMBERS // (pp * (num_layers + 1)))
+        for start in range(0, len(positions), step):
+            yield positions[start : start + step]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Cut:
+    """Layers of every stage.
+
+    Attributes:
+        layers: [p, k]; they add up to less than L where not all of them fit.
+        recomputed: Those of them that are recomputed [p, k].
+    """
+
+    layers: IntArray
+    recomputed: IntArray
+
+
+def cut_layers(
+    tables: StageTables, num_micro_batches: IntArray, vpp: int, usable_share: float, *, may_recompute: bool
+) -> Cut:
+    """Cuts the layers of configurations over their stages.
+
+    Args:
+        tables: What each stage would take.
+        num_micro_batches: Of each configuration [k].
+        vpp: Their chunks per stage; each chunk gets a layer at least.
+        usable_share: Share of the memory that may be used.
+        may_recompute: Whether stages may recompute layers that do not fit otherwise.
+    """
+    cost_s, again = _costs_s(tables, usable_share, may_recompute=may_recompute)
+    num_layers = cost_s.shape[1] - 1
+    low, high = np.zeros(cost_s.shape[2]), np.where(np.isfinite(cost_s), cost_s, 0.0).max(axis=(0, 1))
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        enough = _taken(cost_s, middle, vpp).sum(axis=0) >= num_layers
+        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+    best_s, best = np.full(len(low), np.inf), np.zeros(cost_s.shape[::2], dtype=np.int64)
+    for slack in SLACKS:
+        layers = _given_back(cost_s, _taken(cost_s, slack * high, vpp), num_layers, vpp)
+        times_s = np.take_along_axis(cost_s, layers[:, None], axis=1)[:, 0]
+        fits = np.isfinite(times_s).all(axis=0) & (layers.sum(axis=0) == num_layers)
+        times_s = np.where(fits, times_s, 0.0)
+        step_s = (num_micro_batches - 1 / vpp) * times_s.max(axis=0) + times_s.sum(axis=0) / vpp
+        better = fits & (step_s < best_s)
+        best_s, best = np.where(better, step_s, best_s), np.where(better, layers, best)
+    return Cut(layers=best, recomputed=np.take_along_axis(again, best[:, None], axis=1)[:, 0])
+
+
+def _costs_s(tables: StageTables, usable_share: float, *, may_recompute: bool) -> tuple[FloatArray, IntArray]:
+    """What each number of layers takes a stage and how many of them are recomputed [p, L + 1, k]; inf if none fits.
+
+    No more layers are recomputed than must be.
+    """
+    usable = usable_share * tables.capacity_bytes[:, None, None]
+    saved = tables.needed_bytes - tables.again_bytes
+    over = np.maximum(tables.needed_bytes - usable, 0.0)
+    numbers = np.arange(tables.time_s.shape[1])[:, None]
+    each_saves = np.divide(saved, numbers, out=np.zeros_like(saved), where=numbers > 0)
+    again = np.ceil(np.divide(over, each_saves, out=np.where(over > 0, np.inf, 0.0), where=each_saves > 0))
+    again = np.where(again <= (numbers if may_recompute else 0), again, np.inf)
+    share = np.divide(again, numbers, out=np.where(again > 0, np.inf, 0.0), where=numbers > 0)
+    fits = np.isfinite(share)
+    cost_s = np.where(fits, tables.time_s + (tables.again_s - tables.time_s) * np.where(fits, share, 0.0), np.inf)
+    # where a number of layers does not fit, no larger one does
+    return np.maximum.accumulate(cost_s, axis=1), np.where(fits, again, 0.0).astype(np.int64)
+
+
+def _taken(cost_s: FloatArray, limit_s: FloatArray, least: int) -> IntArray:
+    """Layers that every stage takes in a time [k], `least` or more where so many fit [p, k]."""
+    taken = (cost_s <= limit_s).sum(axis=1) - 1
+    return np.asarray(np.where(np.isfinite(cost_s[:, least]), np.maximum(taken, least), taken))
+
+
+def _given_back(cost_s: FloatArray, layers: IntArray, num_layers: int, least: int) -> IntArray:
+    """The layers without those that are too many, each taken from the stage that it costs most; [p, k]."""
+    layers = layers.copy()
+    columns = np.arange(layers.shape[1])
+    while (too_many := layers.sum(axis=0) > num_layers).any():
+        above = np.take_along_axis(cost_s, layers[:, None], axis=1)[:, 0]
+        below = np.take_along_axis(cost_s, np.maximum(layers - 1, 0)[:, None], axis=1)[:, 0]
+        # a number of layers that does not fit is the first to go
+        saves_s = np.where(layers > least, np.where(np.isfinite(above), above, 1e30) - below, -np.inf)
+        stage = saves_s.argmax(axis=0)
+        too_many &= np.isfinite(saves_s[stage, columns])
+        if not too_many.any():
+            break
+        layers[stage[too_many], columns[too_many]] -= 1
+    return layers
+
+
+def _with_shares(
+    job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile, configs: Sequence[ParallelConfig]
+) -> list[ParallelConfig]:
+    """The configurations with micro-batches for unlike replicas by their pace, on hosts in the order of the ranks."""
+    found = list(configs)
+    alike: dict[tuple[object, ...], list[tuple[int, tuple[ReplicaKind, ...]]]] = {}
+    for at, config in enumerate(configs):
+        even = job.global_batch_size // (config.dp * config.mbs)
+        kinds = replica_kinds(cluster, config, np.full(config.dp, even))
+        devices = tuple(kind.devices for kind in kinds)
+        if len(set(devices)) > 1:
+            alike.setdefault((config.pp, config.vpp, devices), []).append((at, kinds))
+    for members in alike.values():
+        chosen = [configs[at] for at, _ in members]
+        pace_s, fill_s = _paces_s(job, cluster, runtime, chosen, members[0][1])
+        for column, (at, kinds) in enumerate(members):
+            config = configs[at]
+            unit = config.pp if config.vpp > 1 else 1  # rounds of the interleaved schedule
+            rounds = job.global_batch_size // config.mbs // unit
+            shares = share_micro_batches(pace_s[:, column], fill_s[:, column], kinds, rounds, unit)
+            if shares is not None:
+                found[at] = replace(config, assignment=replace(config.assignment, micro_batches=shares))
+    return found
+
+
+def _paces_s(
+    job: TrainingJob,
+    cluster: Cluster,
+    runtime: RuntimeProfile,
+    configs: Sequence[ParallelConfig],
+    kinds: Sequence[ReplicaKind],
+) -> tuple[FloatArray, FloatArray]:
+    """What a micro-batch takes the slowest stage of each kind of replicas, and the others on its way [kinds, k]."""
+    layers = np.array([config.assignment.layers or _even_layers(job, config) for config in configs])
+    layers = layers.reshape(len(configs), configs[0].vpp, configs[0].pp).sum(axis=1).T
+    grid = ConfigGrid.from_configs([replace(config, assignment=Assignment()) for config in configs])
+    pace_s, fill_s = [], []
+    for kind in kinds:
+        has_device = np.array([[number in own for number in range(len(cluster.devices))] for own in kind.devices])
+        times_s = stage_tables(job, cluster, runtime, grid, has_device).time_s
+        of_stage = np.take_along_axis(times_s, layers[:, None], axis=1)[:, 0]
+        pace_s.append(of_stage.max(axis=0))
+        fill_s.append((of_stage.sum(axis=0) - of_stage.max(axis=0)) / configs[0].vpp)
+    return np.array(pace_s), np.array(fill_s)
+
+
+def _even_layers(job: TrainingJob, config: ParallelConfig) -> list[int]:
+    """Layers of every virtual stage in equal shares, near enough for a pace."""
+    each, more = divmod(job.model.num_layers, config.pp * config.vpp)
+    return [each + (at < more) for at in range(config.pp * config.vpp)]
+
+
+def share_micro_batches(
+    pace_s: FloatArray, fill_s: FloatArray, kinds: Sequence[ReplicaKind], rounds: int, unit: int
+) -> tuple[int, ...] | None:
+    """Micro-batches of every replica such that the last one ends as early as can be; None if some would get none.
+
+    Args:
+        pace_s: What one micro-batch takes the slowest stage of each kind of replicas.
+        fill_s: What filling and emptying its pipeline takes.
+        kinds: The kinds of replicas.
+        rounds: All micro-batches in units of `unit`.
+        unit: Micro-batches that are shared out together.
+    """
+    counts = np.array([kind.count for kind in kinds])
+    if rounds < counts.sum():
+        return None
+
+    def taken(limit_s: float) -> IntArray:
+        """Rounds that a replica of each kind ends in a time, one at least."""
+        return np.maximum(((limit_s - fill_s) / (unit * pace_s)).astype(np.int64), 1)
+
+    low, high = 0.0, 1.001 * float((rounds * unit * pace_s + fill_s).max())
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if counts @ taken(middle) >= rounds else (middle, high)
+    number = np.zeros(counts.sum(), dtype=np.int64)
+    for at, kind in enumerate(kinds):
+        number[list(kind.replicas)] = at
+    shares = taken(high)[number]
+    ends_s = (unit * pace_s)[number] * shares + fill_s[number]
+    for replica in np.argsort(-ends_s, kind="stable").tolist():
+        if shares.sum() > rounds and shares[replica] > 1:
+            shares[replica] -= 1
+    if shares.sum() != rounds:
+        return None
+    return tuple(int(share) * unit for share in shares)

@@ -1,0 +1,149 @@
+"""Lower bounds on what partial schedules cost once they are complete; of many at once, which is ten times as fast.
+
+Two things hold each model up, whatever is done:
+
+- Its critical path. Every operator still to run starts on a device when that is free and its inputs have come, each
+  input taking the way on which it comes first, as if nothing else were sent. After it, at least its quickest
+  successors follow.
+- Its load. The work that is left is spread over all devices, each from when it is free on. With any weights of the
+  devices that add up to 1, a second of device d counts weight d; an operator takes at least the least of its weighted
+  times; and what all devices give until T is no less than what all operators take (the dual of the linear program that
+  splits operators at will).
+
+For a set of models the second holds together: they can't all be complete before the work of all is done. The bound is
+the least weighted sum of completion times that grants each set its load and each model its path. In it the models end
+one after the other, so it is found by a recursion over sets: the last to end takes the load of all.
+
+Letters as in `scheduling`; N states, W ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuner.planners.scheduling.problem import FloatArray, IntArray, Workload
+from tuner.planners.scheduling.state import NOWHERE, SLACK, ScheduleState
+from tuner.planners.scheduling.tables import ScheduleTables
+
+
+class _States(NamedTuple):
+    """The states as arrays; fields as in `ScheduleState`, `way_s` is when each way is free."""
+
+    done: NDArray[np.bool_]  # [N, V]
+    sent: NDArray[np.bool_]  # [N, E]
+    home: IntArray  # [N, V]
+    end_s: FloatArray  # [N, V]
+    device_s: FloatArray  # [N, D]
+    way_s: FloatArray  # [N, W]
+    room_bytes: FloatArray  # [N, D]
+    last_s: FloatArray  # [N]
+
+
+def cost_bounds_s(states: Sequence[ScheduleState], workload: Workload, tables: ScheduleTables) -> FloatArray:
+    """No complete schedule that begins with a state has a lower weighted sum; inf where none is possible [N]."""
+    if not states:
+        return np.zeros(0)
+    arrays = _arrays(states, workload, tables)
+    path_s = _path_ends_s(arrays, workload, tables)
+    is_complete = np.stack([arrays.done[:, list(ops)].all(axis=1) for ops in tables.ops_of], axis=1)
+    settled_s = np.where(is_complete, path_s, 0.0) @ workload.weights
+    # a complete model has no work left and no say; it may come anywhere in the order of the others
+    weights = np.where(is_complete, 0.0, workload.weights)
+    path_s = np.where(is_complete, 0.0, path_s)
+    work_s = np.stack([~arrays.done[:, list(ops)] @ tables.least_work_s[list(ops)] for ops in tables.ops_of], axis=1)
+    free_s = np.maximum(arrays.device_s, arrays.last_s[:, None])
+    order = free_s.argsort(axis=1)
+    free_s = np.take_along_axis(free_s, order, axis=1)
+    weight = tables.device_weight[order]
+    given, given_s = weight.cumsum(axis=1), (weight * free_s).cumsum(axis=1)
+    least_s = [np.zeros(len(states))]
+    for models in range(1, 1 << len(tables.ops_of)):
+        members = [model for model in range(len(tables.ops_of)) if models >> model & 1]
+        # the devices that are free first do the work; too few or too many of them only seem to end later
+        load_s = ((work_s[:, members].sum(axis=1)[:, None] + given_s) / given).min(axis=1)
+        ways = [
+            least_s[models & ~(1 << model)] + weights[:, model] * np.maximum(path_s[:, model], load_s)
+            for model in members
+        ]
+        least_s.append(np.min(ways, axis=0))
+    return np.asarray(settled_s + least_s[-1])
+
+
+def _arrays(states: Sequence[ScheduleState], workload: Workload, tables: ScheduleTables) -> _States:
+    count = len(states)
+    link_s = np.array([state.link_s for state in states]).reshape(count, -1)
+    way_s = np.full((count, len(tables.way_links)), -np.inf)
+    for way, links in enumerate(tables.way_links):
+        way_s[:, way] = link_s[:, links[0]] if len(links) == 1 else link_s[:, list(links)].max(axis=1)
+    used = np.array([state.used_bytes for state in states])
+    return _States(
+        done=np.array([state.done for state in states]),
+        sent=np.array([state.sent for state in states]).reshape(count, -1),
+        home=np.array([state.home for state in states]),
+        end_s=np.array([state.end_s for state in states]),
+        device_s=np.array([state.device_s for state in states]),
+        way_s=way_s,
+        room_bytes=workload.capacity_bytes * (1 + SLACK) - used,
+        last_s=np.array([state.last_s for state in states]),
+    )
+
+
+def _path_ends_s(states: _States, workload: Workload, tables: ScheduleTables) -> FloatArray:
+    """The earliest end of each model by its critical path [N, n]; inf where an operator can run nowhere."""
+    ends_s = np.zeros((len(states.last_s), len(tables.ops_of)))
+    free_s = np.maximum(states.device_s, states.last_s[:, None])
+    ready_s: list[FloatArray] = []
+    devices = np.arange(workload.num_devices)
+    for op, model in enumerate(workload.model_of.tolist()):
+        is_done = states.done[:, op]
+        own_s = states.end_s[:, op]
+        home = states.home[:, op][:, None]
+        # of a done operator the data are at home, from its end on
+        at_home_s = np.where(home == devices, own_s[:, None], np.inf)
+        if is_done.all():
+            ends_s[:, model] = np.maximum(ends_s[:, model], own_s)
+            ready_s.append(at_home_s)
+            continue
+        # what was sent has settled the home, and its last arrival is the operator's `end_s`
+        start_s = np.maximum(free_s, own_s[:, None])
+        for edge, producer in tables.before[op]:
+            start_s = np.maximum(start_s, _arrivals_s(states, tables, edge, producer, ready_s[producer]))
+        end_s = start_s + tables.least_exec_s[op]
+        end_s[((home != NOWHERE) & (home != devices)) | (tables.least_bytes[op] > states.room_bytes)] = np.inf
+        least_s = np.where(is_done, own_s, (end_s + tables.to_end_s[op]).min(axis=1))
+        ends_s[:, model] = np.maximum(ends_s[:, model], least_s)
+        ready_s.append(np.where(is_done[:, None], at_home_s, end_s))
+    return ends_s
+
+
+def _arrivals_s(states: _States, tables: ScheduleTables, edge: int, producer: int, ready_s: FloatArray) -> FloatArray:
+    """When an edge's data can be at each device [N, D]; 0 where they were sent.
+
+    Args:
+        states: The partial schedules.
+        tables: Of the workload.
+        edge: Whose data.
+        producer: Of them.
+        ready_s: When they are ready on each device, if the producer runs there [N, D].
+    """
+    is_done = states.done[:, producer]
+    if not is_done.any():
+        return np.asarray((ready_s[:, :, None] + tables.transfer_s[edge]).min(axis=1))
+    # over ways as they are free now
+    arrivals_s = ready_s.copy()
+    if len(tables.way_links):
+        begin_s = np.maximum(states.last_s, states.end_s[:, producer])[:, None]
+        over_s = np.maximum(begin_s, states.way_s) + tables.each_way_s[edge]
+        over_s[states.home[:, producer][:, None] != tables.way_source] = np.inf
+        first = np.minimum.reduceat(over_s, tables.way_first, axis=1)
+        targets = tables.way_targets
+        arrivals_s[:, targets] = np.minimum(arrivals_s[:, targets], first)
+    arrivals_s[states.sent[:, edge]] = 0.0
+    if not is_done.all():
+        freely_s = (ready_s[:, :, None] + tables.transfer_s[edge]).min(axis=1)
+        arrivals_s = np.where(is_done[:, None], arrivals_s, freely_s)
+    return arrivals_s

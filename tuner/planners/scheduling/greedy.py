@@ -1,0 +1,75 @@
+"""A good schedule, quickly: operator after operator is placed with all its transfers, several attempts side by side.
+
+It is list scheduling with a beam (Topcuoglu et al. 2002, HEFT, places one operator after the other where it ends
+first; here the bound on the whole cost decides, and a few partial schedules are kept instead of one). Additions need
+not be made in the order of their starts here, so nothing waits for that order.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator
+
+from tuner.planners.scheduling.bounds import cost_bounds_s
+from tuner.planners.scheduling.problem import Workload
+from tuner.planners.scheduling.state import NOWHERE, ScheduleState, with_run, with_transfer
+from tuner.planners.scheduling.tables import ScheduleTables
+
+BEAM = 6
+"""Partial schedules that are kept."""
+
+_NONE_SPARED: frozenset[int] = frozenset()
+
+
+def complete_greedily(state: ScheduleState, workload: Workload, tables: ScheduleTables) -> ScheduleState | None:
+    """A complete schedule that begins so; None if every attempt runs out of memory."""
+    best, best_s = None, math.inf
+    beam = [state]
+    while beam:
+        # the same runs placed in another order are one attempt
+        grown = {
+            (child.done, child.home, child.end_s): child
+            for member in beam
+            for child in _placements(member, workload, tables)
+        }
+        children = list(grown.values())
+        bounds_s = cost_bounds_s(children, workload, tables).tolist()
+        open_ = []
+        for child, bound_s in zip(children, bounds_s, strict=True):
+            if not all(child.done):
+                open_.append((bound_s, sum(child.end_s), child))
+            elif bound_s < best_s:
+                best, best_s = child, bound_s
+        beam = [child for _, _, child in heapq.nsmallest(BEAM, open_, key=lambda entry: entry[:2])]
+    return best
+
+
+def _placements(state: ScheduleState, workload: Workload, tables: ScheduleTables) -> Iterator[ScheduleState]:
+    """Every operator whose predecessors are done on every device, with what it is sent."""
+    for op, is_done in enumerate(state.done):
+        if is_done or not all(state.done[producer] for _, producer in tables.before[op]):
+            continue
+        homes = range(workload.num_devices) if state.home[op] == NOWHERE else (state.home[op],)
+        for home in homes:
+            supplied = _supplied(state, workload, tables, op, home)
+            if supplied is not None:
+                for child in with_run(supplied, workload, tables, op, _NONE_SPARED):
+                    if child.home[op] == home:
+                        yield child._replace(last_s=0.0)
+
+
+def _supplied(
+    state: ScheduleState, workload: Workload, tables: ScheduleTables, op: int, home: int
+) -> ScheduleState | None:
+    """All that the operator takes sent to a device, each over the way on which it comes first; None if it can't be."""
+    state = state._replace(last_s=0.0)
+    for edge, producer in sorted(tables.before[op], key=lambda pair: state.end_s[pair[1]]):
+        if state.home[producer] == home or state.sent[edge]:
+            continue
+        ways = (sent for sent in with_transfer(state, workload, tables, edge, _NONE_SPARED) if sent.home[op] == home)
+        first = min(ways, key=lambda sent: sent.events[-1].end_s, default=None)
+        if first is None:
+            return None
+        state = first._replace(last_s=0.0)
+    return state

@@ -1,0 +1,113 @@
+"""The scheduling problem as branch and bound sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from tuner.planners.engine.branch_and_bound import AbstractProblem
+from tuner.planners.engine.frontier import Merit
+from tuner.planners.engine.outcome import Incumbent
+from tuner.planners.scheduling.bounds import cost_bounds_s
+from tuner.planners.scheduling.greedy import complete_greedily
+from tuner.planners.scheduling.problem import Run, Schedule, Transfer, Workload
+from tuner.planners.scheduling.state import NOWHERE, ScheduleState, empty_state, next_states
+from tuner.planners.scheduling.tables import schedule_tables
+
+
+class ScheduleNode(NamedTuple):
+    """A partial schedule and the bound on its cost."""
+
+    state: ScheduleState
+    bound: float
+
+
+class SchedulingProblem(AbstractProblem[ScheduleNode, Schedule]):
+    """The scheduling problem of a workload."""
+
+    def __init__(self, workload: Workload) -> None:
+        self.workload = workload
+        self._tables = schedule_tables(workload)
+
+    def root(self) -> ScheduleNode:
+        """Nothing is scheduled."""
+        state = empty_state(self.workload)
+        return ScheduleNode(state, float(cost_bounds_s([state], self.workload, self._tables)[0]))
+
+    def children(self, node: ScheduleNode, cutoff: float) -> Iterable[ScheduleNode]:
+        """The next run or transfer."""
+        states = list(next_states(node.state, self.workload, self._tables))
+        bounds_s = cost_bounds_s(states, self.workload, self._tables)
+        for state, bound_s in zip(states, np.maximum(bounds_s, node.bound).tolist(), strict=True):
+            if bound_s < cutoff:
+                yield ScheduleNode(state, bound_s)
+
+    def lower_bound(self, node: ScheduleNode) -> float:
+        """From critical paths and load."""
+        return node.bound
+
+    def complete(self, node: ScheduleNode) -> Incumbent[Schedule] | None:
+        """The schedule, once every operator has run."""
+        if not all(node.state.done):
+            return None
+        events = node.state.events
+        schedule = Schedule(
+            runs=tuple(event for event in events if isinstance(event, Run)),
+            transfers=tuple(event for event in events if isinstance(event, Transfer)),
+        )
+        return Incumbent(cost=schedule.cost_s(self.workload), solution=schedule)
+
+    def greedy(self, node: ScheduleNode) -> Incumbent[Schedule] | None:
+        """See `schedule_greedy`."""
+        state = complete_greedily(node.state, self.workload, self._tables)
+        return None if state is None else self.complete(ScheduleNode(state, node.bound))
+
+    def merit(self, node: ScheduleNode) -> Merit:
+        """What follows depends on what is done, on homes that still matter, and on data that wait for a consumer.
+
+        Then all times decide, none of which counts below the start of what was added last, and the memory in use.
+        """
+        state, tables = node.state, self._tables
+        waiting = [
+            op
+            for op, is_done in enumerate(state.done)
+            if is_done and any(not state.done[to] and not state.sent[edge] for edge, to in tables.after[op])
+        ]
+        settled = [op for op, is_done in enumerate(state.done) if not is_done and state.home[op] != NOWHERE]
+        sent = tuple(
+            is_sent and not state.done[consumer]
+            for is_sent, consumer in zip(state.sent, self.workload.edges[:, 1].tolist(), strict=True)
+        )
+        homes = tuple((op, state.home[op]) for op in waiting + settled)
+        times = [*state.device_s, *(state.end_s[op] for op in waiting + settled)]
+        # links that may be exchanged for each other are compared in the order in which they are free
+        times += [time for _, time in sorted(zip(tables.link_class, state.link_s, strict=True))]
+        times += self._ends_s(state)
+        return Merit(
+            (state.done, sent, homes),
+            (
+                state.last_s,
+                *(max(time, state.last_s) for time in times),
+                self._settled_s(state),
+                *state.used_bytes,
+            ),
+        )
+
+    def _ends_s(self, state: ScheduleState) -> list[float]:
+        """The last end so far of every model that is not complete; a number of them that the key tells."""
+        return [
+            max((state.end_s[op] for op in ops if state.done[op]), default=0.0)
+            for ops in self._tables.ops_of
+            if not all(state.done[op] for op in ops)
+        ]
+
+    def _settled_s(self, state: ScheduleState) -> float:
+        """What the complete models cost."""
+        weights: list[float] = self.workload.weights.tolist()
+        return sum(
+            weights[model] * max(state.end_s[op] for op in ops)
+            for model, ops in enumerate(self._tables.ops_of)
+            if all(state.done[op] for op in ops)
+        )

@@ -1,0 +1,271 @@
+"""A partial schedule, and what may be added to it next.
+
+A schedule is built in the order in which its runs and transfers start. Whatever is added starts as soon as what it
+needs has arrived and its devices or links are free, and never before what was added last; every schedule without idle
+waiting is built so, in the order of its own starts. Runs and transfers are added one by one, because a transfer may
+have to pass a link long before its consumer runs. A transfer settles where its consumer will run.
+
+What could have started before the last addition would wait for nothing but that order, and need not be tried: added
+before the other, with which it shares neither a device nor a link, it starts and ends earlier, and all else is the
+same. An addition that takes no time ends no earlier, so it is tried nevertheless.
+
+Letters as in `scheduling`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tuner.planners.scheduling.problem import Run, Transfer, Way, Workload
+from tuner.planners.scheduling.tables import ScheduleTables, prefixes_kept, subsets
+
+NOWHERE = -1
+"""The home of an operator for which none is settled."""
+
+SLACK = 1e-9
+"""Share of a capacity by which a device may exceed it: less than what rounding makes of a sum of bytes."""
+
+
+class ScheduleState(NamedTuple):
+    """A partial schedule.
+
+    Attributes:
+        done: Whether each operator has been added [V].
+        sent: Whether each edge's data have been [E].
+        home: Of each operator, or NOWHERE [V].
+        end_s: Of each operator that is done; else the last arrival of what was sent to it [V].
+        device_s: When each device is free [D].
+        link_s: When each link is free [links].
+        used_bytes: Of each device [D].
+        last_s: The start of what was added last.
+        could_s: When it could have started, had nothing been added later than that before.
+        events: What was added.
+    """
+
+    done: tuple[bool, ...]
+    sent: tuple[bool, ...]
+    home: tuple[int, ...]
+    end_s: tuple[float, ...]
+    device_s: tuple[float, ...]
+    link_s: tuple[float, ...]
+    used_bytes: tuple[float, ...]
+    last_s: float
+    could_s: float
+    events: tuple[Run | Transfer, ...]
+
+
+def empty_state(workload: Workload) -> ScheduleState:
+    """Nothing is scheduled."""
+    num_ops, num_devices = workload.exec_s.shape
+    return ScheduleState(
+        done=(False,) * num_ops,
+        sent=(False,) * len(workload.data_bytes),
+        home=(NOWHERE,) * num_ops,
+        end_s=(0.0,) * num_ops,
+        device_s=(0.0,) * num_devices,
+        link_s=(0.0,) * len(workload.links),
+        used_bytes=(0.0,) * num_devices,
+        last_s=0.0,
+        could_s=0.0,
+        events=(),
+    )
+
+
+def next_states(state: ScheduleState, workload: Workload, tables: ScheduleTables) -> Iterator[ScheduleState]:
+    """Every state with one more run or transfer that must be tried; of choices that differ by a symmetry, one."""
+    untouched = _untouched(state, workload)
+    for op in range(workload.num_ops):
+        if not state.done[op]:
+            for added in with_run(state, workload, tables, op, untouched):
+                if not _waits_in_vain(state, added):
+                    yield added
+            for edge, producer in tables.before[op]:
+                if state.done[producer] and not state.sent[edge]:
+                    for added in with_transfer(state, workload, tables, edge, untouched):
+                        if not _waits_in_vain(state, added):
+                            yield added
+
+
+def _waits_in_vain(state: ScheduleState, added: ScheduleState) -> bool:
+    """Whether what was added could have started before the addition before it."""
+    event = added.events[-1]
+    return added.could_s < state.last_s and event.end_s > event.start_s
+
+
+def _untouched(state: ScheduleState, workload: Workload) -> frozenset[int]:
+    """Devices on which nothing runs or will run for certain."""
+    devices = range(workload.num_devices)
+    touched = {device for event in state.events if isinstance(event, Run) for device in event.devices}
+    return frozenset(devices) - touched.union(state.home)
+
+
+def with_run(
+    state: ScheduleState, workload: Workload, tables: ScheduleTables, op: int, untouched: frozenset[int]
+) -> Iterator[ScheduleState]:
+    """The operator on every device that has its inputs: whole, split, and fused with each of its successors.
+
+    Args:
+        state: Before.
+        workload: The problem.
+        tables: Of it.
+        op: Not yet done.
+        untouched: Devices that are spared where one that is like them is left.
+    """
+    for home in range(workload.num_devices):
+        start_s = _inputs_s(state, tables, op, home)
+        if math.isinf(start_s) or not prefixes_kept((home,), untouched, tables.device_class):
+            continue
+        yield from _run(state, workload, tables, (op,), (home,), (float(workload.exec_s[op, home]),), 0.0, start_s)
+        for split in tables.splits[op]:
+            for others in subsets(range(workload.num_devices), home, split.parts - 1):
+                devices = (home, *others)
+                if prefixes_kept(devices, untouched, tables.device_class):
+                    part_s = tuple(split.part_s[device] for device in devices)
+                    yield from _run(state, workload, tables, (op,), devices, part_s, split.gather_s, start_s)
+        for fusion in tables.fusions[op]:
+            both = (op, fusion.second)
+            if not state.done[fusion.second]:
+                both_s = max(start_s, _inputs_s(state, tables, fusion.second, home, fused_with=op))
+                time_s = (fusion.exec_s[home],)
+                yield from _run(
+                    state, workload, tables, both, (home,), time_s, 0.0, both_s, memory_bytes=fusion.memory_bytes
+                )
+
+
+def _inputs_s(state: ScheduleState, tables: ScheduleTables, op: int, home: int, fused_with: int = NOWHERE) -> float:
+    """When all that the operator takes is at this device; inf if something is not settled to come there."""
+    if state.home[op] not in {NOWHERE, home}:
+        return math.inf
+    inputs_s = state.end_s[op]
+    for edge, producer in tables.before[op]:
+        if producer == fused_with:
+            continue
+        if not state.done[producer] or (state.home[producer] != home and not state.sent[edge]):
+            return math.inf
+        if state.home[producer] == home:
+            inputs_s = max(inputs_s, state.end_s[producer])
+    return inputs_s
+
+
+def _run(
+    state: ScheduleState,
+    workload: Workload,
+    tables: ScheduleTables,
+    ops: tuple[int, ...],
+    devices: tuple[int, ...],
+    part_s: tuple[float, ...],
+    gather_s: float,
+    inputs_s: float,
+    memory_bytes: float | None = None,
+) -> Iterator[ScheduleState]:
+    """The state with this run, if it is possible and fits.
+
+    Args:
+        state: Before.
+        workload: The problem.
+        tables: Of it.
+        ops: One operator, or the two that are fused.
+        devices: The home first.
+        part_s: Time on each of them.
+        gather_s: At home, after the longest part.
+        inputs_s: When all inputs are there.
+        memory_bytes: Of the operators; None takes that of the one.
+    """
+    could_s = max(inputs_s, *(state.device_s[device] for device in devices))
+    start_s = max(could_s, state.last_s)
+    end_s = start_s + max(part_s) + gather_s
+    if math.isinf(end_s):
+        return
+    home = devices[0]
+    used = list(state.used_bytes)
+    own_bytes = float(workload.memory_bytes[ops[0]]) if memory_bytes is None else memory_bytes
+    for device in devices:
+        used[device] += own_bytes / len(devices)
+    used[home] += _edges_bytes(state, workload, tables, ops, home)
+    if any(used[device] > workload.capacity_bytes[device] * (1 + SLACK) for device in devices):
+        return
+    device_s = list(state.device_s)
+    for device, time_s in zip(devices, part_s, strict=True):
+        device_s[device] = start_s + time_s
+    device_s[home] = end_s
+    done, homes, ends_s = list(state.done), list(state.home), list(state.end_s)
+    for op in ops:
+        done[op], homes[op], ends_s[op] = True, home, end_s
+    run = Run(ops=ops, devices=devices, start_s=start_s, end_s=end_s)
+    yield state._replace(
+        done=tuple(done),
+        home=tuple(homes),
+        end_s=tuple(ends_s),
+        device_s=tuple(device_s),
+        used_bytes=tuple(used),
+        last_s=start_s,
+        could_s=could_s,
+        events=(*state.events, run),
+    )
+
+
+def _edges_bytes(
+    state: ScheduleState, workload: Workload, tables: ScheduleTables, ops: tuple[int, ...], home: int
+) -> float:
+    """Memory at home for what the operators make, and for what they were sent (equation 6)."""
+    made = [edge for op in ops for edge, consumer in tables.after[op] if consumer not in ops]
+    sent = [
+        edge
+        for op in ops
+        for edge, producer in tables.before[op]
+        if producer not in ops and state.home[producer] != home
+    ]
+    return float(sum(workload.data_bytes[edge] for edge in made + sent))
+
+
+def with_transfer(
+    state: ScheduleState, workload: Workload, tables: ScheduleTables, edge: int, untouched: frozenset[int]
+) -> Iterator[ScheduleState]:
+    """The edge's data sent to every device on which the consumer may run, over every way.
+
+    Args:
+        state: Before.
+        workload: The problem.
+        tables: Of it.
+        edge: Its producer is done, its data are not sent.
+        untouched: As for `with_run`.
+    """
+    producer, consumer = workload.edges[edge].tolist()
+    source = state.home[producer]
+    settled = state.home[consumer]
+    targets = range(workload.num_devices) if settled == NOWHERE else (settled,)
+    for target in targets:
+        may_run = target != source and math.isfinite(tables.least_exec_s[consumer][target])
+        if not may_run or not prefixes_kept((target,), untouched, tables.device_class):
+            continue
+        seen: set[tuple[tuple[int, float], ...]] = set()
+        for way in tables.ways.get((source, target), ()):
+            alike = tuple(sorted((tables.link_class[link], state.link_s[link]) for link in way.links))
+            if alike not in seen:
+                seen.add(alike)
+                yield _sent(state, way, edge, producer, consumer, target, float(workload.data_bytes[edge]))
+
+
+def _sent(
+    state: ScheduleState, way: Way, edge: int, producer: int, consumer: int, target: int, size: float
+) -> ScheduleState:
+    could_s = max(state.end_s[producer], *(state.link_s[link] for link in way.links))
+    start_s = max(could_s, state.last_s)
+    end_s = start_s + way.transfer_s(size)
+    link_s = list(state.link_s)
+    for link in way.links:
+        link_s[link] = end_s
+    sent, homes, ends_s = list(state.sent), list(state.home), list(state.end_s)
+    sent[edge], homes[consumer], ends_s[consumer] = True, target, max(ends_s[consumer], end_s)
+    transfer = Transfer(edge=edge, links=way.links, start_s=start_s, end_s=end_s)
+    return state._replace(
+        sent=tuple(sent),
+        home=tuple(homes),
+        end_s=tuple(ends_s),
+        link_s=tuple(link_s),
+        last_s=start_s,
+        could_s=could_s,
+        events=(*state.events, transfer),
+    )

@@ -1,0 +1,131 @@
+"""What tensors cost while a device holds them, where a byte that is alive at an operator has a price.
+
+A tensor is held while it lies somewhere, in every other layout that is kept for those who read it, and whole where its
+partial sums are. How much of it is alive at an operator depends on the layouts alone in which it is written and read,
+so that the price of all that is a term of a tensor as its moves are. The sum over tensors is what
+`costmodels.sharding.plan.live_bytes` has of a plan, times the prices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from costmodels.sharding.device_mesh import DeviceMesh
+from costmodels.sharding.graph import CONSTANT, Graph
+from costmodels.sharding.layouts import REPLICATED
+from costmodels.sharding.plan import Lifetime, lifetimes
+from tuner.planners.engine.elimination import Table
+
+BytePrices = Mapping[int, float]
+"""Of operators, what a byte costs that a device holds while they run [s per byte]; nothing of the others."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UsePrice:
+    """What copies cost that a use needs.
+
+    Attributes:
+        op: The operator, counted from the tensor's first reader.
+        own_s: A byte while it runs [s]; None where it needs none.
+        until_s: A byte from the first reader on, to the end of this one [s].
+    """
+
+    op: int
+    own_s: float | None
+    until_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorPrice:
+    """What a tensor costs.
+
+    Attributes:
+        held_s: A byte of it for as long as it is there [s].
+        written_s: A byte of it while it is written [s].
+        uses: Of its copies, use by use.
+        is_made_anew: Whether no copy is kept, because every reader can make it.
+    """
+
+    held_s: float
+    written_s: float
+    uses: tuple[UsePrice, ...]
+    is_made_anew: bool
+
+
+def tensor_prices(graph: Graph, byte_s: BytePrices) -> tuple[TensorPrice | None, ...]:
+    """Of each tensor; None where it costs nothing in any layout."""
+    own_s = np.zeros(len(graph.ops))
+    own_s[list(byte_s)] = list(byte_s.values())
+    until_s = np.concatenate(([0.0], np.cumsum(own_s)))
+    return tuple(_price(graph, tensor, lifetime, own_s, until_s) for tensor, lifetime in enumerate(lifetimes(graph)))
+
+
+def _price(graph: Graph, tensor: int, lifetime: Lifetime | None, own_s: Table, until_s: Table) -> TensorPrice | None:
+    maker, _ = graph.maker[tensor]
+    uses = graph.uses[tensor]
+    first = uses[0].op if uses else maker
+    found = TensorPrice(
+        held_s=0.0 if lifetime is None else float(until_s[lifetime.last + 1] - until_s[lifetime.first]),
+        written_s=float(own_s[maker]),
+        uses=tuple(
+            UsePrice(
+                op=use.op - first,
+                own_s=None if use.is_back else float(own_s[use.op]),
+                until_s=float(until_s[use.op + 1] - until_s[first + 1]),
+            )
+            for use in uses
+        ),
+        is_made_anew=graph.ops[maker].primitive == CONSTANT,
+    )
+    is_free = not (found.held_s or found.written_s or any(use.own_s or use.until_s for use in found.uses))
+    return None if is_free else found
+
+
+def price_table(
+    price: TensorPrice,
+    written: Any,
+    lies: Any,
+    wanted: Sequence[Any],
+    is_again: Sequence[bool],
+    mesh: DeviceMesh,
+) -> Table:
+    """What a tensor of one byte costs, for arrays of layouts [..., axes] that broadcast [s per byte].
+
+    Args:
+        price: Of the tensor.
+        written: How it is written.
+        lies: How it lies.
+        wanted: How each use reads it.
+        is_again: Of each use whether it needs copies of its own, those of the backward pass.
+        mesh: Whose layouts these are.
+    """
+    sizes = np.array(mesh.sizes, dtype=np.float64)
+
+    def share(layout: Any) -> Any:
+        return 1.0 / np.where(layout >= 0, sizes, 1.0).prod(axis=-1)
+
+    table = price.held_s * share(lies) + price.written_s * (share(written) - share(lies))
+    for number, use in enumerate(price.uses):
+        if use.own_s is None:
+            continue
+        since_s: Any = use.own_s  # as the first to read the copy
+        fresh_s: Any = use.own_s
+        for earlier, other in enumerate(price.uses[:number]):
+            if other.own_s is not None and is_again[earlier] == is_again[number]:
+                is_same = (wanted[earlier] == wanted[number]).all(axis=-1)
+                since_s = np.where(is_same, use.until_s - other.until_s, since_s)
+                if other.op == use.op:
+                    fresh_s = np.where(is_same, 0.0, fresh_s)
+        if price.is_made_anew:
+            is_sent: Any = np.array(False)
+        else:
+            is_sliced = (lies == REPLICATED) & (wanted[number] >= 0)
+            is_sent = ((lies != wanted[number]) & ~is_sliced).any(axis=-1)
+        is_copy = (lies != wanted[number]).any(axis=-1)
+        table = table + np.where(is_copy, np.where(is_sent, since_s, fresh_s) * share(wanted[number]), 0.0)
+    found: Table = np.asarray(table, dtype=np.float64)
+    return found

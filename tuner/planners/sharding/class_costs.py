@@ -1,0 +1,337 @@
+"""What plans cost in which operators come in classes that are all served alike: thousands of plans in a second.
+
+A step is a sum of terms: each operator's compute, and what happens to each tensor. Operators of one class with the same
+work are one term, and so are tensors whose makers and readers are of the same classes, so that repeated layers are
+charged once. A term depends on the rows of a few classes and knows what it has seen. The time is what
+`costmodels.sharding.plan.cost_of` charges, and so is the peak of memory, which needs every tensor where it stands.
+
+A row, the factor that each axis serves, is one number here: with digits of base `BASE`, the first axis lowest, a digit
+is the factor plus one, and 0 for none.
+
+Letters: o operators, t tensors, k classes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+from scipy.sparse import coo_array
+
+from costmodels.operators.layer_operators import FloatArray
+from costmodels.sharding.device_mesh import DeviceMesh
+from costmodels.sharding.graph import CONSTANT, STATE, Graph
+from costmodels.sharding.layouts import Layout, local_share, moves
+from costmodels.sharding.plan import NONE, Roofline, lifetimes, settled, wanted_layout, written_layout
+
+BASE = 64
+"""More than the factors of any operator, and one."""
+
+Row = tuple[int, ...]
+
+
+def coded(row: Sequence[int]) -> int:
+    """The number of a row."""
+    code = 0
+    for factor in reversed(row):
+        code = code * BASE + factor + 1
+    return code
+
+
+def decoded(code: int, num_axes: int) -> Row:
+    """The row of a number."""
+    found = []
+    for _ in range(num_axes):
+        code, digit = divmod(code, BASE)
+        found.append(digit - 1)
+    return tuple(found)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figures:
+    """What a plan costs.
+
+    Attributes:
+        step_time_s: Of one step.
+        peak_memory_bytes: The most that a device holds at a time.
+    """
+
+    step_time_s: float
+    peak_memory_bytes: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Term:
+    """Operators or tensors that cost the same in every plan.
+
+    Attributes:
+        count: How many.
+        classes: On whose rows that depends.
+        of: The rows of these, from the rows of all classes.
+        charge: What they cost, by these rows.
+        known: The numbers of what was charged already.
+    """
+
+    count: int
+    classes: tuple[int, ...]
+    of: Callable[[Sequence[int]], Any]
+    charge: Callable[[dict[int, Row]], _Charge]
+    known: dict[Any, int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Charge:
+    """What one operator or tensor costs.
+
+    Attributes:
+        seconds: Its time.
+        held_bytes: What a device holds of it while it lives.
+        own_bytes: What its maker needs beside that.
+        copies: Further layouts: the bytes, and the uses that read them; kept from the first to the last of these, or
+            made for each of them.
+    """
+
+    seconds: float
+    held_bytes: float = 0.0
+    own_bytes: float = 0.0
+    copies: tuple[tuple[float, tuple[int, ...], bool], ...] = ()
+
+
+class ClassCosts:
+    """The terms of a graph on a mesh.
+
+    Attributes:
+        graph: What is planned.
+        mesh: On what.
+    """
+
+    def __init__(self, graph: Graph, mesh: DeviceMesh, classes: Sequence[int]) -> None:
+        """Prepares the terms.
+
+        Args:
+            graph: What is planned.
+            mesh: On what.
+            classes: Of each operator its class; those of one class have rules of the same shape [o].
+        """
+        self.graph, self.mesh = graph, mesh
+        self._classes = classes
+        self._roofline = Roofline(graph, mesh)
+        self._move_s: dict[tuple[Layout, Layout, float], float] = {}
+        self._terms: list[_Term] = []
+        self._add_operators()
+        first_tensor_term = len(self._terms)
+        self._term_of = np.zeros(len(graph.tensors), dtype=np.int64)
+        self._uses: list[Any] = [None] * first_tensor_term
+        self._add_tensors()
+        self._lives = self._life_matrix()
+        makers = np.array([maker for maker, _ in graph.maker], dtype=np.int64)
+        self._makers = makers
+        self._seconds = np.zeros(1024)
+        self._held = np.zeros(1024)
+        self._own = np.zeros(1024)
+        self._copies: list[tuple[FloatArray, ...] | None] = []
+        self._terms_of: list[list[int]] = [[] for _ in range(max(classes, default=-1) + 1)]
+        for position, term in enumerate(self._terms):
+            for own in term.classes:
+                self._terms_of[own].append(position)
+        self._last_codes = [-1] * len(self._terms_of)
+        self._last_numbers = np.zeros(len(self._terms), dtype=np.int64)
+
+    def figures(self, codes: Sequence[int]) -> Figures:
+        """The cost of a plan, by the numbers of the rows of its classes [k]."""
+        numbers = self._numbers(codes)
+        return Figures(
+            step_time_s=float(self._seconds[numbers].sum()),
+            peak_memory_bytes=self._peak_bytes(numbers),
+        )
+
+    def _numbers(self, codes: Sequence[int]) -> Any:
+        """What was charged for each term; only those are looked up of which a row is another than the last time."""
+        changed = [own for own, (now, last) in enumerate(zip(codes, self._last_codes, strict=True)) if now != last]
+        positions = set().union(*map(self._terms_of.__getitem__, changed)) if changed else set()
+        for position in positions:
+            term = self._terms[position]
+            key = term.of(codes)
+            number = term.known.get(key)
+            self._last_numbers[position] = self._learn(position, key) if number is None else number
+        self._last_codes = list(codes)
+        return self._last_numbers
+
+    def _learn(self, position: int, key: Any) -> int:
+        term = self._terms[position]
+        codes = key if len(term.classes) > 1 else (key,)
+        num_axes = len(self.mesh.sizes)
+        charge = term.charge({own: decoded(code, num_axes) for own, code in zip(term.classes, codes, strict=False)})
+        number = len(self._copies)
+        if number == len(self._seconds):
+            self._seconds, self._held, self._own = (
+                np.concatenate([each, np.zeros(number)]) for each in (self._seconds, self._held, self._own)
+            )
+        self._seconds[number] = term.count * charge.seconds
+        self._held[number], self._own[number] = charge.held_bytes, charge.own_bytes
+        self._copies.append(self._placed(position, charge) if charge.copies else None)
+        term.known[key] = number
+        return number
+
+    def _placed(self, position: int, charge: _Charge) -> tuple[FloatArray, ...]:
+        """Where copies begin and end, for all tensors of a term: operators and bytes."""
+        uses = self._uses[position]
+        begun: list[Any] = []
+        ended: list[Any] = []
+        own: list[Any] = []
+        sizes: tuple[list[float], list[float]] = [], []
+        for num_bytes, readers, is_kept in charge.copies:
+            if is_kept:
+                begun.append(uses[:, readers[0]])
+                ended.append(uses[:, readers[-1]] + 1)
+                sizes[0].append(num_bytes)
+            else:
+                own += [uses[:, reader] for reader in readers]
+                sizes[1].extend([num_bytes] * len(readers))
+        count = len(uses)
+
+        def joined(parts: list[Any]) -> Any:
+            return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+
+        kept_bytes, own_bytes = (np.repeat(np.array(each, dtype=np.float64), count) for each in sizes)
+        changes = np.concatenate([joined(begun), joined(ended)])
+        return changes, np.concatenate([kept_bytes, -kept_bytes]), joined(own), own_bytes
+
+    def _peak_bytes(self, numbers: Any) -> float:
+        """As `costmodels.sharding.plan` counts it."""
+        of_tensors = numbers[self._term_of]
+        num_ops = len(self.graph.ops)
+        change = self._lives @ self._held[of_tensors]
+        own = np.bincount(self._makers, weights=self._own[of_tensors], minlength=num_ops)
+        placed = [copies for copies in map(self._copies.__getitem__, numbers.tolist()) if copies is not None]
+        if placed:
+            at, change_bytes, own_at, own_bytes = (np.concatenate(parts) for parts in zip(*placed, strict=True))
+            change += np.bincount(at, weights=change_bytes, minlength=num_ops + 1)
+            own += np.bincount(own_at, weights=own_bytes, minlength=num_ops)
+        return float((np.cumsum(change[:-1]) + own).max(initial=0.0))
+
+    def _add(self, count: int, classes: set[int], charge: Callable[[dict[int, Row]], _Charge]) -> None:
+        scope = tuple(sorted(classes))
+        self._terms.append(_Term(count=count, classes=scope, of=itemgetter(*scope), charge=charge, known={}))
+
+    def _add_operators(self) -> None:
+        graph = self.graph
+        alike: dict[Hashable, list[int]] = defaultdict(list)
+        for number, op in enumerate(graph.ops):
+            if not op.is_free:
+                sizes = tuple(graph.tensors[tensor].num_bytes for tensor in (*op.operands, *op.results))
+                alike[self._classes[number], op.flop, op.times, op.precision, sizes].append(number)
+        for several in alike.values():
+            first = several[0]
+            self._add(len(several), {self._classes[first]}, self._compute(first))
+
+    def _compute(self, number: int) -> Callable[[dict[int, Row]], _Charge]:
+        own = self._classes[number]
+        return lambda rows: _Charge(seconds=self._roofline.seconds(number, rows[own]))
+
+    def _add_tensors(self) -> None:
+        graph = self.graph
+        alike: dict[Hashable, list[int]] = defaultdict(list)
+        turn = graph.first_backward
+        for tensor, uses in enumerate(graph.uses):
+            maker, slot = graph.maker[tensor]
+            kind = graph.ops[maker].primitive if graph.ops[maker].primitive in (STATE, CONSTANT) else ""
+            places: dict[int, int] = {}
+            key = (
+                self._classes[maker],
+                slot,
+                kind,
+                graph.tensors[tensor].num_bytes,
+                graph.sums[tensor],
+                tuple(
+                    (
+                        self._classes[use.op],
+                        use.operand,
+                        use.times,
+                        use.is_back,
+                        kind == STATE and turn is not None and use.op >= turn,
+                        places.setdefault(use.op, len(places)),
+                    )
+                    for use in uses
+                ),
+            )
+            alike[key].append(tensor)
+        for several in alike.values():
+            self._term_of[several] = len(self._terms)
+            first = several[0]
+            classes = {self._classes[graph.maker[first][0]], *(self._classes[use.op] for use in graph.uses[first])}
+            self._add(len(several), classes, self._movement(first))
+            ops = [[use.op for use in graph.uses[tensor]] for tensor in several]
+            self._uses.append(np.array(ops, dtype=np.int64).reshape(len(several), -1))
+
+    def _movement(self, tensor: int) -> Callable[[dict[int, Row]], _Charge]:
+        """What a tensor costs: as `costmodels.sharding.plan` says it, of one tensor alone."""
+        graph, sizes = self.graph, self.mesh.sizes
+        maker, slot = graph.maker[tensor]
+        uses, num_bytes = graph.uses[tensor], graph.tensors[tensor].num_bytes
+        made_by, own = graph.ops[maker], self._classes[maker]
+        is_constant, is_state = made_by.primitive == CONSTANT, made_by.primitive == STATE
+        turn, times = graph.first_backward, graph.sums[tensor]
+
+        def charge(rows: dict[int, Row]) -> _Charge:
+            written = written_layout(made_by.rule, slot, rows[own])
+            wanted = [wanted_layout(graph.ops[use.op].rule, use.operand, rows[self._classes[use.op]]) for use in uses]
+            lies = settled(written, () if is_constant else list(dict.fromkeys(wanted)))
+            seconds = times * self._seconds_of(written, lies, num_bytes)
+            readers: dict[tuple[Layout, bool], list[int]] = defaultdict(list)
+            for number, (use, layout) in enumerate(zip(uses, wanted, strict=True)):
+                if layout != lies:
+                    readers[layout, is_state and turn is not None and use.op >= turn].append(number)
+            copies = []
+            for (layout, _), numbers in readers.items():
+                if not is_constant:
+                    seconds += uses[numbers[0]].times * self._seconds_of(lies, layout, num_bytes)
+                held = [number for number in numbers if not uses[number].is_back]
+                is_kept = not is_constant and bool(moves(lies, layout, num_bytes, sizes))
+                if not is_kept:
+                    held = list({uses[number].op: number for number in reversed(held)}.values())
+                if held:
+                    copies.append((num_bytes * local_share(layout, sizes), tuple(held), is_kept))
+            held_bytes = num_bytes * local_share(lies, sizes)
+            return _Charge(
+                seconds=seconds,
+                held_bytes=held_bytes,
+                own_bytes=num_bytes * local_share(written, sizes) - held_bytes,
+                copies=tuple(copies),
+            )
+
+        return charge
+
+    def _seconds_of(self, before: Layout, after: Layout, num_bytes: float) -> float:
+        if before == after:
+            return 0.0
+        key = (before, after, num_bytes)
+        if key not in self._move_s:
+            self._move_s[key] = sum(
+                move.seconds(self.mesh) for move in moves(before, after, num_bytes, self.mesh.sizes)
+            )
+        return self._move_s[key]
+
+    def _life_matrix(self) -> Any:
+        """What a tensor adds to what is held, and where [o + 1, t]."""
+        at: list[int] = []
+        of: list[int] = []
+        signs: list[float] = []
+        for tensor, life in enumerate(lifetimes(self.graph)):
+            if life is not None:
+                at += [life.first, life.last + 1]
+                of += [tensor, tensor]
+                signs += [1.0, -1.0]
+        shape = (len(self.graph.ops) + 1, len(self.graph.tensors))
+        return coo_array((signs, (at, of)), shape=shape).tocsr()
+
+
+def rows_served(codes: Sequence[int], classes: Sequence[int], num_axes: int) -> Any:
+    """The factors that the axes serve in each operator [o, axes]."""
+    rows = np.array([decoded(code, num_axes) for code in codes], dtype=np.int64).reshape(-1, num_axes)
+    assert (rows >= NONE).all(), "a digit is a factor plus one"
+    return rows[np.asarray(classes, dtype=np.int64)]

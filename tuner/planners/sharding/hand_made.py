@@ -1,0 +1,109 @@
+"""The plan that frameworks write by hand, for a candidate's degrees: Megatron's, with context and Ulysses parallelism.
+
+Every axis is called after its degree. `tp` cuts heads, ffn and vocabulary (Shoeybi et al. 2019, section 3), and with
+sequence parallelism what lies between them by the sequence (Korthikanti et al. 2022, section 4.2.2); `cp` and `up` cut
+the sequence, `up` in the attention core the heads instead (Jacobs et al. 2023); `dp` cuts the batch. Experts are dealt
+over ranks, neighbours first: the fastest axes cut their ffn as far as `expert_tp` goes, and the next ones the experts;
+of the others, those that cut the sequence or the batch cut what fills the slots of experts too. Keys and values are
+gathered where they are passed around a ring; both send as much.
+
+Moments and updates are cut by the axes that a parameter leaves free (ZeRO 1), whatever the candidate does: gradients
+are then scattered and parameters gathered, which is what adding gradients up sends. Without it, every other plan would
+be credited with the updates that it does not repeat, which the cost model knows of already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+
+from costmodels.job.parallel_config import ParallelConfig
+from costmodels.sharding.device_mesh import DeviceMesh
+from costmodels.sharding.graph import Graph
+from costmodels.sharding.named_plans import ByName, served_by_name
+from costmodels.sharding.plan import NONE, Plan
+from tuner.planners.sharding.forward_plans import forward_of, with_backward
+
+BATCH, HEADS = ("batch",), ("kv_heads", "heads", "query_groups")
+TENSOR = (*HEADS, "ffn", "shared_ffn", "vocabulary")
+ALONG = ("sequence", "queries", "chunks", "slots")
+EXPERT_OPS = tuple(f"*.moe_mlp.{role}" for role in ("up", "down", "activation"))
+BETWEEN = ("*norm", "*residual", "*.attention.*_down")
+
+
+def layer_axes(config: ParallelConfig) -> dict[str, int] | None:
+    """The axes that a layer of a candidate is planned on, the slowest first; those of one device are left out.
+
+    `dp` is among them as far as experts are dealt over it; the rest of it only adds gradients up.
+
+    Returns:
+        None where experts are dealt over a part of an axis.
+    """
+    inner = {"cp": config.cp, "up": config.up, "tp": config.tp}
+    inside = config.cp * config.up * config.tp
+    dealt = config.ep * _expert_tensor(config) if config.ep > 1 else 1
+    if dealt > inside and dealt % inside:
+        return None
+    axes = {"dp": max(dealt // inside, 1), **inner}
+    found = {name: size for name, size in axes.items() if size > 1}
+    return found if config.ep == 1 or _dealt_over(found, config) is not None else None
+
+
+def hand_made(graph: Graph, mesh: DeviceMesh, config: ParallelConfig) -> Plan | None:
+    """The plan of a training step of the transformer frontend.
+
+    Args:
+        graph: The step.
+        mesh: With the axes of `layer_axes`.
+        config: The candidate.
+
+    Returns:
+        None where frameworks do what no plan of these axes says: they copy key heads where there are fewer than ranks,
+        and pad the vocabulary.
+    """
+    experts = _dealt_over(dict(zip(mesh.names, mesh.sizes, strict=True)), config) or {}
+    tensor: ByName = [("*", TENSOR)]
+    if config.sequence_parallel:
+        tensor = [*((name, ALONG) for name in BETWEEN), ("*.moe_mlp.*", ("shared_ffn", *ALONG)), *tensor]
+    by_degree: dict[str, ByName] = {
+        "dp": [("*", BATCH)],
+        "cp": [("*", ALONG)],
+        "up": [("*.core*", HEADS), ("*", ALONG)],
+        "tp": tensor,
+    }
+    axes = {
+        name: [*((op, experts[name]) for op in EXPERT_OPS if name in experts), *by_degree[name]] for name in mesh.names
+    }
+    forward = served_by_name(forward_of(graph), mesh, axes, shared=("experts", *HEADS, *ALONG))
+    if not all(_is_served(forward, number, axes) for number, op in enumerate(forward.graph.ops) if op.flop > 0):
+        return None
+    return with_backward(graph, forward, zero_stage=1)
+
+
+def _is_served(plan: Plan, number: int, axes: Mapping[str, ByName]) -> bool:
+    """Whether every axis serves an operator that has a factor for it."""
+    op, row = plan.graph.ops[number], plan.served[number].tolist()
+    names = {factor.name for factor in op.rule.factors}
+    wanted = (next((found for pattern, found in axes[name] if fnmatchcase(op.name, pattern)), ()) for name in axes)
+    return all(factor != NONE or names.isdisjoint(found) for factor, found in zip(row, wanted, strict=True))
+
+
+def _expert_tensor(config: ParallelConfig) -> int:
+    return config.expert_tp or config.tp
+
+
+def _dealt_over(axes: dict[str, int], config: ParallelConfig) -> dict[str, tuple[str, ...]] | None:
+    """What the axes cut of experts; None where `expert_tp` or `ep` ends inside an axis."""
+    left = [("expert_ffn", _expert_tensor(config)), ("experts", config.ep)]
+    found: dict[str, tuple[str, ...]] = {}
+    for name, size in reversed(axes.items()):
+        while left and left[0][1] == 1:
+            left.pop(0)
+        if not left:
+            break
+        factor, ways = left[0]
+        if ways % size:
+            return None
+        found[name] = (factor,)
+        left[0] = (factor, ways // size)
+    return found if all(ways == 1 for _, ways in left) else None

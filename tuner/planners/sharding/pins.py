@@ -1,0 +1,445 @@
+"""Pins: what a user knows better than the planner, as targets for a few operators (ManuMatic section 3.1).
+
+A pin says into how many parts an operator's dim is cut at least: into a multiple of its ways, which later levels may
+cut further. A hard pin closes the choice of its operators: at the first levels that can serve it they take its factor
+and nothing else, which is the paper's binary-compatible decomposition, and they are visited first, which is the paper's
+infinite price. What a pinned operator's tensors have in common (the couplings Phi) is what carries the same factor.
+
+A soft pin adds weight * D(split, target) to what an operator costs, with D = sum of log(target / gcd(split, target)):
+zero where the target is met, and the logarithm of what is missing elsewhere. The paper prints the two arguments of D
+the other way round, which would be zero for a pin that is ignored. Whether a pin is hard or soft is said, not told by a
+weight of zero; the paper says of both that they are hard.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from costmodels.sharding.device_mesh import DeviceMesh
+from costmodels.sharding.dims import Rule
+from costmodels.sharding.graph import Graph, Op
+from costmodels.sharding.plan import NONE
+from hardware.io.errors import ConfigError, did_you_mean
+from tuner.planners.sharding.recursive import Closed, Extra, Level
+from tuner.planners.sharding.sharding_terms import Charge, Row
+
+KEY = "pins"
+"""Where the pins stand, in messages."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pin:
+    """A target of some operators.
+
+    Attributes:
+        op: Their names, with `*` for any text.
+        dim: The name of a factor of theirs, or of a dim of one of their tensors; without names a dim by its place, as
+            `operand1.0`, the first dim of the second operand, or `result.0`.
+        axis: The mesh axis that cuts it; None for whichever comes first.
+        ways: Into how many parts at least; None for the devices along the axis.
+        weight_s: What missing it by a factor of e costs [s], for a soft pin; None for a hard one.
+    """
+
+    op: str
+    dim: str
+    axis: str | None = None
+    ways: int | None = None
+    weight_s: float | None = None
+
+    @property
+    def is_hard(self) -> bool:
+        """Whether it must hold."""
+        return self.weight_s is None
+
+    @property
+    def in_words(self) -> str:
+        """As a report names it."""
+        where = f" on {self.axis}" if self.axis else ""
+        ways = f" {self.ways} ways" if self.ways else ""
+        return f"{self.op} {self.dim}{ways}{where}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Pinned:
+    """Pins as a planner obeys them.
+
+    Attributes:
+        pins: As they were given.
+        factors: Of each pin the factor of each operator that it matches.
+        ways: Into how many parts each pin cuts.
+        served: Which factor a hard pin wants an operator to take at a level.
+        graph: What is planned.
+        levels: The levels.
+        axes: The mesh's axis that each level is a part of.
+    """
+
+    pins: tuple[Pin, ...]
+    factors: tuple[Mapping[int, int], ...]
+    ways: tuple[int, ...]
+    served: Mapping[tuple[int, int], int]
+    graph: Graph
+    levels: tuple[Level, ...]
+    axes: tuple[str, ...]
+
+    @property
+    def closed(self) -> Closed | None:
+        """What hard pins leave open; None without any."""
+        return self._left if self.served else None
+
+    def is_open(self, op: int, axis: int) -> bool:
+        """Whether hard pins leave open what an axis of the levels serves in an operator."""
+        return all((op, number) not in self.served for number, level in enumerate(self.levels) if level.axis == axis)
+
+    @property
+    def charge(self) -> Charge | None:
+        """What soft pins charge for a whole row; None without any."""
+        return self._charged_s if any(not pin.is_hard for pin in self.pins) else None
+
+    def split(self, number: int, op: int, row: Row) -> int:
+        """Into how many parts a row cuts what a pin means of an operator."""
+        pin, factor = self.pins[number], self.factors[number][op]
+        return math.prod(
+            level.ways
+            for level, axis in zip(self.levels, self.axes, strict=True)
+            if row[level.axis] == factor and pin.axis in (None, axis)
+        )
+
+    @property
+    def extra(self) -> Extra | None:
+        """What soft pins charge; None without any."""
+        return self._missing_s if any(not pin.is_hard for pin in self.pins) else None
+
+    def _left(self, op: int, level: int, ways: Sequence[int]) -> tuple[int, ...] | None:
+        if (op, level) in self.served:
+            return (self.served[op, level],)
+        later: dict[int, int] = {}
+        for further in range(level + 1, len(self.levels)):
+            if (op, further) in self.served:
+                factor = self.served[op, further]
+                later[factor] = later.get(factor, 1) * self.levels[further].ways
+        if not later:
+            return None
+        rule, parts = self.graph.ops[op].rule, self.levels[level].ways
+        return (
+            NONE,
+            *(
+                factor
+                for factor in rule.cuttable
+                if rule.factors[factor].size % (ways[factor] * parts * later.get(factor, 1)) == 0
+            ),
+        )
+
+    def _charged_s(self, op: int, row: Row) -> float:
+        return sum(
+            pin.weight_s * deviation(self.split(number, op, row), self.ways[number])
+            for number, pin in enumerate(self.pins)
+            if pin.weight_s is not None and op in self.factors[number]
+        )
+
+    def _missing_s(self, op: int, level: int, ways: Sequence[int], candidate: int) -> float:
+        """What soft pins charge; at a level that can't serve one, whatever is chosen costs it the same."""
+        found = 0.0
+        for pin, factors, target in zip(self.pins, self.factors, self.ways, strict=True):
+            if pin.weight_s is not None and op in factors and pin.axis in (None, self.axes[level]):
+                factor = factors[op]
+                split = ways[factor] * (self.levels[level].ways if candidate == factor else 1)
+                found += pin.weight_s * deviation(split, target)
+        return found
+
+
+def deviation(split: int, target: int) -> float:
+    """D(split, target) of one dim: the logarithm of what is missing; 0 where the split is a multiple of the target."""
+    return math.log(target / math.gcd(split, target))
+
+
+def pinned(pins: Sequence[Pin], graph: Graph, mesh: DeviceMesh, levels: Sequence[Level]) -> Pinned:
+    """The pins, checked, with the factor that each means of every operator.
+
+    Args:
+        pins: Those of a user.
+        graph: What is planned.
+        mesh: With the axes that the pins name.
+        levels: Those of the mesh.
+
+    Raises:
+        ConfigError: a pin matches no operator, names no dim of one or one that can't be cut, or hard pins can't hold
+            together.
+    """
+    axes = tuple(mesh.names[level.of] for level in levels)
+    factors = tuple(matched(number, pin, graph) for number, pin in enumerate(pins))
+    ways = tuple(_ways(number, pin, mesh) for number, pin in enumerate(pins))
+    served: dict[tuple[int, int], int] = {}
+    for op in dict.fromkeys(op for found in factors for op in found):
+        own = [number for number, pin in enumerate(pins) if pin.is_hard and op in factors[number]]
+        _check_sizes(op, own, pins, factors, ways, graph)
+        served.update(_served(op, own, pins, factors, ways, graph, levels, axes))
+    return Pinned(
+        pins=tuple(pins), factors=factors, ways=ways, served=served, graph=graph, levels=tuple(levels), axes=axes
+    )
+
+
+def matched(number: int, pin: Pin, graph: Graph) -> dict[int, int]:
+    """The factor that a pin means of each operator that it matches.
+
+    Raises:
+        ConfigError: it matches no operator, or names no dim of one or one that it can't cut.
+    """
+    key = f"{KEY}[{number}]"
+    found = [at for at, op in enumerate(graph.ops) if not op.is_source and fnmatch.fnmatchcase(op.name, pin.op)]
+    if not found:
+        nearest = difflib.get_close_matches(pin.op, _general(graph), n=3, cutoff=0.0)
+        raise ConfigError(
+            "matches no operator", key=f"{key}.op", value=pin.op, nearest=f"the nearest are {', '.join(nearest)}"
+        )
+    return {at: _factor(key, pin, graph, graph.ops[at]) for at in found}
+
+
+def _general(graph: Graph) -> list[str]:
+    """The names of operators with their numbers left open, each once."""
+    return list(dict.fromkeys(re.sub(r"\b\d+\.", "*.", op.name) for op in graph.ops if not op.is_source))
+
+
+def _factor(key: str, pin: Pin, graph: Graph, op: Op) -> int:
+    """The factor of an operator that has the pinned name, or is the first of a dim that has it."""
+    rule = op.rule
+    names = {factor.name: number for number, factor in reversed(list(enumerate(rule.factors))) if factor.name}
+    for tensors, places in ((op.operands, rule.operands), (op.results, rule.results)):
+        for tensor, place in zip(tensors, places, strict=True):
+            for dim, own in zip(graph.tensors[tensor].dim_names, place, strict=False):
+                if own:
+                    names.setdefault(dim, _first(rule, own))
+    places_by_word = _places(rule)
+    factor = names.get(pin.dim, places_by_word.get(pin.dim))
+    if factor is None:
+        raise ConfigError(
+            f"is no dim of {op.name}",
+            key=f"{key}.dim",
+            value=pin.dim,
+            nearest=did_you_mean(pin.dim, names or places_by_word),
+        )
+    if factor not in rule.cuttable:
+        able = [name for name, number in (names or places_by_word).items() if number in rule.cuttable]
+        reason = "it has one element" if rule.factors[factor].size == 1 else f"{op.name} needs it whole"
+        raise ConfigError(
+            f"can't be cut: {reason}",
+            key=f"{key}.dim",
+            value=pin.dim,
+            nearest=f"valid: {', '.join(able)}" if able else "no dim of it can be cut",
+        )
+    return factor
+
+
+def words_of(rule: Rule) -> dict[int, str]:
+    """What a pin calls each factor: its name, or the first place where it can be told by that."""
+    found = {number: factor.name for number, factor in enumerate(rule.factors) if factor.name}
+    for word, factor in _places(rule).items():
+        found.setdefault(factor, word)
+    return found
+
+
+def _places(rule: Rule) -> dict[str, int]:
+    """The factor of each dim by its place; the first of several, which is the one that can be cut."""
+    found: dict[str, int] = {}
+    for side, places in (("result", rule.results), ("operand", rule.operands)):
+        for number, place in enumerate(places):
+            for dim, own in enumerate(place):
+                if own:
+                    found[f"{side}{number or ''}.{dim}"] = _first(rule, own)
+    return found
+
+
+def _first(rule: Rule, dim: Sequence[int]) -> int:
+    """The slowest factor of a dim that has iterations."""
+    return next((factor for factor in dim if rule.factors[factor].size > 1), dim[0])
+
+
+def _ways(number: int, pin: Pin, mesh: DeviceMesh) -> int:
+    """Into how many parts a pin cuts."""
+    key = f"{KEY}[{number}]"
+    if pin.axis is not None and pin.axis not in mesh.names:
+        raise ConfigError(
+            f"is no axis of the mesh {mesh.in_words}",
+            key=f"{key}.axis",
+            value=pin.axis,
+            nearest=did_you_mean(pin.axis, mesh.names),
+        )
+    if pin.ways is None and pin.axis is None:
+        raise ConfigError("names neither an axis nor ways", key=key, value=pin.in_words, nearest="ways: 2")
+    along = mesh.num_devices if pin.axis is None else mesh.sizes[mesh.names.index(pin.axis)]
+    ways = along if pin.ways is None else pin.ways
+    if along % ways:
+        divisors = [divisor for divisor in range(1, along + 1) if along % divisor == 0]
+        raise ConfigError(
+            f"does not divide the {along} devices {'of the mesh' if pin.axis is None else f'along {pin.axis}'}",
+            key=f"{key}.ways",
+            value=ways,
+            nearest=f"valid: {', '.join(map(str, divisors))}",
+        )
+    return ways
+
+
+def _check_sizes(
+    op: int,
+    own: Sequence[int],
+    pins: Sequence[Pin],
+    factors: Sequence[Mapping[int, int]],
+    ways: Sequence[int],
+    graph: Graph,
+) -> None:
+    """Whether the hard pins of an operator divide what they cut."""
+    together: dict[int, list[int]] = {}
+    for number in own:
+        together.setdefault(factors[number][op], []).append(number)
+    for factor, numbers in together.items():
+        parts = math.prod(_needed(numbers, pins, ways).values())
+        size = graph.ops[op].rule.factors[factor].size
+        if size % parts:
+            divisors = [divisor for divisor in range(1, parts + 1) if size % divisor == 0]
+            others = [f"{KEY}[{other}] ({pins[other].in_words})" for other in numbers[:-1]]
+            together_with = f"together with {' and '.join(others)} " if others else ""
+            raise ConfigError(
+                f"{together_with}cuts {pins[numbers[0]].dim} of {graph.ops[op].name}, which is {size}, into {parts} "
+                "parts, which do not divide it",
+                key=f"{KEY}[{numbers[-1]}]",
+                value=pins[numbers[-1]].in_words,
+                nearest=f"at most {divisors[-1]} ways, or weight_s for a soft pin",
+            )
+
+
+def _needed(numbers: Sequence[int], pins: Sequence[Pin], ways: Sequence[int]) -> dict[str | None, int]:
+    """The parts that pins of one factor need by axis; what any axis may serve is what the named ones leave."""
+    needed: dict[str | None, int] = {}
+    for number in numbers:
+        axis = pins[number].axis
+        needed[axis] = math.lcm(needed.get(axis, 1), ways[number])
+    named = math.prod(parts for axis, parts in needed.items() if axis is not None)
+    if None in needed:
+        needed[None] //= math.gcd(needed[None], named)
+    return needed
+
+
+def _served(
+    op: int,
+    own: Sequence[int],
+    pins: Sequence[Pin],
+    factors: Sequence[Mapping[int, int]],
+    ways: Sequence[int],
+    graph: Graph,
+    levels: Sequence[Level],
+    axes: Sequence[str],
+) -> dict[tuple[int, int], int]:
+    """At which levels an operator takes which factor: pins that name an axis first, each at the first that can.
+
+    Where that leaves a pin none, every other way to deal out the levels is tried.
+    """
+    wishes = [
+        _Wish(number=number, factor=factors[number][op], axis=pins[number].axis, ways=ways[number])
+        for number in sorted(own, key=lambda number: (pins[number].axis is None, number))
+    ]
+    sizes = {wish.factor: graph.ops[op].rule.factors[wish.factor].size for wish in wishes}
+    taken: dict[int, int] = {}
+    for wish in wishes:
+        for level in range(len(levels)):
+            if level not in taken and _helps(wish, level, taken, sizes, levels, axes):
+                taken[level] = wish.factor
+    missed = [wish for wish in wishes if _missing(wish, taken, levels, axes) > 1]
+    if missed:
+        found = _dealt(wishes, {}, 0, sizes, levels, axes, set())
+        if found is None:
+            raise _refused(missed[0], op, own, pins, factors, graph)
+        taken = found
+    return {(op, level): factor for level, factor in taken.items()}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Wish:
+    """What a hard pin asks of an operator: its number, and a factor to cut along an axis or any into so many parts."""
+
+    number: int
+    factor: int
+    axis: str | None
+    ways: int
+
+
+def _missing(wish: _Wish, taken: Mapping[int, int], levels: Sequence[Level], axes: Sequence[str]) -> int:
+    """What is missing of its ways; 1 for nothing."""
+    done = math.prod(
+        levels[level].ways
+        for level, factor in taken.items()
+        if factor == wish.factor and wish.axis in (None, axes[level])
+    )
+    return wish.ways // math.gcd(done, wish.ways)
+
+
+def _helps(
+    wish: _Wish,
+    level: int,
+    taken: Mapping[int, int],
+    sizes: Mapping[int, int],
+    levels: Sequence[Level],
+    axes: Sequence[str],
+) -> bool:
+    """Whether a level brings a wish nearer; cutting further than needed is allowed where that divides."""
+    if wish.axis not in (None, axes[level]):
+        return False
+    parts = math.prod(levels[other].ways for other, factor in taken.items() if factor == wish.factor)
+    divides = sizes[wish.factor] % (parts * levels[level].ways) == 0
+    return divides and math.gcd(levels[level].ways, _missing(wish, taken, levels, axes)) > 1
+
+
+def _dealt(
+    wishes: Sequence[_Wish],
+    taken: dict[int, int],
+    level: int,
+    sizes: Mapping[int, int],
+    levels: Sequence[Level],
+    axes: Sequence[str],
+    hopeless: set[tuple[object, ...]],
+) -> dict[int, int] | None:
+    """The levels from one on dealt out so that every wish is met; None if they can't be."""
+    missing = tuple(_missing(wish, taken, levels, axes) for wish in wishes)
+    if max(missing) == 1:
+        return taken
+    cut = tuple(math.prod(levels[other].ways for other, factor in taken.items() if factor == own) for own in sizes)
+    if level == len(levels) or (level, missing, cut) in hopeless:
+        return None
+    helped = dict.fromkeys(wish.factor for wish in wishes if _helps(wish, level, taken, sizes, levels, axes))
+    for factor in (*helped, None):
+        then = taken if factor is None else {**taken, level: factor}
+        found = _dealt(wishes, then, level + 1, sizes, levels, axes, hopeless)
+        if found is not None:
+            return found
+    hopeless.add((level, missing, cut))
+    return None
+
+
+def _refused(
+    wish: _Wish,
+    op: int,
+    own: Sequence[int],
+    pins: Sequence[Pin],
+    factors: Sequence[Mapping[int, int]],
+    graph: Graph,
+) -> ConfigError:
+    """That a pin can't hold, beside which other."""
+    pin = pins[wish.number]
+    others = [other for other in own if other != wish.number]
+    rivals = [other for other in others if factors[other][op] != wish.factor] or others
+    size = graph.ops[op].rule.factors[wish.factor].size
+    rule = f"no level can cut {pin.dim} of {graph.ops[op].name}, which is {size}, into a multiple of {wish.ways} parts"
+    if rivals:
+        rule = (
+            f"no level is left to cut {pin.dim} of {graph.ops[op].name} into {wish.ways} parts; "
+            f"{KEY}[{rivals[0]}] ({pins[rivals[0]].in_words}) has taken them"
+        )
+    return ConfigError(
+        rule,
+        key=f"{KEY}[{wish.number}]",
+        value=pin.in_words,
+        nearest="fewer ways, another axis, or weight_s for a soft pin",
+    )

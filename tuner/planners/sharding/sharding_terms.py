@@ -1,0 +1,365 @@
+"""What a plan costs as a sum of small tables: one of each operator's compute, one of what happens to each tensor.
+
+A table has an axis for each operator that has a say: the one that writes a tensor and all that read it. So the minimum
+over some choices of some operators is a problem for `elimination`. The sum is what `costmodels.sharding.plan.cost_of`
+charges.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from costmodels.sharding.device_mesh import DeviceMesh
+from costmodels.sharding.dims import Rule
+from costmodels.sharding.graph import CONSTANT, STATE, Graph
+from costmodels.sharding.layouts import PARTIAL, REPLICATED, Layout, moves
+from costmodels.sharding.plan import NONE, Roofline, wanted_layout, written_layout
+from tuner.planners.engine.elimination import Table, Term, cheapest_order, least
+from tuner.planners.sharding.byte_prices import BytePrices, TensorPrice, price_table, tensor_prices
+
+Row = tuple[int, ...]
+"""Of each axis the factor that it serves in an operator, or NONE."""
+
+MOST_ENTRIES = 3e5
+"""Of a table."""
+
+MOST_READERS = 6
+"""A tensor that more operators read is charged by shares, one for each of them beside the maker: what is moved for
+several at once is then right where they agree, and too little where they do not."""
+
+Charge = Callable[[int, Row], float]
+"""Further seconds of an operator with a row."""
+
+
+def together(*charges: Charge | None) -> Charge | None:
+    """The sum of those that are there; None if none is."""
+    there = [charge for charge in charges if charge is not None]
+    return (lambda number, row: sum(charge(number, row) for charge in there)) if there else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Kind:
+    """What tensors have in common that are charged alike.
+
+    Attributes:
+        num_bytes: Of the whole tensor.
+        rank: Its dims.
+        times: How often its partial sums are added up.
+        reads: Of each use how often it reads, and whether in the pass that gathers again; none of a constant.
+        price: What a byte costs while a device holds it; None for nothing.
+        share: The part of it that is charged.
+    """
+
+    num_bytes: float
+    rank: int
+    times: int
+    reads: tuple[tuple[int, bool], ...]
+    price: TensorPrice | None = None
+    share: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Slot:
+    """Where an operator writes or reads a tensor.
+
+    Attributes:
+        op: The operator.
+        number: Which of its results or operands.
+        is_maker: Whether it writes.
+    """
+
+    op: int
+    number: int
+    is_maker: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Part:
+    """What is charged together.
+
+    Attributes:
+        kind: Of the tensor.
+        slots: Who writes it, and those who read it.
+    """
+
+    kind: _Kind
+    slots: tuple[_Slot, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cheapest:
+    """What an elimination ends with.
+
+    Attributes:
+        cost_s: What the step costs.
+        rows: Of each operator [o].
+        kept: Operators that had no choice, for the sake of smaller tables.
+    """
+
+    cost_s: float
+    rows: tuple[Row, ...]
+    kept: frozenset[int]
+
+
+class ShardingTerms:
+    """The tables of a graph on a mesh; what is asked for twice is known the second time.
+
+    Attributes:
+        graph: What is sharded.
+        mesh: Over what.
+        is_exact: Whether the tables say what `cost_of` does; they do not where very many read a tensor.
+        byte_s: Prices of what a device holds, charged beside that.
+    """
+
+    def __init__(self, graph: Graph, mesh: DeviceMesh) -> None:
+        """Prepares the tables of a graph over a mesh."""
+        self.graph, self.mesh = graph, mesh
+        self.byte_s: BytePrices = {}
+        self._roofline = Roofline(graph, mesh)
+        tensors = range(len(graph.tensors))
+        self._kinds = [self._kind(tensor) for tensor in tensors]
+        self._parts = [part for tensor in tensors for part in self._parts_of(tensor)]
+        self.is_exact = all(part.kind.share == 1.0 for part in self._parts)
+        self._compute: dict[tuple[object, ...], Table] = {}
+        self._layouts: dict[tuple[object, ...], tuple[Layout, ...]] = {}
+        self._tables: dict[tuple[object, ...], Table] = {}
+        self._move_s: dict[tuple[Layout, Layout, float], float] = {}
+
+    def priced(self, byte_s: BytePrices) -> ShardingTerms:
+        """The same with prices of what a device holds; what this one knows is known there, too."""
+        found = copy(self)
+        found.byte_s = byte_s
+        found._tables = dict(self._tables)
+        prices = tensor_prices(self.graph, byte_s)
+        found._kinds = [replace(kind, price=price) for kind, price in zip(self._kinds, prices, strict=True)]
+        found._parts = [part for tensor in range(len(prices)) for part in found._parts_of(tensor)]
+        return found
+
+    def least(
+        self,
+        rows: Sequence[tuple[Row, ...]],
+        now: Sequence[Row],
+        *,
+        charge: Charge | None = None,
+        spared: Container[int] = (),
+    ) -> Cheapest:
+        """The cheapest of all combinations of rows.
+
+        Where that takes too large tables some operators keep the row that they have now.
+
+        Args:
+            rows: What each operator may take [o][c].
+            now: What it has [o].
+            charge: Further costs.
+            spared: Operators that shall not be kept so if it can be avoided.
+        """
+        scopes = [self._varying(part, rows)[0] for part in self._parts]
+        sizes = [len(own) for own in rows]
+        order = cheapest_order(sizes, scopes, most_entries=MOST_ENTRIES, spared=spared)
+        open_rows = [(now[op],) if op in order.fixed else own for op, own in enumerate(rows)]
+        sizes = [len(own) for own in open_rows]
+        terms = [self._of_op(op, own, charge) for op, own in enumerate(open_rows)]
+        terms += [self._of_part(part, *self._varying(part, open_rows), sizes) for part in self._parts]
+        found = least(sizes, [term for term in terms if term.table.any()], order.variables)
+        return Cheapest(
+            cost_s=found.cost,
+            rows=tuple(own[value] for own, value in zip(open_rows, found.values, strict=True)),
+            kept=order.fixed,
+        )
+
+    def pairwise(self, rows: Sequence[tuple[Row, ...]]) -> list[Term]:
+        """Terms of two operators at most that add up to no more than any plan's step time.
+
+        A tensor that several operators read is charged by shares, one for each of them beside the maker: what all of
+        them want alike is paid once, and what they want differently costs more than the mean of what each costs alone.
+
+        Args:
+            rows: What each operator may take [o][c].
+        """
+        sizes = [len(own) for own in rows]
+        terms = self.alone(rows)
+        for tensor in range(len(self._kinds)):
+            for part in self._shares_of(tensor):
+                terms.append(self._of_part(part, *self._varying(part, rows), sizes))
+        return terms
+
+    def alone(self, rows: Sequence[tuple[Row, ...]]) -> list[Term]:
+        """The terms of operators' compute alone.
+
+        Args:
+            rows: What each operator may take [o][c].
+        """
+        return [self._of_op(op, own, None) for op, own in enumerate(rows)]
+
+    def _shares_of(self, tensor: int) -> list[_Part]:
+        """What is charged at least for each use of a tensor: its share of one copy for all uses of its pass.
+
+        The first use of a copy pays for it, as often as that runs.
+        """
+        maker, slot = self.graph.maker[tensor]
+        kind = self._kinds[tensor]
+        written = _Slot(op=maker, number=slot, is_maker=True)
+        if not any(times for times, _ in kind.reads):
+            return [_Part(kind=replace(kind, reads=()), slots=(written,))]
+        found = []
+        for number, (use, (_, again)) in enumerate(zip(self.graph.uses[tensor], kind.reads, strict=True)):
+            before = [times for times, other in kind.reads[: number + 1] if other == again]
+            in_pass = sum(other == again for _, other in kind.reads)
+            own = replace(kind, reads=((min(before), again),), share=1.0 / in_pass)
+            found.append(_Part(kind=own, slots=(written, _Slot(op=use.op, number=use.operand, is_maker=False))))
+        return found
+
+    def _of_op(self, number: int, rows: tuple[Row, ...], charge: Charge | None) -> Term:
+        op = self.graph.ops[number]
+        num_bytes = [self.graph.tensors[tensor].num_bytes for tensor in (*op.operands, *op.results)]
+        key = (id(op.rule), op.is_free, op.flop, op.times, op.precision, rows, *num_bytes)
+        if key not in self._compute:
+            self._compute[key] = np.array([self._roofline.seconds(number, row) for row in rows])
+        table = self._compute[key]
+        if charge is not None:
+            table = table + np.array([charge(number, row) for row in rows])
+        return Term(scope=(number,), table=table) if len(rows) > 1 else Term(scope=(), table=table[0])
+
+    def _varying(
+        self, part: _Part, rows: Sequence[tuple[Row, ...]]
+    ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[Layout, ...], ...]]:
+        """The operators whose rows change a layout of a part; of each slot its place among them, and its layouts.
+
+        A slot in one layout alone has place -1.
+        """
+        layouts = []
+        for slot in part.slots:
+            own = self._layouts_of(slot, rows[slot.op])
+            layouts.append(own[:1] if own.count(own[0]) == len(own) else own)
+        scope = tuple(sorted({slot.op for slot, own in zip(part.slots, layouts, strict=True) if len(own) > 1}))
+        places = tuple(
+            scope.index(slot.op) if len(own) > 1 else -1 for slot, own in zip(part.slots, layouts, strict=True)
+        )
+        return scope, places, tuple(layouts)
+
+    def _of_part(
+        self,
+        part: _Part,
+        scope: tuple[int, ...],
+        places: tuple[int, ...],
+        layouts: tuple[tuple[Layout, ...], ...],
+        sizes: Sequence[int],
+    ) -> Term:
+        key = (part.kind, places, layouts)
+        if key not in self._tables:
+            table = self._table(part.kind, places, layouts, len(scope))
+            self._tables[key] = np.broadcast_to(table, tuple(sizes[op] for op in scope))
+        return Term(scope=scope, table=self._tables[key])
+
+    def _kind(self, tensor: int) -> _Kind:
+        graph, array = self.graph, self.graph.tensors[tensor]
+        maker = graph.ops[graph.maker[tensor][0]]
+        turn, is_state = graph.first_backward, maker.primitive == STATE
+        is_sent = maker.primitive != CONSTANT  # everyone who reads a constant can make it
+        return _Kind(
+            num_bytes=array.num_bytes,
+            rank=len(array.shape),
+            times=graph.sums[tensor],
+            reads=tuple(
+                (use.times if is_sent else 0, is_state and turn is not None and use.op >= turn)
+                for use in graph.uses[tensor]
+            ),
+        )
+
+    def _parts_of(self, tensor: int) -> list[_Part]:
+        """What is charged for a tensor: all its uses together, or each with its share where there are many."""
+        maker, slot = self.graph.maker[tensor]
+        kind = self._kinds[tensor]
+        written = _Slot(op=maker, number=slot, is_maker=True)
+        read = [_Slot(op=use.op, number=use.operand, is_maker=False) for use in self.graph.uses[tensor]]
+        if kind.price is None and not any(times for times, _ in kind.reads):  # nobody reads it, or it is a constant
+            return [_Part(kind=replace(kind, reads=()), slots=(written,))]
+        if len(read) <= MOST_READERS:
+            return [_Part(kind=kind, slots=(written, *read))]
+        share = 1.0 / len(read)
+        return [
+            _Part(kind=replace(kind, reads=(own,), share=share, price=_of_use(kind.price, use)), slots=(written, slot))
+            for use, (own, slot) in enumerate(zip(kind.reads, read, strict=True))
+        ]
+
+    def _layouts_of(self, slot: _Slot, rows: tuple[Row, ...]) -> tuple[Layout, ...]:
+        rule = self.graph.ops[slot.op].rule
+        key = (id(rule), slot.number, slot.is_maker, rows)
+        if key not in self._layouts:
+            layout_of = written_layout if slot.is_maker else wanted_layout
+            self._layouts[key] = tuple(layout_of(rule, slot.number, row) for row in rows)
+        return self._layouts[key]
+
+    def _table(
+        self, kind: _Kind, places: Sequence[int], layouts: Sequence[tuple[Layout, ...]], num_places: int
+    ) -> Table:
+        """What moves, and what is held; the same as `plan.settled` and `Plan.copies` say, for all rows at once."""
+        num_axes = len(self.mesh.sizes)
+
+        def laid_out(place: int, own: tuple[Layout, ...]) -> Any:
+            digits = np.array(own, dtype=np.int64).reshape(len(own), num_axes)
+            return digits.reshape(*(len(own) if at == place else 1 for at in range(num_places)), num_axes)
+
+        written, *wanted = (laid_out(place, own) for place, own in zip(places, layouts, strict=True))
+        lies = written
+        if (written == PARTIAL).any():
+            agreed: Any = np.array(REPLICATED)
+            if wanted:
+                is_one: Any = True
+                for other in wanted[1:]:
+                    is_one = is_one & (other == wanted[0])
+                agreed = np.where(is_one, wanted[0], REPLICATED)
+            lies = np.where(written == PARTIAL, agreed, written)
+        table: Any = kind.times * self._seconds(written, lies, kind)
+        for number, (times, again) in enumerate(kind.reads):
+            own_s = times * self._seconds(lies, wanted[number], kind)
+            for earlier in range(number):  # a copy is made for the first who wants it
+                if kind.reads[earlier][1] == again:
+                    own_s = own_s * (wanted[earlier] != wanted[number]).any(axis=-1)
+            table = table + own_s
+        if kind.price is not None:
+            is_again = [again for _, again in kind.reads]
+            held_s = price_table(kind.price, written, lies, wanted, is_again, self.mesh)
+            table = table + kind.num_bytes * held_s
+        return kind.share * np.asarray(table, dtype=np.float64)
+
+    def _seconds(self, before: Any, after: Any, kind: _Kind) -> Table:
+        """What the moves between layouts take, for arrays of layouts [..., axes]."""
+        radix = (kind.rank + 2) ** np.arange(len(self.mesh.sizes))
+        many = (kind.rank + 2) ** len(self.mesh.sizes)
+        pairs = ((before + 2) * radix).sum(axis=-1) * many + ((after + 2) * radix).sum(axis=-1)
+        _, first, inverse = np.unique(pairs, return_index=True, return_inverse=True)
+        shape = np.broadcast_shapes(before.shape, after.shape)
+        old = np.broadcast_to(before, shape).reshape(-1, shape[-1])[first].tolist()
+        new = np.broadcast_to(after, shape).reshape(-1, shape[-1])[first].tolist()
+        seconds = [self._of_move(tuple(one), tuple(other), kind.num_bytes) for one, other in zip(old, new, strict=True)]
+        found: Table = np.array(seconds)[inverse].reshape(pairs.shape)
+        return found
+
+    def _of_move(self, before: Layout, after: Layout, num_bytes: float) -> float:
+        key = (before, after, num_bytes)
+        if key not in self._move_s:
+            changes = moves(before, after, num_bytes, self.mesh.sizes)
+            self._move_s[key] = sum(move.seconds(self.mesh) for move in changes)
+        return self._move_s[key]
+
+
+def _of_use(price: TensorPrice | None, number: int) -> TensorPrice | None:
+    """The price of a tensor of whose uses only one is seen."""
+    return None if price is None else replace(price, uses=price.uses[number : number + 1])
+
+
+def rows_beside(rule: Rule, sizes: Sequence[int], row: Row, axis: int) -> tuple[Row, ...]:
+    """The rows of an operator that differ from one along an axis alone, that one among them."""
+    found = [NONE]
+    for factor in rule.cuttable if sizes[axis] > 1 else ():
+        ways = math.prod(size for other, size in enumerate(sizes) if other == axis or row[other] == factor)
+        if rule.factors[factor].size % ways == 0:
+            found.append(factor)
+    return tuple((*row[:axis], factor, *row[axis + 1 :]) for factor in found)

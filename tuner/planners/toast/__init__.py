@@ -1,0 +1,1 @@
+"""Plan the sharding of a graph by TOAST's named dimensions and tree search. Begin with `search.py`."""

@@ -1,0 +1,315 @@
+"""What a search can do to a step: cut a colour by an axis, all its conflicts resolved one way (TOAST, 4.2 to 4.4).
+
+An action is a group of colours, a bit for each group of its compatibility sets, and an axis. It serves the factors of
+these colours in all operators where the axis is still free and divides them. Where a state came from makes no
+difference: it is the row of every class of operators and nothing else, so that all orders of actions that end in the
+same plan meet there. In which order colours compete for the same axis does make a difference: batch before model dim
+shards weights as FSDP does, and gathers them where the batch is cut.
+
+A class is all operators with the same rule whose factors have the same groups of colours and the same choice where
+these are in conflict: they are served alike in every state. What computes from constants alone follows its readers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from costmodels.sharding.device_mesh import DeviceMesh
+from costmodels.sharding.dims import Rule
+from costmodels.sharding.plan import NONE, Plan
+from tuner.planners.sharding.class_costs import BASE, coded, decoded, rows_served
+from tuner.planners.sharding.pins import Pinned
+from tuner.planners.toast.compatibility import Compatibility
+from tuner.planners.toast.named_dims import WHOLE
+
+MANY_COLOURS = 100
+"""With as many the paper's threshold holds."""
+
+LEAST_DIMS = 10
+"""The paper's: what cuts fewer names makes no difference."""
+
+MOST_SETS = 4
+"""Groups of compatibility sets of one colour that are resolved each by itself, those with most conflicts; the others
+are resolved as the first of them."""
+
+State = bytes
+"""The rows of all classes [k], as numbers of `class_costs`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Action:
+    """What is done at once.
+
+    Attributes:
+        group: The colours that are cut.
+        resolution: Of each of the group's sets which side is kept, a bit each, the first one lowest.
+        axis: By which axis.
+    """
+
+    group: int
+    resolution: int
+    axis: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Effect:
+    """The factors that an action serves.
+
+    Attributes:
+        classes: Of these classes.
+        factors: One in each.
+        sizes: Their iterations.
+    """
+
+    classes: Any
+    factors: Any
+    sizes: Any
+
+
+class ColourActions:
+    """The actions on a graph and a mesh, and the states that they lead to.
+
+    Attributes:
+        found: What of the graph is decided together.
+        mesh: What it is planned on.
+        pins: What a user asks for; operators that they match share a class with those that they match alike.
+        classes: Of each operator its class [o].
+        actions: All of them.
+        first: The state in which no axis serves anything but what hard pins want.
+        sets_of: Of each group of colours its groups of compatibility sets, in the order of the bits.
+    """
+
+    def __init__(
+        self,
+        found: Compatibility,
+        mesh: DeviceMesh,
+        *,
+        least_dims: int | None = None,
+        pins: Pinned | None = None,
+    ) -> None:
+        """Finds classes and actions.
+
+        Args:
+            found: What of the graph is decided together.
+            mesh: What it is planned on.
+            least_dims: Actions that cut fewer names are left out; None for LEAST_DIMS in a graph of MANY_COLOURS.
+            pins: What a user asks for, on levels of this mesh: the first state has all that hard pins serve.
+        """
+        self.found, self.mesh, self.pins = found, mesh, pins
+        self._classes = _Classes(found, {} if pins is None else _marks(pins, len(mesh.sizes)))
+        self.classes = self._classes.of_ops
+        self.sets_of = self._sets_of()
+        if least_dims is None:
+            least_dims = LEAST_DIMS if found.names.num_colours >= MANY_COLOURS else 0
+        self._effects: dict[tuple[int, int], _Effect] = {}
+        self.actions = tuple(self._all(least_dims))
+        self.first: State = np.array(self._classes.pinned, dtype=np.int64).tobytes()
+
+    def after(self, state: State, action: Action) -> State:
+        """The state that an action leads to; the same one where it changes nothing."""
+        effect = self._effect(action.group, action.resolution)
+        codes = np.frombuffer(state, dtype=np.int64)
+        own = codes[effect.classes]
+        sizes, unit = self.mesh.sizes, BASE**action.axis
+        ways = np.full(len(own), sizes[action.axis], dtype=np.int64)
+        for axis, size in enumerate(sizes):
+            if axis != action.axis:
+                ways[own // BASE**axis % BASE == effect.factors + 1] *= size
+        able = (own // unit % BASE == 0) & (effect.sizes % ways == 0)
+        if not able.any():
+            return state
+        changed = codes.copy()
+        changed[effect.classes[able]] = own[able] + unit * (effect.factors[able] + 1)
+        return changed.tobytes()
+
+    def codes(self, state: State) -> list[int]:
+        """The rows of all classes, those that follow filled in."""
+        found: list[int] = np.frombuffer(state, dtype=np.int64).tolist()
+        self._classes.follow(found, self.mesh.sizes)
+        return found
+
+    def plan(self, state: State) -> Plan:
+        """The plan of a state."""
+        served = rows_served(self.codes(state), self.classes, len(self.mesh.sizes))
+        return Plan(graph=self.found.names.graph, mesh=self.mesh, served=served)
+
+    def in_words(self, action: Action) -> str:
+        """An action for people: a dim that it cuts, the resolutions, and the axis."""
+        name = called(self.found, action.group)
+        bits = "".join(str(action.resolution >> bit & 1) for bit in range(len(self.sets_of[action.group])))
+        return f"{name}{f' [{bits}]' if bits else ''} by {self.mesh.names[action.axis]}"
+
+    def _all(self, least_dims: int) -> list[Action]:
+        names = self.found.names
+        own = (names.followed < 0) & (names.factors != WHOLE)
+        counts = np.bincount(self.found.colour_groups[names.colours[own]], minlength=self.found.num_groups)
+        found = []
+        for group in range(self.found.num_groups):
+            if counts[group] < least_dims:
+                continue
+            for axis, size in enumerate(self.mesh.sizes):
+                if size == 1 or not (self._effect(group, 0).sizes % size == 0).any():
+                    continue
+                found += [
+                    Action(group=group, resolution=resolution, axis=axis)
+                    for resolution in range(2 ** len(self.sets_of[group]))
+                ]
+        return found
+
+    def _sets_of(self) -> tuple[tuple[int, ...], ...]:
+        sizes: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+        for each in self.found.sets:
+            sizes[int(self.found.colour_groups[each.colour])][each.group] += len(each.sides)
+        found = []
+        for group in range(self.found.num_groups):
+            largest = sorted(sizes[group], key=lambda one, group=group: (-sizes[group][one], one))  # type: ignore[misc] # mypy sees no default
+            found.append(tuple(sorted(largest[:MOST_SETS])))
+        return tuple(found)
+
+    def _effect(self, group: int, resolution: int) -> _Effect:
+        if (group, resolution) not in self._effects:
+            bits = {each: resolution >> bit & 1 for bit, each in enumerate(self.sets_of[group])}
+            self._effects[group, resolution] = self._classes.effect(group, bits)
+        return self._effects[group, resolution]
+
+
+def called(found: Compatibility, group: int) -> str:
+    """A group of colours by a dim of its first operator."""
+    names = found.names
+    name = int(names.names_of(int(found.colours_of(group)[0]))[0])
+    op = names.graph.ops[int(names.ops[name])]
+    factor = op.rule.factors[int(names.factors[name])]
+    if factor.name:
+        return f"{factor.name} of {op.name}"
+    dims = [dim for dim in (*op.rule.result_dims, *op.rule.operand_dims) if dim[int(names.factors[name])] is not None]
+    return f"dim {dims[0][int(names.factors[name])]} of {op.name}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Mark:
+    """What pins say of an operator.
+
+    Attributes:
+        row: Which factor each axis serves by hard pins, or NONE.
+        factors: Of each pin that matches it, hard or soft, its number and the factor that it means.
+    """
+
+    row: tuple[int, ...]
+    factors: tuple[tuple[int, int], ...]
+
+
+def _marks(pins: Pinned, num_axes: int) -> dict[int, _Mark]:
+    """The marks of all operators that pins match."""
+    found = {}
+    for op in dict.fromkeys(op for factors in pins.factors for op in factors):
+        row = [NONE] * num_axes
+        for number, level in enumerate(pins.levels):
+            if (op, number) in pins.served:
+                row[level.axis] = pins.served[op, number]
+        own = tuple((number, factors[op]) for number, factors in enumerate(pins.factors) if op in factors)
+        found[op] = _Mark(row=tuple(row), factors=own)
+    return found
+
+
+class _Classes:
+    """The classes of a graph's operators.
+
+    Attributes:
+        of_ops: Of each operator its class [o].
+        pinned: Of each class the row that hard pins want, as a number; 0 where they want none [k].
+        count: How many there are.
+    """
+
+    def __init__(self, found: Compatibility, marks: Mapping[int, _Mark]) -> None:
+        names = found.names
+        self.pinned: list[int] = []
+        self.of_ops: list[int] = [0] * len(names.graph.ops)
+        sides: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+        factors, ops = names.factors.tolist(), names.ops.tolist()
+        for each in found.sets:
+            for one, other in each.sides:
+                sides[ops[one]].append((each.group, factors[one], factors[other]))
+        groups = found.colour_groups[names.colours].tolist() if len(ops) else []
+        begins, followed = names.begins.tolist(), names.followed.tolist()
+        known: dict[Hashable, int] = {}
+        self._rules: list[Rule] = []
+        self._members: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        self._sides: list[list[tuple[int, int, int]]] = []
+        self._followers: list[tuple[int, tuple[tuple[int, int, int], ...]]] = []
+        for number in reversed(range(len(names.graph.ops))):
+            rule = names.graph.ops[number].rule
+            own = range(begins[number], begins[number] + len(rule.cuttable))
+            mark = marks.get(number)
+            is_following = number in names.constants and mark is None
+            if is_following:
+                leaders = tuple(
+                    (factors[name], self.of_ops[ops[followed[name]]], factors[followed[name]])
+                    for name in own
+                    if followed[name] >= 0
+                )
+                key: Hashable = (found.kinds[number], "follows", leaders)
+            else:
+                leaders = ()
+                key = (
+                    found.kinds[number],
+                    tuple(groups[begins[number] : begins[number] + len(rule.cuttable)]),
+                    tuple(sorted(sides[number])),
+                    mark,
+                )
+            if key not in known:
+                known[key] = len(known)
+                self._rules.append(rule)
+                self._sides.append(sorted(sides[number]))
+                self.pinned.append(0 if mark is None else coded(mark.row))
+                if leaders:
+                    self._followers.append((known[key], leaders))
+                elif not is_following:
+                    for name in own:
+                        self._members[groups[name]].append((known[key], factors[name]))
+            self.of_ops[number] = known[key]
+        self.count = len(known)
+
+    def effect(self, group: int, bits: dict[int, int]) -> _Effect:
+        """The factors of a group of colours where its sets are resolved so."""
+        by_class: dict[int, list[int]] = defaultdict(list)
+        for own, factor in self._members[group]:
+            by_class[own].append(factor)
+        chosen = {own: self._kept(own, factors, bits) for own, factors in by_class.items()}
+        sizes = [self._rules[own].factors[factor].size for own, factor in chosen.items()]
+        return _Effect(
+            classes=np.array(list(chosen), dtype=np.int64),
+            factors=np.array(list(chosen.values()), dtype=np.int64),
+            sizes=np.array(sizes, dtype=np.int64),
+        )
+
+    def follow(self, codes: list[int], sizes: Sequence[int]) -> None:
+        """Fills in the rows of classes that follow others, which stand before them."""
+        for own, leaders in self._followers:
+            if not any(codes[leader] for _, leader, _ in leaders):
+                continue
+            row = [NONE] * len(sizes)
+            for factor, leader, its_factor in leaders:
+                for axis, served in enumerate(decoded(codes[leader], len(sizes))):
+                    if served != its_factor or row[axis] != NONE:
+                        continue
+                    ways = math.prod(size for other, size in enumerate(sizes) if other == axis or row[other] == factor)
+                    if self._rules[own].factors[factor].size % ways == 0:
+                        row[axis] = factor
+            codes[own] = coded(row)
+
+    def _kept(self, own: int, factors: Sequence[int], bits: dict[int, int]) -> int:
+        """The factor that wins most of its conflicts; of several the first."""
+        if len(factors) == 1:
+            return factors[0]
+        first = next(iter(bits.values()), 0)
+        won = dict.fromkeys(factors, 0)
+        for group, one, other in self._sides[own]:
+            if one in won and other in won:
+                won[other if bits.get(group, first) else one] += 1
+        return max(factors, key=lambda factor: (won[factor], -factor))

@@ -1,0 +1,201 @@
+"""Plans that people write by hand, and plans of other planners, as colour actions: where a search may begin.
+
+What a colour is for is read off the graph. Data, which is inputs and what a step keeps for the next, has the batch
+first, and then what else data is cut by, such as the sequence. Among the colours of parameters the one in most of them
+is the model's, which the residual stream carries; the others are inside a layer: heads, hidden dims, experts,
+vocabulary.
+
+    data       the batch by an axis; of several, such as nodes and edges, all or each alone, which is edge sharding
+    FSDP       then also parameters by it, which are gathered where the batch is cut (Rajbhandari et al. 2020)
+    Megatron   what is inside a layer by another axis (Shoeybi et al. 2019)
+    expert     the same, with another colour of the layer first, so that this one gets its operators
+    sequence   then also the sequence by that axis, where nothing inside a layer is cut (Korthikanti et al. 2022)
+    context    the sequence by an axis alone
+    queries    the batch by an axis that cuts what is inside a layer but one colour, the heads, where a step keeps keys
+               and values for the next
+
+and all their combinations over the axes of a mesh. TOAST's experts write the same (section 5.1.1).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from costmodels.sharding.graph import INPUT, STATE, TensorKind
+from costmodels.sharding.plan import NONE, Plan
+from tuner.planners.toast.colour_actions import Action, ColourActions
+from tuner.planners.toast.named_dims import WHOLE
+
+MOST_FIRST = 6
+"""Colours inside a layer that come first in turn."""
+
+MOST_SCRIPTS = 512
+"""Combinations, unless more are asked for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Roles:
+    """What groups of colours are for.
+
+    Attributes:
+        data: Of the first dims of inputs, the one with most names first.
+        along: Of their other dims.
+        model: The one in most parameters.
+        inside: Of parameters otherwise, by decreasing bytes of the parameters that they cut.
+        is_kept: Whether a step keeps data for the next.
+    """
+
+    data: tuple[int, ...]
+    along: tuple[int, ...]
+    model: tuple[int, ...]
+    inside: tuple[int, ...]
+    is_kept: bool
+
+
+def roles(actions: ColourActions) -> Roles:
+    """Those of a graph, of groups that some action cuts."""
+    found = actions.found
+    names, graph = found.names, found.names.graph
+    able = {action.group for action in actions.actions}
+    counts: Counter[int] = Counter(found.colour_groups[names.colours].tolist())
+    first: list[int] = []
+    along: list[int] = []
+    bytes_of: Counter[int] = Counter()
+    parameters: Counter[int] = Counter()
+    is_kept = False
+    for number, op in enumerate(graph.ops):
+        if op.primitive not in (INPUT, STATE):
+            continue
+        tensor = graph.tensors[op.results[0]]
+        for name in range(int(names.begins[number]), int(names.begins[number + 1])):
+            group = int(found.colour_groups[names.colours[name]])
+            if tensor.kind is TensorKind.PARAMETER:
+                bytes_of[group] += int(tensor.num_bytes)
+                parameters[group] += 1
+            elif tensor.kind is TensorKind.DATA:
+                (first if names.factors[name] == 0 else along).append(group)
+                is_kept |= op.primitive == STATE
+
+    def by_names(groups: Sequence[int]) -> list[int]:
+        return sorted(set(groups) & able, key=lambda group: (-counts[group], group))
+
+    data = by_names(first)
+    others = [group for group in by_names(along) if group not in data and group not in bytes_of]
+    weights = [group for group in bytes_of if group in able and group not in data and group not in others]
+    model = sorted(weights, key=lambda group: (-parameters[group], -counts[group], group))[:1]
+    inside = sorted((group for group in weights if group not in model), key=lambda group: (-bytes_of[group], group))
+    return Roles(data=tuple(data), along=tuple(others), model=tuple(model), inside=tuple(inside), is_kept=is_kept)
+
+
+def hand_written(actions: ColourActions, *, most: int = MOST_SCRIPTS) -> list[list[int]]:
+    """Combinations of what people do, each as the numbers of actions in their order.
+
+    Args:
+        actions: Of which graph on which mesh.
+        most: Combinations that are looked at; on three axes there are thousands.
+    """
+    role = roles(actions)
+    numbers = {action: number for number, action in enumerate(actions.actions)}
+    axes = [axis for axis, size in enumerate(actions.mesh.sizes) if size > 1]
+    resolutions = max((action.resolution + 1 for action in actions.actions if action.group in role.along), default=1)
+
+    def cut(groups: Sequence[int], axis: int, bits: int) -> list[Action]:
+        """Groups without conflicts of so many bits take what they have of them."""
+        found = []
+        for group in groups:
+            count = len(actions.sets_of[group])
+            found.append(Action(group=group, resolution=bits % 2**count, axis=axis))
+        return found
+
+    def of_axis(way: str, axis: int, bits: int) -> tuple[list[Action], list[Action]]:
+        """What an axis does, and what it does after all others."""
+        parameters = (*role.model, *role.inside)
+        if way in ("data", "fsdp"):
+            return cut(role.data, axis, bits), cut(parameters, axis, bits) if way == "fsdp" else []
+        if way == "context":
+            return cut(role.along, axis, bits), cut(parameters, axis, bits)
+        kind, _, position = way.rpartition(":")
+        if kind == "data":
+            return cut((role.data[int(position)],), axis, bits), []
+        if kind == "queries":
+            heads = role.inside[int(position)]
+            return cut([group for group in role.inside if group != heads], axis, bits), cut(role.data, axis, bits)
+        position, _, sequence = way.partition("+")
+        first = role.inside[int(position) : int(position) + 1]
+        rest = [group for group in role.inside if group not in first]
+        return cut((*first, *rest), axis, bits), cut(role.along, axis, bits) if sequence else []
+
+    layers = [str(position) for position in range(min(len(role.inside), MOST_FIRST))]
+    ways = ["data", "fsdp", "context", *layers, *(f"{layer}+sequence" for layer in layers)]
+    ways += [f"data:{position}" for position in range(len(role.data)) if len(role.data) > 1]
+    ways += [f"queries:{layer}" for layer in layers if role.is_kept]
+    found: dict[tuple[int, ...], None] = {}
+    combinations = itertools.product(itertools.product(ways, repeat=len(axes)), range(resolutions))
+    for chosen, bits in itertools.islice(combinations, most):
+        parts = [of_axis(way, axis, bits) for way, axis in zip(chosen, axes, strict=True)]
+        script = [*itertools.chain(*(now for now, _ in parts)), *itertools.chain(*(later for _, later in parts))]
+        found[tuple(numbers[action] for action in script if action in numbers)] = None
+    return [list(script) for script in found]
+
+
+def multi_query(actions: ColourActions, plan: Plan, axis: int) -> Plan:
+    """The plan with the batch by an axis in all operators over past tokens, whatever the axis serves elsewhere.
+
+    Where heads share keys, that is multi-query attention by the batch: each device reads a part of the keys, and
+    queries are exchanged from heads to the batch and back (Pope et al. 2022, section 3.3). Colours can't say it, for
+    heads are of one colour in the products with parameters and over the past.
+    """
+    found, role = actions.found, roles(actions)
+    names = found.names
+    served = plan.served.copy()
+    groups = found.colour_groups[names.colours]
+    for number, op in enumerate(names.graph.ops):
+        own = range(int(names.begins[number]), int(names.begins[number + 1]))
+        batch = [int(names.factors[name]) for name in own if groups[name] in role.data]
+        if not batch or not any(groups[name] in role.along for name in own):
+            continue
+        others = [
+            size for each, size in enumerate(plan.mesh.sizes) if each != axis and served[number, each] == batch[0]
+        ]
+        if op.rule.factors[batch[0]].size % (math.prod(others) * plan.mesh.sizes[axis]) == 0:
+            served[number, axis] = batch[0]
+    return replace(plan, served=served)
+
+
+def nearest(actions: ColourActions, plan: Plan) -> list[int]:
+    """The actions that come close to a plan: of each axis those groups that it mostly serves, by decreasing work.
+
+    Args:
+        actions: Of the plan's graph on its mesh.
+        plan: Any.
+    """
+    found = actions.found
+    names, graph = found.names, found.names.graph
+    work = np.array([op.flop + sum(graph.tensors[tensor].num_bytes for tensor in op.results) for op in graph.ops])
+    numbers = {action: number for number, action in enumerate(actions.actions)}
+    own = np.flatnonzero(names.factors != WHOLE)
+    groups = found.colour_groups[names.colours[own]]
+    weighed: list[tuple[float, int]] = []
+    for axis, size in enumerate(actions.mesh.sizes):
+        if size == 1:
+            continue
+        is_served = plan.served[names.ops[own], axis] == names.factors[own]
+        served = np.bincount(groups, weights=is_served * work[names.ops[own]], minlength=found.num_groups)
+        for group in np.flatnonzero(served > 0).tolist():
+            several = [action for action in actions.actions if action.group == group and action.axis == axis]
+            if several:
+                best = max(several, key=lambda action: (_agreement(actions, action, plan, work), -action.resolution))
+                weighed.append((float(served[group]), numbers[best]))
+    return [number for _, number in sorted(weighed, key=lambda each: (-each[0], each[1]))]
+
+
+def _agreement(actions: ColourActions, action: Action, plan: Plan, work: np.ndarray) -> float:
+    """How much work an action serves as the plan does."""
+    served = actions.plan(actions.after(actions.first, action)).served[:, action.axis]
+    return float(work[(served == plan.served[:, action.axis]) & (served != NONE)].sum())

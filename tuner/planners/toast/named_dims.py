@@ -1,0 +1,224 @@
+"""Named dimension analysis: which dims of a step are cut together, and where that leaves a choice (TOAST, section 3).
+
+Every operator gives fresh names to the dims of what it reads and writes. Its rule identifies some of them (the paper's
+identities I): what is left of an operator is one name for each factor that an axis can serve. The map M leads from the
+names of a tensor where it is written to its names where it is read. Names that M connects have one colour: an axis that
+cuts one of them cuts them all, and nothing moves.
+
+Two names of one operator may have one colour, as the queries and the keys of attention have that of the sequence. An
+axis serves one factor of an operator at most, so such a pair is a conflict: somebody must choose.
+
+Constants, and what is computed from constants alone (masks, positions), tie nothing together: any device can make the
+part that it wants. Their names follow the first operator that reads them. A dim that its operator needs whole has a
+name as well, where its readers can cut it.
+
+Letters: n names, m entries of M.
+
+Sources: TOAST (Alabed et al. 2025), sections 3.1 to 3.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+
+import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from costmodels.job.parallel_config import IntArray
+from costmodels.sharding.dims import Rule
+from costmodels.sharding.graph import CONSTANT, STATE, Graph, Op
+
+WHOLE = -1
+"""In place of a factor: the name of a dim that its operator needs whole."""
+
+Conflict = tuple[int, int]
+"""Two names of one operator that have one colour, in ascending order."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class NamedDims:
+    """The names of a graph, their colours and their conflicts.
+
+    Attributes:
+        graph: Of what.
+        ops: The operator of each name [n].
+        factors: Its factor, or WHOLE [n].
+        begins: Of each operator its first name; one more at the end [ops + 1].
+        sources: Where each entry of M begins, a name of an operator that writes a tensor [m].
+        targets: Where it ends, a name of an operator that reads it [m].
+        tensors: The tensor of each entry of M [m].
+        constants: Operators that compute from constants alone.
+        followed: Of each name of such an operator the name that it follows, -1 without one; -1 of all others [n].
+        colours: Of each name; that of the followed one where there is one [n].
+    """
+
+    graph: Graph
+    ops: IntArray
+    factors: IntArray
+    begins: IntArray
+    sources: IntArray
+    targets: IntArray
+    tensors: IntArray
+    constants: frozenset[int]
+    followed: IntArray
+    colours: IntArray
+
+    @cached_property
+    def num_colours(self) -> int:
+        """How many there are among names that do not follow."""
+        own = self.colours[self.followed < 0]
+        return len(np.unique(own))
+
+    @cached_property
+    def conflicts(self) -> tuple[Conflict, ...]:
+        """All of them, in the order of the operators; what computes from constants alone has none."""
+        found: list[Conflict] = []
+        colours, begins, factors = self.colours.tolist(), self.begins.tolist(), self.factors.tolist()
+        for op in range(len(self.graph.ops)):
+            names = [name for name in range(begins[op], begins[op + 1]) if factors[name] != WHOLE]
+            if op in self.constants or len({colours[name] for name in names}) == len(names):
+                continue
+            found += [pair for pair in combinations(names, 2) if colours[pair[0]] == colours[pair[1]]]
+        return tuple(found)
+
+    @cached_property
+    def ambiguous(self) -> tuple[int, ...]:
+        """Tensors of which two dims have one colour where they are written: the conflicts that M shows."""
+        at_op: dict[int, list[Conflict]] = {}
+        for pair in self.conflicts:
+            at_op.setdefault(int(self.ops[pair[0]]), []).append(pair)
+        found = []
+        for number, pairs in at_op.items():
+            op = self.graph.ops[number]
+            for slot, tensor in enumerate(op.results):
+                dims = op.rule.result_dims[slot]
+                if any(all(dims[self.factors[name]] is not None for name in pair) for pair in pairs):
+                    found.append(tensor)
+        return tuple(sorted(found))
+
+    def name_of(self, op: int, factor: int) -> int | None:
+        """The name of a factor that an axis can serve."""
+        cuttable = self.graph.ops[op].rule.cuttable
+        return int(self.begins[op]) + cuttable.index(factor) if factor in cuttable else None
+
+    def names_of(self, colour: int) -> IntArray:
+        """All names of a colour."""
+        return np.flatnonzero(self.colours == colour)
+
+
+def named_dims(graph: Graph) -> NamedDims:
+    """The analysis of a graph."""
+    leads = _Leads()
+    begins = [0]
+    ops: list[int] = []
+    factors: list[int] = []
+    whole: dict[tuple[int, int], int] = {}
+    for number, op in enumerate(graph.ops):
+        ops += [number] * len(op.rule.cuttable)
+        factors += op.rule.cuttable
+        for tensor, dims in zip(op.results, leads.of(op.rule).results, strict=True):
+            for dim, lead in enumerate(dims):
+                if lead == WHOLE:
+                    whole[tensor, dim] = len(ops)
+                    ops.append(number)
+                    factors.append(WHOLE)
+        begins.append(len(ops))
+    sources, targets, tensors = _map(graph, leads, begins, whole)
+    constants = _constant_only(graph.ops, graph)
+    is_constant = np.zeros(len(graph.ops), dtype=bool)
+    is_constant[list(constants)] = True
+    ops_n = np.array(ops, dtype=np.int64)
+    ties = ~is_constant[ops_n[sources]] if len(sources) else np.zeros(0, dtype=bool)
+    ones = np.ones(int(ties.sum()), dtype=np.int8)
+    links = coo_array((ones, (sources[ties], targets[ties])), shape=(len(ops), len(ops)))
+    colours = connected_components(links, directed=False)[1].astype(np.int64) if ops else np.zeros(0, dtype=np.int64)
+    followed = np.full(len(ops), -1, dtype=np.int64)
+    late = np.flatnonzero(~ties)
+    late = late[np.argsort(ops_n[targets[late]], kind="stable")][::-1]  # the first reader is written last
+    followed[sources[late]] = targets[late]
+    for name in np.flatnonzero(followed >= 0)[::-1].tolist():  # a reader stands later, and knows its colour
+        colours[name] = colours[followed[name]]
+    return NamedDims(
+        graph=graph,
+        ops=ops_n,
+        factors=np.array(factors, dtype=np.int64),
+        begins=np.array(begins, dtype=np.int64),
+        sources=sources,
+        targets=targets,
+        tensors=tensors,
+        constants=constants,
+        followed=followed,
+        colours=colours,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Places:
+    """What an axis cuts of the dims of a rule's tensors.
+
+    A dim has a factor's position among those that can be cut, WHOLE for one that can't be, None if it is one element.
+
+    Attributes:
+        operands: Of each operand.
+        results: Of each result.
+    """
+
+    operands: tuple[tuple[int | None, ...], ...]
+    results: tuple[tuple[int | None, ...], ...]
+
+
+class _Leads:
+    """The places of rules; what is asked for twice is known the second time."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, _Places] = {}
+
+    def of(self, rule: Rule) -> _Places:
+        """Those of one rule."""
+        if id(rule) not in self._known:
+            positions = {factor: position for position, factor in enumerate(rule.cuttable)}
+
+            def lead(dim: Sequence[int]) -> int | None:
+                first = next((factor for factor in dim if rule.factors[factor].size > 1), None)
+                return None if first is None else positions.get(first, WHOLE)
+
+            self._known[id(rule)] = _Places(
+                operands=tuple(tuple(lead(dim) for dim in place) for place in rule.operands),
+                results=tuple(tuple(lead(dim) for dim in place) for place in rule.results),
+            )
+        return self._known[id(rule)]
+
+
+def _map(
+    graph: Graph, leads: _Leads, begins: Sequence[int], whole: dict[tuple[int, int], int]
+) -> tuple[IntArray, IntArray, IntArray]:
+    """The entries of M: their sources, targets and tensors."""
+    found: list[tuple[int, int, int]] = []
+    for tensor, (maker, slot) in enumerate(graph.maker):
+        written = [
+            whole[tensor, dim] if lead == WHOLE else (None if lead is None else begins[maker] + lead)
+            for dim, lead in enumerate(leads.of(graph.ops[maker].rule).results[slot])
+        ]
+        for use in graph.uses[tensor]:
+            read = leads.of(graph.ops[use.op].rule).operands[use.operand]
+            begin = begins[use.op]
+            found += [
+                (source, begin + lead, tensor)
+                for source, lead in zip(written, read, strict=True)
+                if source is not None and lead is not None and lead != WHOLE
+            ]
+    entries = np.array(found, dtype=np.int64).reshape(-1, 3)
+    return entries[:, 0], entries[:, 1], entries[:, 2]
+
+
+def _constant_only(ops: Iterable[Op], graph: Graph) -> frozenset[int]:
+    found: set[int] = set()
+    for number, op in enumerate(ops):
+        reads = bool(op.operands) and op.primitive != STATE
+        if op.primitive == CONSTANT or (reads and all(graph.maker[tensor][0] in found for tensor in op.operands)):
+            found.add(number)
+    return frozenset(found)

@@ -1,0 +1,380 @@
+"""TOAST: named dims, conflicts and their resolutions, and a tree search over what is left to decide (section 4).
+
+A state costs C = RT + MP (section 4.5): its step time over that of the unsharded step, and a penalty for what it needs
+beyond the memory of a device, over what the unsharded step needs. Times and memory are those of
+`costmodels.sharding.plan`.
+
+Beyond the paper a further tree begins with trajectories that people would write (`colour_scripts`) and with what comes
+closest to D-Rec's plan; of every tree's end small changes of the actions are tried (`mcts.edited`); and the best
+plans go on by `axis_descent`, which is free of colours. Each of these steps is told.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from costmodels.sharding.device_mesh import DeviceMesh
+from costmodels.sharding.graph import Graph
+from costmodels.sharding.plan import Plan, cost_of
+from tuner.planners.engine.outcome import ROUNDING, Incumbent, Known, Limits, Outcome, Progress, Stop
+from tuner.planners.engine.workers import AbstractBound, AbstractWorkers, InProcessWorkers
+from tuner.planners.sharding.axis_descent import descended
+from tuner.planners.sharding.class_costs import ClassCosts, Figures, decoded
+from tuner.planners.sharding.memory_prices import fitted
+from tuner.planners.sharding.pins import Pinned
+from tuner.planners.sharding.plan_bounds import step_time_bound
+from tuner.planners.sharding.sharding_terms import ShardingTerms
+from tuner.planners.toast.colour_actions import ColourActions, State
+from tuner.planners.toast.colour_scripts import hand_written, nearest
+from tuner.planners.toast.compatibility import Compatibility, compatibility
+from tuner.planners.toast.named_dims import named_dims
+from tuner.planners.toast.tree_search import SearchOptions, Tree, edited, search
+
+MEMORY_PENALTY = 100.0
+"""The paper's constant C, of which it says nothing: a hundredth of the unsharded peak too much is a whole step."""
+
+MOST_STATES = 4000
+"""Of a tree, where no limit is given."""
+
+ENOUGH = 0.015
+"""A plan above the bound by that share of it is polished no further."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToastOptions:
+    """How TOAST plans.
+
+    Attributes:
+        search: How a tree grows.
+        searches: Trees, each with random numbers of its own; the best counts.
+        seed: Of the random numbers.
+        least_dims: Actions that cut fewer names are left out; see `ColourActions`.
+        memory_bytes: Of a device; None for that of the smallest device of the mesh.
+        is_seeded: Whether a further tree begins with what people write, and with given plans.
+        is_edited: Whether small changes of every tree's best actions are tried.
+        is_polished: Whether the best plans go on by axis descent.
+    """
+
+    search: SearchOptions = field(default_factory=SearchOptions)
+    searches: int = 4
+    seed: int = 0
+    least_dims: int | None = None
+    memory_bytes: float | None = None
+    is_seeded: bool = True
+    is_edited: bool = True
+    is_polished: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """A plan on the way to the last one.
+
+    Attributes:
+        name: Where it comes from.
+        cost: C of it.
+        figures: Its time and memory.
+    """
+
+    name: str
+    cost: float
+    figures: Figures
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Toast:
+    """What TOAST ends with.
+
+    Attributes:
+        outcome: The plan by its cost C, and what is known of it.
+        found: What of the graph is decided together.
+        actions: What the search could do.
+        trees: The searches.
+        steps: The unsharded step, the trees' best, given plans and polished ones, in the order of their making.
+        analysis_s: What the analysis took [s].
+        bound_s: No plan has a shorter step, whatever it holds and whichever pins it keeps [s].
+    """
+
+    outcome: Outcome[Plan]
+    found: Compatibility
+    actions: ColourActions
+    trees: tuple[Tree[State], ...]
+    steps: tuple[Step, ...]
+    analysis_s: float
+    bound_s: float
+
+    @property
+    def plan(self) -> Plan:
+        """The best plan."""
+        assert self.outcome.best is not None, "the unsharded step is a plan"
+        return self.outcome.best.solution
+
+
+class ColourGame:
+    """A step as a game: `mcts.AbstractGame`.
+
+    Attributes:
+        actions: The moves.
+        whole: The unsharded step, without pins.
+    """
+
+    def __init__(self, actions: ColourActions, memory_bytes: float) -> None:
+        """Prepares the costs.
+
+        Args:
+            actions: The moves.
+            memory_bytes: Of a device.
+        """
+        self.actions = actions
+        self.first = actions.first
+        self._memory_bytes = memory_bytes
+        self._costs = ClassCosts(actions.found.names.graph, actions.mesh, actions.classes)
+        self.whole = self._costs.figures([0] * (len(self.first) // 8))
+        self._charged = self._soft()
+
+    @property
+    def num_actions(self) -> int:
+        """Those of the graph on the mesh."""
+        return len(self.actions.actions)
+
+    def after(self, state: State, action: int) -> State:
+        """Where an action leads."""
+        return self.actions.after(state, self.actions.actions[action])
+
+    def cost(self, state: State) -> float:
+        """C of a state, and what soft pins charge."""
+        codes = self.actions.codes(state)
+        cost = self.of_figures(self._costs.figures(codes))
+        pins = self.actions.pins
+        if pins is None or not self._charged or self.whole.step_time_s <= 0:
+            return cost
+        num_axes = len(self.actions.mesh.sizes)
+        charge = pins.charge
+        assert charge is not None, "soft pins charge"
+        charged_s = sum(charge(op, decoded(codes[self.actions.classes[op]], num_axes)) for op in self._charged)
+        return cost + charged_s / self.whole.step_time_s
+
+    def _soft(self) -> tuple[int, ...]:
+        """The operators that soft pins match."""
+        pins = self.actions.pins
+        if pins is None:
+            return ()
+        soft = [factors for pin, factors in zip(pins.pins, pins.factors, strict=True) if not pin.is_hard]
+        return tuple(dict.fromkeys(op for factors in soft for op in factors))
+
+    def __reduce__(self) -> tuple[type[ColourGame], tuple[ColourActions, float]]:
+        """Another process prepares the costs itself."""
+        return ColourGame, (self.actions, self._memory_bytes)
+
+    def figures(self, state: State) -> Figures:
+        """Time and memory of a state."""
+        return self._costs.figures(self.actions.codes(state))
+
+    def of_figures(self, figures: Figures) -> float:
+        """C = RT + MP."""
+        whole = self.whole
+        relative = figures.step_time_s / whole.step_time_s if whole.step_time_s > 0 else 1.0
+        over_bytes = figures.peak_memory_bytes - self._memory_bytes
+        if over_bytes <= 0:
+            return relative
+        return relative + MEMORY_PENALTY * over_bytes / whole.peak_memory_bytes
+
+
+def toast_plan(
+    graph: Graph,
+    mesh: DeviceMesh,
+    options: ToastOptions | None = None,
+    *,
+    limits: Limits | None = None,
+    given: Sequence[Plan] = (),
+    pins: Pinned | None = None,
+    workers: AbstractWorkers | None = None,
+) -> Toast:
+    """The plan of a graph.
+
+    Args:
+        graph: What to shard.
+        mesh: Over what; every axis serves one factor of an operator at most, so that a mesh of prime factors
+            (`recursive.refined`) has more plans.
+        options: How.
+        limits: Seconds and states of each tree; None for MOST_STATES.
+        given: Plans on this mesh to begin with, such as D-Rec's; only with seeds.
+        pins: What a user asks for, on levels of this mesh; given plans must hold the hard ones.
+        workers: Who grows the trees; None for this process.
+    """
+    options, limits = options or ToastOptions(), limits or Limits(nodes=MOST_STATES)
+    began_s = time.perf_counter()
+    found = compatibility(named_dims(graph))
+    actions = ColourActions(found, mesh, least_dims=options.least_dims, pins=pins)
+    analysis_s = time.perf_counter() - began_s
+    memory_bytes = options.memory_bytes
+    if memory_bytes is None:
+        memory_bytes = min(device.memory_bytes for device in mesh.cluster.devices)
+    game = ColourGame(actions, memory_bytes)
+    scripts: list[list[int]] = []
+    if options.is_seeded:
+        scripts = [*hand_written(actions), *(nearest(actions, plan) for plan in given)]
+    tasks = [
+        _Task(
+            game=game,
+            options=options.search,
+            limits=limits,
+            scripts=scripts if number == options.searches else (),
+            seed=(options.seed, number),
+            is_edited=options.is_edited,
+        )
+        for number in range(options.searches + options.is_seeded)
+    ]
+    grown = (workers or InProcessWorkers()).map(_grown, tasks)
+    trees = [tree for tree, _ in grown]
+    tried = _Tried(game=game, memory_bytes=memory_bytes)
+    best = min(trees[: options.searches], key=lambda tree: tree.nodes[tree.best].cost)
+    tried.state("search", best.nodes[best.best].state)
+    if options.is_seeded:
+        seeded = trees[-1]
+        tried.state("seeded search", seeded.nodes[seeded.best].state)
+    if options.is_edited:
+        tried.state("edited", min((end for _, end in grown), key=game.cost))
+    terms = ShardingTerms(graph, mesh)
+    bound_s = step_time_bound(terms)
+    if options.is_seeded:
+        for plan in given:
+            tried.plan("given", plan)
+    if options.is_polished:
+        _polish(tried, terms, given if options.is_seeded else (), bound_s)
+    return Toast(
+        outcome=_outcome(game, trees, tried.best, bound_s, time.perf_counter() - began_s),
+        found=found,
+        actions=actions,
+        trees=tuple(trees),
+        steps=tuple(tried.steps),
+        analysis_s=analysis_s,
+        bound_s=bound_s,
+    )
+
+
+class _Tried:
+    """Plans that were tried out.
+
+    Attributes:
+        game: What they cost in.
+        memory_bytes: Of a device.
+        steps: All of them, after the unsharded one.
+    """
+
+    def __init__(self, game: ColourGame, memory_bytes: float) -> None:
+        self.game, self.memory_bytes = game, memory_bytes
+        self.steps = [Step(name="unsharded", cost=game.of_figures(game.whole), figures=game.whole)]
+        self._plans: list[Plan] = []
+
+    def state(self, name: str, state: State) -> None:
+        """Tries out a state of the game."""
+        self.steps.append(Step(name=name, cost=self.game.cost(state), figures=self.game.figures(state)))
+        self._plans.append(self.game.actions.plan(state))
+
+    def plan(self, name: str, plan: Plan) -> None:
+        """Tries out a plan."""
+        cost = cost_of(plan)
+        figures = Figures(step_time_s=cost.step_time_s, peak_memory_bytes=cost.peak_memory_bytes)
+        charged_s = charged_s_of(plan, self.game.actions.pins)
+        whole_s = self.game.whole.step_time_s
+        more = charged_s / whole_s if whole_s > 0 else 0.0
+        self.steps.append(Step(name=name, cost=self.game.of_figures(figures) + more, figures=figures))
+        self._plans.append(plan)
+
+    def fits(self, number: int) -> bool:
+        """Whether a plan fits into memory."""
+        return self.steps[number + 1].figures.peak_memory_bytes <= self.memory_bytes
+
+    @property
+    def number(self) -> int:
+        """Of the best plan: of those that fit the one of least cost, if any fits."""
+        return min(range(len(self._plans)), key=lambda at: (not self.fits(at), self.steps[at + 1].cost))
+
+    @property
+    def best(self) -> Incumbent[Plan]:
+        """That plan."""
+        return Incumbent(cost=self.steps[self.number + 1].cost, solution=self._plans[self.number])
+
+
+def charged_s_of(plan: Plan, pins: Pinned | None) -> float:
+    """What soft pins charge for a plan [s]."""
+    charge = None if pins is None else pins.charge
+    if charge is None:
+        return 0.0
+    return sum(charge(op, tuple(row)) for op, row in enumerate(plan.served.tolist()))
+
+
+def _polish(tried: _Tried, terms: ShardingTerms, given: Sequence[Plan], bound_s: float) -> None:
+    """Goes on from the best plan, and from given ones unless that came close to the bound.
+
+    Where nothing fits into memory, prices on what is held lead to a plan that does.
+    """
+    pins = tried.game.actions.pins
+    is_open = pins.is_open if pins is not None and pins.served else None
+    charge = None if pins is None else pins.charge
+    starts = [tried.best.solution]
+    starts += [plan for plan in given if (plan.served != starts[0].served).any()]
+    for start in starts:
+        tried.plan("polished", descended(start, terms, is_open=is_open, charge=charge).plan)
+        figures = tried.steps[tried.number + 1].figures
+        if tried.fits(tried.number) and figures.step_time_s <= bound_s * (1 + ENOUGH):
+            break
+    if not tried.fits(tried.number):
+        below = fitted(tried.best.solution, terms, tried.memory_bytes, is_open=is_open, charge=charge)
+        if below.plan is not None:
+            tried.plan("polished for memory", below.plan)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Task:
+    """A tree to grow."""
+
+    game: ColourGame
+    options: SearchOptions
+    limits: Limits
+    scripts: Sequence[Sequence[int]]
+    seed: tuple[int, int]
+    is_edited: bool
+
+
+def _grown(task: _Task, bound: AbstractBound) -> tuple[Tree[State], State]:
+    """The tree, and what small changes make of its best actions, or else its best state."""
+    tree = search(
+        task.game,
+        task.options,
+        np.random.default_rng(task.seed),
+        limits=task.limits,
+        scripts=task.scripts,
+    )
+    state = tree.nodes[tree.best].state
+    if task.is_edited:
+        state, _ = edited(task.game, tree.actions, most=min(task.limits.nodes, len(tree.nodes)))
+    bound.offer(task.game.cost(state))
+    return tree, state
+
+
+def _outcome(
+    game: ColourGame, trees: Sequence[Tree[State]], best: Incumbent[Plan], bound_s: float, seconds: float
+) -> Outcome[Plan]:
+    """What is known; no plan costs less than the bound of its time."""
+    whole_s = game.whole.step_time_s
+    bound = bound_s / whole_s if whole_s > 0 else 1.0
+    is_optimal = best.cost <= bound * (1 + ROUNDING)
+    nodes = sum(len(tree.nodes) for tree in trees)
+    stop = next((tree.stop for tree in trees if tree.stop is not Stop.EXHAUSTED), Stop.EXHAUSTED)
+    last = Progress(seconds=seconds, nodes=nodes, cost=best.cost, bound=bound)
+    return Outcome(
+        known=Known.OPTIMAL if is_optimal else Known.FEASIBLE,
+        stop=stop,
+        best=best,
+        bound=bound if math.isfinite(best.cost) else math.inf,
+        nodes=nodes,
+        dominated=0,
+        seconds=seconds,
+        trace=(*min(trees, key=lambda tree: tree.nodes[tree.best].cost).trace, last),
+    )

@@ -1,0 +1,1 @@
+"""Give every candidate its sharding plan. Begin with `layer_plans.py`."""

@@ -1,0 +1,399 @@
+"""The sharding plans of a study's candidates, and what they change of the cost model's layers.
+
+A plan stands for all candidates whose layers have one shape: tp, cp, up, ep and the micro-batch. It is found on two
+layers (or as few as show every kind), with as many micro-batches as these candidates have in the median, and compared
+with the plan by hand on the same graph and mesh. It holds no more of a parameter, a moment or a gradient on a device
+and needs no more memory than that, so that what the memory model says of a candidate stays true.
+
+A pin is for the shapes whose mesh has its axis and, if it says into how many parts, a multiple of so many devices
+there; the others are planned without it. A pin may cost memory, but no more of a weight: where it would, the plan by
+hand stands, and the summary says that the pin does not hold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from costmodels.job.layer_change import LayerChange
+from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
+from costmodels.job.proxy_job import least_layers, with_layers
+from costmodels.job.training_job import TrainingJob
+from costmodels.sharding.block_figures import block_figures, ratios
+from costmodels.sharding.device_mesh import DeviceMesh
+from costmodels.sharding.frontends.transformer.model_graph import transformer_graph
+from costmodels.sharding.graph import Graph, TensorKind
+from costmodels.sharding.layer_figures import runs_once
+from costmodels.sharding.layouts import local_share
+from costmodels.sharding.plan import NONE, Plan, PlanCost, cost_of, written_layout
+from costmodels.sharding.plan_totals import collective_lines, collectives_by_kind
+from costmodels.step.changed_layers import shape_keys
+from hardware.cluster import Cluster
+from hardware.device import GIB
+from tuner.planners.engine.outcome import ROUNDING
+from tuner.planners.sharding.axis_descent import descended
+from tuner.planners.sharding.hand_made import hand_made, layer_axes
+from tuner.planners.sharding.manumatic import pinned_plan
+from tuner.planners.sharding.pins import Pin, Pinned, matched, pinned
+from tuner.planners.sharding.recursive import whole
+from tuner.planners.sharding.sharding_terms import Charge, Row, ShardingTerms, together
+
+TOO_MUCH_S = 1e6
+"""What it costs to hold more of a parameter than the plan by hand does: more than any step."""
+
+
+LayerPlanner = Literal["megatron", "recursive", "descent"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerPlanning:
+    """How a study's layers are planned: its `planner:` key.
+
+    Attributes:
+        name: `megatron` is the plan by hand, `recursive` D-Rec, and `descent` goes on from both, axis by axis.
+        pins: What a user asks for.
+    """
+
+    name: LayerPlanner = "megatron"
+    pins: tuple[Pin, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerTask:
+    """One shape to plan.
+
+    Attributes:
+        job: What is trained.
+        cluster: Where.
+        config: A candidate of that shape.
+        num_micro_batches: Of a step.
+        planning: How.
+    """
+
+    job: TrainingJob
+    cluster: Cluster
+    config: ParallelConfig
+    num_micro_batches: int
+    planning: LayerPlanning
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PlannedLayer:
+    """What was found for a shape.
+
+    Attributes:
+        by_hand: The plan that frameworks write by hand.
+        by_hand_cost: What it costs.
+        found: The plan that is used, perhaps the same.
+        cost: What it costs.
+        change: What it changes of the cost model's layers; None where it is the same.
+        pins: Those that the shape's degrees allow, each with the operators that it matches, and those where it holds.
+    """
+
+    by_hand: Plan
+    by_hand_cost: PlanCost
+    found: Plan
+    cost: PlanCost
+    change: LayerChange | None
+    pins: tuple[tuple[Pin, int, int], ...]
+
+
+def layer_tasks(job: TrainingJob, cluster: Cluster, grid: ConfigGrid, planning: LayerPlanning) -> list[LayerTask]:
+    """A task for each shape among candidates that has something to plan."""
+    at: dict[tuple[int, ...], list[int]] = {}
+    for position, key in enumerate(shape_keys(grid)):
+        at.setdefault(key, []).append(position)
+    micro_batches = job.global_batch_size // (grid.dp * grid.mbs)
+    found = []
+    for positions in at.values():
+        config = grid.config(positions[0])
+        if layer_axes(config):
+            count = max(int(np.median(micro_batches[positions])), 1)
+            found.append(LayerTask(job=job, cluster=cluster, config=config, num_micro_batches=count, planning=planning))
+    return found
+
+
+def planned_layer(task: LayerTask) -> PlannedLayer | None:
+    """The plan of one shape; None where there is none by hand to compare it with.
+
+    Raises:
+        ConfigError: the pins can't hold.
+    """
+    graph, mesh = _layers_of(task)
+    by_hand = hand_made(graph, mesh, task.config)
+    if by_hand is None:
+        return None
+    limit = cost_of(by_hand)
+    pins = _pins_of(task.planning.pins, graph, mesh)
+    found = _cheapest(task.planning, by_hand, limit, pins)
+    plan, cost = (by_hand, limit) if found is None else found
+    is_same = bool((plan.served == by_hand.served).all())
+    return PlannedLayer(
+        by_hand=by_hand,
+        by_hand_cost=limit,
+        found=plan,
+        cost=cost,
+        change=None if is_same else _change(task.config, plan, cost, by_hand, limit),
+        pins=_held(plan, pins),
+    )
+
+
+def _layers_of(task: LayerTask) -> tuple[Graph, DeviceMesh]:
+    """The layers that are planned, and the mesh of one shape."""
+    axes = layer_axes(task.config)
+    assert axes, "a shape that is planned has an axis"
+    model = task.job.model
+    layers = min(max(least_layers(model), 2 // model.moe_layer_period if model.is_moe else 2), model.num_layers)
+    job = replace(task.job, model=with_layers(model, layers))
+    graph = transformer_graph(job, micro_batch_size=task.config.mbs * axes.get("dp", 1))
+    mesh = DeviceMesh(names=tuple(axes), sizes=tuple(axes.values()), cluster=task.cluster)
+    return _repeated(graph, task.num_micro_batches), mesh
+
+
+def _repeated(graph: Graph, num_micro_batches: int) -> Graph:
+    """The step with so many micro-batches, before one update."""
+    ops = tuple(
+        op if runs_once(graph, number) else replace(op, times=op.times * num_micro_batches)
+        for number, op in enumerate(graph.ops)
+    )
+    return replace(graph, ops=ops)
+
+
+def _cheapest(
+    planning: LayerPlanning, by_hand: Plan, limit: PlanCost, pins: Sequence[Pin]
+) -> tuple[Plan, PlanCost] | None:
+    """The cheapest plan that a device can hold where it can hold the one by hand.
+
+    Returns:
+        None if there is none, or without pins none that is cheaper than that by hand. Under pins it may need more
+        memory beside the weights, if all that were found do.
+    """
+    if planning.name == "megatron":
+        return None
+    graph, mesh = by_hand.graph, by_hand.mesh
+    own_mesh, levels = whole(mesh)
+    terms = ShardingTerms(graph, own_mesh) if planning.name == "descent" else None
+    charge = _no_more_than(by_hand)
+    is_pinned = any(pin != _nothing(pin) for pin in pins)
+    plans: list[Plan] = [
+        pinned_plan(graph, mesh, own_mesh, levels, pins, descent=terms, charge=charge, counterfactuals=False).plan
+    ]
+    held = pinned(pins, graph, mesh, levels)
+    start = _with_pins(by_hand, held)
+    if terms is not None:
+        is_open = held.is_open if held.served else None
+        start = descended(start, terms, is_open=is_open, charge=together(held.charge, charge)).plan
+    plans.append(start)
+    costs = [(plan, cost_of(plan)) for plan in plans]
+    fitting = [
+        (cost.peak_memory_bytes > limit.peak_memory_bytes * (1 + ROUNDING), cost.step_time_s, (plan, cost))
+        for plan, cost in costs
+        if not any(charge(number, tuple(row)) for number, row in enumerate(plan.served.tolist()))
+    ]
+    needs_more, _, cheapest = min(fitting, key=lambda one: one[:2], default=(True, 0.0, None))
+    if cheapest is None or is_pinned:
+        return cheapest
+    is_faster = cheapest[1].step_time_s < limit.step_time_s * (1 - ROUNDING)
+    return cheapest if is_faster and not needs_more else None
+
+
+def _no_more_than(plan: Plan) -> Charge:
+    """Charges rows that leave more of a parameter, of what is updated with it, or of its gradient on a device.
+
+    Gradients count as their operator leaves them, since those of several micro-batches are summed up like that.
+    """
+    graph, sizes = plan.graph, plan.mesh.sizes
+
+    def held(number: int, row: Row) -> float:
+        """The part of what an operator makes that a device has, of what is kept from one micro-batch to the next."""
+        op = graph.ops[number]
+        if runs_once(graph, number):
+            return 1 / math.prod(size for size, factor in zip(sizes, row, strict=True) if factor != NONE)
+        return sum(
+            graph.tensors[tensor].num_bytes * local_share(written_layout(op.rule, slot, row), sizes)
+            for slot, tensor in enumerate(op.results)
+            if graph.tensors[tensor].kind is TensorKind.GRADIENT
+        )
+
+    most = [held(number, tuple(row)) for number, row in enumerate(plan.served.tolist())]
+
+    def charge(number: int, row: Row) -> float:
+        return TOO_MUCH_S if most[number] and held(number, row) > most[number] * (1 + ROUNDING) else 0.0
+
+    return charge
+
+
+def _pins_of(pins: Sequence[Pin], graph: Graph, mesh: DeviceMesh) -> tuple[Pin, ...]:
+    """The pins of a shape; one that its degrees do not allow asks for nothing, so that messages count all of them.
+
+    Raises:
+        ConfigError: a pin matches no operator, or names no dim of one or one that can't be cut, on any mesh.
+    """
+    for number, pin in enumerate(pins):
+        matched(number, pin, graph)
+    sizes = dict(zip(mesh.names, mesh.sizes, strict=True))
+
+    def devices(pin: Pin) -> int:
+        return mesh.num_devices if pin.axis is None else sizes.get(pin.axis, 1)
+
+    return tuple(pin if devices(pin) > 1 and devices(pin) % (pin.ways or 1) == 0 else _nothing(pin) for pin in pins)
+
+
+def _with_pins(plan: Plan, pins: Pinned) -> Plan:
+    """A plan in which operators serve what hard pins say, beside what they served before if that can be."""
+    served = plan.served.copy()
+    for (op, level), factor in pins.served.items():
+        served[op, pins.levels[level].axis] = factor
+    for op in {op for op, _ in pins.served}:
+        rule, row = plan.graph.ops[op].rule, served[op]
+        for axis in range(len(row)):
+            ways = math.prod(size for size, other in zip(plan.mesh.sizes, row, strict=True) if other == row[axis])
+            is_pinned = any(pins.levels[level].axis == axis for at, level in pins.served if at == op)
+            if row[axis] != NONE and rule.factors[row[axis]].size % ways and not is_pinned:
+                row[axis] = NONE
+    return replace(plan, served=served)
+
+
+def _nothing(pin: Pin) -> Pin:
+    """A pin that asks for nothing."""
+    return replace(pin, axis=None, ways=1, weight_s=0.0)
+
+
+def _held(plan: Plan, pins: Sequence[Pin]) -> tuple[tuple[Pin, int, int], ...]:
+    """Each pin that asks for something, with the operators that it matches, and those where a plan holds it."""
+    found = pinned(pins, plan.graph, plan.mesh, whole(plan.mesh)[1])
+    rows = plan.served.tolist()
+    return tuple(
+        (pin, len(ops), sum(found.split(number, op, rows[op]) % ways == 0 for op in ops))
+        for number, (pin, ops, ways) in enumerate(zip(found.pins, found.factors, found.ways, strict=True))
+        if pin != _nothing(pin)
+    )
+
+
+def _change(config: ParallelConfig, plan: Plan, cost: PlanCost, by_hand: Plan, by_hand_cost: PlanCost) -> LayerChange:
+    """What a plan changes of layers of a candidate's shape."""
+    own, other = block_figures(plan, cost), block_figures(by_hand, by_hand_cost)
+    own_s, other_s = own.exposed_s.sum(axis=0), other.exposed_s.sum(axis=0)
+    more = np.maximum(1 - ratios(other_s, own_s), 0.0)  # the part of its own that the other does not send
+    return LayerChange(
+        tp=config.tp,
+        cp=config.cp,
+        up=config.up,
+        ep=config.ep,
+        expert_tp=config.expert_tp,
+        mbs=config.mbs,
+        sequence_parallel=config.sequence_parallel,
+        compute=frozen(ratios(own.compute_s, other.compute_s).tolist()),
+        exposed=frozen(np.minimum(ratios(own_s, other_s), 1.0).tolist()),
+        added_s=frozen((more * own.exposed_s).tolist()),
+        once_s=tuple((own.once_s - other.once_s).tolist()),
+    )
+
+
+def frozen(value: Any) -> Any:
+    """Lists in lists as tuples in tuples, as a change has them."""
+    return tuple(map(frozen, value)) if isinstance(value, list | tuple) else value
+
+
+def shape_text(config: ParallelConfig) -> str:
+    """The shape of a candidate's layers as the key of a JSON object."""
+    (key,) = shape_keys(ConfigGrid.from_configs([config]))
+    return ",".join(map(str, key))
+
+
+def summary_of(task: LayerTask, planned: PlannedLayer) -> dict[str, Any]:
+    """What was planned for a shape, as trials keep it and commands print it.
+
+    `predicted_ratio` is for who predicts steps with it: the step of the shape's fastest candidate with what the planner
+    found, over that by hand.
+    """
+    plan, cost = planned.found, planned.cost
+    return {
+        "planner": task.planning.name,
+        "predicted_ratio": None,
+        "mesh": dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True)),
+        "layers": plan.graph.name,
+        "micro_batches": task.num_micro_batches,
+        "step_time_s": cost.step_time_s,
+        "by_hand_step_time_s": planned.by_hand_cost.step_time_s,
+        "comm_s": cost.comm_s,
+        "by_hand_comm_s": planned.by_hand_cost.comm_s,
+        "peak_memory_bytes": cost.peak_memory_bytes,
+        "by_hand_peak_memory_bytes": planned.by_hand_cost.peak_memory_bytes,
+        "collectives": collectives_by_kind(plan, cost),
+        "differs": _differences(planned),
+        "pins": [{"pin": pin.in_words, "ops": num_ops, "held": num_held} for pin, num_ops, num_held in planned.pins],
+    }
+
+
+def plan_lines(summary: Mapping[str, Any] | None) -> list[str]:
+    """A summary for people."""
+    if summary is None:
+        return ["No sharding is planned: a device has its layers to itself, or no plan by hand has these degrees."]
+    axes = ",".join(f"{name}={size}" for name, size in summary["mesh"].items())
+    own_s, hand_s = summary["step_time_s"], summary["by_hand_step_time_s"]
+    gained = f"{1 - own_s / hand_s:.1%} less than by hand" if own_s < hand_s else "as by hand"
+    if own_s > hand_s:
+        gained = f"{own_s / hand_s - 1:.1%} more than by hand"
+    lines = [
+        f"Plan of {summary['layers']} on {axes} ({summary['planner']}): {own_s:.4g} s for {summary['micro_batches']} "
+        f"micro-batches, nothing overlapped, {gained}",
+        *collective_lines(summary["collectives"]),
+        *predicted_lines(summary),
+    ]
+    lines += [f"  {name}: {planned} (by hand {by_hand})" for name, planned, by_hand in differences_in_words(summary)]
+    more_bytes = summary["peak_memory_bytes"] - summary["by_hand_peak_memory_bytes"]
+    if more_bytes > ROUNDING * summary["by_hand_peak_memory_bytes"]:
+        lines.append(f"  {more_bytes / GIB:.2g} GiB more than by hand, which predictions of memory do not count")
+    lines += [f"  pin {each['pin']}: holds at {each['held']} of {each['ops']} operators" for each in summary["pins"]]
+    return lines
+
+
+def predicted_lines(summary: Mapping[str, Any]) -> list[str]:
+    """What is predicted of the step, in which collectives run beside compute; nothing where no other plan was found."""
+    ratio = summary["predicted_ratio"]
+    if ratio is None:
+        return []
+    words = f"{abs(ratio - 1):.1%} {'less' if ratio < 1 else 'more'} than by hand"
+    if not summary["differs"]:
+        return [f"  Another plan would take its fastest candidate's step {words}; so the plan by hand stands."]
+    return [f"  Its fastest candidate's step is predicted to take {words}."]
+
+
+def differences_in_words(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """The operators that are sharded otherwise than by hand, how, and how by hand; layers that agree as one."""
+    together: dict[tuple[str, str, str], list[str]] = {}
+    for name, both in summary["differs"].items():
+        layer, inside = name.split(".", 2)[1:] if name.startswith("layers.") else ("", name)
+        words = tuple(_served_in_words(both[key]) for key in ("planned", "by_hand"))
+        together.setdefault((inside, *words), []).append(layer)
+    return [
+        (f"layers.{','.join(layers)}.{inside}" if layers != [""] else inside, planned, by_hand)
+        for (inside, planned, by_hand), layers in together.items()
+    ]
+
+
+def _served_in_words(served: Mapping[str, str]) -> str:
+    return ", ".join(f"{factor}/{axis}" for axis, factor in served.items()) or "whole"
+
+
+def _differences(planned: PlannedLayer) -> dict[str, dict[str, dict[str, str]]]:
+    """The operators of the forward pass that are sharded otherwise than by hand: what each axis serves, in both."""
+    graph, names = planned.found.graph, planned.found.mesh.names
+    last = graph.first_backward or len(graph.ops)
+
+    def served(plan: Plan, number: int) -> dict[str, str]:
+        factors = graph.ops[number].rule.factors
+        row = plan.served[number].tolist()
+        return {name: factors[factor].name for name, factor in zip(names, row, strict=True) if factor != NONE}
+
+    rows = {
+        op.name: {"by_hand": served(planned.by_hand, number), "planned": served(planned.found, number)}
+        for number, op in enumerate(graph.ops[:last])
+        if not op.is_source
+    }
+    return {name: both for name, both in rows.items() if both["by_hand"] != both["planned"]}

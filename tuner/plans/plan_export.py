@@ -1,0 +1,297 @@
+"""A sharding plan for a framework: its file, what a terminal shows of it, and what neither can say."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from costmodels.job.parallel_config import ParallelConfig
+from costmodels.sharding.exports.jax_specs import Spec, jax_specs
+from costmodels.sharding.exports.megatron_template import MegatronParallelism, megatron_parallelism
+from costmodels.sharding.exports.mindspore_strategies import NOT_CUT, mindspore_strategies
+from costmodels.sharding.exports.torch_placements import torch_placements
+from costmodels.sharding.plan import Plan
+from hardware.io.errors import ConfigError, did_you_mean
+from tuner.export import find_exporter
+from tuner.space.rules import Setting
+
+NUM_SHOWN = 8
+"""Lines of a list that a terminal shows."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PlanSource:
+    """What was planned.
+
+    Attributes:
+        plan: The plan.
+        candidate: The study's setting and configuration, where it is one.
+        outputs: The paths of what a JAX function returns and their tensors, where it is one.
+        stablehlo: The annotated text of a JAX function, where it is one.
+    """
+
+    plan: Plan
+    candidate: tuple[Setting, ParallelConfig] | None = None
+    outputs: tuple[tuple[str, str | None], ...] | None = None
+    stablehlo: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanExport:
+    """A plan for one framework.
+
+    Attributes:
+        target: Which.
+        content: As `--json` prints it.
+        text: The file.
+        lines: What a terminal shows.
+        notes: What the file can't say, one sentence each.
+    """
+
+    target: str
+    content: dict[str, Any]
+    text: str
+    lines: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+def export_plan(target: str, source: PlanSource) -> PlanExport:
+    """The plan for a framework.
+
+    Raises:
+        ConfigError: there is no such target, or it can't run the plan.
+    """
+    return find_plan_exporter(target)(source)
+
+
+def find_plan_exporter(target: str) -> Callable[[PlanSource], PlanExport]:
+    """The exporter of that name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if target not in PLAN_EXPORTERS:
+        raise ConfigError(
+            "is no export target of plans",
+            key="--export",
+            value=target,
+            nearest=did_you_mean(target, PLAN_EXPORTERS),
+        )
+    return PLAN_EXPORTERS[target]
+
+
+def _as_file(content: dict[str, Any]) -> str:
+    """JSON with a line for each argument, operator or change, however many lists these have inside."""
+    return "{\n" + ",\n".join(f"  {json.dumps(key)}: {_in_lines(value)}" for key, value in content.items()) + "\n}\n"
+
+
+def _in_lines(value: Any) -> str:
+    if isinstance(value, dict) and value:
+        return "{\n" + ",\n".join(f"    {json.dumps(key)}: {json.dumps(each)}" for key, each in value.items()) + "\n  }"
+    if isinstance(value, list) and any(isinstance(each, dict) for each in value):
+        return "[\n" + ",\n".join(f"    {json.dumps(each)}" for each in value) + "\n  ]"
+    return json.dumps(value)
+
+
+def named_lines(rows: Sequence[tuple[str, str]]) -> list[str]:
+    """Names and what is said of each, in two columns."""
+    width = max((len(name) for name, _ in rows), default=0)
+    return [f"  {name:<{width}}  {told}" for name, told in rows]
+
+
+def _shown(rows: Sequence[tuple[str, str]]) -> list[str]:
+    return [*named_lines(rows[:NUM_SHOWN]), *_more(len(rows))]
+
+
+def _more(number: int) -> list[str]:
+    return [f"  and {number - NUM_SHOWN:,} more"] if number > NUM_SHOWN else []
+
+
+def _of_jax(source: PlanSource) -> PlanExport:
+    specs = jax_specs(source.plan, source.outputs)
+    content = specs.to_json()
+    return PlanExport(
+        target="jax",
+        content=content,
+        text=_as_file(content),
+        lines=(
+            f"JAX: Mesh({_mesh_in_words(specs.mesh)}), {len(specs.arguments)} arguments, {len(specs.outputs)} outputs, "
+            f"{len(specs.constraints):,} constraints",
+            *_shown([(name, _spec_in_words(spec)) for name, spec in specs.arguments.items()]),
+            *_shown(
+                [(each.op, f"{each.at} of {each.tensor}: {_spec_in_words(each.spec)}") for each in specs.constraints]
+            ),
+        ),
+        notes=_broken_notes("JAX", specs.broken),
+    )
+
+
+def _of_shardy(source: PlanSource) -> PlanExport:
+    if source.stablehlo is None:
+        raise ConfigError(
+            "is for plans of JAX functions, which alone are lowered to StableHLO",
+            key="--export",
+            value="shardy",
+            nearest="give --jax, or take jax, megatron, mindspore or torch",
+        )
+    text = source.stablehlo
+    lines = [line.strip() for line in text.splitlines()]
+    pinned = [line for line in lines if " = sdy.sharding_constraint " in line]
+    return PlanExport(
+        target="shardy",
+        content={"format": "shardy", "text": text},
+        text=text,
+        lines=(
+            f"Shardy: {len(lines):,} lines of StableHLO, {len(pinned):,} constraints",
+            *(f"  {line}" for line in lines if line.startswith("sdy.mesh ")),
+            *(f"  {line}" for line in pinned[:NUM_SHOWN]),
+            *_more(len(pinned)),
+        ),
+        notes=_broken_notes("JAX", jax_specs(source.plan, source.outputs).broken),
+    )
+
+
+def _of_torch(source: PlanSource) -> PlanExport:
+    placements = torch_placements(source.plan)
+    content = placements.to_json()
+    return PlanExport(
+        target="torch",
+        content=content,
+        text=_as_file(content),
+        lines=(
+            f"torch: init_device_mesh({_mesh_in_words(placements.mesh)}), {len(placements.arguments)} tensors, "
+            f"{len(placements.redistributions):,} redistributions",
+            *_shown([(name, f"[{', '.join(each)}]") for name, each in placements.arguments.items()]),
+            *_shown(
+                [
+                    (each.op, f"{each.at} of {each.tensor}: [{', '.join(each.before)}] to [{', '.join(each.after)}]")
+                    for each in placements.redistributions
+                ]
+            ),
+        ),
+        notes=_broken_notes("DTensor", placements.broken),
+    )
+
+
+def _of_mindspore(source: PlanSource) -> PlanExport:
+    strategies = mindspore_strategies(source.plan)
+    content = strategies.to_json()
+    moved = [
+        each
+        for each in strategies.operators
+        if any(cut != NOT_CUT for tensor in (*each.inputs, *each.outputs) for cut in tensor.layout)
+    ]
+    return PlanExport(
+        target="mindspore",
+        content=content,
+        text=_as_file(content),
+        lines=(
+            f"MindSpore: Layout({strategies.device_matrix}, {strategies.alias_name}), {len(strategies.operators):,} "
+            f"operators, {len(moved):,} of them cut",
+            *_shown(
+                [
+                    (
+                        each.op,
+                        f"{tuple(tensor.strategy for tensor in each.inputs)} to "
+                        f"{tuple(tensor.strategy for tensor in each.outputs)}",
+                    )
+                    for each in moved
+                ]
+            ),
+        ),
+        notes=(
+            "mindspore: written after its documentation, and never executed",
+            *_broken_notes("MindSpore", strategies.broken),
+        ),
+    )
+
+
+def _of_megatron(source: PlanSource) -> PlanExport:
+    if source.candidate is None:
+        raise ConfigError(
+            "is for plans of a study's model; Megatron-LM trains no other programs",
+            key="--export",
+            value="megatron",
+            nearest="jax, mindspore, shardy or torch",
+        )
+    setting, config = source.candidate
+    try:
+        found = megatron_parallelism(source.plan)
+    except ConfigError as error:
+        raise ConfigError(error.rule, key="--export", value="megatron", nearest=error.nearest) from None
+    exported = find_exporter("megatron")(setting, config_of(found, config))
+    roles = {name: role.in_words for name, role in found.roles.items()}
+    return PlanExport(
+        target="megatron",
+        content={"format": "megatron", "roles": roles, "text": exported.text},
+        text=exported.text,
+        lines=(
+            *(f"# {name}: {words}" for name, words in roles.items()),
+            *exported.text.rstrip("\n").splitlines(),
+        ),
+        notes=(*_megatron_notes(found), *exported.notes),
+    )
+
+
+def config_of(found: MegatronParallelism, planned: ParallelConfig) -> ParallelConfig:
+    """The configuration that a plan of a candidate is: what its mesh is for may be something else than its name."""
+    sequences = planned.mbs * planned.dp
+    assert sequences % found.dp == 0, f"a plan that cuts the batch into {found.dp} parts divides its {sequences}"
+    return replace(
+        planned,
+        dp=found.dp,
+        cp=found.cp,
+        up=found.up,
+        tp=found.tp,
+        ep=found.ep,
+        expert_tp=found.expert_tp,
+        mbs=sequences // found.dp,
+        sequence_parallel=found.sequence_parallel,
+        zero_stage=found.zero_stage,
+        dp_shard=0,
+    )
+
+
+def _megatron_notes(found: MegatronParallelism) -> tuple[str, ...]:
+    notes = []
+    if found.cp > 1:
+        notes.append(
+            "cp: the plan gathers keys and values, which is --cp-comm-type all_gather; p2p sends as many bytes"
+        )
+    if not found.is_in_rank_order:
+        notes.append(
+            "ranks: Megatron-LM counts tp ranks first and dp ranks last, unlike the plan's mesh, so that groups cross "
+            "other links"
+        )
+    return tuple(notes)
+
+
+def _broken_notes(name: str, broken: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    if not broken:
+        return ()
+    tensor, op = broken[0]
+    return (
+        f"order: in {len(broken):,} places, first between {tensor} and {op}, no order of the axes on a dim keeps parts "
+        f"where the plan has them, and {name} moves more there than the plan says",
+    )
+
+
+def _mesh_in_words(mesh: dict[str, int]) -> str:
+    return f"{', '.join(f'{name}={size}' for name, size in mesh.items())}: {math.prod(mesh.values())} devices"
+
+
+def _spec_in_words(spec: Spec) -> str:
+    dims = ["None" if not axes else repr(axes[0]) if len(axes) == 1 else repr(axes) for axes in spec]
+    return f"P({', '.join(dims)})"
+
+
+PLAN_EXPORTERS: dict[str, Callable[[PlanSource], PlanExport]] = {
+    "jax": _of_jax,
+    "megatron": _of_megatron,
+    "mindspore": _of_mindspore,
+    "shardy": _of_shardy,
+    "torch": _of_torch,
+}

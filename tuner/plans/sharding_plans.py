@@ -1,0 +1,212 @@
+"""A study's candidate as a graph on a mesh, and a plan as the commands print it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from costmodels.job.parallel_config import ParallelConfig
+from costmodels.job.proxy_job import least_layers, with_layers
+from costmodels.sharding.device_mesh import DeviceMesh
+from costmodels.sharding.frontends.transformer.model_graph import transformer_graph
+from costmodels.sharding.graph import Graph
+from costmodels.sharding.plan_totals import collective_lines, collectives_by_kind
+from hardware.device import GIB
+from hardware.io.errors import ConfigError
+from tuner.planners.planning import Planned
+from tuner.planners.sharding.manumatic import Perturbed, PinReport
+from tuner.planners.toast.search import Step
+from tuner.space.rules import Setting
+
+
+def of_candidate(setting: Setting, config: ParallelConfig, num_layers: int | None = None) -> tuple[Graph, DeviceMesh]:
+    """A few layers of a study's model, one micro-batch of all replicas, and the devices of a pipeline's first stage.
+
+    Args:
+        setting: Job and cluster.
+        config: Its degrees but pp are the axes, in the order in which ranks are counted.
+        num_layers: None for as few as have every kind of layer.
+
+    Raises:
+        ConfigError: the model has not so many layers, or too few for its kinds.
+    """
+    job = setting.job
+    if num_layers is not None and num_layers > job.model.num_layers:
+        raise ConfigError(
+            f"must be at most the {job.model.num_layers} of {job.model.name}", key="--layers", value=num_layers
+        )
+    model = with_layers(job.model, num_layers or least_layers(job.model))
+    degrees = {"dp": config.dp, "cp": config.cp, "up": config.up, "tp": config.tp}
+    axes = {name: size for name, size in degrees.items() if size > 1} or {"dp": 1}
+    graph = transformer_graph(replace(job, model=model), micro_batch_size=config.mbs * config.dp)
+    return graph, DeviceMesh(names=tuple(axes), sizes=tuple(axes.values()), cluster=setting.cluster)
+
+
+def plan_json(planned: Planned) -> dict[str, Any]:
+    """What `meshtune plan` prints."""
+    plan, cost = planned.plan, planned.cost
+    graph, names = plan.graph, plan.mesh.names
+    return {
+        "mesh": dict(zip(names, plan.mesh.sizes, strict=True)),
+        "shardings": {
+            graph.tensors[tensor].name: {
+                "shape": list(graph.tensors[tensor].shape),
+                "axes": [list(axes) for axes in plan.dims_of(tensor)],
+            }
+            for op in graph.ops
+            if op.is_source
+            for tensor in op.results
+        },
+        "collectives": [
+            {
+                "kind": each.move.kind.value,
+                "bytes": each.move.message_bytes,
+                "axis": [names[axis] for axis in each.move.axes],
+                "op": graph.ops[each.op].name,
+                "tensor": graph.tensors[each.tensor].name,
+                "times": each.times,
+                "seconds": each.seconds,
+            }
+            for each in cost.collectives
+        ],
+        "comm_s": cost.comm_s,
+        "step_time_s": cost.step_time_s,
+        "peak_memory_bytes": cost.peak_memory_bytes,
+        "memory_limit_bytes": planned.memory_bytes,
+        "is_optimum": planned.found.is_optimum,
+        "bound_s": planned.bound_s,
+        "order": planned.order,
+        "search_s": planned.search_s,
+        "steps": [
+            {
+                "name": step.name,
+                "cost": step.cost,
+                "step_time_s": step.figures.step_time_s,
+                "peak_memory_bytes": step.figures.peak_memory_bytes,
+            }
+            for step in planned.steps
+        ],
+        "pins": [_pin_json(report) for report in planned.found.reports],
+        "unknown_primitives": dict(graph.unknown),
+        **({} if planned.perturbed is None else {"diagnosis": _diagnosis_json(planned, planned.perturbed)}),
+    }
+
+
+def _diagnosis_json(planned: Planned, others: Sequence[Perturbed]) -> dict[str, Any]:
+    step_time_s = planned.cost.step_time_s
+    return {
+        "left_out": [
+            {"pin": report.pin.in_words, "saved_s": _finite(report.saved_s)} for report in planned.found.reports
+        ],
+        "perturbed": [
+            {
+                "pin": planned.found.reports[other.number].pin.in_words,
+                "instead": other.pin.in_words,
+                "step_time_s": other.step_time_s,
+                "more_s": None if other.step_time_s is None else other.step_time_s - step_time_s,
+            }
+            for other in others
+        ],
+    }
+
+
+def _finite(seconds: float | None) -> float | None:
+    """None for what JSON can't say."""
+    return seconds if seconds is not None and math.isfinite(seconds) else None
+
+
+def _pin_json(report: PinReport) -> dict[str, Any]:
+    return {
+        "pin": report.pin.in_words,
+        "is_hard": report.pin.is_hard,
+        "ops": report.num_ops,
+        "held": report.num_held,
+        "over_provisioned": report.num_over_provisioned,
+        "missing": report.missing,
+        "saved_s": _finite(report.saved_s),
+    }
+
+
+def in_lines(planned: Planned) -> list[str]:
+    """The same for people: totals, collectives by kind and axes, and what became of the pins."""
+    plan, cost = planned.plan, planned.cost
+    together = collectives_by_kind(plan, cost)
+    digits, limit = 1, ""
+    if planned.memory_bytes is not None:
+        digits, limit = 3, f", of {planned.memory_bytes / GIB:g} at most"
+    lines = [
+        f"{cost.step_time_s:.4g} s per step, {cost.comm_s:.4g} s of them communication, nothing overlapped; "
+        f"{cost.peak_memory_bytes / GIB:.{digits}f} GiB per device{limit}",
+        f"planned {len(plan.graph.ops):,} operators in {planned.search_s:.2f} s (order: {planned.order})"
+        + (", and no plan is faster" if planned.found.is_optimum else ""),
+        *_bound_lines(planned),
+        *collective_lines(together),
+        *map(_step_line, planned.steps),
+        *(_pin_line(report) for report in planned.found.reports),
+        *_diagnosis_lines(planned),
+    ]
+    if plan.graph.unknown:
+        found = ", ".join(f"{name} ({count} times)" for name, count in plan.graph.unknown)
+        lines.append(f"no rule is known for {found}; what these read and write stays whole")
+    return lines
+
+
+def _bound_lines(planned: Planned) -> list[str]:
+    if planned.bound_s is None:
+        return []
+    if planned.bound_s <= 0:
+        return ["HiGHS has proved nothing in the time that it had"]
+    over = planned.cost.step_time_s / planned.bound_s - 1
+    return [f"no plan without pins is faster than {planned.bound_s:.4g} s: this one is within {max(over, 0.0):.2%}"]
+
+
+def _step_line(step: Step) -> str:
+    figures = step.figures
+    return f"  {step.name + ':':<20} {figures.step_time_s:.4g} s, {figures.peak_memory_bytes / 2**30:.1f} GiB"
+
+
+def _pin_line(report: PinReport) -> str:
+    held = "holds" if report.is_held else f"holds at {report.num_held} of {report.num_ops} operators"
+    more = f", cut further at {report.num_over_provisioned}" if report.num_over_provisioned else ""
+    saved = ""
+    if report.saved_s is not None:
+        saved = f"; without it a step takes {_more_or_less(report.saved_s)}"
+    if report.saved_s == math.inf:
+        saved = "; without it no plan was found that fits"
+    return f"  pin {report.pin.in_words}: {held}{more}{saved}"
+
+
+def _more_or_less(seconds: float) -> str:
+    return f"{abs(seconds):.3g} s {'more' if seconds >= 0 else 'less'}"
+
+
+def _diagnosis_lines(planned: Planned) -> list[str]:
+    """What slightly wrong pins would have led to, a line each, the worst first."""
+    if planned.perturbed is None:
+        return []
+    rows = []
+    for other in planned.perturbed:
+        more_s = math.inf if other.step_time_s is None else other.step_time_s - planned.cost.step_time_s
+        told = "can't hold" if other.step_time_s is None else _more_or_less(more_s)
+        rows.append((more_s, planned.found.reports[other.number].pin.in_words, other.pin.in_words, told))
+    rows.sort(key=lambda row: -row[0])
+    width = max((len(instead) for _, _, instead, _ in rows), default=0)
+    return [
+        "A step with another pin instead takes:",
+        *(f"  {instead:<{width}}  {told:<16} (in place of {pin})" for _, pin, instead, told in rows),
+    ]
+
+
+def shardings_table(planned: Planned) -> Mapping[str, str]:
+    """How the tensors that the step begins with lie, as `name: dim/axis`."""
+    plan = planned.plan
+    found = {}
+    for op in plan.graph.ops:
+        if op.is_source:
+            tensor = op.results[0]
+            dims = plan.graph.tensors[tensor].dim_names or tuple(map(str, range(len(plan.graph.tensors[tensor].shape))))
+            cut = [f"{dim}/{'*'.join(axes)}" for dim, axes in zip(dims, plan.dims_of(tensor), strict=True) if axes]
+            found[op.name] = ", ".join(cut) or "whole everywhere"
+    return found

@@ -1,0 +1,68 @@
+"""A study on its cluster as a trace has it at one time."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+
+from hardware.cluster import Cluster
+from hardware.dynamics import HostEvent, Trace, cluster_at
+from hardware.io.errors import ConfigError
+from hardware.trace_file import read_trace
+from tuner.study_file.config import StudyConfig
+
+
+def trace_of(config: StudyConfig, file: Path | None, *, option: str, value: str | None = None) -> Trace:
+    """The trace of a file, or else the study's own.
+
+    Args:
+        config: The study.
+        file: The file, where one is named.
+        option: What asks for a trace, for the message.
+        value: Its value.
+
+    Raises:
+        ConfigError: there is none, or it can't be read.
+    """
+    if file is not None:
+        return read_trace(file, config.setting.cluster)
+    if config.trace is None:
+        raise ConfigError(
+            "needs a trace, and the study's cluster names none",
+            file=config.file,
+            key=option,
+            value=value,
+            nearest="name a CSV file as cluster.trace, or on the command line",
+        )
+    return config.trace
+
+
+def study_at(config: StudyConfig, trace: Trace, time_s: float) -> StudyConfig:
+    """The study with its cluster as it is at `time_s`."""
+    cluster = cluster_at(config.setting.cluster, trace, time_s)
+    return replace(config, setting=replace(config.setting, cluster=cluster))
+
+
+def lost_hosts(trace: Trace, time_s: float) -> tuple[int, ...]:
+    """The hosts that are lost at `time_s`, ascending."""
+    lost: set[int] = set()
+    for event in trace.events:
+        if event.time_s <= time_s and isinstance(event, HostEvent):
+            (lost.add if event.is_lost else lost.discard)(event.host)
+    return tuple(sorted(lost))
+
+
+def hosts_named(hosts: Collection[int]) -> str:
+    """Hosts as a trace names them."""
+    return ", ".join(f"h{host}" for host in sorted(hosts))
+
+
+def missing_in_words(cluster: Cluster, trace: Trace, time_s: float) -> str:
+    """What the cluster lacks at a time; empty where every host is there."""
+    lost = lost_hosts(trace, time_s)
+    if not lost:
+        return ""
+    left = cluster_at(cluster, trace, time_s).num_devices
+    verb = "is" if len(lost) == 1 else "are"
+    return f"at {time_s:g} s {hosts_named(lost)} {verb} lost, and {left} of {cluster.num_devices} devices are left"

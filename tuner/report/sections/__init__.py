@@ -1,0 +1,1 @@
+"""Write the sections of the report, one to a module."""

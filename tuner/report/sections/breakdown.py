@@ -1,0 +1,136 @@
+"""Where the time goes, as predicted for the configurations that matter; which these are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from costmodels.job.parallel_config import ParallelConfig, Value
+from tuner.answers.candidates import predicted
+from tuner.report.data import ReportData
+from tuner.report.figures import Bar, drawing, stacked_bars
+from tuner.report.markup import Content, Html, section, table, tag
+from tuner.report.words import MISSING, SEPARATOR, in_short, seconds
+from tuner.storage.record import TrialRecord, fastest, step_time_of
+
+NUM_BEST = 5
+"""Of the fastest that were measured; predicted ones fill up what is missing."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Shown:
+    """A configuration worth showing, what was predicted of it, and its trial if it had one."""
+
+    roles: tuple[str, ...]
+    values: Mapping[str, Value]
+    prediction: dict[str, Any]
+    record: TrialRecord | None
+
+    @property
+    def label(self) -> str:
+        """Its roles and its dimensions, three on a line."""
+        entries = in_short(self.values).split(SEPARATOR)
+        lines = [SEPARATOR.join(entries[at : at + 3]) for at in range(0, len(entries), 3)]
+        return "<br>".join([f"<b>{', '.join(self.roles)}</b>", *lines])
+
+    @property
+    def step_time_s(self) -> float | None:
+        """What was measured of it."""
+        return self.record.step_time_s if self.record else None
+
+
+def time_section(data: ReportData) -> Html:
+    """The exposed parts of the step, stacked to the predicted step time."""
+    worth = worth_showing(data)
+    bars = [
+        Bar(
+            label=shown.label,
+            parts=shown.prediction["breakdown_s"],
+            measured=shown.step_time_s,
+        )
+        for shown in worth
+    ]
+    title = "Where the time goes"
+    if not bars:
+        return section("time", title, tag("p", "There is no configuration to show.", class_="empty"))
+    words = (
+        "Predicted step time by part; communication counts only where compute does not hide it. A diamond is the "
+        "measured step."
+    )
+    figure = stacked_bars(bars, axis="step time [s]", unit="s")
+    return section("time", title, tag("p", words), drawing(figure, "time", height=bars_height(bars)), _numbers(worth))
+
+
+def _numbers(worth: Sequence[Shown]) -> Html:
+    """What the picture shows, as a table."""
+    parts = [
+        part
+        for part in dict.fromkeys(part for shown in worth for part in shown.prediction["breakdown_s"])
+        if any(shown.prediction["breakdown_s"].get(part) for shown in worth)
+    ]
+    head: list[Content] = ["", "configuration", "measured", "predicted", *parts]
+    rows: list[list[Content]] = [
+        [
+            ", ".join(shown.roles),
+            in_short(shown.values),
+            seconds(shown.step_time_s),
+            seconds(shown.prediction["step_time_s"]),
+            *(_part(shown.prediction["breakdown_s"].get(part, 0.0)) for part in parts),
+        ]
+        for shown in worth
+    ]
+    numbers = table(head, rows, numeric=frozenset(range(2, 4 + len(parts))))
+    return tag("details", tag("summary", "In numbers"), numbers)
+
+
+def _part(value: float) -> str:
+    return seconds(value) if value else MISSING
+
+
+def bars_height(bars: Sequence[Bar]) -> int:
+    """Of a picture with a label of up to three lines at each bar, in pixels."""
+    return 70 + 64 * len(bars)
+
+
+def worth_showing(data: ReportData) -> list[Shown]:
+    """The fastest measured, the expert's (or the baseline) and the best-predicted configurations, each once."""
+    found: dict[tuple[Any, ...], tuple[list[str], ParallelConfig]] = {}
+
+    def add(role: str, config: ParallelConfig) -> None:
+        key = tuple(config.values(data.dimensions).values())
+        found.setdefault(key, ([], config))[0].append(role)
+
+    measured = fastest(data.records, NUM_BEST)
+    if not measured and data.best_config is not None:  # what proxies suggest
+        add("best", data.best_config)
+    for rank, record in enumerate(measured):
+        add(_MEASURED[rank], data.config.config_of(record.params))
+    if data.reference is not None:
+        add(data.reference.role, data.reference.config)
+    for rank, position in enumerate(data.best_predicted(NUM_BEST)):
+        if rank == 0 or len(found) < NUM_BEST:
+            add(_PREDICTED[rank], data.candidates.space.grid.config(position))
+    return [
+        Shown(
+            roles=tuple(roles),
+            values=config.values(data.dimensions),
+            prediction=predicted(data.config, config),
+            record=_trial_of(data, config),
+        )
+        for roles, config in found.values()
+    ]
+
+
+_MEASURED = ("best", "2nd", "3rd", "4th", "5th")
+_PREDICTED = ("predicted 1st", "predicted 2nd", "predicted 3rd", "predicted 4th", "predicted 5th")
+
+
+def _trial_of(data: ReportData, config: ParallelConfig) -> TrialRecord | None:
+    """The first completed trial of the configuration with the step time of all, or its last one that failed."""
+    values = config.values(data.dimensions)
+    tried = [record for record in data.records if record.params == values and not record.is_proxy]
+    timed = [record for record in tried if record.step_time_s is not None]
+    if not timed:
+        return next(iter(reversed(tried)), None)
+    return replace(timed[0], step_time_s=step_time_of(data.records, values))

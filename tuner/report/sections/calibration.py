@@ -1,0 +1,70 @@
+"""How far predictions were off, quantity by quantity: steps, memory, and operators where trials measured them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from costmodels.job.parallel_config import ConfigGrid
+from costmodels.surrogates.error_terms import step_terms
+from tuner.report.data import ReportData
+from tuner.report.markup import Content, Html, section, table, tag
+from tuner.report.words import plural
+from tuner.search.operator_posterior import errors_of, predicted_times
+
+TITLE = "Measured over predicted"
+
+
+def calibration_section(data: ReportData) -> Html:
+    """A table of the median ratios and their spread; 1 is a true prediction."""
+    rows = [*_steps(data), *_peaks(data), *_operators(data)]
+    if not rows:
+        return section("calibration", TITLE, tag("p", "Nothing has been measured yet.", class_="empty"))
+    words = (
+        "What the trials measured, divided by what the cost model predicted of the same before any trial: 2 is twice "
+        "as long, or as much. From these ratios the search learns."
+    )
+    head: list[Content] = ["what", "measured", "median", "80% between"]
+    return section("calibration", TITLE, tag("p", words), table(head, rows, numeric=frozenset({2, 3})))
+
+
+def _steps(data: ReportData) -> list[list[Content]]:
+    ratios = [
+        record.step_time_s / record.predicted_s for record in data.records if record.step_time_s and record.predicted_s
+    ]
+    return [_row("step time", plural(len(ratios), "trial"), ratios)] if ratios else []
+
+
+def _peaks(data: ReportData) -> list[list[Content]]:
+    ratios = [
+        record.observation.peak_memory_bytes / predicted
+        for record in data.records
+        if record.step_time_s and record.observation and record.observation.peak_memory_bytes
+        if (predicted := record.prediction.get("peak_memory_bytes"))
+    ]
+    return [_row("peak of memory", plural(len(ratios), "trial"), ratios)] if ratios else []
+
+
+def _operators(data: ReportData) -> list[list[Content]]:
+    """Every kind of operators and collectives that trials at full size have timed."""
+    timed = [record for record in data.records if record.observation and not record.is_proxy]
+    samples = [sample for record in timed if record.observation for sample in record.observation.operator_samples]
+    if not samples:
+        return []
+    setting = data.config.setting
+    configs = {tuple(record.params.values()): data.config.config_of(record.params) for record in timed}
+    grid = ConfigGrid.from_configs(list(configs.values()))
+    predicted_s = predicted_times(step_terms(setting.job, setting.cluster, setting.runtime, grid))
+    rows = []
+    for errors in errors_of(samples, predicted_s):
+        name = str(errors.kind).replace("_", " ") + (f", {errors.phase}" if errors.phase else "")
+        shapes = len({tuple(shape) for shape in errors.shape.tolist()})
+        rows.append(_row(name, plural(shapes, "shape"), [math.exp(error) for error in errors.log_error.tolist()]))
+    return sorted(rows, key=lambda row: str(row[0]))
+
+
+def _row(name: str, count: str, ratios: Sequence[float]) -> list[Content]:
+    low, middle, high = np.quantile(ratios, [0.1, 0.5, 0.9]).tolist()
+    return [name, count, f"{middle:.3g}", f"{low:.3g} to {high:.3g}" if len(ratios) > 1 else ""]

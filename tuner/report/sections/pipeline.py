@@ -1,0 +1,292 @@
+"""The pipeline of the best configuration, as the event simulator runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import plotly.graph_objects as go
+
+from costmodels.job.parallel_config import ParallelConfig
+from costmodels.simulator.passes import Kind
+from costmodels.simulator.simulated_step import Role, Simulation
+from costmodels.simulator.stage_rows import Span, StageRow, idle_gaps, stage_rows
+from hardware.io.errors import ConfigError
+from tuner.answers.simulation import simulated
+from tuner.report.data import ReportData
+from tuner.report.figures import BACKWARD, FORWARD, INK, WEIGHT_GRADIENTS, drawing, part_colour
+from tuner.report.markup import Html, section, tag
+from tuner.report.words import in_short, percent, plural, seconds
+from tuner.space.enumeration import launchable
+
+TITLE = "The pipeline of the best"
+MAX_SIMULATED = 60_000
+"""Passes of one kind of replicas that the page waits for; these take some seconds."""
+MAX_ROWS = 32
+MAX_PASSES = 140
+"""Of one stage, beyond which only the begin and the end of the step are drawn: narrower bars would tell nothing."""
+MAX_ALL_PASSES = 2_400
+"""Of all rows together, so that the page stays small."""
+MAX_NUMBERED = 40
+"""Backward passes of one row, beyond which bars have no room for the micro-batch's number; half as many others."""
+
+_DIGITS = 6
+"""Of seconds: microseconds are drawn."""
+_THICK, _THIN, _BESIDE = 0.56, 0.1, 0.36
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Look:
+    """How one kind of spans is drawn: which they are, and where in their row.
+
+    Attributes:
+        name: Of its entry in the legend.
+        colour: Of its bars.
+        spans: Those of a row, until the end of the step.
+        hover: What the bars tell.
+        text: Colour of the micro-batches' numbers; empty for none.
+        max_numbered: Spans of one row beyond which there are none.
+        at: Distance from the middle of the row.
+        thickness: 1 is the distance of rows. Thin ones are seen however short they are.
+    """
+
+    name: str
+    colour: str
+    spans: Callable[[StageRow, float], Iterable[Span]]
+    hover: str
+    text: str = ""
+    max_numbered: int = MAX_NUMBERED // 2
+    at: float = 0.0
+    thickness: float = _THICK
+
+
+def _passes(kind: Kind) -> Callable[[StageRow, float], Iterable[Span]]:
+    return lambda row, _: [span for span in row.computing if span.role == Role.PASS and span.kind == kind]
+
+
+def _idle(row: StageRow, until_s: float) -> list[Span]:
+    return [Span(Role.BARRIER, -1, -1, -1, *gap) for gap in idle_gaps(row, until_s)]
+
+
+_OF_MICRO_BATCH = "micro-batch %{customdata[0]}, chunk %{customdata[1]}"
+_LOOKS = (
+    _Look(
+        name="forward",
+        colour=FORWARD,
+        spans=_passes(Kind.FORWARD),
+        hover=f"forward, {_OF_MICRO_BATCH}",
+        text=INK,
+    ),
+    _Look(
+        name="backward",
+        colour=BACKWARD,
+        spans=_passes(Kind.BACKWARD),
+        hover=f"backward, {_OF_MICRO_BATCH}",
+        text="#ffffff",
+        max_numbered=MAX_NUMBERED,
+    ),
+    _Look(
+        name="weight gradients",
+        colour=WEIGHT_GRADIENTS,
+        spans=_passes(Kind.WEIGHTS),
+        hover=f"weight gradients, {_OF_MICRO_BATCH}",
+        text=INK,
+    ),
+    _Look(name="idle", colour=part_colour("bubble"), spans=_idle, hover="idle"),
+    _Look(
+        name="optimizer",
+        colour=part_colour("optimizer"),
+        spans=lambda row, _: [span for span in row.computing if span.role == Role.OPTIMIZER],
+        hover="optimizer",
+    ),
+    _Look(
+        name="handed on to other stages",
+        colour=part_colour("pp"),
+        spans=lambda row, _: row.hops,
+        hover=f"handed on, {_OF_MICRO_BATCH}",
+        at=-_BESIDE,
+        thickness=_THIN,
+    ),
+    _Look(
+        name="weights and gradients of all replicas",
+        colour=part_colour("dp"),
+        spans=lambda row, _: row.weights,
+        hover="weights or gradients",
+        at=_BESIDE,
+        thickness=_THIN,
+    ),
+)
+
+
+def pipeline_section(data: ReportData) -> Html:
+    """What every stage does when, with its idle time."""
+    if data.best_config is None:
+        return _empty("It is drawn once there is a best trial.")
+    refusal = _refusal(data, data.best_config)
+    if refusal:
+        return _empty(refusal)
+    try:
+        simulation = simulated(data.config, data.best_config)
+    except ConfigError as error:
+        return _empty(f"The event simulator has no step of {in_short(data.best_config.values())}: {error.rule}.")
+    rows = stage_rows(simulation)
+    shown, until_s = rows[:MAX_ROWS], simulation.timeline.makespan_s
+    windows = _windows(shown, until_s)
+    words = [_step_in_words(data, simulation), _idle_in_words(rows), _shown_in_words(rows, windows, until_s)]
+    words += ["Lighter passes are those of later chunks."] if data.best_config.vpp > 1 else []
+    figure = _picture(shown, windows, until_s)
+    drawn = drawing(figure, "pipeline", height=90 + max(34 * len(shown), 90))
+    return section("pipeline", TITLE, tag("p", " ".join(filter(None, words))), drawn)
+
+
+def _empty(words: str) -> Html:
+    return section("pipeline", TITLE, tag("p", words, class_="empty"))
+
+
+def _refusal(data: ReportData, best: ParallelConfig) -> str:
+    """Why the best configuration is not simulated; empty if it can be."""
+    setting = data.config.setting
+    if not launchable(setting, best):
+        return "Its degrees do not divide the job, so that there is no pipeline to simulate."
+    passes = 2 * setting.job.global_batch_size // (best.dp * best.mbs) * best.vpp * best.pp
+    if passes > MAX_SIMULATED:
+        return f"It has {passes:,} passes, too many to draw; `meshtune simulate --trace` writes them to a file."
+    return ""
+
+
+def _step_in_words(data: ReportData, simulation: Simulation) -> str:
+    step_s = data.best_step_time_s
+    overhead_s = simulation.step_time_s - simulation.timeline.makespan_s
+    known = f", {seconds(step_s)} in its trial" if data.best and step_s else ""
+    return (
+        f"One step of the best configuration in the event simulator: {seconds(simulation.step_time_s)}{known}. "
+        f"Of this, {seconds(max(overhead_s, 0.0))} are overheads that are not drawn."
+    )
+
+
+def _idle_in_words(rows: Sequence[StageRow]) -> str:
+    shares = [row.idle_share for row in rows]
+    if len(rows) == 1:
+        return f"Its only stage is idle for {percent(shares[0])} of the rest."
+    busiest = min(rows, key=lambda row: row.idle_share)
+    return (
+        f"Its stages are idle for {percent(min(shares))} to {percent(max(shares))} of the rest; "
+        f"stage {busiest.stage} sets the pace."
+    )
+
+
+def _shown_in_words(rows: Sequence[StageRow], windows: Sequence[tuple[float, float]], until_s: float) -> str:
+    told = ""
+    if len(windows) > 1:
+        between_s = windows[1][0] - windows[0][1]
+        told = (
+            f"Drawn are the first {seconds(windows[0][1])} and the last {seconds(until_s - windows[1][0])}; "
+            f"the {seconds(between_s)} between are left out."
+        )
+    if len(rows) > MAX_ROWS:
+        told += f" Of {plural(len(rows), 'row')} the first {MAX_ROWS} are drawn."
+    return told.strip()
+
+
+def _windows(rows: Sequence[StageRow], until_s: float) -> list[tuple[float, float]]:
+    """The parts of the step that are drawn: all of it, or its begin and its end."""
+    most = max(rows, key=lambda row: len(row.computing))
+    limit = min(MAX_PASSES, MAX_ALL_PASSES // len(rows))
+    if len(most.computing) <= limit:
+        return [(0.0, until_s)]
+    half = limit // 2
+    return [(0.0, most.computing[half].start_s), (most.computing[-half].start_s, until_s)]
+
+
+def _picture(rows: Sequence[StageRow], windows: Sequence[tuple[float, float]], until_s: float) -> go.Figure:
+    figure = go.Figure()
+    domains = [(0.0, 1.0)] if len(windows) == 1 else [(0.0, 0.49), (0.51, 1.0)]
+    for number, window in enumerate(windows):
+        axis = "x" if number == 0 else f"x{number + 1}"
+        for look in _LOOKS:
+            _draw(figure, look, [list(look.spans(row, until_s)) for row in rows], window, axis)
+        figure.update_layout(
+            {
+                axis.replace("x", "xaxis"): {
+                    "title": "time since the step began [s]" if number == 0 else "",
+                    "range": list(window),
+                    "domain": list(domains[number]),
+                    "anchor": "y",
+                    "showgrid": False,
+                }
+            }
+        )
+    unlike = len({row.replica for row in rows}) > 1
+    figure.update_layout(
+        barmode="overlay",
+        uniformtext={"minsize": 8, "mode": "hide"},
+        yaxis={
+            "tickvals": list(range(len(rows))),
+            "ticktext": [_row_in_words(row, unlike=unlike) for row in rows],
+            "range": [len(rows) - 0.4, -0.6],
+            "ticks": "outside",
+            "tickcolor": "rgba(0, 0, 0, 0)",
+            "showgrid": False,
+        },
+    )
+    return figure
+
+
+def _row_in_words(row: StageRow, *, unlike: bool) -> str:
+    """The name of a row; which replicas where they are unlike."""
+    return (f"replica {row.replica}, " if unlike else "") + f"stage {row.stage}"
+
+
+def _draw(
+    figure: go.Figure,
+    look: _Look,
+    spans: Sequence[Sequence[Span]],
+    window: tuple[float, float],
+    axis: str,
+) -> None:
+    """Adds the spans of all rows that reach into the window, those too short to be seen left out."""
+    is_thin = look.thickness == _THIN
+    least_s = 0.0 if is_thin else 2e-4 * (window[1] - window[0])
+    found = [
+        (number, span)
+        for number, row in enumerate(spans)
+        for span in row
+        if span.end_s > window[0] and span.start_s < window[1] and span.end_s - span.start_s >= least_s
+    ]
+    if not found:
+        return
+    num_chunks = 1 + max(span.chunk for _, span in found)
+    numbered = bool(look.text) and len(found) <= look.max_numbered * len(spans)
+    rest: dict[str, Any] = {}
+    if numbered:
+        rest = {
+            "text": [str(span.micro_batch) for _, span in found],
+            "textposition": "inside",
+            "insidetextanchor": "middle",
+            "textangle": 0,
+            "insidetextfont": {"size": 10, "color": look.text},
+        }
+    hover = look.hover if num_chunks > 1 else look.hover.replace(", chunk %{customdata[1]}", "")
+    is_named = any(trace.name == look.name for trace in figure.data)
+    figure.add_bar(
+        orientation="h",
+        xaxis=axis,
+        name=None if is_named else look.name,
+        y=[number + look.at for number, _ in found],
+        base=[round(span.start_s, _DIGITS) for _, span in found],
+        x=[round(span.end_s - span.start_s, _DIGITS) for _, span in found],
+        width=look.thickness,
+        customdata=[[span.micro_batch, span.chunk, _milliseconds(span)] for _, span in found],
+        marker={
+            "color": look.colour,
+            "line": {"width": 1.5 if is_thin else 0, "color": look.colour},
+            **({"opacity": [1.0 - 0.55 * span.chunk / num_chunks for _, span in found]} if num_chunks > 1 else {}),
+        },
+        hovertemplate=hover + "<br>from %{base:.4f} s, for %{customdata[2]} ms<extra></extra>",
+        **rest,
+    )
+
+
+def _milliseconds(span: Span) -> float:
+    return float(f"{(span.end_s - span.start_s) * 1e3:.4g}")

@@ -1,0 +1,189 @@
+"""The first section: what was found, and how sure it is."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from costmodels.job.parallel_config import DEGREES
+from trials.backend import CLOCK_WORDS, Status
+from tuner.answers.candidates import tokens_per_s_per_device
+from tuner.answers.device_time import device_time_of, duration, hours, payback_of
+from tuner.report.data import ReportData
+from tuner.report.markup import Content, Html, joined, section, tag
+from tuner.report.sections.outcomes import outcomes_table
+from tuner.report.words import MISSING, in_short, percent, plural, seconds, shown
+from tuner.storage.record import num_proxies, num_pruned, saved_s, step_time_of
+
+
+def summary_section(data: ReportData) -> Html:
+    """The best configuration with its figures, why the search ended, and what it searched."""
+    return section(
+        "summary",
+        "Result",
+        _synthetic_banner(data),
+        _headline(data),
+        _figures(data),
+        _stop(data),
+        _funnel(data),
+        outcomes_table(data),
+    )
+
+
+def _synthetic_banner(data: ReportData) -> Html:
+    if data.origin != "synthetic":
+        return Html("")
+    return tag(
+        "p",
+        tag("strong", "SYNTHETIC"),
+        " These step times come from a simulated world. Nothing here was measured on real devices.",
+        class_="banner",
+    )
+
+
+def _headline(data: ReportData) -> Html:
+    if data.best_config is None:
+        return tag("p", "No trial has completed yet, so there is no best configuration.", class_="empty")
+    values = data.best_config.values(data.dimensions)
+    chips = [
+        tag("span", tag("b", name), shown(value), class_="chip quiet" if name in DEGREES and value == 1 else "chip")
+        for name, value in values.items()
+    ]
+    return tag("div", *chips, class_="chips")
+
+
+def _figures(data: ReportData) -> Html:
+    setting, best_s, records = data.config.setting, data.best_step_time_s, data.records
+    reference_s = data.reference_step_time_s
+    role = data.reference.role if data.reference else "expert"
+    cards = [
+        _card("step time", seconds(best_s), _source_words(data)),
+        _card(
+            "throughput",
+            f"{tokens_per_s_per_device(setting, best_s):,.0f}" if best_s else MISSING,
+            "tokens/s per device",
+        ),
+        _card("MFU", percent(data.mfu(best_s)) if best_s else MISSING, "of the devices' peak, model FLOPs only"),
+        _card(
+            f"against the {role}",
+            f"{reference_s / best_s:.2f}\N{MULTIPLICATION SIGN}" if reference_s and best_s else MISSING,
+            _reference_words(data),
+        ),
+        _prior_card(data),
+        _card("trials", f"{len(records):,}", _trial_words(data)),
+        _device_time_card(data),
+        _card(
+            "p_star",
+            MISSING if data.p_star is None else f"{data.p_star:.2f}",
+            f"share of draws whose fastest candidate was tried; enough above {data.config.search.confidence:g}",
+        ),
+    ]
+    return tag("div", *cards, class_="cards")
+
+
+def _card(name: str, figure: str, note: str) -> Html:
+    return tag("div", tag("h3", name), tag("p", figure, class_="figure"), tag("p", note, class_="note"), class_="card")
+
+
+def _source_words(data: ReportData) -> str:
+    """Where the step time comes from."""
+    if data.best:
+        return f"trial {data.best.number}, {data.source_in_words}"
+    return data.extrapolated.in_words if data.extrapolated else ""
+
+
+def _reference_words(data: ReportData) -> str:
+    if data.reference is None:
+        return "the study names no expert configuration"
+    if data.reference_step_time_s is None:
+        return f"{data.reference.in_words} has no measured step"
+    whose = "the expert's" if data.reference.role == "expert" else "the baseline's"
+    return f"as fast; {whose} step takes {seconds(data.reference_step_time_s)}"
+
+
+def _prior_card(data: ReportData) -> Html:
+    """The gain over what was predicted to be the fastest before any trial."""
+    name, chosen = "against the prior's choice", data.prior_choice
+    if chosen is None:
+        return _card(name, MISSING, "there is no candidate")
+    values = chosen.values(data.dimensions)
+    what, best_s, own_s = in_short(values), data.best_step_time_s, step_time_of(data.records, values)
+    if own_s and best_s and data.best:
+        is_best = data.best.params == values
+        note = (
+            "the best is what was predicted to be the fastest"
+            if is_best
+            else f"as fast; the step of {what}, predicted to be the fastest, takes {seconds(own_s)}"
+        )
+        return _card(name, f"{own_s / best_s:.2f}\N{MULTIPLICATION SIGN}", note)
+    tried = [record for record in data.records if record.params == values and not record.is_proxy]
+    ends = {record.status.value.replace("_", " ") if record.status else "running" for record in tried}
+    became = f"has no measured step: {', '.join(sorted(ends))}" if ends else "was not tried"
+    return _card(name, MISSING, f"{what}, predicted to be the fastest, {became}")
+
+
+def _device_time_card(data: ReportData) -> Html:
+    """What the trials cost, and when that is paid back."""
+    spent = device_time_of(data.config, data.records)
+    payback = payback_of(data.config, data.reference, data.records, data.best.step_time_s if data.best else None)
+    notes = [
+        f"{hours(spent.startup_device_s)} of them for start-up and warm-up"
+        if spent.startup_device_s is not None
+        else "that the measured steps would have taken on devices; none were used"
+    ]
+    if payback is not None and data.reference is not None:
+        steps = plural(payback.steps, "training step")
+        notes.append(
+            f"paid back after {steps} ({duration(payback.seconds)}) by the gain over the {data.reference.role}"
+        )
+    clock = data.config.backend.clock
+    if clock != "wall":
+        notes.append(f"steps are told in {CLOCK_WORDS[clock]}, which do not pay wall time back")
+    budget = data.config.search.budget_device_hours
+    notes += [f"budget {budget:,.4g}"] if budget is not None else []
+    return _card("device-hours of trials", hours(spent.device_s), "; ".join(notes))
+
+
+def _trial_words(data: ReportData) -> str:
+    kinds = Counter(record.status for record in data.failed)
+    failures = [f"{count} {_STATUS_WORDS[status]}" for status, count in kinds.items() if status]
+    pruned = num_pruned(data.records)
+    running = sum(not record.finished for record in data.records)
+    proxies = num_proxies(data.records)
+    return "; ".join(
+        [
+            f"{len(data.failed)} failed ({', '.join(failures)})" if failures else "none failed",
+            *([f"{pruned} stopped early, about {seconds(saved_s(data.records))} of steps saved"] if pruned else []),
+            *([f"{proxies} of a smaller job"] if proxies else []),
+            *([f"{running} running"] if running else []),
+            f"budget {data.config.search.max_trials:,}",
+        ]
+    )
+
+
+_STATUS_WORDS = {status: status.value.replace("_", " ") for status in Status}
+
+
+def _stop(data: ReportData) -> Html:
+    if data.stop_reason is None:
+        return tag("p", "The search has not ended.")
+    sentence = data.stop_reason.sentence
+    return tag("p", f"The search ended: {sentence}.")
+
+
+def _funnel(data: ReportData) -> Html:
+    """How many configurations were left after each step of the pruning."""
+    space = data.candidates.space
+    by_rules = sum(count for rule, count in space.removed.items() if rule != "memory")
+    tried = len({tuple(record.params.items()) for record in data.records if not record.is_proxy})
+    by_proxy = len({tuple(record.params.items()) for record in data.records if record.is_proxy})
+    steps: list[tuple[int, str]] = [
+        (space.num_before_memory + by_rules, "raw combinations"),
+        (space.num_before_memory, "obey the rules"),
+        (len(space.grid), "predicted to fit in memory"),
+        *([(by_proxy, "tried by a smaller job")] if by_proxy else []),
+        (tried, "tried at full size" if by_proxy else "tried"),
+    ]
+    if data.config.measured is not None:
+        steps = [(len(space.grid), plural(len(space.grid), "measured row").partition(" ")[2]), (tried, "tried")]
+    items: list[Content] = [tag("li", tag("b", f"{count:,}"), " ", words) for count, words in steps]
+    return joined(tag("ol", *items, class_="funnel"))

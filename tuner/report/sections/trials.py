@@ -1,0 +1,79 @@
+"""Every trial in one table."""
+
+from __future__ import annotations
+
+from trials.backend import CLOCK_WORDS, Status
+from tuner.report.data import ReportData
+from tuner.report.markup import Content, Html, joined, section, table, tag
+from tuner.report.sections.accuracy import relative_error
+from tuner.report.words import gibibytes, in_short, percent, plural, seconds, shown
+from tuner.storage.record import TrialRecord
+
+TITLE = "Trials"
+
+_PREDICTED = ("predicted", "error", "memory", "predicted")
+_HARMLESS = (Status.OK, Status.PRUNED, Status.CANCELLED)
+
+
+def trials_section(data: ReportData) -> Html:
+    """Number, dimensions, how it ended, step time, prediction and memory of each trial."""
+    if not data.records:
+        return section("trials", TITLE, tag("p", "No trial has been started yet.", class_="empty"))
+    head: list[Content] = ["trial", *data.dimensions, "status", _step_head(data), *_PREDICTED]
+    rows = [_row(data, record) for record in data.records]
+    first = 1 + len(data.dimensions)
+    numeric = frozenset(range(first)) | frozenset(range(first + 1, first + 6))
+    return section("trials", TITLE, table(head, rows, numeric=numeric))
+
+
+def _step_head(data: ReportData) -> str:
+    clock = data.config.backend.clock
+    return "step" if clock == "wall" else f"step ({CLOCK_WORDS[clock]})"
+
+
+def _row(data: ReportData, record: TrialRecord) -> list[Content]:
+    observation = None if record.is_proxy else record.observation
+    role = (tag("span", "best", class_="badge best") if record is data.best else Html("")) + (
+        tag("span", data.reference.role, class_="badge expert")
+        if data.reference is not None and record.params == data.reference.values
+        else Html("")
+    )
+    return [
+        joined(Html(role), str(record.number)),
+        *(shown(record.params[name]) if name in record.params else None for name in data.dimensions),
+        _status(record),
+        seconds(record.step_time_s),
+        seconds(record.predicted_s),
+        percent(relative_error(record), signed=True),
+        gibibytes(observation.peak_memory_bytes if observation else None),
+        gibibytes(record.prediction.get("peak_memory_bytes")),
+    ]
+
+
+def _status(record: TrialRecord) -> Html:
+    """How the trial ended, with its reason and the end of its log where there are any."""
+    if record.status is None:
+        return tag("span", "running", class_="status")
+    kind = "status good" if record.status in _HARMLESS else "status bad"
+    observation = record.observation
+    reason = observation.reason if observation else ""
+    log = observation.log_tail if observation else ""
+    return joined(
+        tag("span", record.status.value.replace("_", " "), class_=kind),
+        tag("div", _proxy_words(record), class_="note") if record.is_proxy else None,
+        tag("div", reason, class_="note") if reason else None,
+        tag("details", tag("summary", "log"), tag("pre", log)) if log else None,
+    )
+
+
+def _proxy_words(record: TrialRecord) -> str:
+    """What ran in place of the candidate, and what was measured of it."""
+    if record.proxy is None:
+        return ""
+    reduction, observation = record.proxy.reduction, record.observation
+    measured = observation.step_time_s if observation else None
+    return (
+        f"proxy: {in_short(record.proxy.config.values())}, {plural(reduction.layers, 'layer')}, "
+        f"{plural(reduction.global_batch_size, 'sequence')} on {plural(record.proxy.config.num_devices, 'device')}"
+        + (f", step {seconds(measured)}" if measured else "")
+    )

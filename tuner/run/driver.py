@@ -1,0 +1,220 @@
+"""One driving process per study: two at once would run the same trials twice; and when it may be interrupted.
+
+The claim stands on the study itself, so that it works on every storage. A claim of this host holds while its process
+lives, whatever its clock says. A claim of another host holds while it is renewed: by the clocks of both hosts where
+these agree, and else by watching it, since clocks are set and need not be the same.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from hardware.io.errors import ConfigError
+from tuner.storage.store import AbstractStore, Condition, OvertakenError
+
+DRIVER = "driver"
+RENEW_AFTER_S = 15.0
+STALE_AFTER_S = 90.0
+WATCHED_S = 45.0
+"""For how long a claim of another host that seems old is watched: a driver renews its claim three times meanwhile."""
+WATCHES = 15
+CLAIM_ATTEMPTS = 3
+"""A claim that changed under our hands is looked at again; somebody who is quicker each time is driving."""
+
+
+def unheard(note: str) -> None:
+    """For callers who tell nobody."""
+
+
+class Claim:
+    """What makes this process the driver of one study, for as long as no other process has taken it over.
+
+    A driver writes in transactions of its claim alone. One that gave no sign of life for too long, because it was
+    suspended or cut off, finds at its next write that the claim is another's, and that write has no effect.
+    """
+
+    def __init__(self, store: AbstractStore, study_id: int, text: str, renewed_s: float) -> None:
+        self._store = store
+        self._study_id = study_id
+        self._text = text
+        self._renewed_s = renewed_s
+        self.is_lost = False
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What the block writes is written together, while the claim holds; a block without writes checks just that.
+
+        Raises:
+            ConfigError: another process has taken the study over; nothing was written.
+        """
+        try:
+            with self._store.together(self._condition):
+                yield
+        except OvertakenError:
+            raise self._overtaken() from None
+
+    def renew(self, *, now_s: float) -> bool:
+        """Writes the claim again if it is old, or from the future of a clock that was set back; whether it was.
+
+        Raises:
+            ConfigError: another process has taken the study over.
+        """
+        if 0 <= now_s - self._renewed_s < RENEW_AFTER_S:
+            return False
+        mine = _mine(now_s)
+        if not self._store.replace_attribute(self._condition, mine):
+            raise self._overtaken()
+        self._text, self._renewed_s = json.dumps(mine), now_s
+        return True
+
+    def release(self) -> None:
+        """Gives the claim up, unless another process has taken it over."""
+        self._store.replace_attribute(self._condition, None)
+
+    @property
+    def _condition(self) -> Condition:
+        return Condition(study_id=self._study_id, key=DRIVER, text=self._text)
+
+    def _overtaken(self) -> ConfigError:
+        self.is_lost = True
+        held, _ = self._store.read_attribute(self._study_id, DRIVER)
+        return _is_driven(self._store.storage.get_study_name_from_id(self._study_id), held or {})
+
+
+def claim(
+    store: AbstractStore,
+    study_name: str,
+    *,
+    now_s: float,
+    on_note: Callable[[str], None] = unheard,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Claim:
+    """Makes this process the study's driver; of several that ask at once, one gets it.
+
+    Args:
+        store: Keeps the study.
+        study_name: The study.
+        now_s: Seconds since the epoch.
+        on_note: Is told of what takes seconds.
+        sleep: Waits so many seconds.
+
+    Raises:
+        ConfigError: another process is driving the study.
+    """
+    study_id = store.storage.get_study_id_from_name(study_name)
+    mine = _mine(now_s)
+    for _ in range(CLAIM_ATTEMPTS):
+        held, text = store.read_attribute(study_id, DRIVER)
+        if held and (is_held(held, now_s=now_s) or _is_renewed(store, study_id, text, held, on_note, sleep)):
+            raise _is_driven(study_name, held)
+        if store.replace_attribute(Condition(study_id=study_id, key=DRIVER, text=text), mine):
+            return Claim(store, study_id, json.dumps(mine), now_s)
+    raise _is_driven(study_name, held or {})
+
+
+def _is_renewed(
+    store: AbstractStore,
+    study_id: int,
+    text: str | None,
+    held: dict[str, Any],
+    on_note: Callable[[str], None],
+    sleep: Callable[[float], None],
+) -> bool:
+    """Whether a claim that seems old changes while it is watched: then its host's clock is not ours."""
+    if held["host"] == socket.gethostname():
+        return False
+    on_note(
+        f"process {held['pid']} on {held['host']} drove this study; watching {WATCHED_S:.0f} s whether it still does"
+    )
+    for _ in range(WATCHES):
+        sleep(WATCHED_S / WATCHES)
+        changed, now = store.read_attribute(study_id, DRIVER)
+        if now != text:
+            return bool(changed)
+    return False
+
+
+def _mine(now_s: float) -> dict[str, Any]:
+    """The claim of this process; its start tells it apart from a later one that gets the same number."""
+    pid = os.getpid()
+    return {"host": socket.gethostname(), "pid": pid, "started": _started(pid), "renewed_s": now_s}
+
+
+def _is_driven(study_name: str, held: dict[str, Any]) -> ConfigError:
+    process = f"process {held['pid']} on {held['host']}" if held else "another process"
+    return ConfigError(
+        f"is being run by {process}",
+        key="name",
+        value=study_name,
+        nearest="wait for it or stop it; `meshtune status` shows how far it is",
+    )
+
+
+def is_held(held: dict[str, Any], *, now_s: float | None = None) -> bool:
+    """Whether the process that made the claim is still driving."""
+    if held["host"] == socket.gethostname():
+        started: str = held["started"]
+        return held["pid"] != os.getpid() and _started(held["pid"]) == started
+    renewed_s: float = held["renewed_s"]
+    return abs((time.time() if now_s is None else now_s) - renewed_s) < STALE_AFTER_S
+
+
+def _started(pid: int) -> str:
+    """Boot and start time of a process; empty if there is none, or no way to know."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        # the command name, in parentheses, may hold spaces: fields are counted behind it; the 20th is the start time
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return "gone"
+        except OSError:
+            return ""
+        return ""
+    return "gone" if fields[0] in "ZX" else f"{boot}:{fields[19]}"
+
+
+@contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Lets SIGINT and SIGTERM wait until the block has ended, then hands them to the handlers that were there before.
+
+    For steps that leave something half done when they are interrupted. A second signal does not wait. Handlers that
+    the block installs do not outlive it: starting Ray replaces that of SIGTERM.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals reach the main thread alone
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    waiting: list[int] = []
+
+    def put_back() -> None:
+        for number, handler in before.items():
+            if handler is not None:  # None: not installed from Python, and Python cannot put it back
+                signal.signal(number, handler)
+
+    def hold(number: int, _frame: FrameType | None) -> None:
+        waiting.append(number)
+        if len(waiting) > 1:
+            put_back()
+            signal.raise_signal(number)
+
+    for number in before:
+        signal.signal(number, hold)
+    try:
+        yield
+    finally:
+        put_back()
+    if waiting:
+        signal.raise_signal(waiting[0])

@@ -1,0 +1,676 @@
+"""The ask/tell loop: opens or resumes a study, keeps the trial slots busy, records what comes back, stops by itself.
+
+A trial's life: asked (its candidate's dimensions are parameters, its prediction an attribute), submitted, followed (its
+first steps are intermediate values; it is stopped where they are clearly slower than the best), observed (the
+observation is an attribute), told. A driver that dies leaves trials behind at any of these points; the next one adopts
+them under their own numbers: a trial without a candidate is closed, one with an observation is told, the others are
+submitted again. Nothing that was observed is lost, and no candidate is finished twice.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+import optuna
+from optuna import Study
+from optuna.exceptions import ExperimentalWarning
+from optuna.pruners import NopPruner
+from optuna.storages import BaseStorage
+from optuna.trial import TrialState, create_trial
+
+from costmodels.job.parallel_config import ParallelConfig
+from costmodels.job.proxy_job import Reduction
+from hardware.io.errors import ConfigError, shown
+from trials.backend import Observation, Status
+from trials.ray_executor import RayExecutor
+from tuner.answers.candidates import Candidates, candidates_of, plan_of, prediction_json
+from tuner.answers.device_time import device_time_of
+from tuner.answers.planned_candidates import LAYER_PLANS, as_stored
+from tuner.answers.reference import Reference, keep_baseline, reference_among, reference_of
+from tuner.run.driver import DRIVER, Claim, claim, interrupts_held, is_held
+from tuner.run.own_trials import OwnTrials
+from tuner.search.acquisition import EXPLORERS
+from tuner.search.observations import OBSERVATION, STATUS
+from tuner.search.parameters import ASSIGNMENT, params_of
+from tuner.search.population import P_STAR
+from tuner.search.prior import OnProgress, prior_belief, unheard
+from tuner.search.proxy.extrapolation import Extrapolated, extrapolated_of
+from tuner.search.proxy.proxy_plan import ProxyPlan
+from tuner.search.proxy.proxy_trials import PROXY, Proxy
+from tuner.search.pruning import ClearlySlowerPruner, StepReports, reported_steps
+from tuner.search.sampler import ThompsonSampler
+from tuner.search.stopping import StopReason
+from tuner.storage.history import Past, keep_run, make_tables, past_of
+from tuner.storage.opening import find_study, open_store, storage_errors
+from tuner.storage.record import (
+    HISTORY,
+    MEANING,
+    ORIGIN,
+    PREDICTION,
+    SPENT_S,
+    STOP_REASON,
+    TrialRecord,
+)
+from tuner.storage.store import AbstractStore
+from tuner.study_file.config import StudyConfig, first_difference
+
+POLL_S = 1.0
+
+Asked = tuple[int, ParallelConfig, Reduction | None]
+"""A trial that is to run: its number, and its candidate; or a proxy's configuration and the smaller job."""
+
+
+class Executor(Protocol):
+    """What runs the trials, as the loop sees it; `trials.ray_executor.RayExecutor` is the one that users get."""
+
+    @property
+    def slots_note(self) -> str:
+        """Why fewer trials than asked for run at once; empty if there is nothing to say."""
+
+    @property
+    def num_free_slots(self) -> int:
+        """Trials that `submit` takes now."""
+
+    @property
+    def pending(self) -> tuple[int, ...]:
+        """Numbers of the trials that `poll` has not returned yet."""
+
+    @property
+    def reported(self) -> Mapping[int, tuple[float, ...]]:
+        """Step times [s] that each running trial has measured so far, by its number, as of the last `poll`."""
+
+    def submit(self, trial_number: int, config: ParallelConfig, reduction: Reduction | None, /) -> None:
+        """Starts a trial of the study's job, or of a smaller one, on a free slot and returns at once."""
+
+    def stop(self, trial_number: int, reason: str, /) -> None:
+        """Ends a running trial as pruned; `poll` returns it."""
+
+    def poll(self, timeout_s: float, /) -> list[tuple[int, Observation]]:
+        """The trials that have ended, waiting up to `timeout_s` for the first end or measured step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """How far a run is, for whoever shows it.
+
+    Attributes:
+        done: Trials that have ended, those of earlier runs included.
+        running: Trials in flight.
+        budget: Trials allowed.
+        best: The fastest trial so far.
+        extrapolated: The answer that proxies suggest.
+        p_star: The latest p_star.
+        seconds_left: Of the budget of time, None without one.
+        device_hours_left: Of the budget of device-hours, None without one.
+        note: Something to tell once, or empty.
+    """
+
+    done: int
+    running: int
+    budget: int
+    best: TrialRecord | None
+    extrapolated: Extrapolated | None
+    p_star: float
+    seconds_left: float | None
+    device_hours_left: float | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RunResult:
+    """How a run ended.
+
+    Attributes:
+        records: Every trial of the study.
+        best: The fastest completed trial, None if there is none.
+        extrapolated: The answer that proxies suggest, where no trial has completed at full size.
+        stop_reason: Why the search ended.
+        p_star: The last p_star.
+        num_candidates: Size of the searched space.
+        reference: What the best is compared with; None where there is nothing.
+        warnings: What a user should know.
+    """
+
+    records: list[TrialRecord]
+    best: TrialRecord | None
+    extrapolated: Extrapolated | None
+    stop_reason: StopReason
+    p_star: float
+    num_candidates: int
+    warnings: tuple[str, ...]
+    reference: Reference | None = None
+
+
+def run_study(
+    config: StudyConfig,
+    *,
+    on_progress: Callable[[Progress], None],
+    ray_address: str | None = None,
+    executor: AbstractContextManager[Executor] | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    wall_clock: Callable[[], float] = time.time,
+) -> RunResult:
+    """Runs the study until it stops, continuing what the storage already holds.
+
+    Args:
+        config: The study.
+        on_progress: Is told how far the run is, at least once per poll.
+        ray_address: Cluster to run the trials on; None takes RAY_ADDRESS, or starts Ray here.
+        executor: Runs the trials in place of Ray; entered only if there is something to run.
+        clock: Seconds that the run takes; nobody sets it.
+        wall_clock: Seconds since the epoch, for other hosts; it may be set at any time.
+
+    Raises:
+        ConfigError: nothing fits, the stored study means something else, another process is running it, or the database
+            fails.
+    """
+    candidates = candidates_of(config)
+    if not len(candidates.space.grid):
+        return _nothing_to_try(candidates)
+    if executor is None:
+        executor = RayExecutor(
+            config.backend,
+            parallel_trials=config.search.parallel_trials,
+            time_limit_s=config.time_limit_s,
+            address=ray_address,
+            placement_wait_s=config.search.placement_wait_s,
+            share_hosts=config.search.share_hosts,
+            on_note=lambda note: on_progress(_before_start(config, note)),
+            uninterrupted=interrupts_held,
+        )
+    past = past_of(config)
+    sampler = make_sampler(config, candidates, past, on_note=lambda note: on_progress(_before_start(config, note)))
+    with storage_errors(config.storage):
+        store = open_store(config.storage)
+        make_tables(store)
+        study = open_study(config, sampler, store.storage)
+        keep_baseline(study, reference_among(config, candidates))
+        if config.layer_plans.keys() > study.user_attrs.get(LAYER_PLANS, {"plans": {}})["plans"].keys():
+            study.set_user_attr(LAYER_PLANS, as_stored(config))
+        held = claim(
+            store,
+            config.name,
+            now_s=wall_clock(),
+            on_note=lambda note: on_progress(_before_start(config, note)),
+        )
+        # past Optuna's cache, which would keep all that was ever read
+        trials = OwnTrials(store.storage.get_all_trials(study._study_id, deepcopy=False), config.dimensions, sampler)
+        run = _Run(
+            config=config,
+            candidates=candidates,
+            sampler=sampler,
+            store=store,
+            held=held,
+            study=study,
+            attributes=dict(study.user_attrs),
+            trials=trials,
+            past=past,
+            reports=StepReports(study=study, pruner=make_pruner(config)) if config.search.prune else None,
+        )
+        stop_reason = _drive(run, executor, on_progress, clock, wall_clock)
+        best = trials.best
+        return RunResult(
+            records=trials.records,
+            best=best,
+            extrapolated=None if best else extrapolated_of(run.attributes),
+            stop_reason=stop_reason,
+            p_star=float(run.attributes.get(P_STAR, 0.0)),
+            num_candidates=len(candidates.space.grid),
+            warnings=(*candidates.space.warnings, *past.warnings, *_unreachable(sampler.proxies)),
+            reference=reference_of(config, study),
+        )
+
+
+def _unreachable(proxies: ProxyPlan | None) -> tuple[str, ...]:
+    """A warning of the candidates that no proxy can be run for, if there are any."""
+    if proxies is None or not proxies.num_too_wide:
+        return ()
+    return (
+        f"{proxies.num_too_wide:,} of {len(proxies.grid):,} candidates are tried at full size only: their tp*cp*up is "
+        f"more than the devices of the {proxies.options.hosts} hosts that trial.proxy allows",
+    )
+
+
+def _before_start(config: StudyConfig, note: str) -> Progress:
+    """Something to tell before the study is opened."""
+    return Progress(
+        done=0,
+        running=0,
+        budget=config.search.max_trials,
+        best=None,
+        extrapolated=None,
+        p_star=0.0,
+        seconds_left=None,
+        note=note,
+    )
+
+
+def _drive(
+    run: _Run,
+    executor: AbstractContextManager[Executor],
+    on_progress: Callable[[Progress], None],
+    clock: Callable[[], float],
+    wall_clock: Callable[[], float],
+) -> StopReason:
+    """Asks, submits, polls and records until there is a reason to stop, then gives the claim up.
+
+    What writes more than one thing is not interrupted half-way; only a kill can do that, and `_Run.adopt` mends it.
+    """
+    started_s = clock() - float(run.study.user_attrs.get(SPENT_S, 0.0))
+    stop_reason = StopReason.INTERRUPTED
+    try:
+        with interrupts_held():
+            todo = run.adopt()
+        reason = run.reason_to_stop(clock() - started_s)
+        if reason is not None and not todo:
+            stop_reason = reason
+            return stop_reason
+        with run.held.together():
+            # told now, because a driver that is killed cannot
+            run.study.set_user_attr(STOP_REASON, StopReason.INTERRUPTED.value)
+            if run.past.in_words != run.study.user_attrs.get(HISTORY, ""):
+                run.study.set_user_attr(HISTORY, run.past.in_words)
+        with ExitStack() as stack:
+            running = _entered(executor, stack)
+            notes = "; ".join(filter(None, (run.past.in_words, running.slots_note)))
+            on_progress(run.progress(clock() - started_s, note=notes))
+            while True:
+                if run.held.renew(now_s=wall_clock()):
+                    with run.held.together():
+                        run.study.set_user_attr(SPENT_S, clock() - started_s)
+                reason = run.reason_to_stop(clock() - started_s)
+                while running.num_free_slots and (todo or reason is None):
+                    with interrupts_held():
+                        asked = run.again(todo.pop(0)) if todo else run.ask()
+                    if asked is None:
+                        break
+                    running.submit(*asked)
+                    reason = run.reason_to_stop(clock() - started_s)
+                if reason is not None and not running.pending and not todo:
+                    stop_reason = reason
+                    break
+                ended = running.poll(POLL_S)
+                with interrupts_held():
+                    for number, observation in ended:
+                        run.record(number, observation)
+                    for number, reason_against in run.hopeless(running.reported).items():
+                        running.stop(number, reason_against)
+                on_progress(run.progress(clock() - started_s))
+    except KeyboardInterrupt:
+        stop_reason = StopReason.INTERRUPTED
+    finally:
+        if not run.held.is_lost:
+            with run.held.together():
+                run.study.set_user_attr(STOP_REASON, stop_reason.value)
+                run.study.set_user_attr(SPENT_S, clock() - started_s)
+            run.held.release()
+    return stop_reason
+
+
+def _entered(executor: AbstractContextManager[Executor], stack: ExitStack) -> Executor:
+    """Starts the executor."""
+    try:
+        return stack.enter_context(executor)
+    except SystemExit:  # what Ray makes of SIGTERM while it starts
+        raise KeyboardInterrupt from None
+
+
+def _nothing_to_try(candidates: Candidates) -> RunResult:
+    removed = max(candidates.space.removed.items(), key=lambda entry: entry[1], default=("", 0))
+    return RunResult(
+        records=[],
+        best=None,
+        extrapolated=None,
+        stop_reason=StopReason.EXHAUSTED,
+        p_star=0.0,
+        num_candidates=0,
+        warnings=(
+            f"no configuration is left; {removed[0]} removed the most: see `meshtune space`",
+            *candidates.space.warnings,
+        ),
+    )
+
+
+def make_sampler(
+    config: StudyConfig, candidates: Candidates, past: Past | None = None, *, on_note: OnProgress = unheard
+) -> ThompsonSampler:
+    """The sampler that a study's options ask for, with what its history teaches.
+
+    Args:
+        config: The study.
+        candidates: What it searches.
+        past: Its history.
+        on_note: Is told of what takes seconds.
+    """
+    grid = candidates.space.grid
+    reference = reference_among(config, candidates)
+    everywhere = np.arange(len(grid))
+    return ThompsonSampler(
+        grid,
+        prior_belief([(config.measured_setting, everywhere)], grid, past, on_progress=on_note),
+        explorer=EXPLORERS[config.search.explorer],
+        draws=config.search.draws,
+        confidence=config.search.confidence,
+        tolerance=config.search.tolerance,
+        seed=config.search.seed,
+        first=None if reference is None else reference.config,
+        proxies=None
+        if config.proxy is None
+        else ProxyPlan(
+            options=config.proxy,
+            setting=config.setting,
+            space=config.options,
+            grid=grid,
+            max_trials=config.search.max_trials,
+            confidence=config.search.confidence,
+        ),
+        repeats=config.search.repeats,
+    )
+
+
+def make_pruner(config: StudyConfig) -> ClearlySlowerPruner:
+    """What stops trials early, where a study's options ask for it; the expert's configuration is measured in full."""
+    return ClearlySlowerPruner(expert=config.expert.values(config.dimensions) if config.expert else None)
+
+
+def open_study(config: StudyConfig, sampler: ThompsonSampler, storage: BaseStorage | None = None) -> Study:
+    """The study in its storage (opened here if it is not given), new or as it was left.
+
+    Raises:
+        ConfigError: the stored study's trials mean something else than the study file now says.
+    """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(
+        study_name=config.name,
+        storage=open_store(config.storage).storage if storage is None else storage,
+        sampler=sampler,
+        pruner=make_pruner(config) if config.search.prune else NopPruner(),
+        direction="minimize",
+        load_if_exists=True,
+    )
+    stored = study.user_attrs.get(MEANING)
+    if stored is None and not study.get_trials(deepcopy=False):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            study.set_metric_names(["step_time_s"])  # what the dashboard writes beside its axes
+        study.set_user_attr(ORIGIN, config.backend.origin)
+        # last: with it the study is complete
+        study.set_user_attr(MEANING, json.loads(json.dumps(config.meaning)))
+    else:
+        check_meaning(config, study)
+    return study
+
+
+def check_meaning(config: StudyConfig, study: Study) -> None:
+    """Whether the stored trials mean what the study file says.
+
+    Raises:
+        ConfigError: they mean something else.
+    """
+    difference = first_difference(study.user_attrs.get(MEANING) or {}, json.loads(json.dumps(config.meaning)))
+    if difference is not None:
+        key, before, now = difference
+        raise ConfigError(
+            f"the stored study {config.name!r} was measured with {shown(before)}; its trials would no longer mean the "
+            "same",
+            file=config.file,
+            key=key,
+            value=now,
+            nearest="give the study another name, or change the key back",
+        )
+
+
+def stored_study(config: StudyConfig) -> Study:
+    """The study that the storage holds, for reading.
+
+    Raises:
+        ConfigError: there is none yet.
+    """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = find_study(config.storage, config.name)
+    if study is None:
+        raise ConfigError(
+            "has no trials in its storage yet",
+            file=config.file,
+            key="name",
+            value=config.name,
+            nearest=f"start it with `meshtune run {config.file}`",
+        )
+    return study
+
+
+def is_running(study: Study) -> bool:
+    """Whether some process is driving the study."""
+    return is_driven(study.user_attrs)
+
+
+def is_driven(attributes: Mapping[str, Any]) -> bool:
+    """The same by the study's attributes, which take a while to read."""
+    held = attributes.get(DRIVER)
+    return held is not None and is_held(held)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Live:
+    """A trial that has not ended.
+
+    Attributes:
+        trial_id: What Optuna's storage calls it.
+        position: Its candidate; None if it never got one.
+        proxy: What it runs in place of the candidate.
+    """
+
+    trial_id: int
+    position: int | None
+    proxy: Proxy | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Run:
+    """One driver at work on one study.
+
+    Attributes:
+        attributes: The study's, as far as this driver writes them.
+        trials: Its trials: while the claim holds, nobody else writes.
+        live: The trials that have not ended, by number.
+    """
+
+    config: StudyConfig
+    candidates: Candidates
+    sampler: ThompsonSampler
+    store: AbstractStore
+    held: Claim
+    study: Study
+    attributes: dict[str, Any]
+    trials: OwnTrials
+    past: Past
+    reports: StepReports | None
+    live: dict[int, _Live] = field(default_factory=dict)
+
+    def adopt(self) -> list[Asked]:
+        """Settles what an earlier driver left running; returns the trials that must run again."""
+        again = []
+        for trial in self.trials.running:
+            if trial.state != TrialState.RUNNING:
+                continue
+            position, stored = self.sampler.position_of(trial.params), trial.user_attrs.get(PROXY)
+            proxy = Proxy.from_json(stored) if stored else None
+            self.live[trial.number] = _Live(trial_id=trial._trial_id, position=position, proxy=proxy)
+            if OBSERVATION in trial.user_attrs:
+                observation = Observation.from_json(trial.user_attrs[OBSERVATION])
+                with self.held.together():
+                    self._keep_run(trial.number, observation)
+                self._tell(trial.number, observation)
+            elif position is None:
+                self.record(
+                    trial.number,
+                    Observation(
+                        status=Status.CANCELLED,
+                        reason="its driver died before the trial had a candidate of the study",
+                        origin=self.config.backend.origin,
+                    ),
+                )
+            else:
+                if PREDICTION not in trial.user_attrs:  # its driver, of an earlier version, died just then
+                    proxy = self.sampler.proxy_for(self.trials.evidence(but=trial.number), position)
+                    self.live[trial.number] = replace(self.live[trial.number], proxy=proxy)
+                    with self.held.together():
+                        for key, value in self._described(position, proxy).items():
+                            self.store.storage.set_trial_user_attr(trial._trial_id, key, value)
+                            trial.set_user_attr(key, value)
+                again.append(self._asked(trial.number, position, proxy))
+        return again
+
+    def again(self, asked: Asked) -> Asked:
+        """A trial that must run again, if it is still this driver's to run."""
+        with self.held.together():
+            return asked
+
+    def ask(self) -> Asked | None:
+        """The next trial, or None where it is better to wait for one that runs.
+
+        It is written with its candidate and all that is told of it at once: there are no halves of a trial.
+        """
+        evidence = self.trials.evidence()
+        if self.sampler.waits(evidence):
+            return None
+        position = self.sampler.choose(evidence)
+        proxy = self.sampler.proxy_for(evidence, position)
+        trial = create_trial(
+            state=TrialState.RUNNING,
+            params=params_of(self.candidates.space.grid.values(position)),
+            distributions=self.sampler.search_space,
+            user_attrs=self._described(position, proxy),
+        )
+        with self.held.together():
+            trial_id = self.store.storage.create_new_trial(self.study._study_id, trial)
+            self.sampler.keep_start(self.study, evidence)
+        number = self._number_of(trial_id)
+        self.trials.begin(trial, number, trial_id)
+        self.live[number] = _Live(trial_id=trial_id, position=position, proxy=proxy)
+        return self._asked(number, position, proxy)
+
+    def _number_of(self, trial_id: int) -> int:
+        """The number of a trial that was just written: the next one, unless somebody has enqueued others."""
+        storage, number = self.store.storage, self.trials.next_number
+        if storage.get_trial_id_from_study_id_trial_number(self.study._study_id, number) == trial_id:
+            return number
+        return storage.get_trial_number_from_id(trial_id)
+
+    def _asked(self, number: int, position: int, proxy: Proxy | None) -> Asked:
+        """The trial as the executor takes it."""
+        if proxy is not None:
+            return number, proxy.config, proxy.reduction
+        return number, self.candidates.space.grid.config(position), None
+
+    def _described(self, position: int, proxy: Proxy | None) -> dict[str, Any]:
+        """The attributes of a trial: what it runs in place of its candidate, and what is predicted of the candidate."""
+        prediction = prediction_json(
+            self.config.setting,
+            self.candidates.estimate,
+            self.candidates.space.memory,
+            position,
+            self.config.options.memory_headroom,
+        )
+        chosen = self.candidates.space.grid.config(position)
+        attributes: dict[str, Any] = {PREDICTION: prediction | plan_of(self.config, chosen)}
+        if proxy is not None:
+            attributes[PROXY] = proxy.as_json()
+        if chosen.assignment:
+            attributes[ASSIGNMENT] = str(chosen.assignment)
+        return attributes
+
+    def record(self, number: int, observation: Observation) -> None:
+        """Keeps the observation, then ends the trial: a driver that dies in between has lost nothing."""
+        trial_id = self.live[number].trial_id
+        told = {STATUS: observation.status.value, OBSERVATION: observation.as_json()}
+        with self.held.together():
+            for key, value in told.items():
+                self.store.storage.set_trial_user_attr(trial_id, key, value)
+            self._keep_run(number, observation)
+        self.trials[number].user_attrs.update(told)
+        self._tell(number, observation)
+
+    def _keep_run(self, number: int, observation: Observation) -> None:
+        """Keeps what a trial ran for later studies too."""
+        live = self.live[number]
+        if live.position is None:
+            return
+        setting, config = self.config.setting, self.candidates.space.grid.config(live.position)
+        if live.proxy is not None:
+            setting, config = live.proxy.setting(setting), live.proxy.config
+        keep_run(self.store, self.study.study_name, number, setting, config, observation)
+
+    def hopeless(self, running: Mapping[int, tuple[float, ...]]) -> Mapping[int, str]:
+        """The running trials to stop, with the reason, by number; their first steps are kept on the way."""
+        if self.reports is None or not any(running.values()):
+            return {}
+        known = {number: self.trials[number] for number in running}
+        return self.reports.hopeless(running, known, self.trials.best_trial, self.held.together)
+
+    def _tell(self, number: int, observation: Observation) -> None:
+        """Ends a trial for Optuna; a value is a step time at full size, which a proxy does not measure."""
+        live = self.live.pop(number)
+        state, values = TrialState.FAIL, None
+        if observation.step_time_s is not None and live.proxy is None:
+            state, values = TrialState.COMPLETE, [observation.step_time_s]
+        elif observation.status == Status.PRUNED or observation.step_time_s is not None:
+            # a pruned trial's value is what it reported last, as Optuna has it
+            state, values = TrialState.PRUNED, reported_steps(self.trials[number])[-1:] or None
+        self.trials.end(number, state, values)
+        with self.held.together():
+            changed = self.sampler.keep_end(
+                self.study, live.trial_id, self.trials.evidence(), self.attributes, self.trials.num_finished - 1
+            )
+            self.store.storage.set_trial_state_values(live.trial_id, state, values)
+        self.attributes.update(changed)
+        self.trials.close(number, self.attributes[P_STAR])
+
+    def reason_to_stop(self, elapsed_s: float) -> StopReason | None:
+        """Why no further trial should be asked for, or None; confidence waits for the trials in flight."""
+        evidence = self.trials.evidence()
+        search = self.config.search
+        out_of_trials = evidence.num_decisions >= search.max_trials
+        out_of_time = search.max_seconds is not None and elapsed_s >= search.max_seconds
+        out_of_device_hours = self._device_hours_left() == 0
+        if not (out_of_trials or out_of_time or out_of_device_hours) and self.sampler.close_call(evidence) is not None:
+            return None
+        reasons = {
+            StopReason.CONFIDENT: self.sampler.is_confident(evidence),
+            StopReason.TRIALS: out_of_trials,
+            StopReason.SECONDS: out_of_time,
+            StopReason.DEVICE_HOURS: out_of_device_hours,
+            StopReason.FULL_TRIALS: self.sampler.is_spent(evidence),
+            StopReason.EXHAUSTED: self.sampler.is_exhausted(evidence),
+        }
+        return next((reason for reason, holds in reasons.items() if holds), None)
+
+    def progress(self, elapsed_s: float, note: str = "") -> Progress:
+        """Where the run stands."""
+        max_seconds = self.config.search.max_seconds
+        return Progress(
+            done=self.trials.num_ended,
+            running=self.trials.num_running,
+            budget=self.config.search.max_trials,
+            best=self.trials.best,
+            extrapolated=extrapolated_of(self.attributes),
+            p_star=float(self.attributes.get(P_STAR, 0.0)),
+            seconds_left=None if max_seconds is None else max(max_seconds - elapsed_s, 0.0),
+            device_hours_left=self._device_hours_left(),
+            note=note,
+        )
+
+    def _device_hours_left(self) -> float | None:
+        """Of the budget, by the trials that have ended in this run and all earlier ones; None without a budget."""
+        budget = self.config.search.budget_device_hours
+        if budget is None:
+            return None
+        spent = device_time_of(self.config, self.trials.records)
+        return max(budget - spent.device_hours, 0.0)

@@ -1,0 +1,155 @@
+"""The trials of a study as its driver knows them: read once, then kept by what the driver itself writes.
+
+While its claim holds nobody else writes trials, and those of a large study take long to read. Of a trial that has ended
+only what decisions, progress and the answer look at is remembered: its operator times, its prediction and its
+population stay in the storage, so that a driver's memory hardly grows.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+
+from optuna.trial import FrozenTrial, TrialState
+
+from tuner.search.observations import Evidence
+from tuner.search.population import P_STAR
+from tuner.search.pruning import best_among
+from tuner.search.sampler import ThompsonSampler
+from tuner.storage.record import TrialRecord, best_record, record_of
+
+
+class OwnTrials:
+    """The trials of the study that this process drives.
+
+    Args:
+        trials: All trials of the study.
+        dimensions: What the parameters of a trial with a candidate hold.
+        sampler: Reads the evidence.
+    """
+
+    def __init__(self, trials: Sequence[FrozenTrial], dimensions: Sequence[str], sampler: ThompsonSampler) -> None:
+        self._dimensions = frozenset(dimensions)
+        self._sampler = sampler
+        self._known = {trial.number: _own(trial) for trial in sorted(trials, key=lambda trial: trial.number)}
+        self._running = {number: trial for number, trial in self._known.items() if not trial.state.is_finished()}
+        self._records: dict[int, TrialRecord] = {}
+        self._evidence: Evidence | None = None
+        self.evidence()
+        for number in self._known.keys() - self._running.keys():
+            self._remember(number)
+        self._records = dict(sorted(self._records.items()))
+        completed = [record for record in self._records.values() if record.step_time_s is not None]
+        self._completed = {tuple(record.params.values()) for record in completed}
+        self._best = best_record(completed)
+        self._best_trial = best_among(list(self._known.values()))
+
+    def __getitem__(self, number: int) -> FrozenTrial:
+        """A trial; of one that has ended without most of its attributes."""
+        return self._known[number]
+
+    def evidence(self, *, but: int | None = None) -> Evidence:
+        """What the trials tell, those with the number `but` left out."""
+        if but is not None:
+            return self._sampler.evidence([trial for number, trial in self._known.items() if number != but])
+        if self._evidence is None:
+            self._evidence = self._sampler.evidence(list(self._known.values()))
+        return self._evidence
+
+    @property
+    def running(self) -> list[FrozenTrial]:
+        """Those that have not ended, in the order of their numbers."""
+        return list(self._running.values())
+
+    @property
+    def records(self) -> list[TrialRecord]:
+        """Those that got a candidate, in the order of their numbers; without predictions, operator times and clocks."""
+        running = {trial.number: _slim(trial) for trial in self._running.values() if self._has_candidate(trial)}
+        return [record for _, record in sorted({**self._records, **running}.items())]
+
+    @property
+    def num_ended(self) -> int:
+        """How many of those that got a candidate have ended."""
+        return len(self._records)
+
+    @property
+    def num_finished(self) -> int:
+        """How many trials have ended, those that got no candidate included."""
+        return len(self._known) - len(self._running)
+
+    @property
+    def num_running(self) -> int:
+        """How many of them have not."""
+        return sum(map(self._has_candidate, self._running.values()))
+
+    @property
+    def next_number(self) -> int:
+        """The number of the next trial, if this process begins it."""
+        return next(reversed(self._known), -1) + 1
+
+    @property
+    def best(self) -> TrialRecord | None:
+        """As `record.best_record` tells it."""
+        return self._best
+
+    @property
+    def best_trial(self) -> FrozenTrial | None:
+        """As `pruning.best_among` tells it."""
+        return self._best_trial
+
+    def begin(self, trial: FrozenTrial, number: int, trial_id: int) -> None:
+        """A trial was asked for, under a number."""
+        trial.number, trial._trial_id = number, trial_id
+        self._known[number] = self._running[number] = trial
+        self._evidence = None
+
+    def end(self, number: int, state: TrialState, values: Sequence[float] | None) -> None:
+        """A running trial has ended."""
+        trial = self._running[number]
+        trial.values, trial.state = values, state
+        del self._running[number]
+        self._evidence = None
+        if state == TrialState.COMPLETE:
+            self._best_trial = best_among([trial, *([self._best_trial] if self._best_trial else [])])
+
+    def close(self, number: int, p_star: float) -> None:
+        """All is told of a trial that has ended, and p_star after it; `evidence` knows it by now."""
+        self._known[number].user_attrs[P_STAR] = p_star
+        record = self._remember(number)
+        if record is None or record.step_time_s is None:
+            return
+        candidate = tuple(record.params.values())
+        # measured again, a candidate may lose its place to another
+        some = self._records.values() if candidate in self._completed else filter(None, (self._best, record))
+        self._completed.add(candidate)
+        self._best = best_record(sorted(some, key=lambda each: each.number))
+
+    def _remember(self, number: int) -> TrialRecord | None:
+        """Keeps the record of a trial that has ended, and drops what is long."""
+        assert self._evidence is not None, "what is dropped here has told what it tells"
+        trial = self._known[number]
+        record = _slim(trial) if self._has_candidate(trial) else None
+        trial.user_attrs = {}
+        if record is not None:
+            self._records[number] = record
+        return record
+
+    def _has_candidate(self, trial: FrozenTrial) -> bool:
+        return self._dimensions <= trial.params.keys()
+
+
+def _own(trial: FrozenTrial) -> FrozenTrial:
+    """The trial, which may change without the storage's."""
+    own = copy.copy(trial)
+    own.user_attrs, own.intermediate_values = dict(trial.user_attrs), dict(trial.intermediate_values)
+    return own
+
+
+def _slim(trial: FrozenTrial) -> TrialRecord:
+    """What is remembered of a trial; when it began and ended is the storage's to say."""
+    record = record_of(trial)
+    observation = record.observation and replace(record.observation, operator_samples=())
+    return replace(
+        record, prediction={}, observation=observation, end_order=(0, 0.0, trial.number), started_at=None, ended_at=None
+    )

@@ -1,0 +1,378 @@
+"""What a study's trials tell of its candidates, in the order of the trials."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from optuna.trial import FrozenTrial, TrialState
+
+from costmodels.job.parallel_config import IntArray
+from costmodels.operators.layer_operators import FloatArray
+from trials.backend import Observation, OperatorSample, Status
+from tuner.search.proxy.proxy_trials import PROXY, Proxy
+
+STATUS = "status"
+"""Trial attribute: the Status of the observation, where a trial did not simply complete."""
+
+OBSERVATION = "observation"
+"""Trial attribute: what was observed; a loop that keeps none is judged by its trials' values and states."""
+
+STEP_NOISE = 0.02
+"""Assumed standard deviation of the log time of one measured step where its trial has no others."""
+
+LEAST_NOISE = 0.005
+"""What all steps of a trial have in common: runs of one configuration on one cluster differ by that at least."""
+
+EXPLORING = (Status.OK, Status.PRUNED, Status.TIMEOUT)
+"""How a trial ends that needs no other of its candidate."""
+
+MOST_SAMPLED = 256
+"""Trials whose operator times are looked at: the first and the last half of so many. Earlier ones say which errors the
+hyperparameters are learned from; of later ones each tells less than the one before."""
+
+T = TypeVar("T")
+"""Whatever was cut off: a candidate, or a proxy."""
+
+Ending = tuple[FrozenTrial, TrialState, Sequence[float] | None]
+"""A trial with its state and values, which its storage may not hold yet."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SeenProxy:
+    """What the trials of one smaller job told.
+
+    Attributes:
+        proxy: The smaller job and its configuration.
+        positions: The candidates in whose place it ran.
+        log_step_s: Logarithm of its step time, the mean over its trials; None if no step was measured.
+        variance: Variance of that as a measurement.
+        limit_s: What its step takes at least, where it was cut off before one ended.
+        peak_bytes: Its peak of memory, where it was measured.
+        ran_out: Whether its memory ran out.
+        crashed: Whether it crashed, and never ran.
+    """
+
+    proxy: Proxy
+    positions: tuple[int, ...]
+    log_step_s: float | None
+    variance: float
+    limit_s: float | None
+    peak_bytes: int | None
+    ran_out: bool
+    crashed: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Evidence:
+    """What a study knows of the candidates.
+
+    What a proxy told says nothing final of its candidate, and stands in `proxies` alone.
+
+    Attributes:
+        measured: Candidates with measured steps, each once, in the order of their first trials [t].
+        log_step_s: Logarithm of their step times, the mean over their trials [t].
+        variance: Variance of that as a measurement [t].
+        num_completed: How many of their trials ended well [t].
+        num_trials: Trials of each candidate that has any, however they ended, pending ones included.
+        best_s: The shortest step time of a candidate of which a trial ended well; None without one.
+        limits_s: Candidates that were cut off before a step ended, and what their step takes at least.
+        peaks_bytes: Candidates whose peak of memory was measured.
+        explored: Candidates that need no further trial: measured, stopped early or timed out.
+        misfits: Candidates that ran out of memory.
+        crashed: Candidates that crashed.
+        pending: Candidates of trials that have not finished.
+        samples: Operator times of all trials, of many trials those of MOST_SAMPLED.
+        num_decisions: Trials so far, finished or not.
+        proxies: What smaller jobs told, each once, in the order of their first trials.
+        proxies_pending: Candidates of proxies that have not finished; these are among `pending`.
+        num_proxies: Proxies chosen so far, finished or not; these are among `num_decisions`.
+    """
+
+    measured: IntArray
+    log_step_s: FloatArray
+    variance: FloatArray
+    num_completed: IntArray
+    num_trials: Mapping[int, int]
+    best_s: float | None
+    limits_s: Mapping[int, float]
+    peaks_bytes: Mapping[int, int]
+    explored: frozenset[int]
+    misfits: frozenset[int]
+    crashed: frozenset[int]
+    pending: frozenset[int]
+    samples: tuple[OperatorSample, ...]
+    num_decisions: int
+    proxies: tuple[SeenProxy, ...] = ()
+    proxies_pending: frozenset[int] = frozenset()
+    num_proxies: int = 0
+
+    @property
+    def num_at_full_size(self) -> int:
+        """Candidates that were chosen to run as they are, finished or not."""
+        return self.num_decisions - self.num_proxies
+
+    @property
+    def num_ended(self) -> int:
+        """Candidates, and proxies, of which a trial has told something."""
+        return len(self.explored) + len(self.impossible) + len(self.proxies)
+
+    @property
+    def proxied(self) -> frozenset[int]:
+        """Candidates of which a proxy told something."""
+        return frozenset(position for seen in self.proxies for position in seen.positions)
+
+    @property
+    def crashed_by_proxy(self) -> Mapping[int, int]:
+        """Candidates whose proxy crashed, while they have not run themselves, and which of `proxies` it was."""
+        known = self.explored | self.impossible
+        crashed = [
+            (position, at) for at, seen in enumerate(self.proxies) if seen.crashed for position in seen.positions
+        ]
+        return {position: at for position, at in crashed if position not in known}
+
+    @property
+    def impossible(self) -> frozenset[int]:
+        """Candidates that cannot run."""
+        return self.misfits | self.crashed
+
+    @property
+    def closed(self) -> frozenset[int]:
+        """Candidates that should not be tried now."""
+        return self.explored | self.impossible | self.pending
+
+
+class EvidenceLog:
+    """Reads trials of one study again and again, each that has ended once.
+
+    Args:
+        position_of: The candidate that a trial's parameters name, or None.
+    """
+
+    def __init__(self, position_of: Callable[[Mapping[str, Any]], int | None]) -> None:
+        self._position_of = position_of
+        self._read: dict[int, tuple[FrozenTrial, _Entry | None]] = {}
+
+    def evidence(self, trials: Sequence[FrozenTrial], finishing: Ending | None = None) -> Evidence:
+        """What trials tell.
+
+        Args:
+            trials: Trials of the study; one that has ended does not change any more.
+            finishing: One whose end the storage does not hold yet.
+        """
+        entries = [self._entry(trial) for trial in trials]
+        if finishing is not None:
+            entries.append(_entry(finishing, self._position_of))
+        return _evidence([entry for entry in entries if entry is not None])
+
+    def _entry(self, trial: FrozenTrial) -> _Entry | None:
+        known = self._read.get(trial.number)
+        if known is not None and known[0] is trial:
+            return known[1]
+        entry = _entry((trial, trial.state, trial.values), self._position_of)
+        if trial.state.is_finished():
+            self._read[trial.number] = trial, entry
+        return entry
+
+
+def evidence_of(endings: Sequence[Ending], position_of: Callable[[Mapping[str, Any]], int | None]) -> Evidence:
+    """What trials tell.
+
+    Args:
+        endings: Trials of the study.
+        position_of: The candidate that a trial's parameters name, or None.
+    """
+    return _evidence([entry for entry in (_entry(ending, position_of) for ending in endings) if entry])
+
+
+def _evidence(own: list[_Entry]) -> Evidence:
+    """What the trials of candidates tell; forgets operator times that are not looked at."""
+    own.sort(key=lambda entry: entry.number)
+    whole = [entry for entry in own if entry.proxy is None]
+    smaller = [entry for entry in own if entry.proxy is not None]
+    proxies = _seen_proxies(smaller)
+    seen: dict[int, list[_Entry]] = {}
+    for entry in whole:
+        if entry.log_step_s is not None:
+            seen.setdefault(entry.position, []).append(entry)
+    steps = [_together(entries) for entries in seen.values()]
+    completed_s = [[entry.value_s for entry in entries if entry.value_s is not None] for entries in seen.values()]
+    explored = frozenset(entry.position for entry in whole if entry.status in EXPLORING)
+    misfits = frozenset(entry.position for entry in whole if entry.status is Status.OUT_OF_MEMORY) - explored
+    crashed = frozenset(entry.position for entry in whole if entry.status is Status.CRASHED) - explored - misfits
+    limits_s = _limits((entry.position, entry) for entry in whole)
+    return Evidence(
+        measured=np.array(list(seen), dtype=np.int64),
+        log_step_s=np.array([log_step_s for log_step_s, _ in steps]),
+        variance=np.array([variance for _, variance in steps]),
+        num_completed=np.array([len(times_s) for times_s in completed_s], dtype=np.int64),
+        num_trials=Counter(entry.position for entry in whole),
+        best_s=min((of_trials(times_s) for times_s in completed_s if times_s), default=None),
+        limits_s={position: limit_s for position, limit_s in limits_s.items() if position not in seen},
+        peaks_bytes={entry.position: entry.peak_bytes for entry in whole if entry.peak_bytes},
+        explored=explored,
+        misfits=misfits,
+        crashed=crashed,
+        pending=frozenset(entry.position for entry in own if entry.status is None),
+        samples=_samples(own),
+        num_decisions=len(own),
+        proxies=proxies,
+        proxies_pending=frozenset(entry.position for entry in smaller if entry.status is None),
+        num_proxies=len(smaller),
+    )
+
+
+def _samples(own: Sequence[_Entry]) -> tuple[OperatorSample, ...]:
+    """The operator times of the first and of the last trials that have any; the others forget theirs."""
+    sampled = [entry for entry in own if entry.samples]
+    for entry in sampled[MOST_SAMPLED // 2 : -(MOST_SAMPLED // 2)]:
+        entry.samples = ()
+    return tuple(sample for entry in sampled for sample in entry.samples)
+
+
+@dataclass(kw_only=True, slots=True)
+class _Entry:
+    """One trial of a candidate.
+
+    Attributes:
+        number: Its number.
+        position: The candidate.
+        status: How it ended; None if it has not.
+        value_s: Its step time, if it ended well.
+        log_step_s: Logarithm of its step time, by its value or by the steps that it came to measure; None without.
+        variance: Variance of that as a measurement.
+        startup_s: What it took besides its steps, where its observation tells.
+        cut: What was observed of it, if it was cut off.
+        peak_bytes: Its peak of memory, if it ended well and measured one.
+        samples: Operator times that it measured.
+        proxy: What ran in the candidate's place; None at full size.
+    """
+
+    number: int
+    position: int
+    status: Status | None
+    value_s: float | None
+    log_step_s: float | None
+    variance: float
+    startup_s: float | None
+    cut: Observation | None
+    peak_bytes: int | None
+    samples: tuple[OperatorSample, ...]
+    proxy: Proxy | None
+
+
+def of_trials(times_s: Sequence[float]) -> float:
+    """A candidate's step time by the values of its trials, at least one: their geometric mean."""
+    return times_s[0] if len(times_s) == 1 else statistics.geometric_mean(times_s)
+
+
+def status_without_value(trial: FrozenTrial, state: TrialState) -> Status:
+    """How a trial ended that gave no step time; a loop that is not ours tells by Optuna's state alone."""
+    return Status(trial.user_attrs.get(STATUS, Status.PRUNED if state == TrialState.PRUNED else Status.CRASHED))
+
+
+def _entry(ending: Ending, position_of: Callable[[Mapping[str, Any]], int | None]) -> _Entry | None:
+    """The trial, if its parameters name a candidate."""
+    trial, state, values = ending
+    position = position_of(trial.params)
+    if position is None:
+        return None
+    status, value_s = None, None
+    # a loop that is not ours may return infinity for what failed
+    if state == TrialState.COMPLETE and values and values[0] < math.inf:
+        status, value_s = Status.OK, values[0]
+    elif state.is_finished():
+        status = status_without_value(trial, state)
+    stored = trial.user_attrs.get(OBSERVATION) if status else None
+    observation = None if stored is None else Observation.from_json(stored)
+    proxy = trial.user_attrs.get(PROXY)
+    steps_s = _measured_steps(trial, status, observation)
+    log_step_s = math.log(statistics.median(steps_s)) if steps_s else None
+    return _Entry(
+        number=trial.number,
+        position=position,
+        status=status,
+        value_s=value_s,
+        log_step_s=log_step_s if value_s is None else math.log(value_s),
+        variance=_variance(steps_s),
+        startup_s=observation.startup_s if observation else None,
+        cut=observation if observation and observation.status is Status.TIMEOUT else None,
+        peak_bytes=observation.peak_memory_bytes if observation and status is Status.OK else None,
+        samples=tuple(sample for sample in observation.operator_samples if 0 < sample.time_s < math.inf)
+        if observation
+        else (),
+        proxy=None if proxy is None else Proxy.from_json(proxy),
+    )
+
+
+def _measured_steps(trial: FrozenTrial, status: Status | None, observation: Observation | None) -> Sequence[float]:
+    """The measured steps of a trial, or those that it has reported for a pruner (pruning.py); none if it failed."""
+    if status not in EXPLORING:
+        return ()
+    if observation:
+        return observation.step_times_s
+    return [value for _, value in sorted(trial.intermediate_values.items()) if 0 < value < math.inf]
+
+
+def _together(entries: Sequence[_Entry]) -> tuple[float, float]:
+    """Mean of the log step times of trials of one configuration, and its variance as a measurement.
+
+    Trials that differ by more than their steps explain are as uncertain as they differ.
+    """
+    logs = [entry.log_step_s for entry in entries if entry.log_step_s is not None]
+    if len(logs) == 1:
+        return logs[0], entries[0].variance
+    explained = statistics.mean(entry.variance for entry in entries)
+    return statistics.mean(logs), max(explained, statistics.variance(logs)) / len(logs)
+
+
+def _seen_proxies(entries: Sequence[_Entry]) -> tuple[SeenProxy, ...]:
+    """What proxies told, those that say nothing of their candidate left out."""
+    limits_s = _limits((entry.proxy, entry) for entry in entries)
+    telling: dict[Proxy, list[_Entry]] = {}
+    for entry in entries:
+        if entry.proxy and entry.status in (*EXPLORING, Status.OUT_OF_MEMORY, Status.CRASHED):
+            telling.setdefault(entry.proxy, []).append(entry)
+    found = []
+    for proxy, own in telling.items():
+        timed = [entry for entry in own if entry.log_step_s is not None]
+        log_step_s, variance = _together(timed) if timed else (None, math.nan)
+        statuses = {entry.status for entry in own}
+        found.append(
+            SeenProxy(
+                proxy=proxy,
+                positions=tuple(dict.fromkeys(entry.position for entry in own)),
+                log_step_s=log_step_s,
+                variance=variance,
+                limit_s=None if timed else limits_s.get(proxy),
+                peak_bytes=next((entry.peak_bytes for entry in own if entry.peak_bytes), None),
+                ran_out=not timed and Status.OUT_OF_MEMORY in statuses,
+                crashed=statuses == {Status.CRASHED},
+            )
+        )
+    return tuple(found)
+
+
+def _limits(trials: Iterable[tuple[T, _Entry]]) -> dict[T, float]:
+    """What the steps of those take at least that were cut off, where start-up times of others tell."""
+    kept = list(trials)
+    known = [entry.startup_s for _, entry in kept if entry.startup_s is not None]
+    startup_s = statistics.median(known) if known else None
+    limits_s: dict[T, float] = {}
+    for what, entry in kept:
+        limit_s = entry.cut.censored_above_s(startup_s) if entry.cut and startup_s is not None else None
+        if limit_s is not None:
+            limits_s[what] = max(limit_s, limits_s.get(what, 0.0))
+    return limits_s
+
+
+def _variance(steps_s: Sequence[float]) -> float:
+    """Variance of the log of the steps' median: pi / 2 of that of their mean (Cramer 1946, section 28.5)."""
+    if len(steps_s) < 2:
+        return STEP_NOISE**2
+    return LEAST_NOISE**2 + math.pi / 2 * statistics.variance(map(math.log, steps_s)) / len(steps_s)

@@ -1,0 +1,194 @@
+"""What operator times of trials and of history correct in the candidates' predicted steps (FlexParallel 3.1)."""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from costmodels.calibration.sources import MeasuredSetting
+from costmodels.operators.isolated import is_run_by, lone_call_s, operator_role
+from costmodels.operators.layer_operators import COLLECTIVES, OpKind, Phase
+from costmodels.surrogates.error_terms import StepTerms
+from costmodels.surrogates.operator_surrogate import (
+    Composition,
+    OperatorErrors,
+    compose,
+    fit_operators,
+    key_of,
+    role_of,
+    timing_variance,
+)
+from trials.backend import OperatorSample
+from tuner.search.earlier_runs import LoneSample, PastSample
+
+Timing = OperatorSample | PastSample
+"""A measured operator of a trial, of this study or of an earlier one."""
+
+Key = tuple[str, OpKind, Phase | None, tuple[float, ...]]
+"""Name, kind, phase and shape of an operator; a collective's phase is None."""
+
+IN_TRAINING_DEVIATION = 0.1
+"""Standard deviation of what a step does to the time of one operator alone, beside the share of its speed that the
+runtime's profile names for all of its kind: caches, clocks, the neighbours on the device. On one core products,
+attention and GELU alone were 0 to 12% from the medians of a traced step, calls of less than 0.1 ms farther (measured).
+"""
+
+TOLD_BY: Mapping[str, Collection[OpKind]] = {
+    "matmul_efficiency": (OpKind.MATMUL,),
+    "grouped_matmul_efficiency": (OpKind.GROUPED_MATMUL,),
+    "attention_efficiency": (OpKind.ATTENTION,),
+    "memory_efficiency": (OpKind.NORM,),
+    "network_efficiency": COLLECTIVES,
+    "collective_launch_s": COLLECTIVES,
+    "hop_launch_s": COLLECTIVES,
+}
+"""The constants of a runtime profile that act through kinds of operators only: once training steps have measured all
+these, the constant's own error is nothing that is left to explain."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OperatorBelief:
+    """The operators of all candidates, and measured times of some.
+
+    Attributes:
+        terms_of: Takes the candidates' steps apart; called once, and only if there is a measured time.
+        past: What training steps measured before the study.
+        alone: What was measured of operators alone.
+        elsewhere_of: The same of candidates on other clusters, which stand behind those of the study's own.
+    """
+
+    terms_of: Callable[[], StepTerms]
+    past: tuple[OperatorErrors, ...] = ()
+    alone: tuple[OperatorErrors, ...] = ()
+    elsewhere_of: tuple[Callable[[], StepTerms], ...] = ()
+
+    @cached_property
+    def terms(self) -> StepTerms:
+        """The terms of the candidates' steps."""
+        return self.terms_of()
+
+    @cached_property
+    def elsewhere(self) -> tuple[StepTerms, ...]:
+        """The terms of the steps on other clusters."""
+        return tuple(terms_of() for terms_of in self.elsewhere_of)
+
+    @cached_property
+    def predicted_s(self) -> Mapping[Key, float]:
+        """Predicted time of every operator of the candidates."""
+        return predicted_times(self.terms)
+
+    def compose(
+        self,
+        timings: Sequence[Timing],
+        num_draws: int,
+        rng: np.random.Generator,
+        *,
+        aside: Sequence[StepTerms] = (),
+    ) -> tuple[Composition, frozenset[str]] | None:
+        """What measured times change of every candidate's step, and the constants they tell; None without a time.
+
+        Args:
+            timings: Operator times of the study's own trials.
+            num_draws: M.
+            rng: Source of the draws.
+            aside: The steps of further configurations that trials ran, whose changes stand behind the candidates'.
+        """
+        errors = [*self.past, *(errors_of(timings, self._predicted_s(aside)) if timings else ())]
+        if not errors and not self.alone:
+            return None
+        surrogate = fit_operators(errors, alone=self.alone)
+        used = {(term.kind, term.phase) for term in self.terms.terms}
+        told = frozenset(
+            constant
+            for constant, kinds in TOLD_BY.items()
+            if all(surrogate.knows(kind, phase) for kind, phase in used if kind in kinds)
+        )
+        return compose(self.terms, surrogate, num_draws, rng, aside=(*self.elsewhere, *aside)), told
+
+    def _predicted_s(self, aside: Sequence[StepTerms]) -> Mapping[Key, float]:
+        """Predicted time of every operator of the candidates and of what ran aside."""
+        return ChainMap(dict(self.predicted_s), *map(predicted_times, aside))
+
+
+def predicted_times(terms: StepTerms) -> dict[Key, float]:
+    """Predicted time of every operator of some candidates, with and without its name."""
+    found: dict[Key, float] = {}
+    for term in terms.terms:
+        for shape, time_s in zip(term.shape.tolist(), term.time_s.tolist(), strict=True):
+            phase = None if term.kind in COLLECTIVES else term.phase
+            found.setdefault((term.name, term.kind, phase, tuple(shape)), time_s)
+            found.setdefault(("", term.kind, phase, tuple(shape)), time_s)
+    return found
+
+
+def errors_of(timings: Iterable[Timing], predicted_s: Mapping[Key, float]) -> tuple[OperatorErrors, ...]:
+    """Measured operators beside their predictions, by kind and phase; those that nothing predicts are left out."""
+    rows: dict[tuple[OpKind, Phase | None], list[_Row]] = {}
+    for timing in timings:
+        kind, phase = key_of(timing.kind, timing.phase)
+        expected_s = predicted_s.get((timing.name, kind, phase, timing.shape))
+        if expected_s is None:
+            expected_s = predicted_s.get(("", kind, phase, timing.shape))
+        if expected_s:
+            log_error = float(np.log(timing.time_s / expected_s))
+            rows.setdefault((kind, phase), []).append(
+                (timing.shape, log_error, timing.count, role_of(timing.name, kind))
+            )
+    return tuple(_errors(kind, phase, found) for (kind, phase), found in rows.items())
+
+
+def lone_errors(
+    samples: Iterable[LoneSample], setting: MeasuredSetting, *, is_absorbed: bool = False
+) -> tuple[OperatorErrors, ...]:
+    """Operators that ran alone on the study's device and in its precision beside t_hat, by kind, phase and role.
+
+    A runtime reaches a share of an operator's speed alone (`share_in_training`), of whose error nothing is told here:
+    it is in measured and predicted time alike.
+
+    Args:
+        samples: What was measured.
+        setting: The study's.
+        is_absorbed: Whether the profile was fitted to runs on that device: what all operators of a kind err by alike is
+            then in its constants already.
+    """
+    (device,) = setting.cluster.devices
+    rows: dict[tuple[OpKind, Phase | None, str], list[_Row]] = {}
+    for sample in samples:
+        call = sample.call
+        is_told = sample.device == device.name and call.precision == setting.job.precision
+        if not is_told or not is_run_by(call, setting.job.model):
+            continue
+        expected_s = lone_call_s(call, setting.cluster)
+        if expected_s:
+            role = operator_role(call) if call.kind is OpKind.ELEMENTWISE else ""
+            log_error = float(np.log(sample.time_s / expected_s))
+            key = (*key_of(call.kind, call.phase), role)
+            rows.setdefault(key, []).append((call.shape, log_error, sample.count, role))
+    found = (_errors(kind, phase, some) for (kind, phase, _), some in rows.items())
+    return tuple(
+        replace(
+            errors,
+            log_error=errors.log_error - (np.median(errors.log_error) if is_absorbed else 0.0),
+            variance=errors.variance + IN_TRAINING_DEVIATION**2,
+        )
+        for errors in found
+    )
+
+
+_Row = tuple[tuple[float, ...], float, int, str]
+"""Shape, log error, executions and role of one measured operator."""
+
+
+def _errors(kind: OpKind, phase: Phase | None, found: Sequence[_Row]) -> OperatorErrors:
+    return OperatorErrors(
+        kind=kind,
+        phase=phase,
+        shape=np.array([shape for shape, _, _, _ in found]),
+        log_error=np.array([error for _, error, _, _ in found]),
+        variance=timing_variance(np.array([count for _, _, count, _ in found])),
+        roles=tuple(role for _, _, _, role in found),
+    )

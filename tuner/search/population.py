@@ -1,0 +1,165 @@
+"""The empirical population S as data: how probable each candidate is to be the fastest (FlexParallel 3.2 and 4.3).
+
+Each of the M draws of a decision names its fastest candidate; the share of draws that name a candidate is its
+probability of being the best. A study keeps these shares from before its first trial, as its attribute
+`population:start`, and from after the end of each trial, as that trial's attribute `population`. Figure 6 of the paper
+is drawn from them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from optuna import Study
+from optuna.trial import FrozenTrial
+
+from costmodels.job.parallel_config import ConfigGrid, IntArray, Value
+
+P_STAR = "p_star"
+"""Attribute of the study: p_star after the last finished trial; and of each trial: p_star after it.
+
+Earlier versions kept the latter as study attributes `p_star:N`, and populations as `population:N`. A study reads all of
+its attributes at once, so that each trial made every later one slower.
+"""
+
+POPULATION = "population"
+"""Attribute of a trial: the population after its end."""
+
+ENDED = "ended"
+"""Attribute of a trial: how many of its study had ended before it. Dates tell no order where a clock was set back."""
+
+POPULATION_AT_START = "population:start"
+"""Attribute of a study: the population before its first trial."""
+
+MAX_SHARES = 30
+"""Candidates kept of one population, the most probable ones; the rest is kept as a sum."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """One candidate that some draw names as the fastest.
+
+    Attributes:
+        config: The candidate by the dimensions that identify it.
+        probability: Share of the draws that name it.
+        tried: Whether a trial of it has ended.
+    """
+
+    config: dict[str, Value]
+    probability: float
+    tried: bool
+
+    @property
+    def key(self) -> tuple[Value, ...]:
+        """What identifies the candidate among those of its study."""
+        return tuple(self.config.values())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Moment:
+    """The population of a study before its first trial, or after the end of one.
+
+    Attributes:
+        trial: Number of the trial that had just ended; None before the first.
+        shares: The most probable candidates, the most probable one first.
+        rest_tried: Sum over the tried candidates that are not among them.
+        rest_untried: Sum over the others that are not among them.
+    """
+
+    trial: int | None
+    shares: tuple[Share, ...]
+    rest_tried: float
+    rest_untried: float
+
+    @property
+    def p_star(self) -> float:
+        """Probability that the best has been tried (FlexParallel equation 6)."""
+        return math.fsum(share.probability for share in self.shares if share.tried) + self.rest_tried
+
+
+def shares(fastest: IntArray, grid: ConfigGrid, explored: Collection[int]) -> tuple[Share, ...]:
+    """The candidates that the draws name, the most probable first; equals stand in the order of the grid.
+
+    Args:
+        fastest: Position of each draw's fastest candidate [M].
+        grid: The candidates.
+        explored: Positions of those that were tried.
+    """
+    positions, counts = np.unique(fastest, return_counts=True)
+    return tuple(
+        Share(
+            config=grid.values(int(positions[at])),
+            probability=int(counts[at]) / len(fastest),
+            tried=int(positions[at]) in explored,
+        )
+        for at in np.argsort(-counts, kind="stable")
+    )
+
+
+def as_json(found: Sequence[Share]) -> dict[str, Any]:
+    """The value of the attribute: at most MAX_SHARES candidates, and what the others sum to."""
+    kept, rest = found[:MAX_SHARES], found[MAX_SHARES:]
+    return {
+        "dimensions": list(found[0].config) if found else [],
+        "shares": [[*share.key, share.probability, share.tried] for share in kept],
+        "rest_tried": math.fsum(share.probability for share in rest if share.tried),
+        "rest_untried": math.fsum(share.probability for share in rest if not share.tried),
+    }
+
+
+def from_json(trial: int | None, stored: Mapping[str, Any]) -> Moment:
+    """The moment that `as_json` wrote."""
+    return Moment(
+        trial=trial,
+        shares=tuple(
+            Share(config=dict(zip(stored["dimensions"], key, strict=True)), probability=probability, tried=tried)
+            for *key, probability, tried in stored["shares"]
+        ),
+        rest_tried=stored["rest_tried"],
+        rest_untried=stored["rest_untried"],
+    )
+
+
+def end_order(trial: FrozenTrial) -> tuple[int, float, int]:
+    """What sorts trials by when they ended; those that do not say after how many others come first, by their dates."""
+    date = trial.datetime_complete
+    return trial.user_attrs.get(ENDED, -1), math.inf if date is None else date.timestamp(), trial.number
+
+
+def read_moments(study: Study) -> tuple[Moment, ...]:
+    """The populations that the study holds: before any trial, then in the order in which the trials ended.
+
+    A trial that has not ended may have left one behind, if its driver died just then; it does not count.
+    """
+    ended = [trial for trial in study.get_trials(deepcopy=False) if trial.datetime_complete is not None]
+    ended.sort(key=end_order)
+    attributes = study.user_attrs
+    start: list[tuple[int | None, Any]] = [(None, attributes.get(POPULATION_AT_START))]
+    after = [(t.number, t.user_attrs.get(POPULATION, attributes.get(f"{POPULATION}:{t.number}"))) for t in ended]
+    return tuple(from_json(number, stored) for number, stored in [*start, *after] if stored is not None)
+
+
+def in_lines(moment: Moment, in_words: Callable[[Mapping[str, Value]], str], *, top: int = 5) -> list[str]:
+    """The `top` most probable candidates and the sum over the others, for a terminal.
+
+    Args:
+        moment: A population.
+        in_words: Writes a candidate.
+        top: Candidates that get a line of their own.
+    """
+    if not moment.shares:
+        return []  # no draw has a candidate that can run
+    when = "before the first trial" if moment.trial is None else f"after trial {moment.trial}"
+    others = math.fsum(share.probability for share in moment.shares[top:]) + moment.rest_tried + moment.rest_untried
+    return [
+        f"Probability of being the fastest, {when}:",
+        *(
+            f"  {share.probability:6.1%}  {in_words(share.config)}{'' if share.tried else '  (not tried yet)'}"
+            for share in moment.shares[:top]
+        ),
+        *([f"  {others:6.1%}  all others"] if others else []),
+    ]

@@ -1,0 +1,380 @@
+"""What a study believes of its candidates: joint draws of all step times, given whatever its trials have told.
+
+Four things enter one draw. The errors of operators and collectives, as trials and history measured them, are composed
+into every candidate's step (FlexParallel 3.1 and equation 5a). What that leaves is drawn by the step-level surrogate. A
+draw of the memory says which candidates do not fit, and one of the crashes which the runtime cannot run: these are
+infinitely slow in it. So a draw is one world that agrees with all that was seen, and its fastest candidate is one that
+may well be the best.
+
+Letters: n candidates, M draws.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodels.job.parallel_config import ConfigGrid, IntArray
+from costmodels.job.runtime import CONSTANTS
+from costmodels.operators.layer_operators import FloatArray
+from costmodels.surrogates.crash_surrogate import OWN_CRASH, CrashSurrogate, Kinds, crash_surrogate, kinds_of
+from costmodels.surrogates.hypotheses import Experience, memory_hypotheses, step_hypotheses
+from costmodels.surrogates.predicted import Predicted, together
+from costmodels.surrogates.surrogate import Hypothesis, Seen, Surrogate, after
+from tuner.search.failures import Lesson
+from tuner.search.observations import Evidence
+from tuner.search.operator_posterior import OperatorBelief
+from tuner.search.proxy.proxy_posterior import ProxyBelief, evidence_with_proxies
+from tuner.search.proxy.proxy_trials import Proxy
+from tuner.search.subset import most_telling
+
+PEAK_VARIANCE = 0.01**2
+"""Variance of the logarithm of a peak as a measurement."""
+
+MISHAP = 0.02
+"""Probability that memory runs out though it suffices, or suffices though it should not: other processes, luck."""
+
+FOREIGN_CRASH = 0.3
+"""Probability, before any trial, that a crash which does not name memory would have come whatever the memory."""
+
+SLOW_MISHAP = 1e-4
+"""Probability that a trial exceeds its limit of time though its steps are short: a file system that hangs."""
+
+TELLING = 0.5
+"""Probability from which on a kind of configuration is reported as broken."""
+
+
+FEWEST_DRAWS = 2
+"""Draws of the operators where only their mean is wanted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Expected:
+    """What is to be expected of n candidates.
+
+    Attributes:
+        log_step_s: Mean of the log step time [n].
+        log_needed: Mean of the logarithm of the memory that is needed, in bytes [n].
+        is_broken: Whether its trial did not run, or its kind is probably one that the runtime cannot run [n].
+    """
+
+    log_step_s: FloatArray
+    log_needed: FloatArray
+    is_broken: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Belief:
+    """The candidates of a study as they are known before its first trial.
+
+    Attributes:
+        predicted: What is predicted of them [n].
+        kinds: What they have in common.
+        steps: How the step times may err.
+        memory: How the memory may err; none where memory is no issue.
+        operators: What the trials' operator times correct; None where they are not looked at.
+        proxies: What is predicted of proxies; None where there can't be any.
+        aside: Proxies that stand behind the candidates, as if they were candidates too.
+    """
+
+    predicted: Predicted
+    kinds: Kinds
+    steps: tuple[Hypothesis, ...]
+    memory: tuple[Hypothesis, ...]
+    operators: OperatorBelief | None = None
+    proxies: ProxyBelief | None = None
+    aside: tuple[Proxy, ...] = ()
+
+    def with_proxies(self, evidence: Evidence) -> tuple[Belief, Evidence]:
+        """The same with each proxy that was tried as one more candidate [n + p], which nobody chooses.
+
+        A proxy is of the kinds of its candidate. What it teaches of the others comes by the surrogates alone.
+        """
+        assert self.proxies is not None, "proxies are predicted where they can be tried"
+        tried = tuple(seen.proxy for seen in evidence.proxies)
+        twins = tuple(seen.positions for seen in evidence.proxies)
+        predicted = self.proxies.predicted(tried)
+        told = {False: (predicted, twins), True: (self.proxies.predicted_as_fitted(tried), twins)}
+        count = len(self.predicted)
+        holds = self.kinds.holds[[seen.positions[0] for seen in evidence.proxies]]
+        wider = replace(
+            self,
+            predicted=together([self.predicted, predicted], [np.arange(count), np.arange(count, count + len(tried))]),
+            kinds=replace(self.kinds, holds=np.concatenate([self.kinds.holds, holds])),
+            steps=tuple(one for each in self.steps for one in each.with_aside(*told[each.past is not None])),
+            memory=tuple(one for each in self.memory for one in each.with_aside(*told[each.past is not None])),
+            aside=tried,
+        )
+        return wider, evidence_with_proxies(evidence, count)
+
+    def draw(self, evidence: Evidence, num_draws: int, rng: np.random.Generator) -> NDArray[np.float32]:
+        """Joint draws of the log step time [M, n]; infinite where a candidate cannot run."""
+        if evidence.proxies:
+            wider, seen = self.with_proxies(evidence)
+            drawn = wider.draw(seen, num_draws, rng)
+            for candidate, at in evidence.crashed_by_proxy.items():
+                crashes = rng.random(num_draws) > wider.misfit_probability(seen, len(self.predicted) + at)
+                drawn[crashes, candidate] = np.inf
+            return drawn[:, : len(self.predicted)]
+        told = self._told(evidence)
+        drawn = self._draw_steps(evidence, told, num_draws, rng)
+        fails = self._fails(told, num_draws, rng)
+        fails[:, sorted(evidence.explored)] = False
+        fails[:, sorted(evidence.impossible)] = True
+        drawn[fails] = np.inf
+        return drawn
+
+    def draw_steps(self, evidence: Evidence, num_draws: int, rng: np.random.Generator) -> NDArray[np.float32]:
+        """Joint draws of what the log step time would be if every candidate could run [M, n]; no proxies."""
+        return self._draw_steps(evidence, self._told(evidence), num_draws, rng)
+
+    def _draw_steps(
+        self, evidence: Evidence, told: Evidence, num_draws: int, rng: np.random.Generator
+    ) -> NDArray[np.float32]:
+        """The same, where surrogates learn from `told`."""
+        steps, beside = self._steps(told, num_draws, rng)
+        drawn = steps.draw(num_draws, rng, beside=beside)
+        if told is not evidence:  # what was measured is known, whatever the surrogates saw of it
+            rest = ~np.isin(evidence.measured, told.measured)
+            noise = rng.standard_normal((num_draws, int(rest.sum()))) * np.sqrt(evidence.variance[rest])
+            drawn[:, evidence.measured[rest]] = evidence.log_step_s[rest] + noise
+        limited = np.array(list(evidence.limits_s), dtype=np.int64)
+        if len(limited):
+            drawn[:, limited] = np.maximum(drawn[:, limited], np.log(list(evidence.limits_s.values())))
+        return drawn
+
+    def _told(self, evidence: Evidence) -> Evidence:
+        """What the surrogates learn from."""
+        return most_telling(evidence, self.steps[0].points.features)
+
+    def expected(self, evidence: Evidence, same_as: IntArray) -> Expected:
+        """What is to be expected of every candidate, as one number each.
+
+        Args:
+            evidence: What the trials told.
+            same_as: For each candidate the one, itself or another, whose trial ran its configuration [n].
+        """
+        count = len(self.predicted)
+        if evidence.proxies:
+            wider, seen = self.with_proxies(evidence)
+            behind = np.arange(count, len(wider.predicted))
+            found = wider.expected(seen, np.concatenate([same_as, behind]))
+            return Expected(
+                log_step_s=found.log_step_s[:count],
+                log_needed=found.log_needed[:count],
+                is_broken=found.is_broken[:count],
+            )
+        told = self._told(evidence)
+        place = np.full(count, -1, dtype=np.int64)
+        place[told.measured] = np.arange(len(told.measured))
+        # the draws of the operators are not looked at, only their mean
+        steps, _ = self._steps(told, FEWEST_DRAWS, np.random.default_rng(0))
+        log_step_s = steps.expected(place[same_as])
+        if told is not evidence:
+            measured_s = np.full(count, np.nan)
+            measured_s[evidence.measured] = evidence.log_step_s
+            rest = (same_as >= 0) & (place[same_as] < 0) & np.isfinite(measured_s[same_as])
+            log_step_s[rest] = measured_s[same_as[rest]]
+        everywhere = np.arange(count)
+        crashed = np.array(sorted(told.crashed), dtype=np.int64)
+        misfit_probability = np.zeros(len(crashed))
+        log_needed = np.log(self.predicted.needed_bytes)
+        if self.memory:
+            memory = self._memory(told)
+            log_needed, _ = memory.mean_and_deviation(everywhere)
+            misfit_probability = memory.probability_above(np.log(self.predicted.capacity_bytes[crashed]), crashed)
+        is_broken = np.zeros(count, dtype=np.bool_)
+        if len(crashed):
+            found_broken = self._crashes(told, misfit_probability).broken_probability()
+            broken = [self.kinds.names.index(name) for name, chance in found_broken.items() if chance > TELLING]
+            is_broken |= self.kinds.holds[:, broken].any(axis=1)
+        is_broken[np.isin(same_as, sorted(evidence.explored))] = False
+        is_broken[np.isin(same_as, sorted(evidence.impossible))] = True
+        return Expected(log_step_s=log_step_s, log_needed=log_needed, is_broken=is_broken)
+
+    def _steps(
+        self, evidence: Evidence, num_draws: int, rng: np.random.Generator
+    ) -> tuple[Surrogate, list[NDArray[np.float32] | None]]:
+        """The step times after the trials, and what the operators of each hypothesis deviate by."""
+        limited = np.array(list(evidence.limits_s), dtype=np.int64)
+        seen = Seen(
+            measured=evidence.measured,
+            log_value=evidence.log_step_s,
+            variance=evidence.variance,
+            bounded=limited,
+            log_edge=np.log(list(evidence.limits_s.values())),
+            side=np.ones(len(limited)),
+            mishap=np.full(len(limited), SLOW_MISHAP),
+        )
+        hypotheses = list(self.steps)
+        beside: list[NDArray[np.float32] | None] = [None] * len(hypotheses)
+        composed = None
+        if self.operators:
+            aside = self.proxies.terms(self.aside) if self.proxies else []
+            composed = self.operators.compose(evidence.samples, num_draws, rng, aside=aside)
+        if composed is not None:
+            composition, told = composed
+            columns = [list(CONSTANTS).index(name) for name in told]
+            # operators are predicted by the profile that knows most: the one fitted to the past, if there is one
+            knows_past = any(hypothesis.past for hypothesis in hypotheses)
+            for at, hypothesis in enumerate(hypotheses):
+                if bool(hypothesis.past) == knows_past:
+                    hypotheses[at] = hypothesis.corrected(composition.mean, columns)
+                    beside[at] = composition.deviation
+        return after(tuple(hypotheses), seen), beside
+
+    def _fails(self, evidence: Evidence, num_draws: int, rng: np.random.Generator) -> NDArray[np.bool_]:
+        """Which candidates do not fit or crash, in joint draws [M, n]."""
+        log_capacity = np.log(self.predicted.capacity_bytes)
+        crashed = np.array(sorted(evidence.crashed), dtype=np.int64)
+        fails = np.zeros((num_draws, len(self.predicted)), dtype=np.bool_)
+        misfit_probability = np.zeros(len(crashed))
+        if self.memory:
+            memory = self._memory(evidence)
+            fails |= memory.draw(num_draws, rng) > log_capacity.astype(np.float32)
+            misfit_probability = memory.probability_above(log_capacity[crashed], crashed)
+        if len(crashed):
+            fails |= self._crashes(evidence, misfit_probability).draw(num_draws, rng)
+        return fails
+
+    def _memory(self, evidence: Evidence) -> Surrogate:
+        """The needs of memory after the trials."""
+        predicted = self.predicted
+        peaks = np.array(list(evidence.peaks_bytes), dtype=np.int64)
+        ratio = np.array(list(evidence.peaks_bytes.values())) / predicted.peak_bytes[peaks]
+        ran = np.array(sorted(set(evidence.measured.tolist()) - set(evidence.peaks_bytes)), dtype=np.int64)
+        misfits, crashed = (np.array(sorted(which), dtype=np.int64) for which in (evidence.misfits, evidence.crashed))
+        bounded = np.concatenate([ran, misfits, crashed])
+        sizes = [len(ran), len(misfits), len(crashed)]
+        return after(
+            self.memory,
+            Seen(
+                measured=peaks,
+                log_value=np.log(predicted.needed_bytes[peaks] * ratio),
+                variance=np.full(len(peaks), PEAK_VARIANCE),
+                bounded=bounded,
+                log_edge=np.log(predicted.capacity_bytes[bounded]),
+                side=np.repeat([-1.0, 1.0, 1.0], sizes),
+                mishap=np.repeat([MISHAP, MISHAP, FOREIGN_CRASH], sizes),
+            ),
+        )
+
+    def misfit_probability(self, evidence: Evidence, crashed: int) -> float:
+        """Probability that one that crashed, with no kind of it broken, ran out of memory without saying so."""
+        if not self.memory:
+            return 0.0
+        at = np.array([crashed])
+        misfit = float(
+            self._memory(self._told(evidence)).probability_above(np.log(self.predicted.capacity_bytes[at]), at)[0]
+        )
+        return misfit / (misfit + (1 - misfit) * OWN_CRASH)
+
+    def _crashes(self, evidence: Evidence, misfit_probability: FloatArray) -> CrashSurrogate:
+        crashed = np.array(sorted(evidence.crashed), dtype=np.int64)
+        # one that reached its limit before a step ended may not have run at all
+        return crash_surrogate(self.kinds, evidence.measured, crashed, misfit_probability)
+
+    def lessons(self, evidence: Evidence) -> tuple[Lesson, ...]:
+        """What the failures taught, in words."""
+        if evidence.proxies:
+            wider, seen = self.with_proxies(evidence)
+            return wider.lessons(seen)
+        lessons = []
+        log_capacity = np.log(self.predicted.capacity_bytes)
+        told = self._told(evidence)
+        crashed = np.array(sorted(told.crashed), dtype=np.int64)
+        misfit_probability = np.zeros(len(crashed))
+        if self.memory and (evidence.misfits or len(crashed)):
+            memory = self._memory(told)
+            before = after(self.memory, NOTHING_SEEN)
+            everywhere = np.arange(len(log_capacity))
+            probability = memory.probability_above(log_capacity, everywhere)
+            misfit_probability = probability[crashed]
+            newly = (probability > TELLING) & (before.probability_above(log_capacity, everywhere) <= TELLING)
+            newly[sorted(evidence.explored | evidence.impossible)] = False
+            if evidence.misfits:
+                factor = float(
+                    np.exp(np.median(memory.mean_and_deviation(everywhere)[0] - np.log(self.predicted.needed_bytes)))
+                )
+                lessons.append(
+                    Lesson(
+                        kind="memory",
+                        text=f"{_counted(len(evidence.misfits), 'trial')} ran out of memory; candidates need "
+                        f"{factor:.2f} times the predicted memory in the median, and "
+                        f"{_counted(int(newly.sum()), 'more candidate')} probably won't fit.",
+                    )
+                )
+        if len(crashed):
+            found = self._crashes(told, misfit_probability).broken_probability()
+            lessons += [
+                Lesson(kind="crash", text=self._blame(name, probability, evidence))
+                for name, probability in found.items()
+                if probability > TELLING
+            ]
+        if evidence.limits_s:
+            slowest_s = max(evidence.limits_s.values())
+            lessons.append(
+                Lesson(
+                    kind="timeout",
+                    text=f"{_counted(len(evidence.limits_s), 'trial')} reached the limit of time before a step ended; "
+                    f"their steps take more than up to {slowest_s:.3g} s.",
+                )
+            )
+        return tuple(lessons)
+
+    def _blame(self, name: str, probability: float, evidence: Evidence) -> str:
+        """One sentence on a kind that is probably broken."""
+        holds = self.kinds.holds[:, self.kinds.names.index(name)]
+        tried = sorted(evidence.explored | evidence.crashed)
+        num_crashed = int(holds[sorted(evidence.crashed)].sum())
+        num_held = int(holds[: len(holds) - len(self.aside)].sum())
+        return (
+            f"{name} crashed in {num_crashed} of {_counted(int(holds[tried].sum()), 'trial')}: with probability "
+            f"{probability:.0%} this runtime cannot run it, and {_counted(num_held, 'candidate')} are held "
+            "unlikely to."
+        )
+
+
+NOTHING_SEEN = Seen(
+    measured=np.zeros(0, dtype=np.int64),
+    log_value=np.zeros(0),
+    variance=np.zeros(0),
+    bounded=np.zeros(0, dtype=np.int64),
+    log_edge=np.zeros(0),
+    side=np.zeros(0),
+    mishap=np.zeros(0),
+)
+"""No trial."""
+
+
+def belief_of(
+    predicted: Predicted,
+    grid: ConfigGrid,
+    *,
+    experience: Experience | None = None,
+    operators: OperatorBelief | None = None,
+    proxies: ProxyBelief | None = None,
+) -> Belief:
+    """What is believed of candidates before any trial.
+
+    Args:
+        predicted: What the runtime's profile says of them.
+        grid: The candidates.
+        experience: What earlier runs of the runtime say.
+        operators: Their operators, as the profile predicts them that `experience` has, or else the runtime's.
+        proxies: What is predicted of proxies, by both profiles.
+    """
+    return Belief(
+        predicted=predicted,
+        kinds=kinds_of(grid),
+        steps=step_hypotheses(predicted, experience),
+        memory=memory_hypotheses(predicted, experience) if predicted.knows_memory else (),
+        operators=operators,
+        proxies=proxies,
+    )
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"

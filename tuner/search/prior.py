@@ -1,0 +1,229 @@
+"""What is believed of candidates before any trial, and what a history teaches of them.
+
+The profile of the study's runtime is fitted to the earlier runs of that runtime, nearest jobs first; what it leaves
+unexplained of them, and of their memory, becomes observations of the study's own surrogates
+(costmodels/surrogates/hypotheses.py). Operator times of earlier trials become observations of the operator surrogate,
+and so do those that a calibration of the study's device measured outside of any step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from costmodels.calibration.fitting import fit_to_runs
+from costmodels.calibration.sources import MeasuredSetting
+from costmodels.job.parallel_config import ConfigGrid, IntArray
+from costmodels.job.runtime import CONSTANTS, RuntimeProfile
+from costmodels.surrogates.error_terms import step_terms
+from costmodels.surrogates.hypotheses import FEWEST_PAST, FOREIGN_TRUST, TRUST, Experience, PastGroup
+from costmodels.surrogates.operator_surrogate import OperatorErrors
+from costmodels.surrogates.predicted import Predicted, predict, together
+from hardware.cluster import Cluster
+from trials.backend import Status
+from tuner.search.earlier_runs import Past, PastRun, PastSample
+from tuner.search.operator_posterior import Key, OperatorBelief, errors_of, lone_errors, predicted_times
+from tuner.search.posterior import Belief, belief_of
+from tuner.search.proxy.proxy_posterior import ProxyBelief
+
+Part = tuple[MeasuredSetting, IntArray]
+"""A setting, and the positions of the candidates that are predicted under it."""
+
+OnProgress = Callable[[str], None]
+
+
+def unheard(_: str) -> None:
+    """Hears nothing."""
+
+
+MOST_GROUPS = 16
+"""Jobs of the history that are looked at; those nearest to the study's."""
+
+MOST_RUNS = 30
+"""Runs of one job that the profile is fitted to, spread evenly over them."""
+
+MOST_KEPT = 12
+"""The same of those whose remaining errors are observations: the process' cost grows with their cube."""
+
+OPENNESS = 0.5
+"""A constant of a shipped profile may err by at least this share of what it would unfitted, for whoever brings runs of
+his own; assumed."""
+
+OTHER_DEVICE = 4.0
+"""Distance of a job on other devices, in octaves of size."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Learned:
+    """What a history teaches.
+
+    Attributes:
+        runtime: The profile fitted to it.
+        groups: Its runs beside what that profile says of them.
+        operators: Its operator times beside what the profile says of them.
+        trust: See `Experience`.
+    """
+
+    runtime: RuntimeProfile
+    groups: tuple[PastGroup, ...]
+    operators: tuple[OperatorErrors, ...]
+    trust: float
+
+
+def prior_belief(
+    parts: Sequence[Part],
+    grid: ConfigGrid,
+    past: Past | None = None,
+    *,
+    elsewhere: Sequence[Part] = (),
+    on_progress: OnProgress = unheard,
+) -> Belief:
+    """What is believed of candidates before any trial.
+
+    Args:
+        parts: The settings of the candidates; a study has one, published sweeps now and then more.
+        grid: The candidates.
+        past: The history.
+        elsewhere: Candidates on clusters where no trial runs, behind all others in this order; trials on the study's
+            own cluster teach of them too.
+        on_progress: Called with a line of text before what takes seconds.
+    """
+    learned = learn(past, parts[0][0], on_progress=on_progress) if past else None
+    experience = None
+    every = [*parts, *elsewhere]
+    if learned:
+        fitted = [(under(setting, learned.runtime), at) for setting, at in every]
+        experience = Experience(predicted=_predicted(fitted, grid), groups=learned.groups, trust=learned.trust)
+    operators, proxies = None, None
+    if len(parts) == 1 and len(parts[0][0].cluster.devices) == 1:
+        setting = under(parts[0][0], learned.runtime) if learned else parts[0][0]
+        proxies = ProxyBelief(setting=parts[0][0], fitted=setting)
+        terms_of = partial(step_terms, setting.job, runtime=setting.runtime)
+        operators = OperatorBelief(
+            terms_of=partial(terms_of, cluster=setting.cluster, grid=grid.take(parts[0][1]) if elsewhere else grid),
+            past=learned.operators if learned else (),
+            alone=lone_errors(past.alone, parts[0][0], is_absorbed=bool(learned and learned.trust == TRUST))
+            if past
+            else (),
+            elsewhere_of=tuple(partial(terms_of, cluster=other.cluster, grid=grid.take(at)) for other, at in elsewhere),
+        )
+    return belief_of(_predicted(every, grid), grid, experience=experience, operators=operators, proxies=proxies)
+
+
+def _predicted(parts: Sequence[Part], grid: ConfigGrid) -> Predicted:
+    return together([predict(setting, grid.take(at)) for setting, at in parts], [at for _, at in parts])
+
+
+def learn(past: Past, setting: MeasuredSetting, *, on_progress: OnProgress = unheard) -> Learned | None:
+    """What the past teaches of a study's setting; None if it holds too few runs of the runtime.
+
+    Args:
+        past: The history.
+        setting: The study's.
+        on_progress: Called with a line of text before what takes seconds.
+    """
+    groups = nearest_groups(past.runs, setting)
+    timed = replace(past, runs=tuple(run for runs in groups for run in runs)).timed(setting.runtime)
+    if len(timed) < FEWEST_PAST:  # there would be no hypothesis of the fitted profile
+        return None
+    jobs = "1 job" if len(groups) == 1 else f"{len(groups)} jobs"
+    on_progress(f"learning from {len(timed)} earlier runs of {jobs}")
+    runtime = fit_to_runs(timed, _open_minded(setting.runtime))
+    kept = tuple(_past_group(part, runtime) for runs in groups for part in _by_setting(_thinned(runs, MOST_KEPT)))
+    samples: dict[str, list[PastSample]] = {}
+    for sample in past.samples:
+        samples.setdefault(sample.group, []).append(sample)
+    operators = tuple(
+        errors
+        for runs in groups
+        if runs[0].group in samples
+        for errors in _operators(runs, samples[runs[0].group], runtime)
+    )
+    is_own = any(_devices(runs[0].cluster) == _devices(setting.cluster) for runs in groups)
+    return Learned(runtime=runtime, groups=kept, operators=operators, trust=TRUST if is_own else FOREIGN_TRUST)
+
+
+def _open_minded(runtime: RuntimeProfile) -> RuntimeProfile:
+    """The profile with constants that may be otherwise than on the clusters it was fitted to."""
+    errors = dict(runtime.log_errors)
+    widened = [(name, max(errors[name], OPENNESS * CONSTANTS[name].log_error)) for name in errors]
+    return replace(runtime, log_errors=tuple(widened))
+
+
+def nearest_groups(runs: Sequence[PastRun], setting: MeasuredSetting) -> list[list[PastRun]]:
+    """The runs of the setting's runtime by job, the nearest jobs first, thinned to MOST_GROUPS and MOST_RUNS."""
+    by_group: dict[str, list[PastRun]] = {}
+    for run in runs:
+        tells = run.is_clean and (run.step_time_s is not None or run.peak_memory_bytes is not None)
+        if run.runtime == setting.runtime.name and tells and run.status is Status.OK:
+            by_group.setdefault(run.group, []).append(run)
+    nearest = sorted(by_group.values(), key=lambda group: _distance(group[0], setting))[:MOST_GROUPS]
+    return [_thinned(group, MOST_RUNS) for group in nearest]
+
+
+def _thinned(runs: list[PastRun], most: int) -> list[PastRun]:
+    at = np.unique(np.linspace(0, len(runs) - 1, min(most, len(runs))).round().astype(int))
+    return [runs[position] for position in at]
+
+
+def _distance(run: PastRun, setting: MeasuredSetting) -> float:
+    """How unlike two jobs are, in octaves of devices and parameters."""
+    octaves = abs(math.log2(run.cluster.num_devices / setting.cluster.num_devices))
+    octaves += abs(math.log2(run.job.model.num_parameters / setting.job.model.num_parameters))
+    return octaves + (OTHER_DEVICE if _devices(run.cluster) != _devices(setting.cluster) else 0.0)
+
+
+def _devices(cluster: Cluster) -> frozenset[str]:
+    return frozenset(device.name for device in cluster.devices)
+
+
+def _by_setting(runs: Sequence[PastRun]) -> list[list[PastRun]]:
+    """Runs of one job by the facts of their runtime."""
+    parts: dict[object, list[PastRun]] = {}
+    for run in runs:
+        parts.setdefault((run.job, run.cluster, run.facts, run.memory, run.stage), []).append(run)
+    return list(parts.values())
+
+
+def _past_group(runs: Sequence[PastRun], runtime: RuntimeProfile) -> PastGroup:
+    grid = ConfigGrid.from_configs([run.config for run in runs])
+    return PastGroup(
+        predicted=predict(runs[0].setting(runtime), grid),
+        step_time_s=np.array([math.nan if run.step_time_s is None else run.step_time_s for run in runs]),
+        peak_bytes=np.array(
+            [math.nan if run.peak_memory_bytes is None else float(run.peak_memory_bytes) for run in runs]
+        ),
+    )
+
+
+def _operators(
+    runs: Sequence[PastRun], samples: Sequence[PastSample], runtime: RuntimeProfile
+) -> tuple[OperatorErrors, ...]:
+    """Operator times of one study beside what the profile says of the operators of its runs, proxies among them."""
+    predicted_s: dict[Key, float] = {}
+    for part in _by_setting(runs):
+        setting = part[0].setting(runtime)
+        grid = ConfigGrid.from_configs(list(dict.fromkeys(run.config for run in part)))
+        predicted_s |= predicted_times(step_terms(setting.job, setting.cluster, setting.runtime, grid))
+    return errors_of(samples, predicted_s)
+
+
+def under(setting: MeasuredSetting, runtime: RuntimeProfile) -> MeasuredSetting:
+    """The setting with the constants of `runtime`; what its own runtime is known to do stays."""
+    own = setting.runtime
+    constants = {name: getattr(runtime, name) for name in CONSTANTS if getattr(own, name) != 0}
+    return replace(
+        setting,
+        runtime=replace(
+            own,
+            **constants,
+            device_speed=runtime.device_speed,
+            log_errors=runtime.log_errors,
+            step_error=runtime.step_error,
+            residuals=runtime.residuals,
+        ),
+    )

@@ -1,0 +1,44 @@
+"""The answer of a study that has run smaller jobs only: its fastest candidate by extrapolation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from costmodels.job.parallel_config import Value
+
+EXTRAPOLATED = "extrapolated"
+"""Study attribute: the `Extrapolated` after the last finished trial, as `as_json`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Extrapolated:
+    """The candidate with the shortest step in the median of the draws, while no full-size trial supports it.
+
+    Attributes:
+        config: The candidate by the dimensions that identify it.
+        step_time_s: Its step time, the median of the draws.
+        trials: Proxies that measured a step.
+        devices: What the largest of them occupied.
+    """
+
+    config: dict[str, Value]
+    step_time_s: float
+    trials: int
+    devices: int
+
+    def as_json(self) -> dict[str, Any]:
+        """The answer as the study keeps it."""
+        return asdict(self)
+
+    @property
+    def in_words(self) -> str:
+        """Where the step time comes from."""
+        return f"extrapolated from {self.trials:,} trial{'' if self.trials == 1 else 's'} on {self.devices:,} devices"
+
+
+def extrapolated_of(attributes: Mapping[str, Any]) -> Extrapolated | None:
+    """The answer among a study's attributes; None where no proxy has measured a step."""
+    stored = attributes.get(EXTRAPOLATED)
+    return Extrapolated(**stored) if stored else None

@@ -1,0 +1,89 @@
+"""What is predicted of proxies, so that their trials tell of the candidates: steps, memory and operators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from costmodels.calibration.sources import MeasuredSetting
+from costmodels.job.parallel_config import ConfigGrid
+from costmodels.surrogates.error_terms import StepTerms, step_terms
+from costmodels.surrogates.predicted import Predicted, predict, together
+from tuner.search.observations import Evidence
+from tuner.search.proxy.proxy_trials import Proxy
+
+
+class _Told(NamedTuple):
+    """What the two profiles say of a proxy, and the terms of its step as the second has them."""
+
+    cold: Predicted
+    fitted: Predicted
+    terms: StepTerms
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ProxyBelief:
+    """Proxies as the cost model sees them; each is predicted once.
+
+    Attributes:
+        setting: The full job under the runtime's own profile.
+        fitted: The same under the profile that was fitted to a history; `setting` without one.
+    """
+
+    setting: MeasuredSetting
+    fitted: MeasuredSetting
+    _told: dict[Proxy, _Told] = field(default_factory=dict)
+
+    def predicted(self, proxies: Sequence[Proxy]) -> Predicted:
+        """What the runtime's own profile says of them [p]."""
+        return _as_one([self._of(proxy).cold for proxy in proxies])
+
+    def predicted_as_fitted(self, proxies: Sequence[Proxy]) -> Predicted:
+        """What the fitted profile says of them [p]."""
+        return _as_one([self._of(proxy).fitted for proxy in proxies])
+
+    def terms(self, proxies: Sequence[Proxy]) -> list[StepTerms]:
+        """The terms of the step of each [p], as the fitted profile has them."""
+        return [self._of(proxy).terms for proxy in proxies]
+
+    def _of(self, proxy: Proxy) -> _Told:
+        if proxy not in self._told:
+            grid = ConfigGrid.from_configs([proxy.config])
+            setting, fitted = (_smaller(full, proxy) for full in (self.setting, self.fitted))
+            cold = predict(setting, grid)
+            self._told[proxy] = _Told(
+                cold=cold,
+                fitted=cold if self.fitted is self.setting else predict(fitted, grid),
+                terms=step_terms(fitted.job, fitted.cluster, fitted.runtime, grid),
+            )
+        return self._told[proxy]
+
+
+def evidence_with_proxies(evidence: Evidence, num_candidates: int) -> Evidence:
+    """What trials told if each proxy is one more candidate: that of the k-th proxy is `num_candidates` + k."""
+    seen = list(enumerate(evidence.proxies, start=num_candidates))
+    timed = [(at, one.log_step_s, one.variance) for at, one in seen if one.log_step_s is not None]
+    return replace(
+        evidence,
+        measured=np.concatenate([evidence.measured, np.array([at for at, _, _ in timed], dtype=np.int64)]),
+        log_step_s=np.concatenate([evidence.log_step_s, [log_step_s for _, log_step_s, _ in timed]]),
+        variance=np.concatenate([evidence.variance, [variance for _, _, variance in timed]]),
+        limits_s={**evidence.limits_s, **{at: one.limit_s for at, one in seen if one.limit_s is not None}},
+        peaks_bytes={**evidence.peaks_bytes, **{at: one.peak_bytes for at, one in seen if one.peak_bytes is not None}},
+        explored=evidence.explored | {at for at, one in seen if not one.ran_out and not one.crashed},
+        misfits=evidence.misfits | {at for at, one in seen if one.ran_out},
+        crashed=evidence.crashed | {at for at, one in seen if one.crashed},
+        proxies=(),
+    )
+
+
+def _smaller(full: MeasuredSetting, proxy: Proxy) -> MeasuredSetting:
+    """The setting of the proxy."""
+    return replace(full, job=proxy.reduction.job(full.job), cluster=proxy.reduction.cluster(full.cluster))
+
+
+def _as_one(parts: Sequence[Predicted]) -> Predicted:
+    return together(parts, [np.array([at]) for at in range(len(parts))])

@@ -1,0 +1,149 @@
+"""Proxy trials: a smaller job that runs in place of a candidate, on a few hosts of the same cluster.
+
+A proxy keeps the candidate's tp, cp, up, ep and mbs, its schedule, its ZeRO stage and recomputation, and with them the
+shapes of all operators of a layer and of the collectives inside it. Stages, replicas, layers and micro-batches are
+fewer:
+
+    pp, dp      what fills the devices, neither above the candidate's. A pipeline stays one (pp of at least 2), replicas
+                stay replicas where there is room (what reduces gradients shows too), and of what is left pp is largest.
+    layers      `auto` keeps those of each stage and chunk, so that a device does the same work; fewer where ZeRO's
+                larger shares of few replicas may not fit.
+    batch       as many micro-batches per stage as the candidate has, so that the bubble's share is comparable, and at
+                most MAX_ROUNDS of them, so that a step is cheap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from costmodels.job.parallel_config import DEGREES, FURTHER_DIMENSIONS, ConfigGrid, ParallelConfig
+from costmodels.job.proxy_job import Reduction, least_layers
+from costmodels.step.memory import estimate_memory
+from tuner.space.enumeration import SpaceOptions, broken_rules, divisors, launchable
+from tuner.space.rules import Setting
+
+PROXY = "proxy"
+"""Trial attribute: what the trial ran in place of its candidate, as `Proxy.as_json`; full-size trials have none."""
+
+MAX_ROUNDS = 4
+"""Micro-batches per stage that a proxy runs at most."""
+
+LIKELY_FIT = 0.9
+"""Probability with which a proxy must fit: its peak tells as much with fewer layers, and its steps tell more."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProxyOptions:
+    """What a study says about its proxies.
+
+    Attributes:
+        hosts: Hosts that a proxy may occupy.
+        layers: Layers of the reduced model; None keeps those of each stage.
+        full_trials: Trials that run at full size, after the proxies.
+    """
+
+    hosts: int
+    layers: int | None
+    full_trials: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proxy:
+    """What runs in place of a candidate.
+
+    Attributes:
+        reduction: The smaller job.
+        config: Its configuration.
+    """
+
+    reduction: Reduction
+    config: ParallelConfig
+
+    def setting(self, setting: Setting) -> Setting:
+        """The setting that it runs in."""
+        return replace(setting, job=self.reduction.job(setting.job), cluster=self.reduction.cluster(setting.cluster))
+
+    def as_json(self) -> dict[str, Any]:
+        """The proxy as a trial keeps it."""
+        values = self.config.values(DEGREES + FURTHER_DIMENSIONS)
+        return {**asdict(self.reduction), "devices": self.config.num_devices, "config": values}
+
+    @classmethod
+    def from_json(cls, entry: Mapping[str, Any]) -> Proxy:
+        """The proxy that `as_json` wrote."""
+        sizes = {name: int(entry[name]) for name in ("hosts", "layers", "global_batch_size")}
+        return cls(reduction=Reduction(**sizes), config=ParallelConfig(**entry["config"]))
+
+
+def proxy_of(
+    config: ParallelConfig, setting: Setting, options: ProxyOptions, space: SpaceOptions | None = None
+) -> Proxy | None:
+    """The largest smaller job that runs what a device of the candidate runs; None if there is none that fits.
+
+    Args:
+        config: The candidate.
+        setting: The full job, on a cluster of equal hosts.
+        options: What the study says about its proxies.
+        space: What it says about its space. A proxy obeys the rules in force, but no tightened degrees.
+    """
+    space = space or SpaceOptions()
+    rules = replace(space, allowed=(), opened=())
+    for hosts in range(options.hosts, 0, -1):
+        for smaller in _degrees(config, hosts * setting.cluster.devices_per_host):
+            for layers in _layers(config, smaller, setting, options):
+                batch = smaller.dp * smaller.mbs * smaller.pp * _rounds(config, setting)
+                reduction = Reduction(hosts=hosts, layers=layers, global_batch_size=batch)
+                found = Proxy(reduction=reduction, config=smaller)
+                if _is_valid(found, config, setting, rules) and probably_fits(found, setting, space):
+                    return found
+    return None
+
+
+def _degrees(config: ParallelConfig, devices: int) -> Iterator[ParallelConfig]:
+    """Configurations that fill the devices with fewer stages and replicas, the most telling first."""
+    inner = config.tp * config.cp * config.up
+    if devices % inner:
+        return
+    pairs = [(pp, devices // inner // pp) for pp in divisors(devices // inner)]
+    least_pp = min(config.pp, 2)
+    kept = [(pp, dp) for pp, dp in pairs if least_pp <= pp <= config.pp and dp <= config.dp]
+    for pp, dp in sorted(kept, key=lambda pair: (min(config.dp, 2) > pair[1], -pair[0])):
+        shards = config.dp_shard if config.dp_shard and dp % config.dp_shard == 0 else 0
+        yield replace(config, pp=pp, dp=dp, dp_shard=shards)
+
+
+def _layers(config: ParallelConfig, smaller: ParallelConfig, setting: Setting, options: ProxyOptions) -> Iterator[int]:
+    """Numbers of layers to try, the largest first, each once."""
+    model = setting.job.model
+    if options.layers is not None:
+        yield options.layers
+        return
+    chunks = smaller.pp * smaller.vpp
+    of_chunk = -(-setting.padded_layers // (config.pp * config.vpp))
+    sizes = (min(layers * chunks, model.num_layers) for layers in range(of_chunk, 0, -1))
+    yield from (layers for layers in dict.fromkeys(sizes) if layers >= least_layers(model))
+
+
+def _rounds(config: ParallelConfig, setting: Setting) -> int:
+    """Micro-batches per stage."""
+    num_micro_batches = setting.job.global_batch_size // (config.dp * config.mbs)
+    return max(1, min(MAX_ROUNDS, round(num_micro_batches / config.pp)))
+
+
+def _is_valid(found: Proxy, config: ParallelConfig, setting: Setting, rules: SpaceOptions) -> bool:
+    """Whether the proxy can be launched, and breaks no rule but those that the candidate breaks too."""
+    smaller = found.setting(setting)
+    if not launchable(smaller, found.config):
+        return False
+    broken = set(broken_rules(smaller, rules, found.config))
+    return not broken or broken <= set(broken_rules(setting, rules, config))
+
+
+def probably_fits(found: Proxy, setting: Setting, space: SpaceOptions) -> bool:
+    """Whether the proxy probably leaves the headroom free, given how far predictions of memory are off."""
+    smaller = found.setting(setting)
+    grid = ConfigGrid.from_configs([found.config])
+    memory = estimate_memory(smaller.job, smaller.cluster, smaller.runtime, grid)
+    return bool(memory.probability_of_fit(space.memory_headroom, smaller.runtime.memory_error)[0] >= LIKELY_FIT)

@@ -1,0 +1,214 @@
+"""Stops a trial after its first measured steps where it is clearly slower than the best: a pruner for Optuna.
+
+The rule compares logs, because the spread of step times grows with them. A trial with k measured steps is stopped if
+
+    log(m / m_best)  >  log(1 + margin) + t * s * sqrt(pi / 2 * (1 / k + 1 / n)).
+
+m is the median of its steps, the lower one of two, so that one slow step never stops a trial. m_best is the value of
+the best completed trial, n the number of its reported steps. s is the standard deviation of log step times, pooled over
+both trials, each around its own mean. A median of k normal values has a variance near pi / 2 * s**2 / k (Cramer 1946,
+section 28.5), and t is the quantile of Student's t at 1 - risk for the k + n - 2 degrees of freedom of s: with two
+known steps it demands much, with seven little. So a look stops a trial that is as fast as the best with a probability
+below `risk`, if nothing but the noise of its steps tells them apart. The margin is for what all steps of a trial have
+in common: the first ones after the warm-up are often a little slow, and one configuration runs a few percent faster on
+one day than on another.
+
+In anybody's own loop:
+
+    study = optuna.create_study(pruner=ClearlySlowerPruner())
+
+    def objective(trial):
+        for step, step_time_s in enumerate(steps_of(trial), start=1):
+            trial.report(step_time_s, step)
+            if trial.should_prune():
+                raise optuna.TrialPruned
+        return median of the steps
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
+import numpy as np
+from optuna import Study
+from optuna.pruners import BasePruner
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+from scipy.special import stdtrit
+
+from costmodels.job.parallel_config import Value
+from tuner.search.parameters import params_of
+from tuner.search.proxy.proxy_trials import PROXY
+
+MARGIN = 0.1
+"""How much slower than the best a trial must be besides the noise of its steps (assumed: runs of one configuration on
+one cluster differ by a few percent, and their first steps are a few percent slow)."""
+
+RISK = 0.01
+"""Probability that one look stops a trial which is as fast as the best, if nothing but noise tells them apart."""
+
+MIN_STEPS = 2
+"""Measured steps before which no trial is stopped."""
+
+MAX_REPORTS = 5
+"""Steps of a trial that are reported to the study: each is a commit, and the first ones decide."""
+
+
+class ClearlySlowerPruner(BasePruner):
+    """Prunes a trial whose reported step times are clearly slower than those of the best completed trial.
+
+    Values are reported one per measured step, in seconds; the trial's own value is a step time too, such as their
+    median. The first trial of a study is never pruned, since it is what others are compared with.
+
+    Args:
+        margin: How much slower than the best a trial must be besides the noise.
+        risk: Probability that one look prunes a trial that is as fast as the best.
+        min_steps: Reported steps before which no trial is pruned.
+        expert: Parameters of a trial that is never pruned either: the configuration in use today.
+    """
+
+    def __init__(
+        self,
+        *,
+        margin: float = MARGIN,
+        risk: float = RISK,
+        min_steps: int = MIN_STEPS,
+        expert: Mapping[str, Value] | None = None,
+    ) -> None:
+        if not margin >= 0:
+            raise ValueError(f"`margin` must be at least 0, but got {margin}.")
+        if not 0 < risk < 1:
+            raise ValueError(f"`risk` must be between 0 and 1, but got {risk}.")
+        if min_steps < 1:
+            raise ValueError(f"`min_steps` must be at least 1, but got {min_steps}.")
+        self._margin = margin
+        self._risk = risk
+        self._min_steps = min_steps
+        self._expert = expert
+
+    def prune(self, study: Study, trial: FrozenTrial) -> bool:
+        """As Optuna asks it; see `Trial.should_prune`."""
+        if study.directions != [StudyDirection.MINIMIZE]:
+            raise ValueError(f"`study` must minimize one value, the step time, but got {study.directions}.")
+        steps_s = reported_steps(trial)
+        if not all(step_s > 0 for step_s in steps_s):
+            raise ValueError(f"`trial` must report step times above 0, but got {steps_s}.")
+        return self.prunes(trial, best_among(study.get_trials(deepcopy=False)))
+
+    def prunes(self, trial: FrozenTrial, best: FrozenTrial | None) -> bool:
+        """Whether a trial's reported steps are clearly slower than the best completed trial, if there is one."""
+        steps_s = reported_steps(trial)
+        if best is None or best.value is None or self._is_kept(trial) or len(steps_s) < self._min_steps:
+            return False
+        return is_clearly_slower(steps_s, best.value, reported_steps(best), margin=self._margin, risk=self._risk)
+
+    def _is_kept(self, trial: FrozenTrial) -> bool:
+        return trial.number == 0 or (
+            self._expert is not None
+            and {name: trial.params.get(name) for name in self._expert} == params_of(self._expert)
+        )
+
+
+def reported_steps(trial: FrozenTrial) -> list[float]:
+    """The step times that a trial has reported, in their order [s]."""
+    return [value for _, value in sorted(trial.intermediate_values.items())]
+
+
+def best_among(trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
+    """The completed trial with the smallest value; None before the first."""
+    completed = [trial for trial in trials if trial.state == TrialState.COMPLETE and trial.value is not None]
+    return min(completed, key=lambda trial: (trial.value, trial.number), default=None)
+
+
+def is_clearly_slower(
+    steps_s: Sequence[float],
+    best_s: float,
+    best_steps_s: Sequence[float],
+    *,
+    margin: float = MARGIN,
+    risk: float = RISK,
+) -> bool:
+    """The rule that stands at the top of this file.
+
+    Args:
+        steps_s: Measured steps of the trial, at least one [k].
+        best_s: Step time of the best trial.
+        best_steps_s: Those of its steps that are known [n]; may be empty.
+        margin: How much slower the trial must be besides the noise.
+        risk: Probability of a wrong yes by noise alone.
+    """
+    num_steps, num_best = len(steps_s), max(len(best_steps_s), 1)
+    freedom = num_steps + num_best - 2
+    if freedom < 1:
+        return False  # nothing tells how noisy steps are
+    logs = [np.log(steps) for steps in (steps_s, best_steps_s) if len(steps)]
+    spread = np.sqrt(sum(float(np.sum((log - log.mean()) ** 2)) for log in logs) / freedom)
+    noise = stdtrit(freedom, 1 - risk) * spread * np.sqrt(np.pi / 2 * (1 / num_steps + 1 / num_best))
+    return bool(np.log(statistics.median_low(steps_s) / best_s) > np.log1p(margin) + noise)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StepReports:
+    """Reports the steps of running trials to a study, and asks a pruner which of them to stop.
+
+    Attributes:
+        study: The study.
+        pruner: Which trials to stop.
+        seen: Per running trial, the steps and the best step time of the last look; an equal state is not looked at
+            again.
+    """
+
+    study: Study
+    pruner: ClearlySlowerPruner
+    seen: dict[int, tuple[int, float]] = field(default_factory=dict)
+
+    def hopeless(
+        self,
+        running: Mapping[int, tuple[float, ...]],
+        known: Mapping[int, FrozenTrial],
+        best: FrozenTrial | None,
+        together: Callable[[], AbstractContextManager[None]],
+    ) -> dict[int, str]:
+        """The trials to stop, with the reason, by number.
+
+        Args:
+            running: Step times that each running trial has measured so far, by number [s]. Of a trial that runs again,
+                after its driver or its worker died, they replace those reported before.
+            known: The running trials, by number; hold what is reported afterwards.
+            best: See `best_among`.
+            together: What is written in a block of it is written together.
+        """
+        best_s = best.value if best is not None and best.value is not None else 0.0
+        states = {number: (len(steps_s), best_s) for number, steps_s in running.items() if steps_s}
+        changed = [number for number, state in states.items() if self.seen.get(number) != state]
+        if not changed:
+            return {}
+        at_full_size = [number for number in changed if PROXY not in known[number].user_attrs]
+        with together():  # a proxy's steps are those of a smaller job
+            for number in at_full_size:
+                self._report(known[number], running[number])
+        self.seen.update((number, states[number]) for number in changed)
+        reasons = {}
+        for number in at_full_size:
+            steps_s = running[number]
+            trial = copy.copy(known[number])
+            trial.intermediate_values = dict(enumerate(steps_s, start=1))
+            if self.pruner.prunes(trial, best):
+                reasons[number] = (
+                    f"clearly slower than the best: {statistics.median(steps_s):.4g} s in the median of its first "
+                    f"{len(steps_s)} steps, {statistics.median(steps_s) / best_s:.2f} times the best's {best_s:.4g} s"
+                )
+        return reasons
+
+    def _report(self, trial: FrozenTrial, steps_s: Sequence[float]) -> None:
+        reported, _ = self.seen.get(trial.number, (0, 0.0))
+        if len(steps_s) < reported:
+            reported = 0  # it runs again
+        for step, step_time_s in enumerate(steps_s[:MAX_REPORTS], start=1):
+            if step > reported:
+                self.study._storage.set_trial_intermediate_value(trial._trial_id, step, step_time_s)
+                trial.intermediate_values[step] = step_time_s

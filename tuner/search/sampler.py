@@ -1,0 +1,481 @@
+"""ThompsonSampler: chooses the next candidate of an Optuna study (FlexParallel 3.2 and 3.3).
+
+The sampler holds the candidates and what is believed of them before any trial. Whatever the study has measured corrects
+that; M joint draws of all step times each name their fastest candidate, and an explorer chooses the next trial from
+them, by default uniformly over the draws whose candidate is unexplored. p_star, the share of draws whose candidate has
+been tried (equation 6), says when to stop.
+
+It works in the ask/tell loop of tuner/run/loop.py and in anybody's own loop:
+
+    candidates = ConfigGrid.from_configs([ParallelConfig(pp=1, tp=8, dp=4), ParallelConfig(pp=4, tp=2, dp=4), ...])
+    belief = belief_of(Predicted.of_times(predicted_s, features), candidates)
+    sampler = ThompsonSampler(candidates, belief, stop_when_confident=True)
+    study = optuna.create_study(sampler=sampler)
+    study.optimize(lambda trial: measure(sampler.suggest(trial)), n_trials=40)
+
+Ask from one thread: a trial is known to others only once its parameters are stored. A trial that fails removes its
+candidate and counts as a crash of its kind, unless its attribute `status` says otherwise: see trials.backend.Status.
+The attribute `observation` tells more than a trial's value does: see evidence.py.
+
+The state is the study alone: nothing is remembered between calls but what can be computed again, and the random stream
+of a decision depends on the seed and the number of the decision, so that a resumed study goes on as an undisturbed one.
+Where MANY trials have ended, draws serve several decisions; a sampler that takes up such a study makes new ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from optuna import Study
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.samplers import BaseSampler, RandomSampler
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from costmodels.job.parallel_config import ConfigGrid, IntArray, ParallelConfig, Value
+from tuner.search.acquisition import AbstractExplorer, UnexploredDraws
+from tuner.search.failures import LEARNED
+from tuner.search.observations import Ending, Evidence, EvidenceLog
+from tuner.search.parameters import ASSIGNMENT, distribution_of, params_of
+from tuner.search.population import ENDED, P_STAR, POPULATION, POPULATION_AT_START, as_json, shares
+from tuner.search.posterior import Belief
+from tuner.search.proxy.extrapolation import EXTRAPOLATED, Extrapolated
+from tuner.search.proxy.proxy_plan import ProxyPlan
+from tuner.search.proxy.proxy_trials import Proxy
+from tuner.search.replication import to_repeat
+from tuner.search.subset import MOST_TOLD
+
+CONFIRMATIONS = 2
+"""How many times as many further draws must agree before a study is confident: of so many looks at M draws, one will
+find more than `confidence` of them by chance."""
+
+
+MANY = MOST_TOLD
+"""Ended trials from which on the draws serve several decisions."""
+
+RENEWED_BY = 32
+"""Of so many ended trials one must be new for the draws to be made anew: one more changes little among many."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Population:
+    """The empirical population S of one moment.
+
+    Attributes:
+        fastest: The fastest candidate of each draw in which one can run: at most M, or 1 + CONFIRMATIONS times as many
+            where the first M exceed the confidence.
+        p_star: Share of these that are explored (FlexParallel equation 6).
+        log_step_s: The draws of the log step time [M, n], with a head start of the sampler's tolerance for what was
+            explored; infinite where a candidate cannot run.
+    """
+
+    fastest: IntArray
+    p_star: float
+    log_step_s: NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Drawn:
+    """A population, and what was known when it was drawn.
+
+    Attributes:
+        key: Tells equal evidence.
+        evidence: What was known.
+        population: What was drawn.
+    """
+
+    key: tuple[object, ...]
+    evidence: Evidence
+    population: Population
+
+
+class ThompsonSampler(BaseSampler):
+    """Grey-box Thompson sampling over a finite set of parallelism configurations.
+
+    Args:
+        candidates: The configurations [n].
+        belief: What is believed of them before any trial; see belief.py.
+        explorer: Chooses among the draws.
+        draws: M, joint draws per decision.
+        confidence: eta; `is_confident` holds once p_star exceeds it.
+        tolerance: Head start of explored candidates in every draw: a draw names one in place of another that is
+            faster by less, since nobody pays trials for that. With 0 p_star is equation 6 to the letter.
+        seed: Fixes every decision.
+        first: The configuration that the first trial runs, usually the one in use today.
+        stop_when_confident: End `study.optimize` at confidence or when every candidate has been tried.
+        proxies: Which trials run a smaller job in place of their candidate; see proxy_plan.py. Whoever runs the trials
+            asks `proxy_for` and keeps the answer as the attribute `proxy`.
+        repeats: Further trials of each of the fastest candidates, where they are too close to call when nothing else
+            is left to try; see close_calls.py.
+    """
+
+    def __init__(
+        self,
+        candidates: ConfigGrid,
+        belief: Belief,
+        *,
+        explorer: AbstractExplorer | None = None,
+        draws: int = 100,
+        confidence: float = 0.95,
+        tolerance: float = 0.01,
+        seed: int = 0,
+        first: ParallelConfig | None = None,
+        stop_when_confident: bool = False,
+        proxies: ProxyPlan | None = None,
+        repeats: int = 0,
+    ) -> None:
+        if not len(candidates):
+            raise ValueError("`candidates` must hold at least one configuration, but got none.")
+        if len(belief.predicted) != len(candidates):
+            raise ValueError(
+                f"`belief` must be one of the {len(candidates)} candidates, but got one of {len(belief.predicted)}."
+            )
+        self._candidates = candidates
+        self._belief = belief
+        self._explorer = explorer or UnexploredDraws()
+        self._draws = draws
+        self._confidence = confidence
+        self._tolerance = tolerance
+        self._seed = seed
+        self._stop_when_confident = stop_when_confident
+        self._proxies = proxies
+        self._repeats = repeats
+        dimensions = candidates.dimensions
+        self._positions = {
+            tuple(params_of(dict(zip(dimensions, key, strict=True))).values()): at
+            for key, at in candidates.positions().items()
+        }
+        self._first = None if first is None else self.position_of(first.values(dimensions))
+        if first is not None and self._first is None:
+            raise ValueError(f"`first` must be a candidate, but got {first}.")
+        self._independent = RandomSampler(seed=seed)
+        self._search_space = {name: distribution_of(name, candidates) for name in dimensions}
+        self._log = EvidenceLog(self.position_of)
+        self._latest: _Drawn | None = None
+        self._lessons_of: tuple[_Drawn, list[dict[str, Any]]] | None = None
+        self._now: tuple[Evidence, Population] | None = None
+
+    @property
+    def candidates(self) -> ConfigGrid:
+        """The configurations that the sampler chooses from."""
+        return self._candidates
+
+    @property
+    def proxies(self) -> ProxyPlan | None:
+        """Which trials run a smaller job in place of their candidate."""
+        return self._proxies
+
+    @property
+    def search_space(self) -> dict[str, BaseDistribution]:
+        """The Optuna distributions of a trial's parameters: one per dimension that identifies a candidate."""
+        return dict(self._search_space)
+
+    def suggest(self, trial: Trial) -> ParallelConfig:
+        """The configuration of `trial`; its parameters are the candidate's dimensions under their own names."""
+        suggested: dict[str, Value] = {}
+        for name, distribution in self.search_space.items():
+            if isinstance(distribution, IntDistribution):
+                suggested[name] = trial.suggest_int(name, distribution.low, distribution.high, log=distribution.log)
+            elif isinstance(distribution, CategoricalDistribution):
+                suggested[name] = trial.suggest_categorical(name, distribution.choices)  # type: ignore[assignment] # the choices are text or bool
+        config = self.config_of(suggested)
+        if config.assignment:
+            trial.set_user_attr(ASSIGNMENT, str(config.assignment))
+        return config
+
+    def config_of(self, params: Mapping[str, Any]) -> ParallelConfig:
+        """The candidate that a trial's parameters name.
+
+        Raises:
+            ValueError: they name no candidate.
+        """
+        position = self.position_of(params)
+        if position is None:
+            raise ValueError(f"`params` must name a candidate, but got {params}.")
+        return self._candidates.config(position)
+
+    def position_of(self, params: Mapping[str, Any]) -> int | None:
+        """Where the candidate that a trial's parameters name stands, or None."""
+        try:
+            named = {name: params[name] for name in self._candidates.dimensions}
+        except KeyError:
+            return None
+        return self._positions.get(tuple(params_of(named).values()))
+
+    # What Optuna calls
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:  # noqa: ARG002 # Optuna's signature
+        """All dimensions are chosen together."""
+        return self.search_space
+
+    def sample_relative(
+        self,
+        study: Study,
+        trial: FrozenTrial,
+        search_space: dict[str, BaseDistribution],  # noqa: ARG002 # Optuna's signature
+    ) -> dict[str, Any]:
+        """The next candidate's dimensions."""
+        if study.directions != [StudyDirection.MINIMIZE]:
+            raise ValueError(f"`study` must minimize one value, the step time, but got {study.directions}.")
+        others = [t for t in study.get_trials(deepcopy=False) if t.number != trial.number]
+        evidence = self.evidence(others)
+        self.keep_start(study, evidence)
+        return params_of(self._candidates.values(self.choose(evidence)))
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """Parameters that are no dimension of a configuration are drawn at random."""
+        return self._independent.sample_independent(study, trial, param_name, param_distribution)
+
+    def reseed_rng(self) -> None:
+        """Decisions depend on the seed and their number alone; only foreign parameters are reseeded."""
+        self._independent.reseed_rng()
+
+    def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
+        """Keeps p_star, the population and the lessons, and ends `study.optimize` if asked to."""
+        others = [t for t in study.get_trials(deepcopy=False) if t.number != trial.number]
+        evidence = self.evidence(others, finishing=(trial, state, values))
+        num_ended = sum(other.state.is_finished() for other in others)
+        self.keep_end(study, trial._trial_id, evidence, study.user_attrs, num_ended)
+        if self._stop_when_confident and self.is_done(evidence) and self.close_call(evidence) is None:
+            study.stop()
+
+    def keep_end(
+        self, study: Study, trial_id: int, evidence: Evidence, known: Mapping[str, Any], num_ended: int
+    ) -> dict[str, Any]:
+        """Keeps p_star and the population after a trial, and what of the study has changed by it.
+
+        Args:
+            study: The study.
+            trial_id: What its storage calls the trial.
+            evidence: What is known with the trial.
+            known: The study's attributes.
+            num_ended: Trials that ended before.
+
+        Returns:
+            Those that have changed.
+        """
+        p_star, population = self.population(evidence).p_star, self._population_json(evidence)
+        told: dict[str, Any] = {P_STAR: p_star}
+        if (lessons := self._lessons(evidence)) or LEARNED in known:
+            told[LEARNED] = lessons
+        if (found := self._extrapolated(evidence)) is not None:
+            told[EXTRAPOLATED] = found.as_json()
+        changed = {key: value for key, value in told.items() if key not in known or known[key] != value}
+        # written after all is computed: no lock of a database is held in the meantime
+        study._storage.set_trial_user_attr(trial_id, ENDED, num_ended)
+        study._storage.set_trial_user_attr(trial_id, P_STAR, p_star)
+        study._storage.set_trial_user_attr(trial_id, POPULATION, population)
+        for key, value in changed.items():
+            study.set_user_attr(key, value)
+        return changed
+
+    def keep_start(self, study: Study, evidence: Evidence) -> None:
+        """Keeps the population of a study that has not begun, once."""
+        if not evidence.num_decisions and POPULATION_AT_START not in study.user_attrs:
+            study.set_user_attr(POPULATION_AT_START, self._population_json(evidence))
+
+    def _population_json(self, evidence: Evidence) -> dict[str, Any]:
+        return as_json(shares(self.population(evidence).fastest, self._candidates, evidence.explored))
+
+    # What it decides
+
+    def evidence(self, trials: Sequence[FrozenTrial], *, finishing: Ending | None = None) -> Evidence:
+        """What `trials` tell of the candidates; `finishing` is one whose end the storage does not hold yet."""
+        return self._log.evidence(trials, finishing)
+
+    def population(self, evidence: Evidence) -> Population:
+        """M joint draws of all step times and the fastest candidate of each; computed once per state of the study.
+
+        Of MANY ended trials the latest draws serve until RENEWED_BY asks for others, or until they exceed the
+        confidence: only draws that know every trial end a study.
+        """
+        if self._now is None or self._now[0] is not evidence:
+            self._now = evidence, self._population(evidence)
+        return self._now[1]
+
+    def _population(self, evidence: Evidence) -> Population:
+        latest = self._latest
+        if latest is not None and _is_recent(latest.evidence, evidence):
+            p_star = _p_star(latest.population.fastest, evidence.explored)
+            if p_star <= self._confidence:
+                return replace(latest.population, p_star=p_star)
+        key = (
+            evidence.measured.tobytes(),
+            evidence.log_step_s.tobytes(),
+            evidence.explored,
+            evidence.misfits,
+            evidence.crashed,
+            len(evidence.samples),
+            evidence.proxies,
+        )
+        if latest is None or latest.key != key:
+            rng = np.random.default_rng([self._seed, 0, evidence.num_ended, len(evidence.measured)])
+            drawn, fastest = self._drawn(evidence, self._draws, rng)
+            if _p_star(fastest, evidence.explored) > self._confidence:
+                fastest = np.append(fastest, self._drawn(evidence, CONFIRMATIONS * self._draws, rng)[1])
+            p_star = _p_star(fastest, evidence.explored)
+            self._latest = latest = _Drawn(
+                key=key,
+                evidence=evidence,
+                population=Population(fastest=fastest, p_star=p_star, log_step_s=drawn),
+            )
+        return latest.population
+
+    def _lessons(self, evidence: Evidence) -> list[dict[str, Any]]:
+        """What the failures taught when the population was drawn, as JSON."""
+        self.population(evidence)
+        assert self._latest is not None, "a population was drawn"
+        if self._lessons_of is None or self._lessons_of[0] is not self._latest:
+            lessons = [lesson.as_json() for lesson in self._belief.lessons(self._latest.evidence)]
+            self._lessons_of = self._latest, lessons
+        return self._lessons_of[1]
+
+    def _drawn(
+        self, evidence: Evidence, num_draws: int, rng: np.random.Generator
+    ) -> tuple[NDArray[np.float32], IntArray]:
+        """Joint draws of the log step times [num_draws, n], and the fastest of each in which one runs."""
+        drawn = self._belief.draw(evidence, num_draws, rng)
+        drawn[:, sorted(evidence.explored)] -= np.float32(np.log1p(self._tolerance))
+        fastest = np.argmin(drawn, axis=1).astype(np.int64)
+        return drawn, fastest[np.isfinite(drawn[np.arange(len(drawn)), fastest])]
+
+    def is_confident(self, evidence: Evidence) -> bool:
+        """Whether the best candidate has been tried with probability above eta."""
+        return len(evidence.measured) > 0 and self.population(evidence).p_star > self._confidence
+
+    def is_exhausted(self, evidence: Evidence) -> bool:
+        """Whether no candidate is left to try."""
+        return len(evidence.closed) >= len(self._candidates)
+
+    def is_done(self, evidence: Evidence) -> bool:
+        """Whether nothing new is worth a trial."""
+        return self.is_confident(evidence) or self.is_spent(evidence) or self.is_exhausted(evidence)
+
+    def close_call(self, evidence: Evidence) -> int | None:
+        """Of a study that is done, the candidate to measure again before it ends; None where the best is clear."""
+        if not self._repeats or not self.is_done(evidence):
+            return None
+        return to_repeat(evidence, self._tolerance, self._repeats)
+
+    def waits(self, evidence: Evidence) -> bool:
+        """Whether the next trial depends on a pending one: the draws name no other, or a close call goes in turn."""
+        if not evidence.pending or not evidence.num_decisions:
+            return False
+        if self.is_done(evidence):
+            return True
+        if evidence.num_ended >= MANY and not evidence.proxies_pending:
+            return False  # draws that serve several decisions run out of candidates; explorers then have runners-up
+        return not self._has_unexplored_draw(evidence)
+
+    def _has_unexplored_draw(self, evidence: Evidence) -> bool:
+        """Whether some draw names a candidate of which the next trial may tell something, and no pending one will."""
+        fastest = self.population(evidence).fastest
+        if self._proxies and self._proxies.goes_on(evidence, fastest):
+            fastest = fastest[~self._proxies.is_settled(evidence, fastest)]
+        elif evidence.proxies_pending:  # full size waits for what they tell
+            return False
+        closed = evidence.explored | evidence.pending
+        return any(int(position) not in closed for position in fastest)
+
+    def proxy_for(self, evidence: Evidence, position: int) -> Proxy | None:
+        """What the next trial runs in place of the candidate that was chosen for it; None for the candidate itself."""
+        if self._proxies is None or not self._proxies.goes_on(evidence, self.population(evidence).fastest):
+            return None
+        return self._proxies.of(position)
+
+    def is_spent(self, evidence: Evidence) -> bool:
+        """Whether the proxies are done and all full-size trials that they leave were asked for."""
+        return self._proxies is not None and self._proxies.is_spent(evidence, self.population(evidence).fastest)
+
+    def choose(self, evidence: Evidence) -> int:
+        """The position of the next candidate, pending ones excluded while another is left.
+
+        The first is the expert's, or else the one with the shortest step in the median of the draws: nothing has been
+        learned that a draw could explore around. All others are the explorer's, and at the end those of a close call.
+        With proxies, those at full size are the ones with the shortest step in the median of the draws.
+        """
+        if (position := self.close_call(evidence)) is not None:
+            return position
+        if self._proxies is not None:
+            return self._choose_with(self._proxies, evidence)
+        if not evidence.num_decisions:
+            if self._first is not None:
+                return self._first
+            if (position := self._shortest(evidence, ())) is not None:
+                return position
+        return self._explored(evidence, evidence.closed)
+
+    def _explored(self, evidence: Evidence, but: Collection[int]) -> int:
+        """The explorer's choice, which is none of `but` while another is left."""
+        closed = np.zeros(len(self._candidates), dtype=np.bool_)
+        closed[sorted(but)] = True
+        if closed.all():  # the fastest ones are measured again
+            closed[sorted(evidence.explored)] = False
+        return self._explorer.choose(
+            self.population(evidence).log_step_s,
+            closed=closed,
+            best_s=evidence.best_s,
+            trial_s=self._belief.predicted.step_time_s,
+            rng=np.random.default_rng([self._seed, 1, evidence.num_decisions]),
+        )
+
+    def _choose_with(self, plan: ProxyPlan, evidence: Evidence) -> int:
+        """The next candidate of a study with proxies, whichever of them or itself is to run."""
+        fastest = self.population(evidence).fastest
+        if not plan.goes_on(evidence, fastest):
+            position = self._shortest(evidence, evidence.closed)
+            return self._explored(evidence, evidence.closed) if position is None else position
+        if not evidence.num_decisions:
+            if self._first is not None and plan.of(self._first):
+                return self._first
+            return int(np.argmax(np.bincount(fastest[~plan.is_settled(evidence, fastest)])))
+        closed = set(evidence.closed)
+        closed.update(fastest[plan.is_settled(evidence, fastest)].tolist())
+        while len(closed) < len(self._candidates):
+            position = self._explored(evidence, closed)
+            if not plan.is_settled(evidence, np.array([position]))[0]:
+                return position
+            closed.add(position)
+        # only pending ones can be proxied, and nobody should ask now
+        return self._explored(evidence, evidence.closed)
+
+    def _shortest(self, evidence: Evidence, but: Collection[int]) -> int | None:
+        """The candidate, none of `but`, with the shortest step in the median of the draws; None if none runs in half.
+
+        Few trials are left at full size, so these exploit: one that many draws name may be one that varies most.
+        """
+        median = np.median(self.population(evidence).log_step_s, axis=0)
+        median[sorted(but)] = np.inf
+        position = int(np.argmin(median))
+        return position if np.isfinite(median[position]) else None
+
+    def _extrapolated(self, evidence: Evidence) -> Extrapolated | None:
+        """The candidate that full size would try first, by what proxies told; None where none measured a step."""
+        timed = [seen.proxy for seen in evidence.proxies if seen.log_step_s is not None]
+        position = self._shortest(evidence, ()) if timed else None
+        if position is None:
+            return None
+        drawn = self.population(evidence).log_step_s[:, position]
+        return Extrapolated(
+            config=self._candidates.values(position),
+            step_time_s=float(np.exp(np.median(drawn[np.isfinite(drawn)]))),
+            trials=len(timed),
+            devices=max(proxy.config.num_devices for proxy in timed),
+        )
+
+
+def _is_recent(before: Evidence, now: Evidence) -> bool:
+    """Whether draws made of what was known before serve now."""
+    num_new = now.num_ended - before.num_ended
+    return before.num_ended >= MANY and 0 <= num_new * RENEWED_BY < now.num_ended
+
+
+def _p_star(fastest: IntArray, explored: Collection[int]) -> float:
+    """Share of the draws that name an explored candidate (FlexParallel equation 6)."""
+    return float(np.isin(fastest, sorted(explored)).mean()) if len(fastest) else 0.0

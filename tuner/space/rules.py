@@ -1,0 +1,696 @@
+"""The rules that a configuration must obey: each a named, vectorised predicate with its own reason text.
+
+A rule looks at columns of degrees [n] and at the Setting, and says which rows it keeps. RULE_SETS says which rules a
+framework has; a runtime profile names its set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodels.job.parallel_config import RECOMPUTE_MODES, IntArray
+from costmodels.job.runtime import RuntimeProfile
+from costmodels.job.training_job import TrainingJob
+from hardware.cluster import Cluster
+
+Keep = NDArray[np.bool_]
+Columns = Mapping[str, IntArray]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """What the rules refer to: one job on one cluster under one runtime."""
+
+    job: TrainingJob
+    cluster: Cluster
+    runtime: RuntimeProfile
+
+    @property
+    def padded_layers(self) -> int:
+        """Layers with the no-op layers that the runtime adds."""
+        multiple = self.runtime.layer_padding
+        return -(-self.job.model.num_layers // multiple) * multiple
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rule:
+    """One condition that a configuration must meet.
+
+    Attributes:
+        name: How studies switch it off and reports count it.
+        needs: The dimensions it looks at.
+        keep: Which rows of the columns [n] meet it.
+        reason: Why it exists, with the numbers of the setting; told when a configuration breaks it.
+    """
+
+    name: str
+    needs: tuple[str, ...]
+    keep: Callable[[Setting, Columns], Keep]
+    reason: Callable[[Setting], str]
+
+
+def _replicas(c: Columns) -> IntArray:
+    return np.asarray(c["dp"] * c["cp"] * c["up"])
+
+
+def _micro_batches(s: Setting, c: Columns) -> IntArray:
+    return np.asarray(s.job.global_batch_size // np.maximum(c["dp"] * c["mbs"], 1))
+
+
+def _vpp_rounds(s: Setting, c: Columns) -> Keep:
+    micro_batches = _micro_batches(s, c)
+    return np.asarray((c["vpp"] == 1) | (micro_batches % np.maximum(micro_batches // c["pp"], 1) == 0))
+
+
+def _even_or_one_chunk(s: Setting, c: Columns) -> Keep:
+    return np.asarray((c["vpp"] == 1) | (s.padded_layers % (c["pp"] * c["vpp"]) == 0))
+
+
+def _context_chunks(c: Columns) -> IntArray:
+    return np.asarray(c["up"] * np.where(c["cp"] > 1, 2 * c["cp"], 1))
+
+
+def _experts_by_dp(s: Setting, c: Columns) -> Keep:
+    experts = max(s.job.model.num_experts, 1)
+    return np.asarray((experts % c["dp"] == 0) | (c["dp"] % experts == 0))
+
+
+def _expert_tensor(c: Columns) -> IntArray:
+    return np.where(c["expert_tp"] == 0, c["tp"], c["expert_tp"])
+
+
+def _shards_hold_experts(s: Setting, c: Columns) -> Keep:
+    shards = c["tp"] * c["dp_shard"] * c["cp"] * c["up"]
+    return np.asarray((c["dp_shard"] == 0) | (shards % (_expert_tensor(c) * c["ep"]) == 0) | (not s.job.model.is_moe))
+
+
+def _ffn_sizes(s: Setting) -> list[int]:
+    model = s.job.model
+    sizes = {model.ffn_size if model.num_moe_layers < model.num_layers else 0}
+    return sorted((sizes | {model.shared_expert_ffn_size}) - {0})
+
+
+def _ffn_in_words(s: Setting) -> str:
+    told = [f"tp must divide the MLP's inner sizes {_ffn_sizes(s)}"] if _ffn_sizes(s) else []
+    if s.job.model.is_moe:
+        size = s.job.model.expert_ffn_size
+        told.append(f"expert_tp (tp where that is 0) must divide the experts' inner size {size}")
+    return ", and ".join(told)
+
+
+def _absent(dimension: str, what: str, default: int = 1) -> Rule:
+    return Rule(
+        name=f"no_{dimension}",
+        needs=(dimension,),
+        keep=lambda _, c: c[dimension] == default,
+        reason=lambda s: f"{s.runtime.name} has no {what}, so {dimension} must be {default}",
+    )
+
+
+RULES: dict[str, Rule] = {
+    rule.name: rule
+    for rule in (
+        _absent("pp", "pipeline parallelism"),
+        _absent("tp", "tensor parallelism"),
+        _absent("cp", "ring attention"),
+        _absent("up", "Ulysses attention"),
+        _absent("vpp", "interleaved schedule"),
+        _absent("ep", "expert parallelism"),
+        _absent("expert_tp", "tensor parallelism of the experts apart from tp", 0),
+        _absent("dp_shard", "sharding over a part of dp", 0),
+        Rule(
+            name="devices",
+            needs=("pp", "tp", "dp", "cp", "up"),
+            keep=lambda s, c: c["pp"] * c["tp"] * c["dp"] * c["cp"] * c["up"] == s.cluster.num_devices,
+            reason=lambda s: f"pp*tp*dp*cp*up must be the {s.cluster.num_devices} devices of the cluster",
+        ),
+        Rule(
+            name="tp_within_host",
+            needs=("tp",),
+            keep=lambda s, c: s.cluster.devices_per_host % c["tp"] == 0,
+            reason=lambda s: f"tp must divide the {s.cluster.devices_per_host} devices of a host",
+        ),
+        Rule(
+            name="heads",
+            needs=("tp", "up"),
+            keep=lambda s, c: s.job.model.num_heads % (c["tp"] * c["up"]) == 0,
+            reason=lambda s: f"tp*up must divide the {s.job.model.num_heads} attention heads",
+        ),
+        Rule(
+            name="kv_heads",
+            needs=("tp",),
+            keep=lambda s, c: (s.job.model.num_kv_heads % c["tp"] == 0) | (c["tp"] % s.job.model.num_kv_heads == 0),
+            reason=lambda s: f"tp must divide the {s.job.model.num_kv_heads} key-value heads or be a multiple of them",
+        ),
+        Rule(
+            name="kv_heads_whole",
+            needs=("tp",),
+            keep=lambda s, c: s.job.model.num_kv_heads % c["tp"] == 0,
+            reason=lambda s: (
+                f"tp must divide the {s.job.model.num_kv_heads} key-value heads: {s.runtime.name} copies none to "
+                "several tp ranks"
+            ),
+        ),
+        Rule(
+            name="kv_heads_ulysses",
+            needs=("tp", "up"),
+            keep=lambda s, c: np.maximum(s.job.model.num_kv_heads // c["tp"], 1) % c["up"] == 0,
+            reason=lambda s: (
+                f"up must divide the {s.job.model.num_kv_heads} key-value heads' share of one tp rank "
+                "(at least 1): the all-to-all exchange deals whole heads"
+            ),
+        ),
+        Rule(
+            name="ffn",
+            needs=("tp", "expert_tp"),
+            keep=lambda s, c: (
+                np.all([size % c["tp"] == 0 for size in _ffn_sizes(s)], axis=0)
+                & (s.job.model.expert_ffn_size % _expert_tensor(c) == 0)
+            ),
+            reason=_ffn_in_words,
+        ),
+        Rule(
+            name="sequence",
+            needs=("tp", "cp", "up"),
+            keep=lambda s, c: s.job.sequence_length % (c["tp"] * _context_chunks(c)) == 0,
+            reason=lambda s: (
+                f"tp*up*2cp (tp*up without cp) must divide the sequence of {s.job.sequence_length} tokens: "
+                "ring attention deals two chunks to each rank to balance the causal mask"
+            ),
+        ),
+        Rule(
+            name="sequence_doubled",
+            needs=("tp", "cp"),
+            keep=lambda s, c: s.job.sequence_length % (c["tp"] * 2 * c["cp"]) == 0,
+            reason=lambda s: (
+                f"tp*2*cp must divide the sequence of {s.job.sequence_length} tokens, also without ring attention"
+            ),
+        ),
+        Rule(
+            name="sequence_context",
+            needs=("cp", "up"),
+            keep=lambda s, c: s.job.sequence_length % _context_chunks(c) == 0,
+            reason=lambda s: (
+                f"up*2cp (up without cp) must divide the sequence of {s.job.sequence_length} tokens: "
+                "ring attention deals two chunks to each rank to balance the causal mask"
+            ),
+        ),
+        Rule(
+            name="sequence_chunks",
+            needs=("cp",),
+            keep=lambda s, c: (c["cp"] == 1) | (s.job.sequence_length % (2 * c["cp"]) == 0),
+            reason=lambda s: (
+                f"2*cp must divide the sequence of {s.job.sequence_length} tokens: "
+                "ring attention deals two chunks to each rank to balance the causal mask"
+            ),
+        ),
+        Rule(
+            name="cp_or_up",
+            needs=("cp", "up"),
+            keep=lambda _, c: (c["cp"] == 1) | (c["up"] == 1),
+            reason=lambda s: f"{s.runtime.name} runs ring attention (cp) or Ulysses (up), not both",
+        ),
+        Rule(
+            name="tp_or_context",
+            needs=("tp", "cp", "up"),
+            keep=lambda _, c: (c["tp"] == 1) | (c["cp"] * c["up"] == 1),
+            reason=lambda s: f"{s.runtime.name} splits by tp or by cp and up, not both: they are modes of one group",
+        ),
+        Rule(
+            name="pp_layers",
+            needs=("pp",),
+            keep=lambda s, c: c["pp"] <= s.job.model.num_layers,
+            reason=lambda s: f"pp must not exceed the {s.job.model.num_layers} layers",
+        ),
+        Rule(
+            name="global_batch",
+            needs=("dp", "mbs"),
+            keep=lambda s, c: s.job.global_batch_size % (c["dp"] * c["mbs"]) == 0,
+            reason=lambda s: f"dp*mbs must divide the global batch of {s.job.global_batch_size} sequences",
+        ),
+        Rule(
+            name="layers",
+            needs=("pp", "vpp"),
+            keep=lambda s, c: s.padded_layers % (c["pp"] * c["vpp"]) == 0,
+            reason=lambda s: f"pp*vpp must divide the {_layers_in_words(s)}",
+        ),
+        Rule(
+            name="layers_or_layout",
+            needs=("pp", "vpp"),
+            keep=_even_or_one_chunk,
+            reason=lambda s: (
+                f"pp*vpp must divide the {_layers_in_words(s)}; with vpp = 1 stages may be uneven "
+                "(--pipeline-model-parallel-layout)"
+            ),
+        ),
+        Rule(
+            name="chunks_filled",
+            needs=("pp", "vpp"),
+            keep=lambda s, c: c["pp"] * c["vpp"] <= s.job.model.num_layers,
+            reason=lambda s: (
+                f"pp*vpp must not exceed the {s.job.model.num_layers} layers: chunks may be unequal, but none empty"
+            ),
+        ),
+        Rule(
+            name="vpp_layers",
+            needs=("vpp",),
+            keep=lambda s, c: s.padded_layers % c["vpp"] == 0,
+            reason=lambda s: f"vpp must divide the {_layers_in_words(s)}",
+        ),
+        Rule(
+            name="vpp_three_stages",
+            needs=("pp", "vpp"),
+            keep=lambda _, c: (c["vpp"] == 1) | (c["pp"] > 2),
+            reason=lambda _: "vpp > 1 needs pp > 2",
+        ),
+        Rule(
+            name="vpp_two_stages",
+            needs=("pp", "vpp"),
+            keep=lambda _, c: (c["vpp"] == 1) | (c["pp"] > 1),
+            reason=lambda _: "vpp > 1 needs pp > 1",
+        ),
+        Rule(
+            name="vpp_micro_batches",
+            needs=("pp", "dp", "mbs", "vpp"),
+            keep=lambda s, c: (c["vpp"] == 1) | (_micro_batches(s, c) % c["pp"] == 0),
+            reason=lambda _: "vpp > 1 needs the number of micro-batches, global batch / (dp*mbs), divisible by pp",
+        ),
+        Rule(
+            name="vpp_rounds",
+            needs=("pp", "dp", "mbs", "vpp"),
+            keep=_vpp_rounds,
+            reason=lambda _: (
+                "vpp > 1 needs rounds of equal length: m // pp (at least 1) must divide the number of micro-batches, "
+                "m = global batch / (dp*mbs)"
+            ),
+        ),
+        Rule(
+            name="vpp_filled",
+            needs=("pp", "dp", "mbs", "vpp"),
+            keep=lambda s, c: (c["vpp"] == 1) | (_micro_batches(s, c) >= c["pp"]),
+            reason=lambda _: "vpp > 1 needs at least pp micro-batches, global batch / (dp*mbs)",
+        ),
+        Rule(
+            name="pp_filled",
+            needs=("pp", "dp", "mbs", "vpp"),
+            keep=lambda s, c: (c["vpp"] > 1) | (_micro_batches(s, c) >= c["pp"]),
+            reason=lambda _: "vpp = 1 needs at least pp micro-batches, global batch / (dp*mbs)",
+        ),
+        Rule(
+            name="pp_micro_batches",
+            needs=("pp", "dp", "mbs"),
+            keep=lambda s, c: _micro_batches(s, c) % c["pp"] == 0,
+            reason=lambda _: "pp must divide the number of micro-batches, global batch / (dp*mbs)",
+        ),
+        Rule(
+            name="experts",
+            needs=("ep",),
+            keep=lambda s, c: max(s.job.model.num_experts, 1) % c["ep"] == 0,
+            reason=lambda s: f"ep must divide the {s.job.model.num_experts} experts (1 for a dense model)",
+        ),
+        Rule(
+            name="experts_by_dp",
+            needs=("dp",),
+            keep=_experts_by_dp,
+            reason=lambda s: f"of dp and the {max(s.job.model.num_experts, 1)} experts one must divide the other",
+        ),
+        Rule(
+            name="ep_within_dp",
+            needs=("dp", "ep"),
+            keep=lambda _, c: c["dp"] % c["ep"] == 0,
+            reason=lambda _: "ep must divide dp",
+        ),
+        Rule(
+            name="ep_within_dp_cp",
+            needs=("dp", "cp", "up", "ep"),
+            keep=lambda _, c: _replicas(c) % c["ep"] == 0,
+            reason=lambda _: "ep must divide dp*cp*up, the ranks that share a weight",
+        ),
+        Rule(
+            name="ep_within_stage",
+            needs=("tp", "dp", "cp", "up", "ep", "expert_tp"),
+            keep=lambda _, c: c["tp"] * _replicas(c) % (_expert_tensor(c) * c["ep"]) == 0,
+            reason=lambda _: (
+                "ep times the experts' tensor degree (expert_tp, or tp where that is 0) must divide tp*dp*cp*up, the "
+                "ranks of a stage"
+            ),
+        ),
+        Rule(
+            name="expert_tp_distinct",
+            needs=("tp", "expert_tp"),
+            keep=lambda s, c: (c["expert_tp"] == 0) | ((c["expert_tp"] != c["tp"]) & s.job.model.is_moe),
+            reason=lambda _: "expert_tp = 0 stands for expert_tp = tp, and for every model without experts",
+        ),
+        Rule(
+            name="dp_shard_within_dp",
+            needs=("dp", "dp_shard"),
+            keep=lambda _, c: c["dp"] % np.maximum(c["dp_shard"], 1) == 0,
+            reason=lambda _: "dp_shard must divide dp",
+        ),
+        Rule(
+            name="dp_shard_holds_experts",
+            needs=("tp", "dp", "cp", "up", "ep", "expert_tp", "dp_shard"),
+            keep=_shards_hold_experts,
+            reason=lambda _: (
+                "the ranks of one copy of the states, tp*dp_shard*cp*up, must be a multiple of ep times the experts' "
+                "tensor degree"
+            ),
+        ),
+        Rule(
+            name="dp_shard_distinct",
+            needs=("dp", "zero_stage", "dp_shard"),
+            keep=lambda _, c: (c["dp_shard"] == 0) | ((c["dp_shard"] != c["dp"]) & (c["zero_stage"] > 0)),
+            reason=lambda _: "dp_shard = 0 stands for dp_shard = dp, and for ZeRO stage 0, which shards nothing",
+        ),
+        Rule(
+            name="recompute_supported",
+            needs=("recompute",),
+            keep=lambda s, c: np.isin(c["recompute"], [RECOMPUTE_MODES.index(m) for m in s.runtime.recompute_modes]),
+            reason=lambda s: f"{s.runtime.name} offers recompute {', '.join(s.runtime.recompute_modes)}",
+        ),
+        Rule(
+            name="zero_supported",
+            needs=("zero_stage",),
+            keep=lambda s, c: np.isin(c["zero_stage"], s.runtime.zero_stages),
+            reason=lambda s: f"{s.runtime.name} offers ZeRO stages {', '.join(map(str, s.runtime.zero_stages))}",
+        ),
+        Rule(
+            name="zero_needs_replicas",
+            needs=("dp", "cp", "up", "zero_stage"),
+            keep=lambda s, c: (c["zero_stage"] == min(s.runtime.zero_stages)) | (_replicas(c) > 1),
+            reason=lambda s: (
+                "without replicas (dp*cp*up = 1) every ZeRO stage is the same, and stage "
+                f"{min(s.runtime.zero_stages)} stands for all"
+            ),
+        ),
+        Rule(
+            name="zero_without_pp",
+            needs=("pp", "zero_stage"),
+            keep=lambda _, c: (c["zero_stage"] <= 1) | (c["pp"] == 1),
+            reason=lambda s: f"{s.runtime.name} runs ZeRO stages 2 and 3 without a pipeline only (pp = 1)",
+        ),
+        Rule(
+            name="no_sequence_parallel",
+            needs=("sequence_parallel",),
+            keep=lambda _, c: c["sequence_parallel"] == 0,
+            reason=lambda s: f"{s.runtime.name} has no sequence parallelism",
+        ),
+        Rule(
+            name="sequence_parallel_length",
+            needs=("tp", "sequence_parallel"),
+            keep=lambda s, c: (c["sequence_parallel"] == 0) | (s.job.sequence_length % c["tp"] == 0),
+            reason=lambda s: f"with sequence parallelism tp must divide the sequence of {s.job.sequence_length} tokens",
+        ),
+        Rule(
+            name="sequence_parallel_needs_tp",
+            needs=("tp", "sequence_parallel"),
+            keep=lambda _, c: (c["sequence_parallel"] == 0) | (c["tp"] > 1),
+            reason=lambda _: "without tp there is nothing that sequence parallelism could split",
+        ),
+        Rule(
+            name="experts_need_sequence_parallel",
+            needs=("tp", "sequence_parallel"),
+            keep=lambda s, c: (c["sequence_parallel"] == 1) | (c["tp"] == 1) | (not s.job.model.is_moe),
+            reason=lambda _: "experts with tp > 1 need sequence parallelism (megatron-core transformer_config.py)",
+        ),
+    )
+}
+
+_EVERY_RUNTIME = ("devices", "heads", "pp_layers", "global_batch")
+_FURTHER = ("recompute_supported", "zero_supported", "zero_needs_replicas", "sequence_parallel_needs_tp")
+# HSDP: Megatron-LM --num-distributed-optimizer-instances, torchtitan data_parallel_replicate_degree, llm-foundry
+# sharding_strategy HYBRID_SHARD, MaxText ici_data_parallelism beside ici_fsdp_parallelism, InternEvo zero1.size
+_SHARD = ("dp_shard_within_dp", "dp_shard_holds_experts", "dp_shard_distinct")
+_MEGATRON = (
+    *_EVERY_RUNTIME,
+    "kv_heads",
+    "kv_heads_ulysses",
+    "ffn",
+    "sequence",
+    "layers_or_layout",
+    "vpp_two_stages",
+    "vpp_micro_batches",
+    "experts",
+    "ep_within_stage",
+    "expert_tp_distinct",
+    *_FURTHER,
+    "experts_need_sequence_parallel",
+)
+_MEGATRON_2021 = (
+    *_EVERY_RUNTIME,
+    "kv_heads",
+    "ffn",
+    "layers",
+    "vpp_three_stages",
+    "vpp_micro_batches",
+    "no_cp",
+    "no_up",
+    "no_ep",
+    "recompute_supported",
+    "zero_supported",
+    "no_expert_tp",
+    "no_dp_shard",
+)
+RULE_SETS: dict[str, tuple[str, ...]] = {
+    # FlexParallel 4.1: found by search over rules, it reproduces all twelve search-space sizes of Table 2 exactly
+    "flexparallel": (
+        "devices",
+        "tp_within_host",
+        "heads",
+        "sequence_chunks",
+        "global_batch",
+        "layers",
+        "vpp_three_stages",
+        "vpp_micro_batches",
+        "experts",
+        "ep_within_dp",
+        *_FURTHER,
+        "no_expert_tp",
+        "no_dp_shard",
+    ),
+    # megatron-core 0.16 transformer_config.py, schedules.py and parallel_state.py (the experts' own tensor degree;
+    # several instances of the distributed optimizer, each with all experts); Megatron-LM training/arguments.py
+    "megatron": (*_MEGATRON, *_SHARD),
+    # MindSpeed runs Megatron-LM's checks, repeats key-value heads for Ulysses, splits layers evenly, and knows one
+    # instance of the distributed optimizer (assumed)
+    "mindspeed": (
+        *("layers" if rule == "layers_or_layout" else rule for rule in _MEGATRON if rule != "kv_heads_ulysses"),
+        "no_dp_shard",
+    ),
+    # nanotron parallel/context.py, config/parallelism_config.py: contiguous blocks, no interleaving
+    "nanotron": (
+        *_EVERY_RUNTIME,
+        "kv_heads",
+        "ffn",
+        "sequence",
+        "no_vpp",
+        "experts",
+        "ep_within_dp",
+        *_FURTHER,
+        "no_expert_tp",
+        "no_dp_shard",
+    ),
+    # Megatron-LM v2 megatron/arguments.py (interleaving from 3 stages on), megatron/model/transformer.py (heads and
+    # layers divide), megatron/schedules.py (micro-batches); no expert, context or sequence parallelism yet
+    "megatron-2021": (*_MEGATRON_2021, "no_sequence_parallel"),
+    # Megatron-LM v3: the same checks, and sequence parallelism (Korthikanti et al. 2022)
+    "megatron-2022": (*_MEGATRON_2021, "sequence_parallel_length", "sequence_parallel_needs_tp"),
+    # bigscience-workshop/Megatron-DeepSpeed: DeepSpeed's 1F1B engine (DeepSpeed issue 1110); partitions may be uneven
+    # (BLOOM's prequel ran 70 layers on 12 stages); DeepSpeed runtime/pipe/engine.py refuses ZeRO 2 and 3
+    "megatron-deepspeed": (
+        *_EVERY_RUNTIME,
+        "kv_heads",
+        "ffn",
+        "no_vpp",
+        "no_cp",
+        "no_up",
+        "no_ep",
+        "recompute_supported",
+        "zero_supported",
+        "zero_needs_replicas",
+        "no_sequence_parallel",
+        "no_expert_tp",
+        "no_dp_shard",
+    ),
+    # gpt-neox megatron/model/transformer.py: mpu.divide of key-value heads ("we do not yet clone KV heads in MQA across
+    # TP ranks"), DeepSpeed's MoE with moe_expert_parallel_size; DeepSpeed runtime/pipe/engine.py (one schedule, no ZeRO
+    # 2 and 3 with a pipeline); context parallelism is an open pull request (1299)
+    "gpt-neox": (
+        "devices",
+        "pp_layers",
+        "global_batch",
+        "kv_heads_whole",
+        "ffn",
+        "no_vpp",
+        "no_cp",
+        "no_up",
+        "experts",
+        "ep_within_dp",
+        "zero_without_pp",
+        "sequence_parallel_length",
+        *_FURTHER,
+        "no_expert_tp",
+        "no_dp_shard",
+    ),
+    # PaddleNLP trainer/training_args.py (sep or context parallelism, no sharding 2 and 3 with a pipeline); Paddle
+    # fleet/meta_parallel/pipeline_parallel.py (interleaving from 3 stages on) and parallel_layers/pp_layers.py (equal
+    # parts); key-value heads as in Megatron and experts over dp are assumed
+    "paddle": (
+        *_EVERY_RUNTIME,
+        "kv_heads",
+        "kv_heads_ulysses",
+        "ffn",
+        "cp_or_up",
+        "sequence_context",
+        "layers",
+        "vpp_three_stages",
+        "vpp_filled",
+        "experts",
+        "ep_within_dp",
+        "zero_without_pp",
+        "sequence_parallel_length",
+        *_FURTHER,
+        "no_expert_tp",
+        "no_dp_shard",
+    ),
+    # torchtitan distributed/parallel_dims.py (mesh, ep, seq_len_divisor), distributed/pipeline_parallel.py (any split),
+    # pull request 2577 (key-value heads); torch/distributed/pipelining/schedules.py (micro-batches). ep may borrow tp
+    # there too, which is not modelled.
+    "torchtitan": (
+        "devices",
+        "global_batch",
+        "kv_heads_whole",
+        "ffn",
+        "no_up",
+        "sequence_doubled",
+        "chunks_filled",
+        "vpp_two_stages",
+        "vpp_rounds",
+        "pp_filled",
+        "experts",
+        "ep_within_dp_cp",
+        *_FURTHER,
+        "no_expert_tp",
+        *_SHARD,
+    ),
+    # trials/torch_training: DTensor shards into equal parts, ring attention takes balanced chunks, Ulysses repeats
+    # key-value heads, torch/distributed/pipelining/schedules.py (rounds of micro-batches), experts over a whole stage
+    "torch-reference": (
+        "devices",
+        "heads",
+        "global_batch",
+        "kv_heads_whole",
+        "ffn",
+        "sequence",
+        "chunks_filled",
+        "vpp_two_stages",
+        "vpp_rounds",
+        "vpp_filled",
+        "experts",
+        "ep_within_stage",
+        "expert_tp_distinct",
+        *_FURTHER,
+        "experts_need_sequence_parallel",
+        *_SHARD,
+    ),
+    # llm-foundry issue 1743 (FSDP and HSDP alone are supported; its set_torch_tp is an experiment),
+    # llmfoundry/models/utils/config_moe_args.py (moe_world_size divides the ranks)
+    "fsdp": (
+        "devices",
+        "global_batch",
+        "no_pp",
+        "no_tp",
+        "no_cp",
+        "no_up",
+        "no_vpp",
+        "experts",
+        "ep_within_dp",
+        *_FURTHER,
+        "no_expert_tp",
+        *_SHARD,
+    ),
+    # maxtext configs/types.py (stages * repeats * layers per stage = layers; stages divide micro-batches),
+    # kernels/attention/ulysses_attention.py (heads), pull request 1445 (load-balanced context parallelism); jax shards
+    # a weight's dimension only into equal parts, which gives the rules on heads and MLP sizes
+    "maxtext": (
+        "devices",
+        "global_batch",
+        "pp_layers",
+        "kv_heads_whole",
+        "kv_heads_ulysses",
+        "ffn",
+        "cp_or_up",
+        "sequence_context",
+        "layers",
+        "vpp_two_stages",
+        "pp_micro_batches",
+        "experts",
+        "ep_within_dp",
+        "recompute_supported",
+        "zero_supported",
+        "sequence_parallel_needs_tp",
+        "no_expert_tp",
+        *_SHARD,
+    ),
+    # InternEvo core/context/parallel_context.py (one group for tp or isp, experts), core/parallel/shard.py
+    # (partition_uniform), core/scheduler/pipeline_scheduler_1f1b.py (micro-batches), doc/code-docs/source/parallel.rst
+    # (modes mtp, msp, fsp, isp), core/parallel/comm/isp.py (repeats key-value heads for its all-to-all)
+    "internevo": (
+        "devices",
+        "heads",
+        "global_batch",
+        "kv_heads_whole",
+        "ffn",
+        "tp_or_context",
+        "sequence_context",
+        "chunks_filled",
+        "vpp_layers",
+        "vpp_two_stages",
+        "vpp_micro_batches",
+        "experts",
+        "experts_by_dp",
+        "ep_within_dp_cp",
+        "sequence_parallel_length",
+        *_FURTHER,
+        "no_expert_tp",
+        *_SHARD,
+    ),
+    # mindformers modules/transformer/transformer.py (TransformerOpParallelConfig: micro_batch_num >= pipeline_stage,
+    # ring and Ulysses also together; FeedForward: dp // ep), models/utils.py (LayerSetting: offsets per mini stage),
+    # models/llama/llama_transformer.py (key-value heads by model_parallel * Ulysses degree)
+    "mindformers": (
+        "devices",
+        "global_batch",
+        "kv_heads_whole",
+        "kv_heads_ulysses",
+        "ffn",
+        "sequence_context",
+        "chunks_filled",
+        "vpp_two_stages",
+        "vpp_filled",
+        "pp_filled",
+        "experts",
+        "ep_within_dp",
+        "sequence_parallel_length",
+        *_FURTHER,
+        "no_expert_tp",
+        "no_dp_shard",
+    ),
+}
+"""The rules of each framework by name; sources stand beside each set."""
+LAYER_PADDING = {"flexparallel": 8}
+"""Rule sets that fill the layers with no-op layers up to a multiple, whatever the runtime's profile says."""
+
+DUPLICATE_RULES = ("zero_needs_replicas", "sequence_parallel_needs_tp", "expert_tp_distinct", "dp_shard_distinct")
+"""Rules that only remove duplicates from an opened dimension; a value fixed by the job is never refused by them."""
+
+
+def _layers_in_words(s: Setting) -> str:
+    layers = s.job.model.num_layers
+    if s.padded_layers == layers:
+        return f"{layers} layers"
+    return f"{s.padded_layers} layers ({layers}, filled with no-op layers to a multiple of {s.runtime.layer_padding})"

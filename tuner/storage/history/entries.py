@@ -1,0 +1,100 @@
+"""Reads the entries of a study file's `history:`, each a database or a CSV file of published runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from sqlalchemy.engine import URL, make_url
+
+from hardware.io.errors import ConfigError, shown_url
+from tuner.search.earlier_runs import LoneSample, Past, together
+from tuner.storage.history.isolated import read_lone
+from tuner.storage.history.published import published_group, read_published
+from tuner.storage.history.stored import read_stored
+from tuner.storage.history.tables import METADATA, has_tables
+from tuner.storage.opening import reading
+from tuner.study_file.config import StudyConfig, is_database, no_database, storage_file
+
+LOCAL_HOSTS = (None, "", "localhost", "127.0.0.1", "::1")
+
+
+def past_of(config: StudyConfig) -> Past:
+    """What the history of a study holds that says something of its trials, and any calibration in its own storage.
+
+    Its own trials are none of it, nor, where measured rows are replayed, are those rows themselves. What simulated
+    worlds invented counts only in a simulated study.
+
+    Raises:
+        ConfigError: an entry cannot be read.
+    """
+    try:
+        past = read_past(config.history, base_dir=Path(config.file).parent, own=(config.storage, config.name))
+    except ConfigError as error:
+        raise error.in_file(config.file) from None
+    past = together([past, Past(alone=_own_calibrations(config.storage))])
+    if config.measured is not None:
+        replayed = {published_group(run) for run in config.measured.runs}
+        past = past.without_groups(replayed, "rows that the study itself replays")
+    past = past.on_clock(config.backend.clock)
+    return past if config.backend.origin == "synthetic" else past.measured
+
+
+def read_past(entries: Sequence[str], *, base_dir: Path, own: tuple[str, str] | None = None) -> Past:
+    """The runs and operator times of all entries.
+
+    Args:
+        entries: Database URLs, and paths of CSV files.
+        base_dir: Where relative paths start; that of a relative URL of a file starts at the working directory.
+        own: Storage and name of the study that asks, whose trials are left out.
+
+    Raises:
+        ConfigError: an entry cannot be read; the key says which.
+    """
+    parts = []
+    for position, entry in enumerate(entries):
+        try:
+            parts.append(_read_database(entry, own) if is_database(entry) else read_published(base_dir / entry))
+        except ConfigError as error:
+            key = f"history.{position}"
+            if error.file:  # the mistake stands in the CSV file
+                raise ConfigError(str(error), key=key) from None
+            raise ConfigError(error.rule, key=key, value=shown_url(entry), nearest=error.nearest) from None
+    return together(parts)
+
+
+def _read_database(url: str, own: tuple[str, str] | None) -> Past:
+    is_own = own is not None and _place(url) == _place(own[0])
+    file = storage_file(url)
+    if file is not None and not file.is_file():
+        if is_own:
+            return Past()  # the study's own storage, before its first run
+        raise no_database(url)  # opening would make one
+    return read_stored(url, shown_url(url), own[1] if own is not None and is_own else None)
+
+
+def _own_calibrations(url: str) -> tuple[LoneSample, ...]:
+    """What calibrations have left in a study's own storage, if it is there."""
+    file = storage_file(url)
+    if file is not None and not file.is_file():
+        return ()
+    with reading(url, METADATA) as connection:
+        return read_lone(connection) if has_tables(connection) else ()
+
+
+def _place(url: str) -> tuple[object, ...]:
+    """What two URLs of one database have in common, however they are spelled."""
+    file = storage_file(url)
+    if file is not None:
+        return ("file", file.resolve())
+    try:
+        parsed: URL = make_url(url)
+    except ValueError:
+        return (url,)
+    host = parsed.host or parsed.query.get("host")
+    return (
+        parsed.get_backend_name(),
+        "" if host in LOCAL_HOSTS else str(host).lower(),
+        parsed.port or 5432,
+        parsed.database or parsed.username,
+    )

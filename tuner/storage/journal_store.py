@@ -1,0 +1,102 @@
+"""Studies in a journal file, through Optuna's JournalStorage: for a file system that several hosts share, as NFS."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from optuna.storages import JournalStorage
+from sqlalchemy import Connection, MetaData, and_, create_engine, delete, insert
+
+from tuner.storage.journal_file import NOTHING, SET_STUDY_ATTRIBUTE, JournalFile, foreign_entries, rows_in
+from tuner.storage.store import AbstractStore, Condition, OvertakenError, Rows
+
+
+class JournalStore(AbstractStore):
+    """A journal file. Its rows are entries of their own; whoever reads them gets them in a database in memory."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = JournalFile(path)
+        self._file.create()
+        with foreign_entries(path):
+            self._storage = JournalStorage(self._file)  # which reads them all
+
+    @property
+    def storage(self) -> JournalStorage:
+        """As the contract says."""
+        return self._storage
+
+    def read_attribute(self, study_id: int, key: str) -> tuple[Any, str | None]:
+        """As the contract says."""
+        attributes = self._storage.get_study_user_attrs(study_id)
+        return (attributes[key], json.dumps(attributes[key])) if key in attributes else (None, None)
+
+    def replace_attribute(self, condition: Condition, value: Any) -> bool:
+        """As the contract says."""
+        entry = {
+            "op_code": SET_STUDY_ATTRIBUTE,
+            "worker_id": "",
+            "study_id": condition.study_id,
+            "user_attr": {condition.key: value},
+        }
+        batch = self._file.append_if(condition, entry)
+        self._read()
+        return not self._file.was_dropped(batch)
+
+    @contextmanager
+    def together(self, condition: Condition) -> Iterator[None]:
+        """As the contract says."""
+        with self._file.together(condition):
+            yield
+        self._read()
+        if self._file.was_dropped(self._file.batch):
+            raise OvertakenError
+
+    def _read(self) -> None:
+        """Reads what was appended since, by this process and by others."""
+        self._storage.get_all_studies()
+
+    def replace_rows(self, *changes: Rows) -> None:
+        """As the contract says."""
+        told = [
+            {"table": change.table.name, "key": dict(change.key), "rows": [dict(row) for row in change.rows]}
+            for change in changes
+        ]
+        self._file.append_logs([{**NOTHING, "rows": told}])
+
+    def create_tables(self, metadata: MetaData, first: Rows) -> None:  # noqa: ARG002 # the contract's
+        """As the contract says; a journal has no tables."""
+        self.replace_rows(first)
+
+    @contextmanager
+    def connection(self, metadata: MetaData) -> Iterator[Connection]:
+        """As the contract says."""
+        with rows_of_journal(self._path, metadata) as connection:
+            yield connection
+
+    def close(self) -> None:
+        """As the contract says; nothing is open between two calls."""
+
+
+@contextmanager
+def rows_of_journal(path: Path, metadata: MetaData) -> Iterator[Connection]:
+    """The rows of a journal that is there, in a database in memory."""
+    engine = create_engine("sqlite://")
+    try:
+        with engine.begin() as connection:
+            metadata.create_all(connection)
+            with foreign_entries(path):
+                for change in chain.from_iterable(rows_in(path)):
+                    table = metadata.tables[change["table"]]
+                    wanted = and_(*(table.c[name] == value for name, value in change["key"].items()))
+                    connection.execute(delete(table).where(wanted))
+                    if change["rows"]:
+                        connection.execute(insert(table), change["rows"])
+            yield connection
+    finally:
+        engine.dispose()

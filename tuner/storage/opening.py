@@ -1,0 +1,285 @@
+"""Opens what holds all durable state of a study: a SQLite or PostgreSQL database, or a journal file."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, unquote_plus
+
+import optuna
+from optuna.exceptions import StorageInternalError
+from optuna.storages import BaseStorage, RDBStorage
+from sqlalchemy import Connection, Engine, MetaData, create_engine, event
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
+
+from hardware.io.errors import ConfigError, shown_url
+from trials.ray_job import check_outlives_job
+from tuner.storage.journal_file import JournalError
+from tuner.storage.journal_store import JournalStore, rows_of_journal
+from tuner.storage.sql_store import SqlStore
+from tuner.storage.store import AbstractStore, BrokenOffError
+from tuner.study_file.config import is_journal, storage_file
+
+SQLITE_WAIT_S = 60
+"""How long one process waits for another's write before it gives up."""
+
+CONNECT_LIMIT_S = 10
+"""How long a database server may take to answer."""
+
+SERVER_WAIT_S = 60.0
+"""How long a study waits for a server that it had reached before and that is gone, as while it is restarted."""
+
+SERVER_LOOK_S = 0.5
+"""How often it looks meanwhile."""
+
+NOTHING_IS_LOST = "run the same command again: nothing that is recorded is lost"
+SERVER_IS_BACK = f"when the server is back, {NOTHING_IS_LOST}"
+
+LASTING = (
+    "give --storage or MESHTUNE_STORAGE a file that outlives the job and that the driver's node can reach, by its "
+    "absolute path (sqlite:////data/meshtune.db, journal:////data/study.log), or PostgreSQL"
+)
+"""What a Ray job may keep its study in."""
+
+CREATE_ATTEMPTS = 5
+CREATE_PAUSE_S = 0.5
+"""Processes that create the tables of a new database at the same time stumble over each other; the tables stay."""
+
+
+def open_store(url: str) -> AbstractStore:
+    """The store at `url`, created if it does not exist.
+
+    Raises:
+        ConfigError: as `open_database`, or the journal file cannot be read and written.
+    """
+    _check_outlives(url)
+    if not is_journal(url):
+        return SqlStore(open_database(url))
+    with storage_errors(url):
+        return JournalStore(storage_file(url) or Path())
+
+
+def open_database(url: str) -> RDBStorage:
+    """The database at `url`, created if it does not exist.
+
+    SQLite is set to write-ahead logging, where readers do not block the writer, and to flushing every commit to the
+    disk, so that a finished trial survives the machine's death. PostgreSQL is spoken to by psycopg2, unless the URL
+    names another driver: SQLAlchemy's own choice differs from version to version.
+
+    Raises:
+        ConfigError: the URL is malformed, its driver is not installed, or the database does not answer.
+    """
+    with storage_errors(url):
+        parsed = _parsed(url)
+        storage = _created(parsed, _connect_args(parsed))
+        if parsed.get_backend_name() == "sqlite" and parsed.database not in (None, "", ":memory:"):
+            event.listen(storage.engine, "connect", _make_durable)
+            storage.engine.dispose()  # what is already connected was not made so
+            storage.engine.connect().close()
+        else:
+            _outlast_restarts(storage.engine)
+        return storage
+
+
+@contextmanager
+def reading(url: str, metadata: MetaData) -> Iterator[Connection]:
+    """Connects to a store that is there, without making tables or settings of ours.
+
+    Args:
+        url: Its URL.
+        metadata: The tables of rows, for a journal, which has none.
+
+    Raises:
+        ConfigError: the URL is malformed, or the store cannot be read.
+    """
+    with storage_errors(url):
+        if is_journal(url):
+            with rows_of_journal(storage_file(url) or Path(), metadata) as connection:
+                yield connection
+            return
+        parsed = _parsed(url)
+        engine = create_engine(parsed, connect_args=_connect_args(parsed))
+        try:
+            with engine.connect() as connection:
+                yield connection
+        finally:
+            engine.dispose()
+
+
+def _connect_args(parsed: URL) -> dict[str, Any]:
+    limits = {"sqlite": {"timeout": SQLITE_WAIT_S}, "postgresql": {"connect_timeout": CONNECT_LIMIT_S}}
+    return dict(limits.get(parsed.get_backend_name(), {}))
+
+
+def _parsed(url: str) -> URL:
+    before_last_at = url.partition("://")[2].rpartition("@")[0]
+    if "@" in before_last_at and not url.startswith("sqlite"):
+        # the end of the password would become part of the host, and of every message that names the host
+        raise ConfigError(
+            "holds more than one @", key="storage", value=shown_url(url), nearest="write an @ of the password as %40"
+        )
+    try:
+        parsed = make_url(url)
+    except ValueError:
+        raise _unusable("its port is no number", url) from None
+    return parsed.set(drivername="postgresql+psycopg2") if parsed.drivername == "postgresql" else parsed
+
+
+def _created(parsed: URL, connect_args: dict[str, Any]) -> RDBStorage:
+    # Optuna fills a template in the URL: braces in a password must not look like one
+    url = parsed.render_as_string(hide_password=False).replace("{", "{{").replace("}", "}}")
+    is_remote = parsed.get_backend_name() != "sqlite"  # a server may be restarted while trials run
+    for attempt in range(CREATE_ATTEMPTS):
+        try:
+            return RDBStorage(url, engine_kwargs={"connect_args": connect_args, "pool_pre_ping": is_remote})
+        except (DBAPIError, StorageInternalError, AssertionError) as error:
+            collided = isinstance(error, IntegrityError | AssertionError) or "exists" in str(error)
+            if attempt + 1 == CREATE_ATTEMPTS or not collided:
+                raise
+            time.sleep(CREATE_PAUSE_S)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _outlast_restarts(engine: Engine) -> None:
+    """Makes new connections wait for a server that has gone; after a wait in vain the next ones do not wait again."""
+    waits_in_vain = False
+
+    def connect(dialect: Any, _record: object, arguments: Sequence[Any], parameters: Mapping[str, Any]) -> Any:
+        nonlocal waits_in_vain
+        deadline_s = time.monotonic() + (0.0 if waits_in_vain else SERVER_WAIT_S)
+        while True:
+            try:
+                connection = dialect.connect(*arguments, **parameters)
+            except dialect.loaded_dbapi.OperationalError:
+                if time.monotonic() >= deadline_s:
+                    waits_in_vain = True
+                    raise
+                time.sleep(SERVER_LOOK_S)
+            else:
+                waits_in_vain = False
+                return connection
+
+    event.listen(engine, "do_connect", connect)
+
+
+def _make_durable(connection: Any, _record: object) -> None:
+    with closing(connection.cursor()) as cursor:
+        cursor.execute("PRAGMA journal_mode=WAL")
+        cursor.execute("PRAGMA synchronous=FULL")
+
+
+@contextmanager
+def storage_errors(url: str) -> Iterator[None]:
+    """Turns what a database reports, at its opening or later, into one message without the password.
+
+    Raises:
+        ConfigError: the database cannot be used.
+    """
+    try:
+        yield
+    except ImportError as error:
+        missing = getattr(error.__cause__ or error, "name", None)
+        raise ConfigError(
+            f"needs a database driver that is not installed ({missing})",
+            key="storage",
+            value=shown_url(url),
+            nearest="pip install 'meshtune[postgresql]'" if url.startswith("postgresql") else None,
+        ) from None
+    except BrokenOffError:
+        raise _unusable("its server went away in the middle of a write", url, SERVER_IS_BACK) from None
+    except JournalError as error:
+        full = str(error) == os.strerror(errno.ENOSPC)
+        raise _unusable(str(error), url, f"make room there, and {NOTHING_IS_LOST}" if full else None) from None
+    except UnicodeDecodeError:  # from where SQLite reads what is no database any more
+        raise _unusable("it holds text that is not UTF-8", url) from None
+    except (SQLAlchemyError, StorageInternalError) as error:
+        raise _unusable(_cause(error, url), url, _remedy(error)) from None
+    except RuntimeError as error:
+        if "table schema" not in str(error):  # the words of Optuna's only RuntimeError about a storage
+            raise
+        known = "storage upgrade" in str(error)
+        nearest = "copy the database, then run `optuna storage upgrade` on it" if known else "install a newer optuna"
+        raise _unusable("another version of Optuna made its tables", url, nearest) from None
+
+
+def _remedy(error: BaseException) -> str | None:
+    """What helps where the database itself is sound; None where nobody knows."""
+    chain = [error]
+    while chain[-1].__cause__ is not None:
+        chain.append(chain[-1].__cause__)
+    if "disk is full" in str(chain[-1]) or "No space left" in str(chain[-1]):
+        return f"make room there, and {NOTHING_IS_LOST}"
+    if any(isinstance(each, DBAPIError) and each.connection_invalidated for each in chain):
+        return SERVER_IS_BACK
+    return None
+
+
+def _unusable(cause: str, url: str, nearest: str | None = None) -> ConfigError:
+    return ConfigError(f"cannot be used ({cause})", key="storage", value=shown_url(url), nearest=nearest)
+
+
+def _cause(error: BaseException, url: str) -> str:
+    """What the database itself said, in one line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    for password in _passwords(url):
+        text = text.replace(password, "***")
+    return text
+
+
+def _passwords(url: str) -> list[str]:
+    """The passwords of a URL as it spells them and as they are, the longest first."""
+    spelled = [found for found in re.findall(r"://[^:/@]*:(.*)@", url) if found]
+    spelled += re.findall(r"[?&](?:password|sslpassword)=([^&]+)", url)
+    return sorted({*spelled, *map(unquote, spelled), *map(unquote_plus, spelled)}, key=len, reverse=True)
+
+
+def find_study(url: str, name: str) -> optuna.Study | None:
+    """The study of that name, or None if there is none; looking for it never creates a database.
+
+    Raises:
+        ConfigError: as `open_store`.
+    """
+    with storage_errors(url):
+        _check_outlives(url)
+        if not _may_hold_studies(url):
+            return None
+        return load_study(open_store(url).storage, name)
+
+
+def _check_outlives(url: str) -> None:
+    """Refuses a file that would go with a Ray job's working directory.
+
+    Raises:
+        ConfigError: it would.
+    """
+    file = storage_file(url)
+    if file is not None:
+        check_outlives_job(file, key="storage", value=shown_url(url), nearest=LASTING)
+
+
+def _may_hold_studies(url: str) -> bool:
+    """Whether there is something at `url`, as far as that can be told without opening it."""
+    if is_journal(url):
+        return (storage_file(url) or Path()).is_file()
+    parsed = _parsed(url)
+    file = parsed.database
+    if parsed.get_backend_name() != "sqlite" or str(file).startswith("file:"):
+        return True
+    return file not in (None, "", ":memory:") and Path(str(file)).is_file()
+
+
+def load_study(storage: BaseStorage, name: str) -> optuna.Study | None:
+    """The study of that name, or None if the storage holds none."""
+    try:
+        return optuna.load_study(study_name=name, storage=storage)
+    except KeyError:
+        return None

@@ -1,0 +1,129 @@
+"""Studies in a SQL database: SQLite or PostgreSQL, through Optuna's RDBStorage."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from optuna.exceptions import StorageInternalError
+from optuna.storages import RDBStorage
+from sqlalchemy import Connection, Engine, MetaData, and_, column, delete, insert, select, table, update
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.orm import scoped_session, sessionmaker
+
+from tuner.storage.store import AbstractStore, BrokenOffError, Condition, OvertakenError, Rows
+
+_ATTRIBUTES = table("study_user_attributes", column("study_id"), column("key"), column("value_json"))
+
+
+class SqlStore(AbstractStore):
+    """A database.
+
+    In a transaction, Optuna's sessions join one connection, and their commits wait for its end: one flush of the disk
+    instead of one for every value.
+    """
+
+    def __init__(self, storage: RDBStorage) -> None:
+        self._storage = storage
+        self._joined: Connection | None = None
+
+    @property
+    def storage(self) -> RDBStorage:
+        """As the contract says."""
+        return self._storage
+
+    @property
+    def engine(self) -> Engine:
+        """The database itself."""
+        return self._storage.engine
+
+    def read_attribute(self, study_id: int, key: str) -> tuple[Any, str | None]:
+        """As the contract says."""
+        wanted = (_ATTRIBUTES.c.study_id == study_id) & (_ATTRIBUTES.c.key == key)
+        with self.engine.connect() as connection:
+            text = connection.execute(select(_ATTRIBUTES.c.value_json).where(wanted)).scalar_one_or_none()
+        return (None if text is None else json.loads(text)), text
+
+    def replace_attribute(self, condition: Condition, value: Any) -> bool:
+        """As the contract says."""
+        text = json.dumps(value)
+        try:
+            with self.engine.begin() as connection:
+                if condition.text is None:
+                    connection.execute(
+                        insert(_ATTRIBUTES).values(study_id=condition.study_id, key=condition.key, value_json=text)
+                    )
+                    return True
+                return _replaced(connection, condition, text)
+        except IntegrityError:  # another process was first to set it
+            return False
+
+    @contextmanager
+    def together(self, condition: Condition) -> Iterator[None]:
+        """As the contract says."""
+        assert self._joined is None, "transactions do not nest"
+        ordinary = self._storage.scoped_session
+        try:
+            with self.engine.begin() as connection:
+                self._joined = connection
+                self._storage.scoped_session = scoped_session(
+                    sessionmaker(bind=connection, join_transaction_mode="rollback_only")
+                )
+                try:
+                    yield
+                except (SQLAlchemyError, StorageInternalError):
+                    # Optuna tries some writes again, and then all that is told is that the transaction has ended
+                    if connection.invalidated:
+                        raise BrokenOffError from None
+                    raise
+                # last, and as a write: whoever wants the claim now waits until this is committed
+                if condition.text is None or not _replaced(connection, condition, condition.text):
+                    raise OvertakenError
+        finally:
+            self._joined = None
+            self._storage.scoped_session = ordinary
+
+    def replace_rows(self, *changes: Rows) -> None:
+        """As the contract says."""
+        if self._joined is not None:
+            _write_rows(self._joined, changes)
+            return
+        with self.engine.begin() as connection:
+            _write_rows(connection, changes)
+
+    def create_tables(self, metadata: MetaData, first: Rows) -> None:
+        """As the contract says."""
+        with self.engine.begin() as connection:
+            metadata.create_all(connection)
+            connection.execute(insert(first.table), list(first.rows))
+
+    @contextmanager
+    def connection(self, metadata: MetaData) -> Iterator[Connection]:  # noqa: ARG002 # the contract's
+        """As the contract says."""
+        with self.engine.connect() as connection:
+            yield connection
+
+    def close(self) -> None:
+        """As the contract says."""
+        self._storage.remove_session()
+        self.engine.dispose()
+
+
+def _replaced(connection: Connection, condition: Condition, text: str) -> bool:
+    """Sets an attribute to `text` if it is what the condition says; whether it was."""
+    c = _ATTRIBUTES.c
+    wanted = (c.study_id == condition.study_id) & (c.key == condition.key) & (c.value_json == condition.text)
+    return bool(connection.execute(update(_ATTRIBUTES).where(wanted).values(value_json=text)).rowcount)
+
+
+def _write_rows(connection: Connection, changes: tuple[Rows, ...]) -> None:
+    for change in changes:
+        columns = change.table.c
+        connection.execute(
+            delete(change.table).where(and_(*(columns[name] == value for name, value in change.key.items())))
+        )
+    for change in changes:
+        if change.rows:
+            connection.execute(insert(change.table), list(change.rows))

@@ -1,0 +1,162 @@
+"""The text of a study file, as a person would write it: one key a line, with a comment where one helps."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from costmodels.job.model_spec import ModelSpec
+from tuner.imports import Imported, LaunchCommand, Present
+
+WIDTH = 116
+_PLAIN = re.compile(r"(--)?[A-Za-z][A-Za-z0-9_./-]*")
+_NO_TEXT = ("true", "false", "null", "yes", "no", "on", "off")
+
+
+def study_text(
+    imported: Imported,
+    present: Present,
+    *,
+    name: str,
+    model: str,
+    cluster: Mapping[str, Any],
+    file: Path,
+) -> str:
+    """The study file.
+
+    Args:
+        imported: What was read.
+        present: The configuration in use.
+        name: The study's name.
+        model: What `model:` says.
+        cluster: The keys of `cluster:`.
+        file: What was read, for the comments.
+    """
+    uneven = re.findall(r"([a-z_]+)=", str(present.expert.get("assignment", "")))
+    lines = [
+        *_head(imported, file, has_expert=bool(present.expert)),
+        f"name: {_scalar(name)}",
+        f"model: {_scalar(model)}",
+        f"cluster: {_flow(cluster)}",
+        f"job: {_flow(present.job)}",
+        f"runtime: {_scalar(imported.runtime)}",
+        f"space: {_flow({'assignment': uneven})}  # work may be uneven, as it is today"
+        if uneven
+        else "# space: {recompute: [none, full]}  # searches a dimension that job: fixes",
+    ]
+    if present.expert:
+        lines.append(f"expert: {_flow(present.expert)}  # in use today: never pruned, and the first trial")
+    lines += ["search: {max_trials: 40, seed: 0}", *_trial(imported, file)]
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def model_text(model: ModelSpec, file: Path) -> str:
+    """A model's file: what differs from the defaults, under the names of ModelSpec's fields."""
+    defaults = {field.name: field.default for field in fields(ModelSpec)}
+    kept = {key: value for key, value in asdict(model).items() if value != defaults[key] and key != "assumed"}
+    lines = [f"# The model of {_comment(file.name)}, as its flags give it. Look it over once."]
+    lines += [f"{key}: {_scalar(value)}" for key, value in kept.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _head(imported: Imported, file: Path, *, has_expert: bool) -> list[str]:
+    what = "`expert:` is what it runs today" if has_expert else "it tells a model, and no configuration"
+    lines = [f"# Written by `meshtune init --from-{imported.framework} {_comment(str(file))}`: {what}."]
+    if imported.unread:
+        lines += ["# Not read, or not modelled:", *(f"#   {_comment(str(one))}" for one in imported.unread)]
+    return [*lines, *(f"# {_comment(note)}" for note in imported.notes)]
+
+
+def _trial(imported: Imported, file: Path) -> list[str]:
+    command = imported.command
+    if command is None:
+        return [
+            "# Trials are simulated. docs/own-command.md tells how a trial runs your own training command instead.",
+            "trial: {backend: simulated}",
+        ]
+    if not command.unknown:
+        return [
+            f"# Each trial runs the command of {_comment(file.name)} with its own flags until enough steps are timed.",
+            *_left_out(command),
+            *_command(command),
+        ]
+    return [
+        "trial: {backend: simulated}",
+        f"# To run the command of {_comment(file.name)} instead, put what is below in place of the line above, once",
+        "# this is settled:",
+        *(f"#   {_comment(why)}" for why in command.unknown),
+        *_left_out(command),
+        *(f"# {line}" for line in _command(command)),
+    ]
+
+
+def _left_out(command: LaunchCommand) -> list[str]:
+    told = {
+        "Left out, which a trial must not do": " ".join(command.left_out),
+        "Exported by the script and not copied, as secrets or unknown; give them to the worker": " ".join(
+            command.not_copied
+        ),
+        "The script goes elsewhere first, so look at `directory:`": command.moves,
+    }
+    return [f"# {what}: {_comment(names)}" for what, names in told.items() if names]
+
+
+def _command(command: LaunchCommand) -> list[str]:
+    environment = [f"  environment: {_flow(dict(command.environment))}"] if command.environment else []
+    return [
+        "trial:",
+        "  backend: command",
+        "  command: [",
+        *(f"    {line}" for line in _wrapped([_scalar(one) for one in command.arguments])),
+        "  ]",
+        f"  flags: {command.framework}",
+        *environment,
+        f"  directory: {_scalar(command.directory)}  # where the command begins, relative to this file",
+        f"  log: {command.framework}",
+    ]
+
+
+def _wrapped(words: Sequence[str]) -> list[str]:
+    """Words with commas, as many on a line as fit; a flag and its values stay together where they can."""
+    groups: list[list[str]] = []
+    for number, word in enumerate(words):
+        text = word + ("," if number < len(words) - 1 else "")
+        if not groups or word.strip('"').startswith("--") or len(" ".join([*groups[-1], text])) > WIDTH:
+            groups.append([])
+        groups[-1].append(text)
+    lines = [""]
+    for group in groups:
+        text = " ".join(group)
+        if lines[-1] and len(lines[-1]) + len(text) + 1 > WIDTH:
+            lines.append("")
+        lines[-1] += f" {text}" if lines[-1] else text
+    return lines
+
+
+def _flow(mapping: Mapping[str, Any]) -> str:
+    return "{" + ", ".join(f"{_scalar(key)}: {_scalar(value)}" for key, value in mapping.items()) + "}"
+
+
+def _scalar(value: Any) -> str:
+    """A value as YAML has it: plain where that is surely read back as the same."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_scalar, value))}]"
+    text = str(value)
+    if _PLAIN.fullmatch(text) and text.lower() not in _NO_TEXT:
+        return text
+    quoted: str = yaml.safe_dump(text, default_style='"', width=10**6, allow_unicode=False)
+    return quoted.rstrip("\n")
+
+
+def _comment(text: str) -> str:
+    """Text that stays on the line of its comment."""
+    return "".join(char if char.isprintable() else " " for char in text)

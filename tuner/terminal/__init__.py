@@ -1,0 +1,1 @@
+"""Print results, progress and pipelines on a terminal."""

@@ -1,0 +1,326 @@
+"""What the commands print for people, and as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:  # these load numpy, Optuna and Ray
+    from costmodels.job.parallel_config import ParallelConfig
+    from costmodels.simulator.simulated_step import Simulation
+    from tuner.answers.reference import Reference
+    from tuner.calibrate.device_results import DeviceCalibration
+    from tuner.calibrate.measured_steps import CalibratedFile
+    from tuner.run.loop import RunResult
+    from tuner.search.proxy.extrapolation import Extrapolated
+    from tuner.space.enumeration import Space
+    from tuner.storage.record import TrialRecord
+    from tuner.study_file.config import StudyConfig
+
+LEFT_OUT_WORTH_TELLING = 0.01
+
+FAILURES_SHOWN = 3
+"""Failed trials that are named one by one."""
+
+NOTHING_WORKS = "No configuration works; `meshtune space` tells why, and `meshtune status` which trials failed."
+
+
+def print_json(payload: Mapping[str, Any]) -> None:
+    """One JSON object on stdout; what is no number, JSON has no word for, and so it is a bug of ours."""
+    typer.echo(json.dumps(payload, indent=2, default=_plain, allow_nan=False))
+
+
+def _plain(value: Any) -> Any:
+    """A numpy scalar as Python's."""
+    return value.item()
+
+
+def warn(warnings: Sequence[str]) -> None:
+    """Notes on stderr, a line each."""
+    for warning in warnings:
+        typer.echo(f"note: {printable(warning)}", err=True)
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Columns aligned to the right."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    for cells in (header, *rows):
+        typer.echo("  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)))
+
+
+def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]) -> None:
+    """How a run ended, its best configuration, and the flags."""
+    from tuner.answers.candidates import notes_on_plan
+    from tuner.export import exporter_for
+    from tuner.storage.record import completed_times_s, repeated
+
+    if not payload["candidates"]:
+        typer.echo(NOTHING_WORKS)
+        return
+    tried = len({tuple(record.params.values()) for record in result.records if record.finished})
+    trials = f" in {payload['trials']:,} trials" if payload["trials"] > tried else ""
+    typer.echo(
+        f"Stopped: {result.stop_reason.sentence}. Tried {tried:,} of {payload['candidates']:,} "
+        f"candidates{trials}, {payload['failed']:,} failed; {p_star_in_words(payload['p_star'])}."
+    )
+    if result.best is not None:
+        print_failed(result.records)
+    if payload["pruned"]:
+        typer.echo(f"{pruned_in_words(payload['pruned'], payload['saved_s'])}.")
+    if payload["proxies"]:
+        typer.echo(f"{payload['proxies']:,} of the trials were proxies: smaller jobs in place of the candidates.")
+    print_device_time(config, result.reference, result.records, result.best)
+    if result.extrapolated is not None:
+        print_extrapolated(result.extrapolated)
+        return
+    if result.best is None or result.best.step_time_s is None:
+        typer.echo(f"No configuration completed a trial: {_failures_in_words(result)}.")
+        return
+    source = (
+        "SYNTHETIC: a simulated world, not a measurement"
+        if payload["source"] == "synthetic"
+        else config.backend.source_in_words
+    )
+    best_s = result.best.step_time_s
+    typer.echo(f"Best: {in_words(result.best.params)}")
+    typer.echo(f"  {best_s:.4g} s per step, {payload['tokens_per_s_per_device']:,.0f} tokens/s per device ({source})")
+    for rival in repeated(result.records):
+        if rival.params != result.best.params and rival.step_time_s is not None:
+            counts = [len(completed_times_s(result.records, each)) for each in (result.best.params, rival.params)]
+            typer.echo(
+                f"  a close call, settled by measuring again in turn ({counts[0]} and {counts[1]} trials): "
+                f"{in_words(rival.params)} takes {rival.step_time_s:.4g} s ({rival.step_time_s / best_s - 1:+.1%})"
+            )
+    if result.reference is not None:
+        reference_s = result.reference.step_time_s(result.records)
+        if reference_s is not None:
+            typer.echo(f"  {gain_in_words(result.reference, reference_s, best_s)}")
+    if config.measured is not None:
+        fastest_s = min(run.step_time_s for run in config.measured.runs if run.step_time_s is not None)
+        behind = best_s / fastest_s - 1
+        among = f"all {len(config.measured.runs)} measured rows"
+        needed = 1 + [record.number for record in result.records].index(result.best.number)
+        slower = f"{behind:.1%} slower than the fastest of {among} ({fastest_s:.4g} s)"
+        typer.echo(f"  {slower if behind > 0 else f'the fastest of {among}'}, found with {needed} trials")
+    export_config, what = exporter_for(config.setting.runtime)
+    typer.echo(f"{what}:")
+    chosen = config.config_of(result.best.params)
+    export = export_config(config.setting, chosen)
+    typer.echo(export.text.rstrip("\n"))
+    warn((*notes_on_plan(config, chosen), *export.notes))
+
+
+def print_device_time(
+    config: StudyConfig, reference: Reference | None, records: Sequence[TrialRecord], best: TrialRecord | None
+) -> None:
+    """What the trials cost, and when the gain has paid for it."""
+    from tuner.answers.device_time import device_time_of, hours_in_words, payback_in_words, payback_of
+
+    spent = device_time_of(config, records)
+    if not spent.device_s:
+        return
+    payback = payback_of(config, reference, records, best.step_time_s if best else None)
+    told = f"; {payback_in_words(reference, payback)}" if payback and reference else ""
+    typer.echo(f"{hours_in_words(spent)}{told}.")
+
+
+def gain_in_words(reference: Reference, reference_s: float, best_s: float) -> str:
+    """How many times as fast the best is as what it is compared with."""
+    known = (
+        f"{reference_s:.4g} s" if reference.role == "expert" else f"{in_words(reference.values)}, {reference_s:.4g} s"
+    )
+    return f"{reference_s / best_s:.3f}x as fast as {reference.in_words} ({known})"
+
+
+def print_extrapolated(found: Extrapolated) -> None:
+    """The answer that rests on proxies alone."""
+    typer.echo(f"Best by extrapolation: {in_words(found.config)}")
+    typer.echo(f"  {found.step_time_s:.4g} s per step, {found.in_words}; no trial has completed at full size")
+
+
+def print_space(config: StudyConfig, found: Space) -> None:
+    """How many configurations there are, and what each rule removed."""
+    feasible = len(found.grid)
+    if config.measured is not None:
+        runs, skipped = config.measured.runs, config.measured.skipped
+        failed = sum(run.is_failed for run in runs)
+        typer.echo(
+            f"{len(runs):,} measured rows ({len(runs) - failed:,} ran, {failed:,} failed) "
+            f"hold {feasible:,} different configurations."
+        )
+        if skipped:
+            typer.echo(f"  {skipped:,} further rows match, but tell no whole configuration or no step time")
+        return
+    fitting = found.num_before_memory - found.removed.get("memory", 0)
+    experts = "; the expert's stays besides" if feasible > fitting else ""
+    typer.echo(
+        f"{found.num_before_memory:,} configurations obey every rule, {fitting:,} of them fit in memory{experts}."
+    )
+    if "memory" in found.removed:
+        typer.echo(f"  {found.removed['memory']:,} need more than each device's memory less the headroom")
+    by_rules = {name: count for name, count in found.removed.items() if name != "memory"}
+    if by_rules:
+        typer.echo("Combinations of the degrees that each rule removed:")
+    for name, count in sorted(by_rules.items(), key=lambda entry: -entry[1]):
+        typer.echo(f"  {name:<28} {count:>14,}")
+
+
+def print_reasons(config: StudyConfig, chosen: ParallelConfig, reasons: Mapping[str, str]) -> None:
+    """Everything that keeps one configuration out of the space."""
+    named = config_in_words(config, chosen)
+    if not reasons:
+        typer.echo(f"{named} is in the space.")
+        return
+    stays = chosen == config.expert
+    typer.echo(f"{named} " + ("is in the space as the expert's, although:" if stays else "is not in the space:"))
+    for name, reason in reasons.items():
+        typer.echo(f"  {name}: {reason}")
+
+
+def print_simulation(simulation: Simulation, payload: Mapping[str, Any]) -> None:
+    """Both models' steps side by side, and the pipeline in characters."""
+    from costmodels.simulator.stage_rows import stage_rows
+    from tuner.terminal.stage_text import LEGEND, pipeline_lines
+
+    step_s, closed_form_s = payload["step_time_s"], payload["predicted_step_time_s"]
+    typer.echo(
+        f"{step_s:.4g} s per step, {payload['tokens_per_s_per_device']:,.0f} tokens/s per device, "
+        f"MFU {payload['mfu']:.1%}"
+    )
+    of_1f1b = "" if payload["schedule"] == "1f1b" else ", which knows 1f1b only"
+    typer.echo(f"  {step_s / closed_form_s - 1:+.1%} from the closed form of `meshtune predict`{of_1f1b}:")
+    rows = [
+        [part, *(cell for value, whole in values for cell in (f"{value:.4f}", f"{value / whole:.1%}"))]
+        for part, values in {
+            part: ((seconds, step_s), (payload["predicted_breakdown_s"].get(part, 0.0), closed_form_s))
+            for part, seconds in payload["breakdown_s"].items()
+        }.items()
+        if any(value for value, _ in values)
+    ]
+    print_table(
+        ["part", "simulated [s]", "share", "predicted [s]", "share"],
+        [*rows, ["step", f"{step_s:.4f}", "", f"{closed_form_s:.4f}", ""]],
+    )
+    typer.echo(f"{payload['operator_events']:,} kernels and collectives. Every stage over the step ({LEGEND}):")
+    for line in pipeline_lines(stage_rows(simulation), simulation.timeline.makespan_s):
+        typer.echo(line)
+
+
+def print_calibration(done: CalibratedFile) -> None:
+    """What a fit found, how sure it is, and what it could not tell."""
+    fit = done.fit
+    typer.echo(f"Fitted {done.runtime} to {fit.num_runs:,} runs of {', '.join(map(printable, fit.sources))}.")
+    fitted = {**fit.constants, **{f"speed of {name}": speed for name, speed in fit.device_speed.items()}}
+    print_table(
+        ["constant", "value", "68% range", "known from"],
+        [
+            [
+                name,
+                f"{constant.value:.4g}",
+                f"x/{math.exp(constant.log_error):.2f}",
+                ("the runs" if constant.is_determined else "before") + (", at its bound" if constant.at_bound else ""),
+            ]
+            for name, constant in fitted.items()
+        ],
+    )
+    unknown = [name for name, constant in fit.constants.items() if not constant.is_determined]
+    if unknown:
+        typer.echo(f"The runs do not determine {', '.join(unknown)}: these stay near what was believed before.")
+    typer.echo(
+        f"Median error {fit.median_ape:.1%} on these runs; {fit.step_error:.1%} (one standard deviation) on runs that "
+        "a fit to the others did not see."
+    )
+    if done.memory_error is not None:
+        typer.echo(f"Peaks of memory are {done.memory_error:.1%} from the prediction (one standard deviation).")
+    for reason, count in done.skipped.items():
+        typer.echo(f"  left out {count:,}: {printable(reason)}", err=True)
+    typer.echo(f"wrote {printable(str(done.out))}", err=True)
+
+
+def print_device_calibration(done: DeviceCalibration, plot: Path | None) -> None:
+    """What a calibration measured, beside the formula and the device's peaks."""
+    left = done.planned - done.measured - done.known - sum(done.refused.values())
+    typer.echo(
+        f"Measured {done.measured:,} calls of {done.device.name} in {done.precision} in {done.seconds:.0f} s; "
+        f"{done.known:,} were known."
+    )
+    rows = [
+        [kind, str(found["shapes"]), f"{found['of_formula']:.2f}", f"{found['of_peak']:.1%}"]
+        for kind, found in done.kinds().items()
+    ]
+    print_table(["kind", "shapes", "speed over formula", "of peak"], rows)
+    if left:
+        typer.echo(f"The time was over before {left:,} more; the same command goes on with them.")
+    if done.left_out > LEFT_OUT_WORTH_TELLING:
+        typer.echo(f"{done.left_out:.0%} of the candidates' steps is what cannot be measured alone on this machine.")
+    for reason, count in done.refused.items():
+        typer.echo(f"  {count:,} could not be run: {printable(reason)}", err=True)
+    if plot is not None:
+        typer.echo(f"wrote {printable(str(plot))}", err=True)
+
+
+def p_star_in_words(p_star: float) -> str:
+    """What p_star says."""
+    return f"p_star {p_star:.2f} (the share of draws whose fastest candidate has been tried)"
+
+
+def pruned_in_words(pruned: int, saved_s: float) -> str:
+    """How many trials were stopped early, and what that saved."""
+    trials = "1 trial" if pruned == 1 else f"{pruned:,} trials"
+    return f"{trials} stopped early, about {saved_s:,.4g} s of steps saved"
+
+
+def print_failed(records: Sequence[TrialRecord]) -> None:
+    """The last failed trials, with what failed and why."""
+    failed = [record for record in records if record.has_failed and record.observation is not None]
+    for record in failed[-FAILURES_SHOWN:]:
+        assert record.observation is not None
+        status = record.observation.status.value.replace("_", " ")
+        reason = f": {printable(record.observation.reason)[:200]}" if record.observation.reason else ""
+        typer.echo(f"  trial {record.number}, {in_words(record.params)}, {status}{reason}")
+    if len(failed) > FAILURES_SHOWN:
+        typer.echo(f"  and {len(failed) - FAILURES_SHOWN:,} failed before; the report lists all")
+
+
+def _failures_in_words(result: RunResult) -> str:
+    """How the trials failed, with the first one's reason."""
+    observations = [record.observation for record in result.records if record.observation is not None]
+    kinds = Counter(observation.status.value.replace("_", " ") for observation in observations)
+    told = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common()) or "none has ended"
+    reason = next((observation.reason for observation in observations if observation.reason), "")
+    return told + (f"; the first: {printable(reason)}" if reason else "")
+
+
+def in_words(values: Mapping[str, Any]) -> str:
+    """A configuration as `--config` takes it."""
+    told = [str(value) if name == "assignment" else f"{name}={value_in_words(value)}" for name, value in values.items()]
+    return ",".join(filter(None, told))
+
+
+def config_in_words(config: StudyConfig, chosen: ParallelConfig) -> str:
+    """As `--config` takes it, with the dimensions in which it differs from the job."""
+    fixed = config.config_defaults
+    values = chosen.values(fixed)
+    changed = [name for name in fixed if name not in config.dimensions and values[name] != fixed[name]]
+    return in_words(chosen.values((*config.dimensions, *changed)))
+
+
+def value_in_words(value: object) -> str:
+    """A dimension's value as study files and `--config` take it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def hosts_in_words(hosts: int) -> str:
+    """A number of hosts."""
+    return "1 host" if hosts == 1 else f"{hosts:,} hosts"
+
+
+def printable(text: str) -> str:
+    """`text` on one line, with what would steer a terminal written as Python escapes it."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)

@@ -1,0 +1,67 @@
+"""A simulated pipeline in characters: a line for each stage, a column for each slice of the step."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+
+from costmodels.simulator.passes import Kind
+from costmodels.simulator.simulated_step import Role
+from costmodels.simulator.stage_rows import StageRow
+
+_LETTERS = {Kind.FORWARD: "F", Kind.BACKWARD: "B", Kind.WEIGHTS: "W"}
+IDLE = "."
+LEGEND = "F forward, B backward, W weight gradients, O optimizer, . idle"
+NUM_COLUMNS = 96
+MAX_ROWS = 32
+_GAP = " ... "
+
+
+def pipeline_lines(rows: Sequence[StageRow], makespan_s: float) -> Iterator[str]:
+    """The stages line by line, each with the share of the step in which it is idle.
+
+    A column is half of an ordinary forward pass where NUM_COLUMNS of them hold the step, else a whole one; of more the
+    first and the last are shown. A column shows what takes most of it.
+    """
+    shown = rows[:MAX_ROWS]
+    column_s = max(_ordinary_s(shown), makespan_s / 10_000)
+    number = round(makespan_s / column_s)
+    if 2 * number <= NUM_COLUMNS:
+        number *= 2
+    column_s = makespan_s / max(number, 1)
+    unlike = len({row.replica for row in rows}) > 1
+    for row in shown:
+        name = f"replica {row.replica} stage {row.stage}" if unlike else f"stage {row.stage}"
+        drawn = _letters(row, column_s, number)
+        if number > NUM_COLUMNS:
+            half = (NUM_COLUMNS - len(_GAP)) // 2
+            drawn = drawn[:half] + _GAP + drawn[-half:]
+        yield f"  {name:<{22 if unlike else 9}} {row.idle_share:6.1%} idle  {drawn}"
+    if len(rows) > len(shown):
+        yield f"  and {len(rows) - len(shown):,} more, which --trace and --json tell"
+
+
+def _ordinary_s(rows: Sequence[StageRow]) -> float:
+    """The median time of a forward pass; that in pieces is as long as these together."""
+    forward_s: dict[tuple[int, int, int, int], float] = {}
+    for row in rows:
+        for span in row.computing:
+            if span.kind == Kind.FORWARD:
+                key = (row.replica, row.stage, span.micro_batch, span.chunk)
+                forward_s[key] = forward_s.get(key, 0.0) + span.end_s - span.start_s
+    return statistics.median(forward_s.values())
+
+
+def _letters(row: StageRow, column_s: float, number: int) -> str:
+    """What takes most of each column."""
+    taken: list[dict[str, float]] = [{} for _ in range(number)]
+    for span in row.computing:
+        letter = "O" if span.role == Role.OPTIMIZER else _LETTERS[Kind(span.kind)]
+        for column in range(int(span.start_s / column_s), min(int(span.end_s / column_s) + 1, number)):
+            begin_s = max(span.start_s, column * column_s)
+            end_s = min(span.end_s, (column + 1) * column_s)
+            taken[column][letter] = taken[column].get(letter, 0.0) + max(end_s - begin_s, 0.0)
+    return "".join(
+        max(column, key=column.__getitem__) if column and sum(column.values()) >= column_s / 2 else IDLE
+        for column in taken
+    )
