@@ -1,4 +1,4 @@
-"""FlexParallel's Table 2: is its configuration predicted faster than the expert's, and how far from the predicted best?
+"""FlexParallel's Table 2: is its choice predicted faster than the expert's, and how far from the predicted best?
 
 No constant of the cost model is fitted to this table. Targets: faster in at least 8 of the nine rows whose two
 configurations differ; mean absolute difference from the paper's speed-ups at most 0.04 (a constant 1.00 scores 0.076);
@@ -23,7 +23,7 @@ from tuner.study_file.config import StudyConfig, load_study
 STUDIES = Path(__file__).parents[1] / "configs" / "studies" / "flexparallel"
 
 TABLE_2: dict[str, tuple[tuple[int, ...], tuple[int, ...], float]] = {
-    # expert and FlexParallel as (PP, TP, DP, CP, UP, VPP, EP, MBS), speed-up; rows of seven numbers have no EP
+    # current and FlexParallel as (PP, TP, DP, CP, UP, VPP, EP, MBS), speed-up; rows of seven numbers have no EP
     "llama-7b-8": ((8, 1, 1, 1, 1, 1, 1, 4), (4, 1, 2, 1, 1, 1, 1, 2), 1.11),
     "llama-13b-8": ((8, 1, 1, 1, 1, 1, 1, 1), (8, 1, 1, 1, 1, 5, 1, 1), 1.02),
     "llama2-13b-8": ((1, 8, 1, 1, 1, 1, 1, 4), (1, 8, 1, 1, 1, 1, 1, 4), 1.0),
@@ -43,11 +43,11 @@ OTHER_READING = {"gpt-38b-4k-128": 32768, "gpt-38b-32k-64": 4096}
 
 def row_of(name: str, config: StudyConfig, sequence_length: int) -> dict[str, Any]:
     """One row of the table under the cost model."""
-    expert, found, speed_up = TABLE_2[name]
+    current, found, speed_up = TABLE_2[name]
     job = replace(config.setting.job, sequence_length=sequence_length)
     runtime, cluster = config.setting.runtime, config.setting.cluster
     defaults = config.config_defaults
-    chosen = [ParallelConfig(**dict(zip(DEGREES, degrees, strict=True)), **defaults) for degrees in (expert, found)]
+    chosen = [ParallelConfig(**dict(zip(DEGREES, degrees, strict=True)), **defaults) for degrees in (current, found)]
     grid = ConfigGrid.from_configs(chosen)
     memory = estimate_memory(job, cluster, runtime, grid)
     seconds = estimate_step(job, cluster, runtime, grid, memory=memory).step_time_s
@@ -84,7 +84,7 @@ def main() -> None:
             constant = np.mean([abs(1.0 - row["paper"]) for row in differing])
             near = sum(row["over_best"] <= 1.05 for row in chosen)
             print(
-                f"{label}: faster than the expert's {faster} of {len(differing)}; mean difference {error:.3f} "
+                f"{label}: faster than the current one {faster} of {len(differing)}; mean difference {error:.3f} "
                 f"(a constant 1.00: {constant:.3f}); within 5% of the predicted best {near} of {len(chosen)}"
             )
 

@@ -4,7 +4,7 @@
 
 Each study of configs/studies/flexparallel is searched in worlds of several seeds (trials/simulated/backend.py): the
 tuner knows the cost model that a world was made from, but not by how much each operator, collective and the memory
-differ there. It starts from the expert's configuration, or with --first from a baseline (tuner/answers/baseline.py) or
+differ there. It starts from the current configuration, or with --first from a baseline (tuner/answers/baseline.py) or
 the best prediction, measures every trial in full, and ends when it is confident or after --trials. Its seed is the
 world's. The paper's trials and sizes of the space stand beside.
 
@@ -16,7 +16,7 @@ purpose where it needs the reserve of memory. All are medians over seeds but `re
 
 A last table compares the feasible configurations of LLaMA-7B on 8 devices with the 30 of the paper's appendix A.2. The
 paper lists neither these nor its rules. The rules that give its 387 leave us 161 that fit with 8% of 64 GB free. Memory
-is not what makes them 30: only devices of 26.5 GiB would leave 30, and the paper's own choice and the expert's need 38
+is not what makes them 30: only devices of 26.5 GiB would leave 30, and the paper's choice and the expert's need 38
 and 51 GiB. Most likely A.2 compares what Calculon can express, which has neither ring attention nor Ulysses, without
 virtual stages: 126 of ours use one of the three, 35 use none, and five of these need more than 49.8 GiB.
 """
@@ -75,7 +75,7 @@ NEAR = 0.01
 """A run that stops with less regret has found the best for all that matters."""
 
 MAX_TRIALS = 60
-FIRST = ("expert", "baseline", "prior")
+FIRST = ("current", "baseline", "prior")
 """What the first trial of a search may run."""
 
 
@@ -88,7 +88,7 @@ class Prepared:
         full: Its grid before memory [g].
         grid: Its candidates [n].
         belief: What is believed of the candidates.
-        baseline: What would be tried first without an expert; None where nothing fits.
+        baseline: What would be tried first without a current configuration; None where nothing fits.
     """
 
     config: StudyConfig
@@ -223,7 +223,7 @@ def _run(task: _Task) -> Search:
     return search_in(prepared(task.study), task.study, task.seed, task.max_trials, task.first)
 
 
-def search_in(known: Prepared, study: str, seed: int, max_trials: int, first: str = "expert") -> Search:
+def search_in(known: Prepared, study: str, seed: int, max_trials: int, first: str = "current") -> Search:
     """One search, in the world of a seed and by a sampler of the same seed."""
     config, grid = known.config, known.grid
     assert isinstance(config.backend, SimulatedBackend), "these studies are simulated"
@@ -235,7 +235,7 @@ def search_in(known: Prepared, study: str, seed: int, max_trials: int, first: st
             draws=config.search.draws,
             confidence=config.search.confidence,
             seed=seed,
-            first={"expert": config.expert, "baseline": known.baseline, "prior": None}[first],
+            first={"current": config.current, "baseline": known.baseline, "prior": None}[first],
         )
     )
     measured_s: dict[int, float] = {}
@@ -323,7 +323,7 @@ def feasible_counts() -> dict[str, float]:
     rings, ulysses, virtual = grid.cp > 1, (grid.cp == 1) & (grid.up > 1), (grid.cp * grid.up == 1) & (grid.vpp > 1)
     plain = ~(rings | ulysses | virtual)
     positions = grid.positions()
-    expert, found = (needed_gib[positions[degrees]] for degrees in TABLE_2[A2_STUDY][:2])
+    current, found = (needed_gib[positions[degrees]] for degrees in TABLE_2[A2_STUDY][:2])
     return {
         **{f"raw combinations that the rule {rule} drops": count for rule, count in removed.items()},
         "configurations that obey the rules": len(grid),
@@ -336,7 +336,7 @@ def feasible_counts() -> dict[str, float]:
         "feasible configurations in appendix A.2": A2_FEASIBLE,
         f"GiB in which {A2_FEASIBLE} of all would fit": _smallest(needed_gib, A2_FEASIBLE),
         "GiB that the paper's choice needs": round(float(found), 1),
-        "GiB that the expert's needs": round(float(expert), 1),
+        "GiB that the current one needs": round(float(current), 1),
         f"GiB in which {A2_FEASIBLE} with none of the three would fit": _smallest(needed_gib[plain], A2_FEASIBLE),
     }
 

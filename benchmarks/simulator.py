@@ -313,19 +313,19 @@ def _without(names: tuple[str, ...], but: tuple[str, ...] = ()) -> CollectiveTim
 
 
 def _speed_cases() -> Iterator[tuple[str, Setting, ParallelConfig]]:
-    """Configurations in which nothing contends, then the largest study's expert's and others on as many devices."""
+    """Configurations in which nothing contends, then the largest study's current one and others on as many devices."""
     study = load_study(LARGE_STUDY)
-    assert study.expert is not None, "the study names it"
-    setting, expert = study.setting, study.expert
+    assert study.current is not None, "the study names it"
+    setting, current = study.setting, study.current
     for pp, vpp in ((8, 1), (16, 1)):
         # one replica, stages on hosts of their own: only tp inside the hosts, and messages one at a time
         alone = replace(setting, cluster=find_cluster("ascend-910b", hosts=pp))
         alone = replace(alone, job=replace(setting.job, global_batch_size=8 * pp))
-        yield "nothing contends", alone, replace(expert, pp=pp, vpp=vpp, dp=1, zero_stage=0)
-    yield "8,192 devices, the expert's", setting, expert
+        yield "nothing contends", alone, replace(current, pp=pp, vpp=vpp, dp=1, zero_stage=0)
+    yield "8,192 devices, the current one", setting, current
     for pp, tp, vpp in ((8, 8, 1), (8, 4, 2), (16, 8, 1), (16, 8, 6), (32, 4, 3), (1, 8, 1)):
         dp = setting.cluster.num_devices // (pp * tp)
-        yield "8,192 devices", setting, replace(expert, pp=pp, tp=tp, dp=dp, vpp=vpp)
+        yield "8,192 devices", setting, replace(current, pp=pp, tp=tp, dp=dp, vpp=vpp)
 
 
 def _speed_row(name: str, setting: Setting, config: ParallelConfig, repeats: int) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 _GAINS = {
-    "gain_over_expert": "how many times as fast as the expert's configuration the best is; null without one",
+    "gain_over_current": "how many times as fast as the current configuration the best is; null without one",
     "gain_over_baseline": "the same over the baseline",
 }
 _COUNTS = {
@@ -56,7 +56,7 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
         "": {
             "written": "the study file",
             "model": "the model's file beside it; null where the catalog has the model",
-            "expert": "the configuration in use today",
+            "current": "the configuration in use today",
             "job": "what the file says of the job",
             "devices": "devices of the cluster",
             "trial": "`command` where trials run your command, else `simulated`",

@@ -24,11 +24,11 @@ def study_schema() -> dict[str, Any]:
     cluster = {"anyOf": [places[form, "validation"] for form in CLUSTER_FORMS]}
     keys = study["properties"]
     keys["cluster"] = cluster | {"description": keys["cluster"]["description"]}
-    keys["expert"] |= {"properties": _expert_keys(definitions), "additionalProperties": False}
+    keys["current"] |= {"properties": _current_keys(definitions), "additionalProperties": False}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **study, "$defs": definitions}
 
 
-def _expert_keys(definitions: dict[str, Any]) -> dict[str, Any]:
+def _current_keys(definitions: dict[str, Any]) -> dict[str, Any]:
     """The degrees, and what else a study may open, each as one of the values that `space:` lists."""
     lists = definitions["_SpaceKeys"]["properties"]
     further = {name: lists[name]["anyOf"][0]["items"] for name in ENUMERATED_DIMENSIONS}

@@ -51,13 +51,13 @@ REFUSED = {
     ),
     "stages by the billion": (
         "study",
-        study(expert="{pp: 999999999, vpp: 999999999}").encode(),
+        study(current="{pp: 999999999, vpp: 999999999}").encode(),
         "cannot be launched: pp*tp*dp*cp*up must be the 8 devices of the cluster",
     ),
     "degrees beyond an array's integers": (
         "study",
-        study(expert="{pp: 99999999, tp: 99999999, dp: 99999999}").encode(),
-        "expert.pp*tp*dp*cp*up: makes 999999970000000299999999 devices",
+        study(current="{pp: 99999999, tp: 99999999, dp: 99999999}").encode(),
+        "current.pp*tp*dp*cp*up: makes 999999970000000299999999 devices",
     ),
     "layers by the billion": ("model", b"num_layers: 1000000000", "is required and missing"),
     "an expression too deep": ("study", log_study("(" * 2000 + ")" * 2000), "is no regular expression"),

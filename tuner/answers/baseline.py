@@ -1,4 +1,4 @@
-"""The configuration that an engineer would write by hand: a study's first trial where nobody names an expert's.
+"""The configuration that an engineer would write by hand: a study's first trial where nobody names a current one.
 
 The rule. Of the candidates that are predicted to fit with the study's headroom, without context parallelism, uneven
 work or a changed further dimension as long as any such fits:

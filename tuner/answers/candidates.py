@@ -47,7 +47,7 @@ def ranking(config: StudyConfig, candidates: Candidates) -> IntArray:
 
     Of predictions that agree to four digits the plainest configuration comes first: least context parallelism, then
     least tensor, pipeline and virtual pipeline parallelism. What does not fit is a candidate where somebody measured
-    it, or as the expert's.
+    it, or as the current one.
     """
     grid, step_time_s = candidates.space.grid, candidates.estimate.step_time_s
     fits = candidates.space.memory.fits(config.options.memory_headroom)

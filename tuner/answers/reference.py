@@ -1,6 +1,6 @@
 """What a study's answer is compared with: the configuration in use today, or without one a sane baseline.
 
-The baseline is a candidate and the first trial, as the expert's configuration is; tuner/answers/baseline.py says which.
+The baseline is a candidate and the first trial, as the current configuration is; tuner/answers/baseline.py says which.
 A study keeps it when it is opened for the first time, so that the same is compared with ever after.
 """
 
@@ -18,7 +18,7 @@ from tuner.answers.candidates import Candidates
 from tuner.storage.record import BASELINE, TrialRecord, step_time_of
 from tuner.study_file.config import StudyConfig
 
-Role = Literal["expert", "baseline"]
+Role = Literal["current", "baseline"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +38,7 @@ class Reference:
     @property
     def in_words(self) -> str:
         """What it is called."""
-        return "the expert's configuration" if self.role == "expert" else "the baseline"
+        return "the current configuration" if self.role == "current" else "the baseline"
 
     def step_time_s(self, records: Sequence[TrialRecord]) -> float | None:
         """Its measured step time; None without one."""
@@ -46,9 +46,9 @@ class Reference:
 
 
 def reference_among(config: StudyConfig, candidates: Candidates) -> Reference | None:
-    """What a new study compares with; None without an expert's where no baseline is wanted, or none fits."""
-    if config.expert is not None:
-        return _reference(config, "expert", config.expert)
+    """What a new study compares with; None without a current one where no baseline is wanted, or none fits."""
+    if config.current is not None:
+        return _reference(config, "current", config.current)
     if not config.search.baseline or not len(candidates.space.grid):
         return None
     space = candidates.space
@@ -63,8 +63,8 @@ def reference_among(config: StudyConfig, candidates: Candidates) -> Reference | 
 
 def reference_of(config: StudyConfig, study: Study) -> Reference | None:
     """What a stored study compares with."""
-    if config.expert is not None:
-        return _reference(config, "expert", config.expert)
+    if config.current is not None:
+        return _reference(config, "current", config.current)
     stored = study.user_attrs.get(BASELINE)
     return None if stored is None else _reference(config, "baseline", config.config_of(stored))
 
@@ -87,7 +87,7 @@ def gains(reference: Reference | None, gain: float | None) -> dict[str, float | 
     """The gain under the keys of JSON: one for each role."""
     role = None if reference is None else reference.role
     return {
-        "gain_over_expert": gain if role == "expert" else None,
+        "gain_over_current": gain if role == "current" else None,
         "gain_over_baseline": gain if role == "baseline" else None,
     }
 

@@ -102,9 +102,9 @@ def best_by_size(config: StudyConfig, sizes: Sequence[int]) -> list[Size]:
 def _best_of(config: StudyConfig, hosts: int) -> Size:
     setting = replace(config.setting, cluster=config.setting.cluster.with_hosts(hosts))
     devices = setting.cluster.num_devices
-    expert = config.expert if config.expert is not None and config.expert.num_devices == devices else None
+    current = config.current if config.current is not None and config.current.num_devices == devices else None
     try:
-        space = build_space(setting, config.options, expert=expert)
+        space = build_space(setting, config.options, current=current)
     except ConfigError as error:
         raise error.in_file(config.file) from None
     fitting = np.flatnonzero(space.memory.fits(config.options.memory_headroom))

@@ -25,7 +25,9 @@ def init(
     from_torchtitan: Annotated[_File, typer.Option(metavar="FILE", help="TOML, or a script with flags.")] = None,
     from_deepspeed: Annotated[_File, typer.Option(metavar="FILE", help="JSON.")] = None,
     from_nanotron: Annotated[_File, typer.Option(metavar="FILE", help="YAML.")] = None,
-    from_hugging_face: Annotated[_File, typer.Option(metavar="FILE", help="config.json: a model, no expert.")] = None,
+    from_hugging_face: Annotated[
+        _File, typer.Option(metavar="FILE", help="config.json: a model, no current configuration.")
+    ] = None,
     from_json: Annotated[_File, typer.Option(metavar="FILE", help="What `meshtune export --to json` wrote.")] = None,
     cluster: Annotated[
         str | None,
@@ -62,7 +64,7 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a study file whose expert is the configuration that you use today.
+    """Write a study file from the configuration that you use today, as its `current:`.
 
     The file is read, never run. What it leaves open is asked for, with the option that gives it.
     """
@@ -101,7 +103,7 @@ def init(
     payload = {
         "written": str(written[0]),
         "model": str(written[1]) if len(written) > 1 else None,
-        "expert": dict(made.present.expert) or None,
+        "current": dict(made.present.current) or None,
         "job": dict(made.present.job),
         "devices": made.devices,
         "trial": "command" if made.measures else "simulated",
@@ -173,10 +175,10 @@ def _tell(made: NewStudy, written: list[Path], out: Path) -> None:
 
     for path in written:
         typer.echo(f"wrote {printable(str(path))}")
-    if made.present.expert:
-        typer.echo(f"Expert: {in_words(made.present.expert)} on {made.devices:,} devices")
+    if made.present.current:
+        typer.echo(f"Current: {in_words(made.present.current)} on {made.devices:,} devices")
     else:
-        typer.echo("No expert: this file tells a model alone. Add what you use today as `expert:`.")
+        typer.echo("No current configuration: this file tells a model alone. Add what you use today as `current:`.")
     if made.measures:
         typer.echo("Trials run your own command.")
     elif made.imported.command is not None:
@@ -186,8 +188,8 @@ def _tell(made: NewStudy, written: list[Path], out: Path) -> None:
     study = printable(str(out))
     typer.echo("Next:")
     typer.echo(f"  meshtune space {study}    # what can work")
-    if made.present.expert:
-        typer.echo(f"  meshtune predict {study} --config {in_words(made.present.expert)}    # what you use today")
+    if made.present.current:
+        typer.echo(f"  meshtune predict {study} --config {in_words(made.present.current)}    # what you use today")
         typer.echo(f"  meshtune run {study}      # begins with what you use today")
     else:
         typer.echo(f"  meshtune run {study}      # tune")

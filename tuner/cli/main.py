@@ -353,7 +353,7 @@ def best(study: StudyFile, storage: Storage = None, overrides: Overrides = None,
                 "source": None,
                 "clock": None,
                 "extrapolated": False,
-                "gain_over_expert": None,
+                "gain_over_current": None,
                 "gain_over_baseline": None,
             },
         )

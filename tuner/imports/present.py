@@ -24,12 +24,12 @@ class Present:
 
     Attributes:
         job: Keys of `job:`, the fixed values of the further dimensions among them.
-        expert: Keys of `expert:`: the eight degrees, and an assignment where layers are uneven; empty where the file
+        current: Keys of `current:`: the eight degrees, and an assignment where layers are uneven; empty where the file
             tells a model alone.
     """
 
     job: Mapping[str, Any]
-    expert: Mapping[str, Value]
+    current: Mapping[str, Value]
 
 
 def present_of(imported: Imported, *, devices: int, model: ModelSpec, runtime: RuntimeProfile) -> Present:
@@ -47,7 +47,7 @@ def present_of(imported: Imported, *, devices: int, model: ModelSpec, runtime: R
     assert not imported.open, "whoever asks has filled in what the file leaves open"
     job = dict(imported.job)
     if not imported.has_degrees:
-        return Present(job=job, expert={})
+        return Present(job=job, current={})
     degrees = {**dict.fromkeys(DEGREES, 1), **imported.degrees}
     degrees["dp"] = _replicas(imported, degrees, devices)
     if imported.micro_batches is not None:
@@ -56,13 +56,13 @@ def present_of(imported: Imported, *, devices: int, model: ModelSpec, runtime: R
         if degrees["dp"] % imported.copies:
             raise ConfigError(f"dp = {degrees['dp']} must be a multiple of the {imported.copies} copies of the states")
         job["dp_shard"] = degrees["dp"] // imported.copies
-    expert: dict[str, Value] = {name: degrees[name] for name in DEGREES}
+    current: dict[str, Value] = {name: degrees[name] for name in DEGREES}
     layers = _uneven_layers(imported.layers, degrees["pp"] * degrees["vpp"], model, runtime)
     if imported.assignment:
-        expert["assignment"] = imported.assignment
+        current["assignment"] = imported.assignment
     elif layers:
-        expert["assignment"] = f"layers={numbers_in_words(layers)}"
-    return Present(job=job, expert=expert)
+        current["assignment"] = f"layers={numbers_in_words(layers)}"
+    return Present(job=job, current=current)
 
 
 def _replicas(imported: Imported, degrees: Mapping[str, int], devices: int) -> int:

@@ -161,7 +161,9 @@ def _degrees(keys: Keys, unread: list[Unread]) -> tuple[dict[str, int], int, int
     if schedule not in ("", "1f1b", "interleaved1f1b") and pp > 1:
         unread.append(Unread(what="pipeline_parallel_schedule", why=f"{schedule} is taken as 1F1B"))
     if keys.value("parallelism.pipeline_parallel_layers_per_stage") is not None:
-        unread.append(Unread(what="pipeline_parallel_layers_per_stage", why="is not read; see vpp of the expert"))
+        unread.append(
+            Unread(what="pipeline_parallel_layers_per_stage", why="is not read; see vpp of the current configuration")
+        )
     replicas = degree("data_parallel_replicate_degree")
     value = keys.value("parallelism.data_parallel_shard_degree", "training.data_parallel_shard_degree")
     shards = -1 if value is None else value

@@ -195,7 +195,7 @@ class Pricing:
             else:
                 setting = replace(self.config.setting, cluster=cluster)
                 try:
-                    self._spaces[cluster] = build_space(setting, self.config.options, expert=None)
+                    self._spaces[cluster] = build_space(setting, self.config.options, current=None)
                 except ConfigError as error:
                     raise error.in_file(self.config.file) from None
         return self._spaces[cluster]

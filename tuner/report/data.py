@@ -41,7 +41,7 @@ class ReportData:
         extrapolated: The answer that proxies suggest, where no trial has completed at full size.
         stop_reason: Why the search ended; None while it runs.
         origin: Whether the step times were measured or invented by a simulated world.
-        reference: What the best is compared with: the expert's configuration, or a baseline; None where there is
+        reference: What the best is compared with: the current configuration, or a baseline; None where there is
             nothing.
         moments: How probable each candidate was to be the best, before the first trial and after each.
         lessons: What the failures taught.

@@ -88,7 +88,7 @@ th { color: var(--soft); font-weight: 500; white-space: nowrap; }
 th.number, td.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 tbody tr:last-child td { border-bottom: 0; }
 .badge { display: inline-block; border-radius: 6px; padding: 0 6px; margin-right: 6px; font-size: .75rem; color: #fff; }
-.badge.best { background: #0072b2; } .badge.expert { background: #8a5a00; }
+.badge.best { background: #0072b2; } .badge.current { background: #8a5a00; }
 .status { white-space: nowrap; } .status.good { color: var(--good); } .status.bad { color: var(--bad); }
 td .note { min-width: 14em; }
 section > details { margin-top: 12px; } section > .scroll { margin-top: 14px; }

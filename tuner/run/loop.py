@@ -376,8 +376,8 @@ def make_sampler(
 
 
 def make_pruner(config: StudyConfig) -> ClearlySlowerPruner:
-    """What stops trials early, where a study's options ask for it; the expert's configuration is measured in full."""
-    return ClearlySlowerPruner(expert=config.expert.values(config.dimensions) if config.expert else None)
+    """What stops trials early, where a study's options ask for it; the current configuration is measured in full."""
+    return ClearlySlowerPruner(current=config.current.values(config.dimensions) if config.current else None)
 
 
 def open_study(config: StudyConfig, sampler: ThompsonSampler, storage: BaseStorage | None = None) -> Study:

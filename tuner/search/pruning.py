@@ -68,7 +68,7 @@ class ClearlySlowerPruner(BasePruner):
         margin: How much slower than the best a trial must be besides the noise.
         risk: Probability that one look prunes a trial that is as fast as the best.
         min_steps: Reported steps before which no trial is pruned.
-        expert: Parameters of a trial that is never pruned either: the configuration in use today.
+        current: Parameters of a trial that is never pruned either: the configuration in use today.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class ClearlySlowerPruner(BasePruner):
         margin: float = MARGIN,
         risk: float = RISK,
         min_steps: int = MIN_STEPS,
-        expert: Mapping[str, Value] | None = None,
+        current: Mapping[str, Value] | None = None,
     ) -> None:
         if not margin >= 0:
             raise ValueError(f"`margin` must be at least 0, but got {margin}.")
@@ -88,7 +88,7 @@ class ClearlySlowerPruner(BasePruner):
         self._margin = margin
         self._risk = risk
         self._min_steps = min_steps
-        self._expert = expert
+        self._current = current
 
     def prune(self, study: Study, trial: FrozenTrial) -> bool:
         """As Optuna asks it; see `Trial.should_prune`."""
@@ -108,8 +108,8 @@ class ClearlySlowerPruner(BasePruner):
 
     def _is_kept(self, trial: FrozenTrial) -> bool:
         return trial.number == 0 or (
-            self._expert is not None
-            and {name: trial.params.get(name) for name in self._expert} == params_of(self._expert)
+            self._current is not None
+            and {name: trial.params.get(name) for name in self._current} == params_of(self._current)
         )
 
 

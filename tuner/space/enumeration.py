@@ -80,11 +80,11 @@ class Space:
     """The candidates of a study.
 
     Attributes:
-        grid: Configurations that obey every rule and may fit in memory, and the expert's.
+        grid: Configurations that obey every rule and may fit in memory, and the current one.
         memory: Their predicted memory.
         num_before_memory: Configurations that obey every rule.
         removed: Raw combinations that each rule dropped, and configurations that memory dropped.
-        warnings: What a user should know, such as rules that the expert's configuration breaks.
+        warnings: What a user should know, such as rules that the current configuration breaks.
     """
 
     grid: ConfigGrid
@@ -411,11 +411,11 @@ def _columns(config: ParallelConfig) -> Columns:
 
 
 def build_space(
-    setting: Setting, options: SpaceOptions, *, expert: ParallelConfig | None, measured: ConfigGrid | None = None
+    setting: Setting, options: SpaceOptions, *, current: ParallelConfig | None, measured: ConfigGrid | None = None
 ) -> Space:
     """The candidates of a study: enumerated and pruned, or exactly the `measured` ones that a replay offers.
 
-    The expert's configuration is never pruned: it stays in the grid, and a warning names what it breaks.
+    The current configuration is never pruned: it stays in the grid, and a warning names what it breaks.
     """
     warnings: list[str] = []
     if measured is not None:
@@ -437,17 +437,17 @@ def build_space(
             warnings.append(_closest_miss(grid, memory, options))
         removed["memory"] = dropped
         grid = grid.take(fitting)
-    if expert is not None and _position(grid, expert) is None:
+    if current is not None and _position(grid, current) is None:
         if measured is not None:
             raise ConfigError(
-                "is not among the measured rows, so it cannot be replayed", key="expert", value=str(expert)
+                "is not among the measured rows, so it cannot be replayed", key="current", value=str(current)
             )
-        reasons = why_not(setting, options, expert)
+        reasons = why_not(setting, options, current)
         warnings.append(
-            f"the expert's configuration {expert} stays in the space although it breaks: "
+            f"the current configuration {current} stays in the space although it breaks: "
             + "; ".join(f"{name} ({reason})" for name, reason in reasons.items())
         )
-        grid = concatenate([grid, ConfigGrid.from_configs([expert], grid.opened)])
+        grid = concatenate([grid, ConfigGrid.from_configs([current], grid.opened)])
     if grid is not predicted:
         memory = estimate_memory(setting.job, setting.cluster, setting.runtime, grid)
     return Space(

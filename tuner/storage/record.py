@@ -17,7 +17,7 @@ an extrapolated one was never measured. So the value of a complete trial is a me
 
 The study's attributes hold what its trials mean, who drives it, why it last stopped, the wall time that its drivers
 have spent on it, how much history the last of them has read, p_star, the population before the first trial, what
-failures taught (lessons.py), the baseline that its answer is compared with where nobody names an expert's
+failures taught (lessons.py), the baseline that its answer is compared with where nobody names a current one
 configuration, and the answer that proxies suggest (extrapolation.py).
 """
 

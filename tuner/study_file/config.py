@@ -302,7 +302,7 @@ class _SearchKeys(DocumentedModel):
 
     prune: bool = True
     """A trial is stopped after its first steps where it is clearly slower than the best; never the first trial nor the
-    expert's.
+    current's.
     """
 
     repeats: Annotated[int, Field(ge=0, le=100)] | None = None
@@ -323,7 +323,7 @@ class _SearchKeys(DocumentedModel):
     that fit, the least tp·pp, tp first up to a host, then pp; least ep and mbs, dp the rest
     ([tuner/answers/baseline.py](../tuner/baseline.py)).
 
-    Default: `true` where trials train and there is no `expert`, else `false`
+    Default: `true` where trials train and there is no `current`, else `false`
     """
 
 
@@ -373,7 +373,7 @@ class StudyKeys(DocumentedModel):
     Default: those of its keys
     """
 
-    expert: dict[str, Any] | None = None
+    current: dict[str, Any] | None = None
     """The configuration in use today: the first trial, never pruned; degrees left out are 1."""
 
     trial: Annotated[TrialKeys, Field(discriminator="backend")] = SimulatedKeys(backend="simulated")
@@ -431,7 +431,7 @@ class StudyConfig:
         layer_plans: What was planned for them, by shape, as `layer_plans.summary_of` tells it, and None where there is
             no plan by hand to compare with; see planned_study.py.
         search: Budget, confidence, parallel trials, seed.
-        expert: The configuration in use today, or None.
+        current: The configuration in use today, or None.
         backend: How a trial is run.
         proxy: The smaller jobs that run before; None where every trial runs at full size.
         time_limit_s: Limit of one trial, or None.
@@ -449,7 +449,7 @@ class StudyConfig:
     options: SpaceOptions
     planning: LayerPlanning
     search: SearchOptions
-    expert: ParallelConfig | None
+    current: ParallelConfig | None
     backend: AbstractBackend
     proxy: ProxyOptions | None
     time_limit_s: float | None
@@ -498,7 +498,7 @@ class StudyConfig:
         """Enumerates, prunes and predicts the memory of the study's candidates."""
         replayed = self.backend.candidates(self.options.opened) if isinstance(self.backend, ReplayBackend) else None
         try:
-            return build_space(self.setting, self.options, expert=self.expert, measured=replayed)
+            return build_space(self.setting, self.options, current=self.current, measured=replayed)
         except ConfigError as error:
             raise error.in_file(self.file) from None
 
@@ -571,7 +571,7 @@ def _resolved(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths) -> S
         options=options,
         planning=planning,
         search=_search(keys.search, backend),
-        expert=_expert(keys, setting, options),
+        current=_current(keys, setting, options),
         backend=backend,
         proxy=proxy_of(keys.trial, setting, backend, keys.search.max_trials),
         time_limit_s=keys.trial.time_limit_s,
@@ -831,30 +831,30 @@ def _further_defaults(job: TrainingJob, runtime: RuntimeProfile) -> dict[str, Va
     return fixed | {"sequence_parallel": default_sp, "assignment": ""}
 
 
-def _expert(keys: StudyKeys, setting: Setting, options: SpaceOptions) -> ParallelConfig | None:
-    if keys.expert is None:
+def _current(keys: StudyKeys, setting: Setting, options: SpaceOptions) -> ParallelConfig | None:
+    if keys.current is None:
         return None
     known = DEGREES + FURTHER_DIMENSIONS
-    for name, value in keys.expert.items():
+    for name, value in keys.current.items():
         if name not in known:
-            raise ConfigError("unknown key", key=f"expert.{name}", value=value, nearest=f"valid: {', '.join(known)}")
+            raise ConfigError("unknown key", key=f"current.{name}", value=value, nearest=f"valid: {', '.join(known)}")
     fixed = _further_defaults(setting.job, setting.runtime)
     try:
-        config = ParallelConfig(**(fixed | keys.expert))
+        config = ParallelConfig(**(fixed | keys.current))
     except ConfigError as error:
-        raise error.under("expert") from None
-    for name, value in keys.expert.items():
+        raise error.under("current") from None
+    for name, value in keys.current.items():
         if name in FURTHER_DIMENSIONS and name not in options.opened and value != fixed[name]:
             raise ConfigError(
                 f"the study fixes {name} to {fixed[name]}",
-                key=f"expert.{name}",
+                key=f"current.{name}",
                 value=value,
                 nearest=f"leave it out, change job.{name}, or search it with space.{name}",
             )
     if not launchable(setting, config):
         reasons = broken_rules(setting, options, config)
         raise ConfigError(
-            "cannot be launched: " + "; ".join(reasons.values()), key="expert", value=str(config), nearest=None
+            "cannot be launched: " + "; ".join(reasons.values()), key="current", value=str(config), nearest=None
         )
     return config
 

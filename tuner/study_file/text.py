@@ -37,9 +37,9 @@ def study_text(
         cluster: The keys of `cluster:`.
         file: What was read, for the comments.
     """
-    uneven = re.findall(r"([a-z_]+)=", str(present.expert.get("assignment", "")))
+    uneven = re.findall(r"([a-z_]+)=", str(present.current.get("assignment", "")))
     lines = [
-        *_head(imported, file, has_expert=bool(present.expert)),
+        *_head(imported, file, has_current=bool(present.current)),
         f"name: {_scalar(name)}",
         f"model: {_scalar(model)}",
         f"cluster: {_flow(cluster)}",
@@ -49,8 +49,8 @@ def study_text(
         if uneven
         else "# space: {recompute: [none, full]}  # searches a dimension that job: fixes",
     ]
-    if present.expert:
-        lines.append(f"expert: {_flow(present.expert)}  # in use today: never pruned, and the first trial")
+    if present.current:
+        lines.append(f"current: {_flow(present.current)}  # in use today: never pruned, and the first trial")
     lines += ["search: {max_trials: 40, seed: 0}", *_trial(imported, file)]
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
@@ -64,8 +64,8 @@ def model_text(model: ModelSpec, file: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _head(imported: Imported, file: Path, *, has_expert: bool) -> list[str]:
-    what = "`expert:` is what it runs today" if has_expert else "it tells a model, and no configuration"
+def _head(imported: Imported, file: Path, *, has_current: bool) -> list[str]:
+    what = "`current:` is what it runs today" if has_current else "it tells a model, and no configuration"
     lines = [f"# Written by `meshtune init --from-{imported.framework} {_comment(str(file))}`: {what}."]
     if imported.unread:
         lines += ["# Not read, or not modelled:", *(f"#   {_comment(str(one))}" for one in imported.unread)]

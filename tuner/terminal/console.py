@@ -133,7 +133,7 @@ def print_device_time(
 def gain_in_words(reference: Reference, reference_s: float, best_s: float) -> str:
     """How many times as fast the best is as what it is compared with."""
     known = (
-        f"{reference_s:.4g} s" if reference.role == "expert" else f"{in_words(reference.values)}, {reference_s:.4g} s"
+        f"{reference_s:.4g} s" if reference.role == "current" else f"{in_words(reference.values)}, {reference_s:.4g} s"
     )
     return f"{reference_s / best_s:.3f}x as fast as {reference.in_words} ({known})"
 
@@ -158,9 +158,9 @@ def print_space(config: StudyConfig, found: Space) -> None:
             typer.echo(f"  {skipped:,} further rows match, but tell no whole configuration or no step time")
         return
     fitting = found.num_before_memory - found.removed.get("memory", 0)
-    experts = "; the expert's stays besides" if feasible > fitting else ""
+    current = "; the current configuration stays besides" if feasible > fitting else ""
     typer.echo(
-        f"{found.num_before_memory:,} configurations obey every rule, {fitting:,} of them fit in memory{experts}."
+        f"{found.num_before_memory:,} configurations obey every rule, {fitting:,} of them fit in memory{current}."
     )
     if "memory" in found.removed:
         typer.echo(f"  {found.removed['memory']:,} need more than each device's memory less the headroom")
@@ -177,8 +177,10 @@ def print_reasons(config: StudyConfig, chosen: ParallelConfig, reasons: Mapping[
     if not reasons:
         typer.echo(f"{named} is in the space.")
         return
-    stays = chosen == config.expert
-    typer.echo(f"{named} " + ("is in the space as the expert's, although:" if stays else "is not in the space:"))
+    stays = chosen == config.current
+    typer.echo(
+        f"{named} " + ("is in the space as the current configuration, although:" if stays else "is not in the space:")
+    )
     for name, reason in reasons.items():
         typer.echo(f"  {name}: {reason}")
 

@@ -58,10 +58,10 @@ def test_truth_is_what_a_trial_without_noise_measures(small):
 
 
 def test_the_first_trial_is_the_experts(small):
-    """After one trial the regret is the expert's, and nobody is confident."""
+    """After one trial the regret is the current one, and nobody is confident."""
     world = replace(small.config.backend, seed=0)
     true_s = simulated_worlds.true_step_s(world, small.grid)
-    at = small.grid.positions()[tuple(small.config.expert.values(small.grid.dimensions).values())]
+    at = small.grid.positions()[tuple(small.config.current.values(small.grid.dimensions).values())]
     found = search_in(small, SMALL, seed=0, max_trials=1)
 
     assert (found.num_trials, found.is_confident) == (1, False)
@@ -130,7 +130,7 @@ def test_the_keys_of_the_json(told):
     assert result.keys() == {"studies", "a2", "settings"}
     assert (row["study"], row["trials"], row["paper_trials"]) == (SMALL, 2, 6)
     assert result["a2"] == {}
-    assert result["settings"] == {"studies": [SMALL], "seeds": 1, "trials": 2, "first": "expert"}
+    assert result["settings"] == {"studies": [SMALL], "seeds": 1, "trials": 2, "first": "current"}
 
 
 def test_the_table_in_words(capsys):

@@ -54,10 +54,10 @@ def test_ready_studies_follow_the_schema(path):
         {"model_name": "llama3-8b"},
         {"search": {"max_trails": 3}},
         {"cluster": {"name": "dgx-h100", "host": 8}},
-        {"expert": {"pipeline": 2}},
+        {"current": {"pipeline": 2}},
         {"trial": {"backend": "torch", "steps": 3}},
     ],
-    ids=["top", "search", "cluster", "expert", "trial"],
+    ids=["top", "search", "cluster", "current", "trial"],
 )
 def test_the_schema_refuses_unknown_keys(change):
     """A misspelt key is a mistake in the editor too, at any depth."""

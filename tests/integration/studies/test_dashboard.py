@@ -62,12 +62,12 @@ def attributes(entry):
 
 
 def test_the_studys_note_says_what_was_found(served):
-    """The best with its gain over the expert's, p_star, who may be the fastest, what failed, and why it stopped."""
+    """The best with its gain over the current one, p_star, who may be the fastest, what failed, and why it stopped."""
     note = served.study()["note"]["body"]
 
     best_s = min(trial["values"][0] for trial in served.study()["trials"] if "values" in trial)
     assert f"Best so far: {best_s * 1e3:.3g} ms per step" in note
-    assert re.search(r"\*\*[\d.]+ times as fast as the expert's configuration\*\*", note)
+    assert re.search(r"\*\*[\d.]+ times as fast as the current configuration\*\*", note)
     assert re.search(r"\| \*\*p_star\*\*\W+[01]\.\d\d, ", note)
     assert f"{TRIALS} of at most {TRIALS}" in note
     assert "stopped: the budget of trials is spent" in note
@@ -79,7 +79,7 @@ def test_a_trials_note_says_what_happened(served):
     """Its configuration, what was predicted and measured, how it ended, and the end of its log as code."""
     note = served.trial(0)["note"]["body"]
 
-    assert "`pp=1,tp=1,dp=2,cp=1,up=1,vpp=1,ep=1,mbs=1`, the expert's configuration" in note
+    assert "`pp=1,tp=1,dp=2,cp=1,up=1,vpp=1,ep=1,mbs=1`, the current configuration" in note
     assert re.search(r"\| step\W+[\d.]+ m?s \([\d.]+ m?s to [\d.]+ m?s\), \+[\d.]+% off\W+144 ms", note)
     assert re.search(r"\| memory of the fullest device\W+[\d.]+ GiB of 2\.0 GiB\W+1\.5 GiB", note)
     assert "4 measured steps: 142 ms, 143 ms, 144 ms, 145 ms" in note
@@ -105,7 +105,7 @@ def test_attributes_are_figures_not_json(served):
     for entry in (study, *study["trials"]):
         assert attributes(entry)
         assert not [value for value in attributes(entry).values() if value.startswith(("{", "["))]
-    assert float(attributes(study)["times as fast as the expert's configuration"]) >= 1
+    assert float(attributes(study)["times as fast as the current configuration"]) >= 1
     assert float(attributes(served.trial(0))["predicted step [s]"]) > 0
 
 

@@ -49,7 +49,7 @@ def test_a_password_is_nowhere(tmp_path, storage):
     """Output of commands, the report, the database and Ray's logs of a run hold no part of the password, and none of
     the tokens in the environment.
     """
-    write_replay(tmp_path, expert="{tp: 8}")
+    write_replay(tmp_path, current="{tp: 8}")
     with tempfile.TemporaryDirectory(prefix="ray-") as ray_folder:  # short, because Ray's sockets lie there
         told = environment() | ENVIRONMENT | {"RAY_TMPDIR": ray_folder}
         for arguments in (

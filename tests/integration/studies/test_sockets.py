@@ -28,7 +28,7 @@ TORCH = {
     "cluster": "{name: cpu-host, hosts: 1, devices_per_host: 2}",
     "runtime": "torch-reference",
     "job": "{sequence_length: 32, global_batch_size: 4, precision: fp32}",
-    "expert": "{dp: 2}",
+    "current": "{dp: 2}",
     "search": "{max_trials: 1}",
     "trial": "{backend: torch, clock: wall, profile: false, min_steps: 100, max_steps: 100}",
 }

@@ -176,7 +176,13 @@ CASES: list[BrokenStudy] = [
         study(trial="{backend: simulated, measured: [a.csv]}"),
         "trial.measured: unknown key",
     ),
-    broken("unknown degree of the expert", study(expert="{tp: 8, sp: 2}"), "expert.sp = 2", "unknown key", "valid: pp"),
+    broken(
+        "unknown degree of the current configuration",
+        study(current="{tp: 8, sp: 2}"),
+        "current.sp = 2",
+        "unknown key",
+        "valid: pp",
+    ),
     broken("no name", study(name=None), "name", "is required and missing"),
     broken("no model", study(model=None), "model", "is required and missing"),
     broken("no cluster", study(cluster=None), "cluster", "is required and missing"),
@@ -212,9 +218,11 @@ CASES: list[BrokenStudy] = [
     broken("null", study(search="null"), "search", "must be a mapping, but is empty (null)"),
     broken("nothing after a key", study(name=""), "name", "must be text, but is empty (null)"),
     broken("text in a list", study(space="{tp: [1, two]}"), "space.tp.1 = 'two'", "must be a whole number"),
-    broken("text for the expert", study(expert="tp=8"), "expert = 'tp=8'", "must be a mapping"),
-    broken("float for a degree", study(expert="{tp: 8.0}"), "expert.tp = 8.0", "must be a whole number of at least 1"),
-    broken("bool for a degree", study(expert="{tp: 8, pp: true}"), "expert.pp = True", "must be a whole number"),
+    broken("text for the current configuration", study(current="tp=8"), "current = 'tp=8'", "must be a mapping"),
+    broken(
+        "float for a degree", study(current="{tp: 8.0}"), "current.tp = 8.0", "must be a whole number of at least 1"
+    ),
+    broken("bool for a degree", study(current="{tp: 8, pp: true}"), "current.pp = True", "must be a whole number"),
     # names that nothing has
     broken("unknown model", study(model="llama3-9b"), "model = 'llama3-9b'", "catalog", "did you mean 'llama3-8b'?"),
     broken(
@@ -272,7 +280,12 @@ CASES: list[BrokenStudy] = [
     broken("unknown optimizer", study(job=GOOD["job"][:-1] + ", optimizer: adan}"), "optimizer = 'adan'", "'adam'"),
     broken("unknown backend", study(trial="{backend: slurm}"), "trial.backend = 'slurm'", "replay, simulated"),
     broken("unknown fidelity", study(trial="{backend: simulated, fidelity: exact}"), "trial.fidelity = 'exact'"),
-    broken("recompute of the expert", study(expert="{tp: 8, recompute: half}"), "expert.recompute = 'half'", "mode"),
+    broken(
+        "recompute of the current configuration",
+        study(current="{tp: 8, recompute: half}"),
+        "current.recompute = 'half'",
+        "mode",
+    ),
     broken(
         "a trace that is not there",
         study(cluster="{name: dgx-h100, trace: net.csv}"),
@@ -447,28 +460,32 @@ CASES: list[BrokenStudy] = [
         words=("study.yaml", "history.1 = 'runs.csv'", "named twice"),
         files={"runs.csv": rows({})},
     ),
-    # the expert
+    # the current configuration
     broken(
-        "expert on other devices",
-        study(expert="{tp: 8, dp: 8}"),
-        "expert = 'pp=1,tp=8,dp=8,cp=1,up=1,vpp=1,ep=1,mbs=1'",
+        "current on other devices",
+        study(current="{tp: 8, dp: 8}"),
+        "current = 'pp=1,tp=8,dp=8,cp=1,up=1,vpp=1,ep=1,mbs=1'",
         "must be the 8 devices",
     ),
-    broken("expert mbs 0", study(expert="{tp: 8, mbs: 0}"), "expert.mbs = 0", "must be a whole number of at least 1"),
-    broken("expert batch", study(expert="{tp: 8, mbs: 3}"), "expert", "mbs=3", "dp*mbs must divide", "16 sequences"),
-    broken("expert ep of a dense model", study(expert="{dp: 8, ep: 2}"), "expert", "ep=2", "ep must divide"),
     broken(
-        "expert ep that does not divide",
-        study(model="mixtral-8x7b", expert="{tp: 2, dp: 4, ep: 8}"),
-        "expert",
+        "current mbs 0", study(current="{tp: 8, mbs: 0}"), "current.mbs = 0", "must be a whole number of at least 1"
+    ),
+    broken("current batch", study(current="{tp: 8, mbs: 3}"), "current", "mbs=3", "dp*mbs must divide", "16 sequences"),
+    broken("current ep of a dense model", study(current="{dp: 8, ep: 2}"), "current", "ep=2", "ep must divide"),
+    broken(
+        "current ep that does not divide",
+        study(model="mixtral-8x7b", current="{tp: 2, dp: 4, ep: 8}"),
+        "current",
         "ep=8",
         "must divide tp*dp*cp*up",
     ),
-    broken("expert pp above the layers", study(cluster="{name: l20, hosts: 8}", expert="{pp: 64}"), "pp=64", "layers"),
     broken(
-        "expert with another ZeRO stage",
-        study(expert="{tp: 8, zero_stage: 0}"),
-        "expert.zero_stage = 0",
+        "current pp above the layers", study(cluster="{name: l20, hosts: 8}", current="{pp: 64}"), "pp=64", "layers"
+    ),
+    broken(
+        "current with another ZeRO stage",
+        study(current="{tp: 8, zero_stage: 0}"),
+        "current.zero_stage = 0",
         "the study fixes zero_stage to 1",
         "space.zero_stage",
     ),

@@ -57,7 +57,7 @@ KEYS = {
     "plan": {"shardings", "collectives", "comm_s", "step_time_s", "peak_memory_bytes", "search_s", "pins"},
     "rank": {"configs"},
     "status": {"study_name", "trials", "running", "failed", "best_step_time_s", "p_star", "stop_reason"},
-    "best": {"config", "step_time_s", "source", "gain_over_expert"},
+    "best": {"config", "step_time_s", "source", "gain_over_current"},
     "report": {"written"},
     "export": {"target", "text"},
 }

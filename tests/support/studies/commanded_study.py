@@ -27,7 +27,7 @@ name: own-command
 model: {model}
 cluster: {{name: cpu-host, hosts: 1, devices_per_host: 2}}
 job: {{sequence_length: 128, global_batch_size: 16}}
-expert: {{tp: 1, dp: 2, mbs: 1}}
+current: {{tp: 1, dp: 2, mbs: 1}}
 search: {{max_trials: {trials}, seed: 1}}
 trial:
   backend: command

@@ -14,7 +14,7 @@ from tuner.search.observations import STATUS
 from tuner.storage.record import OBSERVATION, PREDICTION, STOP_REASON
 from tuner.study_file.config import load_study
 
-EXPERT = "expert: {pp: 1, tp: 8, dp: 1, cp: 1, up: 1, vpp: 1, ep: 1, mbs: 1}\n"
+CURRENT = "current: {pp: 1, tp: 8, dp: 1, cp: 1, up: 1, vpp: 1, ep: 1, mbs: 1}\n"
 STUDY = """
 name: small
 model: llama-7b
@@ -28,7 +28,7 @@ CRASH = Observation(status=Status.CRASHED, reason="exited with status 1", log_ta
 OUT_OF_MEMORY = Observation(status=Status.OUT_OF_MEMORY, peak_memory_bytes=90 * 2**30, origin="synthetic")
 
 
-def study_of(folder, *, text=STUDY + EXPERT):
+def study_of(folder, *, text=STUDY + CURRENT):
     """The study of a file in `folder`, stored beside it."""
     file = folder / "study.yaml"
     file.write_text(text)

@@ -94,7 +94,7 @@ def bars_height(bars: Sequence[Bar]) -> int:
 
 
 def worth_showing(data: ReportData) -> list[Shown]:
-    """The fastest measured, the expert's (or the baseline) and the best-predicted configurations, each once."""
+    """The fastest measured, the current one (or the baseline) and the best-predicted configurations, each once."""
     found: dict[tuple[Any, ...], tuple[list[str], ParallelConfig]] = {}
 
     def add(role: str, config: ParallelConfig) -> None:

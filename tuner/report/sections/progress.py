@@ -8,7 +8,7 @@ from itertools import accumulate
 import plotly.graph_objects as go
 
 from tuner.report.data import ReportData
-from tuner.report.figures import BEST, CONFIDENCE, EXPERT, FAILED, MEASURED, drawing, time_axis
+from tuner.report.figures import BEST, CONFIDENCE, CURRENT, FAILED, MEASURED, drawing, time_axis
 from tuner.report.markup import Html, section, tag
 from tuner.report.words import in_short, plural, seconds
 from tuner.storage.record import TrialRecord
@@ -81,7 +81,7 @@ def progress_section(data: ReportData) -> Html:
             y=[reference_s] * 2,
             mode="lines",
             name=role,
-            line={"dash": "dash", "width": 2, "color": EXPERT},
+            line={"dash": "dash", "width": 2, "color": CURRENT},
             hovertemplate=f"{role}: {seconds(reference_s)}<extra></extra>",
         )
     figure.add_scatter(

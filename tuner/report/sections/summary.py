@@ -54,7 +54,7 @@ def _headline(data: ReportData) -> Html:
 def _figures(data: ReportData) -> Html:
     setting, best_s, records = data.config.setting, data.best_step_time_s, data.records
     reference_s = data.reference_step_time_s
-    role = data.reference.role if data.reference else "expert"
+    role = data.reference.role if data.reference else "current"
     cards = [
         _card("step time", seconds(best_s), _source_words(data)),
         _card(
@@ -93,10 +93,10 @@ def _source_words(data: ReportData) -> str:
 
 def _reference_words(data: ReportData) -> str:
     if data.reference is None:
-        return "the study names no expert configuration"
+        return "the study names no current configuration"
     if data.reference_step_time_s is None:
         return f"{data.reference.in_words} has no measured step"
-    whose = "the expert's" if data.reference.role == "expert" else "the baseline's"
+    whose = "the current configuration's" if data.reference.role == "current" else "the baseline's"
     return f"as fast; {whose} step takes {seconds(data.reference_step_time_s)}"
 
 

@@ -34,7 +34,7 @@ def _step_head(data: ReportData) -> str:
 def _row(data: ReportData, record: TrialRecord) -> list[Content]:
     observation = None if record.is_proxy else record.observation
     role = (tag("span", "best", class_="badge best") if record is data.best else Html("")) + (
-        tag("span", data.reference.role, class_="badge expert")
+        tag("span", data.reference.role, class_="badge current")
         if data.reference is not None and record.params == data.reference.values
         else Html("")
     )

@@ -98,7 +98,7 @@ def test_a_dimension_is_changed_only_where_nothing_else_fits():
 
 
 STUDY = """
-name: without-expert
+name: without-current
 model: llama-13b
 cluster: {name: dgx-a100, hosts: 1}
 job: {sequence_length: 4096, global_batch_size: 64}
@@ -109,7 +109,7 @@ search: {draws: 10, confidence: 1.0, max_trials: 3, baseline: true}
 
 @pytest.fixture
 def study(tmp_path):
-    """A function that loads a study without an expert, with changes."""
+    """A function that loads a study without a current configuration, with changes."""
     file = tmp_path / "study.yaml"
     file.write_text(STUDY, encoding="utf-8")
     return lambda *overrides: load_study(file, overrides=overrides, storage=f"sqlite:///{tmp_path / 'study.db'}")
@@ -137,11 +137,11 @@ def test_the_baseline_is_the_first_trial_and_what_the_best_is_compared_with(stud
 def test_the_baseline_of_a_study_stays_the_same(study):
     """What a study has been compared with is kept, also where the search is told otherwise later."""
     run(study())
-    before = find_study(study().storage, "without-expert").user_attrs[BASELINE]
+    before = find_study(study().storage, "without-current").user_attrs[BASELINE]
 
     run(study("search.max_trials=4", "search.baseline=false"))
 
-    assert find_study(study().storage, "without-expert").user_attrs[BASELINE] == before
+    assert find_study(study().storage, "without-current").user_attrs[BASELINE] == before
     assert best_configuration(study("search.baseline=false")).reference.role == "baseline"
 
 
@@ -151,14 +151,14 @@ def test_a_study_that_began_without_a_baseline_gets_none(study):
     result = run(study("search.max_trials=4"))
 
     assert result.reference is None
-    assert len(read_records(find_study(study().storage, "without-expert"))) == 4
+    assert len(read_records(find_study(study().storage, "without-current"))) == 4
 
 
 def test_an_expert_is_the_reference(study):
     """Where the study names what is in use today, that runs first, and no baseline is tried for its own sake."""
-    result = run(study("expert={tp: 8}"))
+    result = run(study("current={tp: 8}"))
 
-    assert result.reference.role == "expert"
+    assert result.reference.role == "current"
     assert result.records[0].params["tp"] == 8
 
 

@@ -14,7 +14,7 @@ name: timed
 model: llama-7b
 cluster: {name: dgx-a100, hosts: 1}
 job: {sequence_length: 4096, global_batch_size: 64}
-expert: {tp: 8}
+current: {tp: 8}
 trial: {backend: command, command: [train]}
 """
 NUM_DEVICES = 8
@@ -53,11 +53,11 @@ def record(config, number=0, *, proxy_devices=0, tp=8, **observed):
     )
 
 
-def expert_of(config):
-    """The expert's configuration as what is compared with."""
+def current_of(config):
+    """The current configuration as what is compared with."""
     from tuner.answers.reference import Reference
 
-    return Reference(role="expert", config=config.expert, values=config.expert.values(config.dimensions))
+    return Reference(role="current", config=config.current, values=config.current.values(config.dimensions))
 
 
 @pytest.mark.parametrize(
@@ -104,10 +104,10 @@ def test_the_gain_pays_back_after_whole_steps(trained):
     slow = record(trained, 0, step_times_s=(3.0,), elapsed_s=10.0)
     fast = record(trained, 1, tp=4, step_times_s=(2.0,), elapsed_s=10.5)
 
-    found = payback_of(trained, expert_of(trained), [slow, fast], 2.0)
+    found = payback_of(trained, current_of(trained), [slow, fast], 2.0)
 
     assert (found.steps, found.seconds) == (21, 42.0)  # 20.5 s on each device, a second saved a step
-    told = device_time_json(trained, expert_of(trained), [slow, fast], 2.0)
+    told = device_time_json(trained, current_of(trained), [slow, fast], 2.0)
     assert told["payback_steps"] == 21
     assert told["device_hours"] == pytest.approx(NUM_DEVICES * 20.5 / 3600)
     assert told["startup_device_hours"] == pytest.approx(NUM_DEVICES * 15.5 / 3600)
@@ -118,7 +118,7 @@ def test_without_a_gain_nothing_pays_back(trained, best_s):
     """Where the best is what is compared with, or there is none, no number of steps is told."""
     slow = record(trained, step_times_s=(3.0,), elapsed_s=10.0)
 
-    assert payback_of(trained, expert_of(trained), [slow], best_s) is None
+    assert payback_of(trained, current_of(trained), [slow], best_s) is None
     assert payback_of(trained, None, [slow], 2.0) is None
 
 
@@ -126,7 +126,7 @@ def test_steps_of_another_clock_pay_nothing_back(trained):
     """Seconds of a virtual clock are not those by which trials are paid."""
     virtual = replace(trained, backend=SimpleNamespace(clock="virtual", trains=True))
 
-    assert payback_of(virtual, expert_of(trained), [record(trained, step_times_s=(3.0,))], 2.0) is None
+    assert payback_of(virtual, current_of(trained), [record(trained, step_times_s=(3.0,))], 2.0) is None
 
 
 def test_a_simulated_trial_is_told_as_what_it_would_have_cost(tmp_path):

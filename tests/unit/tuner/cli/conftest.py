@@ -46,7 +46,7 @@ def no_ray(monkeypatch):
 def simulated(tmp_path) -> Path:
     """A small study that the cost model answers."""
     path = tmp_path / "study.yaml"
-    path.write_text(study(name="small", expert="{tp: 8}"), encoding="utf-8")
+    path.write_text(study(name="small", current="{tp: 8}"), encoding="utf-8")
     return path
 
 
@@ -68,6 +68,6 @@ def replay(tmp_path) -> Path:
 def finished(tmp_path_factory) -> tuple[Path, str, Done]:
     """The replay after a real run: its file, its storage, and how the run ended."""
     folder = tmp_path_factory.mktemp("finished")
-    path = write_replay(folder, expert="{tp: 8}")
+    path = write_replay(folder, current="{tp: 8}")
     storage = f"sqlite:///{folder / 'done.db'}"
     return path, storage, in_process("run", path, "--storage", storage, "--json", cwd=folder, timeout_s=120)

@@ -8,7 +8,7 @@ BASELINE = "pp=1,tp=2,dp=4,cp=1,up=1,vpp=1,ep=1,mbs=1"
 
 @pytest.mark.usefixtures("no_ray")
 def test_every_command_tells_the_gain_over_the_baseline(meshtune, replay, tmp_path):
-    """run, status, best and the report name the baseline and the gain over it, and no expert's."""
+    """run, status, best and the report name the baseline and the gain over it, and no current configuration's."""
     options = (replay, "--set", "search.baseline=true")
 
     ran = meshtune("run", *options)
@@ -22,29 +22,29 @@ def test_every_command_tells_the_gain_over_the_baseline(meshtune, replay, tmp_pa
     assert "1.053x as fast as the baseline" in shown["best"]
     for payload in told.values():
         assert payload["gain_over_baseline"] == pytest.approx(1.0 / 0.95)
-        assert payload["gain_over_expert"] is None
+        assert payload["gain_over_current"] is None
     report = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "against the baseline" in report
     assert ">baseline</span>" in report
 
 
 @pytest.mark.usefixtures("no_ray")
-def test_every_command_tells_the_gain_over_the_expert(meshtune, tmp_path):
-    """With an expert's configuration the same places speak of it."""
-    path = write_replay(tmp_path, expert="{tp: 8}")
+def test_every_command_tells_the_gain_over_the_current(meshtune, tmp_path):
+    """With a current configuration the same places speak of it."""
+    path = write_replay(tmp_path, current="{tp: 8}")
 
     ran = meshtune("run", path)
     told = {command: meshtune(command, path, "--json").json for command in ("run", "status", "best")}
 
-    assert "1.579x as fast as the expert's configuration (1.5 s)" in ran.out
+    assert "1.579x as fast as the current configuration (1.5 s)" in ran.out
     for payload in told.values():
-        assert payload["gain_over_expert"] == pytest.approx(1.5 / 0.95)
+        assert payload["gain_over_current"] == pytest.approx(1.5 / 0.95)
         assert payload["gain_over_baseline"] is None
 
 
 @pytest.mark.usefixtures("no_ray")
 def test_without_either_nothing_is_compared(meshtune, replay):
-    """A replayed study without an expert's configuration is compared with nothing unless it asks for a baseline."""
+    """A replayed study without a current configuration is compared with nothing unless it asks for a baseline."""
     ran = meshtune("run", replay, "--json").json
 
-    assert (ran["gain_over_expert"], ran["gain_over_baseline"]) == (None, None)
+    assert (ran["gain_over_current"], ran["gain_over_baseline"]) == (None, None)

@@ -27,14 +27,14 @@ def write(folder, name, text):
     return path
 
 
-def expert_of(path):
-    """The expert of a written study, by its degrees above 1."""
-    expert = load_study(path).expert
-    return {name: size for name, size in expert.values().items() if size != 1}
+def current_of(path):
+    """The current configuration of a written study, by its degrees above 1."""
+    current = load_study(path).current
+    return {name: size for name, size in current.values().items() if size != 1}
 
 
 def test_a_script_becomes_a_study(meshtune, tmp_path):
-    """The written study loads; its expert is the script's configuration, and its trials run the script's command."""
+    """The written study loads, with the script's configuration as the current one; its trials run the script's command."""
     script = write(tmp_path, "train_8b.sh", ARRAYS)
 
     done = meshtune("init", "--from-megatron", script, "--cluster", "dgx-h100", "--json")
@@ -44,11 +44,11 @@ def test_a_script_becomes_a_study(meshtune, tmp_path):
     assert done.json["written"] == "study.yaml"
     assert done.json["trial"] == "command"
     assert done.json["model"] is None
-    assert expert_of(tmp_path / "study.yaml") == {"pp": 2, "tp": 4, "dp": 2, "cp": 2, "vpp": 4}
-    assert done.json["expert"] == study.expert.values()
+    assert current_of(tmp_path / "study.yaml") == {"pp": 2, "tp": 4, "dp": 2, "cp": 2, "vpp": 4}
+    assert done.json["current"] == study.current.values()
     assert study.setting.job.model.name == "llama3-8b"
     assert isinstance(study.backend, CommandBackend)
-    assert study.backend.flags(study.expert).arguments[:2] == ("--tensor-model-parallel-size", "4")
+    assert study.backend.flags(study.current).arguments[:2] == ("--tensor-model-parallel-size", "4")
 
 
 def test_the_files_are_readable(meshtune, tmp_path):
@@ -58,7 +58,7 @@ def test_the_files_are_readable(meshtune, tmp_path):
     meshtune("init", "--from-megatron", script, "--cluster", "dgx-h100", "--out", "ours.yaml")
 
     text = (tmp_path / "ours.yaml").read_text(encoding="utf-8")
-    assert "train_8b.sh`: `expert:` is what it runs today" in text
+    assert "train_8b.sh`: `current:` is what it runs today" in text
     assert "# in use today: never pruned, and the first trial" in text
     assert "Left out, which a trial must not do: --save --save-interval --tensorboard-dir --wandb-project" in text
     assert "not-for-a-study" not in text
@@ -95,7 +95,7 @@ def test_a_command_that_is_not_whole_stands_as_a_comment(meshtune, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("option", "text", "more", "expert"),
+    ("option", "text", "more", "current"),
     [
         ("--from-megatron", STRINGS, (), {"pp": 4, "tp": 8, "dp": 4, "mbs": 2}),
         ("--from-torchtitan", TORCHTITAN, ("--hosts", "2"), {"tp": 4, "dp": 4, "mbs": 2}),
@@ -109,14 +109,14 @@ def test_a_command_that_is_not_whole_stands_as_a_comment(meshtune, tmp_path):
     ],
     ids=lambda value: value if isinstance(value, str) and value.startswith("--") else "",
 )
-def test_every_format_becomes_a_study(meshtune, tmp_path, option, text, more, expert):
-    """Each framework's file becomes a study that loads, with the expert that the file means."""
+def test_every_format_becomes_a_study(meshtune, tmp_path, option, text, more, current):
+    """Each framework's file becomes a study that loads, with the current configuration that the file means."""
     file = write(tmp_path, "theirs.txt", text)
 
     done = meshtune("init", option, file, "--cluster", "dgx-a100", *more)
 
     assert (done.status, done.out.partition("\n")[0]) == (0, "wrote study.yaml")
-    assert expert_of(tmp_path / "study.yaml") == expert
+    assert current_of(tmp_path / "study.yaml") == current
 
 
 def test_a_script_of_mindspeed_becomes_a_study(meshtune, tmp_path):
@@ -128,8 +128,8 @@ def test_a_script_of_mindspeed_becomes_a_study(meshtune, tmp_path):
     study = load_study(tmp_path / "study.yaml")
     assert done.json["trial"] == "command"
     assert study.setting.runtime.name == "mindspeed"
-    assert expert_of(tmp_path / "study.yaml") == {"tp": 2, "dp": 4, "up": 4, "ep": 8}
-    assert "ulysses_cp_algo" in study.backend.flags(study.expert).arguments
+    assert current_of(tmp_path / "study.yaml") == {"tp": 2, "dp": 4, "up": 4, "ep": 8}
+    assert "ulysses_cp_algo" in study.backend.flags(study.current).arguments
 
 
 def test_a_script_of_torchtitan_becomes_a_study(meshtune, tmp_path):
@@ -140,12 +140,12 @@ def test_a_script_of_torchtitan_becomes_a_study(meshtune, tmp_path):
 
     study = load_study(tmp_path / "study.yaml")
     assert done.json["trial"] == "command"
-    assert expert_of(tmp_path / "study.yaml") == {"tp": 4, "dp": 4, "mbs": 2}
+    assert current_of(tmp_path / "study.yaml") == {"tp": 4, "dp": 4, "mbs": 2}
     assert study.backend.arguments[-1] == "{flags}"
-    assert study.backend.flags(study.expert).arguments[-1] == "activation-checkpoint:full"
+    assert study.backend.flags(study.current).arguments[-1] == "activation-checkpoint:full"
 
 
-def test_a_config_json_becomes_a_study_without_an_expert(meshtune, tmp_path):
+def test_a_config_json_becomes_a_study_without_a_current_configuration(meshtune, tmp_path):
     """A model alone is named where it stands, also from another folder; the job is asked for."""
     (tmp_path / "model").mkdir()
     (tmp_path / "studies").mkdir()
@@ -155,12 +155,12 @@ def test_a_config_json_becomes_a_study_without_an_expert(meshtune, tmp_path):
     done = meshtune("init", "--from-hugging-face", file, *job, "--out", "studies/new.yaml", "--json")
 
     study = load_study(tmp_path / "studies" / "new.yaml")
-    assert done.json["expert"] is None
-    assert (study.expert, study.setting.job.model.hidden_size) == (None, 4096)
+    assert done.json["current"] is None
+    assert (study.current, study.setting.job.model.hidden_size) == (None, 4096)
 
 
-def test_an_exported_configuration_is_the_expert(meshtune, tmp_path):
-    """`export` and `init` are inverse: flags and JSON of a configuration become a study with it as expert."""
+def test_an_exported_configuration_is_the_current(meshtune, tmp_path):
+    """`export` and `init` are inverse: flags and JSON of a configuration become a study with it as current."""
     config = "pp=2,tp=4,dp=2,mbs=2"
     script = write(tmp_path, "train_8b.sh", ARRAYS)
     meshtune("init", "--from-megatron", script, "--cluster", "dgx-h100", "--hosts", "2")
@@ -171,18 +171,18 @@ def test_an_exported_configuration_is_the_expert(meshtune, tmp_path):
         done = meshtune("init", f"--from-{target}", f"{target}.txt", *given, "--out", f"{target}.yaml")
 
         assert done.status == 0
-        assert expert_of(tmp_path / f"{target}.yaml") == {"pp": 2, "tp": 4, "dp": 2, "mbs": 2}
+        assert current_of(tmp_path / f"{target}.yaml") == {"pp": 2, "tp": 4, "dp": 2, "mbs": 2}
 
 
 def test_uneven_layers_are_opened(meshtune, tmp_path):
-    """A layout of unequal stages is the expert's assignment, and the study searches such assignments."""
+    """A layout of unequal stages is the current configuration's assignment, and the study searches such ones."""
     text = ARRAYS.replace("--num-layers-per-virtual-pipeline-stage 4", "--pipeline-model-parallel-layout 'Et*17|t*15L'")
     script = write(tmp_path, "train.sh", text)
 
     done = meshtune("init", "--from-megatron", script, "--cluster", "dgx-h100")
 
     assert done.status == 0
-    assert str(load_study(tmp_path / "study.yaml").expert.assignment) == "layers=17/15"
+    assert str(load_study(tmp_path / "study.yaml").current.assignment) == "layers=17/15"
 
 
 def test_nothing_is_overwritten(meshtune, tmp_path):
@@ -228,7 +228,7 @@ BROKEN = {
     "a configuration that cannot be launched": (
         ARRAYS.replace("--global-batch-size 256", "--global-batch-size 255"),
         (),
-        ("train.sh", "expert", "dp*mbs must divide the global batch of 255"),
+        ("train.sh", "current", "dp*mbs must divide the global batch of 255"),
     ),
     "sharded weights, which the runtime's profile does not offer": (
         ARRAYS.replace(
@@ -296,7 +296,7 @@ def test_the_command_of_a_trial_runs(meshtune, tmp_path):
 
     words = [*backend.arguments[backend.arguments.index("pretrain_gpt.py") :]]
     at = words.index("{flags}")
-    words[at : at + 1] = backend.flags(load_study(tmp_path / "study.yaml").expert).arguments
+    words[at : at + 1] = backend.flags(load_study(tmp_path / "study.yaml").current).arguments
     told = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
 
     flags = [word for word in json.loads(told) if word.startswith("--")]

@@ -38,7 +38,7 @@ def test_the_best_before_any_trial_is_predicted(meshtune, simulated, tmp_path, c
     if command[0] == "best":
         assert done.json["source"] == "predicted"
         assert done.json["config"] == {name: first[name] for name in FASTEST}
-        assert done.json["gain_over_expert"] >= 1
+        assert done.json["gain_over_current"] >= 1
     else:
         assert done.err == "note: this configuration is predicted, not measured\n"
 

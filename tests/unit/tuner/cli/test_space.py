@@ -73,13 +73,13 @@ def test_why_of_a_candidate(meshtune, simulated):
 
 
 def test_why_of_the_experts_configuration(meshtune, tmp_path):
-    """The expert's configuration may break rules; `--why` tells them, and that it stays."""
+    """The current configuration may break rules; `--why` tells them, and that it stays."""
     path = tmp_path / "study.yaml"
-    path.write_text(study(expert="{tp: 8}", space="{tp: [1, 2, 4]}"), encoding="utf-8")
+    path.write_text(study(current="{tp: 8}", space="{tp: [1, 2, 4]}"), encoding="utf-8")
 
     done = meshtune("space", path, "--why", "tp=8")
 
-    assert "is in the space as the expert's, although:\n  space.tp:" in done.out
+    assert "is in the space as the current configuration, although:\n  space.tp:" in done.out
 
 
 def test_why_of_a_replay_is_whether_somebody_measured_it(meshtune, replay):

@@ -76,7 +76,7 @@ def read_back(target, setting, config):
     }
     assert imported.unread == ()
     further = {name: value for name, value in present.job.items() if name in FURTHER_DIMENSIONS}
-    return ParallelConfig(**({"sequence_parallel": config.sequence_parallel} | further | present.expert))
+    return ParallelConfig(**({"sequence_parallel": config.sequence_parallel} | further | present.current))
 
 
 @settings(deadline=None)  # its time is that of the machine

@@ -8,7 +8,7 @@ from costmodels.step.memory import MEMORY_PARTS
 from hardware.io.errors import ConfigError
 from tests.support.studies.report_pages import (
     CRASH,
-    EXPERT,
+    CURRENT,
     OUT_OF_MEMORY,
     STUDY,
     figure_of,
@@ -51,12 +51,12 @@ IDENTITIES = (
 
 
 CASES = {
-    "some failed": (STUDY + EXPERT, 6, {2: CRASH, 3: OUT_OF_MEMORY}),
-    "one trial": (STUDY + EXPERT, 1, {}),
-    "no trial": (STUDY + EXPERT, 0, {}),
-    "all failed": (STUDY + EXPERT, 3, dict.fromkeys(range(3), CRASH)),
-    "the expert failed": (STUDY + EXPERT, 3, {0: OUT_OF_MEMORY}),
-    "no expert": (STUDY, 3, {}),
+    "some failed": (STUDY + CURRENT, 6, {2: CRASH, 3: OUT_OF_MEMORY}),
+    "one trial": (STUDY + CURRENT, 1, {}),
+    "no trial": (STUDY + CURRENT, 0, {}),
+    "all failed": (STUDY + CURRENT, 3, dict.fromkeys(range(3), CRASH)),
+    "the current configuration failed": (STUDY + CURRENT, 3, {0: OUT_OF_MEMORY}),
+    "no current configuration": (STUDY, 3, {}),
 }
 
 
@@ -111,7 +111,7 @@ def test_no_python_shows_through(page):
 
 
 def test_the_summary_tells_the_best_trial(tmp_path):
-    """Step time, gain over the expert and the sizes of the space are those of the stored study."""
+    """Step time, gain over the current configuration and the sizes of the space are those of the stored study."""
     config = study_of(tmp_path)
     run(config, 6)
 

@@ -7,7 +7,7 @@ import pytest
 from costmodels.step.memory import stage_memory
 from tests.support.studies.report_pages import (
     CRASH,
-    EXPERT,
+    CURRENT,
     OUT_OF_MEMORY,
     STUDY,
     figure_of,
@@ -30,7 +30,7 @@ from tuner.storage.record import fastest
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
-    """A study with seven trials, the first of which is the expert's; one crashed, one ran out of memory."""
+    """A study with seven trials, the first of which is the current one; one crashed, one ran out of memory."""
     config = study_of(tmp_path_factory.mktemp("study"))
     run(config, 7, {3: CRASH, 4: OUT_OF_MEMORY})
     return config
@@ -84,7 +84,9 @@ def test_synthetic_device_hours_are_told_as_such(data, page):
     told = text_of(section_of(page, "summary"))
 
     assert f"device-hours of trials {8 * steps_s / 3600:#.3g} that the measured steps would have taken" in told
-    assert re.search(r"paid back after [\d,]+ training steps? \([^)]+\) by the gain over the expert", told)
+    assert re.search(
+        r"paid back after [\d,]+ training steps? \([^)]+\) by the gain over the current configuration", told
+    )
 
 
 def test_real_device_hours_are_told_apart_from_start_up(data):
@@ -108,7 +110,7 @@ def test_real_device_hours_are_told_apart_from_start_up(data):
 
 
 def test_the_five_fastest_are_shown_with_the_expert_and_the_prior(data, page):
-    """The bars are the five fastest measured configurations, the expert's and the one predicted fastest, each once."""
+    """The bars are the five fastest measured configurations, the current and the predicted fastest one, each once."""
     shown = worth_showing(data)
     roles = [role for one in shown for role in one.roles]
     drawn, _ = figure_of(page, "time")
@@ -116,7 +118,7 @@ def test_the_five_fastest_are_shown_with_the_expert_and_the_prior(data, page):
     measured = [one.values for one in shown if {"best", "2nd", "3rd", "4th", "5th"} & set(one.roles)]
     assert measured == [record.params for record in fastest(data.records, 5)]
     assert len(measured) == 5
-    assert {"expert", "predicted 1st"} <= set(roles)
+    assert {"current", "predicted 1st"} <= set(roles)
     assert len(roles) == len(set(roles))
     assert all(len(trace["y"]) == len(shown) for trace in drawn if trace["type"] == "bar")
 
@@ -290,7 +292,7 @@ def test_the_report_writes_for_the_studys_framework(tmp_path, runtime, title, fl
     """The best is written as the study's own framework takes it; where that has no exporter, for Megatron-LM, with a
     note.
     """
-    text = (STUDY + EXPERT).replace("{recompute: [none, full]}", "{tp: [8]}") + f"runtime: {runtime}\n"
+    text = (STUDY + CURRENT).replace("{recompute: [none, full]}", "{tp: [8]}") + f"runtime: {runtime}\n"
     config = study_of(tmp_path, text=text)
     run(config, 1)
 

@@ -207,24 +207,24 @@ def test_first_steps_are_kept_as_intermediate_values(study):
     assert [trial.intermediate_values for trial in stored_study(whole).get_trials()] == [{}, {}]
 
 
-@pytest.mark.parametrize(("is_expert", "status"), [(True, Status.OK), (False, Status.PRUNED)])
-def test_the_experts_trial_is_measured_in_full(study, is_expert, status):
-    """The expert's configuration is not stopped, however slow it is, also where others were tried before it."""
+@pytest.mark.parametrize(("is_current", "status"), [(True, Status.OK), (False, Status.PRUNED)])
+def test_the_current_configuration_is_measured_in_full(study, is_current, status):
+    """The current configuration is not stopped, however slow it is, also where others were tried before it."""
     slow = "tp: 1, pp: 2, dp: 4, cp: 1, up: 1, vpp: 1, ep: 1, mbs: 1"
 
-    class SlowExpert(Scripted):
+    class SlowCurrent(Scripted):
         def measure(self, config, **_):
             is_slow = (config.tp, config.pp, config.dp) == (1, 2, 4)
             return Observation(status=Status.OK, step_times_s=(9.0 if is_slow else 1.0,) * 5, origin="synthetic")
 
-    run(study("search.max_trials=1", "space.pp=[1]"), SlowExpert())
-    config = study("search.max_trials=100", *([f"expert={{{slow}}}"] if is_expert else []))
+    run(study("search.max_trials=1", "space.pp=[1]"), SlowCurrent())
+    config = study("search.max_trials=100", *([f"current={{{slow}}}"] if is_current else []))
 
-    result = run_study(config, on_progress=lambda _: None, executor=SteppingExecutor(SlowExpert()))
+    result = run_study(config, on_progress=lambda _: None, executor=SteppingExecutor(SlowCurrent()))
 
-    (experts,) = (r for r in result.records if (r.params["tp"], r.params["pp"], r.params["dp"]) == (1, 2, 4))
-    assert experts.number > 0
-    assert experts.status is status
+    (currents,) = (r for r in result.records if (r.params["tp"], r.params["pp"], r.params["dp"]) == (1, 2, 4))
+    assert currents.number > 0
+    assert currents.status is status
 
 
 def test_slow_trials_are_stopped_on_ray(tmp_path):
@@ -413,7 +413,7 @@ def test_trials_that_would_mean_something_else_are_not_continued(begun, override
         "space.tp=[1, 2, 4]",
         "space.pp=[1]",
         "space.memory_headroom=0.1",
-        "expert={tp: 8, pp: 1, dp: 1, cp: 1, up: 1, vpp: 1, ep: 1, mbs: 1}",
+        "current={tp: 8, pp: 1, dp: 1, cp: 1, up: 1, vpp: 1, ep: 1, mbs: 1}",
     ],
 )
 def test_what_leaves_the_trials_their_meaning_may_change(begun, override):

@@ -122,8 +122,8 @@ def test_it_waits_for_the_least_number_of_steps():
 
 
 def test_the_first_and_the_experts_trial_are_never_pruned():
-    """The first trial, which others are compared with, and the expert's are measured in full, however slow they are."""
-    study = study_with(pruner=ClearlySlowerPruner(expert={"tp": 8}))
+    """The first trial and the current configuration are measured in full, however slow they are."""
+    study = study_with(pruner=ClearlySlowerPruner(current={"tp": 8}))
     first = study.ask()
     study.add_trial(create_trial(value=1.0, intermediate_values=dict(enumerate(BEST_STEPS_S, start=1))))
     experts, other = study.ask(), study.ask()

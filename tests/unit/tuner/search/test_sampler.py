@@ -310,7 +310,7 @@ def test_trials_that_ran_tell_that_others_fit(grid):
 
 
 def test_the_first_trial_is_the_shortest_in_the_median(grid):
-    """Without an expert the first decision is the candidate with the shortest median step, whatever the seed."""
+    """Without a current configuration the first candidate has the shortest median step, whatever the seed."""
     for seed in range(3):
         sampler = make(grid, seed=seed)
         drawn = sampler.population(sampler.evidence([])).log_step_s
@@ -348,10 +348,10 @@ def test_failures_leave_their_lesson_on_the_study(grid):
 
 
 def test_the_expert_is_the_first_trial(grid):
-    """With an expert's configuration the first decision is that one, whatever the draws say."""
-    expert = grid.config(len(grid) - 1)
+    """With a current configuration the first decision is that one, whatever the draws say."""
+    current = grid.config(len(grid) - 1)
 
-    _, order = run(make(grid, first=expert), world(grid)[1], 2)
+    _, order = run(make(grid, first=current), world(grid)[1], 2)
 
     assert order[0] == len(grid) - 1
 

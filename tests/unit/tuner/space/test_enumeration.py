@@ -58,15 +58,15 @@ def test_all_rows_of_table_2_come_out_exactly(row, count):
 
 
 def test_every_row_of_table_2_has_a_study():
-    """The folder holds the twelve rows, each named after its file, each with the expert's configuration."""
+    """The folder holds the twelve rows, each named after its file, each with the current configuration."""
     found = sorted((STUDIES / "flexparallel").glob("*.yaml"))
 
     assert {path.stem for path in found} == set(TABLE_2)
     for path in found:
         study = load_study(path)
         assert study.name == f"flexparallel-{path.stem}"
-        assert study.expert is not None
-        assert study.expert.num_devices == study.setting.cluster.num_devices == int(path.stem.rpartition("-")[2])
+        assert study.current is not None
+        assert study.current.num_devices == study.setting.cluster.num_devices == int(path.stem.rpartition("-")[2])
 
 
 def test_expert_of_pangu_8192_stays_although_a_rule_is_against_it():
@@ -84,7 +84,7 @@ def test_expert_of_pangu_8192_stays_although_a_rule_is_against_it():
 def test_the_closest_miss_is_named_where_nothing_fits():
     """A model that no configuration fits ends in a warning with the closest one's memory and what may help."""
     study = load_study(
-        STUDIES / "llama3-8b-dgx-h100.yaml", overrides=["model=llama3-405b", "cluster.hosts=1", "expert=~"]
+        STUDIES / "llama3-8b-dgx-h100.yaml", overrides=["model=llama3-405b", "cluster.hosts=1", "current=~"]
     )
 
     space = study.space()
@@ -370,7 +370,7 @@ def test_a_space_that_is_too_large_is_refused_before_it_fills_memory(monkeypatch
     assert len(enumerate_space(setting, options)[0]) == size
 
 
-# Why not, memory, and the expert
+# Why not, memory, and the current configuration
 
 
 def test_why_not_tells_every_broken_rule_and_memory():
@@ -397,7 +397,7 @@ def test_why_not_tells_every_broken_rule_and_memory():
 def test_why_not_of_a_candidate_is_empty_and_of_everything_else_is_not():
     """`why_not` has a reason exactly for the raw configurations that the space leaves out."""
     setting, options = setting_of("flexparallel", devices_per_host=4, batch=4, num_layers=32)
-    space = build_space(setting, options, expert=None)
+    space = build_space(setting, options, current=None)
     kept = set(rows_of(space.grid))
     raw = raw_product(setting)
 
@@ -411,7 +411,7 @@ def test_space_keeps_what_may_leave_the_headroom_free():
     setting, options = setting_of("megatron", batch=8)
     sizes = []
     for headroom in (0.1, 0.4, 0.7):
-        space = build_space(setting, replace(options, memory_headroom=headroom), expert=None)
+        space = build_space(setting, replace(options, memory_headroom=headroom), current=None)
         error = setting.runtime.memory_error
         assert np.all(space.memory.probability_of_fit(headroom, error) >= LEAST_CHANCE)
         kept = space.num_before_memory - space.removed.get("memory", 0)
@@ -423,7 +423,7 @@ def test_space_keeps_what_may_leave_the_headroom_free():
 
 
 @pytest.mark.parametrize(
-    ("expert", "names"),
+    ("current", "names"),
     [
         (ParallelConfig(tp=8), ()),
         (ParallelConfig(pp=2, tp=4, mbs=8, vpp=2), ("vpp_micro_batches", "vpp_three_stages")),
@@ -431,13 +431,13 @@ def test_space_keeps_what_may_leave_the_headroom_free():
     ],
     ids=["a candidate", "breaks two rules", "does not fit"],
 )
-def test_expert_is_never_pruned(expert, names):
-    """The expert's configuration is in the grid exactly once; a warning names each thing that is against it."""
+def test_current_is_never_pruned(current, names):
+    """The current configuration is in the grid exactly once; a warning names each thing that is against it."""
     setting, options = setting_of("flexparallel", batch=24, num_layers=32)
 
-    space = build_space(setting, options, expert=expert)
+    space = build_space(setting, options, current=current)
 
-    assert space.grid.positions().get(tuple(expert.values().values())) is not None
+    assert space.grid.positions().get(tuple(current.values().values())) is not None
     assert len(space.grid.positions()) == len(space.grid) == len(space.memory.peak_bytes)
     assert len(space.warnings) == bool(names)
     for name in names:
@@ -445,10 +445,10 @@ def test_expert_is_never_pruned(expert, names):
 
 
 def test_expert_outside_a_tightened_space_stays_too():
-    """A study that allows tp 1 and 2 only still tries its expert's tp 8."""
+    """A study that allows tp 1 and 2 only still tries the tp 8 of its current configuration."""
     setting, options = setting_of("megatron")
 
-    space = build_space(setting, replace(options, allowed=(("tp", (1, 2)),)), expert=ParallelConfig(tp=8))
+    space = build_space(setting, replace(options, allowed=(("tp", (1, 2)),)), current=ParallelConfig(tp=8))
 
     assert sorted(set(space.grid.tp.tolist())) == [1, 2, 8]
     assert "space.tp (the study allows tp only 1, 2)" in space.warnings[0]
@@ -458,14 +458,14 @@ def test_space_without_any_candidate_is_empty_and_says_why():
     """A model that fits nowhere leaves an empty grid, no exception: the command line reports it."""
     setting, options = setting_of("megatron", devices_per_host=1, num_layers=80, hidden_size=8192, ffn_size=28672)
 
-    space = build_space(setting, options, expert=None)
+    space = build_space(setting, options, current=None)
 
     assert len(space.grid) == 0
     assert space.removed["memory"] == space.num_before_memory > 0
 
 
 def test_launchable_is_what_the_cost_model_can_price():
-    """Degrees that miss the devices, do not divide the batch, or exceed the layers cannot even be an expert's."""
+    """Degrees that miss the devices, do not divide the batch, or exceed the layers cannot be the current one."""
     setting, _ = setting_of("megatron", batch=16, num_layers=4)
 
     assert launchable(setting, ParallelConfig(pp=4, dp=2))
@@ -501,7 +501,7 @@ def test_values_that_cannot_be_are_told(dimension, values, note):
 
     opened = (dimension,) if dimension == "dp_shard" else ()
 
-    space = build_space(setting, replace(options, allowed=((dimension, values),), opened=opened), expert=None)
+    space = build_space(setting, replace(options, allowed=((dimension, values),), opened=opened), current=None)
 
     assert len(space.grid)
     assert len(space.warnings) == (note is not None)
@@ -512,7 +512,7 @@ def test_value_that_rules_remove_is_told():
     """A value that every configuration loses to rules is named in a note with the rule that removes the most."""
     setting, options = setting_of("megatron")
 
-    space = build_space(setting, replace(options, allowed=(("pp", (1,)), ("vpp", (1, 2)))), expert=None)
+    space = build_space(setting, replace(options, allowed=(("pp", (1,)), ("vpp", (1, 2)))), current=None)
 
     assert [note.partition(";")[0] for note in space.warnings] == ["space.vpp: no configuration has vpp 2"]
     assert "most of them fall to " in space.warnings[0]

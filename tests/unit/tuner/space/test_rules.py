@@ -387,10 +387,10 @@ def study_file(tmp_path, *, runtime, **sections):
 
 
 def test_an_expert_that_the_runtime_cannot_launch_is_told_in_one_warning(tmp_path):
-    """llm-foundry has neither tp nor pp: the expert stays, and one warning gives both reasons."""
-    study = load_study(study_file(tmp_path, runtime="llm-foundry", expert="{pp: 2, tp: 4, dp: 1}"))
+    """llm-foundry has neither tp nor pp: the current configuration stays, and one warning gives both reasons."""
+    study = load_study(study_file(tmp_path, runtime="llm-foundry", current="{pp: 2, tp: 4, dp: 1}"))
 
-    told = [warning for warning in study.space().warnings if "the expert's configuration" in warning]
+    told = [warning for warning in study.space().warnings if "the current configuration" in warning]
 
     assert len(told) == 1
     assert "no_tp (llm-foundry has no tensor parallelism, so tp must be 1)" in told[0]

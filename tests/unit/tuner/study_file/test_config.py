@@ -55,7 +55,7 @@ def test_what_a_study_leaves_out_has_its_documented_default(good_study):
     assert (search.draws, search.confidence, search.max_trials, search.max_seconds) == (100, 0.95, 40, None)
     assert (search.parallel_trials, search.seed) == (1, 0)
     assert config.history == ()
-    assert config.expert is None
+    assert config.current is None
     assert config.time_limit_s is None
     assert config.measured is None
     assert isinstance(config.backend, SimulatedBackend)
@@ -119,16 +119,16 @@ def test_a_replayed_candidate_keeps_what_its_row_ran():
 
 
 def test_expert_takes_further_dimensions_from_the_job(tmp_path):
-    """What `expert:` leaves out is 1, or what the job says; an opened dimension may be named."""
+    """What `current:` leaves out is 1, or what the job says; an opened dimension may be named."""
     text = study(
         job="{sequence_length: 4096, global_batch_size: 16, recompute: full, sequence_parallel: false}",
         space="{zero_stage: [0, 1]}",
-        expert="{tp: 4, dp: 2, zero_stage: 0}",
+        current="{tp: 4, dp: 2, zero_stage: 0}",
     )
 
     config = load_study(write(tmp_path, text))
 
-    assert config.expert == ParallelConfig(tp=4, dp=2, recompute="full", zero_stage=0, sequence_parallel=False)
+    assert config.current == ParallelConfig(tp=4, dp=2, recompute="full", zero_stage=0, sequence_parallel=False)
 
 
 def test_opened_and_tightened_dimensions(tmp_path):
@@ -220,7 +220,7 @@ def test_set_replaces_keys_of_the_file(good_study):
             "cluster.hosts=2",
             "model=gpt-13b",
             "trial={backend: simulated, noise: 0}",
-            "expert.dp=16",
+            "current.dp=16",
         ],
     )
 
@@ -229,7 +229,7 @@ def test_set_replaces_keys_of_the_file(good_study):
     assert config.setting.cluster.num_devices == 16
     assert config.setting.job.model.name == "gpt-13b"
     assert config.backend.noise == 0
-    assert config.expert == ParallelConfig(dp=16)
+    assert config.current == ParallelConfig(dp=16)
 
 
 @pytest.mark.parametrize(
