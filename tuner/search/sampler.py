@@ -396,7 +396,7 @@ class ThompsonSampler(BaseSampler):
     def choose(self, evidence: Evidence) -> int:
         """The position of the next candidate, pending ones excluded while another is left.
 
-        The first is the current configuration, or else that with the shortest step in the median of the draws: nothing has been
+        First comes the current configuration, or else the shortest step in the median of the draws: nothing has been
         learned that a draw could explore around. All others are the explorer's, and at the end those of a close call.
         With proxies, those at full size are the ones with the shortest step in the median of the draws.
         """

@@ -133,7 +133,7 @@ def _device_time_card(data: ReportData) -> Html:
     if payback is not None and data.reference is not None:
         steps = plural(payback.steps, "training step")
         notes.append(
-            f"paid back after {steps} ({duration(payback.seconds)}) by the gain over the {data.reference.role}"
+            f"paid back after {steps} ({duration(payback.seconds)}) by the gain over {data.reference.in_words}"
         )
     clock = data.config.backend.clock
     if clock != "wall":

@@ -34,7 +34,7 @@ def current_of(path):
 
 
 def test_a_script_becomes_a_study(meshtune, tmp_path):
-    """The written study loads, with the script's configuration as the current one; its trials run the script's command."""
+    """The study loads, with the script's configuration as the current one; its trials run its command."""
     script = write(tmp_path, "train_8b.sh", ARRAYS)
 
     done = meshtune("init", "--from-megatron", script, "--cluster", "dgx-h100", "--json")
