@@ -24,9 +24,8 @@ from scipy.optimize import least_squares
 from costmodels.operators.attention import AttentionConstants, attention_alone_s
 from costmodels.operators.kernel_catalog import MatmulTable
 from costmodels.operators.matmul import MatmulConstants, matmul_alone_s
+from hardware.arrays import FloatArray
 from hardware.device import Device, find_device
-
-FloatArray = NDArray[np.float64]
 
 SYSTEMS = {
     "a100_sxm": "A100-SXM-80",

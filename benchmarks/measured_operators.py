@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from costmodels.operators.kernels import alone_s, collective_s
-from costmodels.operators.layer_operators import COLLECTIVES, Block, Collective, FloatArray, Operator, OpKind, Phase
+from costmodels.operators.layer_operators import COLLECTIVES, Block, Collective, Operator, OpKind, Phase
+from hardware.arrays import FloatArray
 from hardware.cluster import GroupLinks, cluster_from_mapping
 from hardware.device import find_device
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from costmodels.calibration.fidelity import MIN_CONFIGS_TO_RANK, group_key
 from costmodels.calibration.measured_runs import MeasuredRun
-from costmodels.operators.layer_operators import FloatArray
+from hardware.arrays import FloatArray
 
 NUM_DRAWS = 200
 MAX_PAIRS = 4_000_000

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from benchmarks.measured_operators import MeasuredOperators, read_operators
 from benchmarks.timing import publish, tell
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
-from costmodels.operators.layer_operators import COLLECTIVES, FloatArray, OpKind
+from costmodels.operators.layer_operators import COLLECTIVES, OpKind
 from costmodels.surrogates.error_terms import step_terms
 from costmodels.surrogates.operator_surrogate import (
     Form,
@@ -43,6 +43,7 @@ from costmodels.surrogates.operator_surrogate import (
     key_of,
     timing_variance,
 )
+from hardware.arrays import FloatArray
 from trials.simulated.backend import ERRING_PARTS, SimulatedBackend
 from tuner.study_file.config import load_study
 

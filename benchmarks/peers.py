@@ -35,8 +35,8 @@ from optuna.trial import TrialState, create_trial
 
 from benchmarks.problems import Problem
 from benchmarks.searchers import AbstractSearcher
-from costmodels.job.parallel_config import DEGREES, ConfigGrid, IntArray
-from costmodels.operators.layer_operators import FloatArray
+from costmodels.job.parallel_config import DEGREES, ConfigGrid
+from hardware.arrays import FloatArray, IntArray
 from trials.backend import Observation
 
 FAILURE_SLOWDOWN = 2.0

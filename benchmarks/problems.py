@@ -19,7 +19,7 @@ from costmodels.calibration.measured_runs import MeasuredGroup, MeasuredRun, rea
 from costmodels.calibration.sources import setting_of, source_of
 from costmodels.job.parallel_config import DEGREES, ConfigGrid
 from costmodels.job.runtime import catalog_path, find_prior, find_runtime
-from costmodels.operators.layer_operators import FloatArray
+from hardware.arrays import FloatArray
 from hardware.io.config_file import read_mapping
 from hardware.io.errors import ConfigError
 from trials.backend import Observation

@@ -42,7 +42,7 @@ from costmodels.job.parallel_config import ENUMERATED_DIMENSIONS, ConfigGrid
 from costmodels.job.runtime import find_runtime, runtime_names
 from costmodels.job.training_job import OPTIMIZERS, PRECISIONS, RECOMPUTE_MODULES, TrainingJob
 from costmodels.operators.kernels import collective_s, kernel_s
-from costmodels.operators.layer_operators import FloatArray, unique_shapes
+from costmodels.operators.layer_operators import unique_shapes
 from costmodels.simulator.passes import SCHEDULES
 from costmodels.simulator.simulated_step import simulate_step
 from costmodels.simulator.stage_rows import stage_rows
@@ -54,6 +54,7 @@ from costmodels.step.step_time import estimate_step, model_flops_utilisation
 from costmodels.surrogates.error_terms import step_terms
 from costmodels.surrogates.predicted import predict
 from costmodels.surrogates.uncertainty import step_uncertainty
+from hardware.arrays import FloatArray
 from hardware.cluster import Cluster, cluster_from_mapping, cluster_names, find_cluster
 from hardware.device import device_names
 from hardware.dynamics import INTER, HostEvent, LinkEvent, Trace, cluster_at

@@ -16,7 +16,7 @@ from optuna.trial import TrialState
 
 from benchmarks.problems import Problem
 from benchmarks.trial_metrics import Trials
-from costmodels.operators.layer_operators import FloatArray
+from hardware.arrays import FloatArray
 from trials.backend import Observation
 from tuner.search.acquisition import EXPLORERS
 from tuner.search.observations import OBSERVATION, STATUS, Evidence

@@ -41,8 +41,8 @@ from benchmarks.timing import USERS_MISTAKE, count_at_least, publish, tell
 from benchmarks.trial_metrics import quantile
 from benchmarks.workers import mapper
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
-from costmodels.operators.layer_operators import FloatArray
 from costmodels.step.memory import estimate_memory
+from hardware.arrays import FloatArray
 from hardware.io.errors import ConfigError, did_you_mean
 from trials.simulated.backend import SimulatedBackend
 from tuner.answers.baseline import baseline_position

@@ -31,12 +31,13 @@ from costmodels.job.parallel_config import DEGREES, ConfigGrid, ParallelConfig
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.kernels import CollectiveTime, collective_s
-from costmodels.operators.layer_operators import Collective, FloatArray
+from costmodels.operators.layer_operators import Collective
 from costmodels.simulator.simulated_step import simulate_step
 from costmodels.simulator.trace import operator_events
 from costmodels.step.breakdown import BREAKDOWN
 from costmodels.step.memory import MemoryEstimate
 from costmodels.step.step_time import estimate_step
+from hardware.arrays import FloatArray
 from hardware.cluster import Cluster, find_cluster
 from hardware.io.errors import ConfigError
 from tuner.space.rules import Setting

@@ -34,7 +34,7 @@ from benchmarks.trial_metrics import quantile
 from benchmarks.workers import mapper
 from costmodels.calibration.measured_runs import MeasuredRun
 from costmodels.job.runtime import find_runtime
-from costmodels.operators.layer_operators import FloatArray
+from hardware.arrays import FloatArray
 
 NUM_DRAWS = 400
 INTERVAL = (0.025, 0.5, 0.975)

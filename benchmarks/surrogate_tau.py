@@ -30,7 +30,7 @@ from benchmarks.timing import answer, count_at_least, publish, searching, tell
 from benchmarks.workers import mapper
 from costmodels.calibration.fidelity import GROUP
 from costmodels.job.runtime import find_runtime
-from costmodels.operators.layer_operators import FloatArray
+from hardware.arrays import FloatArray
 
 PUBLISHED = {"Calculon, 24 configurations": 0.76, "FlexParallel, the same": 0.86, "FlexParallel, all 30": 0.84}
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from costmodels.operators.layer_operators import FloatArray
+from hardware.arrays import FloatArray
 
 STOPPED_ON_BEST = 0.02
 """A stop counts as one on the best if a candidate so little slower was tried."""

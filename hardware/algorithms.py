@@ -16,15 +16,12 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hardware.arrays import FloatArray, IntArray
 from hardware.link import WIDE_MEMBERS
 
 PEERS_AT_ONCE = 8
 """Messages of an all-to-all that a member has in flight (NCCL_MAX_DEV_WORK_P2P_PER_BATCH); on EFA 8 to 14 fit."""
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from hardware.algorithms import LINKS, CostArrays, CostLines, GroupKinds, cost_lines, joined_kinds, joined_lines
+from hardware.arrays import FloatArray, IntArray
 from hardware.device import CATALOG, Device, LinkEntry, find_device, spelling_key
 from hardware.distinct import distinct_rows
 from hardware.io.config_file import DocumentedModel, SourcedNumber, StrictModel, checked, read_mapping
@@ -26,8 +27,6 @@ from hardware.link import Link, LinkCost, combined
 
 MAX_DEVICES = 1_000_000
 
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
 _WorstLinks = tuple[tuple[int, int, int, int, int], FloatArray]
 _IS_PER_BYTE = np.array([field.endswith("s_per_byte") for field in LinkCost._fields])
 

@@ -22,7 +22,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hardware.cluster import FloatArray, GroupLinks, IntArray
+from hardware.arrays import FloatArray, IntArray
+from hardware.cluster import GroupLinks
 
 
 def all_reduce_s(message_bytes: ArrayLike, group: GroupLinks) -> FloatArray:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-IntArray = NDArray[np.int64]
+from hardware.arrays import IntArray
 
 
 def distinct_rows(columns: Sequence[IntArray]) -> tuple[IntArray, IntArray]:

@@ -18,9 +18,9 @@ from costmodels.calibration.measured_runs import MeasuredRun
 from costmodels.calibration.sources import MeasuredSetting, setting_of, source_of
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.runtime import RuntimeProfile
-from costmodels.operators.layer_operators import FloatArray
 from costmodels.step.memory import estimate_memory
 from costmodels.step.step_time import estimate_step
+from hardware.arrays import FloatArray
 from hardware.io.errors import ConfigError
 
 GROUP = ("source", "model", "device", "devices", "precision", "sequence_length", "global_batch_size")

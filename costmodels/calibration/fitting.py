@@ -25,10 +25,11 @@ from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.runtime import CONSTANTS, LayerResidual, RuntimeProfile
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.kernels import alone_s, share_in_training
-from costmodels.operators.layer_operators import FloatArray, Operator
+from costmodels.operators.layer_operators import Operator
 from costmodels.step.layer_residuals import Cell, cell_of, fit_residuals, layer_residual
 from costmodels.step.memory import MemoryEstimate, estimate_memory
 from costmodels.step.step_time import estimate_step
+from hardware.arrays import FloatArray
 from hardware.device import Device
 from hardware.io.errors import ConfigError
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodels.job.uneven_work import ASSIGNMENT_FIELDS, EVEN, Assignment, parse_assignment, parse_numbers
+from hardware.arrays import IntArray
 from hardware.io.errors import ConfigError, did_you_mean
 
 DEGREES = ("pp", "tp", "dp", "cp", "up", "vpp", "ep", "mbs")
@@ -26,7 +27,6 @@ FURTHER_DIMENSIONS = (*ENUMERATED_DIMENSIONS, "assignment")
 MAX_DEGREE = 999_999_999
 """Far above what any cluster has; products of two still fit an array's integers."""
 
-IntArray = NDArray[np.int64]
 Value = int | str | bool
 
 

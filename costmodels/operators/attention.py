@@ -13,7 +13,8 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from costmodels.operators.matmul import SMOOTH_NUM_SMS, FloatArray, NotNegative, Positive, Share
+from costmodels.operators.matmul import SMOOTH_NUM_SMS, NotNegative, Positive, Share
+from hardware.arrays import FloatArray
 from hardware.io.config_file import StrictModel
 
 HEAD_SIZES = (64.0, 128.0, 256.0)

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodels.operators.attention import AttentionConstants
-from costmodels.operators.matmul import FloatArray, MatmulConstants, NotNegative, Share
+from costmodels.operators.matmul import MatmulConstants, NotNegative, Share
+from hardware.arrays import FloatArray
 from hardware.io.config_file import StrictModel, checked, read_mapping
 
 DEFAULT = "default"

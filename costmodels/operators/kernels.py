@@ -17,8 +17,9 @@ from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.training_job import NARROW_BYTES, TrainingJob
 from costmodels.operators.attention import attention_alone_s
 from costmodels.operators.kernel_catalog import kernel_constants, matmul_table
-from costmodels.operators.layer_operators import Collective, FloatArray, Operator, OpKind, Phase
+from costmodels.operators.layer_operators import Collective, Operator, OpKind, Phase
 from costmodels.operators.matmul import matmul_alone_s
+from hardware.arrays import FloatArray
 from hardware.cluster import GroupLinks
 from hardware.collectives import all_gather_s, all_reduce_s, all_to_all_s, reduce_scatter_s, send_recv_s
 from hardware.device import Device

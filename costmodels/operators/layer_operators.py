@@ -17,13 +17,12 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodels.job.parallel_config import RECOMPUTE_MODES, ConfigGrid, IntArray
+from costmodels.job.parallel_config import RECOMPUTE_MODES, ConfigGrid
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.training_job import NARROW_BYTES, TrainingJob
+from hardware.arrays import FloatArray, IntArray
 from hardware.cluster import GroupLinks
 from hardware.distinct import distinct_rows
-
-FloatArray = NDArray[np.float64]
 
 _MODULES = {
     "core_attn": ("attention.core",),

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from costmodels.operators.layer_operators import BLOCKS, Block, FloatArray, OpKind
+from costmodels.operators.layer_operators import BLOCKS, Block, OpKind
 from costmodels.sharding.graph import Graph
 from costmodels.sharding.layer_figures import is_synced, runs_once
 from costmodels.sharding.plan import Plan, PlanCost, PlannedCollective
 from costmodels.step.breakdown import EXPOSED_PARTS
+from hardware.arrays import FloatArray
 
 OUTSIDE = {"embedding": Block.EMBEDDING, "head": Block.HEAD}
 

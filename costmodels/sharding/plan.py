@@ -20,12 +20,11 @@ from functools import cached_property
 
 import numpy as np
 
-from costmodels.job.parallel_config import IntArray
-from costmodels.operators.layer_operators import FloatArray
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.dims import Rule
 from costmodels.sharding.graph import CONSTANT, INPUT, STATE, Graph, Use
 from costmodels.sharding.layouts import PARTIAL, REPLICATED, Layout, Move, local_share, moves
+from hardware.arrays import FloatArray, IntArray
 
 NONE = -1
 """An axis that serves no factor of an operator: all devices along it do the same."""

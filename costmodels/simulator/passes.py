@@ -17,8 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from costmodels.job.parallel_config import IntArray
-from costmodels.operators.layer_operators import FloatArray
+from hardware.arrays import FloatArray, IntArray
 
 
 class Kind(IntEnum):

@@ -19,7 +19,7 @@ from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.kernels import CollectiveTime, KernelTime, collective_latency_s
-from costmodels.operators.layer_operators import BLOCKS, Block, Collective, FloatArray, Phase
+from costmodels.operators.layer_operators import BLOCKS, Block, Collective, Phase
 from costmodels.simulator.pass_program import (
     INSIDE,
     Piece,
@@ -39,6 +39,7 @@ from costmodels.step.schedules import chunk_of_layer, moe_layers
 from costmodels.step.transfers import hop_collectives, transfer_collectives
 from costmodels.step.weight_passes import accumulation_s, optimizer_pass_s
 from costmodels.step.weight_traffic import weight_collectives, weight_traffic
+from hardware.arrays import FloatArray
 from hardware.cluster import Cluster
 from hardware.link import combined, detour
 

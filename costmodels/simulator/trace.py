@@ -15,12 +15,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from costmodels.job.parallel_config import IntArray
-from costmodels.operators.layer_operators import FloatArray
 from costmodels.simulator.pass_program import Piece, Segment
 from costmodels.simulator.passes import Kind
 from costmodels.simulator.simulated_step import Role, Simulation
 from costmodels.simulator.stage_work import StageWork
+from hardware.arrays import FloatArray, IntArray
 
 PASSES, COMPUTE, COMMUNICATION, WEIGHTS, TRANSFERS = range(5)
 STREAMS = ("passes", "compute", "communication", "weights", "transfers")

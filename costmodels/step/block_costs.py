@@ -10,14 +10,13 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from costmodels.job.parallel_config import RECOMPUTE_MODES, ConfigGrid, IntArray
+from costmodels.job.parallel_config import RECOMPUTE_MODES, ConfigGrid
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.kernels import CollectiveTime, KernelTime, execution_s
 from costmodels.operators.layer_operators import (
     BLOCKS,
     Block,
-    FloatArray,
     Operator,
     OpKind,
     Phase,
@@ -31,6 +30,7 @@ from costmodels.step.breakdown import EXPOSED_PARTS
 from costmodels.step.changed_layers import LAYER_BLOCKS, shape_keys
 from costmodels.step.communication import Beside, BlockCommunication, block_communication
 from costmodels.step.placement import place, place_on
+from hardware.arrays import FloatArray, IntArray
 from hardware.cluster import Cluster
 from hardware.device import Device
 

@@ -21,7 +21,6 @@ from costmodels.operators.kernels import CollectiveTime, collective_s
 from costmodels.operators.layer_operators import (
     Block,
     Collective,
-    FloatArray,
     OpKind,
     Phase,
     core_recomputed,
@@ -31,6 +30,7 @@ from costmodels.operators.layer_operators import (
     routed_tokens,
 )
 from costmodels.step.placement import Groups
+from hardware.arrays import FloatArray
 from hardware.cluster import GroupLinks
 
 _ISSUED = {"up.all_to_all": 4.0}

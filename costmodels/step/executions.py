@@ -18,7 +18,6 @@ from costmodels.operators.layer_operators import (
     BLOCKS,
     Block,
     Collective,
-    FloatArray,
     Operator,
     Phase,
     is_recomputed,
@@ -29,6 +28,7 @@ from costmodels.step.placement import local_parameters, pipelines, place
 from costmodels.step.schedules import assign_layers
 from costmodels.step.transfers import transfer_collectives, transfer_executions
 from costmodels.step.weight_traffic import weight_collectives, weight_executions
+from hardware.arrays import FloatArray
 from hardware.cluster import Cluster
 
 

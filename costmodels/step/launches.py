@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from costmodels.job.parallel_config import ConfigGrid, IntArray
+from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.runtime import RuntimeProfile
-from costmodels.operators.layer_operators import FloatArray
 from costmodels.step.placement import Groups
+from hardware.arrays import FloatArray, IntArray
 
 
 def issue_s(runtime: RuntimeProfile, weights: ConfigGrid, groups: Groups) -> FloatArray:

@@ -19,7 +19,8 @@ import numpy as np
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.runtime import LayerResidual
 from costmodels.job.training_job import TrainingJob
-from costmodels.operators.layer_operators import FloatArray, local_tokens
+from costmodels.operators.layer_operators import local_tokens
+from hardware.arrays import FloatArray
 
 LOG_SPREAD = 0.1
 """Standard deviation of a cell's log residual before any run is seen (assumed)."""

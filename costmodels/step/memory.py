@@ -22,12 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from costmodels.job.parallel_config import RECOMPUTE_MODES, ConfigGrid, IntArray, ParallelConfig
+from costmodels.job.parallel_config import RECOMPUTE_MODES, ConfigGrid, ParallelConfig
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.training_job import NARROW_BYTES, TrainingJob
 from costmodels.operators.layer_operators import (
     Block,
-    FloatArray,
     local_kv_size,
     local_tokens,
     residual_tokens,
@@ -43,6 +42,7 @@ from costmodels.step.placement import (
     sharded_parameters,
 )
 from costmodels.step.schedules import stage_in_flight
+from hardware.arrays import FloatArray, IntArray
 from hardware.cluster import Cluster
 
 MEMORY_PARTS = (

@@ -8,11 +8,11 @@ from __future__ import annotations
 import numpy as np
 from scipy.special import ndtr
 
-from costmodels.job.parallel_config import ConfigGrid, IntArray
+from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.training_job import TrainingJob
-from costmodels.operators.layer_operators import FloatArray
 from costmodels.step.memory import MemoryEstimate
+from hardware.arrays import FloatArray, IntArray
 from hardware.cluster import Cluster
 
 

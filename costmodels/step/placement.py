@@ -12,11 +12,12 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodels.job.parallel_config import ConfigGrid, IntArray
+from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.training_job import TrainingJob
-from costmodels.operators.layer_operators import BLOCKS, Block, FloatArray, local_kv_size
+from costmodels.operators.layer_operators import BLOCKS, Block, local_kv_size
 from costmodels.step.schedules import StageLayers, assign_layers
+from hardware.arrays import FloatArray, IntArray
 from hardware.cluster import Cluster, GroupLinks
 from hardware.device import Device
 from hardware.distinct import distinct_rows

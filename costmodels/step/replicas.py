@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodels.job.parallel_config import ConfigGrid, IntArray, ParallelConfig
+from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.training_job import TrainingJob
+from hardware.arrays import IntArray
 from hardware.cluster import Cluster
 from hardware.distinct import distinct_rows
 

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodels.job.model_spec import ModelSpec
-from costmodels.job.parallel_config import IntArray
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.uneven_work import EVEN, Assignment
-from costmodels.operators.layer_operators import BLOCKS, Block, FloatArray
+from costmodels.operators.layer_operators import BLOCKS, Block
+from hardware.arrays import FloatArray, IntArray
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -12,16 +12,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodels.job.parallel_config import RECOMPUTE_MODES, ConfigGrid, IntArray
+from costmodels.job.parallel_config import RECOMPUTE_MODES, ConfigGrid
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.kernels import collective_s, remembered_kernel_s
-from costmodels.operators.layer_operators import BLOCKS, Block, FloatArray, unique_shapes
+from costmodels.operators.layer_operators import BLOCKS, Block, unique_shapes
 from costmodels.step.block_costs import block_costs
 from costmodels.step.memory import stage_needed_bytes
 from costmodels.step.placement import Pipeline, StageKinds, place, stage_devices
 from costmodels.step.schedules import stage_in_flight
 from costmodels.step.step_time import StagePricing
+from hardware.arrays import FloatArray, IntArray
 from hardware.cluster import Cluster
 
 

@@ -13,14 +13,11 @@ from functools import reduce
 
 import numpy as np
 
-from costmodels.job.parallel_config import RECOMPUTE_MODES, ConfigGrid, IntArray
+from costmodels.job.parallel_config import RECOMPUTE_MODES, ConfigGrid
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.kernels import CollectiveTime, KernelTime, collective_s, kernel_s
-from costmodels.operators.layer_operators import (
-    FloatArray,
-    unique_shapes,
-)
+from costmodels.operators.layer_operators import unique_shapes
 from costmodels.step.block_costs import BlockCosts, block_costs
 from costmodels.step.breakdown import BREAKDOWN, EXPOSED_PARTS
 from costmodels.step.launches import beyond_device_s, hops_launch_s, issue_s
@@ -39,6 +36,7 @@ from costmodels.step.schedules import bubble_s
 from costmodels.step.transfers import exposed_transfers_s
 from costmodels.step.weight_passes import accumulation_s, optimizer_pass_s
 from costmodels.step.weight_traffic import weight_traffic
+from hardware.arrays import FloatArray, IntArray
 from hardware.cluster import Cluster
 
 CHUNK_LAG = 0.6

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from costmodels.job.parallel_config import ConfigGrid, IntArray
+from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.kernels import CollectiveTime, collective_s
-from costmodels.operators.layer_operators import Collective, FloatArray, OpKind, Phase, residual_tokens
+from costmodels.operators.layer_operators import Collective, OpKind, Phase, residual_tokens
 from costmodels.step.placement import Groups
+from hardware.arrays import FloatArray, IntArray
 
 
 def transfer_collectives(

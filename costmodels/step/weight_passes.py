@@ -9,8 +9,8 @@ import numpy as np
 
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.runtime import RuntimeProfile
-from costmodels.operators.layer_operators import FloatArray
 from costmodels.step.placement import LocalParameters, sharded_parameters
+from hardware.arrays import FloatArray
 
 OPTIMIZER_PASS_BYTES = 34
 """Bytes that an Adam step moves per parameter it owns: gradient, master weight and two moments read (16), the last

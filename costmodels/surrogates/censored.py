@@ -18,7 +18,8 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 from scipy.special import log_ndtr
 
-from costmodels.surrogates.gaussian_process import FloatArray, GaussianProcess, Points
+from costmodels.surrogates.gaussian_process import GaussianProcess, Points
+from hardware.arrays import FloatArray
 
 MAX_SWEEPS = 60
 DAMPING = 0.6

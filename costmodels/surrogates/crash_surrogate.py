@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodels.job.parallel_config import DEGREES, RECOMPUTE_MODES, ConfigGrid, IntArray
-from costmodels.surrogates.gaussian_process import FloatArray
+from costmodels.job.parallel_config import DEGREES, RECOMPUTE_MODES, ConfigGrid
 from costmodels.surrogates.mixture import allotted, probabilities_of
+from hardware.arrays import FloatArray, IntArray
 
 BROKEN = 0.02
 """Probability of a kind to be broken before any trial; assumed, as are the next two."""

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from costmodels.job.parallel_config import ConfigGrid, IntArray
+from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.kernels import (
@@ -44,7 +44,6 @@ from costmodels.operators.kernels import (
 from costmodels.operators.layer_operators import (
     Block,
     Collective,
-    FloatArray,
     Operator,
     OpKind,
     Phase,
@@ -61,6 +60,7 @@ from costmodels.step.placement import local_parameters, pipelines, place
 from costmodels.step.step_time import estimate_step
 from costmodels.step.transfers import transfer_collectives, transfer_executions
 from costmodels.step.weight_traffic import weight_collectives, weight_executions
+from hardware.arrays import FloatArray, IntArray
 from hardware.cluster import Cluster
 from hardware.device import Device
 from hardware.distinct import distinct_rows

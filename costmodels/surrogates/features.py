@@ -9,9 +9,10 @@ import numpy as np
 
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.training_job import TrainingJob
-from costmodels.operators.layer_operators import FloatArray, residual_tokens
+from costmodels.operators.layer_operators import residual_tokens
 from costmodels.step.placement import place
 from costmodels.step.step_time import StepEstimate
+from hardware.arrays import FloatArray
 from hardware.cluster import Cluster
 
 FEATURES = (

@@ -29,8 +29,7 @@ from scipy.linalg import cho_solve, cholesky, solve_triangular
 from scipy.optimize import minimize
 from threadpoolctl import ThreadpoolController
 
-FloatArray = NDArray[np.float64]
-NarrowArray = NDArray[np.float32]
+from hardware.arrays import FloatArray, NarrowArray
 
 NUM_FOURIER_FEATURES = 512
 CHUNK = 2048

@@ -16,12 +16,11 @@ from functools import partial
 
 import numpy as np
 
-from costmodels.job.parallel_config import IntArray
-from costmodels.operators.layer_operators import FloatArray
 from costmodels.step.memory import MEMORY_PARTS
 from costmodels.surrogates.gaussian_process import Hyperparameters, HyperPrior, Points, fit, joined
 from costmodels.surrogates.predicted import Predicted
 from costmodels.surrogates.surrogate import Hypothesis, PastErrors
+from hardware.arrays import FloatArray, IntArray
 
 STEP_PRIOR = HyperPrior(amplitude=0.3, length_scale=3.0, noise=0.03)
 """Of log(measured / predicted step time) where no run of the runtime is at hand; assumed, as is all below."""

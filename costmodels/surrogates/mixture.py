@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from costmodels.job.parallel_config import IntArray
-from costmodels.surrogates.gaussian_process import FloatArray
+from hardware.arrays import FloatArray, IntArray
 
 
 def probabilities_of(log_weights: FloatArray) -> FloatArray:

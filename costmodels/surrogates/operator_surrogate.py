@@ -37,10 +37,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
-from costmodels.operators.layer_operators import COLLECTIVES, FloatArray, OpKind, Phase
+from costmodels.operators.layer_operators import COLLECTIVES, OpKind, Phase
 from costmodels.surrogates.error_terms import StepTerms, Term
 from costmodels.surrogates.gaussian_process import GaussianProcess, Hyperparameters, HyperPrior, Points, fit, one_thread
 from costmodels.surrogates.shape_features import feature_values, features_of, floor_columns
+from hardware.arrays import FloatArray, IntArray
 
 Key = tuple[OpKind, Phase | None]
 """What has a process of its own; a collective takes as long in both phases, and has one for both."""
@@ -48,7 +49,6 @@ Key = tuple[OpKind, Phase | None]
 LoneKey = tuple[OpKind, Phase | None, str]
 """The same of operators alone: with the role that tells elementwise operators apart, empty for other kinds."""
 
-IntArray = NDArray[np.int64]
 
 OFFSET = 0.4
 """Standard deviation of the error that all shapes of a kind share; times a hyperparameter (assumed)."""

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from costmodels.calibration.sources import MeasuredSetting
-from costmodels.job.parallel_config import ConfigGrid, IntArray
-from costmodels.operators.layer_operators import FloatArray
+from costmodels.job.parallel_config import ConfigGrid
 from costmodels.step.memory import MEMORY_PARTS, MemoryEstimate, estimate_memory
 from costmodels.step.step_time import estimate_step
 from costmodels.surrogates.features import configuration_features
 from costmodels.surrogates.uncertainty import constant_effects
+from hardware.arrays import FloatArray, IntArray
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

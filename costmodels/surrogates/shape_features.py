@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from costmodels.operators.layer_operators import FloatArray, OpKind
+from costmodels.operators.layer_operators import OpKind
+from hardware.arrays import FloatArray
 
 BEYOND_KNEE = 0.3
 """What a doubling counts for beyond the knee."""

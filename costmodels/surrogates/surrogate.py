@@ -22,11 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from costmodels.job.parallel_config import IntArray
 from costmodels.surrogates.censored import Bounds, bounded
-from costmodels.surrogates.gaussian_process import FloatArray, GaussianProcess, HyperPrior, Points, fit, joined
+from costmodels.surrogates.gaussian_process import GaussianProcess, HyperPrior, Points, fit, joined
 from costmodels.surrogates.mixture import allotted, probabilities_of
 from costmodels.surrogates.predicted import Predicted
+from hardware.arrays import FloatArray, IntArray
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,9 +21,9 @@ from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.runtime import CONSTANTS, RuntimeProfile
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.kernels import remembered_kernel_s
-from costmodels.operators.layer_operators import FloatArray
 from costmodels.step.memory import MemoryEstimate
 from costmodels.step.step_time import estimate_step
+from hardware.arrays import FloatArray
 from hardware.cluster import Cluster
 
 

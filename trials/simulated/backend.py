@@ -33,13 +33,14 @@ from costmodels.job.proxy_job import Reduction
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.kernels import collective_s, kernel_s
-from costmodels.operators.layer_operators import Collective, FloatArray, Operator, Phase
+from costmodels.operators.layer_operators import Collective, Operator, Phase
 from costmodels.simulator.passes import pass_order
 from costmodels.simulator.simulated_step import simulate_step
 from costmodels.step.breakdown import BREAKDOWN
 from costmodels.step.executions import collective_executions, operator_executions
 from costmodels.step.memory import MemoryEstimate, estimate_memory
 from costmodels.step.step_time import StepEstimate, estimate_step
+from hardware.arrays import FloatArray
 from hardware.cluster import Cluster
 from hardware.device import Device
 from hardware.io.errors import ConfigError, did_you_mean

@@ -19,7 +19,8 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodels.job.parallel_config import RECOMPUTE_MODES, ConfigGrid, IntArray, Value
+from costmodels.job.parallel_config import RECOMPUTE_MODES, ConfigGrid, Value
+from hardware.arrays import IntArray
 
 
 def baseline_position(

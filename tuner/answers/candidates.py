@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from costmodels.job.parallel_config import FURTHER_DIMENSIONS, ConfigGrid, IntArray, ParallelConfig
-from costmodels.operators.layer_operators import FloatArray
+from costmodels.job.parallel_config import FURTHER_DIMENSIONS, ConfigGrid, ParallelConfig
 from costmodels.step.memory import MemoryEstimate, estimate_memory
 from costmodels.step.step_time import StepEstimate, estimate_step, model_flops_utilisation
 from costmodels.surrogates.features import configuration_features
 from costmodels.surrogates.uncertainty import likely_range, step_uncertainty
+from hardware.arrays import FloatArray, IntArray
 from tuner.plans.layer_plans import shape_text
 from tuner.space.enumeration import Space, why_not
 from tuner.space.rules import Setting

@@ -16,10 +16,11 @@ import numpy as np
 
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.operators.isolated import LoneCall, lone_call_s, lone_role
-from costmodels.operators.layer_operators import FloatArray, OpKind, Phase
+from costmodels.operators.layer_operators import OpKind, Phase
 from costmodels.step.memory import MemoryEstimate
 from costmodels.surrogates.error_terms import StepTerms, step_terms
 from costmodels.surrogates.shape_features import feature_values, features_of
+from hardware.arrays import FloatArray
 from tuner.space.rules import Setting
 
 MOST_CALLS = 64

@@ -22,9 +22,9 @@ from optuna import Study
 from optuna.trial import FrozenTrial
 
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig, concatenate
-from costmodels.operators.layer_operators import FloatArray
 from costmodels.step.memory import MemoryEstimate, estimate_memory
 from costmodels.step.step_time import estimate_step
+from hardware.arrays import FloatArray
 from hardware.cluster import Cluster
 from hardware.dynamics import HostEvent, Interval, Trace, cluster_at
 from hardware.io.errors import ConfigError

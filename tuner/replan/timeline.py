@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float64]
+from hardware.arrays import FloatArray
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

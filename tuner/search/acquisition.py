@@ -21,8 +21,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodels.job.parallel_config import IntArray
-from costmodels.operators.layer_operators import FloatArray
+from hardware.arrays import FloatArray, IntArray
 
 LogDraws = NDArray[np.float32] | NDArray[np.float64]
 """Draws of the logarithm of the step time [M, n], infinite where a candidate cannot run."""

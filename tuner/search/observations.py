@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from optuna.trial import FrozenTrial, TrialState
 
-from costmodels.job.parallel_config import IntArray
-from costmodels.operators.layer_operators import FloatArray
+from hardware.arrays import FloatArray, IntArray
 from trials.backend import Observation, OperatorSample, Status
 from tuner.search.proxy.proxy_trials import PROXY, Proxy
 

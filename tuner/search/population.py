@@ -17,7 +17,8 @@ import numpy as np
 from optuna import Study
 from optuna.trial import FrozenTrial
 
-from costmodels.job.parallel_config import ConfigGrid, IntArray, Value
+from costmodels.job.parallel_config import ConfigGrid, Value
+from hardware.arrays import IntArray
 
 P_STAR = "p_star"
 """Attribute of the study: p_star after the last finished trial; and of each trial: p_star after it.

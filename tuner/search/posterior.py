@@ -16,13 +16,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodels.job.parallel_config import ConfigGrid, IntArray
+from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.runtime import CONSTANTS
-from costmodels.operators.layer_operators import FloatArray
 from costmodels.surrogates.crash_surrogate import OWN_CRASH, CrashSurrogate, Kinds, crash_surrogate, kinds_of
 from costmodels.surrogates.hypotheses import Experience, memory_hypotheses, step_hypotheses
 from costmodels.surrogates.predicted import Predicted, together
 from costmodels.surrogates.surrogate import Hypothesis, Seen, Surrogate, after
+from hardware.arrays import FloatArray, IntArray
 from tuner.search.failures import Lesson
 from tuner.search.observations import Evidence
 from tuner.search.operator_posterior import OperatorBelief

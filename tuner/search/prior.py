@@ -17,12 +17,13 @@ import numpy as np
 
 from costmodels.calibration.fitting import fit_to_runs
 from costmodels.calibration.sources import MeasuredSetting
-from costmodels.job.parallel_config import ConfigGrid, IntArray
+from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.runtime import CONSTANTS, RuntimeProfile
 from costmodels.surrogates.error_terms import step_terms
 from costmodels.surrogates.hypotheses import FEWEST_PAST, FOREIGN_TRUST, TRUST, Experience, PastGroup
 from costmodels.surrogates.operator_surrogate import OperatorErrors
 from costmodels.surrogates.predicted import Predicted, predict, together
+from hardware.arrays import IntArray
 from hardware.cluster import Cluster
 from trials.backend import Status
 from tuner.search.earlier_runs import Past, PastRun, PastSample

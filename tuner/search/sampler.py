@@ -36,7 +36,8 @@ from optuna.samplers import BaseSampler, RandomSampler
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from costmodels.job.parallel_config import ConfigGrid, IntArray, ParallelConfig, Value
+from costmodels.job.parallel_config import ConfigGrid, ParallelConfig, Value
+from hardware.arrays import IntArray
 from tuner.search.acquisition import AbstractExplorer, UnexploredDraws
 from tuner.search.failures import LEARNED
 from tuner.search.observations import Ending, Evidence, EvidenceLog

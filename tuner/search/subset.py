@@ -16,8 +16,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from costmodels.job.parallel_config import IntArray
-from costmodels.operators.layer_operators import FloatArray
+from hardware.arrays import FloatArray, IntArray
 from tuner.search.observations import Evidence
 
 MOST_TOLD = 256

@@ -20,7 +20,6 @@ from costmodels.job.parallel_config import (
     ENUMERATED_DIMENSIONS,
     RECOMPUTE_MODES,
     ConfigGrid,
-    IntArray,
     ParallelConfig,
     concatenate,
 )
@@ -29,6 +28,7 @@ from costmodels.job.training_job import TrainingJob
 from costmodels.job.uneven_work import EVEN
 from costmodels.step.memory import MemoryEstimate, estimate_memory
 from costmodels.step.step_time import estimate_step
+from hardware.arrays import IntArray
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError, did_you_mean
 from tuner.planners.pipeline.uneven import planned, refined

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodels.job.parallel_config import RECOMPUTE_MODES, IntArray
+from costmodels.job.parallel_config import RECOMPUTE_MODES
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.training_job import TrainingJob
+from hardware.arrays import IntArray
 from hardware.cluster import Cluster
 
 Keep = NDArray[np.bool_]

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from costmodels.job.parallel_config import IntArray
-from costmodels.operators.layer_operators import FloatArray
 from costmodels.simulator.passes import Kind, PassOrder
+from hardware.arrays import FloatArray, IntArray
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

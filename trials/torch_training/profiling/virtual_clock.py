@@ -22,10 +22,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from costmodels.job.parallel_config import IntArray
 from costmodels.operators.kernels import CollectiveTime, collective_s
 from costmodels.operators.layer_operators import Collective, OpKind
 from costmodels.simulator.events import NOTHING, Route, TaskGraph, Timeline, run
+from hardware.arrays import IntArray
 from hardware.cluster import Cluster
 from hardware.link import combined
 from hardware.sharing import Uses

@@ -14,9 +14,9 @@ from types import FrameType
 
 import numpy as np
 
+from hardware.arrays import IntArray
 from hardware.io.errors import ConfigError
 from tuner.planners.assignment.contest_file import read_problem
-from tuner.planners.assignment.problem import Integers
 from tuner.planners.assignment.solve import solve
 from tuner.planners.engine.outcome import Limits, Outcome
 
@@ -86,14 +86,14 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _write(path: Path, strategies: Integers) -> None:
+def _write(path: Path, strategies: IntArray) -> None:
     try:
         path.write_text(json.dumps(strategies.tolist()) + "\n", encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot be written: {error.strerror}", file=str(path)) from None
 
 
-def _as_json(found: Outcome[Integers]) -> str:
+def _as_json(found: Outcome[IntArray]) -> str:
     return json.dumps(
         {
             "cost": None if found.best is None else _plain(found.best.cost),
@@ -106,7 +106,7 @@ def _as_json(found: Outcome[Integers]) -> str:
     )
 
 
-def _as_text(found: Outcome[Integers]) -> str:
+def _as_text(found: Outcome[IntArray]) -> str:
     cost = "no assignment found" if found.best is None else f"cost {found.best.cost:.10g}, gap {100 * found.gap:.2f}%"
     return f"{cost}, bound {found.bound:.10g}, {found.seconds:.1f} s: {found.known.value}"
 

@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from hardware.arrays import FloatArray, IntArray
 from hardware.io.errors import ConfigError, did_you_mean
 from hardware.io.input_file import read_input, unpacked
-from tuner.planners.assignment.problem import AssignmentProblem, Floats, Integers, starts_of
+from tuner.planners.assignment.problem import AssignmentProblem, starts_of
 
 MAX_FILE_BYTES = 1_000_000_000
 """Packed or not: tens of millions of numbers as text."""
@@ -144,7 +145,7 @@ def _lists(mapping: Mapping[str, Any], key: str, above: str) -> list[list[Any]]:
     return value
 
 
-def _ragged(mapping: Mapping[str, Any], key: str, above: str, *, least: float = -np.inf) -> tuple[Floats, Integers]:
+def _ragged(mapping: Mapping[str, Any], key: str, above: str, *, least: float = -np.inf) -> tuple[FloatArray, IntArray]:
     lists = _lists(mapping, key, above)
     starts = starts_of([len(own) for own in lists])
 
@@ -155,7 +156,7 @@ def _ragged(mapping: Mapping[str, Any], key: str, above: str, *, least: float = 
     return _numbers(list(chain.from_iterable(lists)), where, least=least), starts
 
 
-def _pairs(mapping: Mapping[str, Any], key: str, above: str) -> Integers:
+def _pairs(mapping: Mapping[str, Any], key: str, above: str) -> IntArray:
     lists = _lists(mapping, key, above)
     for place, own in enumerate(lists):
         if len(own) != 2 or not all(type(number) is int and 0 <= number < 2**62 for number in own):
@@ -163,7 +164,7 @@ def _pairs(mapping: Mapping[str, Any], key: str, above: str) -> Integers:
     return np.array(lists, dtype=np.int64).reshape(-1, 2)
 
 
-def _numbers(flat: list[Any], where: Any, *, least: float = -np.inf) -> Floats:
+def _numbers(flat: list[Any], where: Any, *, least: float = -np.inf) -> FloatArray:
     if set(map(type, flat)) <= {int, float}:
         try:
             numbers = np.array(flat, dtype=np.float64)
@@ -179,7 +180,7 @@ def _numbers(flat: list[Any], where: Any, *, least: float = -np.inf) -> Floats:
     raise ConfigError(rule, key=where(place), value=flat[place])
 
 
-def _nested(flat: Floats, starts: Sequence[int] | Integers) -> list[list[int | float]]:
+def _nested(flat: FloatArray, starts: Sequence[int] | IntArray) -> list[list[int | float]]:
     whole = (
         flat.astype(np.int64).tolist()
         if bool((flat == np.rint(flat)).all() and np.abs(flat).max(initial=0) < 2**62)

@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from tuner.planners.assignment.problem import FORBIDDEN, AssignmentProblem, Floats, Integers, starts_of
+from hardware.arrays import FloatArray, IntArray
+from tuner.planners.assignment.problem import FORBIDDEN, AssignmentProblem, starts_of
 
 Pair = tuple[int, int]
 
@@ -43,16 +44,16 @@ class Core:
         strategies: Of each node by the states of its variable; one entry if it has no choice.
     """
 
-    starts: Integers
-    costs: Floats
-    edges: dict[Pair, Floats]
+    starts: IntArray
+    costs: FloatArray
+    edges: dict[Pair, FloatArray]
     constant: float
     held: csr_array
-    base: Floats
-    variable_of: Integers
-    strategies: tuple[Integers, ...]
+    base: FloatArray
+    variable_of: IntArray
+    strategies: tuple[IntArray, ...]
 
-    def lifted(self, states: Integers) -> Integers:
+    def lifted(self, states: IntArray) -> IntArray:
         """The strategy of each node [n].
 
         Args:
@@ -75,8 +76,8 @@ class _Contraction:
         self.sizes = [end - start for start, end in itertools.pairwise(starts)]
         self.costs = [costs[start:end] for start, end in itertools.pairwise(starts)]
         self.labels = [np.arange(size) for size in self.sizes]
-        self.beside: list[dict[int, Floats]] = [{} for _ in range(num_nodes)]
-        self.joined: list[tuple[int, int, Integers]] = []
+        self.beside: list[dict[int, FloatArray]] = [{} for _ in range(num_nodes)]
+        self.joined: list[tuple[int, int, IntArray]] = []
         self.has_joined = [False] * num_nodes
         self.is_possible = True
         self.queue: deque[Pair] = deque()
@@ -85,7 +86,7 @@ class _Contraction:
         for (first, second), start, end in zip(problem.edges.tolist(), edge_starts, edge_starts[1:], strict=False):
             self.add(first, second, edge_costs[start:end].reshape(self.sizes[first], self.sizes[second]))
 
-    def add(self, first: int, second: int, table: Floats) -> None:
+    def add(self, first: int, second: int, table: FloatArray) -> None:
         """Adds costs of two nodes' states."""
         there = self.beside[first].get(second)
         if there is not None:
@@ -130,12 +131,12 @@ class _Contraction:
             self.beside[other][node] = table.T
             self.queue.append((node, other))
 
-    def take(self, first: int, second: int) -> Floats:
+    def take(self, first: int, second: int) -> FloatArray:
         """Removes an edge."""
         del self.beside[second][first]
         return self.beside[first].pop(second)
 
-    def fold(self, first: int, second: int, table: Floats) -> None:
+    def fold(self, first: int, second: int, table: FloatArray) -> None:
         """Removes an edge whose costs are a sum of a part for each end."""
         rest = table - table[:1]
         if (rest == rest[:, :1]).all():
@@ -143,7 +144,7 @@ class _Contraction:
             self.costs[first] = self.costs[first] + table[:, 0]
             self.costs[second] = self.costs[second] + (table[0] - table[0, 0])
 
-    def join(self, first: int, second: int, table: Floats, allowed: NDArray[np.bool_]) -> None:
+    def join(self, first: int, second: int, table: FloatArray, allowed: NDArray[np.bool_]) -> None:
         """Lets one node join the other if that leaves it no choice."""
         by_first, by_second = bool((allowed.sum(axis=1) == 1).all()), bool((allowed.sum(axis=0) == 1).all())
         if by_first and by_second:
@@ -153,7 +154,7 @@ class _Contraction:
         elif by_second:
             self.absorb(second, first, table.T, allowed.argmax(axis=0))
 
-    def absorb(self, root: int, node: int, table: Floats, state_of: Integers) -> None:
+    def absorb(self, root: int, node: int, table: FloatArray, state_of: IntArray) -> None:
         """A node joins a root, whose states say what state it is in."""
         growth = len(state_of) - len(self.labels[node])
         if growth * sum(len(self.labels[other]) for other in self.beside[node]) > _MOST_ADDED:
@@ -172,7 +173,7 @@ class _Contraction:
         problem = self.problem
         num_nodes = problem.num_nodes
         root_of = list(range(num_nodes))
-        strategies: list[Integers] = list(self.labels)
+        strategies: list[IntArray] = list(self.labels)
         for root, node, by_strategy in reversed(self.joined):
             root_of[node] = root_of[root]
             strategies[node] = by_strategy[strategies[root]]

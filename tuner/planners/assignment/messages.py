@@ -16,8 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hardware.arrays import FloatArray, IntArray
 from tuner.planners.assignment.contraction import Pair
-from tuner.planners.assignment.problem import Floats, Integers, starts_of
+from tuner.planners.assignment.problem import starts_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -41,19 +42,19 @@ class _Visit:
         rest: What stays of each of `states`.
     """
 
-    states: Integers
-    begins: Integers
-    variables: Integers
-    table: Floats
+    states: IntArray
+    begins: IntArray
+    variables: IntArray
+    table: FloatArray
     given: NDArray[np.int32]
-    row_starts: Integers
-    taken: Integers
-    row_state: Integers
-    earlier: Integers
-    handed: Integers
-    handed_state: Integers
-    share: Floats
-    rest: Floats
+    row_starts: IntArray
+    taken: IntArray
+    row_state: IntArray
+    earlier: IntArray
+    handed: IntArray
+    handed_state: IntArray
+    share: FloatArray
+    rest: FloatArray
 
 
 class Messages:
@@ -63,7 +64,7 @@ class Messages:
         costs: Of each state, with what its edges are sure to cost [X].
     """
 
-    def __init__(self, starts: Integers, costs: Floats, edges: Mapping[Pair, Floats], order: Integers) -> None:
+    def __init__(self, starts: IntArray, costs: FloatArray, edges: Mapping[Pair, FloatArray], order: IntArray) -> None:
         """Prepares the visits.
 
         Args:
@@ -117,7 +118,7 @@ class Messages:
         return float(np.minimum.reduceat(costs, self._starts[:-1]).sum()) if len(costs) else 0.0
 
     def _plan(
-        self, ends: Integers, tables: Sequence[Floats], at: tuple[Integers, Integers], order: Integers
+        self, ends: IntArray, tables: Sequence[FloatArray], at: tuple[IntArray, IntArray], order: IntArray
     ) -> list[_Visit]:
         num_variables = len(self._sizes)
         earlier_edges: list[list[int]] = [[] for _ in range(num_variables)]
@@ -141,9 +142,9 @@ class Messages:
         variables: list[int],
         earlier_edges: list[list[int]],
         later_edges: list[list[int]],
-        ends: Integers,
-        tables: Sequence[Floats],
-        at: tuple[Integers, Integers],
+        ends: IntArray,
+        tables: Sequence[FloatArray],
+        at: tuple[IntArray, IntArray],
     ) -> _Visit:
         sizes = self._sizes
         place = {variable: number for number, variable in enumerate(variables)}
@@ -180,7 +181,7 @@ class Messages:
         )
 
 
-def first_least(values: Floats, begins: Integers) -> Integers:
+def first_least(values: FloatArray, begins: IntArray) -> IntArray:
     """In each part of a row of values, which one is the least.
 
     Args:
@@ -196,7 +197,7 @@ def first_least(values: Floats, begins: Integers) -> Integers:
     return places - begins
 
 
-def _counting(sizes: Integers) -> Integers:
+def _counting(sizes: IntArray) -> IntArray:
     """0, 1, ... of each part in turn."""
     starts = starts_of(sizes)
     return np.arange(starts[-1]) - np.repeat(starts[:-1], sizes)

@@ -15,9 +15,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from hardware.arrays import FloatArray, IntArray
 from tuner.planners.assignment.contraction import Core
 from tuner.planners.assignment.messages import Messages
-from tuner.planners.assignment.problem import Floats, Integers, is_close, starts_of
+from tuner.planners.assignment.problem import is_close, starts_of
 from tuner.planners.assignment.timeline import Timeline
 
 _FIRST_STEP, _LAST_STEP = 0.1, 0.0005
@@ -59,17 +60,17 @@ class Ascent:
         self._costs = CoreCosts(core)
         self._prices = np.zeros(timeline.size)
         self._paid = np.zeros(len(core.costs))
-        self._direction: Floats | None = None
+        self._direction: FloatArray | None = None
         self._sum = np.zeros(timeline.size)
         self._num_summed = 0
         self._least_badness = math.inf
         self._is_forward = True
         self.bound = -math.inf
-        self.states: Integers = self._messages.states.copy()
+        self.states: IntArray = self._messages.states.copy()
         self.cost = math.inf
 
     @property
-    def prices(self) -> Floats:
+    def prices(self) -> FloatArray:
         """The mean of those of the second half of the time; the present ones before."""
         return self._sum / self._num_summed if self._num_summed else self._prices
 
@@ -105,7 +106,7 @@ class Ascent:
         if timeline.size:
             self._reprice(over, share)
 
-    def _reprice(self, over: Floats, share: float) -> None:
+    def _reprice(self, over: FloatArray, share: float) -> None:
         now = over / max(self._limit, 1.0)
         ahead = now if self._direction is None else _DEFLECTION * self._direction + (1.0 - _DEFLECTION) * now
         self._direction = ahead
@@ -141,7 +142,7 @@ class CoreCosts:
         self._is_forbidden = np.isinf(entries)
         self._entries = np.where(self._is_forbidden, forbidden, entries)
 
-    def of(self, states: Integers) -> float:
+    def of(self, states: IntArray) -> float:
         """The cost.
 
         Args:
@@ -151,7 +152,7 @@ class CoreCosts:
         own = self._core.costs[self._core.starts[:-1] + states]
         return self._core.constant + float(own.sum() + self._entries[places].sum())
 
-    def forbidden_ends(self, states: Integers) -> Integers:
+    def forbidden_ends(self, states: IntArray) -> IntArray:
         """The variables on edges that are forbidden now; one on several edges comes several times.
 
         Args:
@@ -162,7 +163,7 @@ class CoreCosts:
         return np.concatenate([self._firsts[wrong], self._seconds[wrong]])
 
 
-def held_by_node(core: Core, states: Integers) -> Floats:
+def held_by_node(core: Core, states: IntArray) -> FloatArray:
     """What each node with a choice holds [n].
 
     Args:

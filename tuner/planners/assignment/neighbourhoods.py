@@ -17,9 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.random import Generator
 
+from hardware.arrays import FloatArray, IntArray
 from tuner.planners.assignment.contraction import Core
 from tuner.planners.assignment.multipliers import CoreCosts, held_by_node
-from tuner.planners.assignment.problem import AssignmentProblem, Floats, Integers, is_close
+from tuner.planners.assignment.problem import AssignmentProblem, is_close
 from tuner.planners.assignment.timeline import Timeline
 from tuner.planners.engine.elimination import Term, cheapest_order, least
 
@@ -61,8 +62,8 @@ class _Profile:
         changes: By how much in each state [c, states]; they add up to nothing.
     """
 
-    times: Integers
-    changes: Floats
+    times: IntArray
+    changes: FloatArray
 
 
 class LocalSearch:
@@ -75,7 +76,7 @@ class LocalSearch:
     """
 
     def __init__(
-        self, problem: AssignmentProblem, core: Core, timeline: Timeline, states: Integers, prices: Floats
+        self, problem: AssignmentProblem, core: Core, timeline: Timeline, states: IntArray, prices: FloatArray
     ) -> None:
         """Prepares the graph.
 
@@ -93,7 +94,7 @@ class LocalSearch:
         self._sum = CoreCosts(core, forbidden=self._forbidden)
         self._costs = [core.costs[begins[own] : begins[own + 1]] for own in range(num_variables)]
         self._sizes = [len(own) for own in self._costs]
-        self._beside: list[dict[int, Floats]] = [{} for _ in range(num_variables)]
+        self._beside: list[dict[int, FloatArray]] = [{} for _ in range(num_variables)]
         for (first, second), costs in core.edges.items():
             table = np.where(np.isinf(costs), self._forbidden, costs)
             self._beside[first][second] = table
@@ -144,7 +145,7 @@ class LocalSearch:
         """Whether a feasible assignment is known."""
         return math.isfinite(self.best_cost)
 
-    def _set(self, states: Integers) -> None:
+    def _set(self, states: IntArray) -> None:
         self._states = states.tolist()
         self._cost = self._sum.of(states)
         self._over = self._base + self._timeline.held(held_by_node(self._core, states)) - self._limit
@@ -162,7 +163,7 @@ class LocalSearch:
 
     def _seeds(self, number: int, rng: Generator) -> list[int]:
         """Some variables: any, or those that hold memory when it is dear, or those that make the present infeasible."""
-        pool: Integers | None = None
+        pool: IntArray | None = None
         if rng.random() < (_AIMED_SHARE if self._is_found else _REPAIRING_SHARE):
             is_over = self._over > 0.0
             if is_over.any():
@@ -176,7 +177,7 @@ class LocalSearch:
             return [int(seed) for seed in rng.integers(0, len(self._sizes), number)]
         return [int(seed) for seed in rng.choice(pool, number)]
 
-    def _held_at(self, when: int) -> Integers:
+    def _held_at(self, when: int) -> IntArray:
         """The variables of nodes that hold memory at a time, once for each node."""
         timeline, variable_of = self._timeline, self._core.variable_of
         return variable_of[(timeline.first <= when) & (when < timeline.end) & (variable_of >= 0)]
@@ -241,10 +242,10 @@ class LocalSearch:
         self,
         region: list[int],
         values: list[int],
-        over: Floats,
+        over: FloatArray,
         dearer: float,
         factor: float,
-        change: Floats,
+        change: FloatArray,
         tolerance: float,
     ) -> bool:
         """Assigns a region anew if that is worth it; whether it was.
@@ -300,7 +301,7 @@ class LocalSearch:
             if self._take(region, values, over, dearer, factor, change, tolerance) or over.max(initial=0.0) <= 0.0:
                 return
 
-    def _is_worth(self, over: Floats, dearer: float, paid_more: float, tolerance: float) -> bool:
+    def _is_worth(self, over: FloatArray, dearer: float, paid_more: float, tolerance: float) -> bool:
         if self._over.max(initial=0.0) > 0.0:
             return float(over.clip(min=0.0).sum()) < float(self._over.clip(min=0.0).sum())
         if over.max(initial=0.0) > 0.0:
@@ -309,11 +310,11 @@ class LocalSearch:
         is_near = self._cost + dearer <= self.best_cost + tolerance
         return dearer < least_gain or (is_near and dearer + paid_more < least_gain)
 
-    def _terms(self, region: list[int]) -> tuple[list[Floats], list[tuple[int, int, Floats]]]:
+    def _terms(self, region: list[int]) -> tuple[list[FloatArray], list[tuple[int, int, FloatArray]]]:
         """What each variable of a region costs by itself and beside those that stay; the edges within."""
         place_of = {variable: place for place, variable in enumerate(region)}
-        own: list[Floats] = []
-        pairs: list[tuple[int, int, Floats]] = []
+        own: list[FloatArray] = []
+        pairs: list[tuple[int, int, FloatArray]] = []
         for place, variable in enumerate(region):
             costs = self._costs[variable]
             for other, table in self._beside[variable].items():
@@ -325,12 +326,12 @@ class LocalSearch:
             own.append(costs)
         return own, pairs
 
-    def _paid(self, variable: int, total_prices: Floats) -> Floats | float:
+    def _paid(self, variable: int, total_prices: FloatArray) -> FloatArray | float:
         """What each state pays for its memory: what is held from a change on is paid for from then on."""
         profile = self._profiles[variable]
         return 0.0 if profile is None else -(total_prices[profile.times] @ profile.changes)
 
-    def _held_more(self, moves: list[tuple[int, int, int]]) -> Floats:
+    def _held_more(self, moves: list[tuple[int, int, int]]) -> FloatArray:
         """By how much more variables hold at each time: each with its state now and then."""
         changes = np.zeros(self._timeline.size + 1)
         for variable, now, then in moves:
@@ -348,12 +349,12 @@ def _above_all(core: Core) -> float:
 
 
 def _conditioned(
-    own: list[Floats], pairs: list[tuple[int, int, Floats]], fixed: frozenset[int], now: list[int]
-) -> list[tuple[int, int, Floats]]:
+    own: list[FloatArray], pairs: list[tuple[int, int, FloatArray]], fixed: frozenset[int], now: list[int]
+) -> list[tuple[int, int, FloatArray]]:
     """The edges between variables that are not fixed; the others' costs are added to their free ends' own."""
     if not fixed:
         return pairs
-    free: list[tuple[int, int, Floats]] = []
+    free: list[tuple[int, int, FloatArray]] = []
     for first, second, table in pairs:
         if first in fixed and second not in fixed:
             own[second] = own[second] + table[now[first]]

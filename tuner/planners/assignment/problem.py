@@ -18,10 +18,8 @@ from functools import partial
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from hardware.arrays import FloatArray, IntArray
 from hardware.io.errors import ConfigError
-
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 FORBIDDEN = 1e17
 """A cost from here on says that a choice is not allowed; the contest's files write 1e18."""
@@ -44,13 +42,13 @@ class AssignmentProblem:
     """
 
     name: str
-    intervals: Integers
-    starts: Integers
-    costs: Floats
-    usages: Floats
-    edges: Integers
-    edge_starts: Integers
-    edge_costs: Floats
+    intervals: IntArray
+    starts: IntArray
+    costs: FloatArray
+    usages: FloatArray
+    edges: IntArray
+    edge_starts: IntArray
+    edge_costs: FloatArray
     limit: float
 
     def __post_init__(self) -> None:
@@ -125,7 +123,7 @@ class AssignmentProblem:
         """
         return self.peak_usage(strategies) <= self.limit and self.is_allowed(strategies)
 
-    def _chosen(self, strategies: ArrayLike) -> tuple[Floats, Floats]:
+    def _chosen(self, strategies: ArrayLike) -> tuple[FloatArray, FloatArray]:
         """The costs of all nodes [n] and of all edges [m]."""
         chosen = np.asarray(strategies, dtype=np.int64)
         sizes = np.diff(self.starts)
@@ -180,12 +178,12 @@ def is_close(cost: float, bound: float, gap: float) -> bool:
     return math.isfinite(cost) and cost - bound <= gap * abs(cost)
 
 
-def starts_of(sizes: ArrayLike) -> Integers:
+def starts_of(sizes: ArrayLike) -> IntArray:
     """Where each part starts in a row of parts of these sizes, and where the last one ends [parts + 1]."""
     return np.concatenate([[0], np.cumsum(np.asarray(sizes, dtype=np.int64))]).astype(np.int64)
 
 
-def _check(holds: NDArray[np.bool_], rule: str, key: str, values: Integers | None = None) -> None:
+def _check(holds: NDArray[np.bool_], rule: str, key: str, values: IntArray | None = None) -> None:
     if not holds.all():
         place = int(holds.argmin())
         raise ConfigError(rule, key=f"{key}.{place}", value=None if values is None else values[place].tolist())

@@ -10,11 +10,12 @@ from collections.abc import Callable
 import numpy as np
 from numpy.random import Generator
 
+from hardware.arrays import IntArray
 from hardware.io.errors import ConfigError
 from tuner.planners.assignment.contraction import Core, contracted
 from tuner.planners.assignment.multipliers import Ascent
 from tuner.planners.assignment.neighbourhoods import LocalSearch
-from tuner.planners.assignment.problem import AssignmentProblem, Integers, is_close
+from tuner.planners.assignment.problem import AssignmentProblem, is_close
 from tuner.planners.assignment.timeline import Timeline, timeline_of
 from tuner.planners.engine.outcome import ROUNDING, Incumbent, Known, Limits, Outcome, Progress, Stop
 
@@ -71,7 +72,7 @@ def solve(
     rng: Generator,
     start_s: float | None = None,
     is_stopped: Callable[[], bool] = lambda: False,
-) -> Outcome[Integers]:
+) -> Outcome[IntArray]:
     """The cheapest assignment found within the limits, and a bound below all of them.
 
     Args:
@@ -110,7 +111,7 @@ def _search(
     meter: _Meter,
     rng: Generator,
     trace: list[Progress],
-) -> tuple[Integers, float]:
+) -> tuple[IntArray, float]:
     ascent = Ascent(core, timeline, problem.limit)
     ascent.run(meter.phase(_ASCENT_SHARE), gap=gap)
     trace.append(Progress(seconds=meter.seconds, nodes=meter.steps, cost=ascent.cost, bound=ascent.bound))
@@ -125,9 +126,9 @@ def _search(
     return local.best_states, ascent.bound
 
 
-def _best_of_all(problem: AssignmentProblem, core: Core) -> Integers | None:
+def _best_of_all(problem: AssignmentProblem, core: Core) -> IntArray | None:
     """The cheapest of all feasible assignments; None if there is none."""
-    found: Integers | None = None
+    found: IntArray | None = None
     least = math.inf
     for states in itertools.product(*map(range, np.diff(core.starts).tolist())):
         strategies = core.lifted(np.array(states, dtype=np.int64))
@@ -147,13 +148,13 @@ def _never_fits(problem: AssignmentProblem) -> bool:
 
 def _outcome(
     problem: AssignmentProblem,
-    strategies: Integers | None,
+    strategies: IntArray | None,
     bound: float,
     meter: _Meter,
     trace: list[Progress],
     limits: Limits,
     is_stopped: Callable[[], bool],
-) -> Outcome[Integers]:
+) -> Outcome[IntArray]:
     best = None
     if strategies is not None and problem.is_feasible(strategies):
         best = Incumbent(cost=problem.cost_of(strategies), solution=strategies)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tuner.planners.assignment.problem import AssignmentProblem, Floats, Integers
+from hardware.arrays import FloatArray, IntArray
+from tuner.planners.assignment.problem import AssignmentProblem
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -24,26 +25,26 @@ class Timeline:
     """
 
     size: int
-    first: Integers
-    end: Integers
+    first: IntArray
+    end: IntArray
 
-    def held(self, by_node: Floats) -> Floats:
+    def held(self, by_node: FloatArray) -> FloatArray:
         """What nodes hold together at each time.
 
         Args:
             by_node: What each holds [n].
         """
         begun, ended = (np.bincount(when, by_node, self.size + 1)[: self.size] for when in (self.first, self.end))
-        together: Floats = np.cumsum(np.asarray(begun - ended, dtype=np.float64))
+        together: FloatArray = np.cumsum(np.asarray(begun - ended, dtype=np.float64))
         return together
 
-    def paid(self, prices: Floats) -> Floats:
+    def paid(self, prices: FloatArray) -> FloatArray:
         """What each node pays for one unit of memory that it holds [n].
 
         Args:
             prices: Of one unit at each time [times].
         """
-        total: Floats = np.concatenate([[0.0], np.cumsum(prices)])
+        total: FloatArray = np.concatenate([[0.0], np.cumsum(prices)])
         return total[self.end] - total[self.first]
 
 
@@ -61,7 +62,7 @@ def timeline_of(problem: AssignmentProblem) -> Timeline:
     return _on(peaks[everywhere.held(most) > problem.limit], problem)
 
 
-def _on(times: Integers, problem: AssignmentProblem) -> Timeline:
+def _on(times: IntArray, problem: AssignmentProblem) -> Timeline:
     begins, ends = problem.intervals[:, 0], problem.intervals[:, 1]
     first = np.searchsorted(times, begins, "left")
     end = np.searchsorted(times, np.maximum(begins, ends), "left")

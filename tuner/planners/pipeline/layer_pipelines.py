@@ -15,10 +15,11 @@ import numpy as np
 
 from costmodels.sharding.layer_figures import LayerFigures, Share
 from costmodels.step.schedules import stage_in_flight
+from hardware.arrays import FloatArray
 from tuner.planners.engine.branch_and_bound import branch_and_bound
 from tuner.planners.engine.outcome import Known, Limits
 from tuner.planners.pipeline.stage_search import StagesProblem
-from tuner.planners.pipeline.stages import FloatArray, Pipeline, StagePlan, plan_of
+from tuner.planners.pipeline.stages import Pipeline, StagePlan, plan_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

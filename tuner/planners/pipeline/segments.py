@@ -13,7 +13,8 @@ import itertools
 
 import numpy as np
 
-from tuner.planners.pipeline.stages import FloatArray, IntArray, Pipeline
+from hardware.arrays import FloatArray, IntArray
+from tuner.planners.pipeline.stages import Pipeline
 
 SLACK = 1e-9
 """Share of a capacity by which a stage may exceed it: less than what rounding makes of a sum of bytes."""

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from hardware.arrays import FloatArray
 from tuner.planners.engine.outcome import ROUNDING
-from tuner.planners.pipeline.stages import FloatArray, Pipeline
+from tuner.planners.pipeline.stages import Pipeline
 
 MOST_CAPS = 24
 """Caps: with more of them the tables take longer than the nodes that they save (measured)."""

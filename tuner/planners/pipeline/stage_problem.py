@@ -15,14 +15,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from costmodels.job.parallel_config import ConfigGrid, IntArray, ParallelConfig
+from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.training_job import TrainingJob
 from costmodels.job.uneven_work import Assignment
-from costmodels.operators.layer_operators import BLOCKS, Block, FloatArray
+from costmodels.operators.layer_operators import BLOCKS, Block
 from costmodels.step.placement import stage_devices
 from costmodels.step.schedules import moe_layers, stage_in_flight
 from costmodels.step.stage_tables import alternatives, stage_figures
+from hardware.arrays import FloatArray, IntArray
 from hardware.cluster import Cluster
 from tuner.planners.engine.branch_and_bound import branch_and_bound
 from tuner.planners.engine.outcome import Limits, Outcome

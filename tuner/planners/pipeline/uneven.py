@@ -19,15 +19,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from costmodels.job.parallel_config import ConfigGrid, IntArray, ParallelConfig
+from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.training_job import TrainingJob
 from costmodels.job.uneven_work import Assignment
-from costmodels.operators.layer_operators import FloatArray
 from costmodels.step.memory import estimate_memory
 from costmodels.step.replicas import ReplicaKind, replica_kinds
 from costmodels.step.stage_tables import StageTables, stage_tables
 from costmodels.step.step_time import estimate_step
+from hardware.arrays import FloatArray, IntArray
 from hardware.cluster import Cluster
 from tuner.planners.engine.outcome import Limits
 from tuner.planners.pipeline.stage_problem import best_stages, over_chunks

@@ -25,7 +25,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.planners.scheduling.problem import FloatArray, IntArray, Workload
+from hardware.arrays import FloatArray, IntArray
+from tuner.planners.scheduling.problem import Workload
 from tuner.planners.scheduling.state import NOWHERE, SLACK, ScheduleState
 from tuner.planners.scheduling.tables import ScheduleTables
 

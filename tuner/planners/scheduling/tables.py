@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tuner.planners.scheduling.problem import FloatArray, Fusion, IntArray, Split, Way, Workload, ways_between
+from hardware.arrays import FloatArray, IntArray
+from tuner.planners.scheduling.problem import Fusion, Split, Way, Workload, ways_between
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

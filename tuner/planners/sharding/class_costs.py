@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 from scipy.sparse import coo_array
 
-from costmodels.operators.layer_operators import FloatArray
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.graph import CONSTANT, STATE, Graph
 from costmodels.sharding.layouts import Layout, local_share, moves
 from costmodels.sharding.plan import NONE, Roofline, lifetimes, settled, wanted_layout, written_layout
+from hardware.arrays import FloatArray
 
 BASE = 64
 """More than the factors of any operator, and one."""

@@ -13,10 +13,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from costmodels.job.parallel_config import IntArray
 from costmodels.sharding.graph import CONSTANT, STATE, Graph, Op, Tensor, TensorKind
 from costmodels.sharding.layouts import REPLICATED
 from costmodels.sharding.plan import NONE, Plan, wanted_layout, written_layout
+from hardware.arrays import IntArray
 
 
 def forward_of(graph: Graph) -> Graph:

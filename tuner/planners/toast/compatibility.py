@@ -25,9 +25,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from costmodels.job.parallel_config import IntArray
 from costmodels.sharding.dims import Rule
 from costmodels.sharding.graph import STATE, Graph
+from hardware.arrays import IntArray
 from tuner.planners.toast.named_dims import WHOLE, Conflict, NamedDims
 
 BACKWARD = "grad."

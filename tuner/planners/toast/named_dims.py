@@ -28,9 +28,9 @@ import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from costmodels.job.parallel_config import IntArray
 from costmodels.sharding.dims import Rule
 from costmodels.sharding.graph import CONSTANT, STATE, Graph, Op
+from hardware.arrays import IntArray
 
 WHOLE = -1
 """In place of a factor: the name of a dim that its operator needs whole."""

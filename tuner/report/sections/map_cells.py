@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from costmodels.job.parallel_config import ConfigGrid, IntArray, Value
+from costmodels.job.parallel_config import ConfigGrid, Value
 from costmodels.step.memory import estimate_memory
+from hardware.arrays import IntArray
 from trials.backend import Status
 from tuner.report.data import ReportData
 from tuner.space.enumeration import enumerate_space

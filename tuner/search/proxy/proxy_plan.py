@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodels.job.parallel_config import ConfigGrid, IntArray
+from costmodels.job.parallel_config import ConfigGrid
+from hardware.arrays import IntArray
 from tuner.search.observations import Evidence
 from tuner.search.proxy.proxy_trials import Proxy, ProxyOptions, proxy_of
 from tuner.space.enumeration import SpaceOptions
