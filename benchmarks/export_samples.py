@@ -23,12 +23,12 @@ from costmodels.job.runtime import find_runtime
 from costmodels.job.training_job import TrainingJob
 from costmodels.job.uneven_work import Assignment
 from hardware.cluster import find_cluster
+from tests.oracles.frameworks import deepspeed, megatron, mindspeed, nanotron, torchtitan
+from tests.oracles.frameworks.published_rules import Facts, facts_of
 from tuner.export import Export
+from tuner.export.flag_table import Values
 from tuner.export.nemo import FIELDS
 from tuner.export.parts import layers_of_parts
-from tuner.export.rules import deepspeed, megatron, mindspeed, nanotron, torchtitan
-from tuner.export.rules.flag_table import Values
-from tuner.export.rules.published_rules import Facts, facts_of
 from tuner.space.enumeration import SpaceOptions, enumerate_space, setting_for
 from tuner.space.rules import Setting
 

