@@ -57,10 +57,10 @@ test-rest: $(CHOSEN) ## run the tests that `make test` leaves out
 test-all: $(CHOSEN) ## run all tests
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
-bench: $(CHOSEN) ## run every benchmark, one after the other
-	@set -e; for bench in $(sort $(wildcard benchmarks/bench_*.py)); do \
+bench: $(CHOSEN) ## run the benchmarks of speed, one after the other
+	@set -e; for bench in $(sort $(wildcard benchmarks/speed/*.py)); do \
 		echo "==> $$bench"; \
-		$(BIN)/python -m "benchmarks.$$(basename "$$bench" .py)"; \
+		$(BIN)/python -m "benchmarks.speed.$$(basename "$$bench" .py)"; \
 	done
 
 # As root it mounts a small disk of its own to fill, and leaves that out otherwise.

@@ -34,8 +34,8 @@ from zlib import crc32
 import numpy as np
 from numpy.random import Generator, default_rng
 
-from benchmarks.timing import answer, count_at_least, tell
-from benchmarks.workers import mapper
+from benchmarks.support.timing import answer, count_at_least, tell
+from benchmarks.support.workers import mapper
 from costmodels.calibration.sources import MeasuredSetting
 from costmodels.job.model_catalog import find_model, model_names
 from costmodels.job.parallel_config import ENUMERATED_DIMENSIONS, ConfigGrid

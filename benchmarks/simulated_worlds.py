@@ -35,11 +35,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.bench_flexparallel import STUDIES, TABLE_2
-from benchmarks.searchers import Thompson
-from benchmarks.timing import USERS_MISTAKE, count_at_least, publish, tell
-from benchmarks.trial_metrics import quantile
-from benchmarks.workers import mapper
+from benchmarks.papers.flexparallel import STUDIES, TABLE_2
+from benchmarks.support.searchers import Thompson
+from benchmarks.support.timing import USERS_MISTAKE, count_at_least, publish, tell
+from benchmarks.support.trial_metrics import quantile
+from benchmarks.support.workers import mapper
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.step.memory import estimate_memory
 from hardware.arrays import FloatArray

@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from benchmarks.timing import answer, count_at_least, median_s, publish, tell
-from benchmarks.workers import mapper
+from benchmarks.support.timing import answer, count_at_least, median_s, publish, tell
+from benchmarks.support.workers import mapper
 from costmodels.job.parallel_config import DEGREES, ConfigGrid, ParallelConfig
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.training_job import TrainingJob

@@ -6,7 +6,7 @@ import sys
 import pytest
 from hypothesis import settings
 
-from benchmarks.postgresql_server import postgresql_server, server_programs
+from benchmarks.support.postgresql_server import postgresql_server, server_programs
 from tests.support.own_server import PASSWORD, new_storage
 from tests.support.studies.broken_studies import rows
 from tuner.cli.main import main

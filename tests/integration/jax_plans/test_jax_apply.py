@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from benchmarks.sent_bytes import planned_bytes
+from benchmarks.support.sent_bytes import planned_bytes
 from benchmarks.zoo import shape_of
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.exports.jax_apply import apply_plan, jax_mesh, outputs_of

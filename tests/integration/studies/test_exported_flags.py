@@ -7,9 +7,9 @@ from unittest.mock import MagicMock
 import pytest
 from hypothesis import example, given
 
-from benchmarks.export_samples import MUTATIONS, differences, mutants, samples
 from benchmarks.exported_flags import failed, main, measure
-from benchmarks.framework_parsers import PARSERS
+from benchmarks.support.export_samples import MUTATIONS, differences, mutants, samples
+from benchmarks.support.framework_parsers import PARSERS
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.uneven_work import Assignment
 from hardware.io.errors import ConfigError

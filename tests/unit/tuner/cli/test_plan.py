@@ -245,7 +245,7 @@ def test_jax_steps_that_can_not_be_planned(meshtune, factory, mesh, told):
 def test_a_torch_step_is_planned(meshtune):
     """A factory's module is traced with its loss, and parameters, moments and inputs are what the step begins with."""
     pytest.importorskip("torch", reason="plans of torch modules need torch: pip install 'meshtune[torch]'")
-    done = meshtune("plan", "--torch", "benchmarks.zoo_torch:mixtral_small", *ON_EIGHT)
+    done = meshtune("plan", "--torch", "benchmarks.zoo.torch_modules:mixtral_small", *ON_EIGHT)
 
     assert done.status == 0, done.err
     assert done.json["mesh"] == {"data": 2, "model.0": 2, "model.1": 2}
@@ -306,7 +306,7 @@ def test_a_mesh_that_the_cluster_can_not_form(meshtune):
 def test_dims_of_a_torch_module_are_pinned_by_their_places(meshtune):
     """A product that a module calls is cut along the second dim of its second operand, as the pin says."""
     pytest.importorskip("torch", reason="plans of torch modules need torch: pip install 'meshtune[torch]'")
-    asked = ("plan", "--torch", "benchmarks.zoo_torch:llama_small", "--mesh", "data=2,model=4")
+    asked = ("plan", "--torch", "benchmarks.zoo.torch_modules:llama_small", "--mesh", "data=2,model=4")
     done = meshtune(*asked, "--pin", "op=layers.*.mlp.up.mm,dim=operand1.1,axis=model", "--json")
 
     assert done.status == 0, done.err
