@@ -30,7 +30,7 @@ THEIR_IMPORTS := dacite datasets einops hjson psutil tensorboard tokenizers torc
 # Only where torch has not brought its own. 3.3.1 is the smallest that torch 2.13 imports; no kernel runs here.
 TRITON := triton==3.3.1
 
-# The quick lane: units, which start no Ray, server, browser, training or compiler, and one whole study on a local Ray.
+# The quick lane: units that are not marked as slow, and one whole study on a local Ray; tests/conftest.py says it too.
 QUICK := tests/unit tests/integration/ray/test_whole_study.py
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -49,10 +49,10 @@ run: $(CORE) ## tune two example studies, with no accelerator and no cluster
 	done
 
 test: $(CHOSEN) ## run the quick tests: units, and one whole study on a local Ray
-	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(QUICK) $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow" $(QUICK) $(ARGS)
 
 test-rest: $(CHOSEN) ## run the tests that `make test` leaves out
-	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(addprefix --ignore=,$(QUICK)) $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m slow $(ARGS)
 
 test-all: $(CHOSEN) ## run all tests
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)

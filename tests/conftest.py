@@ -36,9 +36,16 @@ settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.load_profile("repeatable")
 
 
+QUICK = ("tests/unit/", "tests/integration/ray/test_whole_study.py")
+"""Where tests are of the quick lane, unless they are marked as slow."""
+
+
 def pytest_collection_modifyitems(items):
-    """Puts the files with long tests first."""
+    """Put the files with long tests first, and mark everything outside the quick lane as slow."""
     items.sort(key=lambda item: item.nodeid.partition("::")[0] not in LONG)
+    for item in items:
+        if not item.nodeid.startswith(QUICK) or "postgresql" in item.fixturenames:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture
@@ -76,13 +83,13 @@ def postgresql():
         yield url
 
 
-@pytest.fixture(params=["sqlite", "postgresql", "journal"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow), "journal"])
 def database(request, tmp_path):
     """The URL of an empty storage of each kind."""
     return new_storage(request.param, request, tmp_path)
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
 def sql_database(request, tmp_path):
     """The URL of an empty database of either kind."""
     return new_storage(request.param, request, tmp_path)

@@ -48,6 +48,7 @@ def test_parts_sum_to_the_step(case):
     assert np.all(found.breakdown_s["dp"][is_alone] == 0)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(cases())
 def test_a_grid_is_estimated_as_each_of_its_rows(case):

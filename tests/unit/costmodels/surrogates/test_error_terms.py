@@ -88,6 +88,7 @@ SWEEPS = {
 # Against the whole cost model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SWEEPS)
 @pytest.mark.parametrize("deviation", [0.05, 0.1])
 def test_errors_are_put_together_as_the_cost_model_does(name, deviation):
@@ -115,6 +116,7 @@ def test_errors_are_put_together_as_the_cost_model_does(name, deviation):
     assert np.max(off) < 0.7 * deviation
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(cases())
 def test_an_error_of_everything_is_nearly_exact(case):
@@ -127,6 +129,7 @@ def test_an_error_of_everything_is_nearly_exact(case):
     assert found == pytest.approx(expected, abs=5e-3)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(cases())
 def test_elasticities_sum_to_one(case):

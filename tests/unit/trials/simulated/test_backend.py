@@ -158,6 +158,7 @@ def test_another_seed_is_another_world(world, all_candidates):
     assert not np.allclose(log_error(world, all_candidates), log_error(other, all_candidates))
 
 
+@pytest.mark.slow
 def test_out_of_memory_is_told_from_the_hidden_peak(world, all_candidates):
     """A trial runs out of memory exactly where more is needed in the world than the device has, and both ends occur."""
     needed = world.hidden_memory(all_candidates).needed_bytes

@@ -44,6 +44,7 @@ def test_a_pin_holds_and_is_reported(meshtune, simulated):
 UP = "op=*.dense_mlp.up,dim=ffn,axis=tp"
 
 
+@pytest.mark.slow
 def test_a_limit_of_memory(meshtune, simulated):
     """With --memory-gib a plan fits, is no faster than that without, and what it needs stands beside the limit."""
     free = meshtune("plan", simulated, "--config", "dp=4,tp=2", "--json").json
@@ -66,6 +67,7 @@ def test_the_limit_of_a_device(meshtune, simulated):
     assert told["peak_memory_bytes"] <= told["memory_limit_bytes"]
 
 
+@pytest.mark.slow
 def test_a_limit_that_nothing_keeps(meshtune, simulated):
     """Where no plan fits, one line tells what is needed without a limit, and the least that was found."""
     done = meshtune("plan", simulated, "--config", "dp=4,tp=2", "--whole-axes", "--memory-gib", "0.5")
@@ -81,6 +83,7 @@ def test_a_limit_that_nothing_keeps(meshtune, simulated):
     assert again.status == 0
 
 
+@pytest.mark.slow
 def test_a_limit_and_a_pin(meshtune, simulated):
     """Pins hold under a limit."""
     limits = ("--whole-axes", "--memory-gib", "3", "--pin", UP)

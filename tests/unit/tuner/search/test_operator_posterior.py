@@ -53,6 +53,7 @@ def sample_of(kind=OpKind.MATMUL, phase=Phase.FORWARD, shape=(1.0, 2.0), name=""
 # Measured beside predicted
 
 
+@pytest.mark.slow
 def test_every_operator_is_found_with_its_name_and_without(operators):
     """Each shape of each term has a predicted time under its name and under none; a collective has no phase."""
     for term in operators.terms.terms:
@@ -157,6 +158,7 @@ def samples_of(problem, seed, positions, **options):
     )
 
 
+@pytest.mark.slow
 def test_slow_kernels_slow_their_candidates(problem, operators):
     """Matrix products that all take half again as long lengthen every step, most of all where they are most of it."""
     slow = [
@@ -172,6 +174,7 @@ def test_slow_kernels_slow_their_candidates(problem, operators):
     assert told == {"matmul_efficiency", "grouped_matmul_efficiency"}  # a dense model has no grouped ones to measure
 
 
+@pytest.mark.slow
 def test_a_constant_is_told_by_all_its_kinds(problem, operators):
     """The network's efficiency is told once every collective of the candidates is measured, and not before."""
     samples = samples_of(problem, 0, np.arange(0, len(problem[1]), 20))
@@ -192,6 +195,7 @@ def test_only_constants_of_profiles_are_told():
     assert set(TOLD_BY) <= set(CONSTANTS)
 
 
+@pytest.mark.slow
 def test_what_was_measured_before_the_study_counts(problem, operators):
     """Times of the past change predictions before any trial, as the same times of the study's own trials do."""
     samples = samples_of(problem, 3, [0, 100, 200])
@@ -210,6 +214,7 @@ def error_and_rank(belief, found, rest, truth):
     return np.sqrt(np.mean((median - truth[rest]) ** 2)), kendalltau(median, truth[rest])[0]
 
 
+@pytest.mark.slow
 def test_operators_of_three_trials_improve_the_ranking_of_the_rest(problem, operators):
     """In eight worlds whose operators err by 30%, and where nothing else slows single runs down, the operator times of
     three trials lower the error of the untried below what the step times alone tell, and rank them better.
@@ -242,6 +247,7 @@ def test_operators_of_three_trials_improve_the_ranking_of_the_rest(problem, oper
     assert better_tau > tau + 0.005
 
 
+@pytest.mark.slow
 def test_a_world_of_exact_predictions_stays_as_predicted(problem, operators):
     """Where operators take what was predicted, their times change no step by more than 2%, and leave little open."""
     samples = samples_of(problem, 0, np.arange(0, len(problem[1]), 60), operator_error=0.0, noise=0.0)

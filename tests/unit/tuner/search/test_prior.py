@@ -108,6 +108,7 @@ def informed(problem, past):
 # What is learned
 
 
+@pytest.mark.slow
 def test_a_wrong_constant_is_learned_from_runs_of_another_model(problem, past, truth, informed):
     """The network's speed is fitted to runs of a smaller model: predictions of the study's own err by less than
     half of what they did, and the constant is nearer to the truth.
@@ -133,6 +134,7 @@ def test_without_a_past_nothing_is_learned(problem):
         assert np.allclose(cold.log_predicted, log_steps(setting, setting.runtime, grid))
 
 
+@pytest.mark.slow
 def test_runs_of_another_runtime_are_not_used(problem, past):
     """Runs of another runtime teach nothing, alone or beside those of the study's own."""
     foreign = tuple(replace(run, runtime="nanotron", group="elsewhere", step_time_s=1e3) for run in past.runs)
@@ -143,6 +145,7 @@ def test_runs_of_another_runtime_are_not_used(problem, past):
     assert len(mixed.groups) == len(alone.groups) == 1
 
 
+@pytest.mark.slow
 def test_runs_that_failed_or_are_suspect_are_not_used(problem, past):
     """Runs that crashed, were pruned, or that their source calls outliers are left out of fit and groups."""
     bad = (
@@ -157,6 +160,7 @@ def test_runs_that_failed_or_are_suspect_are_not_used(problem, past):
     assert learned.runtime == learn(Past(runs=past.runs[3:]), problem[0]).runtime
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "is_told"), [(FEWEST_PAST - 1, False), (FEWEST_PAST, True)])
 def test_whoever_learns_has_a_hypothesis_of_it(problem, past, count, is_told):
     """A past is used as a whole or not at all: too few runs fit no profile either, whose operators nobody would own."""
@@ -166,6 +170,7 @@ def test_whoever_learns_has_a_hypothesis_of_it(problem, past, count, is_told):
     assert len(belief.steps) == 2 + is_told
 
 
+@pytest.mark.slow
 def test_facts_of_a_run_stay_its_own(problem, small, past):
     """Runs that are known to have been without an overlap are predicted so, and form a group of their own."""
     facts = (("overlaps_gradients", not problem[0].runtime.overlaps_gradients),)
@@ -180,6 +185,7 @@ def test_facts_of_a_run_stay_its_own(problem, small, past):
     assert np.log(learned.groups[1].predicted.step_time_s) == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_peaks_of_memory_are_learned_too(problem, past):
     """Runs whose peaks were a fifth above the prediction make the candidates' memory larger."""
     before = learn(past, problem[0]).groups[0].predicted.peak_bytes
@@ -191,6 +197,7 @@ def test_peaks_of_memory_are_learned_too(problem, past):
     assert warm.past.values == pytest.approx(np.log(1.2), abs=1e-6)
 
 
+@pytest.mark.slow
 def test_progress_is_told_before_the_fit(problem, past):
     """Whoever waits hears how many runs of how many jobs are learned from, once."""
     heard = []
@@ -251,6 +258,7 @@ def test_a_fact_outlives_the_fitted_constants(problem):
 # Operators
 
 
+@pytest.mark.slow
 def test_operator_times_of_the_past_are_the_operators_of_the_belief(problem, small, past):
     """Samples of the runs' job come beside their predictions; those of jobs that were not looked at don't."""
     setting, _ = small
@@ -317,6 +325,7 @@ def worlds(problem):
     return [backend.hidden_step(grid).step_time_s for backend in backends]
 
 
+@pytest.mark.slow
 def test_a_past_that_misleads_costs_two_trials_at_most(problem, small, worlds):
     """Runs of a world where the network is five times as slow and matrix products a quarter faster than in the study's
     cost two more trials at most, in the median of ten studies, than no history.
@@ -340,6 +349,7 @@ def test_a_past_that_misleads_costs_two_trials_at_most(problem, small, worlds):
     assert np.median(np.subtract(*np.transpose(found))) <= 2
 
 
+@pytest.mark.slow
 def test_a_past_that_is_right_saves_trials(problem, truth, informed):
     """After runs of the study's own true runtime, ten studies need fewer trials than without them."""
     setting, grid = problem

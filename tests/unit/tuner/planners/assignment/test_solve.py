@@ -44,6 +44,7 @@ def test_it_finds_the_optimum_of_small_problems(problem):
         assert found.bound <= optimum + 1e-9 * abs(optimum)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_it_agrees_with_highs_on_chains_with_skips(seed):
     """On thirty nodes the cost is HiGHS's optimum or within 2% of it, never below, and the bound is never above."""

@@ -72,6 +72,7 @@ def test_a_plan_fits_and_is_no_better_than_the_bound(graph, mesh, share):
     assert cost.step_time_s >= outcome.bound * (1 - 1e-7) - NOTHING_S
 
 
+@pytest.mark.slow
 def test_plans_are_found_where_there_are_some():
     """Of 25 limits that the integer program keeps, at least 23 are kept as they are, and 24 at 1.2 times."""
     feasible, found, found_with_room = 0, 0, 0
@@ -106,6 +107,7 @@ def draws(count):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("share", "most"), [(0.9, 1.001), (0.8, 1.03), (0.7, 1.001)])
 def test_an_mlp_within_less_memory_is_hardly_slower_than_it_must_be(share, most):
     """Under limits below the fastest plan's peak, the step is at most that much over the optimum under the same."""

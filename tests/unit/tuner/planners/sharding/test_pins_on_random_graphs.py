@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -69,6 +70,7 @@ def holds(pin, plan, mesh):
     return cut % ways == 0
 
 
+@pytest.mark.slow
 @given(data=st.data(), graph=graphs(), mesh=meshes(), is_whole=st.booleans())
 @settings(max_examples=300, deadline=None)
 def test_hard_pins_hold_everywhere(data, graph, mesh, is_whole):

@@ -50,6 +50,7 @@ def shapes_of(job, cluster, runtime, config):
     return operators, collectives
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", FILES)
 @given(data=st.data())
 @settings(max_examples=25, deadline=None)

@@ -109,6 +109,7 @@ def past_in(url, **options):
 # Keeping and reading back
 
 
+@pytest.mark.slow
 def test_what_a_study_ran_is_read_back(database, tmp_path):
     """Job, cluster, facts, configuration, end, median, spread and peak of each trial come back as they were."""
     spread = Observation(status=Status.OK, step_times_s=(1.0, 4.0, 1.5), peak_memory_bytes=70 * 2**30)
@@ -231,6 +232,7 @@ def test_a_trial_is_kept_whole_or_not_at_all(sql_database, tmp_path):
     assert counts(sql_database) == [0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("moment", "observed"),
     [(f"INSERT INTO {RUNS.name}", False), (f"INSERT INTO {SAMPLES.name}", False), ("UPDATE trials SET state", True)],
@@ -262,6 +264,7 @@ def test_a_driver_that_dies_while_it_ends_a_trial_loses_nothing(tmp_path, moment
 # Studies from before the tables
 
 
+@pytest.mark.slow
 def test_an_older_study_is_read_from_its_trials(sql_database, tmp_path):
     """A database without the tables gives the same runs and operator times, and is not changed by it."""
     config = loaded(tmp_path, sql_database, uneven=True)
@@ -364,6 +367,7 @@ def test_calibration_gets_the_same_from_history_as_from_the_file(tmp_path):
     assert past.timed(find_prior("megatron-core")) == ()
 
 
+@pytest.mark.slow
 def test_a_profile_is_fitted_to_what_a_study_ran(tmp_path):
     """Trials of an earlier study move the constants of its runtime towards what made them."""
     storage = f"sqlite:///{tmp_path / 'past.db'}"
@@ -383,6 +387,7 @@ def test_a_profile_is_fitted_to_what_a_study_ran(tmp_path):
 # What is no past
 
 
+@pytest.mark.slow
 def test_a_study_is_not_its_own_past(sql_database, tmp_path):
     """A study that names its own storage reads the other studies in it, with or without the tables, and not itself."""
     history = f"history=[{json.dumps(sql_database)}]"
@@ -484,6 +489,7 @@ def test_a_replay_does_not_read_its_own_rows(tmp_path):
     assert past.skipped["rows that the study itself replays"] == len(left_out) >= len(config.measured.runs)
 
 
+@pytest.mark.slow
 def test_how_much_was_read_is_told_and_kept(tmp_path):
     """A run tells once how much it has read, keeps it for `meshtune status`, and no more says so without a history."""
     first = f"sqlite:///{tmp_path / 'past.db'}"
@@ -544,6 +550,7 @@ def test_a_history_that_cannot_be_read_is_one_message(tmp_path, entry, words):
     assert sorted(tmp_path.iterdir()) == before
 
 
+@pytest.mark.slow
 def test_tables_of_another_version_refuse_the_study_before_its_first_trial(tmp_path):
     """A storage whose history another version keeps is refused at once, and no trial is run in vain."""
     storage = f"sqlite:///{tmp_path / 'past.db'}"
