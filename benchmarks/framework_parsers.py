@@ -29,6 +29,7 @@ from typing import Any
 
 import yaml
 
+from costmodels.job.setting import Setting
 from tuner.export import Export
 from tuner.export.nemo import FIELDS
 from tuner.export.rules import deepspeed as deepspeed_rules
@@ -36,7 +37,6 @@ from tuner.export.rules import megatron, mindspeed, torchtitan
 from tuner.export.rules.flag_table import Flag, Values
 from tuner.export.rules.nemo import check_nemo
 from tuner.export.rules.published_rules import facts_of
-from tuner.space.rules import Setting
 
 Parser = Callable[[Export, Setting], Values]
 

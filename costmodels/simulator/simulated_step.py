@@ -16,7 +16,7 @@ Letters: p stages, v virtual stages, k kinds of replicas.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ import numpy as np
 
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.runtime import RuntimeProfile
-from costmodels.job.training_job import TrainingJob
+from costmodels.job.setting import Setting
 from costmodels.operators.kernels import CollectiveTime, KernelTime, collective_s, kernel_s
 from costmodels.simulator.events import NOTHING, Route, TaskGraph, Timeline, run
 from costmodels.simulator.pass_program import ACROSS, BETWEEN, INSIDE, LINKS
@@ -35,7 +35,6 @@ from costmodels.step.layer_residuals import layer_residual
 from costmodels.step.memory import MemoryEstimate
 from costmodels.step.overheads import overhead_s
 from costmodels.step.replicas import ReplicaKind, replica_kinds
-from hardware.cluster import Cluster
 from hardware.sharing import Uses
 
 ALL = -1
@@ -101,9 +100,7 @@ class Simulation:
 
 
 def simulate_step(
-    job: TrainingJob,
-    cluster: Cluster,
-    runtime: RuntimeProfile,
+    setting: Setting,
     config: ParallelConfig,
     *,
     schedule: str = "1f1b",
@@ -114,9 +111,7 @@ def simulate_step(
     """Simulates one step.
 
     Args:
-        job: What is trained; its global batch is divisible by dp*mbs.
-        cluster: Where; the configuration occupies all of its devices.
-        runtime: What overlaps with what, and the kernels' efficiency.
+        setting: Job, cluster and runtime. The configuration's dp*mbs divides the job's global batch.
         config: The configuration.
         schedule: One of `passes.SCHEDULES`.
         kernel_time: Time of a kernel.
@@ -127,15 +122,14 @@ def simulate_step(
         ValueError: the schedule can't be had with these degrees.
     """
     grid = ConfigGrid.from_configs([config])
-    cluster = cluster.reordered(config.assignment.hosts)
-    even = job.global_batch_size // (config.dp * config.mbs)
+    setting = replace(setting, cluster=setting.cluster.reordered(config.assignment.hosts))
+    cluster, runtime = setting.cluster, setting.runtime
+    even = setting.job.global_batch_size // (config.dp * config.mbs)
     micro_batches = np.array(config.assignment.micro_batches or (even,) * config.dp, dtype=np.int64)
     kinds = replica_kinds(cluster, config, micro_batches)
     orders = [pass_order(schedule, config.pp, config.vpp, kind.micro_batches) for kind in kinds]
     stages = stage_works(
-        job,
-        cluster,
-        runtime,
+        setting,
         config,
         kinds,
         splits_backward=orders[0].splits_backward,
@@ -148,10 +142,10 @@ def simulate_step(
     hosts = cluster.rank_host().reshape(config.pp, -1)
     spans = np.array([1 + int((hosts != hosts[0]).any())])
     passes_s = np.array([timeline.makespan_s])
-    breakdown["overhead"] = float(overhead_s(job, cluster, runtime, grid, spans, memory, passes_s)[0])
+    breakdown["overhead"] = float(overhead_s(setting, grid, spans, memory, passes_s)[0])
     unexplained = 1.0
     if runtime.residuals:
-        unexplained = float(np.exp(layer_residual(runtime.residuals, cluster.device_names, job, grid))[0])
+        unexplained = float(np.exp(layer_residual(runtime.residuals, cluster.device_names, setting.job, grid))[0])
     breakdown = {part: seconds * unexplained for part, seconds in breakdown.items()}
     return Simulation(
         step_time_s=sum(breakdown.values()),

@@ -17,6 +17,7 @@ import numpy as np
 
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.runtime import RuntimeProfile
+from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.kernels import CollectiveTime, KernelTime, collective_latency_s
 from costmodels.operators.layer_operators import BLOCKS, Block, Collective, Phase
@@ -40,7 +41,6 @@ from costmodels.step.transfers import hop_collectives, transfer_collectives
 from costmodels.step.weight_passes import accumulation_s, optimizer_pass_s
 from costmodels.step.weight_traffic import weight_collectives, weight_traffic
 from hardware.arrays import FloatArray
-from hardware.cluster import Cluster
 from hardware.link import combined, detour
 
 _BLOCKS_OF = {
@@ -172,9 +172,7 @@ class StageWork:
 
 
 def stage_works(
-    job: TrainingJob,
-    cluster: Cluster,
-    runtime: RuntimeProfile,
+    setting: Setting,
     config: ParallelConfig,
     kinds: tuple[ReplicaKind, ...],
     *,
@@ -183,7 +181,7 @@ def stage_works(
     collective_time: CollectiveTime,
 ) -> tuple[tuple[StageWork, ...], ...]:
     """What every stage of every kind of replicas runs [k][p]; the cluster's hosts stand in the order of the ranks."""
-    builder = _Builder(job, cluster, runtime, config, splits_backward, kernel_time, collective_time)
+    builder = _Builder(setting, config, splits_backward, kernel_time, collective_time)
     return tuple(tuple(builder.stage(kind, stage) for stage in range(config.pp)) for kind in kinds)
 
 
@@ -214,24 +212,23 @@ class _Builder:
 
     def __init__(
         self,
-        job: TrainingJob,
-        cluster: Cluster,
-        runtime: RuntimeProfile,
+        setting: Setting,
         config: ParallelConfig,
         splits_backward: bool,
         kernel_time: KernelTime,
         collective_time: CollectiveTime,
     ) -> None:
-        self.job, self.cluster, self.runtime, self.config = job, cluster, runtime, config
+        cluster = setting.cluster
+        self.job, self.cluster, self.runtime, self.config = setting.job, cluster, setting.runtime, config
         self.splits_backward = splits_backward
         self.kernel_time, self.collective_time = kernel_time, collective_time
         self.grid = ConfigGrid.from_configs([config])
         self.cells = np.arange(cluster.num_devices).reshape(config.pp, config.dp, -1)
         self.shares_adapters = any(link.sharers > 1 for group in cluster.groups for link in group.nic_links)
         self.group_ends = np.cumsum([group.hosts for group in cluster.groups])
-        self.virtual = virtual_stages(job, runtime, config)
+        self.virtual = virtual_stages(setting.job, setting.runtime, config)
         self.has_recomputed = any(again for pieces in self.virtual for _, again in pieces)
-        self.launches = {again: piece_launches(job, runtime, own) for again, own in self._flavours()}
+        self.launches = {again: piece_launches(setting.job, setting.runtime, own) for again, own in self._flavours()}
         self.found: dict[tuple[object, ...], StageWork] = {}
         self.programs: dict[tuple[object, ...], tuple[Groups, int, _Programs]] = {}
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from costmodels.job.parallel_config import RECOMPUTE_MODES, ConfigGrid
 from costmodels.job.runtime import RuntimeProfile
+from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.kernels import CollectiveTime, KernelTime, execution_s
 from costmodels.operators.layer_operators import (
@@ -31,7 +32,6 @@ from costmodels.step.changed_layers import LAYER_BLOCKS, shape_keys
 from costmodels.step.communication import Beside, BlockCommunication, block_communication
 from costmodels.step.placement import place, place_on
 from hardware.arrays import FloatArray, IntArray
-from hardware.cluster import Cluster
 from hardware.device import Device
 
 
@@ -123,20 +123,19 @@ class BlockCosts:
 
 
 def block_costs(
-    job: TrainingJob,
-    cluster: Cluster,
-    runtime: RuntimeProfile,
+    setting: Setting,
     shapes: ConfigGrid,
     kernel_time: KernelTime,
     collective_time: CollectiveTime,
 ) -> BlockCosts:
     """The costs of every shape row; on unlike hosts, those of a kind of device are told on links of its own hosts."""
-    times = [block_times(job, device, runtime, shapes, kernel_time) for device in cluster.devices]
+    cluster, runtime = setting.cluster, setting.runtime
+    times = [block_times(setting.job, device, runtime, shapes, kernel_time) for device in cluster.devices]
     groups = [place(cluster, shapes)]
     if len(cluster.devices) > 1:
         groups = [place_on(cluster, device, shapes) for device in cluster.devices]
     found = [
-        block_communication(job, runtime, shapes, own, _beside(of_device), collective_time)
+        block_communication(setting.job, runtime, shapes, own, _beside(of_device), collective_time)
         for of_device, own in zip(times, groups, strict=True)
     ]
     issued = [found[0].collectives[block] for block in BLOCKS]

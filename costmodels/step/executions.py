@@ -13,6 +13,7 @@ import numpy as np
 
 from costmodels.job.parallel_config import RECOMPUTE_MODES, ConfigGrid
 from costmodels.job.runtime import RuntimeProfile
+from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.layer_operators import (
     BLOCKS,
@@ -29,7 +30,6 @@ from costmodels.step.schedules import assign_layers
 from costmodels.step.transfers import transfer_collectives, transfer_executions
 from costmodels.step.weight_traffic import weight_collectives, weight_executions
 from hardware.arrays import FloatArray
-from hardware.cluster import Cluster
 
 
 def operator_executions(
@@ -52,16 +52,15 @@ def operator_executions(
     )
 
 
-def collective_executions(
-    job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile, grid: ConfigGrid
-) -> tuple[tuple[Collective, Phase, FloatArray], ...]:
+def collective_executions(setting: Setting, grid: ConfigGrid) -> tuple[tuple[Collective, Phase, FloatArray], ...]:
     """Every collective of the one configuration in `grid`, its phase, and how often all its messages go [1] or [c, 1].
 
     Of groups of one there are none, nor of what the configuration does not use.
     """
+    job, runtime = setting.job, setting.runtime
     assert len(grid) == 1, "executions are those of one configuration"
     num_micro_batches = job.global_batch_size // (grid.dp * grid.mbs)
-    groups = place(cluster, grid)
+    groups = place(setting.cluster, grid)
     found: list[tuple[Collective, Phase, FloatArray]] = []
     in_layers = layer_collectives(job, runtime, grid, groups)
     counts: dict[tuple[str, Phase], FloatArray] = {}
@@ -70,7 +69,7 @@ def collective_executions(
             count = counts.setdefault((use.site, use.phase), np.zeros(1))
             count += blocks[use.block] * num_micro_batches * use.count
     found += [(in_layers[site], phase, count) for (site, phase), count in counts.items()]
-    (pipeline,) = pipelines(job, cluster, runtime, grid).each
+    (pipeline,) = pipelines(setting, grid).each
     local = local_parameters(job, grid, pipeline.stages.blocks)
     of_weights = weight_collectives(job, runtime, grid, groups, local)
     for site, phase, count in weight_executions(runtime, grid, num_micro_batches):

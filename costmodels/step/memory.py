@@ -24,6 +24,7 @@ from scipy.special import ndtr
 
 from costmodels.job.parallel_config import RECOMPUTE_MODES, ConfigGrid, ParallelConfig
 from costmodels.job.runtime import RuntimeProfile
+from costmodels.job.setting import Setting
 from costmodels.job.training_job import NARROW_BYTES, TrainingJob
 from costmodels.operators.layer_operators import (
     Block,
@@ -43,7 +44,6 @@ from costmodels.step.placement import (
 )
 from costmodels.step.schedules import stage_in_flight
 from hardware.arrays import FloatArray, IntArray
-from hardware.cluster import Cluster
 
 MEMORY_PARTS = (
     "weights",
@@ -311,9 +311,7 @@ class _LayerTally:
 
 
 def estimate_memory(
-    job: TrainingJob,
-    cluster: Cluster,
-    runtime: RuntimeProfile,
+    setting: Setting,
     grid: ConfigGrid,
     *,
     stage: WhichStage = "fullest",
@@ -323,25 +321,30 @@ def estimate_memory(
     parts = {part: np.zeros(len(grid)) for part in MEMORY_PARTS}
     capacity = np.zeros(len(grid))
     for hosts, at in grid.by_host_order():
-        ordered = cluster.reordered(hosts)
+        ordered = setting.cluster.reordered(hosts)
         own = grid if len(at) == len(grid) else grid.take(at)
-        for part, values in _parts_bytes(job, ordered, runtime, own, stage, schedule).items():
+        for part, values in _parts_bytes(replace(setting, cluster=ordered), own, stage, schedule).items():
             (capacity if part == _CAPACITY else parts[part])[at] = values
     return MemoryEstimate(peak_bytes=np.asarray(sum(parts.values())), parts_bytes=parts, capacity_bytes=capacity)
 
 
-def stage_memory(
-    job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile, config: ParallelConfig, *, schedule: str = "1f1b"
-) -> MemoryEstimate:
+def stage_memory(setting: Setting, config: ParallelConfig, *, schedule: str = "1f1b") -> MemoryEstimate:
     """Peak memory of every stage of one configuration, with its stages in the place of configurations [pp]."""
     grid = ConfigGrid.from_configs([config])
-    ordered = cluster.reordered(config.assignment.hosts)
-    (pipeline,) = pipelines(job, ordered, runtime, grid).each
+    ordered = setting.cluster.reordered(config.assignment.hosts)
+    (pipeline,) = pipelines(replace(setting, cluster=ordered), grid).each
     stages = pipeline.stages.apart()
     shapes, shape_of = unique_shapes(grid)
-    passes = _Passes(job, runtime, shapes, has_recomputed=grid.has_recomputed)
+    passes = _Passes(setting.job, setting.runtime, shapes, has_recomputed=grid.has_recomputed)
     needed = _needed(
-        job, runtime, passes, replace(pipeline, stages=stages), shape_of, _micro_batches(job, grid), grid.vpp, schedule
+        setting.job,
+        setting.runtime,
+        passes,
+        replace(pipeline, stages=stages),
+        shape_of,
+        _micro_batches(setting.job, grid),
+        grid.vpp,
+        schedule,
     )
     parts = {part: np.broadcast_to(needed.get(part, 0.0), (config.pp, 1))[:, 0] for part in MEMORY_PARTS}
     return MemoryEstimate(
@@ -354,22 +357,22 @@ def stage_memory(
 _CAPACITY = "capacity"
 
 
-def _parts_bytes(
-    job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile, grid: ConfigGrid, stage: WhichStage, schedule: str
-) -> dict[str, FloatArray]:
+def _parts_bytes(setting: Setting, grid: ConfigGrid, stage: WhichStage, schedule: str) -> dict[str, FloatArray]:
     """The parts of the fullest stage, and the memory of its smallest device as _CAPACITY, each [n].
 
     The hosts of the cluster stand in the order of the ranks. Of replicas that run unequal numbers of micro-batches the
     busiest ones hold the most.
     """
     shapes, shape_of = unique_shapes(grid)
-    passes = _Passes(job, runtime, shapes, has_recomputed=grid.has_recomputed)
-    num_micro_batches = _micro_batches(job, grid)
-    memory_bytes = [float(device.memory_bytes) for device in cluster.devices]
+    passes = _Passes(setting.job, setting.runtime, shapes, has_recomputed=grid.has_recomputed)
+    num_micro_batches = _micro_batches(setting.job, grid)
+    memory_bytes = [float(device.memory_bytes) for device in setting.cluster.devices]
     parts = {part: np.zeros(len(grid)) for part in (*MEMORY_PARTS, _CAPACITY)}
-    for pipeline in pipelines(job, cluster, runtime, grid).each:
+    for pipeline in pipelines(setting, grid).each:
         stages, at = pipeline.stages, pipeline.at
-        needed = _needed(job, runtime, passes, pipeline, shape_of, num_micro_batches, grid.vpp, schedule)
+        needed = _needed(
+            setting.job, setting.runtime, passes, pipeline, shape_of, num_micro_batches, grid.vpp, schedule
+        )
         smallest = stages.smallest(memory_bytes)[:, None]
         share = sum(needed.values()) / smallest * _is_wanted(stages, stage)
         fullest = share.argmax(axis=0)

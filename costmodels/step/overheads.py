@@ -10,16 +10,14 @@ from scipy.special import ndtr
 
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.runtime import RuntimeProfile
-from costmodels.job.training_job import TrainingJob
+from costmodels.job.setting import Setting
 from costmodels.step.memory import MemoryEstimate
 from hardware.arrays import FloatArray, IntArray
 from hardware.cluster import Cluster
 
 
 def overhead_s(
-    job: TrainingJob,
-    cluster: Cluster,
-    runtime: RuntimeProfile,
+    setting: Setting,
     grid: ConfigGrid,
     pipeline_hosts: IntArray,
     memory: MemoryEstimate | None,
@@ -28,19 +26,18 @@ def overhead_s(
     """Overheads of every configuration [n].
 
     Args:
-        job: What is trained.
-        cluster: The more hosts, the longer is the wait for the slowest of them.
-        runtime: Its constants.
+        setting: Job, cluster and runtime. A cluster of more hosts waits longer for its slowest host.
         grid: The configurations.
         pipeline_hosts: Hosts that a pipeline spans [n].
         memory: Memory of the same configurations, where it is known.
         passes_s: All other parts of the step [n].
     """
-    num_micro_batches = job.global_batch_size // (grid.dp * grid.mbs)
+    runtime = setting.runtime
+    num_micro_batches = setting.job.global_batch_size // (grid.dp * grid.mbs)
     ways = np.where(grid.pp == 2, 1.0, 2.0)  # of two stages each receives only one way
-    stalled = _stalled_share(cluster, runtime, pipeline_hosts, memory)
+    stalled = _stalled_share(setting.cluster, runtime, pipeline_hosts, memory)
     stalls_s = ways * runtime.stall_s * (num_micro_batches + grid.pp - 1) * stalled
-    waits = runtime.straggler_share * np.log2(max(cluster.num_hosts, 1))
+    waits = runtime.straggler_share * np.log2(max(setting.cluster.num_hosts, 1))
     return np.asarray(stalls_s + runtime.step_overhead_s + waits * passes_s)
 
 

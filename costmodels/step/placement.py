@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.runtime import RuntimeProfile
+from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.layer_operators import BLOCKS, Block, local_kv_size
 from costmodels.step.schedules import StageLayers, assign_layers
@@ -261,22 +262,18 @@ class Pipelines:
 
 
 def pipelines(
-    job: TrainingJob,
-    cluster: Cluster,
-    runtime: RuntimeProfile,
+    setting: Setting,
     grid: ConfigGrid,
     has_device: NDArray[np.bool_] | None = None,
 ) -> Pipelines:
     """The configurations of each layout; chunks per stage make another layout only where layers fall differently.
 
     Args:
-        job: What is trained.
-        cluster: Its hosts stand in the order of the ranks.
-        runtime: How it lays layers on stages.
+        setting: Job, cluster and runtime. The cluster's hosts stand in the order of the ranks.
         grid: The configurations.
         has_device: The devices of the stages [pp, d] where the configurations, all of one pp, do not use all of them.
     """
-    layouts, layout = _layouts(job, runtime, grid)
+    layouts, layout = _layouts(setting.job, setting.runtime, grid)
     replicas = grid.dp * grid.cp * grid.up
     # the layout comes first, so that the rows of one layout stand side by side
     columns = [layout, grid.tp, replicas, grid.ep, grid.expert_tp, grid.zero_stage, grid.copies]
@@ -284,7 +281,7 @@ def pipelines(
     weights = grid.take(kept)
     each = []
     for stages, at, weights_at in zip(layouts, _positions(layout), _positions(layout[kept]), strict=True):
-        devices = stage_devices(cluster, len(stages.dense)) if has_device is None else has_device
+        devices = stage_devices(setting.cluster, len(stages.dense)) if has_device is None else has_device
         each.append(
             Pipeline(
                 pp=len(stages.dense),

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodels.job.parallel_config import RECOMPUTE_MODES, ConfigGrid
-from costmodels.job.runtime import RuntimeProfile
+from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.kernels import collective_s, remembered_kernel_s
 from costmodels.operators.layer_operators import BLOCKS, Block, unique_shapes
@@ -23,7 +23,6 @@ from costmodels.step.placement import Pipeline, StageKinds, place, stage_devices
 from costmodels.step.schedules import stage_in_flight
 from costmodels.step.step_time import StagePricing
 from hardware.arrays import FloatArray, IntArray
-from hardware.cluster import Cluster
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -46,29 +45,25 @@ class StageTables:
 
 
 def stage_tables(
-    job: TrainingJob,
-    cluster: Cluster,
-    runtime: RuntimeProfile,
+    setting: Setting,
     grid: ConfigGrid,
     has_device: NDArray[np.bool_] | None = None,
 ) -> StageTables:
     """The tables of configurations of one pp and vpp, all their work in equal shares.
 
     Args:
-        job: What is trained.
-        cluster: Its hosts stand in the order of the ranks.
-        runtime: What overlaps with what.
+        setting: Job, cluster and runtime. The cluster's hosts stand in the order of the ranks.
         grid: The configurations [k].
         has_device: The devices of the stages [p, d] where they are those of some replicas alone.
     """
-    num_layers = job.model.num_layers
-    has_device = stage_devices(cluster, int(grid.pp[0])) if has_device is None else has_device
-    stages = _every_stage(job, has_device)
-    times_s, needed = stage_figures(job, cluster, runtime, grid, stages)
+    num_layers = setting.job.model.num_layers
+    has_device = stage_devices(setting.cluster, int(grid.pp[0])) if has_device is None else has_device
+    stages = _every_stage(setting.job, has_device)
+    times_s, needed = stage_figures(setting, grid, stages)
     shape = (2, len(has_device), num_layers + 1, len(grid))
     time_s, again_s = times_s.reshape(shape)
     needed_bytes, again_bytes = needed.reshape(shape)
-    smallest = stages.smallest([float(device.memory_bytes) for device in cluster.devices])
+    smallest = stages.smallest([float(device.memory_bytes) for device in setting.cluster.devices])
     return StageTables(
         time_s=time_s,
         again_s=again_s,
@@ -78,15 +73,11 @@ def stage_tables(
     )
 
 
-def stage_figures(
-    job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile, grid: ConfigGrid, stages: StageKinds
-) -> tuple[FloatArray, FloatArray]:
+def stage_figures(setting: Setting, grid: ConfigGrid, stages: StageKinds) -> tuple[FloatArray, FloatArray]:
     """What one micro-batch takes any stages, forward and backward, and what they need of their devices [c, k].
 
     Args:
-        job: What is trained.
-        cluster: Its hosts stand in the order of the ranks.
-        runtime: What overlaps with what.
+        setting: Job, cluster and runtime. The cluster's hosts stand in the order of the ranks.
         grid: Configurations of one pp and vpp [k].
         stages: What the stages hold, and the number of each in a pipeline; any of them [c].
     """
@@ -96,15 +87,15 @@ def stage_figures(
     shapes, shape_of = unique_shapes(grid)
     full = np.full(len(shapes), RECOMPUTE_MODES.index("full"))
     kernel_time = remembered_kernel_s()
-    once = block_costs(job, cluster, runtime, shapes, kernel_time, collective_s)
-    again = block_costs(job, cluster, runtime, replace(shapes, recompute=full), kernel_time, collective_s)
+    once = block_costs(setting, shapes, kernel_time, collective_s)
+    again = block_costs(setting, replace(shapes, recompute=full), kernel_time, collective_s)
     everyone = np.arange(len(grid))
     pipeline = Pipeline(pp=pp, stages=stages, at=everyone, weights=grid, weights_at=everyone, weights_of=everyone)
-    pricing = StagePricing(job, cluster, runtime, pipeline, place(cluster, grid), collective_s)
+    pricing = StagePricing(setting, pipeline, place(setting.cluster, grid), collective_s)
     parts, _, _ = pricing.stage_parts_s(once.beside(again).take(shape_of), grid.vpp)
-    num_micro_batches = job.global_batch_size // (grid.dp * grid.mbs)
+    num_micro_batches = setting.job.global_batch_size // (grid.dp * grid.mbs)
     in_flight = stage_in_flight(stages.first[:, None], pp, grid.vpp, num_micro_batches)
-    needed = stage_needed_bytes(job, runtime, grid, stages, in_flight)
+    needed = stage_needed_bytes(setting.job, setting.runtime, grid, stages, in_flight)
     return np.sum(list(parts.values()), axis=0), needed
 
 

@@ -14,7 +14,7 @@ from functools import reduce
 import numpy as np
 
 from costmodels.job.parallel_config import RECOMPUTE_MODES, ConfigGrid
-from costmodels.job.runtime import RuntimeProfile
+from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.kernels import CollectiveTime, KernelTime, collective_s, kernel_s
 from costmodels.operators.layer_operators import unique_shapes
@@ -59,9 +59,7 @@ class StepEstimate:
 
 
 def estimate_step(
-    job: TrainingJob,
-    cluster: Cluster,
-    runtime: RuntimeProfile,
+    setting: Setting,
     grid: ConfigGrid,
     *,
     kernel_time: KernelTime = kernel_s,
@@ -71,9 +69,7 @@ def estimate_step(
     """Step time of every configuration and where it goes.
 
     Args:
-        job: What is trained; its global batch is divisible by dp*mbs of every configuration.
-        cluster: Where; every configuration occupies all of its devices.
-        runtime: What overlaps with what, and the kernels' efficiency.
+        setting: Job, cluster and runtime. Every configuration's dp*mbs divides the job's global batch.
         grid: n configurations.
         memory: Memory of the same configurations, where it is known: what does not quite fit runs, but slowly.
         kernel_time: t_hat of one operator; a surrogate's draw or a hidden world replaces `kernel_s`.
@@ -81,15 +77,15 @@ def estimate_step(
     """
     prices = (kernel_time, collective_time)
     if grid.is_even:
-        breakdown = _parts_s(job, cluster, runtime, grid, even_rows(job, grid), prices, memory)
+        breakdown = _parts_s(setting, grid, even_rows(setting.job, grid), prices, memory)
         return StepEstimate(step_time_s=_sum(breakdown.values()), breakdown_s=breakdown)
     step_time_s, breakdown = np.zeros(len(grid)), {part: np.zeros(len(grid)) for part in BREAKDOWN}
     for hosts, at in grid.by_host_order():
-        ordered = cluster.reordered(hosts)
-        for rows in replica_rows(job, ordered, grid.take(at)):
+        ordered = setting.cluster.reordered(hosts)
+        for rows in replica_rows(setting.job, ordered, grid.take(at)):
             chosen = at[rows.at]
             of_chosen = None if memory is None else memory.take(chosen)
-            parts = _parts_s(job, ordered, runtime, grid.take(chosen), rows, prices, of_chosen)
+            parts = _parts_s(replace(setting, cluster=ordered), grid.take(chosen), rows, prices, of_chosen)
             seconds = _sum(parts.values())
             longer = seconds > step_time_s[chosen]
             step_time_s[chosen[longer]] = seconds[longer]
@@ -99,9 +95,7 @@ def estimate_step(
 
 
 def _parts_s(
-    job: TrainingJob,
-    cluster: Cluster,
-    runtime: RuntimeProfile,
+    setting: Setting,
     grid: ConfigGrid,
     rows: ReplicaRows,
     prices: tuple[KernelTime, CollectiveTime],
@@ -110,28 +104,32 @@ def _parts_s(
     """The breakdown of configurations whose hosts stand in the order of the ranks, each as its replicas see it [n]."""
     kernel_time, collective_time = prices
     shapes, shape_of = unique_shapes(grid)
-    costs = block_costs(job, cluster, runtime, shapes, kernel_time, collective_time)
+    costs = block_costs(setting, shapes, kernel_time, collective_time)
     if grid.has_recomputed:
         full = np.full(len(shapes), RECOMPUTE_MODES.index("full"))
-        again = block_costs(job, cluster, runtime, replace(shapes, recompute=full), kernel_time, collective_time)
+        again = block_costs(setting, replace(shapes, recompute=full), kernel_time, collective_time)
         costs = costs.beside(again)
-    layouts = pipelines(job, cluster, runtime, grid, rows.has_device)
-    groups = place(cluster, layouts.weights)
+    layouts = pipelines(setting, grid, rows.has_device)
+    groups = place(setting.cluster, layouts.weights)
     num_micro_batches = rows.num_micro_batches
     breakdown = {part: np.zeros(len(grid)) for part in BREAKDOWN}
     for pipeline in layouts.each:
         at = pipeline.at
-        pricing = StagePricing(job, cluster, runtime, pipeline, groups.take(pipeline.weights_at), collective_time)
+        pricing = StagePricing(setting, pipeline, groups.take(pipeline.weights_at), collective_time)
         chunks = [grid.assignments[code].layers for code in grid.assignment[at].tolist()] if not grid.is_even else ()
         parts = pricing.parts_s(costs.take(shape_of[at]), grid.vpp[at], num_micro_batches[at], chunks)
         for part, seconds in parts.items():
             breakdown[part][at] = seconds
     of_each = groups.take(layouts.weights_of)
-    breakdown["pp"] += exposed_transfers_s(job, runtime, grid, of_each, num_micro_batches, collective_time)
+    breakdown["pp"] += exposed_transfers_s(
+        setting.job, setting.runtime, grid, of_each, num_micro_batches, collective_time
+    )
     passes_s = _sum(seconds for part, seconds in breakdown.items() if part != "overhead")
-    breakdown["overhead"] = overhead_s(job, cluster, runtime, grid, of_each.pp.hosts, memory, passes_s)
-    if runtime.residuals:
-        unexplained = np.exp(layer_residual(runtime.residuals, cluster.device_names, job, shapes))[shape_of]
+    breakdown["overhead"] = overhead_s(setting, grid, of_each.pp.hosts, memory, passes_s)
+    if setting.runtime.residuals:
+        unexplained = np.exp(
+            layer_residual(setting.runtime.residuals, setting.cluster.device_names, setting.job, shapes)
+        )[shape_of]
         breakdown = {part: seconds * unexplained for part, seconds in breakdown.items()}
     return breakdown
 
@@ -150,21 +148,20 @@ class StagePricing:
 
     def __init__(
         self,
-        job: TrainingJob,
-        cluster: Cluster,
-        runtime: RuntimeProfile,
+        setting: Setting,
         pipeline: Pipeline,
         groups: Groups,
         collective_time: CollectiveTime,
     ) -> None:
+        runtime = setting.runtime
         self.runtime, self.pp, self.stages, self.row = runtime, pipeline.pp, pipeline.stages, pipeline.weights_of
-        self.layers = max(job.model.num_layers // self.pp, 1)
+        self.layers = max(setting.job.model.num_layers // self.pp, 1)
         weights = pipeline.weights
-        local = local_parameters(job, weights, self.stages.blocks)
-        bandwidth = self.stages.smallest([device.memory_bandwidth_bytes_per_s for device in cluster.devices])
+        local = local_parameters(setting.job, weights, self.stages.blocks)
+        bandwidth = self.stages.smallest([device.memory_bandwidth_bytes_per_s for device in setting.cluster.devices])
         self.accumulate_s = accumulation_s(runtime, weights, local, bandwidth)
         self.optimizer_s = optimizer_pass_s(runtime, weights, local, bandwidth).max(axis=0)
-        self.traffic = weight_traffic(job, runtime, weights, groups, local, collective_time)
+        self.traffic = weight_traffic(setting.job, runtime, weights, groups, local, collective_time)
         self.issue_s = issue_s(runtime, weights, groups)
 
     def parts_s(
