@@ -317,7 +317,7 @@ def feasible_counts() -> dict[str, float]:
     config = load_study(STUDIES / f"{A2_STUDY}.yaml")
     setting, headroom = config.setting, config.options.memory_headroom
     grid, removed = enumerate_space(setting, config.options)
-    memory = estimate_memory(setting.job, setting.cluster, setting.runtime, grid)
+    memory = estimate_memory(setting, grid)
     fits = memory.fits(headroom)
     needed_gib = memory.needed_bytes / 2**30
     rings, ulysses, virtual = grid.cp > 1, (grid.cp == 1) & (grid.up > 1), (grid.cp * grid.up == 1) & (grid.vpp > 1)

@@ -227,7 +227,8 @@ def _fitted(config: StudyConfig, path: Path, grid: ConfigGrid, truth_s: np.ndarr
         seen: list[MeasuredRun] = [run for run in runs if in_half.get(_key(run.config.values(DEGREES))) == 1 - fold]
         profile = calibrate(seen, config.setting.runtime, on_progress=lambda _: None).profile
         own = np.flatnonzero(half == fold)
-        predicted_s[own] = predict(replace(config.measured_setting, runtime=profile), grid.take(own)).step_time_s
+        measured = replace(config.measured_setting, setting=replace(config.setting, runtime=profile))
+        predicted_s[own] = predict(measured, grid.take(own)).step_time_s
     return _against(predicted_s, truth_s)
 
 

@@ -319,7 +319,7 @@ def composed(world: SimulatedBackend, surrogate: OperatorSurrogate, grid: Config
         predicted.breakdown_s[part] if part in ERRING_PARTS else seconds for part, seconds in hidden.breakdown_s.items()
     ]
     change = np.log(np.sum(moved_s, axis=0) / predicted.step_time_s)
-    terms = step_terms(world.job, world.cluster, world.runtime, grid, memory=world.hidden_memory(grid))
+    terms = step_terms(world.setting, grid, memory=world.hidden_memory(grid))
     rng = np.random.default_rng(seed)
     composition = compose(terms, surrogate, NUM_DRAWS, rng)
     drawn = composition.mean + composition.deviation

@@ -40,6 +40,7 @@ from costmodels.calibration.fidelity import GROUP
 from costmodels.calibration.sources import setting_of
 from costmodels.job.parallel_config import FURTHER_DIMENSIONS, ParallelConfig
 from costmodels.job.proxy_job import Reduction
+from costmodels.job.setting import Setting
 from hardware.io.errors import ConfigError
 from trials.backend import Observation
 from tuner.search.observations import OBSERVATION, STATUS
@@ -47,7 +48,6 @@ from tuner.search.proxy.proxy_plan import ProxyPlan
 from tuner.search.proxy.proxy_trials import PROXY, Proxy, ProxyOptions, probably_fits
 from tuner.search.sampler import ThompsonSampler
 from tuner.space.enumeration import SpaceOptions
-from tuner.space.rules import Setting
 
 AT_FULL_SIZE = 3
 """Trials that may use all devices."""
@@ -144,7 +144,7 @@ def _is_sibling(group: Group, other: Group) -> bool:
 
 def _pair(group: Group, sibling: Group) -> Pair:
     run = sibling.runs[0]
-    devices_per_host = setting_of(group.runs[0], {}).cluster.devices_per_host
+    devices_per_host = setting_of(group.runs[0], {}).setting.cluster.devices_per_host
     reduction = Reduction(
         hosts=run.devices // devices_per_host,
         layers=run.model.num_layers,
@@ -254,8 +254,7 @@ def _plan(pair: Pair, problem: Problem, num_proxies: int) -> ProxyPlan:
 def _setting(problem: Problem) -> Setting:
     """The full job of a group."""
     assert problem.belief.proxies is not None, "a group has one setting"
-    full = problem.belief.proxies.setting
-    return Setting(job=full.job, cluster=full.cluster, runtime=full.runtime)
+    return problem.belief.proxies.measured.setting
 
 
 def _print(result: Mapping[str, Any]) -> None:

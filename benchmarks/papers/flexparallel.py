@@ -45,16 +45,16 @@ def row_of(name: str, config: StudyConfig, sequence_length: int) -> dict[str, An
     """One row of the table under the cost model."""
     current, found, speed_up = TABLE_2[name]
     job = replace(config.setting.job, sequence_length=sequence_length)
-    runtime, cluster = config.setting.runtime, config.setting.cluster
+    setting = replace(config.setting, job=job)
     defaults = config.config_defaults
     chosen = [ParallelConfig(**dict(zip(DEGREES, degrees, strict=True)), **defaults) for degrees in (current, found)]
     grid = ConfigGrid.from_configs(chosen)
-    memory = estimate_memory(job, cluster, runtime, grid)
-    seconds = estimate_step(job, cluster, runtime, grid, memory=memory).step_time_s
+    memory = estimate_memory(setting, grid)
+    seconds = estimate_step(setting, grid, memory=memory).step_time_s
     space = config.space().grid
-    fits = estimate_memory(job, cluster, runtime, space).fits(config.options.memory_headroom)
+    fits = estimate_memory(setting, space).fits(config.options.memory_headroom)
     feasible = space.take(np.flatnonzero(fits)) if fits.any() else space
-    times = estimate_step(job, cluster, runtime, feasible).step_time_s
+    times = estimate_step(setting, feasible).step_time_s
     return {
         "row": name if sequence_length == config.setting.job.sequence_length else f"{name} (s={sequence_length})",
         "paper": speed_up,

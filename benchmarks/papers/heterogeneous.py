@@ -32,6 +32,7 @@ from benchmarks.support.timing import answer, publish, tell
 from costmodels.job.model_catalog import find_model
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.runtime import find_runtime
+from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.job.uneven_work import Assignment
 from costmodels.operators.kernels import execution_s
@@ -42,7 +43,6 @@ from costmodels.step.step_time import estimate_step
 from hardware.cluster import Cluster, HostGroup, cluster_from_mapping, find_cluster
 from tuner.planners.pipeline.uneven import PARTS, planned
 from tuner.space.enumeration import SpaceOptions, enumerate_space, setting_for
-from tuner.space.rules import Setting
 
 PAIRS = (("llama-7b", 8), ("gpt-13b", 16), ("gpt-22b", 32), ("gpt-175b", 256))
 """Models and hosts of figures 6a and 6b; half of the hosts are of either kind."""
@@ -205,16 +205,16 @@ def setting_of(model: str, cluster: Cluster, precision: str, *, fused_attention:
 
 def fastest(setting: Setting, grid: ConfigGrid, most: int = SIMULATED) -> ConfigGrid:
     """The fastest configurations that fit, by the closed form."""
-    memory = estimate_memory(setting.job, setting.cluster, setting.runtime, grid)
+    memory = estimate_memory(setting, grid)
     fitting = np.flatnonzero(memory.fits(HEADROOM) & (grid.cp * grid.up == 1))
     kept = grid.take(fitting)
-    seconds = estimate_step(setting.job, setting.cluster, setting.runtime, kept).step_time_s
+    seconds = estimate_step(setting, kept).step_time_s
     return kept.take(np.argsort(seconds)[:most])
 
 
 def plan(setting: Setting, grid: ConfigGrid, parts: Sequence[str]) -> ConfigGrid:
     """Uneven work for every configuration."""
-    return planned(setting.job, setting.cluster, setting.runtime, grid, parts, memory_headroom=HEADROOM)
+    return planned(setting, grid, parts, memory_headroom=HEADROOM)
 
 
 def configs_of(grid: ConfigGrid) -> Iterator[ParallelConfig]:
@@ -224,7 +224,7 @@ def configs_of(grid: ConfigGrid) -> Iterator[ParallelConfig]:
 
 def simulated_s(setting: Setting, config: ParallelConfig) -> float:
     """The step in the event simulator."""
-    return simulate_step(setting.job, setting.cluster, setting.runtime, config).step_time_s
+    return simulate_step(setting, config).step_time_s
 
 
 def works_s(setting: Setting, config: ParallelConfig) -> tuple[float, ...]:
@@ -232,7 +232,7 @@ def works_s(setting: Setting, config: ParallelConfig) -> tuple[float, ...]:
     found = []
     for group in setting.cluster.groups:
         cluster = Cluster(name=group.name, groups=(replace(group, hosts=group.hosts * 2),))
-        alone = simulate_step(setting.job, cluster, setting.runtime, replace(config, assignment=Assignment()))
+        alone = simulate_step(replace(setting, cluster=cluster), replace(config, assignment=Assignment()))
         found.append(sum(sum(work.parts_s().values()) for work in alone.stages[0]))
     return tuple(found)
 

@@ -31,6 +31,7 @@ from benchmarks.support.workers import mapper
 from costmodels.job.model_catalog import find_model
 from costmodels.job.parallel_config import DEGREES, ConfigGrid, ParallelConfig
 from costmodels.job.runtime import find_runtime
+from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.simulator.simulated_step import simulate_step
 from costmodels.step.memory import estimate_memory
@@ -45,7 +46,6 @@ from tuner.planners.pipeline.stage_problem import best_stages, pipeline_of
 from tuner.planners.pipeline.stage_search import StagesProblem
 from tuner.planners.pipeline.stages import Pipeline
 from tuner.space.enumeration import SpaceOptions, enumerate_space, setting_for
-from tuner.space.rules import Setting
 
 HEADROOM = 0.08
 PAPER = {"ManuMatic + BMPipe": 225, "Expert-Fine-tuned": 173, "D-Rec (auto)": 155}
@@ -138,9 +138,7 @@ def compared(setting: Setting, layout: ParallelConfig) -> Compared:
     """A layout with even stages and with its best ones."""
     candidates = (layout, replace(layout, recompute="full"))
     even = next((config for config in candidates if _fits(setting, config)), None)
-    planned, outcome = best_stages(
-        setting.job, setting.cluster, setting.runtime, layout, memory_headroom=HEADROOM, may_reorder=False
-    )
+    planned, outcome = best_stages(setting, layout, memory_headroom=HEADROOM, may_reorder=False)
     best = even
     if outcome.best is not None and _fits(setting, planned):
         best = planned if even is None or _predicted_s(setting, planned) < _predicted_s(setting, even) else even
@@ -156,13 +154,13 @@ def compared(setting: Setting, layout: ParallelConfig) -> Compared:
 
 def _fits(setting: Setting, config: ParallelConfig) -> bool:
     grid = ConfigGrid.from_configs([config])
-    return bool(estimate_memory(setting.job, setting.cluster, setting.runtime, grid).fits(HEADROOM)[0])
+    return bool(estimate_memory(setting, grid).fits(HEADROOM)[0])
 
 
 def _predicted_s(setting: Setting, config: ParallelConfig) -> float:
     grid = ConfigGrid.from_configs([config])
-    memory = estimate_memory(setting.job, setting.cluster, setting.runtime, grid)
-    return float(estimate_step(setting.job, setting.cluster, setting.runtime, grid, memory=memory).step_time_s[0])
+    memory = estimate_memory(setting, grid)
+    return float(estimate_step(setting, grid, memory=memory).step_time_s[0])
 
 
 def _both_s(setting: Setting, config: ParallelConfig | None) -> tuple[float, float]:
@@ -170,8 +168,8 @@ def _both_s(setting: Setting, config: ParallelConfig | None) -> tuple[float, flo
     if config is None:
         return math.inf, math.inf
     grid = ConfigGrid.from_configs([config])
-    memory = estimate_memory(setting.job, setting.cluster, setting.runtime, grid)
-    simulated = simulate_step(setting.job, setting.cluster, setting.runtime, config, memory=memory)
+    memory = estimate_memory(setting, grid)
+    simulated = simulate_step(setting, config, memory=memory)
     return _predicted_s(setting, config), simulated.step_time_s
 
 
@@ -265,17 +263,13 @@ def _exactness(setting: Setting, found: Sequence[Compared]) -> Iterator[dict[str
             pipeline = _pipeline(replace(setting, job=job), layout, share)
             yield _exact_row(f"{num_layers} layers on {pp} stages, {share:.0%}", pipeline, num_layers <= FEW_PLANS)
     for one in sorted((one for one in found if one.best != one.even), key=lambda one: one.best_s[False])[:3]:
-        pipeline = pipeline_of(
-            setting.job, setting.cluster, setting.runtime, one.config, memory_headroom=HEADROOM, may_recompute=True
-        )
+        pipeline = pipeline_of(setting, one.config, memory_headroom=HEADROOM, may_recompute=True)
         yield _exact_row(f"80 layers: {_degrees(one.config.values(DEGREES))}", pipeline, is_small=False)
 
 
 def _pipeline(setting: Setting, layout: ParallelConfig, share: float) -> Pipeline:
     """A problem with so much of the memory between what even stages need with and without recomputation."""
-    pipeline = pipeline_of(
-        setting.job, setting.cluster, setting.runtime, layout, memory_headroom=0.0, may_recompute=True
-    )
+    pipeline = pipeline_of(setting, layout, memory_headroom=0.0, may_recompute=True)
     each = -(-pipeline.num_layers // pipeline.num_stages)
     kept, again = (
         max(

@@ -26,10 +26,10 @@ from threadpoolctl import threadpool_limits
 
 from benchmarks.support.timing import arguments, publish
 from costmodels.job.parallel_config import ConfigGrid
+from costmodels.job.setting import Setting
 from costmodels.step.memory import estimate_memory
 from costmodels.step.step_time import estimate_step
 from tuner.space.enumeration import enumerate_space
-from tuner.space.rules import Setting
 from tuner.study_file.config import load_study
 
 STUDIES = Path(__file__).parents[2] / "configs" / "studies" / "flexparallel"
@@ -53,8 +53,8 @@ def predict() -> tuple[int, float]:
     assert _share is not None, "a share is taken before it is predicted"
     setting, grid = _share
     start = time.process_time()
-    memory = estimate_memory(setting.job, setting.cluster, setting.runtime, grid)
-    estimate_step(setting.job, setting.cluster, setting.runtime, grid, memory=memory)
+    memory = estimate_memory(setting, grid)
+    estimate_step(setting, grid, memory=memory)
     return len(grid), time.process_time() - start
 
 

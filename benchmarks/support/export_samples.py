@@ -20,6 +20,7 @@ import yaml
 from costmodels.job.model_catalog import load_model
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.runtime import find_runtime
+from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.job.uneven_work import Assignment
 from hardware.cluster import find_cluster
@@ -30,7 +31,6 @@ from tuner.export.flag_table import Values
 from tuner.export.nemo import FIELDS
 from tuner.export.parts import layers_of_parts
 from tuner.space.enumeration import SpaceOptions, enumerate_space, setting_for
-from tuner.space.rules import Setting
 
 RUNTIMES: dict[str, tuple[str, ...]] = {
     "deepspeed": ("megatron-deepspeed", "gpt-neox", "llm-foundry", "paddle"),

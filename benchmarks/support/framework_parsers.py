@@ -29,6 +29,7 @@ from typing import Any
 
 import yaml
 
+from costmodels.job.setting import Setting
 from tests.oracles.frameworks import deepspeed as deepspeed_rules
 from tests.oracles.frameworks import megatron, mindspeed, torchtitan
 from tests.oracles.frameworks.nemo import check_nemo
@@ -36,7 +37,6 @@ from tests.oracles.frameworks.published_rules import facts_of
 from tuner.export import Export
 from tuner.export.flag_table import Flag, Values
 from tuner.export.nemo import FIELDS
-from tuner.space.rules import Setting
 
 Parser = Callable[[Export, Setting], Values]
 

@@ -193,8 +193,10 @@ def problem_of(group: Group, history: Sequence[MeasuredRun], runtime: str | None
         name, profiles = runtime or stranger_to(source.runtime, group.runs[0].source), {}
     settings = [setting_of(run, profiles, name) for run in group.runs]
     if not history:  # some facts of a source were seen in its own runs
-        settings = [replace(setting, runtime=find_runtime(name)) for setting in settings]
-    parts = [(setting, np.array(at)) for setting, at in by_setting(settings).items()]
+        settings = [
+            replace(measured, setting=replace(measured.setting, runtime=find_runtime(name))) for measured in settings
+        ]
+    parts = [(measured, np.array(at)) for measured, at in by_setting(settings).items()]
     past = past_of_runs(others)
     if runtime is not None:  # a profile that is forced predicts all runs
         past = replace(past, runs=tuple(replace(run, runtime=name) for run in past.runs))

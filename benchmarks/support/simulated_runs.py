@@ -14,6 +14,7 @@ from costmodels.calibration.fidelity import Predictions, by_setting
 from costmodels.calibration.measured_runs import MeasuredRun
 from costmodels.calibration.sources import MeasuredSetting
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
+from costmodels.job.setting import Setting
 from costmodels.simulator.simulated_step import simulate_step
 from costmodels.step.memory import estimate_memory
 
@@ -34,14 +35,14 @@ def simulated(
     """
     step_time_s, fallen = predictions.step_time_s.copy(), Counter[str]()
     kept, done, told_s = np.ones(len(runs), dtype=np.bool_), 0, time.perf_counter()
-    for setting, at in by_setting(settings).items():
+    for measured, at in by_setting(settings).items():
         of_config: dict[ParallelConfig, list[int]] = {}
         for position in at:
             if runs[position].step_time_s is not None:
                 of_config.setdefault(runs[position].config, []).append(position)
         for config, positions in of_config.items():
             try:
-                step_time_s[positions] = _step_s(setting, config)
+                step_time_s[positions] = _step_s(measured.setting, config)
             except ValueError as error:
                 kept[positions] = False
                 fallen[f"{runs[positions[0]].source}: {error}"] += len(positions)
@@ -62,7 +63,7 @@ def taken(predictions: Predictions, at: np.ndarray) -> Predictions:
     )
 
 
-def _step_s(setting: MeasuredSetting, config: ParallelConfig) -> float:
+def _step_s(setting: Setting, config: ParallelConfig) -> float:
     grid = ConfigGrid.from_configs([config])
-    memory = estimate_memory(setting.job, setting.cluster, setting.runtime, grid)
-    return simulate_step(setting.job, setting.cluster, setting.runtime, config, memory=memory).step_time_s
+    memory = estimate_memory(setting, grid)
+    return simulate_step(setting, config, memory=memory).step_time_s

@@ -12,13 +12,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from costmodels.job.parallel_config import ParallelConfig
+from costmodels.job.setting import Setting
 from hardware.io.config_file import DocumentedModel
 from hardware.io.errors import ConfigError, did_you_mean
 from trials.command.backend import CommandBackend, Flags, Launch
 from trials.command.log_pattern import LogPattern, named_pattern
 from trials.command.placeholders import FLAGS, PROFILE, check_text, names_in
 from tuner.export import find_exporter
-from tuner.space.rules import Setting
 
 WITH_FLAGS = ("megatron", "mindspeed", "torchtitan")
 """Exporters that write flags."""

@@ -28,6 +28,7 @@ from costmodels.job.parallel_config import (
     Value,
 )
 from costmodels.job.runtime import RuntimeProfile, find_runtime, read_profile
+from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from hardware.cluster import Cluster, described_cluster
 from hardware.dynamics import Trace
@@ -51,7 +52,6 @@ from tuner.space.enumeration import (
     launchable,
     setting_for,
 )
-from tuner.space.rules import Setting
 from tuner.study_file.command_trial import CommandKeys
 from tuner.study_file.paths import StudyPaths
 from tuner.study_file.trial_config import (
@@ -465,9 +465,7 @@ class StudyConfig:
         """The setting, and what the trials' peaks of memory count: what the device sees, or what a sweep published."""
         source = source_of(self.measured.runs[0]) if self.measured else None
         return MeasuredSetting(
-            job=self.setting.job,
-            cluster=self.setting.cluster,
-            runtime=self.setting.runtime,
+            setting=self.setting,
             memory=source.memory if source else "device",
             stage=source.stage if source else "fullest",
         )

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field
 from costmodels.calibration.measured_runs import MeasuredGroup
 from costmodels.job.parallel_config import DEGREES, ENUMERATED_DIMENSIONS, FURTHER_DIMENSIONS, ParallelConfig
 from costmodels.job.proxy_job import Reduction, least_layers
+from costmodels.job.setting import Setting
 from hardware.io.config_file import DocumentedModel
 from hardware.io.errors import ConfigError
 from trials.backend import AbstractBackend
@@ -20,7 +21,6 @@ from trials.simulated.backend import Fidelity, SimulatedBackend
 from trials.torch_training.backend import ClockChoice, TorchBackend
 from trials.torch_training.trainable import check_trainable
 from tuner.search.proxy.proxy_trials import ProxyOptions
-from tuner.space.rules import Setting
 from tuner.study_file.command_trial import CommandKeys, command_backend, command_meaning
 
 PositiveInt = Annotated[int, Field(ge=1)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from costmodels.job.setting import Setting
 from hardware.io.errors import ConfigError
 from tuner.export.flag_table import Values
-from tuner.space.rules import Setting
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

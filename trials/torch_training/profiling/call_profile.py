@@ -15,12 +15,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
-from costmodels.job.runtime import RuntimeProfile
-from costmodels.job.training_job import TrainingJob
+from costmodels.job.setting import Setting
 from costmodels.operators.layer_operators import OpKind
 from costmodels.step.executions import collective_executions
 from costmodels.step.placement import extents
-from hardware.cluster import Cluster
 from trials.torch_training.profiling.rank_recording import Issued, RankRecording
 
 TOLERANCE = 0.03
@@ -86,15 +84,13 @@ class Traffic:
 NOTHING = Traffic(num_calls=0, num_bytes=0)
 
 
-def predicted_calls(
-    job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile, config: ParallelConfig
-) -> dict[Channel, Traffic]:
+def predicted_calls(setting: Setting, config: ParallelConfig) -> dict[Channel, Traffic]:
     """What a step communicates by the cost model; experts get even shares."""
     grid = ConfigGrid.from_configs([config])
     forms = _forms(config)
     found: dict[Channel, Traffic] = {}
-    balanced = replace(runtime, expert_imbalance=0.0)
-    for collective, _, count in collective_executions(job, cluster, balanced, grid):
+    balanced = replace(setting, runtime=replace(setting.runtime, expert_imbalance=0.0))
+    for collective, _, count in collective_executions(balanced, grid):
         dimension = collective.name.split(".")[0]
         stride, size = forms[_DIMENSIONS.get(dimension, dimension)]
         channel = Channel(kind=collective.kind, stride=stride, size=size)
@@ -130,22 +126,18 @@ def recorded_calls(recordings: Sequence[RankRecording], config: ParallelConfig) 
 
 
 def call_mismatches(
-    job: TrainingJob,
-    cluster: Cluster,
-    runtime: RuntimeProfile,
+    setting: Setting,
     config: ParallelConfig,
     recordings: Sequence[RankRecording],
 ) -> tuple[str, ...]:
     """Where a step communicated other bytes than the cost model predicts, one sentence each; empty if nowhere.
 
     Args:
-        job: What was trained.
-        cluster: Where.
-        runtime: The framework as the cost model knows it.
+        setting: Job, cluster and runtime of the ranks.
         config: What the ranks ran.
         recordings: Of all ranks.
     """
-    predicted = predicted_calls(job, cluster, runtime, config)
+    predicted = predicted_calls(setting, config)
     recorded = recorded_calls(recordings, config)
     total_bytes = sum(traffic.num_bytes for traffic in recorded.values())
     found = []

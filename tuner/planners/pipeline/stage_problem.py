@@ -16,8 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
-from costmodels.job.runtime import RuntimeProfile
-from costmodels.job.training_job import TrainingJob
+from costmodels.job.setting import Setting
 from costmodels.job.uneven_work import Assignment
 from costmodels.operators.layer_operators import BLOCKS, Block
 from costmodels.step.placement import stage_devices
@@ -32,9 +31,7 @@ from tuner.planners.pipeline.stages import Pipeline, StagePlan
 
 
 def best_stages(
-    job: TrainingJob,
-    cluster: Cluster,
-    runtime: RuntimeProfile,
+    setting: Setting,
     config: ParallelConfig,
     *,
     memory_headroom: float,
@@ -45,9 +42,7 @@ def best_stages(
     """The configuration with the best layers, recomputation and hosts of its stages, and how far that is proven.
 
     Args:
-        job: What is trained.
-        cluster: Where.
-        runtime: Its constants.
+        setting: Job, cluster and runtime.
         config: A configuration with more than one stage; its own assignment counts for nothing.
         memory_headroom: Share of the memory that must stay free.
         may_recompute: Whether layers may be recomputed in full, stage by stage.
@@ -55,20 +50,18 @@ def best_stages(
         limits: When to stop before the best is proven.
     """
     even = replace(config, assignment=Assignment())
-    supply = _supply(cluster, config) if may_reorder else None
-    problem = pipeline_of(
-        job, cluster, runtime, even, memory_headroom=memory_headroom, may_recompute=may_recompute, supply=supply
-    )
+    supply = _supply(setting.cluster, config) if may_reorder else None
+    problem = pipeline_of(setting, even, memory_headroom=memory_headroom, may_recompute=may_recompute, supply=supply)
     outcome = branch_and_bound(StagesProblem(problem), limits=limits or Limits())
     if outcome.best is None:
         return even, outcome
     stages = outcome.best.solution.stages
-    hosts = _hosts(cluster, config, [stage.kind for stage in stages]) if supply is not None else ()
+    hosts = _hosts(setting.cluster, config, [stage.kind for stage in stages]) if supply is not None else ()
     recomputed = np.array([stage.num_recomputed for stage in stages])
     assignment = Assignment(
         layers=over_chunks(np.array([stage.num_layers for stage in stages]), config.vpp),
         recomputed=over_chunks(recomputed, config.vpp) if recomputed.any() else (),
-        hosts=() if hosts == tuple(range(cluster.num_hosts)) else hosts,
+        hosts=() if hosts == tuple(range(setting.cluster.num_hosts)) else hosts,
     )
     return replace(config, assignment=assignment), outcome
 
@@ -80,9 +73,7 @@ def over_chunks(of_stage: IntArray, vpp: int) -> tuple[int, ...]:
 
 
 def pipeline_of(
-    job: TrainingJob,
-    cluster: Cluster,
-    runtime: RuntimeProfile,
+    setting: Setting,
     config: ParallelConfig,
     *,
     memory_headroom: float,
@@ -92,24 +83,22 @@ def pipeline_of(
     """The pipeline problem of a configuration.
 
     Args:
-        job: What is trained.
-        cluster: Where.
-        runtime: Its constants.
+        setting: Job, cluster and runtime.
         config: The configuration, its work in equal shares.
         memory_headroom: Share of the memory that must stay free.
         may_recompute: Whether layers may be recomputed in full.
         supply: Stages that each kind of device can serve; None leaves hosts in their order, and a stage that stands on
             several kinds at the pace of the first.
     """
-    figures = _Figures(job, cluster, runtime, config)
+    figures = _Figures(setting, config)
     in_flight = stage_in_flight(
-        np.arange(config.pp), config.pp, config.vpp, np.array(job.global_batch_size // (config.dp * config.mbs))
+        np.arange(config.pp), config.pp, config.vpp, np.array(setting.job.global_batch_size // (config.dp * config.mbs))
     )
     kept, recomputed = figures.in_flight_bytes(in_flight, again=False), figures.in_flight_bytes(in_flight, again=True)
-    is_moe = moe_layers(job.model)
+    is_moe = moe_layers(setting.job.model)
     types = np.unique(is_moe)
-    on_stage = stage_devices(cluster, config.pp)
-    num_kinds = len(cluster.devices)
+    on_stage = stage_devices(setting.cluster, config.pp)
+    num_kinds = len(setting.cluster.devices)
     return Pipeline(
         layer_type=np.searchsorted(types, is_moe),
         layer_s=figures.layer_s[:, types.astype(np.int64)],
@@ -124,10 +113,11 @@ def pipeline_of(
         first_bytes=figures.first_bytes,
         last_bytes=figures.last_bytes,
         working_bytes=figures.working_bytes + (figures.again_once_bytes(in_flight) if may_recompute else 0.0),
-        capacity_bytes=(1 - memory_headroom) * np.array([float(device.memory_bytes) for device in cluster.devices]),
+        capacity_bytes=(1 - memory_headroom)
+        * np.array([float(device.memory_bytes) for device in setting.cluster.devices]),
         supply=np.full(num_kinds, config.pp) if supply is None else np.array(supply),
         in_flight=in_flight,
-        num_micro_batches=job.global_batch_size // (config.dp * config.mbs),
+        num_micro_batches=setting.job.global_batch_size // (config.dp * config.mbs),
         vpp=config.vpp,
         kinds=tuple(on_stage.argmax(axis=1).tolist()) if supply is None else None,
     )
@@ -142,8 +132,8 @@ class _Figures:
         layer_bytes: What one more layer needs on the first stage, and on the last [2, 2].
     """
 
-    def __init__(self, job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile, config: ParallelConfig) -> None:
-        model, num_kinds = job.model, len(cluster.devices)
+    def __init__(self, setting: Setting, config: ParallelConfig) -> None:
+        model, num_kinds = setting.job.model, len(setting.cluster.devices)
         moe = model.num_moe_layers / model.num_layers
         mean = _row({Block.ATTENTION: 1.0, Block.DENSE_MLP: 1.0 - moe, Block.MOE_MLP: moe})
         self.size = max(round(model.num_layers / config.pp), 1)
@@ -157,7 +147,7 @@ class _Figures:
         kind, end, row = (index.ravel() for index in np.indices(shape))
         has_device = np.arange(num_kinds) == kind[:, None]
         stages = alternatives(blocks[row], again[row], has_device, end * (config.pp - 1))
-        times, needed = stage_figures(job, cluster, runtime, ConfigGrid.from_configs([config]), stages)
+        times, needed = stage_figures(setting, ConfigGrid.from_configs([config]), stages)
         # what a stage takes is the same at both ends, and what it needs the same on all kinds
         seconds, needed_bytes = times.reshape(shape)[:, 1], needed.reshape(shape)[0]
         self.layer_s = seconds[:, 1:3] - seconds[:, :1]

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
-from costmodels.job.runtime import RuntimeProfile
+from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.job.uneven_work import Assignment
 from costmodels.step.memory import estimate_memory
@@ -47,9 +47,7 @@ SLACKS = (1.0, 1.01, 1.03, 1.1, 1.25, 1.5, 2.0, 4.0, 1e9)
 
 
 def planned(
-    job: TrainingJob,
-    cluster: Cluster,
-    runtime: RuntimeProfile,
+    setting: Setting,
     grid: ConfigGrid,
     parts: Sequence[str],
     *,
@@ -58,28 +56,26 @@ def planned(
     """Every configuration with the uneven work that is predicted to be the fastest for it, or as it was [n].
 
     Args:
-        job: What is trained.
-        cluster: Where.
-        runtime: Its constants.
+        setting: Job, cluster and runtime.
         grid: Configurations whose work is even [n].
         parts: What may be uneven, of PARTS.
         memory_headroom: Share of the memory that must stay free, where that can be had.
     """
     best = [grid.config(position) for position in range(len(grid))]
     variants = [ConfigGrid.from_configs(best, grid.opened)]
-    for hosts in host_orders(cluster) if "hosts" in parts else ((),):
-        ordered = cluster.reordered(hosts)
+    for hosts in host_orders(setting.cluster) if "hosts" in parts else ((),):
+        ordered = replace(setting, cluster=setting.cluster.reordered(hosts))
         found = list(best)
         if hosts:
             found = [replace(config, assignment=Assignment(hosts=hosts)) for config in best]
             variants.append(ConfigGrid.from_configs(found, grid.opened))
         if "layers" in parts:
-            found = _with_layers(job, ordered, runtime, found, "recomputed" in parts, memory_headroom)
+            found = _with_layers(ordered, found, "recomputed" in parts, memory_headroom)
             variants.append(ConfigGrid.from_configs(found, grid.opened))
         if "micro_batches" in parts:
-            found = _with_shares(job, ordered, runtime, found)
+            found = _with_shares(ordered, found)
             variants.append(ConfigGrid.from_configs(found, grid.opened))
-    seconds = np.stack([_judged_s(job, cluster, runtime, variant, memory_headroom) for variant in variants])
+    seconds = np.stack([_judged_s(setting, variant, memory_headroom) for variant in variants])
     chosen = seconds.argmin(axis=0)
     return ConfigGrid.from_configs(
         [variants[number].config(position) for position, number in enumerate(chosen.tolist())], grid.opened
@@ -87,9 +83,7 @@ def planned(
 
 
 def refined(
-    job: TrainingJob,
-    cluster: Cluster,
-    runtime: RuntimeProfile,
+    setting: Setting,
     grid: ConfigGrid,
     parts: Sequence[str],
     *,
@@ -104,11 +98,9 @@ def refined(
     found = []
     for config in (grid.config(position) for position in range(len(grid))):
         best = config
-        if 1 < config.pp * config.vpp <= job.model.num_layers and not config.assignment.micro_batches:
+        if 1 < config.pp * config.vpp <= setting.job.model.num_layers and not config.assignment.micro_batches:
             best, _ = best_stages(
-                job,
-                cluster,
-                runtime,
+                setting,
                 config,
                 memory_headroom=memory_headroom,
                 may_recompute="recomputed" in parts,
@@ -117,7 +109,7 @@ def refined(
             )
         found.append(best)
     proven = ConfigGrid.from_configs(found, grid.opened)
-    seconds = np.stack([_judged_s(job, cluster, runtime, each, memory_headroom) for each in (grid, proven)])
+    seconds = np.stack([_judged_s(setting, each, memory_headroom) for each in (grid, proven)])
     is_better = seconds[1] < seconds[0]
     return ConfigGrid.from_configs(
         [(proven if better else grid).config(at) for at, better in enumerate(is_better.tolist())], grid.opened
@@ -144,34 +136,30 @@ def host_orders(cluster: Cluster) -> tuple[tuple[int, ...], ...]:
     return ((), *dict.fromkeys(order for order in found if order != own))
 
 
-def _judged_s(
-    job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile, grid: ConfigGrid, memory_headroom: float
-) -> FloatArray:
+def _judged_s(setting: Setting, grid: ConfigGrid, memory_headroom: float) -> FloatArray:
     """Predicted step times [n]; what does not fit comes after everything that does, the least overfull first."""
-    memory = estimate_memory(job, cluster, runtime, grid)
-    seconds = estimate_step(job, cluster, runtime, grid, memory=memory).step_time_s
+    memory = estimate_memory(setting, grid)
+    seconds = estimate_step(setting, grid, memory=memory).step_time_s
     overfull = memory.needed_bytes / memory.capacity_bytes
     return np.where(memory.fits(memory_headroom), seconds, 1e12 * overfull)
 
 
 def _with_layers(
-    job: TrainingJob,
-    cluster: Cluster,
-    runtime: RuntimeProfile,
+    setting: Setting,
     configs: Sequence[ParallelConfig],
     may_recompute: bool,
     memory_headroom: float,
 ) -> list[ParallelConfig]:
     """The configurations with their layers cut, on hosts in the order of the ranks; one stage has nothing to cut."""
     found = list(configs)
-    for positions in _batches(configs, job.model.num_layers):
+    for positions in _batches(configs, setting.job.model.num_layers):
         even = [replace(configs[at], assignment=Assignment()) for at in positions]
-        tables = stage_tables(job, cluster, runtime, ConfigGrid.from_configs(even))
-        micro_batches = np.array([job.global_batch_size // (config.dp * config.mbs) for config in even])
+        tables = stage_tables(setting, ConfigGrid.from_configs(even))
+        micro_batches = np.array([setting.job.global_batch_size // (config.dp * config.mbs) for config in even])
         cut = cut_layers(tables, micro_batches, even[0].vpp, (1 - memory_headroom), may_recompute=may_recompute)
         for column, at in enumerate(positions):
             layers, again = cut.layers[:, column], cut.recomputed[:, column]
-            if (layers > 0).all() and layers.sum() == job.model.num_layers:
+            if (layers > 0).all() and layers.sum() == setting.job.model.num_layers:
                 own = replace(
                     configs[at].assignment,
                     layers=over_chunks(layers, even[0].vpp),
@@ -279,25 +267,23 @@ def _given_back(cost_s: FloatArray, layers: IntArray, num_layers: int, least: in
     return layers
 
 
-def _with_shares(
-    job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile, configs: Sequence[ParallelConfig]
-) -> list[ParallelConfig]:
+def _with_shares(setting: Setting, configs: Sequence[ParallelConfig]) -> list[ParallelConfig]:
     """The configurations with micro-batches for unlike replicas by their pace, on hosts in the order of the ranks."""
     found = list(configs)
     alike: dict[tuple[object, ...], list[tuple[int, tuple[ReplicaKind, ...]]]] = {}
     for at, config in enumerate(configs):
-        even = job.global_batch_size // (config.dp * config.mbs)
-        kinds = replica_kinds(cluster, config, np.full(config.dp, even))
+        even = setting.job.global_batch_size // (config.dp * config.mbs)
+        kinds = replica_kinds(setting.cluster, config, np.full(config.dp, even))
         devices = tuple(kind.devices for kind in kinds)
         if len(set(devices)) > 1:
             alike.setdefault((config.pp, config.vpp, devices), []).append((at, kinds))
     for members in alike.values():
         chosen = [configs[at] for at, _ in members]
-        pace_s, fill_s = _paces_s(job, cluster, runtime, chosen, members[0][1])
+        pace_s, fill_s = _paces_s(setting, chosen, members[0][1])
         for column, (at, kinds) in enumerate(members):
             config = configs[at]
             unit = config.pp if config.vpp > 1 else 1  # rounds of the interleaved schedule
-            rounds = job.global_batch_size // config.mbs // unit
+            rounds = setting.job.global_batch_size // config.mbs // unit
             shares = share_micro_batches(pace_s[:, column], fill_s[:, column], kinds, rounds, unit)
             if shares is not None:
                 found[at] = replace(config, assignment=replace(config.assignment, micro_batches=shares))
@@ -305,20 +291,20 @@ def _with_shares(
 
 
 def _paces_s(
-    job: TrainingJob,
-    cluster: Cluster,
-    runtime: RuntimeProfile,
+    setting: Setting,
     configs: Sequence[ParallelConfig],
     kinds: Sequence[ReplicaKind],
 ) -> tuple[FloatArray, FloatArray]:
     """What a micro-batch takes the slowest stage of each kind of replicas, and the others on its way [kinds, k]."""
-    layers = np.array([config.assignment.layers or _even_layers(job, config) for config in configs])
+    layers = np.array([config.assignment.layers or _even_layers(setting.job, config) for config in configs])
     layers = layers.reshape(len(configs), configs[0].vpp, configs[0].pp).sum(axis=1).T
     grid = ConfigGrid.from_configs([replace(config, assignment=Assignment()) for config in configs])
     pace_s, fill_s = [], []
     for kind in kinds:
-        has_device = np.array([[number in own for number in range(len(cluster.devices))] for own in kind.devices])
-        times_s = stage_tables(job, cluster, runtime, grid, has_device).time_s
+        has_device = np.array(
+            [[number in own for number in range(len(setting.cluster.devices))] for own in kind.devices]
+        )
+        times_s = stage_tables(setting, grid, has_device).time_s
         of_stage = np.take_along_axis(times_s, layers[:, None], axis=1)[:, 0]
         pace_s.append(of_stage.max(axis=0))
         fill_s.append((of_stage.sum(axis=0) - of_stage.max(axis=0)) / configs[0].vpp)

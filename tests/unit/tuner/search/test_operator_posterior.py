@@ -27,17 +27,15 @@ def problem():
     """A setting of two hosts, and all its candidates."""
     setting, options = setting_of("megatron", hosts=2, batch=32)
     grid, _ = enumerate_space(setting, options)
-    measured = MeasuredSetting(
-        job=setting.job, cluster=setting.cluster, runtime=setting.runtime, memory="reserved", stage="fullest"
-    )
+    measured = MeasuredSetting(setting=setting, memory="reserved", stage="fullest")
     return measured, grid
 
 
 @pytest.fixture(scope="module")
 def operators(problem):
     """The operators of all candidates."""
-    setting, grid = problem
-    return OperatorBelief(terms_of=partial(step_terms, setting.job, setting.cluster, setting.runtime, grid))
+    measured, grid = problem
+    return OperatorBelief(terms_of=partial(step_terms, measured.setting, grid))
 
 
 def world_of(setting, seed, **options):
@@ -126,12 +124,12 @@ def test_a_collective_is_one_in_both_phases():
 
 def test_nothing_is_taken_apart_before_something_is_measured(problem):
     """The candidates' steps are taken apart at the first measured time, and only once."""
-    setting, grid = problem
+    measured, grid = problem
     calls = []
 
     def terms_of():
         calls.append(1)
-        return step_terms(setting.job, setting.cluster, setting.runtime, grid.take(np.arange(3)))
+        return step_terms(measured.setting, grid.take(np.arange(3)))
 
     lazy = OperatorBelief(terms_of=terms_of)
     rng = np.random.default_rng(0)
@@ -151,8 +149,8 @@ def test_times_that_fit_nothing_change_nothing(operators):
 
 def samples_of(problem, seed, positions, **options):
     """Operator times of some candidates in a simulated world."""
-    setting, grid = problem
-    world = world_of(setting, seed, **options)
+    measured, grid = problem
+    world = world_of(measured.setting, seed, **options)
     return tuple(
         sample for at in positions for sample in world.measure(grid.config(int(at)), trial_number=0).operator_samples
     )
@@ -219,8 +217,8 @@ def test_operators_of_three_trials_improve_the_ranking_of_the_rest(problem, oper
     """In eight worlds whose operators err by 30%, and where nothing else slows single runs down, the operator times of
     three trials lower the error of the untried below what the step times alone tell, and rank them better.
     """
-    setting, grid = problem
-    predicted = predict(setting, grid)
+    measured, grid = problem
+    predicted = predict(measured, grid)
     belief = belief_of(predicted, grid, operators=operators)
     belief = replace(belief, steps=tuple(replace(one, outliers=None) for one in belief.steps))
     fits = np.flatnonzero(predicted.needed_bytes < 0.8 * predicted.capacity_bytes)
@@ -228,7 +226,7 @@ def test_operators_of_three_trials_improve_the_ranking_of_the_rest(problem, oper
     rest = np.setdiff1d(fits, tried)
     by_steps, by_operators = [], []
     for seed in range(8):
-        world = world_of(setting, seed, operator_error=0.3)
+        world = world_of(measured.setting, seed, operator_error=0.3)
         outcomes = [world.measure(grid.config(int(at)), trial_number=0) for at in tried]
         steps = replace(
             evidence_of([], lambda _: None),

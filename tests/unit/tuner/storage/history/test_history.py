@@ -64,10 +64,10 @@ class Predicted:
 
     def measure(self, config, *, trial_number):  # noqa: ARG002 # the contract's
         """As the executor calls it."""
-        job, cluster = self.setting.job, self.setting.cluster
+        setting = replace(self.setting, runtime=self.profile)
         grid = ConfigGrid.from_configs([config])
-        memory = estimate_memory(job, cluster, self.profile, grid)
-        step = estimate_step(job, cluster, self.profile, grid, memory=memory)
+        memory = estimate_memory(setting, grid)
+        step = estimate_step(setting, grid, memory=memory)
         return Observation(status=Status.OK, step_times_s=(float(step.step_time_s[0]),))
 
 
@@ -126,7 +126,7 @@ def test_what_a_study_ran_is_read_back(database, tmp_path):
     for one in past.runs:
         assert (one.job, one.cluster) == (config.setting.job, config.setting.cluster)
         assert (one.runtime, one.origin) == ("megatron-core", "measured")
-        assert one.setting(config.setting.runtime).runtime == config.setting.runtime
+        assert one.measured_setting(config.setting.runtime).setting.runtime == config.setting.runtime
     assert [run.status for run in past.runs] == [Status.OK, Status.PRUNED, Status.CRASHED, Status.OK]
     assert [run.step_time_s for run in past.runs] == [1.5, None, None, 2.1]
     assert [run.num_steps for run in past.runs] == [3, 1, 0, 3]
@@ -344,8 +344,8 @@ def test_a_published_sweep_is_read(tmp_path):
     assert (oom.step_time_s, oom.num_steps) == (None, 0)
     assert (ok.cluster.num_devices, ok.job.global_batch_size, ok.runtime) == (8, 16, "megatron-core")
     assert ok.group == oom.group == crashed.group == outlier.group != plain.group
-    assert not plain.setting(find_runtime("megatron-core")).runtime.overlaps_gradients
-    assert ok.setting(find_runtime("megatron-core")).runtime == find_runtime("megatron-core")
+    assert not plain.measured_setting(find_runtime("megatron-core")).setting.runtime.overlaps_gradients
+    assert ok.measured_setting(find_runtime("megatron-core")).setting.runtime == find_runtime("megatron-core")
     assert [run.is_clean for run in past.runs] == [True, True, True, True, False]
     assert sum(past.skipped.values()) == 3
     assert any("H1000" in reason for reason in past.skipped)
@@ -360,7 +360,7 @@ def test_calibration_gets_the_same_from_history_as_from_the_file(tmp_path):
     past = read_past([str(MEASURED)], base_dir=tmp_path)
     timed = past.timed(profile)
 
-    assert [run.setting for run in timed] == settings
+    assert [run.measured for run in timed] == settings
     assert [(run.config, run.step_time_s) for run in timed] == [(run.config, run.step_time_s) for run in runs]
     assert len(timed) > 50
     assert len({run.group for run in timed}) == len({group_key(run) for run in runs})
