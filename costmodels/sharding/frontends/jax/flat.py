@@ -30,12 +30,12 @@ INLINED: Mapping[str, tuple[str, ...]] = {
     "remat": ("jaxpr",),
     "remat2": ("jaxpr",),
 }
-"""Primitives that only call a function, and the parameters that hold it, by version of JAX."""
+"""Primitives that only call a function, with the parameters that may hold it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Position of an equation: its scopes, whether it belongs to the backward pass, and the number of its executions."""
+    """Position of an equation: its scopes, whether it runs in the backward pass, and the number of its executions."""
 
     scopes: tuple[str, ...] = ()
     is_backward: bool = False
