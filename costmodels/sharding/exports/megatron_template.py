@@ -179,8 +179,8 @@ class _Mismatch:
             else (f"cuts its {expected[0]}")
         )
         return ConfigError(
-            f"can't be run by Megatron-LM: axis {plan.mesh.names[self.axis]} is closest to {self.role.in_words}{count}; "
-            f"at {op.name} the plan {seen} along it, but Megatron-LM {there}",
+            f"can't be run by Megatron-LM: axis {plan.mesh.names[self.axis]} is closest to "
+            f"{self.role.in_words}{count}; at {op.name} the plan {seen} along it, but Megatron-LM {there}",
             key="plan",
             nearest="pin the operators that differ (--pin, --whole-axes), or export for another framework",
         )
