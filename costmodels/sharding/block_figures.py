@@ -57,6 +57,7 @@ def block_figures(plan: Plan, cost: PlanCost) -> BlockFigures:
         if is_synced(graph, each):
             once_s[block] += each.seconds * each.times
         else:
+            # A collective may run less often than its operator, for example once after a loop.
             often = each.times / graph.ops[each.op].times
             part = EXPOSED_PARTS.index(_part_of(plan, each, BLOCKS[block]))
             exposed_s[int(each.op >= turn), part, block] += often * each.seconds

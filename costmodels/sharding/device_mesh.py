@@ -84,6 +84,7 @@ class DeviceMesh:
     def _groups(self, axes: tuple[int, ...]) -> np.ndarray:
         """Return the ranks of each group along these axes [groups, size]."""
         others = [axis for axis in range(len(self.sizes)) if axis not in axes]
+        # Move the group's axes to the end, so that each row holds one group.
         return self._ranks.transpose(*others, *axes).reshape(-1, self.size_along(axes))
 
     @cached_property
@@ -110,6 +111,7 @@ def axes_of(text: str, *, option: str, most: int | None = None) -> dict[str, int
     found: dict[str, int] = {}
     for part in text.split(","):
         name, equals, count = (piece.strip() for piece in part.partition("="))
+        # `isdigit` also accepts characters such as "²" that `int` refuses.
         is_number = count.isascii() and count.isdigit() and len(count) <= 9
         is_size = is_number and int(count) >= 1 and (most is None or int(count) <= most)
         if not (name.isidentifier() and equals and is_size):

@@ -152,6 +152,7 @@ def rule_of(
     )
     names = list(dict.fromkeys(name for tensor in (*operands, *results) for dim in tensor for name in dim))
     in_results = {name for tensor in results for dim in tensor for name in dim}
+    # A misspelt name would otherwise leave its factor free to be partitioned.
     missing = [name for name in (*blocked, *permuted) if name not in names]
     assert not missing, f"{pattern!r} has no factor {missing[0]!r}"
 
@@ -162,6 +163,7 @@ def rule_of(
             return FactorKind.PERMUTATION
         return FactorKind.MAP if name in in_results else FactorKind.REDUCTION
 
+    # Factors are numbered in the order of their first appearance.
     numbers = {name: number for number, name in enumerate(names)}
     return Rule(
         factors=tuple(Factor(size=sizes[name], kind=kind_of(name), name=name) for name in names),
@@ -178,5 +180,6 @@ def _split_arrow(pattern: str) -> tuple[str, str]:
 
 def _parse_dims(tensor: str) -> list[list[str]]:
     """Return the dims of a tensor, each as the names of its factors."""
+    # A dim is either a parenthesised list of factors or a single word.
     found = re.findall(r"\(([^)]*)\)|(\S+)", tensor)
     return [[name for name in (several or one).split() if name != "1"] for several, one in found]

@@ -146,6 +146,7 @@ class Graph:
     @cached_property
     def maker(self) -> tuple[tuple[int, int], ...]:
         """Operator that writes each tensor, and the index of the tensor among that operator's results."""
+        # Every tensor has exactly one writer (`_check_order`), so the entries cannot collide.
         found = {tensor: (number, slot) for number, op in enumerate(self.ops) for slot, tensor in enumerate(op.results)}
         return tuple(found[tensor] for tensor in range(len(self.tensors)))
 
@@ -240,6 +241,7 @@ class GraphBuilder:
         number = self._states.pop(state)
         op = self.ops[number]
         assert self.tensors[made].shape == self.tensors[state].shape, f"{op.name!r} keeps its shape from step to step"
+        # The source was added before its updated value existed; it is replaced by one with that operand.
         self.ops[number] = Op(
             name=op.name,
             primitive=op.primitive,
@@ -280,6 +282,7 @@ class GraphBuilder:
         ]
         shapes = [self.tensors[tensor].shape for tensor in (*operands, *results)]
         assert places == shapes, f"the rule of {name!r} is about {places}, its tensors are {shapes}"
+        # `carry_on` adds the second operand later, when the iteration's result exists.
         if primitive == CARRY:
             self._carries[results[0]] = len(self.ops)
         self._add(
@@ -305,8 +308,10 @@ class GraphBuilder:
         graph = Graph(
             name=self.name,
             tensors=tuple(self.tensors),
+            # The sort is stable, so the remaining operators keep their order.
             ops=tuple(sorted(self.ops, key=lambda op: not op.begins)),
             unknown=tuple(sorted(self.unknown.items())),
+            # `_num_forward` counts operators behind the sources, which now all stand in front.
             first_backward=None if self._num_forward is None else num_sources + self._num_forward,
         )
         _check_order(graph)
@@ -335,6 +340,7 @@ def _check_order(graph: Graph) -> None:
     """Assert that every tensor is written once, and read after that except by states and the starts of loops."""
     written: set[int] = set()
     for op in graph.ops:
+        # A state reads the end of the step, and a carry's second operand the end of an iteration.
         read = () if op.primitive == STATE else op.operands[:1] if op.primitive == CARRY else op.operands
         late = [tensor for tensor in read if tensor not in written]
         assert not late, f"{op.name!r} reads {graph.tensors[late[0]].name!r} before it is written"

@@ -47,6 +47,7 @@ class Move:
 
 def local_share(layout: Layout, sizes: Sequence[int]) -> float:
     """Return the share of the tensor that one device holds, on axes of the given sizes."""
+    # Only axes with a dim (>= 0) reduce the local part; REPLICATED and PARTIAL hold the whole.
     share = 1.0
     for dim, size in zip(layout, sizes, strict=True):
         if dim >= 0:
@@ -85,6 +86,7 @@ def moves(before: Layout, after: Layout, num_bytes: float, sizes: Sequence[int])
         for axis in scattered:
             local_bytes /= sizes[axis]
     exchanged = tuple(axis for axis, (old, new) in pairs if old >= 0 and new >= 0 and old != new)
+    # An all-to-all keeps the size of the local part.
     if exchanged:
         found.append(Move(kind=OpKind.ALL_TO_ALL, axes=exchanged, message_bytes=local_bytes))
     reduced = tuple(axis for axis, (old, new) in pairs if old == PARTIAL and new == REPLICATED)

@@ -202,6 +202,7 @@ def settled(written: Layout, targets: Sequence[Layout]) -> Layout:
     found = list(written)
     for axis, dim in enumerate(written):
         if dim == PARTIAL:
+            # Only if all readers agree on this axis can a reduce-scatter serve all of them.
             wanted = {target[axis] for target in targets}
             found[axis] = wanted.pop() if len(wanted) == 1 else REPLICATED
     return tuple(found)
@@ -262,6 +263,7 @@ def _collectives(plan: Plan, classifier: Classifier) -> tuple[PlannedCollective,
     for tensor, array in enumerate(plan.graph.tensors):
         maker, slot = plan.graph.maker[tensor]
         written, lies = plan.written(maker, slot), plan.layout(tensor)
+        # Add up partial sums where the tensor is written.
         add(tensor, maker, classifier(written, lies, array.num_bytes, sizes), plan.graph.sums[tensor])
         if plan.graph.ops[maker].primitive == CONSTANT:
             continue
@@ -325,6 +327,7 @@ def lifetimes(graph: Graph) -> tuple[Lifetime | None, ...]:
     found: list[Lifetime | None] = []
     for tensor, uses in enumerate(graph.uses):
         maker, _ = graph.maker[tensor]
+        # States and inputs occupy memory during the whole step.
         if graph.ops[maker].primitive in (STATE, INPUT):
             found.append(Lifetime(first=0, last=len(graph.ops) - 1))
         elif tensor in kept:
@@ -353,6 +356,7 @@ def live_bytes(plan: Plan) -> FloatArray:
         if lifetime is not None:
             change[lifetime.first] += held_bytes
             change[lifetime.last + 1] -= held_bytes
+        # While it runs, the writer holds the tensor as written, perhaps as unscattered partial sums.
         own[maker] += array.num_bytes * local_share(plan.written(maker, slot), sizes) - held_bytes
         for copy in plan.copies(tensor):
             copy_bytes = array.num_bytes * local_share(copy.layout, sizes)

@@ -23,6 +23,7 @@ def collectives_by_kind(plan: Plan, cost: PlanCost) -> list[dict[str, Any]]:
 def collective_lines(totals: Iterable[Mapping[str, Any]]) -> list[str]:
     """Format these totals as text, one line each."""
     rows = list(totals)
+    # Align the columns of all lines.
     width = max((len(each["axes"]) for each in rows), default=0)
     return [
         f"  {each['kind']:<15} {each['axes']:<{width}} {each['times']:>6,} x  {each['bytes'] / 1e6:12,.1f} MB  "

@@ -105,8 +105,10 @@ class _Wish:
     def fits(self, one: Order, other: Order) -> bool:
         """Return whether the orders of both sides fulfil the wish."""
         if self.behind is None:
+            # Axes that stay must be the first ones on both sides, in one order.
             count = len(self.common)
             return one[:count] == other[:count] and frozenset(one[:count]) == self.common
+        # Axes that move must have one relative order, behind all other axes.
         moved = [[axis for axis in order if axis in self.common] for order in (one, other)]
         return moved[0] == moved[1] and all(
             order.index(each[0]) > max(map(order.index, behind), default=-1)

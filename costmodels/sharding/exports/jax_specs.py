@@ -87,6 +87,7 @@ def jax_specs(plan: Plan, outputs: Sequence[tuple[str, str | None]] | None = Non
     """
     graph, orders = plan.graph, axis_orders(plan)
     numbers = {tensor.name: number for number, tensor in enumerate(graph.tensors)}
+    # A graph without a function "returns" the updated states.
     if outputs is None:
         outputs = [
             (op.name, graph.tensors[op.operands[0]].name) for op in graph.ops if op.primitive == STATE and op.operands

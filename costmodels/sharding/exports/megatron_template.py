@@ -192,6 +192,7 @@ def _compare(plan: Plan, axis: int, role: Role) -> _Mismatch:
     for number in range(len(plan.graph.ops)):
         served, expected = _served_factor(plan, number, axis), _expected_at(plan, number, role)
         if expected == ANY:
+            # ZeRO may partition any dim, and must if one is divisible.
             is_right = bool(served) or not _can_be_cut(plan, number, axis)
         else:
             is_right = served == (expected[0] if expected else "") or _is_as_good(plan, number, role, served)
@@ -220,6 +221,7 @@ def _expected(op: Op, kind: TensorKind, role: Role) -> Sequence[str]:
     is_expert = any(fnmatch(op.name, pattern) for pattern in EXPERT_OPS)
     if is_expert and role.by_expert:
         return EXPERTS
+    # Updates run on the layout of the states.
     is_state = op.primitive == STATE or op.name.endswith(".update")
     if role.kind == "tensor":
         is_between = any(fnmatch(op.name, pattern) for pattern in SEQUENCE_PARALLEL_OPS)
@@ -250,6 +252,7 @@ def _is_as_good(plan: Plan, number: int, role: Role, served: str) -> bool:
 def _can_be_cut(plan: Plan, number: int, axis: int) -> bool:
     """Return whether the axis divides some factor, in addition to the axes that already serve it."""
     op, sizes = plan.graph.ops[number], plan.mesh.sizes
+    # Number of parts into which the served axes already divide each factor.
     ways = [1] * len(op.rule.factors)
     for other, factor in enumerate(plan.served[number].tolist()):
         if factor != NONE:
@@ -264,6 +267,7 @@ def _combine_roles(plan: Plan, roles: dict[int, Role]) -> MegatronParallelism:
     def degree(*kinds: Kind) -> int:
         return math.prod(sizes[axis] for axis, role in roles.items() if role.kind in kinds)
 
+    # Megatron-LM has one switch for sequence parallelism, and one ZeRO stage for the other axes.
     tensor = {axis: role.sequence_parallel for axis, role in roles.items() if role.kind == "tensor"}
     other = {axis: role.zero_stage for axis, role in roles.items() if role.kind != "tensor"}
     for found, words in ((tensor, "sequence parallelism"), (other, "the ZeRO stage")):
@@ -274,6 +278,7 @@ def _combine_roles(plan: Plan, roles: dict[int, Role]) -> MegatronParallelism:
                 key="plan",
                 nearest="--whole-axes, or export for another framework",
             )
+    # Kinds from the slowest to the fastest axis in Megatron-LM's order of ranks.
     speed: dict[Kind, int] = {"data": 0, "context": 1, "ulysses": 2, "tensor": 3}
     order = [speed[role.kind] for role in roles.values()]
     return MegatronParallelism(

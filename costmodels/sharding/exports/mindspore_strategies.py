@@ -108,6 +108,7 @@ def mindspore_strategies(plan: Plan) -> MindSporeStrategies:
     """Return the MindSpore strategies of a plan."""
     graph, orders = plan.graph, axis_orders(plan)
     aliases = tuple(name.replace(".", "_") for name in plan.mesh.names)
+    # MindSpore's aliases must be identifiers without points.
     assert len(set(aliases)) == len(aliases), f"{plan.mesh.names} stay apart without their points"
 
     def cut(tensor: int, axes: Sequence[Sequence[int]]) -> CutTensor:
@@ -138,6 +139,7 @@ def mindspore_strategies(plan: Plan) -> MindSporeStrategies:
         ),
         broken=tuple((graph.tensors[tensor].name, graph.ops[op].name) for tensor, op in orders.broken),
     )
+    # A plan without violations has a valid form; anything else is a defect of this export.
     errors = shape_errors(found)
     assert not errors, errors[0]
     return found
@@ -156,6 +158,7 @@ def shape_errors(strategies: MindSporeStrategies) -> tuple[str, ...]:
     found = []
     for name, each in named:
         aliases = [(cut,) if isinstance(cut, str) else cut for cut in each.layout]
+        # Collect the aliases of all dims, to find one that partitions two of them.
         used = [alias for one in aliases for alias in one if alias != NOT_CUT]
         ways = tuple(math.prod(devices[alias] for alias in one if alias != NOT_CUT) for one in aliases)
         if ways != each.strategy or len(ways) != len(each.shape):

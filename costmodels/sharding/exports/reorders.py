@@ -94,6 +94,7 @@ def reorders(orders: AxisOrders) -> tuple[Reorder, ...]:
         lies = orders.lying(tensor)
         places = [(maker, orders.written(maker, slot), lies, graph.sums[tensor])]
         if graph.ops[maker].primitive != CONSTANT:
+            # Reversed, so that the first reader of each layout remains.
             wanted = {orders.read(use.op, use.operand): use for use in reversed(graph.uses[tensor])}
             places += [(use.op, lies, layout, use.times) for layout, use in wanted.items()]
         for op, before, after, times in places:

@@ -115,6 +115,7 @@ def placements_of(layout: Layout) -> tuple[str, ...]:
 def keeps_leading_axes(before: Layout, after: Layout, rank: int) -> bool:
     """Return whether the axes that stay on a dim come first on it, in the mesh's order, before and after a change."""
     for dim in range(rank):
+        # DTensor's order of axes on a dim is that of the mesh.
         one, other = ([axis for axis, cut in enumerate(layout) if cut == dim] for layout in (before, after))
         count = len(set(one) & set(other))
         if one[:count] != other[:count]:

@@ -83,6 +83,7 @@ def alive(steps: Sequence[Step], outputs: Iterable[int], also: Mapping[int, int]
     """
     maker = {result: number for number, step in enumerate(steps) for result in step.results}
     found: set[int] = set()
+    # Depth-first search from the outputs back to the steps that write their operands.
     waiting = list(outputs)
     while waiting:
         value = waiting.pop()
@@ -138,6 +139,7 @@ class FlatBuilder:
         values = self.values
         kept = operand_slots(values, step)
         if len(kept) < len(step.operands):
+            # Keep the rule's places in step with the operands that remain.
             rule = Rule(
                 factors=rule.factors, operands=tuple(rule.operands[slot] for slot in kept), results=rule.results
             )
@@ -150,6 +152,7 @@ class FlatBuilder:
             step.primitive,
             operands,
             [self.tensors[result] for result in step.results],
+            # Equal rules share one object, and with it its cached properties.
             self.rules.setdefault(rule, rule),
             flop=step.flop,
             times=step.times,
@@ -164,5 +167,6 @@ class FlatBuilder:
 
 def _find_precision(dtypes: Sequence[str]) -> str:
     """Return the precision of the first operand whose dtype the device catalog names; empty if none is named."""
+    # Operands such as indices have no precision; the first one with a named dtype decides.
     names = ["fp8" if dtype.startswith("float8") else PRECISIONS.get(dtype, "") for dtype in dtypes]
     return next(filter(None, names), "")

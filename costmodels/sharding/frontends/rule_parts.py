@@ -70,6 +70,7 @@ def broadcast(place: Place, shape: Shape, operand: Shape) -> Place:
 
     Dims are matched from the last one, as in NumPy.
     """
+    # Dims of size 1 that are broadcast carry no factor.
     lead = len(shape) - len(operand)
     return tuple(place[lead + dim] if size == shape[lead + dim] else () for dim, size in enumerate(operand))
 
@@ -101,6 +102,7 @@ def along(call: Call, dim: int) -> Rule:
     """
     loops = Loops()
     place = loops.dims(call.operands[0], blocked=(dim,))
+    # Operands and results of equal size along the dim share its factor.
     known = {call.operands[0][dim]: place[dim]}
 
     def of(shape: Shape) -> Place:
@@ -145,6 +147,7 @@ def reshaped(before: Shape, after: Shape) -> Rule:
     blocked.
     """
     loops = Loops()
+    # An empty tensor has no elements whose order matters, and the walk below would not end.
     if math.prod(before) == 0:
         return loops.rule([((),) * len(before)], [((),) * len(after)])
     places: list[list[tuple[int, ...]]] = [[() for _ in before], [() for _ in after]]
@@ -152,10 +155,12 @@ def reshaped(before: Shape, after: Shape) -> Rule:
     at = [0, 0]
     while True:
         for side in (0, 1):
+            # Skip dims that are used up.
             while at[side] < len(left[side]) and left[side][at[side]] == 1:
                 at[side] += 1
         if at[0] == len(before):
             break
+        # The common divisor is the slowest remaining part of both dims.
         common = math.gcd(left[0][at[0]], left[1][at[1]])
         if common > 1:
             factor = loops.dim(common)
@@ -169,6 +174,7 @@ def reshaped(before: Shape, after: Shape) -> Rule:
 
 def _block_until_even(loops: Loops, places: list[list[tuple[int, ...]]], left: list[list[int]], at: list[int]) -> None:
     """Block dims on both sides from the current position until both sides have consumed equally many elements."""
+    # Product of the dims that each side has consumed.
     done = [1, 1]
     while done[0] != done[1] or done[0] == 1:
         # The side that lags behind takes its next dim.

@@ -103,6 +103,7 @@ class Flat:
     def _inline_call(self, equation: JaxprEqn, operands: list[int], place: Place) -> list[int]:
         """Add the steps of a called function, with its name as a further scope."""
         inner = next(equation.params[key] for key in INLINED[equation.primitive.name] if key in equation.params)
+        # Name the scope of a `jit` after its function.
         called = equation.params.get("name")
         if called:
             place = Place(scopes=(*place.scopes, called), is_backward=place.is_backward, times=place.times)
@@ -141,6 +142,7 @@ class Flat:
         carries = varying_carries(
             body.jaxpr, [self.values[operand].varies for operand in operands], num_consts, num_carry
         )
+        # Steps of the body run once per iteration.
         inside = Place(scopes=place.scopes, is_backward=place.is_backward, times=place.times * length)
 
         avals = [var.aval for var in body.jaxpr.invars[num_consts:]]
@@ -160,6 +162,7 @@ class Flat:
             aval = body.jaxpr.outvars[len(results)].aval
             if not varies:
                 results.append(self.add("", aval))
+            # The body leaves this carry unchanged, so no `next` is needed.
             elif after == before:
                 results.append(begin)
             else:
@@ -229,6 +232,7 @@ def _count_flop(equation: JaxprEqn) -> float:
 
     A call counts its body. Branches count the most expensive one. A loop of unknown length counts one iteration.
     """
+    # A conditional or a while loop contains jaxprs of its own.
     inner = [_open_jaxpr(value) for key in ("branches", "body_jaxpr") for value in _as_tuple(equation.params.get(key))]
     if inner:
         return max(sum(_count_flop(one) for one in jaxpr.eqns) for jaxpr in inner)

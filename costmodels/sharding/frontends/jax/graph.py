@@ -52,6 +52,7 @@ def graph_of(program: Program) -> Graph:
     for argument, value in zip(program.arguments, arguments, strict=True):
         if flat.values[value].varies:
             build.source(INPUT if argument.kept_by is None else STATE, value)
+    # Remove steps whose results nobody reads.
     needed = alive(flat.steps, outputs, flat.next_of)
     for number, step in enumerate(flat.steps):
         if number in needed:

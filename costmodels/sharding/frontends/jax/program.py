@@ -146,15 +146,18 @@ def _match_outputs(
 
     found: list[int | None] = []
     trees = [first for first in range(len(outputs) - len(leaves) + 1) if is_tree(first)] if leaves else []
+    # Prefer a tree below a node with the argument's own name.
     if trees:
         first = next((one for one in trees if name in _find_prefix(leaves, outputs[one])), trees[0])
         found += range(first, first + len(leaves))
     else:
+        # No tree of outputs fits: match leaf by leaf.
         taken: set[int] = set()
         for leaf in leaves:
             output = next((one for one in free if one not in taken and is_alike(leaf, one)), None)
             taken.update(() if output is None else (output,))
             found.append(output)
+    # An output can replace one argument only.
     for output in found:
         if output is not None:
             del free[output]

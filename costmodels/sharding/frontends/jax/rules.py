@@ -66,6 +66,7 @@ def flop_of_call(call: Call) -> float:
         return float(2 * math.prod(call.results[0]) * math.prod(call.operands[0][dim] for dim in contracted))
     if call.primitive == "conv_general_dilated":
         numbers, weight = call.params["dimension_numbers"], call.operands[1]
+        # Products per output element: window size times input channels per group.
         products = math.prod(weight[dim] for dim in numbers.rhs_spec[1:])
         return float(2 * math.prod(call.results[0]) * products / math.prod(call.params["lhs_dilation"]))
     return 0.0
@@ -157,6 +158,7 @@ def _conv_general_dilated(call: Call) -> Rule:
     out_batch, out_feature, *out_space = numbers.out_spec
     feature_groups, batch_groups = params["feature_group_count"], params["batch_group_count"]
 
+    # Five kinds of factors: batch, groups, output channels, input channels, and space.
     batch = loops.dim(out[out_batch])
     group = loops.dim(feature_groups * batch_groups)
     feature = loops.dim(out[out_feature] // (feature_groups * batch_groups))
@@ -186,6 +188,7 @@ def _space_of_conv(
     Any other window reads neighbouring elements.
     """
     image, window, out = sizes
+    # Without padding, strides and dilation, positions of image and result correspond.
     is_plain = (
         tuple(params["padding"][number]) == (0, 0)
         and params["window_strides"][number] == params["lhs_dilation"][number] == 1
@@ -275,6 +278,7 @@ def _find_windowed(call: Call) -> list[int]:
 def _select_and_scatter_add(call: Call) -> Rule:
     """Return the rule of a pooling gradient, which adds each window's value to the element that the window selected."""
     loops = Loops()
+    # The source has windows, the operand elements; both are whole along windowed dims.
     windowed = _find_windowed(call)
     whole = loops.dims(call.operands[1], blocked=windowed)
     source = {dim: loops.dim(call.operands[0][dim], FactorKind.BLOCKED) for dim in windowed}
@@ -285,6 +289,7 @@ def _dynamic_update_slice(call: Call) -> Rule:
     loops = Loops()
     shape, update_shape, *starts = call.operands
     place = loops.dims(shape)
+    # An update shorter than the operand starts at a runtime position, so its dim is blocked.
     update = tuple(
         place[dim] if size == shape[dim] else loops.dim(size, FactorKind.BLOCKED)
         for dim, size in enumerate(update_shape)
@@ -309,6 +314,7 @@ def _gather(call: Call) -> Rule:
         dim: indices[index_dim]
         for dim, index_dim in zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
     }
+    # Offset dims of the result are the operand's dims that are neither collapsed nor batched.
     kept = [dim for dim in range(len(shape)) if dim not in (*numbers.collapsed_slice_dims, *operand)]
     for dim, result_dim in zip(kept, numbers.offset_dims, strict=True):
         is_whole = slice_sizes[dim] == shape[dim]
@@ -334,10 +340,12 @@ def _scatter(call: Call) -> Rule:
     loops = Loops()
     numbers = call.params["dimension_numbers"]
     shape, indices_shape, updates_shape = call.operands
+    # Only a commutative scatter can combine updates from several devices.
     kind = FactorKind.BLOCKED if call.primitive == "scatter" else FactorKind.REDUCTION
     updates: dict[int, tuple[int, ...]] = {}
     operand: dict[int, tuple[int, ...]] = {}
     places = [dim for dim in range(len(updates_shape)) if dim not in numbers.update_window_dims]
+    # Batching dims are shared by operand, indices and updates.
     pairs = dict(zip(numbers.scatter_indices_batching_dims, numbers.operand_batching_dims, strict=True))
     for index_dim, dim in enumerate(places):
         if index_dim in pairs:
@@ -361,6 +369,7 @@ def _scatter(call: Call) -> Rule:
 def _bitcast(call: Call) -> Rule:
     """Return the rule of a cast of bits; several elements of a smaller dtype form a last dim of their own."""
     loops = Loops()
+    # The longer shape has an additional last dim for the parts of an element.
     shorter = min(call.operands[0], call.results[0], key=len)
     place = loops.dims(shorter)
     operand, result = (

@@ -101,6 +101,7 @@ class Flat:
         name = name_of(op)
         params, nodes = bound(op, node.args, node.kwargs, lambda one: isinstance(one, Node))
         operands = [self.known[one] for one in nodes]
+        # `make_fx` stores the fake result of each node here, a list for several results.
         made = node.meta.get("val")
         arrays = list(made) if isinstance(made, (tuple, list)) else [made]
         is_empty = all(0 in array.shape for array in arrays if isinstance(array, torch.Tensor))

@@ -45,6 +45,7 @@ def graph_of(program: Program) -> Graph:
     flat = Flat()
     outputs = flat.read(program)
     arguments = range(len(program.arguments))
+    # Gradients and new values of buffers are read by nobody, but must be computed.
     kept = {
         outputs[made]
         for argument in program.arguments
@@ -62,6 +63,7 @@ def graph_of(program: Program) -> Graph:
             build.source(INPUT if argument.kind == TensorKind.DATA and argument.after is None else STATE, number)
     has_begun = False
     for kernel in kernels:
+        # The trace is in execution order, so the first backward kernel ends the forward pass.
         if kernel.is_backward and not has_begun:
             build.builder.begin_backward()
             has_begun = True

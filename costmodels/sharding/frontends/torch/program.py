@@ -88,10 +88,12 @@ def traced(module: torch.nn.Module, inputs: Sequence[Any], loss: Loss | None = N
     is_tensor = [isinstance(leaf, torch.Tensor) for leaf in leaves]
     given = [*parameters.values(), *buffers.values(), *(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))]
     with mode:
+        # Fake tensors have shapes and dtypes, but no memory.
         fakes = [torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu") for tensor in given]
 
     def step(*arguments: torch.Tensor) -> list[torch.Tensor]:
         """Return the loss, the gradients, and the buffers after the step."""
+        # Swap the module's parameters for fresh leaves of autograd; buffers are used as they are.
         states = {
             name: tensor.detach().requires_grad_(parameters[name].requires_grad) if name in parameters else tensor
             for name, tensor in zip((*parameters, *buffers), arguments, strict=False)
@@ -100,6 +102,7 @@ def traced(module: torch.nn.Module, inputs: Sequence[Any], loss: Loss | None = N
         call = pytree.tree_unflatten(
             [next(rest) if one else leaf for one, leaf in zip(is_tensor, leaves, strict=True)], tree
         )
+        # `_LossAndGradients` holds the user's module under this name.
         within = {f"module.{name}": tensor for name, tensor in states.items()}
         found = torch.func.functional_call(_LossAndGradients(module, loss), within, call)
         return [*found, *(states[name] for name in buffers)]
@@ -120,6 +123,7 @@ def _list_states(module: torch.nn.Module, trace: GraphModule) -> list[Argument]:
     parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
     outputs = outputs_of(trace)
     placeholders = trace.graph.find_nodes(op="placeholder")[len(parameters) :]
+    # Output 0 is the loss.
     found, returned = [], 1
     for name, parameter in parameters.items():
         has_gradient = parameter.requires_grad and outputs[returned] is not None
@@ -199,6 +203,7 @@ class _ScopeRecorder:
     @contextmanager
     def of(self, module: torch.nn.Module) -> Iterator[_ScopeRecorder]:
         """Record scopes while the module is called."""
+        # Hooks around every submodule open and close a scope; calls nest like the modules.
         open_ones: list[tuple[str, AbstractContextManager[None]]] = []
 
         def enter(name: str) -> None:
@@ -230,6 +235,7 @@ class _ScopeRecorder:
                 here.enter_context(annotate({SCOPE: self.scopes[bisect.bisect_right(starts, number) - 1]}))
 
             starts = list(self.starts)  # recomputation in the backward pass appends to the original
+            # Visit the whole autograd graph, and let every node announce its scope before it runs.
             waiting, seen = [loss.grad_fn], set()
             while waiting:
                 node = waiting.pop()

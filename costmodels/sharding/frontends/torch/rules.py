@@ -54,6 +54,7 @@ def bound(
     op: OpOverload[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], is_tensor: Callable[[Any], bool]
 ) -> tuple[dict[str, Any], list[Any]]:
     """Return the parameters of a call by name, and the tensors among them in order."""
+    # Tensors may stand in nested lists, as those of `cat`.
     tensors: list[Any] = []
 
     def of(value: Any) -> Any:
@@ -63,6 +64,7 @@ def bound(
         return [of(one) for one in value] if isinstance(value, (list, tuple)) else value
 
     params: dict[str, Any] = {}
+    # Fill in the schema's defaults, so that rules find every parameter by name.
     for number, argument in enumerate(op._schema.arguments):
         default = argument.default_value if argument.has_default_value() else None
         params[argument.name] = of(args[number] if number < len(args) else kwargs.get(argument.name, default))
@@ -107,6 +109,7 @@ def flop_of_call(call: Call) -> float:
     if name in ("mm", "bmm", "addmm", "baddbmm"):
         return float(2 * math.prod(call.results[0]) * operands[-1][-2])
     if name in ("convolution", "convolution_backward"):
+        # The backward operator has the output's gradient as operand 0.
         is_forward = name == "convolution"
         image, out = (operands[0], call.results[0]) if is_forward else (operands[1], operands[0])
         weight = operands[1] if is_forward else operands[2]
@@ -153,6 +156,7 @@ def _permute(call: Call) -> Rule:
     if call.primitive == "permute":
         order = list(_dims(call, "dims"))
     else:
+        # `t` swaps the only two dims, `transpose` swaps two named ones.
         order = list(range(rank))
         if rank:
             first, second = (0, rank - 1) if call.primitive == "t" else (*_dims(call, "dim0"), *_dims(call, "dim1"))
@@ -288,6 +292,7 @@ def _scatter(call: Call) -> Rule:
     place, operand = _place_index(loops, shape, index, dims, kind)
     operand |= {dim: loops.dim(shape[dim]) for dim in dims}
     whole = tuple(operand[dim] for dim in range(len(shape)))
+    # Sources that are larger than the index are only partly read.
     is_alike = all(source in (index, ()) for source in sources)
     if not is_alike:
         return blocked_rule(call)
@@ -298,6 +303,7 @@ def _place_index(
     loops: Loops, shape: Shape, index: Shape, dims: Collection[int], kind: FactorKind = FactorKind.MAP
 ) -> tuple[Place, dict[int, tuple[int, ...]]]:
     """Return the place of an index, and the factors of the operand's other dims, by dim."""
+    # A dim on which the index is shorter than the operand reads a prefix, which no equal split covers.
     place: list[tuple[int, ...]] = []
     operand: dict[int, tuple[int, ...]] = {}
     for dim, size in enumerate(index):
@@ -335,6 +341,7 @@ def _index_put(call: Call) -> Rule:
     """
     loops = Loops()
     shape, indexed, common = _read_indices(call)
+    # All indexed positions together are one list of writes into the operand.
     spread = loops.dims(common, FactorKind.REDUCTION if call.params["accumulate"] else FactorKind.BLOCKED)
     operand = loops.dims(shape)
     rest = [place for dim, place in enumerate(operand) if dim not in indexed]
@@ -368,6 +375,7 @@ def _norm(call: Call) -> Rule:
     inner = tuple(call.params["normalized_shape"])
     shape = call.operands[0]
     rows = loops.dims(shape[: len(shape) - len(inner)])
+    # Statistics need whole rows.
     columns = loops.dims(inner, FactorKind.BLOCKED)
 
     def place(one: Shape) -> Place:
@@ -386,6 +394,7 @@ def _group_norm(call: Call) -> Rule:
     loops = Loops()
     batch, groups = call.params["N"], call.params["group"]
     shape = call.operands[0]
+    # Groups are independent: an axis can serve the group factor, which comes first on the channel dim.
     row, group = loops.dim(batch), loops.dim(groups)
     channels = (*group, *loops.dim(call.params["C"] // groups, FactorKind.BLOCKED))
     whole = (row, channels, *loops.dims(shape[2:], FactorKind.BLOCKED))
@@ -432,8 +441,10 @@ def _convolution(call: Call) -> Rule:
     def kind(of: str) -> FactorKind:
         return FactorKind.REDUCTION if sums.get(computed, "batch") == of else FactorKind.MAP
 
+    # The computed tensor decides which factor is summed over.
     batch, group = loops.dim(image[0], kind("batch")), loops.dim(groups)
     low_channels, high_channels = loops.dim(low, kind("low")), loops.dim(high, kind("high"))
+    # A transposed convolution exchanges the roles of input and output channels.
     into, outof = (high_channels, low_channels) if params["transposed"] else (low_channels, high_channels)
     places: dict[str, list[tuple[int, ...]]] = {
         "image": [batch, group + into],
@@ -457,6 +468,7 @@ def _space(
     A window of one element is a map, or a reduction for the weight's gradient. Any other window reads neighbours.
     """
     image, window, out = sizes
+    # A single value stands for all spatial dims.
     padding, stride = (params[key][number % len(params[key])] for key in ("padding", "stride"))
     if window == 1 and padding == 0 and stride == 1 and image == out:
         factor = loops.dim(image, FactorKind.REDUCTION if computed == "weight" else FactorKind.MAP)
@@ -491,6 +503,7 @@ def _attention(call: Call) -> Rule:
         "grad_out": (batch, heads, rows, value_width),
         "logsumexp": (batch, heads, rows),
     }
+    # Places follow the operands' order in this particular call.
     by_slot = {one.slot: places[name] for name, one in params.items() if isinstance(one, Operand) and name in places}
     if params["attn_mask"] is not None:
         slot = params["attn_mask"].slot

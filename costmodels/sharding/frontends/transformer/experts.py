@@ -27,7 +27,9 @@ def slots_per_expert(sequence_length: int, *, top_k: int, num_experts: int) -> i
     It is the balanced share, rounded up to a multiple of a divisor of the sequence length, so that slots and sequence
     divide into many common chunks.
     """
+    # Balanced share of one expert, rounded up.
     share = -(-sequence_length * top_k // num_experts)
+    # Largest divisor of the sequence length that adds less than an eighth to the share.
     multiple = max(each for each in range(1, max(share // _LARGEST_SURPLUS, 1) + 1) if sequence_length % each == 0)
     return -(-share // multiple) * multiple
 
@@ -35,6 +37,7 @@ def slots_per_expert(sequence_length: int, *, top_k: int, num_experts: int) -> i
 def chunk_sizes(sequence_length: int, *, top_k: int, num_experts: int) -> dict[str, int]:
     """Return the sizes of the factors that divide a sequence and its slots into chunks, by name."""
     slots = slots_per_expert(sequence_length, top_k=top_k, num_experts=num_experts)
+    # Tokens and slots of a chunk must both be whole numbers, so the chunks are their greatest common divisor.
     chunks = math.gcd(sequence_length, slots)
     return {
         "slots": slots,

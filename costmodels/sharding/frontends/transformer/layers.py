@@ -51,6 +51,7 @@ def linear(
     """
     tensor, pattern = x
     factors = [_names(f"{weight} {output}") for (_, weight), (_, output) in zip(weights, outputs, strict=True)]
+    # Block every factor that is missing in at least one of the products.
     blocked = sorted({name for each in factors for name in each if any(name not in other for other in factors)})
     flop = sum(2.0 * math.prod(step.sizes[factor] for factor in each | _names(pattern)) for each in factors)
     numbers = [weight for weight, _ in weights]
@@ -68,6 +69,7 @@ def linear(
     )
 
     def gradients() -> None:
+        # One operator computes the input gradients of all products and adds them up locally.
         given = [step.gradient(each) for each in made]
         (to_x,) = step.op(
             f"{name}.data_gradient",
@@ -113,6 +115,7 @@ def bias(step: TrainingStep, name: str, x: int, pattern: str) -> int:
 
 def norm(step: TrainingStep, name: str, x: int, *, over: str, has_bias: bool = False) -> int:
     """Add a normalisation along one dim, which stays whole; the backward pass computes the statistics again."""
+    # RMSNorm has a scale only; LayerNorm has a bias, too.
     parameters = [step.parameter(f"{name}.weight", over)]
     if has_bias:
         parameters.append(step.parameter(f"{name}.bias", over))
@@ -195,6 +198,7 @@ def attention_core(
     sums. Each device is assumed to get an equal share of the causal half, as runtimes balance it. The backward pass
     takes five products for the forward pass's two (Dao 2023, FlashAttention-2, section 4.1).
     """
+    # Grouped-query attention: the query heads of one key head are adjacent, so an axis can serve kv_heads alone.
     heads = "(kv_heads query_groups)"
     q, k, v = f"batch queries {heads} head_dim", "batch keys kv_heads head_dim", "batch keys kv_heads value_dim"
     context, normaliser = f"batch queries {heads} value_dim", f"batch queries {heads}"
@@ -203,6 +207,7 @@ def attention_core(
     scores = math.prod(sizes[factor] for factor in ("batch", "queries", "kv_heads", "query_groups", "keys"))
     # Two products, scores and context, of 2 FLOPs per element; a causal mask halves both.
     flop = 2.0 * scores * (sizes["head_dim"] + sizes["value_dim"]) * (0.5 if is_causal else 1.0)
+    # Besides the result, keep the log-sum-exp of each query for the backward pass.
     made, sums = step.op(
         name,
         "attention" if is_causal else "full_attention",
@@ -242,6 +247,7 @@ def activation(step: TrainingStep, name: str, x: int, pattern: str, *, is_gated:
         pattern: Pattern of the result.
         is_gated: Whether the non-linearity has a gate.
     """
+    # The two inputs of a gate are stacked before the last dim, so that a partition of it splits both.
     rest, _, ffn = pattern.rpartition(" ")
     inputs = f"{rest} gates {ffn}" if is_gated else pattern
     blocked = ("gates",) if is_gated else ()
@@ -264,6 +270,7 @@ def activation(step: TrainingStep, name: str, x: int, pattern: str, *, is_gated:
 
 def embedding(step: TrainingStep, name: str, tokens: int, table: int) -> int:
     """Add the lookup of rows in a table; a device yields zeros for rows of a partitioned vocabulary that it lacks."""
+    # The vocabulary is a reduction: every device adds the rows that it has.
     rows, hidden = "vocabulary hidden", "batch sequence hidden"
     (made,) = step.op(name, "embedding", f"batch sequence, {rows} -> {hidden}", (tokens, table))
 
@@ -286,6 +293,7 @@ def learned_positions(step: TrainingStep, name: str, x: int, table: int) -> int:
 
     The sequence can be partitioned if the table has exactly as many rows as the sequence has tokens.
     """
+    # Parts of a table that is longer than the sequence would not match parts of the sequence.
     is_whole = step.sizes["positions"] == step.sizes["sequence"]
     rows = "sequence hidden" if is_whole else "positions hidden"
     hidden = "batch sequence hidden"
@@ -316,6 +324,8 @@ def cross_entropy(step: TrainingStep, name: str, logits: int, labels: int) -> in
     Maxima are combined with a maximum instead of a sum; the message is the same.
     """
     rows, scores = "batch sequence", "batch sequence vocabulary"
+    # The loss is split into operators that each reduce over the vocabulary, as Megatron-LM's parallel cross entropy
+    # does.
     statistic = (Result(element_bytes=STATISTIC_BYTES),)
     (largest,) = step.op(f"{name}.maximum", "maximum", f"{scores} -> {rows}", (logits,), results=statistic)
     (total,) = step.op(

@@ -98,6 +98,7 @@ def transformer_graph(
 def _sizes(job: TrainingJob, micro_batch_size: int) -> dict[str, int]:
     """Return the size of every factor by its name; 1 for parts that the model lacks."""
     model, tokens = job.model, job.sequence_length
+    # Without experts, no pattern uses the chunks.
     chunks = chunk_sizes(tokens, top_k=model.top_k, num_experts=model.num_experts) if model.is_moe else {}
     return {
         "batch": micro_batch_size,
@@ -148,6 +149,7 @@ class _Decoder:
         table = step.parameter("embedding.weight", "vocabulary hidden")
         x = embedding(step, "embedding.lookup", tokens, table)
         if model.learned_positions:
+            # Only a table of exactly the sequence's length can share the factor of the sequence.
             is_whole = model.learned_positions == self.job.sequence_length
             rows = step.parameter("embedding.positions.weight", "sequence hidden" if is_whole else "positions hidden")
             x = learned_positions(step, "embedding.positions", x, rows)
@@ -196,7 +198,9 @@ class _Decoder:
         """
         model, step = self.job.model, self.step
         dims = {"query": f"{HEADS} head_dim", "key": "kv_heads head_dim", "value": "kv_heads head_dim"}
+        # Multi-query attention: kv_heads has size 1, so only query_groups can be partitioned.
         has_one_key = model.num_kv_heads == 1 < model.num_heads
+        # The biases and norms below apply to each product by its label.
         made: dict[str, int] = {}
         for role, labels in (("q", ("query",)), ("kv", ("key", "value"))) if has_one_key else (("qkv", tuple(dims)),):
             weights = [
@@ -228,6 +232,7 @@ class _Decoder:
         model, step, precision = self.job.model, self.step, self.job.precision
 
         def product(role: str, x: tuple[int, str], outputs: dict[str, str]) -> tuple[int, ...]:
+            # The weight's input dims are those of x without the token dims.
             inner = x[1].removeprefix("batch sequence ")
             weights = [
                 (step.parameter(f"{name}.{role}.{label}weight", f"{inner} {dims}"), f"{inner} {dims}")
@@ -245,6 +250,7 @@ class _Decoder:
             (queries,) = product("q_up", (rank, "batch sequence query_rank"), {"": f"{HEADS} head_dim"})
         else:
             (queries,) = product("q_up", hidden, {"": f"{HEADS} head_dim"})
+        # The key's rotary part comes directly from the hidden vector, and all heads share it.
         latent, turned = product("kv_down", hidden, {"latent_": "latent_rank", "rotary_": "rotary_dim"})
         if model.qkv_bias:
             latent = bias(step, f"{name}.kv_down_bias", latent, "latent_rank")
@@ -286,6 +292,7 @@ class _Decoder:
         slots = self._add_mlp(name, slots, "experts batch slots", "expert_ffn", experts="experts ")
         y = combine(step, f"{name}.combine", slots, weights)
         if model.num_shared_experts:
+            # Shared experts see every token, without dispatch.
             shared = self._add_mlp(f"{name}.shared", normed, "batch sequence", "shared_ffn")
             if model.shared_expert_gate:
                 gate = step.parameter(f"{name}.shared.gate.weight", "hidden")

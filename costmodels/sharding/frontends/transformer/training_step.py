@@ -121,6 +121,7 @@ class TrainingStep:
         arrays = [self.tensor(number) for number in (*operands, *like)]
         key = (len(operands), *((array.dim_names, array.shape) for array in arrays), *blocked)
         if key not in self._rules:
+            # Write a pattern from the dims' names, with one factor per name.
             words = [" ".join(array.dim_names) for array in arrays]
             pattern = f"{', '.join(words[: len(operands)])} -> {', '.join(words[len(operands) :])}"
             sizes = {name: size for array in arrays for name, size in zip(array.dim_names, array.shape, strict=True)}
@@ -145,12 +146,14 @@ class TrainingStep:
         if len(parts) > 1:
             kind = self.tensor(parts[0]).kind
             name = f"{self.tensor(tensor).name}.gradient_sum"
+            # Replace the contributions by their sum, so that a second call adds nothing.
             parts[:] = self.along(name, "add", parts, parts[:1], results=(Result(kind=kind),))
         return parts[0]
 
     def backward(self) -> None:
         """Add the backward pass of all operators so far."""
         self._builder.begin_backward()
+        # Reverse order: every reader of a tensor has given its gradient before its writer asks for it.
         for gradient_of in reversed(self._tape):
             gradient_of()
         self._tape.clear()
@@ -181,6 +184,7 @@ class TrainingStep:
                     for moment in MOMENTS[optimizer]
                 ),
             )
+            # One fused operator per parameter reads the parameter, its gradient and its moments.
             operands = [number, self.gradient(number), *moments]
             made = self.along(f"{array.name}.update", optimizer, operands, states, results=results)
             for state, after in zip(states, made, strict=True):
