@@ -33,6 +33,7 @@ def time_collective(call: LoneCall, device: torch.device) -> Timing:
     # The first estimate includes the warm-up (connections, allocations), so the second one counts.
     estimate_s = _max_over_ranks(_time_batch(run, 2, device), device)
     estimate_s = _max_over_ranks(_time_batch(run, 2, device), device)
+    # Every rank has the same estimate, so all ranks run the same number of batches.
     in_batch = min(max(round(BATCH_S / estimate_s), 1), MOST_IN_BATCH)
     batches = min(max(round(LEAST_S / (in_batch * estimate_s)), FEWEST_BATCHES), MOST_BATCHES)
     times_s = [_max_over_ranks(_time_batch(run, in_batch, device), device) for _ in range(batches)]
@@ -42,6 +43,7 @@ def time_collective(call: LoneCall, device: torch.device) -> Timing:
 def collective(call: LoneCall, device: torch.device) -> Callable[[], object]:
     """Return the collective on buffers of its message, in which every rank's part has at least one element."""
     dtype, n = DTYPES[call.precision], dist.get_world_size()
+    # Round the message so that it divides evenly among the ranks.
     part = max(1, round(call.shape[0] / dtype.itemsize / n))
     whole = torch.ones(n * part, dtype=dtype, device=device)
     own = torch.ones(part, dtype=dtype, device=device)

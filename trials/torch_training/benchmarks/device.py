@@ -68,6 +68,7 @@ class DeviceBenchmarks:
             if not left:
                 return
         self.processes.kill()
+        # The launch ended early, so the call in progress is the one that ended it.
         yield left.pop(0), Refusal(reason=self._read_last_line())
 
     def _launch(self, function: str, *arguments: Any, num_ranks: int) -> None:

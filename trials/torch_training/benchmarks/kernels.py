@@ -51,6 +51,7 @@ def time_call(call: LoneCall, device: torch.device) -> Timing:
     make = _MAKERS[call.kind]
     sets = 1
     if device.type == "cpu":
+        # Use as many data sets as fill ROTATED_BYTES.
         moved_bytes = float(lone_operator(call).moved_bytes[0])
         sets = max(1, min(MOST_SETS, round(ROTATED_BYTES / moved_bytes)))
     return time_runs([make(call, device) for _ in range(sets)], device)
@@ -78,6 +79,7 @@ def grouped_matmul(call: LoneCall, device: torch.device) -> Callable[[], Tensor]
     groups, m, k, n = _round_sizes(call.shape)
     dtype = DTYPES[call.precision]
     tokens = k if call.role == "weight_gradient" else m
+    # Ends of the groups' rows, in equal shares up to rounding.
     ends = torch.linspace(0, tokens, groups + 1, device=device).round()[1:].int()
     match call.role:
         case "forward":
@@ -145,6 +147,7 @@ def elementwise(call: LoneCall, device: torch.device) -> Run:
     """Return an activation, the residual's addition, the rotary embedding or the loss."""
     (elements,) = _round_sizes(call.shape)
     dtype = DTYPES[call.precision]
+    # The shape gives only the number of elements; choose a typical row length.
     columns = min(elements, VOCABULARY if call.role == "cross_entropy" else COLUMNS)
     rows = max(1, round(elements / columns))
     gates = 2 if call.role == "swiglu" else 1

@@ -33,6 +33,7 @@ def time_runs(runs: Sequence[Callable[[], object]], device: torch.device) -> Tim
         device: Device on which the runs compute.
     """
     one = _cuda_timer(device) if device.type == "cuda" else _cpu_time_s
+    # The first run of each data set is a warm-up.
     for run in runs:
         one(run)
     times_s: list[float] = []

@@ -28,6 +28,7 @@ def local_positions(sequence_length: int, *, cp: int, up: int, cp_rank: int, up_
     assert sequence_length % divisor == 0, f"a sequence of {sequence_length} is split by a multiple of {divisor}"
     positions = torch.arange(sequence_length)
     if cp > 1:
+        # An early and a late chunk together see about as many keys on every rank.
         positions = positions.view(2 * cp, -1)[[cp_rank, 2 * cp - 1 - cp_rank]].flatten()
     return positions.view(up, -1)[up_rank]
 

@@ -123,6 +123,7 @@ class Attention(Block):
         model, layout = own.model, own.layout
         self.own = own
         self.kv_heads = model.num_kv_heads // layout.size
+        # A group holds the query heads of one key head, the key head and the value head.
         self.per_group = model.num_heads // model.num_kv_heads + 2
         rows = (model.num_kv_heads, self.per_group, model.head_dim)
         self.norm = Norm(own, "norm", model.hidden_size, meets="residual")
@@ -186,6 +187,7 @@ class FeedForward(Block):
         super().__init__()
         model = own.model
         self.own = own
+        # SwiGLU stacks two inputs of the activation in one product; GELU has one.
         self.gates = 1 + int(model.gated_ffn)
         shape = (self.gates, inner_size)
         role, meets = "mlp.up", "mlp.input"
@@ -250,6 +252,7 @@ class Embedding(Block):
             row = tokens - own.layout.index * self.tokens.shape[0]
             is_here = (row >= 0) & (row < self.tokens.shape[0])
             x = functional.embedding(torch.where(is_here, row, 0), self.tokens)
+            # Row 0 stands in for rows of other ranks and must add nothing.
             x = x if own.layout.size == 1 else x * is_here[..., None]
         x = own.layout.move(x, "embedding.output", "residual")
         return x if self.positions is None else x + self.positions[own.residual_positions]
@@ -265,6 +268,7 @@ class Head(Block):
         model = own.model
         self.own = own
         self.norm = Norm(own, "norm", model.hidden_size, meets="residual")
+        # Equal names give equal values, so a tied head on another stage starts from the embedding's table.
         name = "table" if model.tied_embeddings else "head"
         self.hold("table", own.matrix(name, "head", model.vocab_size, model.hidden_size), "head", "head.input")
 
@@ -297,6 +301,7 @@ def added(x: Tensor, block: Callable[[Tensor], Tensor], role: str) -> Tensor:
 
 def _compute_rotary_angles(positions: Tensor, head_size: int) -> Tensor:
     """Return the angles of the rotary embedding [s, 1, d/2] (RoFormer, Su et al. 2021, section 3.2.2)."""
+    # Angle of pair i at position p: p * ROTARY_BASE^(-2i/d); float64 keeps large positions exact.
     steps = torch.arange(0, head_size, 2, device=positions.device, dtype=torch.float64) / head_size
     return (positions[:, None].double() * ROTARY_BASE**-steps).float()[:, None]
 

@@ -50,6 +50,7 @@ class Replicated(nn.Module):
 
     def _before_backward(self, gradient: Tensor) -> Tensor:
         """Switch FSDP's communication for the backward pass that begins with this gradient."""
+        # Count backward passes cyclically; the last one of a step reduces all gradients.
         self._num_backward = self._num_backward % self._num_micro_batches + 1
         is_last = self._num_backward == self._num_micro_batches
         for part in self._sharded:

@@ -46,6 +46,7 @@ def extents(config: ParallelConfig) -> dict[str, Extent]:
     expert_tp, copies = int(grid.expert_tensor[0]), int(grid.copies[0])
     replicas = dp * cp * up
     shards, of_experts = replicas // copies, int(expert_shards(grid)[0])
+    # Without ZeRO every rank keeps a whole copy of its weights.
     if config.zero_stage == 0:
         copies, shards, of_experts = replicas, 1, 1
     expert_replicas = replicas * tp // (expert_tp * ep)
@@ -128,6 +129,7 @@ class RankMesh:
         if members not in self._formed:
             world = dist.group.WORLD
             assert world is not None, "the process group is formed before the mesh"
+            # Only members take part in forming the group, so no rank has to wait for unrelated ones.
             is_world = len(members) == world.size()
             self._formed[members] = world if is_world else dist.new_group(list(members), use_local_synchronization=True)
         return self._formed[members]

@@ -34,6 +34,7 @@ class Sharding:
 
 def megatron_sharding(*, sequence_parallel: bool) -> Sharding:
     """Return Megatron-LM's layout: columns, then rows; residuals and norms are whole or split over the positions."""
+    # Sequence parallelism splits the dim of positions.
     residual = Shard(1) if sequence_parallel else Replicate()
     return Sharding(
         weights={
@@ -91,5 +92,6 @@ class Layout:
             return tensor
         have, want = self.sharding.activations[source], self.sharding.activations[target]
         moved = DTensor.from_local(tensor, self.mesh, [have], run_check=False).redistribute(placements=[want])
+        # A whole activation is used differently on each rank, so each rank has a term of its gradient.
         gradient = Partial() if want.is_replicate() and not have.is_partial() else want
         return moved.to_local(grad_placements=[gradient])

@@ -122,7 +122,9 @@ def build_chunks(
     for virtual in range(mesh.index("pp"), last + 1, config.pp):
         layers = []
         for place, number in enumerate((of_layer == virtual).nonzero()[0].tolist()):
+            # Weights are named by the layer's number in the model, whatever stage holds it.
             name = f"layers.{number}"
+            # An uneven assignment may recompute only the first layers of a chunk.
             again = config.assignment.recomputed[virtual] if config.assignment.recomputed else 0
             layers.append(
                 Layer(
@@ -134,6 +136,7 @@ def build_chunks(
         embedding = Embedding(own) if virtual == 0 else None
         head = Head(own) if virtual == last else None
         if model.tied_embeddings and embedding is not None and head is not None:
+            # With a single stage, embedding and head share one parameter.
             head.table = embedding.tokens
         chunks.append(Chunk(virtual, embedding, layers, head, is_tied=model.tied_embeddings))
     return chunks

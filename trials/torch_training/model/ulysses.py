@@ -41,6 +41,7 @@ class _Exchange(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, split: int, join: int, group: dist.ProcessGroup) -> Tensor:
         """Exchange slices; arguments as in `_exchange`."""
         ctx.split, ctx.join, ctx.group = split, join, group
+        # The first dim of the buffer numbers the receivers.
         sent = torch.stack(x.chunk(dist.get_world_size(group), split))
         received = torch.empty_like(sent)
         dist.all_to_all_single(received, sent, group=group)

@@ -48,6 +48,7 @@ class WeightMaker:
     def matrix(self, name: str, shape: Sequence[int], cuts: Sequence[Cut] = (), *, columns: int = 1) -> nn.Parameter:
         """Return a part of a normally distributed weight of logical `shape`, its last `columns` dims as columns."""
         generator = torch.Generator(self._device).manual_seed(zlib.crc32(f"{self._seed} {name}".encode()))
+        # Create the whole weight and then cut it, so that the values do not depend on the cut.
         whole = torch.randn(tuple(shape), generator=generator, device=self._device).mul_(INITIAL_STD)
         part = _cut(whole, cuts)
         return nn.Parameter(part.flatten(-columns).flatten(0, -2).clone())
@@ -65,6 +66,7 @@ def cuts_of(placement: Placement, index: int, parts: int) -> tuple[Cut, ...]:
 
 def _cut(whole: Tensor, cuts: Sequence[Cut]) -> Tensor:
     for cut in cuts:
+        # Parts are equal: the last one is padded with zeros, as for a vocabulary that tp does not divide.
         size = -(-whole.shape[cut.dim] // cut.parts)
         lacking = size * cut.parts - whole.shape[cut.dim]
         if lacking:

@@ -100,6 +100,7 @@ def predicted_calls(
     grid = ConfigGrid.from_configs([config])
     forms = _find_forms(config)
     found: dict[Channel, Traffic] = {}
+    # The recorded bytes of routed tokens are compared with even shares, within ROUTED_TOLERANCE.
     balanced = replace(runtime, expert_imbalance=0.0)
     for collective, _, count in collective_executions(job, cluster, balanced, grid):
         dimension = collective.name.split(".")[0]
@@ -124,6 +125,7 @@ def recorded_calls(recordings: Sequence[RankRecording], config: ParallelConfig) 
         config: Configuration that the ranks ran.
     """
     assert len(recordings) == config.num_devices, "every rank has a recording"
+    # Mean over the ranks of each stage, summed over the pp stages.
     part = config.pp / config.num_devices
     found: dict[Channel, Traffic] = {}
     for recording in recordings:

@@ -32,6 +32,7 @@ def read_profile(events: Iterable[TraceEvent], *, num_steps: int = 1) -> RankPro
     total_s = dict.fromkeys(Phase, 0.0)
     for execution in reader.executions:
         for sample in _list_samples(execution):
+            # Routed operators get other sizes in every execution, so they are grouped by name alone.
             found[sample.name, () if is_routed(sample.name) else sample.shape].append(sample)
             total_s[sample.phase] += sample.time_s
     samples = (merged(each, by_shape=bool(key[1])) for key, each in found.items())
@@ -53,6 +54,7 @@ def _list_samples(execution: Execution) -> Iterator[OperatorSample]:
     elif execution.role == "norm":
         normed = execution.forward[0].event
         columns = normed.shapes[0][-1]
+        # Rows and columns of the norm; all dims before the last are rows.
         shape = float(normed.elements() // columns), float(columns)
         yield from _sample_pair(execution, OpKind.NORM, shape)
         if execution.fork:
@@ -92,6 +94,7 @@ def _list_product_samples(execution: Execution) -> Iterator[OperatorSample]:
         done = [work for work in node.works if work.event.name in PRODUCTS]
         for place, work in enumerate(done):
             (of_weight if _is_of_weight(work.event, place, node) else of_data).append(work)
+        # Time of the node's other operations.
         beside_s += _total_s(node.works) - _total_s(done)
     if of_data:
         left, inner, right = _sizes(of_data[0].event)

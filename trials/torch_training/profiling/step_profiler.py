@@ -83,6 +83,7 @@ def _nest_events(events: Iterable[_KinetoEvent], *, has_kernels: bool) -> tuple[
     # Parents come before their children: earlier start, or equal start and later end.
     for event in sorted(of_host, key=lambda event: (event.start_ns(), -event.end_ns())):
         open_events = around[event.start_thread_id()]
+        # Close the events that end before this one; the last open one that remains is its parent.
         while open_events and open_events[-1].event.end_ns() < event.end_ns():
             open_events.pop()
         opened = _OpenEvent(event=event)

@@ -114,6 +114,7 @@ class TraceReader:
             self._visit_node(event)
             return
         if event.name.startswith(_MARK):
+            # A range inside a backward node can only come from a recomputation.
             is_again = place.is_again or place.node is not None
             place = _Place(execution=self._find_execution(event), is_again=is_again)
         # A sequence number inside a node means that a recomputation has begun (see the module).

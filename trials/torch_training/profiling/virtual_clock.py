@@ -121,6 +121,7 @@ class _Replay:
 
     def _add_calls(self, recordings: Sequence[RankRecording]) -> dict[tuple[int, int], int]:
         """Add one task per call that its ranks share, and return the tasks by rank and number of the call there."""
+        # Calls of each channel by rank, in the order in which the rank issued them.
         own: dict[_Channel, dict[int, list[Issued]]] = {}
         for recording in recordings:
             for call in _list_issued(recording):
@@ -132,7 +133,10 @@ class _Replay:
             _check_partners(group, ranks, calls)
             # Calls of a channel run one after the other, so each waits for the one before it.
             before = NOTHING
+            # The n-th calls of all members on a channel belong together.
             for together in zip(*(calls[rank] for rank in ranks), strict=True):
+                # Members may state different sizes, for example in an uneven all-to-all; the largest one determines the
+                # time.
                 message_bytes = max(call.message_bytes for call in together)
                 latency_s, route = self.links.way(together[0].kind, message_bytes, ranks)
                 before = self.graph.add(route, after=[before], latency_s=latency_s)
@@ -150,6 +154,7 @@ class _Replay:
                     computed.append(self.graph.add(Route(event.cpu_s), after=before))
                     needed.append([])
                 case Issued():
+                    # A call starts when all members have issued it, that is, when each has done its earlier work.
                     for task in before:
                         self.graph.wait(tasks[recording.rank, event.call], task)
                 case Waited():
@@ -171,6 +176,7 @@ class _Links:
         self.cluster, self.collective_time = cluster, collective_time
         self.resources: dict[tuple[str, int, int, str], int] = {}
         self.rank_host = cluster.rank_host()
+        # Rank of each host's first device, from the sorted hosts of all ranks.
         self.first_rank = np.searchsorted(self.rank_host, np.arange(cluster.num_hosts))
         self.sharers = np.repeat(
             [combined(group.nic_links).sharers for group in cluster.groups], [group.hosts for group in cluster.groups]
@@ -193,6 +199,7 @@ class _Links:
             # The time without bytes is the latency; the rest is transfer, during which other calls may share the links.
             latency_s = min(float(self.collective_time(replace(call, wire_bytes=np.zeros(1)))[0]), seconds)
             if kind == OpKind.SEND_RECV:
+                # A message leaves its sender and enters its receiver; a collective uses both directions of all members.
                 ends = [(ranks[0], OUT), (ranks[1], IN)]
             else:
                 ends = [(rank, way) for rank in ranks for way in (OUT, IN)]
@@ -202,6 +209,7 @@ class _Links:
     def _find_uses(self, ends: Sequence[tuple[int, str]], members: IntArray) -> Uses:
         """Return the resources that these ranks use, each in its direction."""
         hosts = self.rank_host[members]
+        # Inside a host, every device has links of its own.
         if (hosts == hosts[0]).all():
             return (
                 tuple((self._resource("inside", rank, 0, way), 1.0) for rank, way in ends) if len(members) > 1 else ()
@@ -258,6 +266,7 @@ def _measure(replay: _Replay, timeline: Timeline) -> VirtualStep:
     spans = np.stack([timeline.start_s, timeline.end_s], axis=1)
     exposed_s = []
     for computed, needed in zip(replay.computed, replay.needed, strict=True):
+        # Gaps between the compute tasks of a rank: from the end of one to the start of the next.
         begins = [*timeline.start_s[computed].tolist(), step_time_s]
         ends = [0.0, *timeline.end_s[computed].tolist()]
         # Between two compute tasks, the part covered by transfers of needed calls is exposed communication.
