@@ -43,7 +43,7 @@ def block_figures(plan: Plan, cost: PlanCost) -> BlockFigures:
     Operators that run several times a step count once.
     """
     graph, turn = plan.graph, plan.graph.first_backward
-    assert turn is not None, f"{graph.name!r} says where its backward pass begins"
+    assert turn is not None, f"{graph.name!r} must mark the start of its backward pass"
     blocks = [_block_of(op.name) for op in graph.ops]
     compute_s = np.zeros((2, len(BLOCKS)))
     exposed_s = np.zeros((2, len(EXPOSED_PARTS), len(BLOCKS)))

@@ -39,8 +39,8 @@ class DeviceMesh:
     _lines: dict[tuple[OpKind, tuple[int, ...]], Lines] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        assert len(self.names) == len(self.sizes), "every axis has a size"
-        assert len(set(self.names)) == len(self.names), f"axes have names of their own, but got {self.names}"
+        assert len(self.names) == len(self.sizes), "every axis needs a size"
+        assert len(set(self.names)) == len(self.names), f"axis names must be unique, but got {self.names}"
         assert self.cluster.num_devices % self.num_devices == 0, (
             f"{self.in_words} are {self.num_devices} devices, but {self.cluster.name} has {self.cluster.num_devices}"
         )

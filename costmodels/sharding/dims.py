@@ -54,7 +54,7 @@ class Factor:
     name: str = ""
 
     def __post_init__(self) -> None:
-        assert self.size >= 1, f"a factor has iterations, but {self.name!r} has {self.size}"
+        assert self.size >= 1, f"a factor needs at least one iteration, but {self.name!r} has {self.size}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +74,8 @@ class Rule:
     def __post_init__(self) -> None:
         for place in (*self.operands, *self.results):
             used = [factor for dim in place for factor in dim]
-            assert all(0 <= factor < len(self.factors) for factor in used), "a place names factors of its rule"
-            assert len(set(used)) == len(used), "a tensor carries a factor once"
+            assert all(0 <= factor < len(self.factors) for factor in used), "a place must hold factors of its rule"
+            assert len(set(used)) == len(used), "a tensor may carry a factor only once"
 
     @cached_property
     def cuttable(self) -> tuple[int, ...]:

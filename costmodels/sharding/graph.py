@@ -202,7 +202,7 @@ class GraphBuilder:
     ) -> int:
         """Add a tensor that a later operator will write, and return its number."""
         assert name not in self._tensor_names, f"{name!r} is a tensor already"
-        assert not dim_names or len(dim_names) == len(shape), f"{name!r} has a name for each dim or for none"
+        assert not dim_names or len(dim_names) == len(shape), f"{name!r} needs a name for each dim or for none"
         self._tensor_names.add(name)
         self.tensors.append(
             Tensor(name=name, shape=tuple(shape), element_bytes=element_bytes, kind=kind, dim_names=tuple(dim_names))
@@ -240,7 +240,9 @@ class GraphBuilder:
         """
         number = self._states.pop(state)
         op = self.ops[number]
-        assert self.tensors[made].shape == self.tensors[state].shape, f"{op.name!r} keeps its shape from step to step"
+        assert self.tensors[made].shape == self.tensors[state].shape, (
+            f"{op.name!r} must keep its shape from step to step"
+        )
         # The source was added before its updated value existed; it is replaced by one with that operand.
         self.ops[number] = Op(
             name=op.name,
@@ -281,7 +283,7 @@ class GraphBuilder:
             *map(rule.result_shape, range(len(rule.results))),
         ]
         shapes = [self.tensors[tensor].shape for tensor in (*operands, *results)]
-        assert places == shapes, f"the rule of {name!r} is about {places}, its tensors are {shapes}"
+        assert places == shapes, f"the rule of {name!r} has the shapes {places}, but its tensors have {shapes}"
         # `carry_on` adds the second operand later, when the iteration's result exists.
         if primitive == CARRY:
             self._carries[results[0]] = len(self.ops)
@@ -347,4 +349,4 @@ def _check_order(graph: Graph) -> None:
         for tensor in op.results:
             assert tensor not in written, f"{graph.tensors[tensor].name!r} is written twice"
             written.add(tensor)
-    assert len(written) == len(graph.tensors), "somebody writes every tensor"
+    assert len(written) == len(graph.tensors), "every tensor needs an operator that writes it"

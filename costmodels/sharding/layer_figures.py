@@ -73,7 +73,7 @@ def layer_figures(plan: Plan, cost: PlanCost, *, num_layers: int) -> LayerFigure
         cost: Cost of that plan.
         num_layers: Number of layers in the graph.
     """
-    assert num_layers >= 3, f"a layer between others needs three of them, but got {num_layers}"
+    assert num_layers >= 3, f"num_layers must be at least 3, but got {num_layers}"
     graph = plan.graph
     parts = [_find_part(op.name, num_layers - 2) for op in graph.ops]
     # Part "other" collects the remaining layers; it counts only for the memory that is held at the peak.
@@ -115,7 +115,7 @@ def is_synced(graph: Graph, collective: PlannedCollective) -> bool:
 
 def _add_times(plan: Plan, cost: PlanCost, parts: list[str], found: dict[str, dict[str, float]]) -> None:
     graph, turn = plan.graph, plan.graph.first_backward
-    assert turn is not None, f"{graph.name!r} says where its backward pass begins"
+    assert turn is not None, f"{graph.name!r} must mark the start of its backward pass"
     spent: Iterable[tuple[int, float, str]] = (
         *(
             (number, seconds, "once_s" if runs_once(graph, number) else "")
@@ -132,7 +132,7 @@ def _add_times(plan: Plan, cost: PlanCost, parts: list[str], found: dict[str, di
 
 def _add_memory(plan: Plan, parts: list[str], found: dict[str, dict[str, float]]) -> None:
     graph, sizes, turn = plan.graph, plan.mesh.sizes, plan.graph.first_backward
-    assert turn is not None, f"{graph.name!r} says where its backward pass begins"
+    assert turn is not None, f"{graph.name!r} must mark the start of its backward pass"
     for tensor, array in enumerate(graph.tensors):
         maker, slot = graph.maker[tensor]
         own = found[parts[maker]]

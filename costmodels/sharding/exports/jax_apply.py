@@ -163,7 +163,7 @@ class _Run:
         wrong = [array.name for array in arrays if shapes.get(array.name) != array.shape]
         if wrong:
             raise ConfigError(
-                f"is a plan of another function, or other shapes, than {program.name}: that has no such {wrong[0]!r}",
+                f"belongs to another function or other shapes than {program.name}, which has no such {wrong[0]!r}",
                 key="plan",
                 value=graph.name,
                 nearest="plan what `graph_of_jax` makes of the same function and arguments",
@@ -283,7 +283,7 @@ class _Run:
     def _take_step(self, primitive: str) -> Step:
         """Return the next step of the flat program, which must have this primitive."""
         step = self.flat.steps[self.position]
-        assert step.primitive == primitive, f"{step.name!r} stands where the jaxpr has {primitive}"
+        assert step.primitive == primitive, f"the flat program has {step.name!r} where the jaxpr has {primitive}"
         self.position += 1
         return step
 

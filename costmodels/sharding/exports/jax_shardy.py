@@ -38,7 +38,7 @@ def annotated_stablehlo(
     """
     if not getattr(jax.config, SWITCH, True):  # JAX may drop the switch along with GSPMD
         raise ConfigError(
-            "is off, so that JAX writes GSPMD's annotations",
+            "is off, so that JAX would write GSPMD annotations",
             key=SWITCH,
             nearest=f"jax.config.update({SWITCH!r}, True)",
         )

@@ -109,7 +109,7 @@ def mindspore_strategies(plan: Plan) -> MindSporeStrategies:
     graph, orders = plan.graph, axis_orders(plan)
     aliases = tuple(name.replace(".", "_") for name in plan.mesh.names)
     # MindSpore's aliases must be identifiers without points.
-    assert len(set(aliases)) == len(aliases), f"{plan.mesh.names} stay apart without their points"
+    assert len(set(aliases)) == len(aliases), f"{plan.mesh.names} must differ in more than points"
 
     def cut(tensor: int, axes: Sequence[Sequence[int]]) -> CutTensor:
         names = [tuple(aliases[axis] for axis in each) for each in axes]

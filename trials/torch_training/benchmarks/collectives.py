@@ -59,7 +59,7 @@ def collective(call: LoneCall, device: torch.device) -> Callable[[], object]:
             return lambda: dist.all_to_all_single(arriving, whole)
         case OpKind.SEND_RECV:
             return _ring_hop(whole)
-    raise AssertionError(f"{call.kind} is no collective")
+    raise AssertionError(f"{call.kind} is not a collective")
 
 
 def _ring_hop(message: torch.Tensor) -> Callable[[], object]:

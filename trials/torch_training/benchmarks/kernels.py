@@ -71,7 +71,7 @@ def matmul(call: LoneCall, device: torch.device) -> Callable[[], Tensor]:
         case "weight_gradient":  # the weight's gradient [m, n] sums over k tokens
             g, x = _make_data(k, n, dtype=dtype, device=device), _make_data(k, m, dtype=dtype, device=device)
             return lambda: g.t() @ x
-    raise AssertionError(f"no product is called {call.role}")
+    raise AssertionError(f"unknown role of a product: {call.role}")
 
 
 def grouped_matmul(call: LoneCall, device: torch.device) -> Callable[[], Tensor]:
@@ -97,7 +97,7 @@ def grouped_matmul(call: LoneCall, device: torch.device) -> Callable[[], Tensor]
         case "weight_gradient":
             g, x = _make_data(k, n, dtype=dtype, device=device), _make_data(k, m, dtype=dtype, device=device)
             return lambda: torch._grouped_mm(g.t(), x, offs=ends)
-    raise AssertionError(f"no product is called {call.role}")
+    raise AssertionError(f"unknown role of a product: {call.role}")
 
 
 def attention(call: LoneCall, device: torch.device) -> Run:
@@ -167,7 +167,7 @@ def elementwise(call: LoneCall, device: torch.device) -> Run:
         case "cross_entropy":
             target = torch.arange(rows, device=device) % columns
             return _choose_phase(call, lambda: functional.cross_entropy(x.float(), target, reduction="sum"), (x,))
-    raise AssertionError(f"no elementwise operator is called {call.role}")
+    raise AssertionError(f"unknown role of an elementwise operator: {call.role}")
 
 
 _MAKERS: dict[OpKind, Callable[[LoneCall, torch.device], Run]] = {

@@ -25,7 +25,7 @@ def local_positions(sequence_length: int, *, cp: int, up: int, cp_rank: int, up_
     contiguous slices of its chunks.
     """
     divisor = 2 * cp * up if cp > 1 else up
-    assert sequence_length % divisor == 0, f"a sequence of {sequence_length} is split by a multiple of {divisor}"
+    assert sequence_length % divisor == 0, f"the sequence length {sequence_length} must be a multiple of {divisor}"
     positions = torch.arange(sequence_length)
     if cp > 1:
         # An early and a late chunk together see about as many keys on every rank.
@@ -46,7 +46,7 @@ def attend(
         ulysses: Ranks that exchange heads for positions, in order; None or a single rank without Ulysses. Their number
             divides h. If it does not divide g, keys and values are repeated until it does.
     """
-    assert q.shape[2] % k.shape[2] == 0, "heads of keys and values divide those of queries"
+    assert q.shape[2] % k.shape[2] == 0, "the number of key heads must divide that of query heads"
     up = _group_size(ulysses)
     if ulysses is not None and up > 1:
         # Repeat the heads of keys and values up to the least common multiple of g and up.

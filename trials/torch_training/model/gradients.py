@@ -82,5 +82,5 @@ def _tied_tables(chunk: Chunk) -> Iterator[nn.Parameter]:
 
 
 def _local_gradient(weight: nn.Parameter) -> Tensor:
-    assert weight.grad is not None, "every weight takes part in every step"
+    assert weight.grad is not None, "every weight must have a gradient after the backward passes"
     return weight.grad.to_local() if isinstance(weight.grad, DTensor) else weight.grad

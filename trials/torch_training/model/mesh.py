@@ -75,7 +75,7 @@ class RankMesh:
     """
 
     def __init__(self, config: ParallelConfig, device: torch.device) -> None:
-        assert config.num_devices == dist.get_world_size(), "a configuration occupies all ranks"
+        assert config.num_devices == dist.get_world_size(), "a configuration must occupy all ranks"
         self.config = config
         self.device = device
         self.rank = dist.get_rank()
@@ -128,7 +128,7 @@ class RankMesh:
         """Return the process group of these ranks, formed once and by its members only."""
         if members not in self._formed:
             world = dist.group.WORLD
-            assert world is not None, "the process group is formed before the mesh"
+            assert world is not None, "the process group must exist before the mesh"
             # Only members take part in forming the group, so no rank has to wait for unrelated ones.
             is_world = len(members) == world.size()
             self._formed[members] = world if is_world else dist.new_group(list(members), use_local_synchronization=True)

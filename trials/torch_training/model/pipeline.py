@@ -30,7 +30,7 @@ def passes(
 ) -> Passes:
     """Return the function that runs this rank's passes."""
     num_micro_batches, rest = divmod(job.global_batch_size, config.dp * config.mbs)
-    assert not rest, f"dp {config.dp} times mbs {config.mbs} divides the batch of {job.global_batch_size}"
+    assert not rest, f"dp {config.dp} times mbs {config.mbs} must divide the batch of {job.global_batch_size}"
     if config.pp == 1:
         return _accumulate(chunks[0], config.mbs, loss_of)
     stages: list[Any] = [_make_stage(job, config, mesh, chunk) for chunk in chunks]

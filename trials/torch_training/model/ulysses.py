@@ -29,7 +29,7 @@ def split_sequence(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 def _exchange(x: Tensor, split: int, join: int, group: dist.ProcessGroup) -> Tensor:
     """Send each rank its slice of dim `split`, and join the received slices along dim `join`."""
     size = dist.get_world_size(group)
-    assert x.shape[split] % size == 0, f"{size} ranks split dim {split} of {list(x.shape)} evenly"
+    assert x.shape[split] % size == 0, f"{size} ranks must split dim {split} of {list(x.shape)} evenly"
     exchanged: Tensor = _Exchange.apply(x, split, join, group)  # type: ignore[no-untyped-call] # no types in torch
     return exchanged
 

@@ -124,7 +124,7 @@ def recorded_calls(recordings: Sequence[RankRecording], config: ParallelConfig) 
         recordings: Recordings of all ranks.
         config: Configuration that the ranks ran.
     """
-    assert len(recordings) == config.num_devices, "every rank has a recording"
+    assert len(recordings) == config.num_devices, "every rank needs a recording"
     # Mean over the ranks of each stage, summed over the pp stages.
     part = config.pp / config.num_devices
     found: dict[Channel, Traffic] = {}

@@ -55,7 +55,9 @@ class Issued:
     tag: int = 0
 
     def __post_init__(self) -> None:
-        assert (self.ends is None) == (self.kind != OpKind.SEND_RECV), "one message has two ends, others have a group"
+        assert (self.ends is None) == (self.kind != OpKind.SEND_RECV), (
+            "a SEND_RECV needs two ends, and only a SEND_RECV has them"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

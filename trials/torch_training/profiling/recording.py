@@ -86,7 +86,7 @@ class Recorder:
 
     def start(self) -> None:
         """Begin to record a step."""
-        assert not self.is_on, "one step after the other"
+        assert not self.is_on, "a step is being recorded already"
         self._events = []
         self._step += 1
         self._num_calls = 0
@@ -97,7 +97,7 @@ class Recorder:
     def stop(self) -> RankRecording:
         """End the step and return its recording."""
         self.pause()
-        assert self._events is not None, "start it first"
+        assert self._events is not None, "no step is being recorded: call start() first"
         recording = RankRecording(rank=dist.get_rank(), events=tuple(self._events))
         self._events = None
         return recording
@@ -105,7 +105,7 @@ class Recorder:
     def pause(self) -> None:
         """Record the compute so far; the time until `resume` belongs to a call."""
         now_s = self._clock()
-        assert self._events is not None, "start it first"
+        assert self._events is not None, "no step is being recorded: call start() first"
         if threading.get_ident() != self._thread:
             raise RuntimeError("a step is recorded on the thread that started it, but another thread communicates")
         self._events.append(Computed(cpu_s=now_s - self._since_s))
@@ -116,7 +116,7 @@ class Recorder:
 
     def issue(self, kind: OpKind, message_bytes: int, group: RankGroup, ends: tuple[int, int] | None, tag: int) -> int:
         """Record a call and return its number."""
-        assert self._events is not None, "start it first"
+        assert self._events is not None, "no step is being recorded: call start() first"
         call = self._num_calls
         self._num_calls += 1
         self._events.append(Issued(call=call, kind=kind, message_bytes=message_bytes, group=group, ends=ends, tag=tag))
@@ -124,7 +124,7 @@ class Recorder:
 
     def wait(self, call: int) -> None:
         """Record a wait for a call."""
-        assert self._events is not None, "start it first"
+        assert self._events is not None, "no step is being recorded: call start() first"
         self._settled.add(call)
         self._events.append(Waited(call=call))
 

@@ -154,7 +154,7 @@ def input_names(inputs: tuple[Any, ...]) -> list[str]:
 def outputs_of(trace: GraphModule) -> list[Node | None]:
     """Return the output nodes of a trace; None for outputs that are not nodes."""
     (outputs,) = trace.graph.output_node().args
-    assert isinstance(outputs, (tuple, list)), "a step returns several things"
+    assert isinstance(outputs, (tuple, list)), "a traced step returns a tuple or a list"
     return [output if isinstance(output, Node) else None for output in outputs]
 
 

@@ -77,7 +77,7 @@ def transformer_graph(
         raise ConfigError(f"must be from 1 to the model's {model.num_layers}", key="num_layers", value=layers)
     if 0 < model.learned_positions < job.sequence_length:
         raise ConfigError(
-            f"must not exceed the {model.learned_positions} positions that {model.name} has learned",
+            f"must not exceed the {model.learned_positions} learned positions of {model.name}",
             key="sequence_length",
             value=job.sequence_length,
         )
