@@ -114,6 +114,7 @@ def is_synced(graph: Graph, collective: PlannedCollective) -> bool:
 
 
 def _add_times(plan: Plan, cost: PlanCost, parts: list[str], found: dict[str, dict[str, float]]) -> None:
+    """Add the time of every operator and collective to its part of the model."""
     graph, turn = plan.graph, plan.graph.first_backward
     assert turn is not None, f"{graph.name!r} must mark the start of its backward pass"
     spent: Iterable[tuple[int, float, str]] = (
@@ -131,6 +132,7 @@ def _add_times(plan: Plan, cost: PlanCost, parts: list[str], found: dict[str, di
 
 
 def _add_memory(plan: Plan, parts: list[str], found: dict[str, dict[str, float]]) -> None:
+    """Add the memory of every tensor to the part of the model that writes it."""
     graph, sizes, turn = plan.graph, plan.mesh.sizes, plan.graph.first_backward
     assert turn is not None, f"{graph.name!r} must mark the start of its backward pass"
     for tensor, array in enumerate(graph.tensors):
@@ -138,8 +140,10 @@ def _add_memory(plan: Plan, parts: list[str], found: dict[str, dict[str, float]]
         own = found[parts[maker]]
         held_bytes = array.num_bytes * local_share(plan.layout(tensor), sizes)
         if graph.ops[maker].begins:
+            # Parameters, moments and data of the step.
             own["state_bytes"] += held_bytes
         elif array.kind is TensorKind.GRADIENT:
+            # Gradients of parameters; those of activations are short-lived and have another kind.
             own["gradient_bytes"] += held_bytes
             own["partial_gradient_bytes"] += array.num_bytes * local_share(plan.written(maker, slot), sizes)
         elif maker < turn and graph.ops[maker].primitive != CONSTANT:

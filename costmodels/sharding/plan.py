@@ -249,6 +249,7 @@ def _label_factor(name: str, number: int) -> str:
 
 
 def _collectives(plan: Plan, classifier: Classifier) -> tuple[PlannedCollective, ...]:
+    """Return all collectives of a plan: those that settle partial sums, and those that make copies."""
     found = []
     sizes = plan.mesh.sizes
     # Equal collectives recur in every layer, so each is priced once.

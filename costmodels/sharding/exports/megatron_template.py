@@ -8,8 +8,9 @@ layers:
     data      the batch everywhere
     context   the sequence everywhere; keys and values are gathered for the core
     ulysses   the sequence, and heads in the core
-    tensor    heads, ffn and vocabulary (columns of qkv and up, rows of out and down, rows of embedding and head); with
-              sequence parallelism norms, residuals and the way of tokens to experts by the sequence, else whole
+    tensor    heads, ffn and vocabulary (columns of qkv and up, rows of out and down, rows of embedding and head);
+              norms, residuals and the dispatch of tokens to experts are whole, or by the sequence with sequence
+              parallelism
 
 Experts are partitioned like the rest of the layer, or by expert along any kind of axis. Along data and context axes,
 any dim of the optimizer's states may be partitioned (ZeRO 1: Megatron-LM partitions a flat buffer, with the same
@@ -166,6 +167,7 @@ class _Mismatch:
     ops: tuple[int, ...]
 
     def error(self, plan: Plan) -> ConfigError:
+        """Return an error that names the first operator that differs."""
         number, op = self.ops[0], plan.graph.ops[self.ops[0]]
         served, expected = _served_factor(plan, number, self.axis), _expected_at(plan, number, self.role)
         seen = "leaves it whole" if not served else f"cuts its {served}"

@@ -17,6 +17,7 @@ class _SplitCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, target: Tensor, first: int, group: dist.ProcessGroup) -> Tensor:
+        """Compute the loss from logits [t, v] and targets [t]; the gradient needs only the local probabilities."""
         scores = logits.float()
         # Subtract the maximum over the whole vocabulary, so that no exponential overflows.
         highest = scores.max(dim=1).values

@@ -82,6 +82,7 @@ class Traffic:
     sites: tuple[str, ...] = ()
 
     def __add__(self, other: Traffic) -> Traffic:
+        """Return the sum of two traffics, with all their sites."""
         return Traffic(
             num_calls=self.num_calls + other.num_calls,
             num_bytes=self.num_bytes + other.num_bytes,

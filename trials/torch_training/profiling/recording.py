@@ -274,6 +274,7 @@ class _RecordedWork(Work):
         self._step, self._call = recorder.step, call
 
     def wait(self, timeout: timedelta = NO_LIMIT) -> bool:
+        """Wait for the call, and record the wait once."""
         if not self._recorder.awaits(self._step, self._call):
             return self._work.wait(timeout)
         self._recorder.pause()

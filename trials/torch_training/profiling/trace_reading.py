@@ -108,6 +108,7 @@ class TraceReader:
             self._visit(event, _Place())
 
     def _visit(self, event: TraceEvent, place: _Place) -> None:
+        """Assign an event and its children to the executions they belong to."""
         if event.name.startswith((*_COLLECTIVES, *_OF_WEIGHTS)):
             return
         if event.name.startswith(_NODE):
@@ -143,6 +144,7 @@ class TraceReader:
         return self._begun[key]
 
     def _visit_node(self, event: TraceEvent) -> None:
+        """Assign a backward node's work to the execution that created the node."""
         name = event.name.removeprefix(_NODE)
         execution, made_by = self._makers.get((event.forward_thread, event.sequence), (None, event))
         node = Node(name, made_by, [])
@@ -176,6 +178,7 @@ class TraceReader:
         return False
 
     def _add(self, work: Work, place: _Place) -> None:
+        """Add an operation to its execution, or to the unexplained time."""
         if place.is_again and work.event.sequence >= 0:
             self._last_again = place.execution, work
         if place.execution is None:

@@ -162,8 +162,8 @@ class Flat:
             aval = body.jaxpr.outvars[len(results)].aval
             if not varies:
                 results.append(self.add("", aval))
-            # The body leaves this carry unchanged, so no `next` is needed.
             elif after == before:
+                # The body leaves this carry unchanged, so no `next` is needed.
                 results.append(begin)
             else:
                 results.append(self._add_free_step(NEXT, [after], aval, inside))

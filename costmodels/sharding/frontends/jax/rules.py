@@ -80,6 +80,7 @@ def _pairwise(call: Call) -> Rule:
 
 
 def _broadcast_in_dim(call: Call) -> Rule:
+    """Return the rule of a broadcast, which names the result dim of each operand dim."""
     loops = Loops()
     result = loops.dims(call.results[0])
     shape, *sizes = call.operands  # sizes only where shapes are dynamic
@@ -286,6 +287,7 @@ def _select_and_scatter_add(call: Call) -> Rule:
 
 
 def _dynamic_update_slice(call: Call) -> Rule:
+    """Return the rule of a write at a runtime position, which uses masks along shorter dims (see the module)."""
     loops = Loops()
     shape, update_shape, *starts = call.operands
     place = loops.dims(shape)

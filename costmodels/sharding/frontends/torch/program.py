@@ -171,6 +171,7 @@ class _LossAndGradients(torch.nn.Module):
         self.loss = loss
 
     def forward(self, *inputs: Any) -> list[torch.Tensor | None]:
+        """Return the loss, and the gradient of each trained parameter; None for parameters that the loss ignores."""
         with _ScopeRecorder().of(self.module) as scopes:
             loss = self.module(*inputs) if self.loss is None else self.loss(self.module, *inputs)
             trained = [parameter for parameter in self.module.parameters() if parameter.requires_grad]

@@ -152,6 +152,7 @@ def _view(call: Call) -> Rule:
 
 
 def _permute(call: Call) -> Rule:
+    """Return the rule of a permutation of dims, of which `t` and `transpose` are special cases."""
     rank = len(call.operands[0])
     if call.primitive == "permute":
         order = list(_dims(call, "dims"))
@@ -261,6 +262,7 @@ def _embedding(call: Call) -> Rule:
 
 
 def _embedding_backward(call: Call) -> Rule:
+    """Return the rule of an embedding's gradient, which adds up the gradients of all tokens of a row."""
     loops = Loops()
     indices = call.operands[1]
     kind = FactorKind.BLOCKED if call.params["scale_grad_by_freq"] else FactorKind.REDUCTION

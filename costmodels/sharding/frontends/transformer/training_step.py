@@ -204,6 +204,7 @@ class TrainingStep:
         flop: float,
         precision: str,
     ) -> tuple[int, ...]:
+        """Add an operator and its results, whose shapes follow from the rule."""
         tensors = tuple(
             self._builder.tensor(
                 f"{name}.{result.label}" if result.label else name,
