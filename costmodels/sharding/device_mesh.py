@@ -135,6 +135,7 @@ def mesh_on(axes: Mapping[str, int], cluster: Cluster, *, option: str) -> Device
     """
     num_devices = math.prod(axes.values())
     if cluster.num_devices % num_devices:
+        # Suggest the valid size nearest to the given one.
         divisors = [one for one in range(1, cluster.num_devices + 1) if cluster.num_devices % one == 0]
         nearest = min(divisors, key=lambda one: abs(one - num_devices))
         raise ConfigError(

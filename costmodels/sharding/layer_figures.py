@@ -117,6 +117,8 @@ def _add_times(plan: Plan, cost: PlanCost, parts: list[str], found: dict[str, di
     """Add the time of every operator and collective to its part of the model."""
     graph, turn = plan.graph, plan.graph.first_backward
     assert turn is not None, f"{graph.name!r} must mark the start of its backward pass"
+    # Compute and collectives have one form here: operator, seconds of all executions, and the field for work once a
+    # step.
     spent: Iterable[tuple[int, float, str]] = (
         *(
             (number, seconds, "once_s" if runs_once(graph, number) else "")

@@ -304,6 +304,7 @@ class Roofline:
             graph.tensors[tensor].num_bytes * local_share(written_layout(op.rule, slot, served), sizes)
             for slot, tensor in enumerate(op.results)
         )
+        # Every served factor divides the arithmetic, but only factors of a tensor divide its traffic.
         arithmetic_s = op.flop / ways / self.speed[op.precision] if op.precision else 0.0
         return op.times * max(arithmetic_s, moved_bytes / self.bandwidth)
 

@@ -229,6 +229,7 @@ def _group_nodes(edges: list[_Edge]) -> tuple[dict[_Node, _Node], dict[_Node, Or
     axes_of: dict[_Node, Order] = {}
 
     def root(node: _Node) -> _Node:
+        # Path halving keeps the trees of the union-find flat.
         while first[node] != node:
             first[node] = first[first[node]]
             node = first[node]
@@ -238,6 +239,7 @@ def _group_nodes(edges: list[_Edge]) -> tuple[dict[_Node, _Node], dict[_Node, Or
         for end, axes in zip(edge.ends, edge.axes, strict=True):
             first.setdefault(end, end)
             axes_of[end] = axes
+        # The same axes on both sides of a dim: one shared order costs nothing.
         if edge.axes[0] == edge.axes[1] and edge.wish.behind is None:
             one, other = map(root, edge.ends)
             first[other] = one

@@ -158,6 +158,7 @@ class _Run:
         """
         flat, arguments, results = flattened(program)
         graph = orders.plan.graph
+        # The plan fits if every tensor of its graph has its name and shape in this program; constants have other names.
         shapes = {value.name: value.shape for value in flat.values if value.varies}
         arrays = [graph.tensors[tensor] for op in graph.ops for tensor in op.results if op.primitive != CONSTANT]
         wrong = [array.name for array in arrays if shapes.get(array.name) != array.shape]
@@ -251,10 +252,12 @@ class _Run:
             return found
         for operand, slot in enumerate(operand_slots(self.flat.values, step)):
             array = operands[slot]
+            # Constants have no layout yet and are made directly in the wanted one.
             wanted = self.orders.read(op, operand)
             if array.number is None:
                 found[slot] = self._pin(array.value, wanted)
             elif wanted != self.lying(array.number):
+                # Several operators that want one layout share the copy, as the plan counts it.
                 key = (array.number, wanted)
                 if key not in self.copies:
                     self.copies[key] = self._move(array.value, self.lying(array.number), wanted)
@@ -271,6 +274,7 @@ class _Run:
             return _bind_primitive(equation, operands)
         reads = [self.spec(self.orders.read(number, slot)) for slot in range(len(operands))]
         writes = [self.spec(self.orders.written(number, slot)) for slot in range(len(step.results))]
+        # Only map factors of these primitives can be partitioned, so each device can compute its part alone.
         local = jax.shard_map(
             lambda *parts: tuple(_bind_primitive(equation, parts)),
             mesh=self.mesh,
@@ -298,6 +302,7 @@ class _Run:
             operands = [read(atom) for atom in equation.invars]
             is_empty = all(0 in shape_of(var.aval) for var in equation.outvars)
             if is_empty or all(operand.number is None for operand in operands):
+                # Nothing here depends on an argument, so the flat program has no step for it.
                 values = _bind_primitive(equation, [operand.value for operand in operands])
                 results = [_Array(value=value, number=None) for value in values]
             elif equation.primitive.name in INLINED:

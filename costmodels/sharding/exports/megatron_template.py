@@ -173,6 +173,7 @@ class _Mismatch:
         seen = "leaves it whole" if not served else f"cuts its {served}"
         others = len(self.ops) - 1
         count = f", from which {others} more operators differ" if others else ""
+        # Describe Megatron-LM's layout at this operator in the words of the plan's layout.
         there = (
             "leaves it whole"
             if expected == WHOLE

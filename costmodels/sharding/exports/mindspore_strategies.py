@@ -112,6 +112,7 @@ def mindspore_strategies(plan: Plan) -> MindSporeStrategies:
     assert len(set(aliases)) == len(aliases), f"{plan.mesh.names} must differ in more than points"
 
     def cut(tensor: int, axes: Sequence[Sequence[int]]) -> CutTensor:
+        # MindSpore writes a single alias as a string and several as a tuple.
         names = [tuple(aliases[axis] for axis in each) for each in axes]
         return CutTensor(
             shape=graph.tensors[tensor].shape,

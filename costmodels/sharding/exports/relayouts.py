@@ -46,6 +46,7 @@ def relayouts(plan: Plan) -> tuple[Relayout, ...]:
             if before != after and graph.ops[graph.maker[tensor][0]].primitive != CONSTANT:
                 found.append(Relayout(at="use", op=number, slot=slot, tensor=tensor, before=before, after=after))
         for slot, tensor in enumerate(op.results):
+            # Partial sums become the tensor's own layout.
             before, after = plan.written(number, slot), plan.layout(tensor)
             if before != after:
                 found.append(Relayout(at="def", op=number, slot=slot, tensor=tensor, before=before, after=after))

@@ -126,6 +126,7 @@ def _find_middle(first: Orders, last: Orders) -> tuple[Orders, ...]:
     kept = frozenset(axis for order in last for axis in order)
     found = list[Order]()
     for one, other in zip(first, last, strict=True):
+        # The axes that stay lead, those to be gathered follow, and those that arrive come last.
         gathered = tuple(axis for axis in one if axis not in kept)
         stays = tuple(axis for axis in other if axis in one)
         if gathered and len(stays) < len(other):

@@ -81,6 +81,7 @@ def torch_placements(plan: Plan) -> TorchPlacements:
     """Return the DTensor placements of a plan."""
     graph = plan.graph
     names = [tensor.name for tensor in graph.tensors]
+    # DTensor needs a redistribution exactly where the plan changes a layout.
     moved = relayouts(plan)
     return TorchPlacements(
         mesh=dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True)),

@@ -105,6 +105,7 @@ def _call_factory(name: str, option: str, library: str, title: str) -> Any:
     module_name, colon, factory_name = name.partition(":")
     if not (module_name and colon and factory_name):
         raise ConfigError("must be module:factory", key=option, value=name, nearest=EXAMPLE)
+    # Without this check, the library's absence would look like an import error of the user's module.
     if importlib.util.find_spec(library) is None:
         raise ConfigError(
             f"needs {title}, which is not installed here",

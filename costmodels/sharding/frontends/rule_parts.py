@@ -127,6 +127,7 @@ def changed(call: Call, dims: Collection[int]) -> Rule:
             operand.append(loops.dim(size, FactorKind.BLOCKED))
             result.append(loops.dim(new_size, FactorKind.BLOCKED))
         else:
+            # A dim that keeps its size has one factor on both sides, along which elements may move.
             factor = loops.dim(size, FactorKind.PERMUTATION if dim in dims else FactorKind.MAP)
             operand.append(factor)
             result.append(factor)

@@ -66,6 +66,7 @@ def _ring_hop(message: torch.Tensor) -> Callable[[], object]:
     """Return a function with which every rank sends a message to the next one, and receives one."""
     n, rank = dist.get_world_size(), dist.get_rank()
     arriving = torch.empty_like(message)
+    # Every rank sends and receives at the same time, as in ring attention.
     hop = [
         dist.P2POp(dist.isend, message, (rank + 1) % n),
         dist.P2POp(dist.irecv, arriving, (rank - 1) % n),

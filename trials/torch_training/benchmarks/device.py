@@ -83,6 +83,7 @@ class DeviceBenchmarks:
                 if isinstance(event, Told):
                     until_s = time.monotonic() + LIMIT_S
                     yield event.value
+            # Rank 0 sends all results, so its end is the end of the launch, and a failure of any rank is, too.
             if any(isinstance(event, Exit) and (event.code or event.rank == 0) for event in events):
                 return
 

@@ -65,6 +65,7 @@ def _cuda_timer(device: torch.device) -> Callable[[Callable[[], object]], float]
     )
 
     def time_s(run: Callable[[], object]) -> float:
+        # Overwrite the caches, so that the data of the last run is gone, as in training.
         filling.zero_()
         start.record()
         run()

@@ -107,6 +107,8 @@ class Experts(nn.Module):
         self.num_local = model.num_experts // self.num_ranks
         self.gates = 1 + int(model.gated_ffn)
         inner = (0, 1) if expert_tp is None else (expert_tp.rank(), expert_tp.size())
+        # Dim 0 of the weights is split over expert parallel ranks, dim 2 (the inner size) over the experts' tensor
+        # ranks.
         place = 0 if ep is None else ep.rank()
         cuts = (Cut(dim=0, index=place, parts=self.num_ranks), Cut(dim=2, index=inner[0], parts=inner[1]))
         up = (model.num_experts, self.gates, model.expert_ffn_size, model.hidden_size)

@@ -161,6 +161,7 @@ def call_mismatches(
     found = []
     for channel in (*predicted, *(channel for channel in recorded if channel not in predicted)):
         expected, saw = predicted.get(channel, NOTHING), recorded.get(channel, NOTHING)
+        # Report a difference only if it exceeds both the channel's tolerance and a share of the whole step.
         if abs(saw.num_bytes - expected.num_bytes) > max(expected.allowed_bytes, SHARE_WORTH_SAYING * total_bytes):
             name = ", ".join(expected.sites) or _name_unpredicted(channel, config)
             found.append(f"{name}: predicted {_describe(expected)}, saw {_describe(saw)}")

@@ -52,6 +52,8 @@ class _OpenEvent:
     def close(self, kernels_ns: Mapping[int, int] | None) -> TraceEvent:
         """Return the event with all its children; its own time is that of its kernels on a device with kernels."""
         event = self.event
+        # On a CPU an event's own time is its duration without its children; on a GPU it is that of the kernels it
+        # launched.
         if kernels_ns is None:
             own_ns = event.duration_ns() - sum(child.event.duration_ns() for child in self.children)
         else:

@@ -118,11 +118,11 @@ class TraceReader:
             # A range inside a backward node can only come from a recomputation.
             is_again = place.is_again or place.node is not None
             place = _Place(execution=self._find_execution(event), is_again=is_again)
-        # A sequence number inside a node means that a recomputation has begun (see the module).
         elif place.node is not None and event.sequence >= 0 and not _is_part_of_node(event, place.node):
+            # A sequence number inside a node means that a recomputation has begun (see the module).
             place = _Place(is_again=True)
-        # Remember which operation creates the node of this sequence number.
         elif place.node is None and event.sequence >= 0 and not place.is_again:
+            # Remember which operation creates the node of this sequence number.
             self._makers[event.thread, event.sequence] = place.execution, event
         is_whole = event.name in PRODUCTS or event.name.startswith(CORE)
         if event.is_operation:
@@ -169,6 +169,8 @@ class TraceReader:
         """
         if execution is None:
             return False
+        # Only the first sum after a layer's norm adds the residual's gradient; the head's norm has no residual beside
+        # it.
         if execution.role == "norm" and execution.block != "head" and not execution.fork:
             execution.fork.append(work)
             return True

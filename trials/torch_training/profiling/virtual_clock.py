@@ -243,6 +243,7 @@ def _check_partners(group: RankGroup, ranks: Sequence[int], calls: dict[int, lis
     """Raise ValueError if the members' calls on one channel are not the same."""
     where = f"group {group.name} of ranks {list(group.ranks)}"
     own = [calls.get(rank, []) for rank in ranks]
+    # Compare call by call first, because a wrong kind explains more than a missing call.
     fewest, most = min(own, key=len), max(own, key=len)
     for rank, others in zip(ranks, own, strict=True):
         for call, partner in zip(others, own[0], strict=False):

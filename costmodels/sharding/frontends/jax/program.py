@@ -110,6 +110,7 @@ def _find_numbers(donated: Sequence[str | int], names: Sequence[str]) -> set[int
     """Return the positions of donated arguments."""
     found = set()
     for one in donated:
+        # JAX allows both names and positions, and so does this option.
         number = names.index(one) if one in names else one
         if isinstance(number, str) or not 0 <= number < len(names):
             raise ConfigError(

@@ -44,6 +44,7 @@ def _var(
 def _convolution_backward(*arguments: Any) -> Any:
     """Compute each gradient with an operator of its own, as each has its own rule; the bias's gradient is a sum."""
     *shared, mask = arguments
+    # A call for a single gradient has a rule and is left as it is.
     if sum(mask) == 1 and not mask[2]:
         return NotImplemented
     grad = arguments[0]
@@ -51,6 +52,7 @@ def _convolution_backward(*arguments: Any) -> Any:
         aten.convolution_backward(*shared, [number == one for number in range(3)])[one] if mask[one] else None
         for one in range(2)
     ]
+    # The bias's gradient sums over all dims but the channels.
     sums = [dim for dim in range(grad.dim()) if dim != 1]
     return (*found, grad.sum(sums) if mask[2] else None)
 

@@ -96,6 +96,7 @@ def _add_update(build: FlatBuilder, number: int, argument: Argument, gradient: i
         builder.tensor(name, array.shape, array.element_bytes, TensorKind.PARAMETER),
         *(builder.tensor(f"{name}.{moment}", array.shape, MOMENT_BYTES, TensorKind.OPTIMIZER) for moment in MOMENTS),
     ]
+    # Adam works element by element, so any partition of a parameter is possible.
     call = Call(primitive=UPDATE, operands=(array.shape,) * 4, results=(array.shape,) * 3, params={})
     builder.op(name, UPDATE, [parameter, build.read(gradient), *moments], made, elementwise(call))
     for state, after in zip((parameter, *moments), made, strict=True):

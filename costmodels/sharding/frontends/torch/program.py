@@ -175,6 +175,7 @@ class _LossAndGradients(torch.nn.Module):
         with _ScopeRecorder().of(self.module) as scopes:
             loss = self.module(*inputs) if self.loss is None else self.loss(self.module, *inputs)
             trained = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+            # Check before differentiation, because autograd's own errors do not name the loss.
             if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
                 raise ConfigError(
                     "must be one number that depends on a parameter that requires gradients",
@@ -256,6 +257,7 @@ def _make_functional(trace: GraphModule, arguments: Sequence[torch.Tensor], mode
 
     def again(*arguments: torch.Tensor) -> Any:
         with preserve_node_meta():
+            # The metadata of the first trace (scopes) is copied to the operators of the second.
             return Interpreter(trace).run(*arguments)
 
     with mode:

@@ -71,6 +71,7 @@ def _fold_result_views(kernels: list[Kernel], outputs: Collection[int], views: C
         for slot in range(len(kernel.step.results)):
             while True:
                 result = kernel.step.results[slot]
+                # Repeat, because the view's result may in turn be read by a single view.
                 read_by = readers.get(result, [])
                 if len(read_by) != 1 or result in outputs or kernels[read_by[0]].step.primitive not in views:
                     break
@@ -91,6 +92,7 @@ def _merge_equal_views(kernels: list[Kernel], outputs: Collection[int], views: C
         operands = tuple(same.get(operand, operand) for operand in kernel.step.operands)
         if kernel.step.primitive in views:
             (result,) = kernel.step.results
+            # Two views are equal if their operands, rules and result shapes are equal.
             twin = first.setdefault((operands[0], kernel.rule, kernel.rule.result_shape(0)), result)
             if twin != result and result not in outputs:
                 same[result] = twin
@@ -105,6 +107,7 @@ def _fold_operand_view(kernel: Kernel, slot: int, view: Kernel) -> Kernel | None
     if rule is None:
         return None
     operands = list(kernel.step.operands)
+    # Skip the view: read its operand, at the place that the composed rule gives.
     operands[slot] = view.step.operands[0]
     places = list(rule.refined.operands)
     places[slot] = rule.far
@@ -118,6 +121,7 @@ def _fold_result_view(kernel: Kernel, slot: int, view: Kernel) -> Kernel | None:
 
     Return None if the view repeats elements or merges dims, or if the factors do not fit.
     """
+    # An operator cannot write repeated elements, and a merged dim would hide its factors from later readers.
     before, after = view.rule.operand_shape(0), view.rule.result_shape(0)
     if math.prod(before) != math.prod(after) or sum(size > 1 for size in before) > sum(size > 1 for size in after):
         return None

@@ -83,6 +83,7 @@ def combine(step: TrainingStep, name: str, slots: int, weights: int) -> int:
     (made,) = step.op(name, "combine", f"{SLOTS}, {ROUTING} -> {TOKENS}", (slots, weights), blocked=_WHOLE)
 
     def gradients() -> None:
+        # The gradient of the weights needs the experts' outputs again.
         to_slots, to_weights = step.op(
             f"{name}.gradient",
             "combine_gradient",

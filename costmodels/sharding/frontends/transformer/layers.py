@@ -100,6 +100,7 @@ def linear(
 
 def bias(step: TrainingStep, name: str, x: int, pattern: str) -> int:
     """Add the addition of a new parameter that has some of the tensor's dims."""
+    # The bias's gradient sums over the dims that the bias lacks.
     parameter = step.parameter(f"{name}.bias", pattern)
     (made,) = step.along(name, "bias", (x, parameter), (x,))
 
@@ -167,6 +168,7 @@ def rotary(step: TrainingStep, name: str, x: int) -> int:
 
 def latent_key(step: TrainingStep, name: str, plain: int, turned: int) -> int:
     """Add the keys of latent attention: a plain part per head, and a rotary part that all heads share."""
+    # The rotary part has no head dim: all heads share it.
     parts = ("batch sequence kv_heads plain_dim", "batch sequence rotary_dim")
     whole = "batch sequence kv_heads head_dim"
     blocked = ("plain_dim", "rotary_dim", "head_dim")

@@ -174,6 +174,7 @@ class _Decoder:
         model, step = self.job.model, self.step
         normed = self._add_norm(name, "attention.norm", x)
         queries, keys, values = (self._add_latent_heads if model.uses_mla else self._add_heads)(name, normed)
+        # Narrow types apply to the projections only, not to the core.
         context = attention_core(
             step, f"{name}.core", queries, keys, values, is_causal=model.causal, precision=self.wide
         )
@@ -311,6 +312,7 @@ class _Decoder:
     def _add_mlp(self, name: str, x: int, rows: str, ffn: str, *, experts: str = "") -> int:
         """Add the two products of an MLP and the activation between them, for all tokens or for each expert's own."""
         model, step, precision = self.job.model, self.step, self.job.precision
+        # Experts multiply by a weight each, which makes the expert dim a batch dim of the product.
         primitive = "batch_matmul" if experts else "matmul"
         inner = f"gates {ffn}" if model.gated_ffn else ffn
         up = step.parameter(f"{name}.up.weight", f"{experts}hidden {inner}")
