@@ -29,7 +29,7 @@ def time_runs(runs: Sequence[Callable[[], object]], device: torch.device) -> Tim
     """Return the time of one run.
 
     Args:
-        runs: One call on one or several sets of data, which take turns.
+        runs: Runs of one call on one or several sets of data, in turn.
         device: Device on which the runs compute.
     """
     one = _cuda_timer(device) if device.type == "cuda" else _cpu_time_s
