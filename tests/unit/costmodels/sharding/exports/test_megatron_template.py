@@ -121,8 +121,8 @@ def test_one_other_operator_is_refused_by_name(name):
             megatron_parallelism(replace(plan, served=served))
 
         assert f"at {op.name} the plan " in str(caught.value)
-        assert f"axis {plan.mesh.names[axis]} is most like " in str(caught.value)
-        assert "and Megatron-LM " in str(caught.value)
+        assert f"axis {plan.mesh.names[axis]} is closest to " in str(caught.value)
+        assert "but Megatron-LM " in str(caught.value)
 
 
 def test_experts_alone_are_refused():
