@@ -54,6 +54,8 @@ class _Kind:
         reads: Of each use how often it reads, and whether in the pass that gathers again; none of a constant.
         price: What a byte costs while a device holds it; None for nothing.
         share: The part of it that is charged.
+        is_least: Whether readers that are not charged here may want partial sums elsewhere, and the least of all
+            layouts counts where these may go.
     """
 
     num_bytes: float
@@ -62,6 +64,7 @@ class _Kind:
     reads: tuple[tuple[int, bool], ...]
     price: TensorPrice | None = None
     share: float = 1.0
+    is_least: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -211,7 +214,8 @@ class ShardingTerms:
         for number, (use, (_, again)) in enumerate(zip(self.graph.uses[tensor], kind.reads, strict=True)):
             before = [times for times, other in kind.reads[: number + 1] if other == again]
             in_pass = sum(other == again for _, other in kind.reads)
-            own = replace(kind, reads=((min(before), again),), share=1.0 / in_pass)
+            is_least = len(kind.reads) > 1
+            own = replace(kind, reads=((min(before), again),), share=1.0 / in_pass, is_least=is_least)
             found.append(_Part(kind=own, slots=(written, _Slot(op=use.op, number=use.operand, is_maker=False))))
         return found
 
@@ -307,15 +311,11 @@ class ShardingTerms:
             return digits.reshape(*(len(own) if at == place else 1 for at in range(num_places)), num_axes)
 
         written, *wanted = (laid_out(place, own) for place, own in zip(places, layouts, strict=True))
-        lies = written
-        if (written == PARTIAL).any():
-            agreed: Any = np.array(REPLICATED)
-            if wanted:
-                is_one: Any = True
-                for other in wanted[1:]:
-                    is_one = is_one & (other == wanted[0])
-                agreed = np.where(is_one, wanted[0], REPLICATED)
-            lies = np.where(written == PARTIAL, agreed, written)
+        tables = [self._moved_and_held(kind, written, lies, wanted) for lies in _where_it_lies(kind, written, wanted)]
+        return kind.share * np.asarray(np.minimum.reduce(tables), dtype=np.float64)
+
+    def _moved_and_held(self, kind: _Kind, written: Any, lies: Any, wanted: Sequence[Any]) -> Table:
+        """Seconds of the moves and prices of what is held, for arrays of layouts [..., axes]."""
         table: Any = kind.times * self._seconds(written, lies, kind)
         for number, (times, again) in enumerate(kind.reads):
             own_s = times * self._seconds(lies, wanted[number], kind)
@@ -327,7 +327,8 @@ class ShardingTerms:
             is_again = [again for _, again in kind.reads]
             held_s = price_table(kind.price, written, lies, wanted, is_again, self.mesh)
             table = table + kind.num_bytes * held_s
-        return kind.share * np.asarray(table, dtype=np.float64)
+        found: Table = np.asarray(table, dtype=np.float64)
+        return found
 
     def _seconds(self, before: Any, after: Any, kind: _Kind) -> Table:
         """What the moves between layouts take, for arrays of layouts [..., axes]."""
@@ -348,6 +349,31 @@ class ShardingTerms:
             changes = moves(before, after, num_bytes, self.mesh.sizes)
             self._move_s[key] = sum(move.seconds(self.mesh) for move in changes)
         return self._move_s[key]
+
+
+def _where_it_lies(kind: _Kind, written: Any, wanted: Sequence[Any]) -> list[Any]:
+    """Return the layouts [..., axes] that a tensor may have once its partial sums are added up.
+
+    There is one, as `costmodels.sharding.plan.settled` says, unless other readers have a say (`kind.is_least`). Then
+    each axis with partial sums may cut the dim that this reader wants, if all others want that too, or none. Both
+    count, because the second is sometimes cheaper: for a short message, one all-reduce along two axes costs less
+    latency than an all-reduce along the first and a reduce-scatter along the second.
+    """
+    is_partial = written == PARTIAL
+    if not is_partial.any():
+        return [written]
+    agreed: Any = np.array(REPLICATED)
+    if wanted:
+        is_one: Any = True
+        for other in wanted[1:]:
+            is_one = is_one & (other == wanted[0])
+        agreed = np.where(is_one, wanted[0], REPLICATED)
+    found = [np.where(is_partial, agreed, written)]
+    if kind.is_least:
+        for axis in np.flatnonzero(is_partial.any(axis=tuple(range(written.ndim - 1)))):
+            is_open = is_partial & (np.arange(written.shape[-1]) == axis)
+            found += [np.where(is_open, REPLICATED, lies) for lies in found]
+    return found
 
 
 def _of_use(price: TensorPrice | None, number: int) -> TensorPrice | None:
