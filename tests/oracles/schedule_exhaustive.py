@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tuner.planners.scheduling.check import violations
+from tests.oracles.schedule_check import violations
 from tuner.planners.scheduling.problem import Run, Schedule, Transfer, Way, Workload, ways_between
 
 
