@@ -20,7 +20,7 @@ from hardware.arrays import IntArray
 
 
 def forward_of(graph: Graph) -> Graph:
-    """Return the forward pass of a training step, with parameters as constants, which lie as their readers want them."""
+    """Return the forward pass of a step, with parameters as constants, which lie as their readers want them."""
     assert graph.first_backward is not None, f"{graph.name!r} says where its backward pass begins"
     body = [op for op in graph.ops[: graph.first_backward] if not op.is_source]
     read = {tensor for op in body for tensor in op.operands}

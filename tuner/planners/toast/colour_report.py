@@ -1,7 +1,7 @@
-"""The named dimension analysis for people: colours, conflicts, compatibility sets, and a drawing of the graph.
+"""Report of the named dimension analysis: colours, conflicts, compatibility sets, and a drawing of the graph.
 
-The drawing is text for Graphviz, as figure 5d of TOAST has it: an arrow for each entry of the map M, and a red line for
-each conflict. Of each group of repeated sets it shows the first.
+The drawing is text for Graphviz, in the style of figure 5d of TOAST: an arrow for each entry of the map M, and a red
+line for each conflict. Of each group of repeated sets it shows the first.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from tuner.planners.toast.compatibility import Compatibility
 from tuner.planners.toast.named_dims import WHOLE
 
 MOST_LINES = 30
-"""Groups of colours that are listed; the largest."""
+"""Most groups of colours that are listed, the largest first."""
 
 
 def report_json(found: Compatibility) -> dict[str, Any]:
-    """The analysis as data."""
+    """Return the analysis as data."""
     names = found.names
     return {
         "names": len(names.ops),
@@ -32,7 +32,7 @@ def report_json(found: Compatibility) -> dict[str, Any]:
 
 
 def report_lines(found: Compatibility) -> list[str]:
-    """The analysis as text."""
+    """Return the analysis as lines of text."""
     names = found.names
     lines = [
         f"{len(names.ops):,} dims have {names.num_colours} colours in {found.num_groups} groups; "
@@ -52,7 +52,7 @@ def report_lines(found: Compatibility) -> list[str]:
 
 
 def drawing(found: Compatibility) -> str:
-    """The part of the dimension graph that is in conflict, as text for Graphviz."""
+    """Draw the part of the dimension graph that is in conflict, as text for Graphviz."""
     names = found.names
     shown: set[int] = set()
     groups: set[int] = set()
@@ -77,12 +77,13 @@ def drawing(found: Compatibility) -> str:
 
 
 def _by_names(found: Compatibility) -> list[int]:
-    """The groups of colours, those with most names first."""
+    """Sort the groups of colours, those with most names first."""
     counts = _counts(found)
     return sorted(range(found.num_groups), key=lambda group: (-counts[group], group))
 
 
 def _counts(found: Compatibility) -> list[int]:
+    """Count the names of each group of colours."""
     names = found.names
     own = (names.followed < 0) & (names.factors != WHOLE)
     counts: list[int] = np.bincount(
@@ -92,6 +93,7 @@ def _counts(found: Compatibility) -> list[int]:
 
 
 def _group(found: Compatibility, group: int) -> dict[str, Any]:
+    """Return the figures of one group of colours."""
     names = found.names
     colours = found.colours_of(group)
     members = set(colours.tolist())
