@@ -1,9 +1,9 @@
-"""The exact minimum of a sum of small tables, by eliminating one variable after the other.
+"""Exact minimum of a sum of small tables, by variable elimination.
 
-A variable takes one of a few values, and a term costs something for each combination of the values of those variables
-that it spans. To eliminate a variable, all terms that span it are added up and minimised over it: what is left is one
-term over its neighbours. In reverse order every variable then takes the value that its neighbours' leave as the best.
-The work is exponential in the neighbours that a variable has when its turn comes, and linear in the variables.
+A variable takes one of a few values. A term has a cost for each combination of values of the variables in its scope. To
+eliminate a variable, all terms with it in their scope are added up and minimised over it, which leaves one term over
+its neighbours. In reverse order, every variable then takes the best value for the values of its neighbours. The work is
+exponential in the number of neighbours that a variable has at its turn, and linear in the variables.
 
 Source: Bertelè and Brioschi, *Nonserial Dynamic Programming* (1972); Dechter, *Bucket elimination* (1999).
 """
@@ -24,11 +24,11 @@ Table = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Term:
-    """What some variables cost together.
+    """Cost of some variables together.
 
     Attributes:
-        scope: The variables, in ascending order.
-        table: The cost by their values, an axis for each variable.
+        scope: Variables in ascending order.
+        table: Cost by their values, with an axis for each variable.
     """
 
     scope: tuple[int, ...]
@@ -37,11 +37,11 @@ class Term:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Order:
-    """In which order variables are eliminated.
+    """Order in which variables are eliminated.
 
     Attributes:
-        variables: Those that are.
-        fixed: Those whose value must be fixed before, so that no table becomes too large.
+        variables: Variables to eliminate, in their order.
+        fixed: Variables whose value must be fixed before, so that no table becomes too large.
     """
 
     variables: tuple[int, ...]
@@ -50,11 +50,11 @@ class Order:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Least:
-    """The minimum.
+    """Minimum of a sum of terms.
 
     Attributes:
-        cost: The sum of all terms.
-        values: Of each variable.
+        cost: Sum of all terms.
+        values: Value of each variable.
     """
 
     cost: float
@@ -68,15 +68,15 @@ def cheapest_order(
     most_entries: float = math.inf,
     spared: Container[int] = (),
 ) -> Order:
-    """An order that makes small tables: next is always the variable whose own table is the smallest.
+    """Choose an order with small tables: the next variable is always the one whose own table is the smallest.
 
-    Where even that has too many entries, the variable with the most others beside it is fixed.
+    Where even that table has too many entries, the variable with the most neighbours is fixed.
 
     Args:
-        sizes: Values of each variable.
-        scopes: Of the terms.
-        most_entries: Of one table.
-        spared: Variables that are fixed only where no others are left beside the next.
+        sizes: Number of values of each variable.
+        scopes: Scopes of the terms.
+        most_entries: Most entries of one table.
+        spared: Variables that are fixed only if the next one has no other neighbours.
     """
     beside: list[set[int]] = [set() for _ in sizes]
     for scope in scopes:
@@ -117,14 +117,15 @@ def cheapest_order(
 
 
 def least(sizes: Sequence[int], terms: Iterable[Term], variables: Sequence[int]) -> Least:
-    """The values at which the terms cost least together.
+    """Find the values for which the sum of the terms is least.
 
     Args:
-        sizes: Values of each variable.
-        terms: Over some of them each.
-        variables: All that have several values, in the order in which they are eliminated.
+        sizes: Number of values of each variable.
+        terms: Terms over some of the variables.
+        variables: Variables with several values, in the order in which they are eliminated.
     """
     place = {variable: position for position, variable in enumerate(variables)}
+    # A term waits in the bucket of the first of its variables that is eliminated.
     buckets: list[list[Term]] = [[] for _ in variables]
     constant = 0.0
     for term in terms:
@@ -138,10 +139,11 @@ def least(sizes: Sequence[int], terms: Iterable[Term], variables: Sequence[int])
         if not bucket:
             chosen_by.append(((), None))
             continue
+        # The eliminated variable is the last axis of the sum.
         scope = (*others, variable)
-        total = _laid_out(bucket[0], scope)
+        total = _lay_out(bucket[0], scope)
         for term in bucket[1:]:
-            total = total + _laid_out(term, scope)
+            total = total + _lay_out(term, scope)
         shape = tuple(sizes[other] for other in scope)
         total = np.broadcast_to(total, shape) if total.shape != shape else total
         best = total.argmin(axis=-1)
@@ -151,6 +153,7 @@ def least(sizes: Sequence[int], terms: Iterable[Term], variables: Sequence[int])
             buckets[min(place[other] for other in others)].append(Term(scope=others, table=rest))
         else:
             constant += float(rest)
+    # Going backwards, the values of a variable's neighbours are known when it chooses its own.
     values = [0] * len(sizes)
     for variable, (others, choice) in reversed(list(zip(variables, chosen_by, strict=True))):
         if choice is not None:
@@ -158,8 +161,8 @@ def least(sizes: Sequence[int], terms: Iterable[Term], variables: Sequence[int])
     return Least(cost=constant, values=tuple(values))
 
 
-def _laid_out(term: Term, scope: Sequence[int]) -> Table:
-    """A term's table with an axis for each variable of a scope that holds all of its own."""
+def _lay_out(term: Term, scope: Sequence[int]) -> Table:
+    """Return a term's table with an axis for each variable of a larger scope."""
     present = [variable for variable in scope if variable in term.scope]
     table: Any = term.table.transpose([term.scope.index(variable) for variable in present])
     return table[tuple(slice(None) if variable in term.scope else None for variable in scope)]  # type: ignore[no-any-return] # numpy's indexing is not typed by shape
