@@ -1,4 +1,4 @@
-"""Solves assignment problems: contraction, then prices and messages, then large neighbourhoods."""
+"""Solver of strategy assignments: contraction, then prices and messages, then large neighbourhoods."""
 
 from __future__ import annotations
 
@@ -20,31 +20,37 @@ from tuner.planners.assignment.timeline import Timeline, timeline_of
 from tuner.planners.engine.outcome import ROUNDING, Incumbent, Known, Limits, Outcome, Progress, Stop
 
 _MOST_TRIED = 500
-"""Assignments of a core up to which all are tried."""
+"""Most assignments of a core of which all are tried."""
 
 _ASCENT_SHARE = 0.4
-"""Of what the limits leave: for prices and messages."""
+"""Fraction of the limits that prices and messages may spend."""
 
 _TO_FINISH_S, _TO_FINISH_SHARE = 0.5, 0.01
-"""Seconds, and the share of the limit, for the last checks, beside twice the longest step so far."""
+"""Time reserved for the last checks: seconds, and a fraction of the limit, beside twice the longest step so far."""
 
 
 class _Meter:
-    """How much of the limits is spent; once `is_stopped` says so, everything is."""
+    """Meter of the limits; everything counts as spent once `is_stopped` returns True.
+
+    Attributes:
+        steps: Number of sweeps and moves so far.
+    """
 
     def __init__(self, limits: Limits, start_s: float, is_stopped: Callable[[], bool]) -> None:
+        """Begin to count."""
         self._limits, self._is_stopped, self._start_s = limits, is_stopped, start_s
         self.steps = 0
 
     @property
     def seconds(self) -> float:
-        """Since the time began to run."""
+        """Time since the start [s]."""
         return time.perf_counter() - self._start_s
 
     def phase(self, share: float) -> Callable[[], float]:
-        """A phase that begins now, and may spend a share of what is left; it asks once a step how much of it is spent.
+        """Begin a phase that may spend a fraction of what is left; return the function that tells how much is spent.
 
-        Steps that take long end a phase before its time, so that the next one does not pass the limit.
+        The function must be called once per step. Long steps end a phase early, so that the next one does not pass the
+        limit.
         """
         begin_s, begin_steps = time.perf_counter(), self.steps
         end_s = self._start_s + (1.0 - _TO_FINISH_SHARE) * self._limits.time_s - _TO_FINISH_S
@@ -73,18 +79,18 @@ def solve(
     start_s: float | None = None,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> Outcome[IntArray]:
-    """The cheapest assignment found within the limits, and a bound below all of them.
+    """Find the cheapest assignment within the limits, and a lower bound of all assignments.
 
     Args:
-        problem: What is to be assigned.
-        limits: Seconds, sweeps and moves (`nodes`), and the gap to the bound at which the search ends. Without a limit
-            on the time, equal arguments give equal assignments.
-        rng: Chooses the neighbourhoods.
-        start_s: When the time began to run, as `time.perf_counter` tells it; None for now.
-        is_stopped: Asked between steps; once it says so, the best assignment so far is returned.
+        problem: Problem to solve.
+        limits: Limits of seconds, of sweeps and moves (`nodes`), and the gap to the bound at which the search ends.
+            Without a limit of time, equal arguments give equal assignments.
+        rng: Source of the random choices.
+        start_s: Time when the clock began to run, from `time.perf_counter`; None for now.
+        is_stopped: Function that is asked between steps; the search ends once it returns True.
 
     Raises:
-        ConfigError: If neither the time nor the number of sweeps and moves is limited.
+        ConfigError: neither the time nor the number of sweeps and moves is limited.
     """
     if math.isinf(limits.time_s) and math.isinf(limits.nodes):
         raise ConfigError("must be limited where nodes are not", key="limits.time_s", value=limits.time_s)
@@ -112,6 +118,7 @@ def _search(
     rng: Generator,
     trace: list[Progress],
 ) -> tuple[IntArray, float]:
+    """Search by prices and messages, then by large neighbourhoods; return the best states and the bound."""
     ascent = Ascent(core, timeline, problem.limit)
     ascent.run(meter.phase(_ASCENT_SHARE), gap=gap)
     trace.append(Progress(seconds=meter.seconds, nodes=meter.steps, cost=ascent.cost, bound=ascent.bound))
@@ -127,7 +134,7 @@ def _search(
 
 
 def _best_of_all(problem: AssignmentProblem, core: Core) -> IntArray | None:
-    """The cheapest of all feasible assignments; None if there is none."""
+    """Try all assignments, and return the cheapest feasible one; None if there is none."""
     found: IntArray | None = None
     least = math.inf
     for states in itertools.product(*map(range, np.diff(core.starts).tolist())):
@@ -139,7 +146,7 @@ def _best_of_all(problem: AssignmentProblem, core: Core) -> IntArray | None:
 
 
 def _never_fits(problem: AssignmentProblem) -> bool:
-    """Whether even the leanest strategies hold too much."""
+    """Return whether even the strategies of least memory exceed the limit."""
     if problem.num_nodes == 0:
         return False
     leanest = [int(own.argmin()) for own in np.split(problem.usages, problem.starts[1:-1])]
@@ -155,6 +162,7 @@ def _outcome(
     limits: Limits,
     is_stopped: Callable[[], bool],
 ) -> Outcome[IntArray]:
+    """Return the assignment with its status and the reason for stopping."""
     best = None
     if strategies is not None and problem.is_feasible(strategies):
         best = Incumbent(cost=problem.cost_of(strategies), solution=strategies)
