@@ -141,6 +141,7 @@ def plan_jax(
     Raises:
         ConfigError: the mesh can't be formed, `donated` names no argument, or no plan is found that fits.
     """
+    # JAX is asked only to trace the function. The plan is made on the traced graph.
     own_mesh = mesh_from(dict(mesh.shape) if isinstance(mesh, (Mesh, AbstractMesh)) else mesh, cluster)
     program = traced(function, *abstract_arguments, donated=donated)
     found = planned(graph_of(program), own_mesh, options)

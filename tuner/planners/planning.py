@@ -22,10 +22,14 @@ from tuner.planners.sharding.sharding_terms import ShardingTerms
 from tuner.planners.toast.search import Step, ToastOptions, toast_plan
 
 Planner = Literal["descent", "recursive", "toast"]
+"""Name of a planner."""
 PLANNERS: tuple[Planner, ...] = get_args(Planner)
+"""Names of all planners."""
 
 OrderChoice = Order | Literal["best"]
+"""Order of D-Rec's visits as a user chooses it."""
 ORDER_CHOICES: tuple[OrderChoice, ...] = ("best", *ORDERS)
+"""All orders that a user can choose."""
 
 
 MANY_OPS = 1000
@@ -175,6 +179,7 @@ def _run_toast(graph: Graph, mesh: DeviceMesh, options: PlannerOptions, workers:
     levels = (whole if options.whole_axes else refined)(mesh)[1]
     pins = pinned(options.pins, graph, mesh, levels) if options.pins else None
     limit_bytes = options.memory_bytes
+    # Without a limit TOAST still keeps to the memory of the smallest device, but a plan above that is accepted.
     least_bytes = min(device.memory_bytes for device in mesh.cluster.devices) if limit_bytes is None else limit_bytes
     toast = toast_plan(
         graph,

@@ -195,7 +195,7 @@ def plan_torch(
     plan, words = found.plan, torch_placements(found.plan)
     numbers = {tensor.name: number for number, tensor in enumerate(plan.graph.tensors)}
 
-    def lying(name: str) -> Placements:
+    def placements_of(name: str) -> Placements:
         """Return the placements of a tensor."""
         # buffers that no step changes are constants in the graph, which each device has
         return _placements(plan.layout(numbers[name])) if name in numbers else _placements((-1,) * len(plan.mesh.sizes))
@@ -204,9 +204,9 @@ def plan_torch(
     return TorchPlan(
         planned=found,
         mesh=words.mesh,
-        parameters={name: lying(name) for name in named},
-        optimizer={name: lying(name) for one in named for name in _moments(one) if name in numbers},
-        inputs=_input_tree(inputs, lying),
+        parameters={name: placements_of(name) for name in named},
+        optimizer={name: placements_of(name) for one in named for name in _moments(one) if name in numbers},
+        inputs=_input_tree(inputs, placements_of),
         gradients=_gradients(plan),
         redistributions=words.redistributions,
         unsaid=tuple(
@@ -243,11 +243,11 @@ def _is_placements(node: Any) -> bool:
     return isinstance(node, tuple) and len(node) > 0 and all(isinstance(each, Placement) for each in node)
 
 
-def _input_tree(inputs: tuple[Any, ...], lying: Callable[[str], Placements]) -> tuple[Any, ...]:
+def _input_tree(inputs: tuple[Any, ...], placements_of: Callable[[str], Placements]) -> tuple[Any, ...]:
     """Return the inputs with placements for tensors and None for everything else."""
     leaves, tree = pytree.tree_flatten(inputs)
     names = iter(input_names(inputs))
-    places = [lying(next(names)) if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
+    places = [placements_of(next(names)) if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
     made: tuple[Any, ...] = pytree.tree_unflatten(places, tree)
     return made
 

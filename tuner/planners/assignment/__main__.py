@@ -29,9 +29,11 @@ class _Interrupts:
     """
 
     def __init__(self) -> None:
+        """Begin without an interrupt."""
         self.is_stopped = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 # the form of a signal's handler
+        """Note an interrupt."""
         if self.is_stopped:
             raise KeyboardInterrupt
         self.is_stopped = True

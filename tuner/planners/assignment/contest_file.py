@@ -23,6 +23,7 @@ from tuner.planners.assignment.problem import AssignmentProblem, starts_of
 MAX_FILE_BYTES = 1_000_000_000
 """Most bytes of a file, packed or not: tens of millions of numbers as text."""
 _KEYS = ("name", "nodes", "edges", "usage_limit")
+"""Keys of a problem in the file."""
 
 
 def read_problem(path: Path) -> AssignmentProblem:
@@ -51,10 +52,10 @@ def write_problem(problem: AssignmentProblem, path: Path) -> None:
             "name": problem.name,
             "nodes": {
                 "intervals": problem.intervals.tolist(),
-                "costs": _nested(problem.costs, problem.starts),
-                "usages": _nested(problem.usages, problem.starts),
+                "costs": _nest(problem.costs, problem.starts),
+                "usages": _nest(problem.usages, problem.starts),
             },
-            "edges": {"nodes": problem.edges.tolist(), "costs": _nested(problem.edge_costs, problem.edge_starts)},
+            "edges": {"nodes": problem.edges.tolist(), "costs": _nest(problem.edge_costs, problem.edge_starts)},
             "usage_limit": _plain(problem.limit),
         }
     }
@@ -156,6 +157,7 @@ def _ragged(mapping: Mapping[str, Any], key: str, above: str, *, least: float = 
     starts = starts_of([len(own) for own in lists])
 
     def where(place: int) -> str:
+        """Return the key of a number in the flat array."""
         own = int(np.searchsorted(starts, place, side="right")) - 1
         return f"{above}{key}.{own}.{place - int(starts[own])}"
 
@@ -188,7 +190,7 @@ def _numbers(flat: list[Any], where: Any, *, least: float = -np.inf) -> FloatArr
     raise ConfigError(rule, key=where(place), value=flat[place])
 
 
-def _nested(flat: FloatArray, starts: Sequence[int] | IntArray) -> list[list[int | float]]:
+def _nest(flat: FloatArray, starts: Sequence[int] | IntArray) -> list[list[int | float]]:
     """Split an array into lists, with whole numbers as integers where all are whole."""
     whole = (
         flat.astype(np.int64).tolist()

@@ -54,7 +54,7 @@ class Core:
     variable_of: IntArray
     strategies: tuple[IntArray, ...]
 
-    def lifted(self, states: IntArray) -> IntArray:
+    def lift(self, states: IntArray) -> IntArray:
         """Return the strategy of each node [n].
 
         Args:
@@ -152,6 +152,7 @@ class _Contraction:
 
     def fold(self, first: int, second: int, table: FloatArray) -> None:
         """Remove an edge whose costs are a sum of a part for each end."""
+        # A table is a sum of two parts if all its rows differ by a constant from the first.
         rest = table - table[:1]
         if (rest == rest[:, :1]).all():
             self.take(first, second)
@@ -170,6 +171,7 @@ class _Contraction:
 
     def absorb(self, root: int, node: int, table: FloatArray, state_of: IntArray) -> None:
         """Join a node to a root, whose states determine the node's."""
+        # The node's edges get a row for each state of the root, so that they grow where the root has more states.
         growth = len(state_of) - len(self.labels[node])
         if growth * sum(len(self.labels[other]) for other in self.beside[node]) > _MOST_ADDED:
             return
@@ -228,7 +230,7 @@ class _Contraction:
         )
 
 
-def contracted(problem: AssignmentProblem) -> Core | None:
+def contract(problem: AssignmentProblem) -> Core | None:
     """Contract a problem; None if every assignment makes a forbidden choice.
 
     A problem whose memory cannot suffice is contracted like any other.

@@ -134,6 +134,7 @@ class Messages:
         levels: dict[int, list[int]] = {}
         level_of = [0] * num_variables
         for variable in np.argsort(order, kind="stable").tolist():
+            # Variables of one level have no edge between them, so that they can be visited at once.
             level = 1 + max((level_of[ends[edge, 0]] for edge in earlier_edges[variable]), default=-1)
             level_of[variable] = level
             levels.setdefault(level, []).append(variable)
@@ -159,6 +160,7 @@ class Messages:
         firsts, seconds = ends[edges, 0], ends[edges, 1]
         widths, heights = sizes[firsts], sizes[seconds]
         table = np.concatenate([*(tables[edge].T.ravel() for edge in edges), np.zeros(0)])
+        # A row holds the edge's costs for one state of the later variable and all states of the earlier one.
         row_widths = np.repeat(widths, heights)
         row_starts = starts_of(row_widths)
         row_edge = np.repeat(np.arange(len(edges)), heights)
@@ -197,6 +199,7 @@ def first_least(values: FloatArray, begins: IntArray) -> IntArray:
     """
     least = np.minimum.reduceat(values, begins)
     sizes = np.diff(np.append(begins, len(values)))
+    # Several values of a part may be the least; keep the place of the first.
     hits = np.flatnonzero(values == np.repeat(least, sizes))
     part = np.repeat(np.arange(len(begins)), sizes)[hits]
     places = np.full(len(begins), len(values))

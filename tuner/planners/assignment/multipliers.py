@@ -95,6 +95,8 @@ class Ascent:
         core, timeline, limit = self._core, self._timeline, self._limit
         least = self._messages.sweep(is_forward=self._is_forward)
         self._is_forward = not self._is_forward
+        # The dual bound: least cost with prices, less the price of the limit that remains beside nodes without a
+        # choice.
         self.bound = max(self.bound, least + core.constant + float(self._prices @ (self._base - limit)))
         states = self._messages.states
         over = self._base + timeline.held(held_by_node(core, states)) - limit
@@ -120,6 +122,7 @@ class Ascent:
         if squared > 0.0:
             aim = _FIRST_STEP * (_LAST_STEP / _FIRST_STEP) ** share * max(abs(self.bound), 1.0)
             self._prices = np.maximum(0.0, self._prices + aim / squared / max(self._limit, 1.0) * active)
+        # Only the change of the prices is added, because the messages have already moved the former costs.
         paid = self._core.held @ self._timeline.paid(self._prices)
         self._messages.costs += paid - self._paid
         self._paid = paid

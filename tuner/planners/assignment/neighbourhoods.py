@@ -114,6 +114,8 @@ class LocalSearch:
             table = np.where(np.isinf(costs), self._forbidden, costs)
             self._beside[first][second] = table
             self._beside[second][first] = np.ascontiguousarray(table.T)
+        # Lists of neighbours serve random draws, tables serve costs. Transposed tables are made contiguous, as they are
+        # read row by row.
         self._neighbours = [list(own) for own in self._beside]
         self._profiles = _profiles(problem, core, timeline, num_variables)
         self._given_prices = prices
@@ -242,6 +244,7 @@ class LocalSearch:
             costs += own[place].reshape(shape)
             if profile is not None:
                 paid -= (total_prices[profile.times] @ profile.changes).reshape(shape)
+                # Memory counts relative to the present states, so that `_over` plus `more` is the new excess.
                 changes = profile.changes - profile.changes[:, now[place], None]
                 more[np.searchsorted(times, profile.times)] += changes.reshape(len(changes), *shape)
         for first, second, table in pairs:
@@ -297,17 +300,21 @@ class LocalSearch:
         now = [self._states[variable] for variable in region]
         own, pairs = self._terms(region)
         sizes = [self._sizes[variable] for variable in region]
+        # Variables that would make the tables too large keep their states; their edges become costs of their
+        # neighbours.
         order = cheapest_order(sizes, [(first, second) for first, second, _ in pairs], most_entries=_MOST_ENTRIES)
         pairs = _condition(own, pairs, order.fixed, now)
         between = [Term(scope=(first, second), table=table) for first, second, table in pairs]
 
         def cost_of(values: list[int]) -> float:
+            """Return the cost of the region's free variables."""
             alone = sum(own[place][values[place]] for place in order.variables)
             return float(alone + sum(table[values[first], values[second]] for first, second, table in pairs))
 
         prices = factor * self._prices
         over = self._over
         for attempt in range(_ATTEMPTS):
+            # Times that were exceeded by the last attempt become dearer.
             if attempt or over.max(initial=0.0) > 0.0:
                 prices = prices + (over > 0.0) * (self._mean_price * _FIRST_SURCHARGE * _SURCHARGE_GROWTH**attempt)
             total = np.concatenate([[0.0], np.cumsum(prices)])

@@ -128,6 +128,7 @@ class AssignmentProblem:
         chosen = np.asarray(strategies, dtype=np.int64)
         sizes = np.diff(self.starts)
         first, second = self.edges[:, 0], self.edges[:, 1]
+        # Each edge's table is stored row by row.
         entries = self.edge_starts[:-1] + chosen[first] * sizes[second] + chosen[second]
         return self.costs[self.starts[:-1] + chosen], self.edge_costs[entries]
 

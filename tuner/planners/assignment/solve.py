@@ -12,7 +12,7 @@ from numpy.random import Generator
 
 from hardware.arrays import IntArray
 from hardware.io.errors import ConfigError
-from tuner.planners.assignment.contraction import Core, contracted
+from tuner.planners.assignment.contraction import Core, contract
 from tuner.planners.assignment.multipliers import Ascent
 from tuner.planners.assignment.neighbourhoods import LocalSearch
 from tuner.planners.assignment.problem import AssignmentProblem, is_close
@@ -58,13 +58,16 @@ class _Meter:
         last_s, longest_s = begin_s, 0.0
 
         def spent() -> float:
+            """Count one step, and return the fraction of the phase that is spent."""
             nonlocal last_s, longest_s
             now_s = time.perf_counter()
             longest_s, last_s = max(longest_s, now_s - last_s), now_s
             self.steps += 1
+            # Another step may take as long as the longest one so far, twice for safety.
             left_s = end_s - now_s - 2.0 * longest_s
             if self._is_stopped() or left_s <= 0.0 or num_steps <= 0.0:
                 return 1.0
+            # The limit that is nearer decides: of time, or of steps.
             by_time = (now_s - begin_s) / (share * (end_s - begin_s))
             return min(1.0, max(by_time, (self.steps - begin_steps) / num_steps))
 
@@ -95,7 +98,7 @@ def solve(
     if math.isinf(limits.time_s) and math.isinf(limits.nodes):
         raise ConfigError("must be limited where nodes are not", key="limits.time_s", value=limits.time_s)
     meter = _Meter(limits, time.perf_counter() if start_s is None else start_s, is_stopped)
-    core = contracted(problem)
+    core = contract(problem)
     timeline = timeline_of(problem)
     if core is None or _never_fits(problem):
         return _outcome(problem, None, math.inf, meter, [], limits, is_stopped)
@@ -106,7 +109,7 @@ def solve(
         bound = math.inf if strategies is None else problem.cost_of(strategies)
         return _outcome(problem, strategies, bound, meter, trace, limits, is_stopped)
     states, bound = _search(problem, core, timeline, gap, meter, rng, trace)
-    return _outcome(problem, core.lifted(states), bound, meter, trace, limits, is_stopped)
+    return _outcome(problem, core.lift(states), bound, meter, trace, limits, is_stopped)
 
 
 def _search(
@@ -127,6 +130,7 @@ def _search(
     local = LocalSearch(problem, core, timeline, ascent.states, ascent.prices)
 
     def report() -> None:
+        """Append the best assignment to the trace."""
         trace.append(Progress(seconds=meter.seconds, nodes=meter.steps, cost=local.best_cost, bound=ascent.bound))
 
     local.run(meter.phase(1.0), bound=ascent.bound, gap=gap, rng=rng, report=report)
@@ -138,7 +142,7 @@ def _best_of_all(problem: AssignmentProblem, core: Core) -> IntArray | None:
     found: IntArray | None = None
     least = math.inf
     for states in itertools.product(*map(range, np.diff(core.starts).tolist())):
-        strategies = core.lifted(np.array(states, dtype=np.int64))
+        strategies = core.lift(np.array(states, dtype=np.int64))
         cost = problem.cost_of(strategies)
         if cost < least and problem.is_feasible(strategies):
             found, least = strategies, cost

@@ -59,6 +59,7 @@ def timeline_of(problem: AssignmentProblem) -> Timeline:
     # A begin is a peak if an interval ends after it, up to the next begin.
     is_peak = np.searchsorted(sorted_ends, following, "right") > np.searchsorted(sorted_ends, times, "right")
     peaks = times[is_peak]
+    # Times at which even the largest strategies fit can never be exceeded.
     most = np.maximum.reduceat(problem.usages, problem.starts[:-1]) if problem.num_nodes else np.zeros(0)
     everywhere = _on(peaks, problem)
     return _on(peaks[everywhere.held(most) > problem.limit], problem)

@@ -302,6 +302,7 @@ def _run_together(search: _Search[Node, Solution], limits: Limits, workers: Abst
     while (stop := search.run(limits, enough)) is None:
         dealt = search.frontier.take(LARGEST_DEAL * workers.num_workers)
         spent_s = search.clock() - search.start_s
+        # Workers go on to the end of their slice without a gap of their own, because they see only a part of the tree.
         slice_limits = replace(
             limits,
             time_s=min(slice_s, limits.time_s - spent_s),

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Table = NDArray[np.float64]
+"""Costs by the values of some variables, with an axis for each."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -37,11 +38,11 @@ class Term:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Order:
-    """Order in which variables are eliminated.
+    """Order of elimination.
 
     Attributes:
         variables: Variables to eliminate, in their order.
-        fixed: Variables whose value must be fixed before, so that no table becomes too large.
+        fixed: Variables to fix beforehand, so that no table becomes too large.
     """
 
     variables: tuple[int, ...]
@@ -86,8 +87,10 @@ def cheapest_order(
         others.discard(variable)
 
     def entries_of(variable: int) -> float:
+        """Return the entries of the table over a variable and all its neighbours."""
         return sizes[variable] * math.prod(sizes[other] for other in beside[variable])
 
+    # Sizes in the heap may be outdated. `latest` holds the valid one of each variable that is left.
     heap = [(entries_of(variable), variable) for variable in range(len(sizes))]
     heapq.heapify(heap)
     latest = {variable: entries for entries, variable in heap}
@@ -122,7 +125,7 @@ def least(sizes: Sequence[int], terms: Iterable[Term], variables: Sequence[int])
     Args:
         sizes: Number of values of each variable.
         terms: Terms over some of the variables.
-        variables: Variables with several values, in the order in which they are eliminated.
+        variables: Variables with several values, in the order of their elimination.
     """
     place = {variable: position for position, variable in enumerate(variables)}
     # A term waits in the bucket of the first of its variables that is eliminated.
@@ -148,6 +151,7 @@ def least(sizes: Sequence[int], terms: Iterable[Term], variables: Sequence[int])
         total = np.broadcast_to(total, shape) if total.shape != shape else total
         best = total.argmin(axis=-1)
         chosen_by.append((others, best))
+        # What is left is the minimum for each combination of the neighbours' values.
         rest = np.take_along_axis(total, best[..., None], axis=-1)[..., 0]
         if others:
             buckets[min(place[other] for other in others)].append(Term(scope=others, table=rest))

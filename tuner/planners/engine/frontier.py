@@ -55,6 +55,7 @@ class Frontier(Generic[Node]):
         self.dominated = 0
 
     def __len__(self) -> int:
+        """Return the number of open nodes, including dominated ones that were not dropped yet."""
         return len(self._heap)
 
     @property
@@ -80,6 +81,7 @@ class Frontier(Generic[Node]):
         """Return the open node with the least bound that is not dominated by now; None if there is none."""
         while self._heap:
             entry = heapq.heappop(self._heap)
+            # A node that was dominated after it was opened is no longer on the front of its key.
             if any(values is entry.merit.values for values in self._fronts[entry.merit.key]):
                 return entry
             self.dominated += 1

@@ -77,6 +77,7 @@ class MixedInteger:
         if math.isfinite(limits.nodes):
             options["node_limit"] = int(limits.nodes)
         cost = np.zeros(size)
+        # Several terms may name the same variable, so that their coefficients add up.
         np.add.at(cost, [var for var, _ in self._cost], [factor for _, factor in self._cost])
         lower, upper = np.array(self._sides).T
         found = milp(

@@ -153,6 +153,7 @@ class ProcessWorkers:
     ) -> list[Result]:
         """Run the tasks in the pool; see `AbstractWorkers.map`."""
         assert self._pool is not None, "workers run tasks inside their `with` block"
+        # One `map` runs at a time, so that the shared number belongs to this call.
         self._shared.value = best_known
         return [future.result() for future in [self._pool.submit(_run, function, task) for task in tasks]]
 

@@ -137,6 +137,7 @@ def _score(
         found[-1] += getattr(figures.last, name)
         return found
 
+    # With overlap, collectives hide behind one micro-batch's compute of the same stage.
     synced_s = of_stages("synced_s")
     if overlaps:
         synced_s = np.maximum(synced_s - of_stages("forward_s") - of_stages("backward_s"), 0.0)

@@ -69,6 +69,7 @@ def least_recompute(pipeline: Pipeline, kind: int, stage: int, counts: IntArray)
     capacity = pipeline.capacity_bytes[kind]
     in_flight = pipeline.in_flight[stage]
     held = counts @ (pipeline.state_bytes + in_flight * pipeline.kept_bytes) + pipeline.fixed_bytes(stage)
+    # Bytes that recomputation must free, and bytes that each recomputed layer of a type frees.
     excess = held - capacity * (1 + SLACK)
     saved = in_flight * (pipeline.kept_bytes - pipeline.recomputed_bytes)
     cost_s = np.where(excess <= 0, 0.0, np.inf)
@@ -85,6 +86,7 @@ def least_recompute(pipeline: Pipeline, kind: int, stage: int, counts: IntArray)
         still = excess[open_] - number @ saved
         number[:, last] = np.maximum(np.ceil(still / saved[last]), 0)
         time_s = number @ pipeline.recompute_s[kind]
+        # A combination is possible if no type recomputes more layers than it has.
         better = (number <= counts[open_]).all(axis=1) & (time_s < cost_s[open_])
         cost_s[open_[better]] = time_s[better]
         recomputed[open_[better]] = number[better]

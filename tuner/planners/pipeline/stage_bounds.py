@@ -127,6 +127,7 @@ def _to_go(
     for stage in reversed(range(num_stages)):
         table = np.full((len(used[stage]), num_kinds, num_layers + 1), np.inf)
         for kind in range(num_kinds):
+            # Pair each way to use kinds with the way that follows once this stage has the kind.
             rows = [(row, used[stage + 1].get(add(way, kind))) for way, row in used[stage].items()]
             pairs = [(row, next_row) for row, next_row in rows if next_row is not None]
             own = times_s[kind, stage]
@@ -138,6 +139,7 @@ def _to_go(
             # it.
             after = np.pad(tables[-1][to, kind, 1:], ((0, 0), (0, width - 1)), constant_values=np.inf)
             joined = join(own[:, :width], sliding_window_view(after, width, axis=1)).min(axis=2)
+            # The first stage has no predecessor, and hence no hop.
             hops = np.zeros(num_kinds) if stage == 0 else hop_s[:, kind]
             through = joined[:, None, :] + hops[:, None]
             table[from_, :, :num_layers] = np.minimum(table[from_, :, :num_layers], through)

@@ -198,6 +198,7 @@ class _Figures:
     def again_once_bytes(self, in_flight: FloatArray) -> float:
         """Return the memory that any recomputation needs once per stage: activations of the layer that runs again."""
         kept, recomputed = (self.in_flight_bytes(in_flight, again=again) for again in (False, True))
+        # The increase for a recomputed layer, less its states and what it keeps in flight, is needed once.
         states = self.layer_bytes[0] - in_flight[0] * kept
         return float(np.max(self.again_bytes[0] - states - in_flight[0] * recomputed, initial=0.0))
 

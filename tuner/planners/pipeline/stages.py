@@ -213,6 +213,7 @@ def plan_of(
         counts = before[bounds[stage + 1]] - before[bounds[stage]]
         again = np.array(recomputed[stage])
         time_s = pipeline.fixed_s(kind, stage) + counts @ pipeline.layer_s[kind] + again @ pipeline.recompute_s[kind]
+        # Activations are held for every micro-batch in flight, states once.
         held = (counts - again) @ pipeline.kept_bytes + again @ pipeline.recomputed_bytes
         memory_bytes = pipeline.fixed_bytes(stage) + counts @ pipeline.state_bytes + pipeline.in_flight[stage] * held
         stages.append(

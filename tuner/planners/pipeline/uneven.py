@@ -87,6 +87,7 @@ def planned(
         if "micro_batches" in parts:
             found = _with_shares(job, ordered, runtime, found)
             variants.append(ConfigGrid.from_configs(found, grid.opened))
+    # All variants of all configurations are predicted, and the fastest is taken for each configuration.
     seconds = np.stack([_predict_s(job, cluster, runtime, variant, memory_headroom) for variant in variants])
     chosen = seconds.argmin(axis=0)
     return ConfigGrid.from_configs(
@@ -274,6 +275,7 @@ def _costs_s(tables: StageTables, usable_share: float, *, may_recompute: bool) -
     numbers = np.arange(tables.time_s.shape[1])[:, None]
     each_saves = np.divide(saved, numbers, out=np.zeros_like(saved), where=numbers > 0)
     again = np.ceil(np.divide(over, each_saves, out=np.where(over > 0, np.inf, 0.0), where=each_saves > 0))
+    # More recomputed layers than the stage has means that it does not fit.
     again = np.where(again <= (numbers if may_recompute else 0), again, np.inf)
     share = np.divide(again, numbers, out=np.where(again > 0, np.inf, 0.0), where=numbers > 0)
     fits = np.isfinite(share)
@@ -322,7 +324,8 @@ def _with_shares(
         pace_s, fill_s = _paces_s(job, cluster, runtime, chosen, members[0][1])
         for column, (at, kinds) in enumerate(members):
             config = configs[at]
-            unit = config.pp if config.vpp > 1 else 1  # rounds of the interleaved schedule
+            # The interleaved schedule works in rounds of pp micro-batches.
+            unit = config.pp if config.vpp > 1 else 1
             rounds = job.global_batch_size // config.mbs // unit
             shares = share_micro_batches(pace_s[:, column], fill_s[:, column], kinds, rounds, unit)
             if shares is not None:
@@ -370,23 +373,24 @@ def share_micro_batches(
         rounds: Number of all micro-batches in units of `unit`.
         unit: Number of micro-batches that are shared out together.
     """
+    # Every replica needs at least one round.
     counts = np.array([kind.count for kind in kinds])
     if rounds < counts.sum():
         return None
 
-    def taken(limit_s: float) -> IntArray:
+    def take_rounds(limit_s: float) -> IntArray:
         """Return the rounds that a replica of each kind ends in a time, at least one."""
         return np.maximum(((limit_s - fill_s) / (unit * pace_s)).astype(np.int64), 1)
 
     low, high = 0.0, 1.001 * float((rounds * unit * pace_s + fill_s).max())
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        low, high = (low, middle) if counts @ taken(middle) >= rounds else (middle, high)
+        low, high = (low, middle) if counts @ take_rounds(middle) >= rounds else (middle, high)
     # Rounds beyond the total are taken back from the replicas that end last.
     number = np.zeros(counts.sum(), dtype=np.int64)
     for at, kind in enumerate(kinds):
         number[list(kind.replicas)] = at
-    shares = taken(high)[number]
+    shares = take_rounds(high)[number]
     ends_s = (unit * pace_s)[number] * shares + fill_s[number]
     for replica in np.argsort(-ends_s, kind="stable").tolist():
         if shares.sum() > rounds and shares[replica] > 1:

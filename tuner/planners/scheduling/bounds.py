@@ -62,6 +62,7 @@ def cost_bounds_s(states: Sequence[ScheduleState], workload: Workload, tables: S
         return np.zeros(0)
     arrays = _arrays(states, workload, tables)
     path_s = _path_ends_s(arrays, workload, tables)
+    # A complete model adds its end to the bound.
     is_complete = np.stack([arrays.done[:, list(ops)].all(axis=1) for ops in tables.ops_of], axis=1)
     settled_s = np.where(is_complete, path_s, 0.0) @ workload.weights
     # a complete model has no work left and no say; it may come anywhere in the order of the others
@@ -78,6 +79,8 @@ def cost_bounds_s(states: Sequence[ScheduleState], workload: Workload, tables: S
     for models in range(1, 1 << len(tables.ops_of)):
         members = [model for model in range(len(tables.ops_of)) if models >> model & 1]
         # the devices that are free first do the work; too few or too many of them only seem to end later
+        # With the first k devices, T is the work plus the weighted times at which they become free, over their weights.
+        # The least T over all k is the bound.
         load_s = ((work_s[:, members].sum(axis=1)[:, None] + given_s) / given).min(axis=1)
         ways = [
             least_s[models & ~(1 << model)] + weights[:, model] * np.maximum(path_s[:, model], load_s)
@@ -91,6 +94,7 @@ def _arrays(states: Sequence[ScheduleState], workload: Workload, tables: Schedul
     """Convert states to arrays."""
     count = len(states)
     link_s = np.array([state.link_s for state in states]).reshape(count, -1)
+    # A way is free when the last of its links is.
     way_s = np.full((count, len(tables.way_links)), -np.inf)
     for way, links in enumerate(tables.way_links):
         way_s[:, way] = link_s[:, links[0]] if len(links) == 1 else link_s[:, list(links)].max(axis=1)
@@ -154,11 +158,13 @@ def _arrivals_s(states: _States, tables: ScheduleTables, edge: int, producer: in
     if len(tables.way_links):
         begin_s = np.maximum(states.last_s, states.end_s[:, producer])[:, None]
         over_s = np.maximum(begin_s, states.way_s) + tables.each_way_s[edge]
+        # Ways that do not begin at the producer's device can't be used.
         over_s[states.home[:, producer][:, None] != tables.way_source] = np.inf
         first = np.minimum.reduceat(over_s, tables.way_first, axis=1)
         targets = tables.way_targets
         arrivals_s[:, targets] = np.minimum(arrivals_s[:, targets], first)
     arrivals_s[states.sent[:, edge]] = 0.0
+    # A producer that has not run may run anywhere, over the quickest way from there.
     if not is_done.all():
         freely_s = (ready_s[:, :, None] + tables.transfer_s[edge]).min(axis=1)
         arrivals_s = np.where(is_done[:, None], arrivals_s, freely_s)

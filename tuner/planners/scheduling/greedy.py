@@ -20,6 +20,7 @@ BEAM = 6
 """Number of partial schedules that are kept."""
 
 _NONE_SPARED: frozenset[int] = frozenset()
+"""Value of `untouched` with which every device is tried."""
 
 
 def complete_greedily(state: ScheduleState, workload: Workload, tables: ScheduleTables) -> ScheduleState | None:

@@ -173,12 +173,14 @@ def _run(
         inputs_s: Time when all inputs are there [s].
         memory_bytes: Memory of the operators; None for that of the first one.
     """
+    # `could_s` ignores the order of additions, `start_s` keeps to it.
     could_s = max(inputs_s, *(state.device_s[device] for device in devices))
     start_s = max(could_s, state.last_s)
     end_s = start_s + max(part_s) + gather_s
     if math.isinf(end_s):
         return
     home = devices[0]
+    # A split divides the operator's memory among its devices. Data of edges are held at home.
     used = list(state.used_bytes)
     own_bytes = float(workload.memory_bytes[ops[0]]) if memory_bytes is None else memory_bytes
     for device in devices:
@@ -242,6 +244,7 @@ def with_transfer(
             continue
         seen: set[tuple[tuple[int, float], ...]] = set()
         for way in tables.ways.get((source, target), ()):
+            # Ways over links of one class that are free at the same time lead to the same schedules.
             alike = tuple(sorted((tables.link_class[link], state.link_s[link]) for link in way.links))
             if alike not in seen:
                 seen.add(alike)

@@ -119,10 +119,12 @@ def _least_exec_s(workload: Workload) -> FloatArray:
     least = workload.exec_s.copy()
     for split in workload.splits:
         for home in range(workload.num_devices):
+            # The home and the quickest other devices run the parts.
             others = sorted(time for device, time in enumerate(split.part_s) if device != home)
             longest_s = max(split.part_s[home], others[split.parts - 2])
             least[split.op, home] = min(least[split.op, home], longest_s + split.gather_s)
     for fusion in workload.fusions:
+        # The second operator's share is what the first one leaves of the fused time.
         both = np.array(fusion.exec_s)
         least[fusion.first] = np.minimum(least[fusion.first], both)
         least[fusion.second] = np.minimum(
@@ -176,6 +178,7 @@ def _to_end_s(
     to_end_s = np.zeros_like(workload.exec_s)
     for op in reversed(range(workload.num_ops)):
         for edge, to in after[op]:
+            # The least over the devices of the successor, for each device of this operator.
             onward_s = (transfer_s[edge] + least_exec_s[to] + to_end_s[to]).min(axis=1)
             to_end_s[op] = np.maximum(to_end_s[op], onward_s)
     return to_end_s
@@ -185,6 +188,7 @@ def _device_classes(workload: Workload) -> tuple[int, ...]:
     """Classify devices: two are alike if exchanging them leaves the workload as it is."""
     classes: list[int] = []
     for device in range(workload.num_devices):
+        # Being alike is transitive, so that the first twin decides.
         twin = next((other for other in range(device) if _are_twins(workload, other, device)), None)
         classes.append(device if twin is None else classes[twin])
     return tuple(classes)

@@ -1,8 +1,8 @@
 """Prices of the memory that tensors take, where each byte that is alive at an operator costs something.
 
-A tensor takes memory in the layout where it lies, in every other layout that is kept for its readers, and whole where
-its partial sums are. The time for which it is alive depends only on the layouts in which it is written and read. Its
-price is therefore a term of the tensor, as its moves are. The sum over all tensors is
+A tensor takes memory in its own layout, in every other layout that is kept for its readers, and whole while it
+consists of partial sums. The time for which it is alive depends only on the layouts of its maker and readers. Its price
+is therefore a term of the tensor, as its moves are. The sum over all tensors is
 `costmodels.sharding.plan.live_bytes` of a plan, times the prices.
 """
 
@@ -60,6 +60,7 @@ def tensor_prices(graph: Graph, byte_s: BytePrices) -> tuple[TensorPrice | None,
     """Return the price of each tensor; None for a tensor that costs nothing in any layout."""
     own_s = np.zeros(len(graph.ops))
     own_s[list(byte_s)] = list(byte_s.values())
+    # Running sums of the prices give the price of any range of operators as a difference.
     until_s = np.concatenate(([0.0], np.cumsum(own_s)))
     return tuple(_price(graph, tensor, lifetime, own_s, until_s) for tensor, lifetime in enumerate(lifetimes(graph)))
 
@@ -98,17 +99,19 @@ def price_table(
 
     Args:
         price: Prices of the tensor's lifetime and uses.
-        written: Layout in which the tensor is written.
-        lies: Layout in which it lies once partial sums are added up.
-        wanted: Layout in which each use reads it.
+        written: Layout of the tensor as its maker leaves it.
+        lies: Layout once partial sums are added up.
+        wanted: Layout that each use asks for.
         is_again: Whether each use needs copies of its own, as in the backward pass.
         mesh: Mesh of the layouts.
     """
     sizes = np.array(mesh.sizes, dtype=np.float64)
 
     def share(layout: Any) -> Any:
+        """Return the fraction of a tensor that a device holds in a layout."""
         return 1.0 / np.where(layout >= 0, sizes, 1.0).prod(axis=-1)
 
+    # Partial sums are held in their own layout only while the tensor is written.
     table = price.held_s * share(lies) + price.written_s * (share(written) - share(lies))
     # A copy that was sent is paid from its previous reader on. A copy that costs no message is made anew for each
     # operator.

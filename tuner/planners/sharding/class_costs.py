@@ -33,6 +33,7 @@ BASE = 64
 """Base of the encoded rows: more than the number of factors of any operator, plus one."""
 
 Row = tuple[int, ...]
+"""Factor that each axis serves in an operator, or NONE."""
 
 
 def coded(row: Sequence[int]) -> int:
@@ -152,6 +153,7 @@ class ClassCosts:
 
     def _numbers(self, codes: Sequence[int]) -> Any:
         """Return the number of each term's cost; only terms with a row changed since the last call are looked up."""
+        # A search changes few classes at a time, so that most terms keep their number.
         changed = [own for own, (now, last) in enumerate(zip(codes, self._last_codes, strict=True)) if now != last]
         positions = set().union(*map(self._terms_of.__getitem__, changed)) if changed else set()
         for position in positions:
@@ -169,6 +171,7 @@ class ClassCosts:
         num_axes = len(self.mesh.sizes)
         charge = term.charge({own: decoded(code, num_axes) for own, code in zip(term.classes, codes, strict=False)})
         number = len(self._copies)
+        # Double the arrays when they are full.
         if number == len(self._seconds):
             self._seconds, self._held, self._own = (
                 np.concatenate([each, np.zeros(number)]) for each in (self._seconds, self._held, self._own)
@@ -201,12 +204,14 @@ class ClassCosts:
                 sizes[1].extend([num_bytes] * len(readers))
         count = len(uses)
 
-        def joined(parts: list[Any]) -> Any:
+        def join(parts: list[Any]) -> Any:
+            """Concatenate arrays of operators; return an empty array for none."""
             return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
 
+        # Every tensor of the term has these copies, at its own operators.
         kept_bytes, own_bytes = (np.repeat(np.array(each, dtype=np.float64), count) for each in sizes)
-        changes = np.concatenate([joined(begun), joined(ended)])
-        return changes, np.concatenate([kept_bytes, -kept_bytes]), joined(own), own_bytes
+        changes = np.concatenate([join(begun), join(ended)])
+        return changes, np.concatenate([kept_bytes, -kept_bytes]), join(own), own_bytes
 
     def _peak_bytes(self, numbers: Any) -> float:
         """Compute the peak of memory as `costmodels.sharding.plan.live_bytes` does [bytes]."""
@@ -292,10 +297,12 @@ class ClassCosts:
         turn, times = graph.first_backward, graph.sums[tensor]
 
         def charge(rows: dict[int, Row]) -> _Charge:
+            """Charge the tensor for given rows of its classes."""
             written = written_layout(made_by.rule, slot, rows[own])
             wanted = [wanted_layout(graph.ops[use.op].rule, use.operand, rows[self._classes[use.op]]) for use in uses]
             lies = settled(written, () if is_constant else list(dict.fromkeys(wanted)))
             seconds = times * self._seconds_of(written, lies, num_bytes)
+            # Readers of one layout share a copy, but a state is gathered again in the backward pass.
             readers: dict[tuple[Layout, bool], list[int]] = defaultdict(list)
             for number, (use, layout) in enumerate(zip(uses, wanted, strict=True)):
                 if layout != lies:
@@ -307,6 +314,7 @@ class ClassCosts:
                 held = [number for number in numbers if not uses[number].is_back]
                 is_kept = not is_constant and bool(moves(lies, layout, num_bytes, sizes))
                 if not is_kept:
+                    # A copy that costs no message is made once for each operator that reads it.
                     held = list({uses[number].op: number for number in reversed(held)}.values())
                 if held:
                     copies.append((num_bytes * local_share(layout, sizes), tuple(held), is_kept))

@@ -80,6 +80,7 @@ def _place_parameter(graph: Graph, served: IntArray, tensor: int, sizes: Sequenc
     update, _ = graph.maker[graph.ops[state].operands[0]]
     rule = graph.ops[update].rule
     served[update] = [NONE if dim == REPLICATED else rule.results[0][dim][0] for dim in spread]
+    # Other states that the update reads are the moments.
     for operand in graph.ops[update].operands:
         maker = graph.maker[operand][0]
         if graph.ops[maker].primitive == STATE and maker != state:
@@ -129,6 +130,7 @@ def _follow_forward(
     found = [NONE] * len(sizes)
     ways = [1] * len(op.rule.factors)
     for axis, name in enumerate(leader.served):
+        # An axis without a factor in the forward operator may still cut a factor that only the backward operator has.
         cut = _factors_cut(graph, served, number, axis)
         if name is None:
             choices = [factor for factor in cut if op.rule.factors[factor].name not in leader.known]

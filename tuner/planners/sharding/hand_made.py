@@ -26,13 +26,17 @@ from tuner.planners.sharding.forward_plans import forward_of, with_backward
 
 BATCH, HEADS = ("batch",), ("kv_heads", "heads", "query_groups")
 TENSOR = (*HEADS, "ffn", "shared_ffn", "vocabulary")
+"""Factors that tensor parallelism cuts."""
 ALONG = ("sequence", "queries", "chunks", "slots")
+"""Factors that context, Ulysses and sequence parallelism cut."""
 EXPERT_OPS = tuple(f"*.moe_mlp.{role}" for role in ("up", "down", "activation"))
+"""Operators inside the experts."""
 BETWEEN = ("*norm", "*residual", "*.attention.*_down")
+"""Operators between the tensor-parallel ones, which sequence parallelism cuts by the sequence."""
 
 
 def layer_axes(config: ParallelConfig) -> dict[str, int] | None:
-    """Return the axes on which a layer of a candidate is planned, the slowest first, without axes of one device.
+    """Return the mesh axes for a layer of a candidate, the slowest first, without axes of one device.
 
     `dp` is among them as far as experts are distributed over it. The rest of it only adds gradients up.
 
@@ -95,6 +99,7 @@ def _expert_tensor(config: ParallelConfig) -> int:
 
 def _expert_factors(axes: dict[str, int], config: ParallelConfig) -> dict[str, tuple[str, ...]] | None:
     """Return the factors of experts that each axis cuts; None where `expert_tp` or `ep` ends inside an axis."""
+    # Neighbouring ranks share an expert: the fastest axes cut its ffn, the next ones distribute experts.
     left = [("expert_ffn", _expert_tensor(config)), ("experts", config.ep)]
     found: dict[str, tuple[str, ...]] = {}
     for name, size in reversed(axes.items()):

@@ -17,7 +17,7 @@ from hardware.device import GIB
 from hardware.io.errors import ConfigError
 from tuner.planners.engine.outcome import ROUNDING
 from tuner.planners.sharding.axis_descent import IsOpen, charged_s, descended
-from tuner.planners.sharding.memory_prices import fitted
+from tuner.planners.sharding.memory_prices import fit_to_memory
 from tuner.planners.sharding.pins import Pin, Pinned, deviation, pinned, words_of
 from tuner.planners.sharding.recursive import Level, Order, recursive_plan
 from tuner.planners.sharding.sharding_terms import Charge, ShardingTerms, together
@@ -94,10 +94,10 @@ class PinnedSearch:
         mesh: Mesh with the axes that pins name.
         refined_mesh: The same devices with the axes that `recursive.refined` or `recursive.whole` returns.
         levels: Levels that belong to `refined_mesh`.
-        order: Order in which D-Rec visits operators.
+        order: Order of D-Rec's visits to operators.
         descent: Cost tables for the descent from D-Rec's plan; None to keep D-Rec's plan.
-        charge: Further costs per operator, which only the descent considers; None for no further costs.
-        memory_bytes: Most memory that a device may hold, which needs `descent`; None for no limit.
+        charge: Further costs per operator, for the descent only; None for no further costs.
+        memory_bytes: Most memory that a device may hold; requires `descent`. None for no limit.
     """
 
     graph: Graph
@@ -186,7 +186,7 @@ class PinnedSearch:
         peak_bytes = cost_of(plan).peak_memory_bytes
         if peak_bytes <= self.memory_bytes:
             return plan, is_optimum
-        below = fitted(plan, self.descent, self.memory_bytes, is_open=_is_open(pins), charge=charge)
+        below = fit_to_memory(plan, self.descent, self.memory_bytes, is_open=_is_open(pins), charge=charge)
         if below.plan is None:
             raise ConfigError(
                 f"no plan was found that fits: without a limit {peak_bytes / GIB:.3g} are needed",
@@ -223,6 +223,7 @@ class PinnedSearch:
 
 
 def _is_open(pins: Pinned) -> IsOpen | None:
+    """Return the restriction of the descent by hard pins; None if there are none."""
     return pins.is_open if pins.served else None
 
 

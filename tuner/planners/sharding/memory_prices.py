@@ -56,7 +56,7 @@ class Fitted:
     least_bytes: float
 
 
-def fitted(
+def fit_to_memory(
     plan: Plan,
     terms: ShardingTerms,
     memory_bytes: float,
@@ -123,7 +123,7 @@ class _Search:
 
     def descend(self, plan: Plan, byte_s: dict[int, float]) -> Plan:
         """Descend from a plan under prices, and see the plan that is found."""
-        found = descended(plan, self.terms.priced(byte_s), is_open=self.is_open, charge=self.charge).plan
+        found = descended(plan, self.terms.with_prices(byte_s), is_open=self.is_open, charge=self.charge).plan
         self.see(found)
         return found
 

@@ -1,7 +1,7 @@
 """Pins: choices of a user, as targets for some operators (ManuMatic, section 3.1).
 
-A pin says into how many parts an operator's dim is cut at least: into a multiple of its ways, which later levels may
-cut further. A hard pin closes the choice of its operators. At the first levels that can serve it they take its factor
+A pin is a least number of parts for a dim of an operator: the dim is cut into a multiple of the pin's ways, and later
+levels may cut it further. A hard pin closes the choice of its operators. At the first levels that can serve it they take its factor
 and nothing else, which is the paper's binary-compatible decomposition. They are visited first, which is the paper's
 infinite price. The couplings Phi between a pinned operator's tensors are expressed by the factor that they share.
 

@@ -55,6 +55,7 @@ def step_time_bound(terms: ShardingTerms) -> float:
             known[id(op.rule)] = choices_of(op, sizes)
     rows = [known[id(op.rule)] for op in graph.ops]
     counts = [len(own) for own in rows]
+    # Entries of the tables between makers and readers tell in advance whether they are too large.
     entries = sum(
         counts[maker] * counts[use.op] for (maker, _), uses in zip(graph.maker, graph.uses, strict=True) for use in uses
     )
@@ -65,6 +66,7 @@ def step_time_bound(terms: ShardingTerms) -> float:
     if not network.open:
         return network.constant
     messages = network.messages()
+    # Sweeps go on while a pair of them, forward and backward, raises the bound enough.
     found = [-math.inf, -math.inf]
     for sweep in range(min(MOST_SWEEPS, max(2, int(MOST_VISITS // max(entries, 1))))):
         found.append(max(found[-1], messages.sweep(is_forward=sweep % 2 == 0)))

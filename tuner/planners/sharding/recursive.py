@@ -38,7 +38,9 @@ from costmodels.sharding.layouts import PARTIAL, REPLICATED
 from costmodels.sharding.plan import NONE, Plan, settled
 
 Order = Literal["price", "weight", "topological", "reverse"]
+"""Order of D-Rec's visits."""
 ORDERS: tuple[Order, ...] = get_args(Order)
+"""All orders of D-Rec's visits."""
 
 Closed = Callable[[int, int, Sequence[int]], tuple[int, ...] | None]
 """Restriction of an operator at a level, from the parts that its factors are cut into so far: the only candidates that
@@ -127,6 +129,7 @@ class Seconds(AbstractPrices):
     """
 
     def __init__(self, graph: Graph, mesh: DeviceMesh) -> None:
+        """Find the slowest device's time per byte and per floating-point operation."""
         devices = mesh.cluster.devices
         self.byte_s = 1.0 / min(device.memory_bandwidth_bytes_per_s for device in devices)
         self.flop_s = {
@@ -211,8 +214,8 @@ def recursive_plan(
     Args:
         graph: Graph of the training step to shard.
         mesh: Mesh that `refined` or `whole` returns.
-        levels: Levels of that mesh, in the order in which they are cut.
-        order: Order in which a level visits the operators.
+        levels: Levels of that mesh, in the order of the cuts.
+        order: Order of a level's visits to operators.
         closed: Restriction of operators, which are then visited first; None for no restriction.
         extra: Further costs of candidates; None for no further costs.
         prices: Prices to minimise; None for `Seconds`.
@@ -242,6 +245,7 @@ class _Progress:
     """
 
     def __init__(self, graph: Graph, mesh: DeviceMesh, prices: AbstractPrices | None = None) -> None:
+        """Begin with nothing cut."""
         self.graph, self.mesh = graph, mesh
         self.prices = Seconds(graph, mesh) if prices is None else prices
         self.served = np.full((len(graph.ops), len(mesh.sizes)), NONE, dtype=np.int64)
@@ -328,6 +332,7 @@ class _Cut:
     """
 
     def __init__(self, known: _Progress, level: Level) -> None:
+        """Price the candidates of all operators by themselves."""
         self.known, self.level = known, level
         self.candidates: list[tuple[int, ...]] = []
         self.cost_s: list[list[float]] = []
@@ -456,6 +461,7 @@ class _Cut:
         )
 
         def parts(sizes: Sequence[float], cuts: Sequence[bool]) -> list[float]:
+            """Return the bytes of each tensor after the level."""
             return [size / ways if is_part else size for size, is_part in zip(sizes, cuts, strict=True)]
 
         work = Work(
@@ -476,6 +482,7 @@ class _Cut:
         states: dict[tuple[int, bool, int, tuple[int, ...]], tuple[int, ...]] = {}
 
         def states_of(number: int, slot: int, *, is_maker: bool) -> tuple[int, ...]:
+            """Return the state of a tensor for each candidate of an operator."""
             rule, candidates = graph.ops[number].rule, self.candidates[number]
             key = (id(rule), is_maker, slot, candidates)
             if key not in states:

@@ -97,10 +97,10 @@ def _everything(_: int) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _State:
-    """Layouts in which a tensor may be written and lie.
+    """One possible layout of a tensor as written, and one after its partial sums are added up.
 
     Attributes:
-        written: Layout in which the maker leaves the tensor.
+        written: Layout of the tensor as its maker leaves it.
         lies: Layout once partial sums are added up.
         is_so: Linear expression that is 1 if the tensor has these layouts.
     """
@@ -112,12 +112,12 @@ class _State:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Flow:
-    """Layouts in which one use may find and read a tensor.
+    """One possible way of a tensor from its maker to one of its uses.
 
     Attributes:
-        written: Layout in which the maker leaves the tensor.
+        written: Layout of the tensor as its maker leaves it.
         lies: Layout once partial sums are added up.
-        wanted: Layout in which the use reads the tensor.
+        wanted: Layout that the use asks for.
         var: Variable that is 1 if all three are so.
     """
 
@@ -136,6 +136,7 @@ class _ShardingProgram:
     """
 
     def __init__(self, graph: Graph, mesh: DeviceMesh, memory_bytes: float | None, allowed: Allowed) -> None:
+        """Add all variables and constraints."""
         self.graph, self.mesh, self.memory_bytes = graph, mesh, memory_bytes
         self.program = MixedInteger()
         self.choices: list[tuple[Choice, ...]] = []
@@ -154,6 +155,7 @@ class _ShardingProgram:
         """Solve the program, and read the plan from its variables."""
 
         def read(values: np.ndarray) -> tuple[float, Plan]:
+            """Return the cost and the plan of the variables' values."""
             rows = [
                 choices[int(values[numbers].argmax())] for choices, numbers in zip(self.choices, self.x, strict=True)
             ]
@@ -167,6 +169,7 @@ class _ShardingProgram:
         """Add one choice for each operator, with the cost of its compute."""
         roofline = Roofline(self.graph, self.mesh)
         nothing = (NONE,) * len(self.mesh.sizes)
+        # Costs are scaled by the compute of one device, because HiGHS works with absolute tolerances.
         alone_s = sum(roofline.seconds(number, nothing) for number in range(len(self.graph.ops)))
         self.unit_s = alone_s / _COSTS or self.unit_s
         known: dict[tuple[object, ...], tuple[tuple[Choice, ...], list[float]]] = {}
@@ -256,6 +259,7 @@ class _ShardingProgram:
                 ]
             )
             self._balance(_sum_by(flows[-1], lambda flow: flow.wanted), targets)
+        # All uses see the tensor written and lying in the same layouts, so that the first use's flows stand for them.
         first = _sum_by(flows[0], lambda flow: (flow.written, flow.lies))
         self._balance(_sum_by(flows[0], lambda flow: flow.written), written)
         for others in flows[1:]:
@@ -310,6 +314,7 @@ class _ShardingProgram:
             if len(often) == 1:
                 self._charge(_scale(self._any(readers.values()), often.pop() * seconds))
                 continue
+            # The first use of a copy pays for it: a use pays unless an earlier use reads the same copy.
             before: Terms = []
             for use, terms in readers.items():
                 first = self._at_least([[*terms, *_scale(before, -1.0)]])

@@ -73,7 +73,7 @@ class _Kind:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Slot:
-    """Place where an operator writes or reads a tensor.
+    """Result or operand of an operator.
 
     Attributes:
         op: Number of the operator.
@@ -92,7 +92,7 @@ class _Part:
 
     Attributes:
         kind: Properties of the tensor that determine its cost.
-        slots: Place where it is written, followed by the places where it is read.
+        slots: Place of its maker, followed by the places of its readers.
     """
 
     kind: _Kind
@@ -139,7 +139,7 @@ class ShardingTerms:
         self._tables: dict[tuple[object, ...], Table] = {}
         self._move_s: dict[tuple[Layout, Layout, float], float] = {}
 
-    def priced(self, byte_s: BytePrices) -> ShardingTerms:
+    def with_prices(self, byte_s: BytePrices) -> ShardingTerms:
         """Return these tables with prices of the memory that a device holds; computed tables are reused."""
         found = copy(self)
         found.byte_s = byte_s
@@ -167,13 +167,15 @@ class ShardingTerms:
             charge: Further costs per operator; None for no further costs.
             spared: Operators that shall be free to change if that can be arranged.
         """
-        scopes = [self._varying(part, rows)[0] for part in self._parts]
+        scopes = [self._find_scope(part, rows)[0] for part in self._parts]
         sizes = [len(own) for own in rows]
+        # Operators that the elimination would need too large tables for keep their row, and their tables are made
+        # again.
         order = cheapest_order(sizes, scopes, most_entries=MOST_ENTRIES, spared=spared)
         open_rows = [(now[op],) if op in order.fixed else own for op, own in enumerate(rows)]
         sizes = [len(own) for own in open_rows]
         terms = [self._of_op(op, own, charge) for op, own in enumerate(open_rows)]
-        terms += [self._of_part(part, *self._varying(part, open_rows), sizes) for part in self._parts]
+        terms += [self._of_part(part, *self._find_scope(part, open_rows), sizes) for part in self._parts]
         found = least(sizes, [term for term in terms if term.table.any()], order.variables)
         return Cheapest(
             cost_s=found.cost,
@@ -195,7 +197,7 @@ class ShardingTerms:
         terms = self.alone(rows)
         for tensor in range(len(self._kinds)):
             for part in self._shares_of(tensor):
-                terms.append(self._of_part(part, *self._varying(part, rows), sizes))
+                terms.append(self._of_part(part, *self._find_scope(part, rows), sizes))
         return terms
 
     def alone(self, rows: Sequence[tuple[Row, ...]]) -> list[Term]:
@@ -218,6 +220,8 @@ class ShardingTerms:
             return [_Part(kind=replace(kind, reads=()), slots=(written,))]
         found = []
         for number, (use, (_, again)) in enumerate(zip(self.graph.uses[tensor], kind.reads, strict=True)):
+            # The least number of times of this use and earlier ones of the pass bounds the payment of whichever use
+            # comes first.
             before = [times for times, other in kind.reads[: number + 1] if other == again]
             in_pass = sum(other == again for _, other in kind.reads)
             is_least = len(kind.reads) > 1
@@ -237,7 +241,7 @@ class ShardingTerms:
             table = table + np.array([charge(number, row) for row in rows])
         return Term(scope=(number,), table=table) if len(rows) > 1 else Term(scope=(), table=table[0])
 
-    def _varying(
+    def _find_scope(
         self, part: _Part, rows: Sequence[tuple[Row, ...]]
     ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[Layout, ...], ...]]:
         """Find the operators whose rows change a layout in a part.
@@ -321,11 +325,12 @@ class ShardingTerms:
         """
         num_axes = len(self.mesh.sizes)
 
-        def laid_out(place: int, own: tuple[Layout, ...]) -> Any:
+        def lay_out(place: int, own: tuple[Layout, ...]) -> Any:
+            """Return the layouts of a slot, with its rows along the axis of its operator."""
             digits = np.array(own, dtype=np.int64).reshape(len(own), num_axes)
             return digits.reshape(*(len(own) if at == place else 1 for at in range(num_places)), num_axes)
 
-        written, *wanted = (laid_out(place, own) for place, own in zip(places, layouts, strict=True))
+        written, *wanted = (lay_out(place, own) for place, own in zip(places, layouts, strict=True))
         tables = [self._moved_and_held(kind, written, lies, wanted) for lies in _where_it_lies(kind, written, wanted)]
         return kind.share * np.asarray(np.minimum.reduce(tables), dtype=np.float64)
 

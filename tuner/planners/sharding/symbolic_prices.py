@@ -24,7 +24,9 @@ from costmodels.sharding.graph import Op
 from tuner.planners.sharding.recursive import AbstractPrices, Level, Redistribution, Work
 
 Reading = Literal["by_coefficient", "by_kind"]
+"""Rule that counts a mismatch between two operators."""
 READINGS: tuple[Reading, ...] = get_args(Reading)
+"""All such rules."""
 
 REDISTRIBUTION_COEFFICIENT = 16.0
 """Weight of a redistributed tensor, REDIS_COEF of rec_cost.h."""

@@ -71,7 +71,7 @@ def _followers(graph: Graph, names: Collection[str], given: Collection[_Place]) 
     found: set[_Place] = set()
     waiting = list(given)
     while waiting:
-        for other, factor in _coupled(graph, *waiting.pop()):
+        for other, factor in _find_coupled(graph, *waiting.pop()):
             op = graph.ops[other]
             if not op.precision and op.rule.factors[factor].name in names and (other, factor) not in found:
                 found.add((other, factor))
@@ -79,7 +79,7 @@ def _followers(graph: Graph, names: Collection[str], given: Collection[_Place]) 
     return found
 
 
-def _coupled(graph: Graph, number: int, factor: int) -> Iterator[_Place]:
+def _find_coupled(graph: Graph, number: int, factor: int) -> Iterator[_Place]:
     """Yield the factors of other operators that lie on the same dim of a tensor, the first of each dim."""
     op = graph.ops[number]
     for tensors, dims in ((op.operands, op.rule.operand_dims), (op.results, op.rule.result_dims)):

@@ -146,7 +146,7 @@ class ColourActions:
 
     def in_words(self, action: Action) -> str:
         """Describe an action by a dim that it cuts, the resolutions, and the axis."""
-        name = called(self.found, action.group)
+        name = group_name(self.found, action.group)
         bits = "".join(str(action.resolution >> bit & 1) for bit in range(len(self.sets_of[action.group])))
         return f"{name}{f' [{bits}]' if bits else ''} by {self.mesh.names[action.axis]}"
 
@@ -187,7 +187,7 @@ class ColourActions:
         return self._effects[group, resolution]
 
 
-def called(found: Compatibility, group: int) -> str:
+def group_name(found: Compatibility, group: int) -> str:
     """Name a group of colours by a dim of its first operator."""
     names = found.names
     name = int(names.names_of(int(found.colours_of(group)[0]))[0])
@@ -244,6 +244,7 @@ class _Classes:
         for each in found.sets:
             for one, other in each.sides:
                 sides[ops[one]].append((each.group, factors[one], factors[other]))
+        # A class is described by the kind of its operators, the groups of their factors, their conflicts and pins.
         groups = found.colour_groups[names.colours].tolist() if len(ops) else []
         begins, followed = names.begins.tolist(), names.followed.tolist()
         known: dict[Hashable, int] = {}
@@ -304,6 +305,7 @@ class _Classes:
         for own, leaders in self._followers:
             if not any(codes[leader] for _, leader, _ in leaders):
                 continue
+            # A follower takes the factors that its leaders serve, the first leader first, where they divide.
             row = [NONE] * len(sizes)
             for factor, leader, its_factor in leaders:
                 for axis, served in enumerate(decoded(codes[leader], len(sizes))):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tuner.planners.toast.colour_actions import called
+from tuner.planners.toast.colour_actions import group_name
 from tuner.planners.toast.compatibility import Compatibility
 from tuner.planners.toast.named_dims import WHOLE
 
@@ -101,7 +101,7 @@ def _group(found: Compatibility, group: int) -> dict[str, Any]:
     op = names.graph.ops[int(names.ops[name])]
     sets = [each for each in found.sets if each.colour in members]
     return {
-        "dim": called(found, group),
+        "dim": group_name(found, group),
         "size": op.rule.factors[int(names.factors[name])].size,
         "colours": len(members),
         "names": _counts(found)[group],

@@ -84,6 +84,7 @@ def roles(actions: ColourActions) -> Roles:
                 is_kept |= op.primitive == STATE
 
     def by_names(groups: Sequence[int]) -> list[int]:
+        """Sort groups by their number of names, and leave out those that no action cuts."""
         return sorted(set(groups) & able, key=lambda group: (-counts[group], group))
 
     data = by_names(first)

@@ -148,6 +148,7 @@ def _boxes(names: NamedDims) -> tuple[Box, ...]:
     """Find all pairs of conflicts that a tensor connects inside one step."""
     graph, turn = names.graph, turn_of(names.graph)
     conflicts = set(names.conflicts)
+    # Only entries of M between names in conflict can form a box; entries of one tensor and one reader belong together.
     in_conflict = {name for pair in conflicts for name in pair}
     ops = names.ops.tolist()
     entries: dict[tuple[int, int, int], list[tuple[int, int]]] = defaultdict(list)
@@ -211,6 +212,7 @@ def _sets(conflicts: Sequence[Conflict], boxes: Sequence[Box]) -> list[list[Conf
     is_turned: dict[Conflict, bool] = dict.fromkeys(conflicts, False)
 
     def root(pair: Conflict) -> tuple[Conflict, bool]:
+        """Return the root of a conflict's set, and whether the sides are swapped on the way there."""
         path = []
         while parent[pair] != pair:
             path.append(pair)
@@ -222,6 +224,7 @@ def _sets(conflicts: Sequence[Conflict], boxes: Sequence[Box]) -> list[list[Conf
         return pair, turned
 
     def tie(one: Conflict, other: Conflict, *, is_crossed: bool) -> None:
+        """Join the sets of two conflicts."""
         (one, one_turned), (other, other_turned) = root(one), root(other)
         if one != other:  # else it is known how they stand to each other
             parent[other] = one
@@ -281,6 +284,7 @@ def _labels(names: NamedDims, boxes: Sequence[Box], kinds: Sequence[int]) -> dic
         is_backward = turn is not None and op >= turn
         keys[pair] = (kinds[op], is_backward, int(names.factors[pair[0]]), int(names.factors[pair[1]]))
     labels = _number(keys)
+    # Each round distinguishes conflicts by the labels of their neighbours, one box further away.
     for _ in range(ROUNDS):
         labels = _number(
             {
@@ -299,6 +303,7 @@ def _number(keys: Mapping[Conflict, Hashable]) -> dict[Conflict, int]:
 
 def _colour_groups(names: NamedDims, kinds: Sequence[int]) -> tuple[IntArray, int]:
     """Return the group of each colour, and the number of groups; groups are numbered by their first operator."""
+    # A colour is described by the kinds of its operators and its factors in them; equal descriptions join colours.
     own = np.flatnonzero((names.followed < 0) & (names.factors != WHOLE))
     num_colours = int(names.colours.max(initial=-1)) + 1
     places: dict[int, Counter[tuple[int, int]]] = {}

@@ -187,6 +187,7 @@ class _Leads:
             positions = {factor: position for position, factor in enumerate(rule.cuttable)}
 
             def lead(dim: Sequence[int]) -> int | None:
+                """Return the position of a dim's first factor of more than one iteration."""
                 first = next((factor for factor in dim if rule.factors[factor].size > 1), None)
                 return None if first is None else positions.get(first, WHOLE)
 
@@ -215,6 +216,7 @@ def _build_map(
                 for source, lead in zip(written, read, strict=True)
                 if source is not None and lead is not None and lead != WHOLE
             ]
+    # Columns are source, target and tensor.
     entries = np.array(found, dtype=np.int64).reshape(-1, 3)
     return entries[:, 0], entries[:, 1], entries[:, 2]
 

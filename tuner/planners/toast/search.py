@@ -4,10 +4,10 @@ A state costs C = RT + MP (section 4.5). RT is its step time over that of the un
 memory beyond that of a device, relative to the memory of the unsharded step. Times and memory are those of
 `costmodels.sharding.plan`.
 
-Four steps go beyond the paper. A further tree begins with trajectories as people would write them (`colour_scripts`)
-and with the closest state to D-Rec's plan. Small changes are tried on the best actions of every tree
-(`tree_search.edited`). The best plans are improved by `axis_descent`, which does not depend on colours. All of these
-plans are reported.
+Three steps go beyond the paper. A further tree begins with trajectories as people would write them
+(`colour_scripts`) and with the closest state to D-Rec's plan. Small changes are tried on the best actions of every tree
+(`tree_search.edit_actions`). The best plans are improved by `axis_descent`, which does not depend on colours. The plans
+of all these steps are reported.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tuner.planners.engine.outcome import ROUNDING, Incumbent, Known, Limits, Ou
 from tuner.planners.engine.workers import AbstractBound, AbstractWorkers, InProcessWorkers
 from tuner.planners.sharding.axis_descent import descended
 from tuner.planners.sharding.class_costs import ClassCosts, Figures, decoded
-from tuner.planners.sharding.memory_prices import fitted
+from tuner.planners.sharding.memory_prices import fit_to_memory
 from tuner.planners.sharding.pins import Pinned
 from tuner.planners.sharding.plan_bounds import step_time_bound
 from tuner.planners.sharding.sharding_terms import ShardingTerms
@@ -34,7 +34,7 @@ from tuner.planners.toast.colour_actions import ColourActions, State
 from tuner.planners.toast.colour_scripts import hand_written, nearest
 from tuner.planners.toast.compatibility import Compatibility, compatibility
 from tuner.planners.toast.named_dims import named_dims
-from tuner.planners.toast.tree_search import SearchOptions, Tree, edited, search
+from tuner.planners.toast.tree_search import SearchOptions, Tree, edit_actions, search
 
 MEMORY_PENALTY = 100.0
 """Constant C of the paper, which gives no value: a hundredth of the unsharded peak too much costs a whole step."""
@@ -232,6 +232,7 @@ def toast_plan(
         for number in range(options.searches + options.is_seeded)
     ]
     grown = (workers or InProcessWorkers()).map(_grow, tasks)
+    # The tree with seeds is the last one, and is reported by itself.
     trees = [tree for tree, _ in grown]
     tried = _Tried(game=game, memory_bytes=memory_bytes)
     best = min(trees[: options.searches], key=lambda tree: tree.nodes[tree.best].cost)
@@ -328,7 +329,7 @@ def _polish(tried: _Tried, terms: ShardingTerms, given: Sequence[Plan], bound_s:
         if tried.fits(tried.number) and figures.step_time_s <= bound_s * (1 + ENOUGH):
             break
     if not tried.fits(tried.number):
-        below = fitted(tried.best.solution, terms, tried.memory_bytes, is_open=is_open, charge=charge)
+        below = fit_to_memory(tried.best.solution, terms, tried.memory_bytes, is_open=is_open, charge=charge)
         if below.plan is not None:
             tried.plan("polished for memory", below.plan)
 
@@ -365,7 +366,7 @@ def _grow(task: _Task, bound: AbstractBound) -> tuple[Tree[State], State]:
     )
     state = tree.nodes[tree.best].state
     if task.is_edited:
-        state, _ = edited(task.game, tree.actions, most=min(task.limits.nodes, len(tree.nodes)))
+        state, _ = edit_actions(task.game, tree.actions, most=min(task.limits.nodes, len(tree.nodes)))
     bound.offer(task.game.cost(state))
     return tree, state
 

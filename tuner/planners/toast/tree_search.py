@@ -31,6 +31,7 @@ import numpy as np
 from tuner.planners.engine.outcome import ROUNDING, Limits, Progress, Stop
 
 State = TypeVar("State", bound=Hashable)
+"""State of a game; equal states are one node."""
 
 LEAST_GAIN = 0.1
 """Least gain by which promises are scaled; the gain is the logarithm of the first state's cost over the best cost."""
@@ -196,6 +197,7 @@ class Tree(Generic[State]):
         lines = [f"{self.nodes[0].cost:.4f} at the start, {len(self.nodes):,} states"]
 
         def show(number: int, level: int) -> None:
+            """Append the lines below a node."""
             for edge in self.nodes[number].edges[:most]:
                 lines.append(f"{'  ' * level}{edge.best:.4f} best of {edge.visits}: {called(edge.action)}")
                 if level < depth:
@@ -268,7 +270,7 @@ def search(
     return _Search(game, options, rng, limits or Limits(), clock).run(scripts)
 
 
-def edited(
+def edit_actions(
     game: AbstractGame[State], actions: Sequence[int], *, most: float = math.inf
 ) -> tuple[State, tuple[int, ...]]:
     """Improve a sequence of actions by small changes, which can take back committed actions.
@@ -283,7 +285,8 @@ def edited(
     """
     known: dict[State, float] = {}
 
-    def reached(sequence: Sequence[int]) -> tuple[float, State]:
+    def reach(sequence: Sequence[int]) -> tuple[float, State]:
+        """Return the cost and the state after a sequence."""
         state = game.first
         for action in sequence:
             state = game.after(state, action)
@@ -292,10 +295,10 @@ def edited(
         return known[state], state
 
     now = tuple(actions)
-    cost, state = reached(now)
+    cost, state = reach(now)
     while True:
         for other in _changes(now, game.num_actions):
-            other_cost, other_state = reached(other)
+            other_cost, other_state = reach(other)
             if other_cost < cost * (1 - ROUNDING):
                 now, cost, state = other, other_cost, other_state
                 break
@@ -350,13 +353,14 @@ class _Search(Generic[State]):
         limits: Limits,
         clock: Callable[[], float],
     ) -> None:
+        """Begin with the first state."""
         self.game, self.options, self.rng, self.limits, self.clock = game, options, rng, limits, clock
         self.began_s = clock()
         self.known: dict[State, _Open[State]] = {}
         self.nodes: list[_Open[State]] = []
         self.trace: list[Progress] = []
         self.all_visits, self.all_ratios = np.zeros(game.num_actions + 1), np.zeros(game.num_actions + 1)
-        self.root = self.best = self.seen(game.first)[0]
+        self.root = self.best = self.node_of(game.first)[0]
         self.found = _Best(worth=self.root.cost, node=self.root)
         self.committed: list[tuple[_Open[State], int, _Open[State]]] = []
 
@@ -391,7 +395,7 @@ class _Search(Generic[State]):
             self.found = _Best(worth=root.cost, node=root)
         self.note()
         return Tree(
-            nodes=tuple(self.ended(node) for node in self.nodes),
+            nodes=tuple(self.finish(node) for node in self.nodes),
             rounds=tuple(rounds),
             best=self.best.number,
             stop=stop,
@@ -405,7 +409,7 @@ class _Search(Generic[State]):
         del self.committed[begin:]
         node = self.committed[-1][2] if begin else self.root
         for action in actions:
-            child = self.taken(node, action)
+            child = self.take_action(node, action)
             assert child is not None, "actions of a trajectory change something"
             self.committed.append((node, action, child))
             node = child
@@ -421,7 +425,7 @@ class _Search(Generic[State]):
         node = self.root
         path: list[tuple[_Open[State], int, _Open[State]]] = []
         for action in script[: self.options.depth]:
-            child = self.taken(node, action)
+            child = self.take_action(node, action)
             if child is not None:
                 path.append((node, action, child))
                 node = child
@@ -433,11 +437,11 @@ class _Search(Generic[State]):
         path: list[tuple[_Open[State], int, _Open[State]]] = []
         num_seen = len(self.nodes)
         while len(path) < most and len(self.nodes) == num_seen and not node.is_done:
-            action = self.chosen(node)
+            action = self.choose_action(node)
             if action == self.game.num_actions:
                 node.close(action)
                 break
-            child = self.taken(node, action)
+            child = self.take_action(node, action)
             if child is not None:
                 path.append((node, action, child))
                 node = child
@@ -447,7 +451,7 @@ class _Search(Generic[State]):
             return
         while is_new and len(path) < most and self.rng.random() < self.options.going_on:
             action = self.at_random()
-            child = self.taken(node, action)
+            child = self.take_action(node, action)
             if child is not None:
                 path.append((node, action, child))
                 node = child
@@ -467,9 +471,9 @@ class _Search(Generic[State]):
                 if other != state:
                     state = other
                     actions.append(action)
-        return self.seen(state)[0], tuple(actions)
+        return self.node_of(state)[0], tuple(actions)
 
-    def chosen(self, node: _Open[State]) -> int:
+    def choose_action(self, node: _Open[State]) -> int:
         """Return the most promising action, or the number of actions for stopping."""
         # The promise is 0.5 * (mean + best) of the own trajectories. Without any, it is the mean ratio of worth to cost
         # in other states, times the cost of this one.
@@ -495,7 +499,7 @@ class _Search(Generic[State]):
         """Return the mean ratio of worth to cost of each action over all states; 1 where it was never taken [a + 1]."""
         return np.where(self.all_visits > 0, self.all_ratios / np.maximum(self.all_visits, 1.0), 1.0)
 
-    def taken(self, node: _Open[State], action: int) -> _Open[State] | None:
+    def take_action(self, node: _Open[State], action: int) -> _Open[State] | None:
         """Return the node that an action leads to.
 
         Returns:
@@ -508,7 +512,7 @@ class _Search(Generic[State]):
             if state == node.state:
                 node.close(action)
             else:
-                child = node.children[action] = self.seen(state)[0]
+                child = node.children[action] = self.node_of(state)[0]
         return child
 
     def learn(self, path: _Path[State], end: _Open[State] | None = None, further: tuple[int, ...] = ()) -> None:
@@ -523,6 +527,7 @@ class _Search(Generic[State]):
         worth = math.inf
         if end is not None:
             worth = self.worth(end, (*taken, *further))
+        # From the end to the root, the worth is the best cost behind each action.
         for length in range(len(path), 0, -1):
             node, action, child = path[length - 1]
             worth = min(worth, self.worth(child, taken[:length]))
@@ -542,7 +547,7 @@ class _Search(Generic[State]):
             self.found = _Best(worth=own, node=node, actions=actions)
         return own
 
-    def seen(self, state: State) -> tuple[_Open[State], bool]:
+    def node_of(self, state: State) -> tuple[_Open[State], bool]:
         """Return the node of a state, and whether it is new."""
         node = self.known.get(state)
         if node is not None:
@@ -562,7 +567,7 @@ class _Search(Generic[State]):
             Progress(seconds=self.clock() - self.began_s, nodes=len(self.nodes), cost=self.best.cost, bound=-math.inf)
         )
 
-    def ended(self, node: _Open[State]) -> Node[State]:
+    def finish(self, node: _Open[State]) -> Node[State]:
         """Return a node in its final form."""
         edges = [
             Edge(

@@ -10,7 +10,7 @@ from tests.support.graphs.random_graphs import graphs, mesh_of, meshes, plans
 from tests.support.graphs.small_graphs import mlp
 from tuner.planners.engine.outcome import Known, Limits
 from tuner.planners.sharding.axis_descent import descended
-from tuner.planners.sharding.memory_prices import fitted
+from tuner.planners.sharding.memory_prices import fit_to_memory
 from tuner.planners.sharding.recursive import recursive_plan, whole
 from tuner.planners.sharding.sharding_milp import shard_by_milp
 from tuner.planners.sharding.sharding_terms import MOST_READERS, ShardingTerms
@@ -59,7 +59,7 @@ def test_a_plan_fits_and_is_no_better_than_the_bound(graph, mesh, share):
     plan, terms = fastest(graph, mesh)
     memory_bytes = share * cost_of(plan).peak_memory_bytes
     assume(memory_bytes > 0)
-    found = fitted(plan, terms, memory_bytes)
+    found = fit_to_memory(plan, terms, memory_bytes)
     outcome = shard_by_milp(graph, terms.mesh, memory_bytes=memory_bytes * (1 + 1e-5), limits=Limits(time_s=5.0))
 
     if found.plan is None:
@@ -84,9 +84,9 @@ def test_plans_are_found_where_there_are_some():
         if outcome.best is None:
             continue
         feasible += 1
-        is_found = fitted(plan, terms, memory_bytes * (1 + 1e-5)).plan is not None
+        is_found = fit_to_memory(plan, terms, memory_bytes * (1 + 1e-5)).plan is not None
         found += is_found
-        found_with_room += is_found or fitted(plan, terms, memory_bytes * 1.2).plan is not None
+        found_with_room += is_found or fit_to_memory(plan, terms, memory_bytes * 1.2).plan is not None
 
     assert feasible == 25
     assert found >= 23
@@ -111,7 +111,7 @@ def test_an_mlp_within_less_memory_is_hardly_slower_than_it_must_be(share, most)
     """Under limits below the fastest plan's peak, the step is at most that much over the optimum under the same."""
     plan, terms = fastest(mlp(batch=32768, num_layers=2), mesh_of(2, 4))
     memory_bytes = share * cost_of(plan).peak_memory_bytes
-    found = fitted(plan, terms, memory_bytes)
+    found = fit_to_memory(plan, terms, memory_bytes)
     outcome = shard_by_milp(plan.graph, terms.mesh, memory_bytes=memory_bytes, limits=Limits(time_s=30.0))
 
     assert cost_of(found.plan).peak_memory_bytes <= memory_bytes
@@ -122,11 +122,11 @@ def test_what_fits_nowhere_is_told_with_the_least_that_was_found():
     """Half of an MLP's fastest plan is too little for any, as the integer program proves; what is told is enough."""
     plan, terms = fastest(mlp(batch=32768, num_layers=2), mesh_of(2, 4))
     memory_bytes = 0.5 * cost_of(plan).peak_memory_bytes
-    found = fitted(plan, terms, memory_bytes)
+    found = fit_to_memory(plan, terms, memory_bytes)
 
     assert found.plan is None
     assert memory_bytes < found.least_bytes < cost_of(plan).peak_memory_bytes
-    assert fitted(plan, terms, found.least_bytes).plan is not None
+    assert fit_to_memory(plan, terms, found.least_bytes).plan is not None
     assert shard_by_milp(plan.graph, terms.mesh, memory_bytes=memory_bytes).known is Known.INFEASIBLE
 
 
@@ -134,7 +134,7 @@ def test_what_is_closed_stays_under_a_limit():
     """An operator that may not choose what an axis serves keeps it, whatever memory that takes."""
     plan, terms = fastest(mlp(batch=32768, num_layers=2), mesh_of(2, 4))
     kept = [number for number, op in enumerate(plan.graph.ops) if op.name.endswith("up")]
-    found = fitted(plan, terms, 0.9 * cost_of(plan).peak_memory_bytes, is_open=lambda op, _: op not in kept)
+    found = fit_to_memory(plan, terms, 0.9 * cost_of(plan).peak_memory_bytes, is_open=lambda op, _: op not in kept)
 
     assert found.plan is not None
     assert (found.plan.served[kept] == plan.served[kept]).all()
