@@ -104,6 +104,7 @@ def _problem(content: Any) -> AssignmentProblem:
     ):
         if found != wanted:
             raise ConfigError(f"must hold {wanted} lists, but holds {found}", key=f"problem.{key}")
+    # The first start that differs stands behind the node at fault.
     if (differs := starts != usage_starts).any():
         node = int(differs.argmax()) - 1
         raise ConfigError("must hold as many as the node's costs", key=f"problem.nodes.usages.{node}")
@@ -175,10 +176,12 @@ def _pairs(mapping: Mapping[str, Any], key: str, above: str) -> IntArray:
 
 def _numbers(flat: list[Any], where: Any, *, least: float = -np.inf) -> FloatArray:
     """Check a list of numbers and convert it to an array."""
+    # A set of types is found in one pass. It also excludes bool, which is a subclass of int.
     if set(map(type, flat)) <= {int, float}:
         try:
             numbers = np.array(flat, dtype=np.float64)
         except OverflowError:
+            # Integers beyond the range of a float count as extremely large, for the check below.
             numbers = np.array([min(max(number, -1e300), 1e300) for number in flat], dtype=np.float64)
         wrong = ~(np.isfinite(numbers) & (numbers >= least))
         if not wrong.any():

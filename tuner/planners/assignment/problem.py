@@ -149,6 +149,7 @@ def problem_of(
         ConfigError: the lists do not fit each other.
     """
     flat = partial(np.ravel, order="C")
+    # Ragged lists are stored flat, with the start of each node's or edge's part.
     by_node = [np.asarray(own, dtype=np.float64) for own in costs]
     held_by_node = [np.asarray(own, dtype=np.float64) for own in usages]
     by_edge = [flat(np.asarray(own, dtype=np.float64)) for own in edge_costs]

@@ -1,6 +1,6 @@
-"""Times at which memory can run out, and the memory that nodes hold at these times.
+"""Times at which memory can run out, and the memory in use at these times.
 
-The memory in use grows only where the interval of a node begins, and shrinks only where one ends. Only a begin that is
+The memory in use grows only as the interval of a node begins, and shrinks only as one ends. Only a begin that is
 followed by an end before the next begin can be a peak. At all other times, a part of the nodes of such a peak hold
 memory.
 """
@@ -21,8 +21,8 @@ class Timeline:
 
     Attributes:
         size: Number of times.
-        first: First time at which each node holds its memory [n].
-        end: First time after which it holds none; equal to `first` if it holds none at any time [n].
+        first: Number of the time from which on each node holds its memory [n].
+        end: Number of the first time after that; equal to `first` if the node holds memory at none of the times [n].
     """
 
     size: int
@@ -45,6 +45,7 @@ class Timeline:
         Args:
             prices: Price of one unit at each time [times].
         """
+        # The price of an interval is a difference of running sums.
         total: FloatArray = np.concatenate([[0.0], np.cumsum(prices)])
         return total[self.end] - total[self.first]
 
@@ -68,6 +69,7 @@ def timeline_of(problem: AssignmentProblem) -> Timeline:
 def _on(times: IntArray, problem: AssignmentProblem) -> Timeline:
     """Return the timeline of some times."""
     begins, ends = problem.intervals[:, 0], problem.intervals[:, 1]
+    # An interval excludes its end, so that a time equal to the end is the first one after it.
     first = np.searchsorted(times, begins, "left")
     end = np.searchsorted(times, np.maximum(begins, ends), "left")
     return Timeline(size=len(times), first=first, end=np.maximum(first, end))

@@ -71,6 +71,7 @@ class MixedInteger:
         """
         size = len(self._upper)
         start_s = time.perf_counter()
+        # HiGHS's default gap is 1e-4, far above what counts as proof here.
         options: dict[str, float | int] = {"mip_rel_gap": max(limits.gap, ROUNDING)}
         if math.isfinite(limits.time_s):
             options["time_limit"] = limits.time_s
@@ -95,6 +96,7 @@ class MixedInteger:
             best = Incumbent(cost=value, solution=solution)
         bound = math.inf if found.status == _INFEASIBLE else float(found.mip_dual_bound or 0.0) * unit
         nodes = int(found.mip_node_count or 0)
+        # HiGHS also reports an optimum when it stops at a wider gap that was asked for.
         is_proven = found.status == _OPTIMAL and limits.gap <= ROUNDING
         return Outcome(
             known=_known(found.status, has_solution=best is not None, is_proven=is_proven),

@@ -78,6 +78,7 @@ def pipeline_of_figures(
         """
         return max(kept_bytes, share.gradient_bytes) if num_micro_batches == 1 else kept_bytes
 
+    # A recomputed layer keeps its input only, but never more than it keeps without recomputation.
     kept_bytes = kept(layer, layer.kept_bytes)
     entry_bytes = min(kept(layer, figures.entry_bytes), kept_bytes)
     none = np.zeros(1)

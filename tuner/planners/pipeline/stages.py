@@ -132,6 +132,7 @@ class Pipeline:
 
     def layers_before(self) -> IntArray:
         """Count the layers of each type before every boundary [L + 1, T]."""
+        # One column for each type, summed up along the layers.
         is_type = self.layer_type[:, None] == np.arange(self.num_types)
         return np.concatenate([np.zeros((1, self.num_types), dtype=np.int64), np.cumsum(is_type, axis=0)])
 
@@ -211,6 +212,7 @@ def plan_of(
     stages = []
     for stage, (kind, count) in enumerate(zip(kinds, num_layers, strict=True)):
         counts = before[bounds[stage + 1]] - before[bounds[stage]]
+        # Recomputation adds time and lowers the memory of activations, but not of states.
         again = np.array(recomputed[stage])
         time_s = pipeline.fixed_s(kind, stage) + counts @ pipeline.layer_s[kind] + again @ pipeline.recompute_s[kind]
         # Activations are held for every micro-batch in flight, states once.

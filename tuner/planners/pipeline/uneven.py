@@ -133,6 +133,7 @@ def refined(
                 limits=Limits(nodes=PROOF_NODES),
             )
         found.append(best)
+    # Branch and bound works with approximate times, so that the cost model decides between both.
     proven = ConfigGrid.from_configs(found, grid.opened)
     seconds = np.stack([_predict_s(job, cluster, runtime, each, memory_headroom) for each in (grid, proven)])
     is_better = seconds[1] < seconds[0]

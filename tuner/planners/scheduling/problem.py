@@ -151,6 +151,7 @@ class Way:
 
 def ways_between(workload: Workload) -> dict[tuple[int, int], tuple[Way, ...]]:
     """Return all ways between each pair of devices: every set of its links with at most one of each exclusive group."""
+    # Sets of links are enumerated for each pair of devices; there are few links between two devices.
     between: dict[tuple[int, int], list[int]] = defaultdict(list)
     for number, link in enumerate(workload.links):
         between[link.source, link.target].append(number)
@@ -167,6 +168,7 @@ def ways_between(workload: Workload) -> dict[tuple[int, int], tuple[Way, ...]]:
 
 def _work_together(workload: Workload, numbers: tuple[int, ...]) -> bool:
     """Return whether no two of the links exclude each other."""
+    # Links without a group exclude nobody.
     groups = [workload.links[number].link.exclusive_group for number in numbers]
     named = [group for group in groups if group is not None]
     return len(named) == len(set(named))

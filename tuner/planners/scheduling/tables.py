@@ -139,6 +139,7 @@ def _device_weight(workload: Workload) -> FloatArray:
     All positive weights make a valid bound on the load. These make it exact where a device is slower by the same factor
     with every operator.
     """
+    # Operators that a device can't run do not count for its speed.
     slowness = workload.exec_s / workload.exec_s.min(axis=1, keepdims=True)
     speed = 1 / np.ma.masked_invalid(slowness).mean(axis=0).filled(1.0)
     return np.asarray(speed / speed.sum())
@@ -148,6 +149,7 @@ def _least_work_s(workload: Workload, device_weight: FloatArray) -> FloatArray:
     """Compute the least work of each operator, in weighted seconds of all devices [V]."""
     least: FloatArray = (workload.exec_s * device_weight).min(axis=1)
     for split in workload.splits:
+        # Parts on the devices of least weighted time are a lower bound for every choice of devices.
         parts = sorted((np.array(split.part_s) * device_weight).tolist())
         least[split.op] = min(least[split.op], sum(parts[: split.parts]))
     for fusion in workload.fusions:

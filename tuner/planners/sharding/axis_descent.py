@@ -62,6 +62,7 @@ def descended(
             later = axes.index(axis) + 1
             waiting = [*axes[later:], *axes[: later if kept else later - 1]]
     best = Plan(graph=plan.graph, mesh=plan.mesh, served=np.array(rows, dtype=np.int64).reshape(plan.served.shape))
+    # Inexact tables may prefer a plan that is in fact worse than the first one.
     if not terms.is_exact and _priced_s(best, terms, charge) > _priced_s(plan, terms, charge):
         return Descent(plan=plan, is_optimum=False)
     is_optimum = len(axes) <= 1 and is_known and is_open is None and charge is None and terms.is_exact

@@ -1,9 +1,9 @@
 """Prices of the memory that tensors take, where each byte that is alive at an operator costs something.
 
-A tensor takes memory in its own layout, in every other layout that is kept for its readers, and whole while it
-consists of partial sums. The time for which it is alive depends only on the layouts of its maker and readers. Its price
-is therefore a term of the tensor, as its moves are. The sum over all tensors is
-`costmodels.sharding.plan.live_bytes` of a plan, times the prices.
+A tensor takes memory in its own layout, in every other layout that is kept for its readers, and whole while it consists
+of partial sums. The time for which it is alive depends only on the layouts of its maker and readers. Its price is
+therefore a term of the tensor, as its moves are. The sum over all tensors is `costmodels.sharding.plan.live_bytes` of a
+plan, times the prices.
 """
 
 from __future__ import annotations

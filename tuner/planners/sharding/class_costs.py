@@ -140,6 +140,7 @@ class ClassCosts:
         for position, term in enumerate(self._terms):
             for own in term.classes:
                 self._terms_of[own].append(position)
+        # No code is negative, so that the first call looks up all terms.
         self._last_codes = [-1] * len(self._terms_of)
         self._last_numbers = np.zeros(len(self._terms), dtype=np.int64)
 
@@ -210,6 +211,8 @@ class ClassCosts:
 
         # Every tensor of the term has these copies, at its own operators.
         kept_bytes, own_bytes = (np.repeat(np.array(each, dtype=np.float64), count) for each in sizes)
+        # Kept copies add bytes at their first reader and remove them behind the last. Others count at their readers
+        # only.
         changes = np.concatenate([join(begun), join(ended)])
         return changes, np.concatenate([kept_bytes, -kept_bytes]), join(own), own_bytes
 
@@ -348,6 +351,7 @@ class ClassCosts:
             if life is not None:
                 at += [life.first, life.last + 1]
                 of += [tensor, tensor]
+                # The running sum of a column is 1 during the tensor's lifetime.
                 signs += [1.0, -1.0]
         shape = (len(self.graph.ops) + 1, len(self.graph.tensors))
         return coo_array((signs, (at, of)), shape=shape).tocsr()

@@ -74,6 +74,7 @@ def _place_parameter(graph: Graph, served: IntArray, tensor: int, sizes: Sequenc
     """Place a parameter, its moments and its update, and return the number of the update."""
     first = graph.uses[tensor][0]
     wanted = list(wanted_layout(graph.ops[first.op].rule, first.operand, served[first.op].tolist()))
+    # ZeRO 1 spreads moments and the update over the free axes; ZeRO 3 also spreads the parameter.
     spread = _spread(graph.tensors[tensor], wanted, sizes) if zero_stage >= 1 else wanted
     state = graph.maker[tensor][0]
     served[state] = spread if zero_stage >= 3 else wanted

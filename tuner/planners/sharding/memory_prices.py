@@ -82,6 +82,7 @@ def fit_to_memory(
     smallest = search.smallest(plan)
     if peak_bytes(smallest) > memory_bytes:
         return Fitted(plan=None, least_bytes=peak_bytes(smallest))
+    # A price of this size makes memory up to the limit cost about as much as a step.
     unit_s = max(charged_s(one, charge) for one in (plan, smallest)) / memory_bytes
     for start in (plan, smallest):
         search.raise_prices(start, unit_s)
@@ -140,6 +141,7 @@ class _Search:
             waited += 1
             if peak_bytes(plan) < peak_bytes(least) * (1 - ROUNDING):
                 least, waited = plan, 0
+            # Memory at the peak becomes dearer than elsewhere.
             byte_s[int(live_bytes(plan).argmax())] *= STEEP
         return least
 
@@ -158,6 +160,7 @@ class _Search:
             if live[worst] <= self.memory_bytes:
                 break
             highest_s = max(byte_s.values(), default=0.0)
+            # A new price starts close to the highest one, so that late operators do not need many rounds.
             byte_s[worst] = max(FIRST * unit_s, GROWTH * byte_s.get(worst, 0.0), highest_s / GROWTH)
             if byte_s[worst] > ENOUGH * unit_s:
                 return
@@ -169,6 +172,7 @@ class _Search:
         for _ in range(HALVINGS if byte_s else 0):
             scale = (too_low + enough) / 2
             scaled = {op: scale * price_s for op, price_s in byte_s.items()}
+            # Both starts are tried, because a descent ends in a local optimum.
             plans = [self.descend(begin, scaled) for begin in (start, plan)]
             if any(self.fits(one) for one in plans):
                 enough = scale

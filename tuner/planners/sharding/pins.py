@@ -1,9 +1,10 @@
 """Pins: choices of a user, as targets for some operators (ManuMatic, section 3.1).
 
 A pin is a least number of parts for a dim of an operator: the dim is cut into a multiple of the pin's ways, and later
-levels may cut it further. A hard pin closes the choice of its operators. At the first levels that can serve it they take its factor
-and nothing else, which is the paper's binary-compatible decomposition. They are visited first, which is the paper's
-infinite price. The couplings Phi between a pinned operator's tensors are expressed by the factor that they share.
+levels may cut it further. A hard pin closes the choice of its operators. At the first levels that can serve it they
+take its factor and nothing else, which is the paper's binary-compatible decomposition. They are visited first, which is
+the paper's infinite price. The couplings Phi between a pinned operator's tensors are expressed by their common
+factor.
 
 A soft pin adds weight * D(split, target) to the cost of an operator, with D = sum of log(target / gcd(split, target)):
 zero where the target is met, and the logarithm of what is missing elsewhere. The paper prints the two arguments of D
@@ -121,6 +122,7 @@ class Pinned:
         """
         if (op, level) in self.served:
             return (self.served[op, level],)
+        # Parts that hard pins will still need of each factor at later levels.
         later: dict[int, int] = {}
         for further in range(level + 1, len(self.levels)):
             if (op, further) in self.served:
@@ -308,6 +310,7 @@ def _check_sizes(
     for number in own:
         together.setdefault(factors[number][op], []).append(number)
     for factor, numbers in together.items():
+        # All hard pins of a factor together must divide its size.
         parts = math.prod(_needed_parts(numbers, pins, ways).values())
         size = graph.ops[op].rule.factors[factor].size
         if size % parts:
@@ -356,6 +359,7 @@ def _assign_levels(
     Raises:
         ConfigError: no distribution of the levels satisfies all pins.
     """
+    # Pins without an axis take the levels that pins with an axis leave.
     wishes = [
         _Wish(number=number, factor=factors[number][op], axis=pins[number].axis, ways=ways[number])
         for number in sorted(own, key=lambda number: (pins[number].axis is None, number))

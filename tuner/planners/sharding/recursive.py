@@ -143,6 +143,7 @@ class Seconds(AbstractPrices):
 
     def own_s(self, op: Op, work: Work, mesh: DeviceMesh, level: Level) -> float:
         """Return the time of compute and of scattering partial sums [s]."""
+        # The roofline: arithmetic or memory traffic, whichever takes longer.
         moved_bytes = sum(work.written_bytes) + sum(work.read_bytes)
         own_s = max(work.flop * self.flop_s[op.precision] if op.precision else 0.0, moved_bytes * self.byte_s)
         if work.is_cut:
@@ -158,6 +159,7 @@ class Seconds(AbstractPrices):
         return Redistribution(
             gather_s=mesh.seconds(OpKind.ALL_GATHER, num_bytes, axis),
             exchange_s=mesh.seconds(OpKind.ALL_TO_ALL, num_bytes / level.ways, axis),
+            # An all-reduce is a reduce-scatter, which the operator has paid for, and the rest.
             sum_s=max(mesh.seconds(OpKind.ALL_REDUCE, num_bytes, axis) - scatter_s, 0.0),
         )
 
@@ -353,6 +355,7 @@ class _Cut:
             if key not in alike:
                 cuttable = self._cuttable(number)
                 is_open = not cuttable or op.is_free or known.prices.may_replicate(op)
+                # Some prices force a cut of operators that can be cut.
                 candidates = (NONE, *cuttable) if is_open else tuple(cuttable)
                 alike[key] = (candidates, [self._own_s(number, factor) for factor in candidates])
             candidates, costs_s = alike[key]
@@ -383,6 +386,7 @@ class _Cut:
         chosen: list[int | None] = [None] * len(self.candidates)
         for number in self._order(order, edges, chosen):
             costs_s = self.cost_s[number]
+            # The first of equal candidates wins, which makes plans reproducible.
             position = costs_s.index(min(costs_s))
             chosen[number] = position
             for edge in edges[number]:
@@ -438,6 +442,7 @@ class _Cut:
     def _price_s(self, number: int) -> float:
         """Return the compromise price (ManuMatic, section 2.4)."""
         costs_s = self.cost_s[number]
+        # Candidates without any redistribution to or from visited neighbours.
         compatible = [
             cost_s for cost_s, conflicts in zip(costs_s, self.conflicts[number], strict=True) if not conflicts
         ]
@@ -498,9 +503,11 @@ class _Cut:
                 of_bytes[num_bytes] = known.prices.redistribution(num_bytes, known.mesh, self.level)
             written = states_of(maker, slot, is_maker=True)
             for use in graph.uses[tensor]:
+                # An operator that reads its own result, as a state does, has one choice for both ends.
                 if use.op == maker:
                     continue
                 wanted = states_of(use.op, use.operand, is_maker=False)
+                # Each end keeps the edge's index at the other end, to find it when a choice is made.
                 ends = ((maker, use.op, written, True), (use.op, maker, wanted, False))
                 backs = (len(found[use.op]), len(found[maker]))
                 for (own, other, own_states, is_maker), back in zip(ends, backs, strict=True):

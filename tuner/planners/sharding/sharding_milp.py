@@ -210,6 +210,7 @@ class _ShardingProgram:
             self._sums(states, wanted)
             times = self.graph.sums[tensor]
             for state in states:
+                # Adding up partial sums is the move from the written layout to where the tensor lies.
                 seconds = times * self._move_s(tensor, state.written, state.lies)
                 self._charge((var, factor * seconds) for var, factor in state.is_so)
             self._moves(tensor, flows)
@@ -269,6 +270,7 @@ class _ShardingProgram:
     def _balance(self, some: Mapping[Key, Terms], others: Mapping[Key, Terms]) -> None:
         """Require both expressions to be equal for every key; a missing expression is zero."""
         for key in dict.fromkeys((*some, *others)):
+            # Keys that only one side has must be zero there.
             minus = [(var, -factor) for var, factor in others.get(key, [])]
             self.program.add([*some.get(key, []), *minus], at_least=0.0, at_most=0.0)
 
@@ -289,6 +291,7 @@ class _ShardingProgram:
             if not everywhere:
                 continue
             for dim in _common(wanted, axis):
+                # Uses that want another dim on this axis permit that the sums are added up everywhere.
                 others = [
                     (var, -factor)
                     for targets in wanted
@@ -311,6 +314,7 @@ class _ShardingProgram:
             if seconds <= 0:
                 continue
             often = {times[use] for use in readers}
+            # All uses run equally often, so that any of them may pay.
             if len(often) == 1:
                 self._charge(_scale(self._any(readers.values()), often.pop() * seconds))
                 continue
@@ -372,6 +376,7 @@ class _ShardingProgram:
             parts: dict[tuple[Layout, bool, bool], Terms] = {}
             for flow in alike:
                 if flow.lies != flow.wanted:
+                    # Slices and constants cost no message, and are not kept between readers.
                     is_free = is_constant or not moves(flow.lies, flow.wanted, num_bytes, self.mesh.sizes)
                     key = (flow.wanted, self._is_again(tensor, use), is_free)
                     parts.setdefault(key, []).append((flow.var, 1.0))
@@ -407,6 +412,7 @@ class _ShardingProgram:
         if not some or not others:
             return []
         (var,) = self.program.variables((1,), upper=1.0).tolist()
+        # The variable is at least the sum of both less one: 1 if both are 1.
         self.program.add([(var, 1.0), *_scale(some, -1.0), *_scale(others, -1.0)], at_least=-1.0)
         return [(var, 1.0)]
 

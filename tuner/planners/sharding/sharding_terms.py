@@ -188,7 +188,8 @@ class ShardingTerms:
 
         A tensor that several operators read is charged by shares, one for each pair of the maker and a reader. A move
         that all readers need is then paid once in total. Where the readers want different layouts, all moves together
-        cost at least the mean of the costs of single readers.
+        cost at least the mean of the least costs of single readers. For the least cost of a reader, partial sums may
+        end in any layout that other readers can bring about.
 
         Args:
             rows: Rows that each operator may take [o][c].
@@ -253,6 +254,7 @@ class ShardingTerms:
         layouts = []
         for slot in part.slots:
             own = self._layouts_of(slot, rows[slot.op])
+            # A layout that no row changes needs no axis in the table.
             layouts.append(own[:1] if own.count(own[0]) == len(own) else own)
         scope = tuple(sorted({slot.op for slot, own in zip(part.slots, layouts, strict=True) if len(own) > 1}))
         places = tuple(
@@ -339,8 +341,9 @@ class ShardingTerms:
         table: Any = kind.times * self._seconds(written, lies, kind)
         for number, (times, again) in enumerate(kind.reads):
             own_s = times * self._seconds(lies, wanted[number], kind)
-            for earlier in range(number):  # a copy is made for the first who wants it
+            for earlier in range(number):
                 if kind.reads[earlier][1] == again:
+                    # A use pays nothing if an earlier use of the pass reads the same copy.
                     own_s = own_s * (wanted[earlier] != wanted[number]).any(axis=-1)
             table = table + own_s
         if kind.price is not None:
@@ -358,6 +361,7 @@ class ShardingTerms:
         many = (kind.rank + 2) ** len(self.mesh.sizes)
         pairs = ((before + 2) * radix).sum(axis=-1) * many + ((after + 2) * radix).sum(axis=-1)
         _, first, inverse = np.unique(pairs, return_index=True, return_inverse=True)
+        # Only one representative of each distinct pair goes through Python.
         shape = np.broadcast_shapes(before.shape, after.shape)
         old = np.broadcast_to(before, shape).reshape(-1, shape[-1])[first].tolist()
         new = np.broadcast_to(after, shape).reshape(-1, shape[-1])[first].tolist()

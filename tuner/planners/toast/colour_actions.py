@@ -154,6 +154,7 @@ class ColourActions:
         """Enumerate the actions: every group of enough names, by every axis that can cut it, with every resolution."""
         names = self.found.names
         own = (names.followed < 0) & (names.factors != WHOLE)
+        # Names that follow others, and dims that must be whole, do not make an action more useful.
         counts = np.bincount(self.found.colour_groups[names.colours[own]], minlength=self.found.num_groups)
         found = []
         for group in range(self.found.num_groups):
@@ -175,6 +176,7 @@ class ColourActions:
             sizes[int(self.found.colour_groups[each.colour])][each.group] += len(each.sides)
         found = []
         for group in range(self.found.num_groups):
+            # Each set group doubles the number of actions, so that only the largest get a bit.
             largest = sorted(sizes[group], key=lambda one, group=group: (-sizes[group][one], one))  # type: ignore[misc] # mypy sees no default
             found.append(tuple(sorted(largest[:MOST_SETS])))
         return tuple(found)
@@ -324,5 +326,6 @@ class _Classes:
         won = dict.fromkeys(factors, 0)
         for group, one, other in self._sides[own]:
             if one in won and other in won:
+                # The side that the resolution keeps wins the conflict.
                 won[other if bits.get(group, first) else one] += 1
         return max(factors, key=lambda factor: (won[factor], -factor))

@@ -60,6 +60,7 @@ def drawing(found: Compatibility) -> str:
     for each in found.sets:
         if each.group not in groups:
             groups.add(each.group)
+            # Repeated layers would draw the same picture again.
             pairs += [(each.group, *sides) for sides in each.sides]
             shown |= {name for sides in each.sides for name in sides}
     lines = ["digraph dims {", "  node [shape=box, fontsize=10];"]
@@ -68,6 +69,7 @@ def drawing(found: Compatibility) -> str:
         factor = int(names.factors[name])
         label = f"{op.name}\\n{op.rule.factors[factor].name or f'factor {factor}'}"
         lines.append(f'  {name} [label="{label}"];')
+    # Several tensors may connect the same two names; one arrow is enough.
     entries = dict.fromkeys(zip(names.sources.tolist(), names.targets.tolist(), strict=True))
     lines += [f"  {source} -> {target};" for source, target in entries if source in shown and target in shown]
     lines += [

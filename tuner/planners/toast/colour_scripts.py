@@ -80,6 +80,7 @@ def roles(actions: ColourActions) -> Roles:
                 bytes_of[group] += int(tensor.num_bytes)
                 parameters[group] += 1
             elif tensor.kind is TensorKind.DATA:
+                # The batch is the first dim of inputs by convention.
                 (first if names.factors[name] == 0 else along).append(group)
                 is_kept |= op.primitive == STATE
 
@@ -90,6 +91,7 @@ def roles(actions: ColourActions) -> Roles:
     data = by_names(first)
     others = [group for group in by_names(along) if group not in data and group not in bytes_of]
     weights = [group for group in bytes_of if group in able and group not in data and group not in others]
+    # The residual stream carries the dim that most parameters have.
     model = sorted(weights, key=lambda group: (-parameters[group], -counts[group], group))[:1]
     inside = sorted((group for group in weights if group not in model), key=lambda group: (-bytes_of[group], group))
     return Roles(data=tuple(data), along=tuple(others), model=tuple(model), inside=tuple(inside), is_kept=is_kept)
@@ -193,6 +195,8 @@ def nearest(actions: ColourActions, plan: Plan) -> list[int]:
         for group in np.flatnonzero(served > 0).tolist():
             several = [action for action in actions.actions if action.group == group and action.axis == axis]
             if several:
+                # Of the resolutions of a group, take the one that serves the same factors as the plan in most of the
+                # work.
                 best = max(several, key=lambda action: (_agreement(actions, action, plan, work), -action.resolution))
                 weighed.append((float(served[group]), numbers[best]))
     return [number for _, number in sorted(weighed, key=lambda each: (-each[0], each[1]))]

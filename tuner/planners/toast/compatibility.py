@@ -170,6 +170,7 @@ def _boxes(names: NamedDims) -> tuple[Box, ...]:
     found = []
     for (written, read), is_crossed in pairs.items():
         first, second = read[::-1] if is_crossed else read
+        # Bit k of a number tells whether name k leads there.
         across = reached[second] >> written[0] | reached[first] >> written[1]
         found.append(
             Box(
@@ -194,6 +195,7 @@ def _find_sources(names: NamedDims, sources: set[int]) -> list[int]:
     found = [0] * len(names.ops)
     for name in sources:
         found[name] = 1 << name
+    # Entries to states lead to the next step and are left out.
     is_state = np.array([op.primitive == STATE for op in graph.ops], dtype=bool)
     inside = np.flatnonzero(~is_state[names.ops[names.targets]])
     inside = inside[np.argsort(names.sources[inside], kind="stable")]  # by the order of the operators

@@ -134,6 +134,7 @@ def named_dims(graph: Graph) -> NamedDims:
     ops_n = np.array(ops, dtype=np.int64)
     # Colours are the connected components of M without the entries that leave constants.
     ties = ~is_constant[ops_n[sources]] if len(sources) else np.zeros(0, dtype=bool)
+    # Undirected components: a cut spreads along M in both directions.
     ones = np.ones(int(ties.sum()), dtype=np.int8)
     links = coo_array((ones, (sources[ties], targets[ties])), shape=(len(ops), len(ops)))
     colours = connected_components(links, directed=False)[1].astype(np.int64) if ops else np.zeros(0, dtype=np.int64)

@@ -157,6 +157,7 @@ class ColourGame:
         num_axes = len(self.actions.mesh.sizes)
         charge = pins.charge
         assert charge is not None, "soft pins charge"
+        # Only operators that soft pins match can be charged.
         charged_s = sum(charge(op, decoded(codes[self.actions.classes[op]], num_axes)) for op in self._charged)
         return cost + charged_s / self.whole.step_time_s
 
@@ -179,6 +180,7 @@ class ColourGame:
     def of_figures(self, figures: Figures) -> float:
         """Return C = RT + MP."""
         whole = self.whole
+        # RT and MP of section 4.5, each relative to the unsharded step.
         relative = figures.step_time_s / whole.step_time_s if whole.step_time_s > 0 else 1.0
         over_bytes = figures.peak_memory_bytes - self._memory_bytes
         if over_bytes <= 0:
@@ -241,6 +243,7 @@ def toast_plan(
         seeded = trees[-1]
         tried.state("seeded search", seeded.nodes[seeded.best].state)
     if options.is_edited:
+        # The best end of all trees, whichever tree it comes from.
         tried.state("edited", min((end for _, end in grown), key=game.cost))
     terms = ShardingTerms(graph, mesh)
     bound_s = step_time_bound(terms)
@@ -322,6 +325,7 @@ def _polish(tried: _Tried, terms: ShardingTerms, given: Sequence[Plan], bound_s:
     is_open = pins.is_open if pins is not None and pins.served else None
     charge = None if pins is None else pins.charge
     starts = [tried.best.solution]
+    # A given plan may lead to a better local optimum than the best one.
     starts += [plan for plan in given if (plan.served != starts[0].served).any()]
     for start in starts:
         tried.plan("polished", descended(start, terms, is_open=is_open, charge=charge).plan)
@@ -376,6 +380,7 @@ def _outcome(
 ) -> Outcome[Plan]:
     """Return the best plan with its status; the step-time bound also bounds the cost from below."""
     whole_s = game.whole.step_time_s
+    # The penalty for memory is never negative, so that the time's bound is one of C, too.
     bound = bound_s / whole_s if whole_s > 0 else 1.0
     is_optimal = best.cost <= bound * (1 + ROUNDING)
     nodes = sum(len(tree.nodes) for tree in trees)

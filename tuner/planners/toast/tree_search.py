@@ -316,6 +316,7 @@ def _changes(sequence: tuple[int, ...], num_actions: int) -> Iterator[tuple[int,
         for later in range(at + 1, len(sequence)):
             between = sequence[at + 1 : later]
             yield (*sequence[:at], sequence[later], *between, sequence[at], *sequence[later + 1 :])
+    # Insertions and replacements come last, because there are most of them.
     for at in range(len(sequence) + 1):
         for action in range(num_actions):
             yield (*sequence[:at], action, *sequence[at:])
@@ -380,6 +381,7 @@ class _Search(Generic[State]):
                 stop = self.reason()
             found = self.found
             least = self.committed[-1][2].cost if self.committed else self.root.cost
+            # Only an improvement on everything committed so far is committed.
             is_better = found.node.cost < least * (1 - ROUNDING)
             actions = found.actions if is_better else ()
             cost = found.node.cost if is_better else least
@@ -388,6 +390,7 @@ class _Search(Generic[State]):
                 self.commit(begin, actions)
                 begin = len(self.committed)
             elif begin:
+                # Go back to the middle of the committed actions, and look for something better from there.
                 begin //= 2
             else:
                 stop = stop or Stop.EXHAUSTED
@@ -437,6 +440,7 @@ class _Search(Generic[State]):
         path: list[tuple[_Open[State], int, _Open[State]]] = []
         num_seen = len(self.nodes)
         while len(path) < most and len(self.nodes) == num_seen and not node.is_done:
+            # The last entry stands for stopping, which is tried once per node.
             action = self.choose_action(node)
             if action == self.game.num_actions:
                 node.close(action)
@@ -492,6 +496,7 @@ class _Search(Generic[State]):
 
     def at_random(self) -> int:
         """Return the most promising of a few random actions, by their worth in other states."""
+        # A few random draws are enough to prefer good actions without always taking the same.
         some = self.rng.integers(0, self.game.num_actions, size=TRIES)
         return int(some[self.ratios_elsewhere()[some].argmin()])
 
@@ -508,6 +513,7 @@ class _Search(Generic[State]):
         node.open(self.game.num_actions)
         child = node.children.get(action)
         if child is None and not node.closed[action]:
+            # Orders of actions that lead to the same state share a node.
             state = self.game.after(node.state, action)
             if state == node.state:
                 node.close(action)
