@@ -74,7 +74,7 @@ def test_contraction_keeps_what_is_allowed(problem):
         cost = core.constant + sum(core.costs[start + state] for start, state in zip(core.starts, states, strict=False))
         cost += sum(table[states[first], states[second]] for (first, second), table in core.edges.items())
         if math.isfinite(cost):
-            lifted[tuple(core.lifted(np.array(states, dtype=np.int64)).tolist())] = cost
+            lifted[tuple(core.lift(np.array(states, dtype=np.int64)).tolist())] = cost
     assert set(lifted) == allowed
     assert all(cost == problem.cost_of(each) for each, cost in lifted.items())
 

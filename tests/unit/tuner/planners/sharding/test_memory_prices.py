@@ -34,7 +34,7 @@ def test_prices_are_of_what_is_alive(plan, prices):
     assume(terms.is_exact)
     rows = [tuple(row) for row in plan.served.tolist()]
     byte_s = dict(zip(range(len(rows)), prices, strict=False))
-    priced = terms.priced(byte_s).least([(row,) for row in rows], rows)
+    priced = terms.with_prices(byte_s).least([(row,) for row in rows], rows)
 
     held_s = float(live_bytes(plan) @ np.array(prices[: len(rows)]))
     assume(max(map(len, plan.graph.uses)) <= MOST_READERS)  # constants that more read are charged by shares
@@ -47,7 +47,7 @@ def test_prices_leave_the_tables_as_they_were(plan):
     """What is known without prices is the same after a descent with some."""
     terms, rows = ShardingTerms(plan.graph, plan.mesh), [tuple(row) for row in plan.served.tolist()]
     before = terms.least([(row,) for row in rows], rows).cost_s
-    descended(plan, terms.priced(dict.fromkeys(range(len(rows)), 1e-6)))
+    descended(plan, terms.with_prices(dict.fromkeys(range(len(rows)), 1e-6)))
 
     assert terms.least([(row,) for row in rows], rows).cost_s == before
 
