@@ -148,6 +148,7 @@ def _run_d_rec(graph: Graph, mesh: DeviceMesh, options: PlannerOptions) -> Plann
     limit_bytes = options.memory_bytes
     limited = replace(search, order=best, memory_bytes=limit_bytes)
     if limit_bytes is not None and tried[best].cost.peak_memory_bytes > limit_bytes:
+        # Plans of other orders may fit as they are, and are compared with the best plan brought below the limit.
         small = {order: plan for order, plan in tried.items() if plan.cost.peak_memory_bytes <= limit_bytes}
         try:
             small[best] = limited.plan(options.pins, counterfactuals=False)

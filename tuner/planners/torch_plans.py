@@ -116,6 +116,7 @@ class TorchPlan:
                     value=name,
                     nearest="plan the module that is distributed",
                 )
+        # Tensors are identified by id, so that a shared parameter is distributed once.
         dealt: dict[int, torch.Tensor] = {}
         for name, tensor in named.items():
             found = distribute_tensor(tensor.detach(), device_mesh, self.parameters[name])

@@ -55,6 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write each node's strategy as a JSON list")
     options = parser.parse_args(arguments)
+    # The first interrupt ends the search, which then returns its best assignment.
     interrupts = _Interrupts()
     before = signal.signal(signal.SIGINT, interrupts)
     try:

@@ -115,11 +115,13 @@ class _Contraction:
             self.keep(node, np.isfinite(costs))
         while self.queue and self.is_possible:
             first, second = self.queue.popleft()
+            # An edge may have been removed or replaced since it was put in the queue.
             table = self.beside[first].get(second)
             if table is None:
                 continue
             allowed = np.isfinite(table)
             if not allowed.all():
+                # A state without any allowed partner is dropped. The edge is then examined again.
                 rows, columns = np.asarray(allowed.any(axis=1)), np.asarray(allowed.any(axis=0))
                 if not (rows.all() and columns.all()):
                     self.keep(first, rows)
@@ -212,6 +214,7 @@ class _Contraction:
             shape=(int(starts[-1]), num_nodes),
         )
         base = np.array([own[0] if var < 0 else 0.0 for own, var in zip(usages, variable_of, strict=True)])
+        # Nodes with a single state cost the same in every assignment.
         singles = (node for node in range(num_nodes) if not self.has_joined[node] and len(self.labels[node]) == 1)
         return Core(
             starts=starts,

@@ -78,9 +78,11 @@ class Messages:
         self._starts = starts
         self._sizes = np.diff(starts)
         pairs = list(edges)
+        # Each edge is turned so that it leads from the earlier variable to the later one.
         forward = [(first, second) if order[first] < order[second] else (second, first) for first, second in pairs]
         tables = [edges[pair] if pair == turned else edges[pair].T for pair, turned in zip(pairs, forward, strict=True)]
         ends = np.array(forward, dtype=np.int64).reshape(-1, 2)
+        # An edge has one message to each of its ends, with an entry for each state there.
         first_at = starts_of(self._sizes[ends[:, 0]])
         second_at = starts_of(self._sizes[ends[:, 1]]) + first_at[-1]
         self._messages = np.zeros(int(second_at[-1]))

@@ -104,6 +104,7 @@ class Ascent:
         if excess <= 0.0 and cost < self.cost:
             self.states, self.cost = states.copy(), cost
         elif math.isinf(self.cost):
+            # Without a feasible assignment, keep the one from which repairs promise most.
             assumed = cost if math.isfinite(cost) else _FORBIDDEN_WEIGHT * abs(self.bound)
             badness = assumed + _EXCESS_WEIGHT * excess * abs(assumed)
             if badness < self._least_badness:

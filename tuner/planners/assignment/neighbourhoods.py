@@ -193,6 +193,7 @@ class LocalSearch:
             elif self._cost >= 0.5 * self._forbidden:
                 pool = self._sum.forbidden_ends(np.array(self._states, dtype=np.int64))
             elif self._total_price > 0.0:
+                # Draw a time in proportion to its price.
                 paid = float(rng.random()) * self._total_price
                 pool = self._held_at(int(np.searchsorted(self._paid_until, paid, side="right")))
         if pool is None or not len(pool):
@@ -413,6 +414,7 @@ def _profiles(problem: AssignmentProblem, core: Core, timeline: Timeline, num_va
         if not own:
             profiles.append(None)
             continue
+        # Members of one variable hold memory at different times; their changes add up to one profile.
         usages = np.stack([problem.usages[problem.starts[node] + core.strategies[node]] for node in own])
         times, place = np.unique(np.concatenate([timeline.first[own], timeline.end[own]]), return_inverse=True)
         changes = np.zeros((len(times), usages.shape[1]))

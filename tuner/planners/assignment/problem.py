@@ -67,6 +67,7 @@ class AssignmentProblem:
             ends,
         )
         _check(np.asarray(ends[:, 0] != ends[:, 1]), "must join two different nodes", "edges.nodes", ends)
+        # An edge needs a cost for each pair of its ends' strategies.
         wrong = np.diff(self.edge_starts) != sizes[ends[:, 0]] * sizes[ends[:, 1]]
         if wrong.any():
             edge = int(wrong.argmax())

@@ -98,6 +98,8 @@ def solve(
     if math.isinf(limits.time_s) and math.isinf(limits.nodes):
         raise ConfigError("must be limited where nodes are not", key="limits.time_s", value=limits.time_s)
     meter = _Meter(limits, time.perf_counter() if start_s is None else start_s, is_stopped)
+    # Contraction finds problems in which every assignment is forbidden, and the leanest strategies those without
+    # memory.
     core = contract(problem)
     timeline = timeline_of(problem)
     if core is None or _never_fits(problem):
@@ -173,6 +175,7 @@ def _outcome(
     cost = math.inf if best is None else best.cost
     if best is not None:
         bound = min(bound, cost)  # a bound above a cost is one by rounding alone
+    # Without an assignment, an infinite bound proves that there is none.
     if best is None:
         known = Known.INFEASIBLE if bound == math.inf else Known.UNKNOWN
     else:

@@ -253,6 +253,7 @@ def branch_and_bound(
         on_progress=on_progress,
     )
     root = problem.root()
+    # A first solution lets the search drop nodes from the beginning.
     search.offer(problem.greedy(root))
     search.open(root, 0)
     search.record()

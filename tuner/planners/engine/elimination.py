@@ -101,6 +101,7 @@ def cheapest_order(
         entries, variable = heapq.heappop(heap)
         if latest.get(variable) != entries:
             continue
+        # Fixing a neighbour makes this table smaller; the variable comes again afterwards.
         if entries > most_entries and beside[variable]:
             heapq.heappush(heap, (entries, variable))
             variable = max(beside[variable], key=lambda other: (other not in spared, len(beside[other]), -other))

@@ -105,6 +105,7 @@ def pipeline_of(
     in_flight = stage_in_flight(
         np.arange(config.pp), config.pp, config.vpp, np.array(job.global_batch_size // (config.dp * config.mbs))
     )
+    # Weights and other states are what a layer needs beyond its activations in flight.
     kept, recomputed = figures.in_flight_bytes(in_flight, again=False), figures.in_flight_bytes(in_flight, again=True)
     is_moe = moe_layers(job.model)
     types = np.unique(is_moe)

@@ -87,6 +87,7 @@ class Pipeline:
         }
         for shape, arrays in shapes.items():
             assert all(array.shape == shape for array in arrays), f"an array does not have the shape {shape}"
+        # Searches rely on this: recomputation only ever frees memory.
         assert (self.recomputed_bytes <= self.kept_bytes).all(), "recomputing a layer never takes memory"
         if self.num_stages > self.num_layers:
             raise ConfigError(

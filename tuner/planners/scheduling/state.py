@@ -118,12 +118,14 @@ def with_run(
         if math.isinf(start_s) or not prefixes_kept((home,), untouched, tables.device_class):
             continue
         yield from _run(state, workload, tables, (op,), (home,), (float(workload.exec_s[op, home]),), 0.0, start_s)
+        # A split runs at home and on any other devices; their order does not matter.
         for split in tables.splits[op]:
             for others in subsets(range(workload.num_devices), home, split.parts - 1):
                 devices = (home, *others)
                 if prefixes_kept(devices, untouched, tables.device_class):
                     part_s = tuple(split.part_s[device] for device in devices)
                     yield from _run(state, workload, tables, (op,), devices, part_s, split.gather_s, start_s)
+        # A fused run needs the inputs of both operators.
         for fusion in tables.fusions[op]:
             both = (op, fusion.second)
             if not state.done[fusion.second]:

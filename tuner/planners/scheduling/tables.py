@@ -69,6 +69,7 @@ def schedule_tables(workload: Workload) -> ScheduleTables:
     before = tuple(tuple((edge, u) for edge, u, v in ends if v == op) for op in ops)
     after = tuple(tuple((edge, v) for edge, u, v in ends if u == op) for op in ops)
     ways = ways_between(workload)
+    # Ways to one device stand together, so that the least arrival there is one `reduceat`.
     every_way = sorted(
         ((target, source, way) for (source, target), of_pair in ways.items() for way in of_pair),
         key=lambda entry: (entry[0], entry[1], entry[2].links),

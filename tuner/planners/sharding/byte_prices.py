@@ -69,6 +69,7 @@ def _price(graph: Graph, tensor: int, lifetime: Lifetime | None, own_s: Table, u
     """Return the price of a tensor; None if it costs nothing in any layout."""
     maker, _ = graph.maker[tensor]
     uses = graph.uses[tensor]
+    # Operators are counted from the first reader, so that tensors of repeated layers have equal prices.
     first = uses[0].op if uses else maker
     found = TensorPrice(
         held_s=0.0 if lifetime is None else float(until_s[lifetime.last + 1] - until_s[lifetime.first]),

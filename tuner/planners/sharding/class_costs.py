@@ -260,6 +260,7 @@ class ClassCosts:
         turn = graph.first_backward
         for tensor, uses in enumerate(graph.uses):
             maker, slot = graph.maker[tensor]
+            # Only states and constants are charged by rules of their own.
             kind = graph.ops[maker].primitive if graph.ops[maker].primitive in (STATE, CONSTANT) else ""
             # Two uses by the same operator share a copy, so that the key tells which uses have a common operator.
             places: dict[int, int] = {}

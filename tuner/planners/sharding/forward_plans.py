@@ -22,6 +22,7 @@ from hardware.arrays import IntArray
 def forward_of(graph: Graph) -> Graph:
     """Return the forward pass of a step, with parameters as constants, which lie as their readers want them."""
     assert graph.first_backward is not None, f"{graph.name!r} says where its backward pass begins"
+    # Sources that only the optimizer reads are left out, and tensors are numbered anew.
     body = [op for op in graph.ops[: graph.first_backward] if not op.is_source]
     read = {tensor for op in body for tensor in op.operands}
     sources = [op for op in graph.ops if op.is_source and read.intersection(op.results)]

@@ -145,6 +145,7 @@ class PinnedSearch:
             names: set[str] = set()
             for op, pinned_factor in factors.items():
                 rule = self.graph.ops[op].rule
+                # Dims are named by the words of each operator, because operators of one pin may differ.
                 words = words_of(rule)
                 names.update(words[factor] for factor in rule.cuttable if factor != pinned_factor)
             changed += [(number, replace(pin, dim=name)) for name in sorted(names)]

@@ -217,6 +217,7 @@ def _general(graph: Graph) -> list[str]:
 def _factor(key: str, pin: Pin, graph: Graph, op: Op) -> int:
     """Return the factor of an operator that has the pinned name, or is the first of a dim that has it."""
     rule = op.rule
+    # Factors' own names come first, then names of tensors' dims. Of equal names the first one counts.
     names = {factor.name: number for number, factor in reversed(list(enumerate(rule.factors))) if factor.name}
     for tensors, places in ((op.operands, rule.operands), (op.results, rule.results)):
         for tensor, place in zip(tensors, places, strict=True):
@@ -280,6 +281,7 @@ def _ways(number: int, pin: Pin, mesh: DeviceMesh) -> int:
         )
     if pin.ways is None and pin.axis is None:
         raise ConfigError("names neither an axis nor ways", key=key, value=pin.in_words, nearest="ways: 2")
+    # Ways must divide the devices, since levels only cut into equal parts.
     along = mesh.num_devices if pin.axis is None else mesh.sizes[mesh.names.index(pin.axis)]
     ways = along if pin.ways is None else pin.ways
     if along % ways:

@@ -459,6 +459,7 @@ class _Cut:
         op = known.graph.ops[number]
         if op.is_free:
             return 0.0
+        # A result that is not cut although a factor is served is a partial sum.
         is_cut = factor != NONE
         cuts_read, cuts_written = (
             [is_cut and dims[factor] is not None for dims in sides]

@@ -107,6 +107,7 @@ def hand_written(actions: ColourActions, *, most: int = MOST_SCRIPTS) -> list[li
     role = roles(actions)
     numbers = {action: number for number, action in enumerate(actions.actions)}
     axes = [axis for axis, size in enumerate(actions.mesh.sizes) if size > 1]
+    # As many resolutions are tried as the conflicts of the sequence have, such as that between queries and keys.
     resolutions = max((action.resolution + 1 for action in actions.actions if action.group in role.along), default=1)
 
     def cut(groups: Sequence[int], axis: int, bits: int) -> list[Action]:
@@ -135,6 +136,7 @@ def hand_written(actions: ColourActions, *, most: int = MOST_SCRIPTS) -> list[li
         rest = [group for group in role.inside if group not in first]
         return cut((*first, *rest), axis, bits), cut(role.along, axis, bits) if sequence else []
 
+    # Names of ways: a number is the colour inside a layer that comes first.
     layers = [str(position) for position in range(min(len(role.inside), MOST_FIRST))]
     ways = ["data", "fsdp", "context", *layers, *(f"{layer}+sequence" for layer in layers)]
     ways += [f"data:{position}" for position in range(len(role.data)) if len(role.data) > 1]

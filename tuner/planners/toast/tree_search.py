@@ -297,6 +297,7 @@ def edit_actions(
     now = tuple(actions)
     cost, state = reach(now)
     while True:
+        # Changes are tried from the beginning again after each improvement.
         for other in _changes(now, game.num_actions):
             other_cost, other_state = reach(other)
             if other_cost < cost * (1 - ROUNDING):
