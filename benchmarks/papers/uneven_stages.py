@@ -38,10 +38,10 @@ from costmodels.step.memory import estimate_memory
 from costmodels.step.step_time import estimate_step
 from hardware.cluster import find_cluster
 from hardware.io.errors import ConfigError
+from tests.oracles.stage_exhaustive import plan_stages_exhaustively
+from tests.oracles.stage_milp import plan_stages_by_milp
 from tuner.planners.engine.branch_and_bound import branch_and_bound
 from tuner.planners.engine.outcome import Known, Limits
-from tuner.planners.pipeline.stage_exhaustive import plan_stages_exhaustively
-from tuner.planners.pipeline.stage_milp import plan_stages_by_milp
 from tuner.planners.pipeline.stage_problem import best_stages, pipeline_of
 from tuner.planners.pipeline.stage_search import StagesProblem
 from tuner.planners.pipeline.stages import Pipeline

@@ -1,4 +1,4 @@
-"""The pipeline problem by trying everything: the oracle of the tests, for a handful of layers.
+"""Exhaustive solver of the pipeline problem: the oracle of the tests, for a handful of layers.
 
 It shares the meaning of a plan with the search (`plan_of`) and nothing else: no knapsack, no bound, no table.
 """
@@ -15,12 +15,12 @@ from tuner.planners.pipeline.stages import Pipeline, StagePlan, plan_of
 
 
 def plan_stages_exhaustively(pipeline: Pipeline) -> StagePlan | None:
-    """The best plan; None if no plan fits."""
+    """Return the best plan; None if no plan fits."""
     return min(_plans(pipeline), key=lambda plan: plan.step_s, default=None)
 
 
 def _plans(pipeline: Pipeline) -> Iterator[StagePlan]:
-    """All plans that fit."""
+    """Yield all plans that fit."""
     num_stages = pipeline.num_stages
     for kinds in itertools.product(range(pipeline.num_kinds), repeat=num_stages):
         too_many = np.bincount(kinds, minlength=pipeline.num_kinds) > pipeline.supply
@@ -40,6 +40,6 @@ def _plans(pipeline: Pipeline) -> Iterator[StagePlan]:
 
 
 def _recomputations(pipeline: Pipeline, first: int, end: int) -> Iterator[tuple[int, ...]]:
-    """How many layers of each type may be recomputed among those from `first` to `end`."""
+    """Yield all numbers of recomputed layers of each type among the layers from `first` to `end`."""
     counts = np.bincount(pipeline.layer_type[first:end], minlength=pipeline.num_types)
     return itertools.product(*(range(count + 1) for count in counts))

@@ -1,7 +1,7 @@
-"""The scheduling problem by trying everything: the oracle of the tests, for a handful of operators.
+"""Exhaustive solver of the scheduling problem: the oracle of the tests, for a handful of operators.
 
-Every choice of fusions, splits, devices and ways is tried, and for each every order of runs and transfers that the
-dependencies allow. It shares the words of `scheduling` with the search and nothing else.
+Every choice of fusions, splits, devices and ways is tried, and for each of them every order of runs and transfers that
+the dependencies allow. It shares the types of `scheduling.problem` with the search and nothing else.
 """
 
 from __future__ import annotations
@@ -13,13 +13,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tuner.planners.scheduling.check import violations
+from tests.oracles.schedule_check import violations
 from tuner.planners.scheduling.problem import Run, Schedule, Transfer, Way, Workload, ways_between
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Job:
-    """One run with everything about it decided but its time; `hold_s` is how long it holds each of its devices."""
+    """One run with all its decisions but its time.
+
+    Attributes:
+        ops: Number of the operator, or the two numbers of fused ones.
+        devices: Devices that run it, the home first.
+        hold_s: Time for which it holds each of its devices [s].
+        time_s: Time of the run [s].
+    """
 
     ops: tuple[int, ...]
     devices: tuple[int, ...]
@@ -29,7 +36,14 @@ class _Job:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Times:
-    """What is scheduled so far: ends of jobs and of transfers, and when devices and links are free."""
+    """Partial schedule.
+
+    Attributes:
+        jobs: Start and end of each job so far.
+        sent: Start and end of each transfer so far.
+        device_s: Time when each device is free [s].
+        link_s: Time when each link is free [s].
+    """
 
     jobs: dict[int, tuple[float, float]]
     sent: dict[int, tuple[float, float]]
@@ -38,7 +52,7 @@ class _Times:
 
 
 def schedule_exhaustively(workload: Workload) -> Schedule | None:
-    """The best schedule; None if there is none."""
+    """Return the best schedule; None if there is none."""
     best, best_s = None, math.inf
     for fused in _fusions(workload):
         for jobs in itertools.product(*(_jobs(workload, ops) for ops in fused)):
@@ -52,7 +66,7 @@ def schedule_exhaustively(workload: Workload) -> Schedule | None:
 
 
 def _fusions(workload: Workload) -> Iterator[list[tuple[int, ...]]]:
-    """Every way to leave operators alone or fuse them in pairs."""
+    """Yield every way to leave operators alone or fuse them in pairs."""
     pairs = sorted({(fusion.first, fusion.second) for fusion in workload.fusions})
     for size in range(len(pairs) + 1):
         for chosen in itertools.combinations(pairs, size):
@@ -63,7 +77,7 @@ def _fusions(workload: Workload) -> Iterator[list[tuple[int, ...]]]:
 
 
 def _jobs(workload: Workload, ops: tuple[int, ...]) -> Iterator[_Job]:
-    """Every way to run these operators as one."""
+    """Yield every way to run these operators as one."""
     devices = range(workload.num_devices)
     if len(ops) == 2:
         rows = [np.array(fusion.exec_s) for fusion in workload.fusions if (fusion.first, fusion.second) == ops]
@@ -83,7 +97,7 @@ def _jobs(workload: Workload, ops: tuple[int, ...]) -> Iterator[_Job]:
 
 
 def _routes(workload: Workload, jobs: tuple[_Job, ...]) -> Iterator[dict[int, Way]]:
-    """Every choice of a way for each edge between two devices."""
+    """Yield every choice of a way for each edge between two devices."""
     home = {op: job.devices[0] for job in jobs for op in job.ops}
     crossing = {edge: (home[u], home[v]) for edge, (u, v) in enumerate(workload.edges.tolist()) if home[u] != home[v]}
     ways = ways_between(workload)
@@ -92,7 +106,7 @@ def _routes(workload: Workload, jobs: tuple[_Job, ...]) -> Iterator[dict[int, Wa
 
 
 def _schedules(workload: Workload, jobs: tuple[_Job, ...], routes: dict[int, Way]) -> Iterator[Schedule]:
-    """The schedule of every order; each run and transfer starts as early as those before it in the order allow."""
+    """Yield the schedule of every order; runs and transfers start as early as their predecessors in it allow."""
     job_of = {op: at for at, job in enumerate(jobs) for op in job.ops}
     edges = workload.edges.tolist()
     needs = [

@@ -1,14 +1,14 @@
-"""The pipeline problem as a mixed integer program, solved by HiGHS: an optimum that owes nothing to our bounds.
+"""Pipeline problem as a mixed integer program, solved by HiGHS independently of our bounds.
 
-Letters as in `stages`. Variables and constraints, each beside the method that makes it:
+Letters as in `stages`. Variables and constraints, each with the method that makes it:
 
 - z[s, k] is 1 if kind k serves stage s: one kind per stage, no more stages than its supply (`_kinds`).
-- n[s, k, t] layers of type t on stage s if k serves it, r[s, k, t] of them recomputed: r <= n, and n <= its number of
-  layers times z (`_layers`). Splitting n by kind makes times exact without a large constant.
+- n[s, k, t] is the number of layers of type t on stage s if k serves it, r[s, k, t] the number of recomputed ones: r <=
+  n, and n <= the layers of type t times z (`_layers`). Splitting n by kind makes times exact without a large constant.
 - y[s, l] is 1 if stage s ends before layer l: the layers of each type on the stages up to s are those before l
   (`_cuts`). Where all layers are alike the numbers alone decide, and there are no cuts.
-- memory: what stage s holds is at most the capacity of its kind (`_memory`).
-- h[s] is at least hop[k, k'] (z[s, k] + z[s + 1, k'] - 1), the hand-over to the next stage (`_hops`).
+- memory: a stage holds at most the capacity of its kind (`_memory`).
+- h[s] is at least hop[k, k'] (z[s, k] + z[s + 1, k'] - 1), the transfer to the next stage (`_hops`).
 - slowest is at least each stage's time (`_slowest`); the objective is (m - 1/v) slowest + (sum of times and h) / v.
 """
 
@@ -22,14 +22,15 @@ from tuner.planners.pipeline.stages import Pipeline, StagePlan, plan_of
 
 
 def plan_stages_by_milp(pipeline: Pipeline, *, limits: Limits | None = None) -> Outcome[StagePlan]:
-    """The best plan of a pipeline, by HiGHS; of `limits` nodes are those of its own tree."""
+    """Find the best plan of a pipeline with HiGHS; nodes in `limits` are those of its own tree."""
     return _StageProgram(pipeline).solve(limits or Limits())
 
 
 class _StageProgram:
-    """The program of one pipeline."""
+    """Integer program of one pipeline."""
 
     def __init__(self, pipeline: Pipeline) -> None:
+        """Add all variables and constraints."""
         self.pipeline = pipeline
         self.program = MixedInteger()
         shape = (pipeline.num_stages, pipeline.num_kinds)
@@ -49,6 +50,7 @@ class _StageProgram:
         self._slowest()
 
     def _kinds(self) -> None:
+        """Give each stage one kind, within the supply."""
         for stage in range(self.pipeline.num_stages):
             self.program.add([(var, 1.0) for var in self.z[stage]], at_least=1.0, at_most=1.0)
             if self.pipeline.kinds is not None:
@@ -57,6 +59,7 @@ class _StageProgram:
             self.program.add([(var, 1.0) for var in self.z[:, kind]], at_most=float(self.pipeline.supply[kind]))
 
     def _layers(self) -> None:
+        """Distribute the layers of each type over stages."""
         for stage, kind, type_ in np.ndindex(self.n.shape):
             at = (stage, kind, type_)
             self.program.add([(self.n[at], 1.0), (self.z[stage, kind], -float(self.most[type_]))], at_most=0.0)
@@ -68,6 +71,7 @@ class _StageProgram:
             self.program.add([(var, 1.0) for var in self.n[:, :, type_].flat], at_least=count, at_most=count)
 
     def _cuts(self) -> None:
+        """Keep the layers in their order."""
         if self.pipeline.num_types == 1:
             return
         before = self.pipeline.layers_before()
@@ -80,6 +84,7 @@ class _StageProgram:
                 self.program.add(placed + ends, at_least=0.0, at_most=0.0)
 
     def _memory(self) -> None:
+        """Limit the memory of each stage."""
         pipeline = self.pipeline
         for stage in range(pipeline.num_stages):
             terms: Terms = [(var, -float(pipeline.capacity_bytes[kind])) for kind, var in enumerate(self.z[stage])]
@@ -94,6 +99,7 @@ class _StageProgram:
             self.program.add(scaled, at_most=-pipeline.fixed_bytes(stage) / scale)
 
     def _hops(self) -> None:
+        """Bound the transfers between stages."""
         for stage, hop in enumerate(self.h):
             for kind, after in np.ndindex(self.pipeline.hop_s.shape):
                 hop_s = float(self.pipeline.hop_s[kind, after])
@@ -101,6 +107,7 @@ class _StageProgram:
                 self.program.add([(hop, 1.0), *both], at_least=-hop_s)
 
     def _slowest(self) -> None:
+        """Bound the slowest stage, and add the objective."""
         of_slowest, of_sum = self.pipeline.weights
         self.program.cost([(self.slowest[()], of_slowest), *((hop, of_sum) for hop in self.h)])
         for stage in range(self.pipeline.num_stages):
@@ -109,6 +116,7 @@ class _StageProgram:
             self.program.add([(self.slowest[()], 1.0), *((var, -factor) for var, factor in terms)], at_least=0.0)
 
     def _time(self, stage: int) -> Terms:
+        """Return the time of a stage as a linear expression."""
         terms: Terms = [(var, self.pipeline.fixed_s(kind, stage)) for kind, var in enumerate(self.z[stage])]
         for kind, type_ in np.ndindex(self.n.shape[1:]):
             terms.append((self.n[stage, kind, type_], float(self.pipeline.layer_s[kind, type_])))
@@ -116,7 +124,7 @@ class _StageProgram:
         return terms
 
     def solve(self, limits: Limits) -> Outcome[StagePlan]:
-        """The plan that the variables tell."""
+        """Solve the program, and read the plan from its variables."""
 
         def read(values: np.ndarray) -> tuple[float, StagePlan]:
             kinds = values[self.z].argmax(axis=1).tolist()

@@ -1,6 +1,6 @@
-"""Whether a schedule keeps to the problem, rule by rule; it knows nothing of how schedules are found.
+"""Check of a schedule against the rules of its problem, independent of how schedules are found.
 
-Letters as in `scheduling`.
+Letters as in `scheduling.problem`.
 """
 
 from __future__ import annotations
@@ -13,30 +13,32 @@ import numpy as np
 from tuner.planners.scheduling.problem import Run, Schedule, Workload, ways_between
 
 TOLERANCE_S = 1e-6
-"""Of solvers that take a limit for kept when it nearly is; in units of the times of a workload, seconds or so."""
+"""Tolerance of times, for solvers that accept slightly violated limits; in the unit of a workload's times."""
 
 
 def violations(workload: Workload, schedule: Schedule) -> list[str]:
-    """A sentence for each rule that a schedule breaks; empty for a valid one."""
+    """Return a sentence for each rule that a schedule breaks; empty for a valid one."""
     checks = (_durations, _routes, _precedence, _one_at_a_time, _memory)
     missing = list(_completeness(workload, schedule))
     return missing or [sentence for check in checks for sentence in check(workload, schedule)]
 
 
 def _completeness(workload: Workload, schedule: Schedule) -> Iterator[str]:
+    """Yield a sentence if not every operator runs exactly once."""
     ops = sorted(op for run in schedule.runs for op in run.ops)
     if ops != list(range(workload.num_ops)):
         yield f"every operator runs once, but these run: {ops}"
 
 
 def _durations(workload: Workload, schedule: Schedule) -> Iterator[str]:
+    """Yield a sentence for each run of impossible duration."""
     for run in schedule.runs:
         if not any(abs(run.end_s - run.start_s - time_s) <= TOLERANCE_S for time_s in _possible_s(workload, run)):
             yield f"no way to run operators {run.ops} on devices {run.devices} takes {run.end_s - run.start_s} s"
 
 
 def _possible_s(workload: Workload, run: Run) -> Iterator[float]:
-    """How long a run may take."""
+    """Yield the possible durations of a run [s]."""
     if len(run.ops) == 2:
         of_pair = (fusion for fusion in workload.fusions if (fusion.first, fusion.second) == run.ops)
         yield from (fusion.exec_s[run.devices[0]] for fusion in of_pair)
@@ -49,7 +51,7 @@ def _possible_s(workload: Workload, run: Run) -> Iterator[float]:
 
 
 def _routes(workload: Workload, schedule: Schedule) -> Iterator[str]:
-    """Every edge between two devices has one transfer, over links that join them and may work together."""
+    """Yield a sentence for each edge between two devices that lacks a transfer over links that work together."""
     home, ways = schedule.devices(), ways_between(workload)
     edges = sorted(transfer.edge for transfer in schedule.transfers)
     crossing = [edge for edge, (u, v) in enumerate(workload.edges.tolist()) if home[u] != home[v]]
@@ -65,7 +67,7 @@ def _routes(workload: Workload, schedule: Schedule) -> Iterator[str]:
 
 
 def _precedence(workload: Workload, schedule: Schedule) -> Iterator[str]:
-    """Equations 4 and 5."""
+    """Yield a sentence for each violation of equations 4 and 5."""
     run_of = {op: run for run in schedule.runs for op in run.ops}
     sent = {transfer.edge: transfer for transfer in schedule.transfers}
     for edge, (u, v) in enumerate(workload.edges.tolist()):
@@ -81,7 +83,7 @@ def _precedence(workload: Workload, schedule: Schedule) -> Iterator[str]:
 
 
 def _one_at_a_time(workload: Workload, schedule: Schedule) -> Iterator[str]:
-    """Devices, and equation 7 for links."""
+    """Yield a sentence for each device, and by equation 7 each link, that does two things at once."""
     device_spans = [
         (device, run.start_s, _free_s(workload, run, device)) for run in schedule.runs for device in run.devices
     ]
@@ -95,7 +97,7 @@ def _one_at_a_time(workload: Workload, schedule: Schedule) -> Iterator[str]:
 
 
 def _free_s(workload: Workload, run: Run, device: int) -> float:
-    """When a device of a run is free again."""
+    """Return when a device of a run is free again [s]."""
     if device == run.devices[0]:
         return run.end_s
     parts = (split for split in workload.splits if (split.op, split.parts) == (run.ops[0], len(run.devices)))
@@ -103,7 +105,7 @@ def _free_s(workload: Workload, run: Run, device: int) -> float:
 
 
 def _memory(workload: Workload, schedule: Schedule) -> Iterator[str]:
-    """Equation 6."""
+    """Yield a sentence for each device that holds too much (equation 6)."""
     used = np.zeros(workload.num_devices)
     for run in schedule.runs:
         fused = next((fusion for fusion in workload.fusions if (fusion.first, fusion.second) == run.ops), None)
