@@ -321,7 +321,7 @@ class _SearchKeys(DocumentedModel):
     baseline: bool | None = None
     """The first trial runs what an engineer would write by hand, and the result is compared with it: of the candidates
     that fit, the least tp·pp, tp first up to a host, then pp; least ep and mbs, dp the rest
-    ([tuner/answers/baseline.py](../tuner/baseline.py)).
+    ([tuner/answers/baseline.py](../tuner/answers/baseline.py)).
 
     Default: `true` where trials train and there is no `current`, else `false`
     """
