@@ -62,7 +62,7 @@ class TaskGraph:
         devices: tuple[int, ...] = (),
     ) -> int:
         """Add a task that waits for the tasks numbered `after`, ignoring NOTHING, and return its number."""
-        assert routes, "there is a way to do every task"
+        assert routes, "every task has a route"
         self.latency_s.append(latency_s)
         self.routes.append(routes)
         self.devices.append(devices)

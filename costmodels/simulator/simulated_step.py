@@ -288,6 +288,7 @@ class _Writer:
         found: dict[tuple[int, int], int] = {}
         last = NOTHING
         if self.runtime.overlaps_weight_gather and max(work.once_gather.seconds for work in works) > 0:
+            # Pieces are gathered in the order in which the forward passes need them, on one stream.
             for chunk, pieces in enumerate(works[0].chunks):
                 for at in range(len(pieces)):
                     label = Label(Role.GATHER, ALL, stage, virtual=chunk * self.pp + stage, piece=at)
@@ -305,6 +306,7 @@ class _Writer:
                 label = Label(Role.GATHER, kind, stage)
                 last = self._add(label, Route(work.one_layer_s))
             seen: set[tuple[int, int]] = set()
+            # Passes of each chunk whose gradients are still to come.
             remaining = dict.fromkeys(range(self.config.vpp), order.num_micro_batches)
             rows = np.flatnonzero(order.stage == stage)
             for number, micro_batch, chunk in zip(
@@ -409,6 +411,7 @@ class _Writer:
         label = Label(Role.GATHER, kind, stage, virtual=chunk * self.pp + stage)
         if not self.runtime.overlaps_weight_gather:
             return self._add_message(label, message, ends, [end], devices)
+        # Beside the pass, the message waits for the same tasks as the pass does. A barrier ends when both have ended.
         beside = self._add_message(label, message, ends, list(self.graph.after[end]), devices)
         return self._add(Label(Role.BARRIER, kind, stage), Route(0.0), after=[end, beside])
 

@@ -121,6 +121,7 @@ class _Collector:
         )
 
     def _number(self, name: str) -> int:
+        """Return the position of a name in the list of names."""
         return self.names.setdefault(name, len(self.names))
 
     def _single_events(self, tasks: list[int]) -> tuple[Any, ...]:
@@ -146,6 +147,7 @@ class _Collector:
         )
 
     def _template(self, work: StageWork, chunk: int, kind: Kind, piece: int) -> _Template:
+        """Return the events of a stretch of one pass; the results are remembered."""
         key = (id(work), chunk, kind, piece)
         if key not in self.templates:
             self.templates[key] = self._write_template(work, chunk, kind, piece)
@@ -154,6 +156,7 @@ class _Collector:
     def _write_template(self, work: StageWork, chunk: int, kind: Kind, piece: int) -> _Template:
         """Write the events of a stretch, piece by piece."""
         now_s, columns = work.begins_s, []
+        # A negative piece stands for the whole chunk.
         for at in work.order(chunk, kind) if piece < 0 else (piece,):
             events = self._piece(work, chunk, at, kind)
             start_s = now_s + events.start_s
@@ -173,6 +176,7 @@ class _Collector:
             for segment in work.programs[held, again, kind]:
                 rows += self._segment(segment, work, device_s)
                 device_s += segment.duration_s(work.overlap_efficiency)
+            # Gradients are added up once the piece's own kernels are through.
             if accumulation_s > 0:
                 rows.append((self._number(_ACCUMULATION), COMPUTE, work.stretch * device_s, accumulation_s))
             name, stream, start_s, lasts_s = zip(*rows, strict=True) if rows else ((), (), (), ())
@@ -253,5 +257,6 @@ def _passes(simulation: Simulation, pp: int) -> Iterator[dict[str, Any]]:
 
 
 def _complete(name: str, category: str, pid: int, tid: int, start_us: float, seconds_us: float) -> dict[str, Any]:
+    """Return a complete event of the Trace Event Format; its times are in microseconds."""
     rounded = {"ts": round(float(start_us), 3), "dur": round(float(seconds_us), 3)}
     return {"ph": "X", "name": name, "cat": category, "pid": pid, "tid": tid, **rounded}

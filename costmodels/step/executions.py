@@ -41,7 +41,7 @@ def operator_executions(
 
     Forward operators that recomputation repeats count as forward again.
     """
-    assert len(grid) == 1, "executions are those of one configuration"
+    assert len(grid) == 1, "executions are counted for one configuration"
     num_micro_batches = job.global_batch_size // (grid.dp * grid.mbs)
     flavours = _split_by_recomputation(job, runtime, grid)
     return tuple(
@@ -60,7 +60,7 @@ def collective_executions(setting: Setting, grid: ConfigGrid) -> tuple[tuple[Col
     Collectives of groups of one rank, and those that the configuration does not use, are left out.
     """
     job, runtime = setting.job, setting.runtime
-    assert len(grid) == 1, "executions are those of one configuration"
+    assert len(grid) == 1, "executions are counted for one configuration"
     num_micro_batches = job.global_batch_size // (grid.dp * grid.mbs)
     groups = place(setting.cluster, grid)
     found: list[tuple[Collective, Phase, FloatArray]] = []

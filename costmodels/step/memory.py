@@ -437,7 +437,7 @@ def _compute_needs(
     vpp: IntArray,
     schedule: str,
 ) -> dict[str, FloatArray]:
-    """Compute the needs of every kind of stage of one pipeline, by part, each [c, k]."""
+    """Compute the memory that every kind of stage of one pipeline needs, by part [bytes], each [c, k]."""
     stages, at = pipeline.stages, pipeline.at
     # The first stage of each kind holds the most micro-batches.
     in_flight = stage_in_flight(stages.first[:, None], pipeline.pp, vpp[at], num_micro_batches[at], schedule)

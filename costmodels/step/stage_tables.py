@@ -83,8 +83,8 @@ def stage_figures(setting: Setting, grid: ConfigGrid, stages: StageKinds) -> tup
         stages: Any stages [c], with the blocks that they hold and their numbers in a pipeline.
     """
     pp = int(grid.pp[0])
-    assert (grid.pp == pp).all(), "a stage is one of so many"
-    assert (grid.vpp == grid.vpp[0]).all(), "a stage has so many chunks"
+    assert (grid.pp == pp).all(), "all configurations have one pp"
+    assert (grid.vpp == grid.vpp[0]).all(), "all configurations have one vpp"
     shapes, shape_of = unique_shapes(grid)
     full = np.full(len(shapes), RECOMPUTE_MODES.index("full"))
     kernel_time = remembered_kernel_s()
