@@ -46,7 +46,7 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "extrapolated": "whether smaller jobs alone tell of it",
             **_COUNTS,
             "candidates": "configurations that may be tried",
-            "p_star": "share of draws whose fastest candidate has been tried",
+            "p_star": "confidence that no untried configuration is faster, from 0 to 1",
             "stop_reason": "why the search ended",
             "study_name": "the study's name",
             "storage": "its database, without the password",
@@ -184,7 +184,7 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "best_step_time_s": "the shortest step so far [s]; null without one",
             **_GAINS,
             "extrapolated": "whether smaller jobs alone tell of it",
-            "p_star": "share of draws whose fastest candidate has been tried",
+            "p_star": "confidence that no untried configuration is faster, from 0 to 1",
             "stop_reason": "why the search ended; null while it runs",
             "population": "how probable each candidate is to be the fastest, at the last decision; null before any",
         }

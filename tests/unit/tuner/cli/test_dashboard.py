@@ -57,11 +57,11 @@ def test_json_tells_where_to_look(meshtune, replayed):
 
 @pytest.mark.usefixtures("unserved")
 def test_an_open_address_is_warned_of(meshtune, replayed):
-    """Who lets other machines in is told that there is no login."""
+    """Who lets other machines in is told that the dashboard has no login."""
     done = meshtune("dashboard", replayed, "--port", 0, "--host", "0.0.0.0")  # noqa: S104 # what is warned of
 
     assert done.status == 0
-    assert "there is no login" in done.err
+    assert "the dashboard has no login" in done.err
 
 
 @pytest.mark.usefixtures("unserved")

@@ -139,7 +139,7 @@ def test_colours_are_searched_and_explained(meshtune, simulated, tmp_path):
             ("--config", "dp=4,tp=2", "--planner", "toast", "--pin", "op=*.up,dim=ffn,axis=tp", "--diagnose"),
             "--diagnose = 'toast': needs another planner; --planner descent tells it",
         ),
-        (("--config", "dp=4,tp=2", "--explain", "colors"), "--explain = 'colors': can't be explained"),
+        (("--config", "dp=4,tp=2", "--explain", "colors"), "--explain = 'colors': is no known explanation"),
         (("--config", "dp=4,tp=2", "--drawing", "x.dot"), "--drawing = 'x.dot': needs --explain"),
         (("--config", "dp=4,tp=2", "--layers", "99"), "--layers = 99: must be at most the "),
         (("--config", "dp=4,tp=2", "--pin", "tp"), "--pin = 'tp': must be op, dim, axis, ways, weight_s"),
