@@ -405,7 +405,7 @@ def test_the_command_tells_people_why(meshtune, tuned):
     status, out, _ = meshtune("replan", tuned.file, "--trace", file, "--storage", tuned.storage)
 
     assert status == 0
-    assert "3600 s: h3 is lost: the fastest on the 3 hosts that are left, 1 of them idle." in out
+    assert "3600 s: h3 is lost: the fastest on the 3 remaining hosts, 1 of them idle." in out
     assert "40000 s: h3 is back: " in out
     assert "predictions corrected by 5 trials" in out
     assert "over keeping the study's best" in out
@@ -484,7 +484,7 @@ def test_without_a_trace_the_command_says_so(meshtune, tmp_path):
 
     assert status == 2
     assert err.count("\n") == 1
-    assert "names none" in err
+    assert "has none" in err
 
 
 # One step at a time
