@@ -288,7 +288,10 @@ def test_an_operator_without_a_rule_is_counted_and_stays_whole(meshtune):
     pinned = meshtune(*asked, "--pin", "op=*cholesky,dim=result.0,axis=data")
 
     assert meshtune(*asked, "--json").json["unknown_primitives"] == {"cholesky": 1}
-    assert "no sharding rule is known for cholesky (1 times); their operands and results are not sharded" in meshtune(*asked).out
+    assert (
+        "no sharding rule is known for cholesky (1 times); their operands and results are not sharded"
+        in meshtune(*asked).out
+    )
     assert pinned.status == 2
     assert re.search(r"--pin\[0\].dim = 'result.0': can't be cut: \S*cholesky needs it whole; no dim of it", pinned.err)
 
