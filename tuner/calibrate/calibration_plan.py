@@ -159,6 +159,7 @@ class _Part:
 
 def _mean_shares(terms: StepTerms) -> list[FloatArray]:
     """Compute the elasticity of the step time to each shape of each term, averaged over all candidates, each [s]."""
+    # Elasticities are kept per bundle of shapes; `shapes` distributes each bundle over its shapes.
     of_bundles = np.asarray(terms.elasticities.mean(axis=0), dtype=np.float64).ravel()
     of_shapes = np.asarray(terms.shares.T @ of_bundles)
     return np.split(of_shapes, np.cumsum([len(term.shape) for term in terms.terms])[:-1])

@@ -93,6 +93,7 @@ class DeviceCalibration:
         return {
             str(kind): {
                 "shapes": len(some),
+                # A call without a formula gives NaN, which the median ignores.
                 "of_formula": _median(
                     (lone_call_s(sample.call, self.cluster) or np.nan) / sample.time_s for sample in some
                 ),

@@ -107,6 +107,7 @@ def layer_tasks(job: TrainingJob, cluster: Cluster, grid: ConfigGrid, planning: 
     at: dict[tuple[int, ...], list[int]] = {}
     for position, key in enumerate(shape_keys(grid)):
         at.setdefault(key, []).append(position)
+    # Candidates of one shape differ in their number of micro-batches; their median represents them.
     micro_batches = job.global_batch_size // (grid.dp * grid.mbs)
     found = []
     for positions in at.values():
@@ -131,6 +132,7 @@ def planned_layer(task: LayerTask) -> PlannedLayer | None:
     pins = _pins_of(task.planning.pins, graph, mesh)
     found = _find_cheapest(task.planning, by_hand, limit, pins)
     plan, cost = (by_hand, limit) if found is None else found
+    # Without a change the cost model keeps its own layers, exactly as for the plan by hand.
     is_same = bool((plan.served == by_hand.served).all())
     return PlannedLayer(
         by_hand=by_hand,
@@ -147,6 +149,7 @@ def _layers_of(task: LayerTask) -> tuple[Graph, DeviceMesh]:
     axes = layer_axes(task.config)
     assert axes, "a planned shape has an axis"
     model = task.job.model
+    # Two layers, or the fewest that include every kind of layer: larger graphs would only repeat these.
     layers = min(max(least_layers(model), 2 // model.moe_layer_period if model.is_moe else 2), model.num_layers)
     job = replace(task.job, model=with_layers(model, layers))
     graph = transformer_graph(job, micro_batch_size=task.config.mbs * axes.get("dp", 1))
@@ -190,6 +193,8 @@ def _find_cheapest(
         start = descended(start, terms, is_open=is_open, charge=together(held.charge, charge)).plan
     plans.append(start)
     costs = [(plan, cost_of(plan)) for plan in plans]
+    # No plan may hold more weights or gradients than the plan by hand. Among the rest, those without more memory
+    # come first, then the fastest.
     fitting = [
         (cost.peak_memory_bytes > limit.peak_memory_bytes * (1 + ROUNDING), cost.step_time_s, (plan, cost))
         for plan, cost in costs
@@ -198,6 +203,7 @@ def _find_cheapest(
     needs_more, _, cheapest = min(fitting, key=lambda one: one[:2], default=(True, 0.0, None))
     if cheapest is None or is_pinned:
         return cheapest
+    # Without pins another plan is only worth using if it is faster without needing more memory.
     is_faster = cheapest[1].step_time_s < limit.step_time_s * (1 - ROUNDING)
     return cheapest if is_faster and not needs_more else None
 
@@ -220,6 +226,7 @@ def _no_more_than(plan: Plan) -> Charge:
             if graph.tensors[tensor].kind is TensorKind.GRADIENT
         )
 
+    # Share that the given plan holds of each operator's persistent results; rows above it are charged.
     most = [held(number, tuple(row)) for number, row in enumerate(plan.served.tolist())]
 
     def charge(number: int, row: Row) -> float:

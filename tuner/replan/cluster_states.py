@@ -131,6 +131,7 @@ class Options:
 
 def cluster_of(nominal: Cluster, trace: Trace, time_s: float, hosts: Hosts) -> Cluster:
     """Return some hosts of the cluster at a time as a cluster of their own; none of them may be lost then."""
+    # Hosts that are not wanted are treated as lost, on top of the trace's own losses.
     before = tuple(event for event in trace.events if event.time_s <= time_s)
     lost = set(lost_hosts(trace, time_s))
     left_out = [host for host in range(nominal.num_hosts) if host not in hosts and host not in lost]
@@ -215,6 +216,7 @@ class Pricing:
                 step = (setting.job, cluster, setting.runtime, space.grid)
                 step_time_s = estimate_step(*step, memory=space.memory).step_time_s
                 misfit = ~space.memory.fits(self.config.options.memory_headroom)
+                # Configurations that are predicted not to fit are kept, last: trials may have shown that they do fit.
                 order = np.lexsort((step_time_s, misfit))[:MOST_KEPT]
                 configs = tuple(map(space.grid.config, order.tolist()))
                 self._ranked[state] = Ranked(configs=configs, best_s=float(step_time_s[order[0]]))
@@ -238,6 +240,7 @@ class Pricing:
             hosts = fastest_hosts(interval, count)
             if found and device_s / self.base(hosts).num_devices >= min(found)[0]:
                 break
+            # Sets of hosts on which no configuration fits have no setups.
             memory = self.space_on(self.base(hosts)).memory
             if memory.fits(self.config.options.memory_headroom).any():
                 found.append((self.ranked(self.state_of(trace, interval, hosts)).best_s, hosts))
@@ -254,6 +257,7 @@ class Pricing:
             hosts = fastest_hosts(interval, count)
             setting = replace(self.config.setting, cluster=self.base(hosts))
             devices = setting.cluster.num_devices
+            # The degrees except dp must divide the devices, and the expert-parallel groups must divide the new dp.
             if devices % rest or devices >= self.nominal.num_devices or (devices // rest) % config.ep:
                 continue
             chosen = replace(config, dp=devices // rest)
@@ -285,6 +289,7 @@ def options_over(
     """
     state_in: dict[tuple[int, int, Hosts], ClusterState] = {}
     seen: set[ClusterState] = set()
+    # Cluster states of every interval: sets that are too slow there are dropped, unless they are asked for.
     asked = {setup.hosts for setup in besides}
     for number, course in enumerate(courses):
         for at, sets in enumerate(_available_host_sets(pricing, course, besides)):
@@ -300,6 +305,7 @@ def options_over(
                 on_progress(f"priced {len(seen | {*there.values()}):,} states of the cluster")
             seen |= {*there.values()}
     states = list(dict.fromkeys(state_in.values()))
+    # Configurations to price on each nominal cluster: all its states share them, so that they can be compared.
     pool: dict[Cluster, dict[ParallelConfig, None]] = {}
     for setup in besides:
         pool.setdefault(pricing.base(setup.hosts), {})[setup.config] = None
@@ -323,6 +329,7 @@ def _available_host_sets(pricing: Pricing, course: Course, besides: Sequence[Set
     """List the sets of hosts with setups in every interval: its own, its neighbours', and those of `besides`."""
     own = [list(pricing.host_sets(course.trace, interval)) for interval in course.intervals]
     there = [set(interval.hosts) for interval in course.intervals]
+    # Forward, then backward in time: a setup that runs in a neighbouring interval may continue without a change.
     for order in (range(1, len(own)), range(len(own) - 2, -1, -1)):
         for at in order:
             neighbour = own[at - 1 if order.step > 0 else at + 1]
@@ -356,6 +363,7 @@ def _price_states(
         for (_, cluster), grid in zip(states, grids, strict=True)
     ]
     evidence = _evidence(trials, own_grid)
+    # Without observations or history the posterior equals the predictions, so pricing skips the surrogate.
     knows = bool(own) and (evidence.num_decisions > 0 or bool(config.history))
     if not knows:
         return {
@@ -422,6 +430,7 @@ def _representatives(bases: Sequence[Cluster], values: Sequence[FloatArray]) -> 
     representatives are chosen one by one: always the state that is farthest from its representative (farthest-point
     clustering).
     """
+    # The list is reversed so that the first state of each base wins.
     first = {base: at for at, base in reversed(list(enumerate(bases)))}
     stands_for = [first[base] for base in bases]
     away = np.array([_distance(values[at], values[of]) for at, of in enumerate(stands_for)])

@@ -243,6 +243,7 @@ def replanned(
     course, pricing, study = course_of(config, trace, until_s), Pricing(config), _find_stored(config)
     found = best_known(config, study)
     staying = stays(pricing, course, found.config) if found else None
+    # The setups of staying are priced in any case, so that both timelines rest on the same figures.
     besides = [setup for setup in dict.fromkeys(staying or ()) if setup is not None]
     options = options_over(pricing, [course], besides, study, on_progress=on_progress)
     priced = _PricedCourse(course, options, 0, assumptions)
@@ -284,6 +285,7 @@ def robust_choice(
     pricing, study = Pricing(config), _find_stored(config)
     found = best_known(config, study)
     whole = pricing.all_hosts
+    # Candidates: configurations that rank high in any state with all hosts, and the study's best.
     clusters = dict.fromkeys(
         cluster_of(pricing.nominal, course.trace, interval.from_s, whole)
         for course in courses
@@ -307,6 +309,7 @@ def robust_choice(
         )
         for one, courses_of in timelines.items()
     }
+    # A trace without any step has an infinite time per token, which makes the mean infinite too.
     figures_s = {
         one: STATISTICS[statistic]([each.time_per_token_s for each in told]) for one, told in of_traces.items()
     }
@@ -338,6 +341,7 @@ def stays(pricing: Pricing, course: Course, config: ParallelConfig) -> list[Setu
     is_whole = [interval.hosts == pricing.all_hosts for interval in course.intervals]
     found: list[Setup | None] = []
     for at, interval in enumerate(course.intervals):
+        # While some hosts are lost: wait if all return later, else keep the reduced setup as long as its hosts exist.
         before = found[-1] if found else None
         if is_whole[at]:
             found.append(whole)
@@ -389,6 +393,7 @@ class _PricedCourse:
     def end_s(self, at: int, option: int) -> tuple[float, float]:
         """Compute the time to checkpoint the previous interval's option, and the work lost with a host [s]."""
         before = self.course.intervals[at - 1]
+        # If all hosts of the setup are still there it writes a checkpoint; otherwise work since the last one is lost.
         if {*self.course.intervals[at].hosts} >= {*self.setups[option].hosts}:
             return self.assumptions.transfer_s(self.figures[at - 1][option]), 0.0
         return 0.0, min(self.assumptions.checkpoint_every_s / 2, before.to_s - before.from_s)
@@ -450,6 +455,7 @@ class _PricedCourse:
     def _why_it_pays(self, at: int, chosen: Sequence[int]) -> str:
         """Explain the gain of a voluntary change until the next one, compared with continuing."""
         before, option = chosen[at - 1], chosen[at]
+        # The gain counts until the next change, or until the previous setup could no longer have run.
         end = next((later for later in range(at, len(chosen)) if chosen[later] != option), len(chosen))
         stops = next((later for later in range(at, end) if not self.choices.runs[later, before]), end)
         lost = set() if stops == end else {*self.setups[before].hosts} - {*self.course.intervals[stops].hosts}

@@ -58,6 +58,7 @@ def best_timeline(choices: Choices) -> tuple[int, ...]:
         before[at, switches] = best
         value = np.where(switches, anew, value) + choices.steps[at]
         value[~choices.runs[at]] = -np.inf
+    # Follow the predecessors back from the best last option.
     timeline = [int(np.argmax(value))]
     for at in range(count - 1, 0, -1):
         timeline.append(int(before[at, timeline[-1]]))
@@ -75,6 +76,7 @@ def unforeseen_timeline(choices: Choices, lengths_s: FloatArray) -> tuple[int, .
     """
     timeline: list[int] = []
     for at in range(len(lengths_s)):
+        # Extrapolate the present speed of every option to the end, since no later event is known.
         value = choices.steps[at] / lengths_s[at] * lengths_s[at:].sum()
         if timeline:
             before = timeline[-1]

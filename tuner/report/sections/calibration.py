@@ -54,6 +54,7 @@ def _operators(data: ReportData) -> list[list[Content]]:
     if not samples:
         return []
     setting = data.config.setting
+    # Predict the operators of every configuration that has run, to compare with the measured samples.
     configs = {tuple(record.params.values()): data.config.config_of(record.params) for record in timed}
     grid = ConfigGrid.from_configs(list(configs.values()))
     predicted_s = predicted_times(step_terms(setting.job, setting.cluster, setting.runtime, grid))

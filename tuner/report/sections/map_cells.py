@@ -98,6 +98,7 @@ def space_map(data: ReportData) -> SpaceMap:
             removed={},
             least_bytes=None,
         )
+    # Cells without a candidate show what removed their combinations.
     for key, rules in _restrict_to_map(removed, shown).items():
         if key not in cells:
             cells[key] = Cell(
@@ -137,6 +138,7 @@ def _find_tried(records: Sequence[TrialRecord]) -> tuple[dict[Key, TrialRecord],
     failed: dict[Key, Status] = {}
     for record in records:
         key = _key(record.params)
+        # A candidate with several trials has one step time, from all of them.
         step_s = step_time_of(records, record.params) if record.step_time_s else None
         if step_s is not None and (key not in measured or step_s < measured[key][0]):
             measured[key] = step_s, record
@@ -152,6 +154,7 @@ def _count_removed(data: ReportData) -> tuple[dict[Key, Counter[str]], dict[Key,
 
     def count(rule: str, columns: Columns, broken: Keep, weight: int) -> None:
         mbs = columns["mbs"] if "mbs" in columns else np.zeros(len(broken), dtype=np.int64)
+        # Rules that break before mbs is enumerated count for all sizes at once (mbs 0).
         rows = np.stack([columns["tp"], columns["pp"], mbs, columns["cp"] * columns["up"]], axis=1)[broken]
         for key, number in zip(*_count_rows(rows), strict=True):
             removed[key][rule] += number * weight

@@ -56,6 +56,7 @@ def _stages(data: ReportData) -> Html | None:
         return None
     found = stage_memory(setting.job, setting.cluster, setting.runtime, best)
     headroom = data.config.options.memory_headroom
+    # Draw the stages closest to their own limit, in the order of the pipeline.
     share = found.needed_bytes / ((1 - headroom) * found.capacity_bytes)
     drawn = np.sort(np.argsort(-share, kind="stable")[:MAX_STAGES]).tolist()
     bars = [
