@@ -63,15 +63,15 @@ def calibrate_device(
     limit_s = DEFAULT_SECONDS[device_type] if seconds is None else seconds
     with ExitStack() as stack:
         # Starting ranks takes seconds and is not needed if all calls are known already: start them at first use.
-        benchmarks = cache(partial(_benchmarks, config, device_type, stack))
-        most_ranks, notes = _most_ranks(config, device, benchmarks)
+        benchmarks = cache(partial(_start_benchmarks, config, device_type, stack))
+        most_ranks, notes = _count_ranks(config, device, benchmarks)
         calls = calls_of(setting, space.grid, space.memory, most_ranks=most_ranks)
         plan = calibration_plan(calls.wanted, limit_s)
         stack.enter_context(storage_errors(config.storage))
         store = open_store(config.storage)
         stack.callback(store.close)
         make_tables(store)
-        known = _known(store, device)
+        known = _read_known(store, device)
         left = [one for one in plan if force or one.call not in known]
         run = _Run(store=store, device=device)
 
@@ -112,7 +112,7 @@ class _Run:
     ) -> None:
         """Measure the calls until the time is over, one group size after the other: each starts its own ranks."""
         until_s = time.monotonic() + limit_s
-        for calls in _launches(wanted):
+        for calls in _group_by_ranks(wanted):
             if time.monotonic() >= until_s:
                 return
             with closing(benchmarks.measure(calls)) as measured:
@@ -131,7 +131,7 @@ class _Run:
         self.measured[call] = sample
 
 
-def _launches(wanted: Sequence[Wanted]) -> list[list[LoneCall]]:
+def _group_by_ranks(wanted: Sequence[Wanted]) -> list[list[LoneCall]]:
     """Group the calls by the ranks they need, with the group that makes up most of the candidates' steps first."""
     by_ranks: dict[int, list[Wanted]] = {}
     for one in wanted:
@@ -140,7 +140,7 @@ def _launches(wanted: Sequence[Wanted]) -> list[list[LoneCall]]:
     return [[one.call for one in some] for some in ordered]
 
 
-def _known(store: AbstractStore, device: Device) -> dict[LoneCall, LoneSample]:
+def _read_known(store: AbstractStore, device: Device) -> dict[LoneCall, LoneSample]:
     """Read the times that earlier calibrations of the device have stored."""
     with store.connection(METADATA) as connection:
         return {sample.call: sample for sample in read_lone(connection) if sample.device == device.name}
@@ -188,7 +188,7 @@ def _check_torch(config: StudyConfig) -> None:
         )
 
 
-def _benchmarks(config: StudyConfig, device_type: DeviceType, stack: ExitStack) -> DeviceBenchmarks:
+def _start_benchmarks(config: StudyConfig, device_type: DeviceType, stack: ExitStack) -> DeviceBenchmarks:
     """Start ranks that measure; they stop when the stack is left.
 
     Raises:
@@ -201,7 +201,7 @@ def _benchmarks(config: StudyConfig, device_type: DeviceType, stack: ExitStack) 
     return DeviceBenchmarks(processes=processes, device=device_type)
 
 
-def _most_ranks(
+def _count_ranks(
     config: StudyConfig, device: Device, benchmarks: Callable[[], DeviceBenchmarks]
 ) -> tuple[int, tuple[str, ...]]:
     """Return the size of the largest group that can be formed here, and notes for the user.
@@ -210,7 +210,7 @@ def _most_ranks(
         ConfigError: The study's device is not in this machine.
     """
     if device.is_processor:
-        return MOST_CPU_RANKS, _shared_cores(config)
+        return MOST_CPU_RANKS, _note_shared_cores(config)
     found = benchmarks().accelerators()
     if not found.count:
         raise ConfigError(
@@ -225,7 +225,7 @@ def _most_ranks(
     return found.count, (f"torch calls this machine's GPU {found.name}; it is treated as the study's {device.name}",)
 
 
-def _shared_cores(config: StudyConfig) -> tuple[str, ...]:
+def _note_shared_cores(config: StudyConfig) -> tuple[str, ...]:
     cores = os.cpu_count() or 1
     ranks = min(config.setting.cluster.devices_per_host, MOST_CPU_RANKS)
     if ranks <= cores:

@@ -78,7 +78,7 @@ def calibrate_file(
         catalog_path(runtime)
     runs, unusable = read_measured_and_skipped(measured, Path())
     skipped = Counter(unusable)
-    name, own = _runs_of(runs, runtime)
+    name, own = _select_runs(runs, runtime)
     skipped["runs of another runtime"] += len(runs) - len(own)
     timed = [run for run in own if run.step_time_s is not None]
     skipped["runs without a step time"] += len(own) - len(timed)
@@ -106,7 +106,7 @@ def _check_out(out: Path, *, overwrite: bool) -> None:
         raise ConfigError("already exists", key="--out", value=str(out), nearest="--force replaces it")
 
 
-def _runs_of(runs: Sequence[MeasuredRun], runtime: str | None) -> tuple[str, list[MeasuredRun]]:
+def _select_runs(runs: Sequence[MeasuredRun], runtime: str | None) -> tuple[str, list[MeasuredRun]]:
     """Select the runs of one runtime, and return its name with them."""
     counts = Counter(source_of(run).runtime for run in runs)
     found = ", ".join(f"{name} ({count} runs)" for name, count in sorted(counts.items()))

@@ -93,13 +93,13 @@ def init(
     framework, file = chosen[0]
     added = Added(
         cluster=cluster,
-        hosts=_count("--hosts", hosts),
+        hosts=_parse_count("--hosts", hosts),
         model=model,
-        vocab_size=_count("--vocab-size", vocab_size),
-        sequence_length=_count("--sequence-length", sequence_length),
-        global_batch_size=_count("--global-batch-size", global_batch_size),
+        vocab_size=_parse_count("--vocab-size", vocab_size),
+        sequence_length=_parse_count("--sequence-length", sequence_length),
+        global_batch_size=_parse_count("--global-batch-size", global_batch_size),
         runtime=runtime,
-        config=None if config is None else _degrees(config),
+        config=None if config is None else _parse_degrees(config),
     )
     imported = read_import(framework, file, read_text(file, most_bytes=MOST_BYTES))
     written, made = _write(imported, added, file, out, force=force)
@@ -117,14 +117,14 @@ def init(
     if as_json:
         print_json(payload)
         return
-    _tell(made, written, out)
+    _print_result(made, written, out)
 
 
-def _count(option: str, text: str | None) -> int | None:
+def _parse_count(option: str, text: str | None) -> int | None:
     return None if text is None else whole_number(option, text, 1)
 
 
-def _degrees(text: str) -> dict[str, int]:
+def _parse_degrees(text: str) -> dict[str, int]:
     """Parse the degrees that `--config` names; degrees it does not name stay open."""
     from costmodels.job.parallel_config import DEGREES, parse_config
 
@@ -173,7 +173,7 @@ def _write(imported: Imported, added: Added, file: Path, out: Path, *, force: bo
     return written, made
 
 
-def _tell(made: NewStudy, written: list[Path], out: Path) -> None:
+def _print_result(made: NewStudy, written: list[Path], out: Path) -> None:
     from tuner.terminal.console import in_words
 
     for path in written:

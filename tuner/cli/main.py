@@ -105,16 +105,16 @@ def _hide_secrets() -> None:
     """
     given = sys.argv[1:]
     told = json.loads(os.environ.pop(_ARGUMENTS, "null"))
-    if told is not None and [_shown_argument(argument) for argument in told] == given:
+    if told is not None and [_mask_argument(argument) for argument in told] == given:
         sys.argv[1:] = told
         return
-    shown, at = [_shown_argument(argument) for argument in given], len(sys.orig_argv) - len(given)
+    shown, at = [_mask_argument(argument) for argument in given], len(sys.orig_argv) - len(given)
     if shown != given and sys.orig_argv[at:] == given:  # false if another program called `main`
         os.environ[_ARGUMENTS] = json.dumps(given)
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:at], *shown])  # noqa: S606 # no shell wanted
 
 
-def _shown_argument(argument: str) -> str:
+def _mask_argument(argument: str) -> str:
     """Return an argument with passwords of URLs and environment variables of commands masked."""
     return shown_url(_OF_COMMANDS.sub(r"\1***", argument) if "environment" in argument else argument)
 
@@ -130,7 +130,7 @@ def _complain(message: str) -> None:
     typer.echo(f"meshtune: {printable(message)}", err=True)
 
 
-def _tell_version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import PackageNotFoundError, version
 
@@ -153,7 +153,7 @@ _STATUSES = "Exit status: 0 done, 1 ran but found nothing, 2 invalid input (one 
 def meshtune(
     context: typer.Context,
     version: Annotated[  # noqa: ARG001 # its callback does the work
-        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version and exit.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Find the fastest parallelism configuration for training a large language model on a cluster.
@@ -390,7 +390,7 @@ def report(
     from tuner.report import write_report
 
     written = write_report(config, out)
-    _tell_written(str(written), as_json)
+    _print_written(str(written), as_json)
 
 
 @app.command()
@@ -457,7 +457,7 @@ def _finish_empty(as_json: bool, payload: Mapping[str, Any]) -> NoReturn:
     raise typer.Exit(FOUND_NOTHING)
 
 
-def _tell_written(file: str, as_json: bool) -> None:
+def _print_written(file: str, as_json: bool) -> None:
     if as_json:
         print_json({"written": file})
     else:

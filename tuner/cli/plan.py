@@ -135,7 +135,7 @@ def plan(
     from tuner.plans.plan_export import PlanSource, named_lines
     from tuner.plans.sharding_plans import in_lines, of_candidate, plan_json, shardings_table
 
-    options = _options(planner, order, whole_axes, pin or [], diagnose=diagnose)
+    options = _parse_options(planner, order, whole_axes, pin or [], diagnose=diagnose)
     _check_export(export, out)
     _check_explain(explain, drawing)
     candidate = None
@@ -149,7 +149,7 @@ def plan(
             nearest="meshtune plan STUDY --config",
         )
     if jax is not None or torch is not None:
-        graph, found_mesh = _of_function(jax, torch, mesh, cluster, whole_number("--hosts", hosts, 1))
+        graph, found_mesh = _read_function(jax, torch, mesh, cluster, whole_number("--hosts", hosts, 1))
         title = f"{graph.name} on {found_mesh.in_words} of {found_mesh.cluster.name}"
     else:
         if study is None:
@@ -165,14 +165,14 @@ def plan(
         graph, found_mesh = of_candidate(config.setting, wanted, num_layers)
         title = f"{config_in_words(config, wanted)}: {graph.name}, one micro-batch on {found_mesh.in_words}"
     prove_s = None if prove is None else number("--prove", prove, above_zero=True)
-    options = replace(options, memory_bytes=_memory_bytes(memory_gib, found_mesh), prove_s=prove_s)
+    options = replace(options, memory_bytes=_parse_memory_bytes(memory_gib, found_mesh), prove_s=prove_s)
     try:
-        with _workers(graph, options) as workers:
+        with _start_workers(graph, options) as workers:
             found = planned(graph, found_mesh, options, workers=workers)
     except ConfigError as error:
-        raise _by_option(error) from None
-    explained = _explained(graph, drawing) if explain is not None else None
-    exported = _exported(export, out, PlanSource(plan=found.plan, candidate=candidate), jax)
+        raise _name_options(error) from None
+    explained = _explain_dims(graph, drawing) if explain is not None else None
+    exported = _export(export, out, PlanSource(plan=found.plan, candidate=candidate), jax)
     if as_json:
         more = {} if exported is None else {"export": exported.content}
         print_json(plan_json(found) | more | ({} if explained is None else {"explained": explained.content}))
@@ -190,7 +190,7 @@ def plan(
 
 
 @contextmanager
-def _workers(graph: Graph, options: PlannerOptions) -> Iterator[AbstractWorkers | None]:
+def _start_workers(graph: Graph, options: PlannerOptions) -> Iterator[AbstractWorkers | None]:
     """Start processes for TOAST's search trees if the graph is large and the machine has several cores."""
     from tuner.planners.engine.workers import ProcessWorkers
     from tuner.planners.planning import MANY_OPS
@@ -203,7 +203,7 @@ def _workers(graph: Graph, options: PlannerOptions) -> Iterator[AbstractWorkers 
         yield workers
 
 
-def _by_option(error: ConfigError) -> ConfigError:
+def _name_options(error: ConfigError) -> ConfigError:
     """Translate a planner's error: name the command's options instead of the planner's own keys."""
     from tuner.planners.sharding.manumatic import MEMORY_KEY
     from tuner.planners.sharding.pins import KEY
@@ -213,7 +213,7 @@ def _by_option(error: ConfigError) -> ConfigError:
     return ConfigError(rule, key=where, value=error.value, nearest=error.nearest)
 
 
-def _memory_bytes(text: str | None, mesh: DeviceMesh) -> float | None:
+def _parse_memory_bytes(text: str | None, mesh: DeviceMesh) -> float | None:
     """Parse the memory limit of `--memory-gib` [bytes]."""
     from hardware.device import GIB
 
@@ -227,7 +227,7 @@ def _memory_bytes(text: str | None, mesh: DeviceMesh) -> float | None:
         raise ConfigError(f"{error.rule}, or device", key=error.key, value=error.value) from None
 
 
-def _options(planner: str, order: str, whole_axes: bool, pins: list[str], *, diagnose: bool) -> PlannerOptions:
+def _parse_options(planner: str, order: str, whole_axes: bool, pins: list[str], *, diagnose: bool) -> PlannerOptions:
     from tuner.planners.planning import ORDER_CHOICES, PLANNERS, PlannerOptions
 
     planners = [choice for choice in PLANNERS if choice == planner]
@@ -242,12 +242,12 @@ def _options(planner: str, order: str, whole_axes: bool, pins: list[str], *, dia
         planner=planners[0],
         order=orders[0],
         whole_axes=whole_axes,
-        pins=tuple(_pin(text) for text in pins),
+        pins=tuple(_parse_pin(text) for text in pins),
         diagnose=diagnose,
     )
 
 
-def _pin(text: str) -> Pin:
+def _parse_pin(text: str) -> Pin:
     """Parse a pin such as `op=*.up,dim=ffn,axis=tp`."""
     from tuner.planners.sharding.pins import Pin
 
@@ -272,7 +272,7 @@ def _pin(text: str) -> Pin:
     return Pin(**values)
 
 
-def _of_function(
+def _read_function(
     jax: str | None, torch: str | None, mesh: str | None, cluster: str, hosts: int
 ) -> tuple[Graph, DeviceMesh]:
     from costmodels.sharding.device_mesh import mesh_of
@@ -308,7 +308,7 @@ def _check_explain(explain: str | None, drawing: Path | None) -> None:
         raise ConfigError("needs --explain", key="--drawing", value=str(drawing), nearest="--explain colours")
 
 
-def _explained(graph: Graph, out: Path | None) -> _Explained:
+def _explain_dims(graph: Graph, out: Path | None) -> _Explained:
     """Find the colours of a graph's dims, and draw their conflicts to the file of `--drawing`."""
     from tuner.planners.toast.colour_report import drawing, report_json, report_lines
     from tuner.planners.toast.compatibility import compatibility
@@ -332,7 +332,7 @@ def _check_export(export: str | None, out: Path | None) -> None:
         raise ConfigError("needs --export", key="--out", value=str(out), nearest="for example --export jax")
 
 
-def _exported(export: str | None, out: Path | None, source: PlanSource, jax: str | None) -> PlanExport | None:
+def _export(export: str | None, out: Path | None, source: PlanSource, jax: str | None) -> PlanExport | None:
     """Export the plan for a framework, and write it to the file of `--out`."""
     from tuner.plans.plan_export import export_plan
 

@@ -99,7 +99,12 @@ def replan(
         _print_robust(config, traces, names, robust, until_s, assumptions, as_json)
         return
     plan = replanned(
-        config, traces[0], until_s=until_s, assumptions=assumptions, foresees=not unforeseen, on_progress=_tell
+        config,
+        traces[0],
+        until_s=until_s,
+        assumptions=assumptions,
+        foresees=not unforeseen,
+        on_progress=_print_progress,
     )
     if as_json:
         print_json(plan_json(config, plan))
@@ -111,7 +116,7 @@ def replan(
         raise typer.Exit(FOUND_NOTHING)
 
 
-def _tell(line: str) -> None:
+def _print_progress(line: str) -> None:
     typer.echo(line, err=True)
 
 
@@ -166,7 +171,9 @@ def _print_robust(
 ) -> None:
     from tuner.replan.replanning import robust_choice, robust_json
 
-    choice = robust_choice(config, traces, statistic, until_s=until_s, assumptions=assumptions, on_progress=_tell)
+    choice = robust_choice(
+        config, traces, statistic, until_s=until_s, assumptions=assumptions, on_progress=_print_progress
+    )
     if as_json:
         payload: dict[str, Any] = robust_json(config, choice, names, statistic)
         print_json(payload | {"assumptions": asdict(assumptions)})

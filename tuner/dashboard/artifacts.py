@@ -82,10 +82,10 @@ class StudyFiles:
         except FileNotFoundError as error:
             raise ArtifactNotFound(artifact_id) from error
 
-    def _refused(self, *_: Any, **__: Any) -> NoReturn:
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise AssertionError("the server refuses write requests before they reach the store")
 
-    write = remove = _refused
+    write = remove = _refuse
 
 
 def _reader(path: Path) -> Callable[[], BinaryIO]:

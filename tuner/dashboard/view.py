@@ -153,20 +153,20 @@ class StudyView(BaseStorage):
         self, snapshot: Snapshot, trials: Sequence[FrozenTrial], logs: Mapping[int, Sequence[OfferedFile]]
     ) -> Pages:
         noted = noted_trials(snapshot.records)
-        told = self._trial_pages(snapshot, logs, noted)
+        told = self._compose_trials(snapshot, logs, noted)
         notes, shown = {NOTES: study_note(snapshot)}, []
         report = self._files.report()
         files = {f"artifacts:{report.identity}": report.entry}
         for trial in trials:
             page = told.get(trial.number)
-            shown.append(trial if page is None else _with_attributes(trial, page.facts))
+            shown.append(trial if page is None else _replace_attributes(trial, page.facts))
             if page is not None and page.note is not None:
                 notes[f"{NOTES}{trial._trial_id}:"] = page.note
             for file in logs.get(trial.number, ()):
                 files[f"dashboard:artifacts:{trial._trial_id}:{file.identity}"] = file.entry
         return Pages(facts=study_facts(snapshot), notes=notes, files=files, trials=shown)
 
-    def _trial_pages(
+    def _compose_trials(
         self, snapshot: Snapshot, logs: Mapping[int, Sequence[OfferedFile]], noted: Container[int]
     ) -> Mapping[int, TrialPage]:
         """Compose each trial's texts by its number; those of ended trials are kept, since they no longer change."""
@@ -232,7 +232,7 @@ class StudyView(BaseStorage):
     def set_study_system_attr(self, study_id: int, key: str, value: Any) -> None:
         """Store a note; other attributes must not be written."""
         if not key.startswith(NOTES):
-            self._refused()
+            self._refuse()
         self._storage.set_study_system_attr(study_id, key, value)
 
     def get_study_id_from_name(self, study_name: str) -> int:
@@ -251,11 +251,11 @@ class StudyView(BaseStorage):
         """Remove the storage's session of this thread."""
         self._storage.remove_session()
 
-    def _refused(self, *_: Any, **__: Any) -> NoReturn:
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise AssertionError("the server refuses requests that would write anything but a note")
 
-    create_new_study = delete_study = set_study_user_attr = create_new_trial = set_trial_param = _refused
-    set_trial_state_values = set_trial_intermediate_value = set_trial_user_attr = set_trial_system_attr = _refused
+    create_new_study = delete_study = set_study_user_attr = create_new_trial = set_trial_param = _refuse
+    set_trial_state_values = set_trial_intermediate_value = set_trial_user_attr = set_trial_system_attr = _refuse
 
 
 def noted_trials(records: Sequence[TrialRecord]) -> Container[int]:
@@ -271,7 +271,7 @@ def _step_s(record: TrialRecord) -> float:
     return record.step_time_s or math.inf
 
 
-def _with_attributes(trial: FrozenTrial, attributes: Mapping[str, Any]) -> FrozenTrial:
+def _replace_attributes(trial: FrozenTrial, attributes: Mapping[str, Any]) -> FrozenTrial:
     shown = copy.copy(trial)
     shown.user_attrs = dict(attributes)
     return shown

@@ -83,12 +83,14 @@ def find_plan_exporter(target: str) -> Callable[[PlanSource], PlanExport]:
     return PLAN_EXPORTERS[target]
 
 
-def _as_file(content: dict[str, Any]) -> str:
+def _format_file(content: dict[str, Any]) -> str:
     """Format as JSON with one line per argument, operator or change, however deeply these are nested."""
-    return "{\n" + ",\n".join(f"  {json.dumps(key)}: {_in_lines(value)}" for key, value in content.items()) + "\n}\n"
+    return (
+        "{\n" + ",\n".join(f"  {json.dumps(key)}: {_format_value(value)}" for key, value in content.items()) + "\n}\n"
+    )
 
 
-def _in_lines(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, dict) and value:
         return "{\n" + ",\n".join(f"    {json.dumps(key)}: {json.dumps(each)}" for key, each in value.items()) + "\n  }"
     if isinstance(value, list) and any(isinstance(each, dict) for each in value):
@@ -102,7 +104,7 @@ def named_lines(rows: Sequence[tuple[str, str]]) -> list[str]:
     return [f"  {name:<{width}}  {told}" for name, told in rows]
 
 
-def _shown(rows: Sequence[tuple[str, str]]) -> list[str]:
+def _format_rows(rows: Sequence[tuple[str, str]]) -> list[str]:
     return [*named_lines(rows[:NUM_SHOWN]), *_more(len(rows))]
 
 
@@ -110,18 +112,18 @@ def _more(number: int) -> list[str]:
     return [f"  and {number - NUM_SHOWN:,} more"] if number > NUM_SHOWN else []
 
 
-def _of_jax(source: PlanSource) -> PlanExport:
+def _export_jax(source: PlanSource) -> PlanExport:
     specs = jax_specs(source.plan, source.outputs)
     content = specs.to_json()
     return PlanExport(
         target="jax",
         content=content,
-        text=_as_file(content),
+        text=_format_file(content),
         lines=(
             f"JAX: Mesh({_mesh_in_words(specs.mesh)}), {len(specs.arguments)} arguments, {len(specs.outputs)} outputs, "
             f"{len(specs.constraints):,} constraints",
-            *_shown([(name, _spec_in_words(spec)) for name, spec in specs.arguments.items()]),
-            *_shown(
+            *_format_rows([(name, _spec_in_words(spec)) for name, spec in specs.arguments.items()]),
+            *_format_rows(
                 [(each.op, f"{each.at} of {each.tensor}: {_spec_in_words(each.spec)}") for each in specs.constraints]
             ),
         ),
@@ -129,7 +131,7 @@ def _of_jax(source: PlanSource) -> PlanExport:
     )
 
 
-def _of_shardy(source: PlanSource) -> PlanExport:
+def _export_shardy(source: PlanSource) -> PlanExport:
     if source.stablehlo is None:
         raise ConfigError(
             "is only for plans of JAX functions, which are lowered to StableHLO",
@@ -154,18 +156,18 @@ def _of_shardy(source: PlanSource) -> PlanExport:
     )
 
 
-def _of_torch(source: PlanSource) -> PlanExport:
+def _export_torch(source: PlanSource) -> PlanExport:
     placements = torch_placements(source.plan)
     content = placements.to_json()
     return PlanExport(
         target="torch",
         content=content,
-        text=_as_file(content),
+        text=_format_file(content),
         lines=(
             f"torch: init_device_mesh({_mesh_in_words(placements.mesh)}), {len(placements.arguments)} tensors, "
             f"{len(placements.redistributions):,} redistributions",
-            *_shown([(name, f"[{', '.join(each)}]") for name, each in placements.arguments.items()]),
-            *_shown(
+            *_format_rows([(name, f"[{', '.join(each)}]") for name, each in placements.arguments.items()]),
+            *_format_rows(
                 [
                     (each.op, f"{each.at} of {each.tensor}: [{', '.join(each.before)}] to [{', '.join(each.after)}]")
                     for each in placements.redistributions
@@ -176,7 +178,7 @@ def _of_torch(source: PlanSource) -> PlanExport:
     )
 
 
-def _of_mindspore(source: PlanSource) -> PlanExport:
+def _export_mindspore(source: PlanSource) -> PlanExport:
     strategies = mindspore_strategies(source.plan)
     content = strategies.to_json()
     moved = [
@@ -187,11 +189,11 @@ def _of_mindspore(source: PlanSource) -> PlanExport:
     return PlanExport(
         target="mindspore",
         content=content,
-        text=_as_file(content),
+        text=_format_file(content),
         lines=(
             f"MindSpore: Layout({strategies.device_matrix}, {strategies.alias_name}), {len(strategies.operators):,} "
             f"operators, {len(moved):,} of them sharded",
-            *_shown(
+            *_format_rows(
                 [
                     (
                         each.op,
@@ -209,7 +211,7 @@ def _of_mindspore(source: PlanSource) -> PlanExport:
     )
 
 
-def _of_megatron(source: PlanSource) -> PlanExport:
+def _export_megatron(source: PlanSource) -> PlanExport:
     if source.candidate is None:
         raise ConfigError(
             "is only for plans of a study's model; Megatron-LM trains no other programs",
@@ -287,9 +289,9 @@ def _spec_in_words(spec: Spec) -> str:
 
 
 PLAN_EXPORTERS: dict[str, Callable[[PlanSource], PlanExport]] = {
-    "jax": _of_jax,
-    "megatron": _of_megatron,
-    "mindspore": _of_mindspore,
-    "shardy": _of_shardy,
-    "torch": _of_torch,
+    "jax": _export_jax,
+    "megatron": _export_megatron,
+    "mindspore": _export_mindspore,
+    "shardy": _export_shardy,
+    "torch": _export_torch,
 }

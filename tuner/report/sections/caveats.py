@@ -11,12 +11,12 @@ from tuner.search.stopping import StopReason
 
 def warnings_section(data: ReportData) -> Html:
     """Render the warnings of the search space and the doubts about the result."""
-    warnings = [*data.candidates.space.warnings, *_doubts(data)]
+    warnings = [*data.candidates.space.warnings, *_find_doubts(data)]
     content = tag("ul", *(tag("li", warning) for warning in warnings)) if warnings else tag("p", "None.")
     return section("warnings", "Warnings", content)
 
 
-def _doubts(data: ReportData) -> list[str]:
+def _find_doubts(data: ReportData) -> list[str]:
     doubts = []
     if data.extrapolated is not None:
         doubts.append(f"The best is {data.extrapolated.in_words}: no full-size trial has completed.")

@@ -152,14 +152,14 @@ def _count_removed(data: ReportData) -> tuple[dict[Key, Counter[str]], dict[Key,
     setting, options = data.config.setting, data.config.options
     removed: dict[Key, Counter[str]] = defaultdict(Counter)
 
-    def count(rule: str, columns: Columns, broken: Keep, weight: int) -> None:
+    def count_broken(rule: str, columns: Columns, broken: Keep, weight: int) -> None:
         mbs = columns["mbs"] if "mbs" in columns else np.zeros(len(broken), dtype=np.int64)
         # Rules that break before mbs is enumerated count for all sizes at once (mbs 0).
         rows = np.stack([columns["tp"], columns["pp"], mbs, columns["cp"] * columns["up"]], axis=1)[broken]
         for key, number in zip(*_count_rows(rows), strict=True):
             removed[key][rule] += number * weight
 
-    grid, _ = enumerate_space(setting, options, on_broken=count)
+    grid, _ = enumerate_space(setting, options, on_broken=count_broken)
     left = {tuple(row) for row in np.unique(_keys(data.candidates.space.grid), axis=0).tolist()}
     keys = _keys(grid)
     # Memory removed a cell only if no candidate of it is left.

@@ -93,7 +93,7 @@ def _numbers(found: MemoryEstimate, headroom: float) -> Html:
         named = str(begin) if begin == stage else f"{begin} to {stage}"
         rows.append([named, *_row(found, begin, headroom)])
         begin = stage + 1
-    return table(["stage", "peak", "thereof fragmentation", "limit"], rows, numeric=frozenset({1, 2, 3}))
+    return table(["stage", "peak", "fragmentation", "limit"], rows, numeric=frozenset({1, 2, 3}))
 
 
 def _row(found: MemoryEstimate, stage: int, headroom: float) -> list[Content]:

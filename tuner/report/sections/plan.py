@@ -28,10 +28,10 @@ def plan_section(data: ReportData) -> Html:
             "whole layers, or there is no plan by hand to compare with."
         )
         return section("plan", TITLE, tag("p", words, class_="empty"))
-    return section("plan", TITLE, tag("p", _in_words(plan)), _collectives(plan), _differences(plan), _pins(plan))
+    return section("plan", TITLE, tag("p", _describe(plan)), _collectives(plan), _differences(plan), _pins(plan))
 
 
-def _in_words(plan: Mapping[str, Any]) -> str:
+def _describe(plan: Mapping[str, Any]) -> str:
     axes = ", ".join(f"{name} {size}" for name, size in plan["mesh"].items())
     own_s, by_hand_s = plan["step_time_s"], plan["by_hand_step_time_s"]
     words = (

@@ -112,11 +112,11 @@ def progress_section(data: ReportData) -> Html:
             "automargin": True,
         },
     )
-    told = tag("p", _in_words(data, timed))
+    told = tag("p", _describe(data, timed))
     return section("progress", "Progress", told, drawing(figure, "progress", height=400))
 
 
-def _in_words(data: ReportData, timed: Sequence[tuple[int, TrialRecord, float]]) -> str:
+def _describe(data: ReportData, timed: Sequence[tuple[int, TrialRecord, float]]) -> str:
     """Describe the best step so far and the confidence.
 
     Args:

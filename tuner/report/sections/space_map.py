@@ -56,7 +56,7 @@ def _draw_facets(data: ReportData, found: SpaceMap) -> Html:
     inner = _select_rows(found)
     size = next((size for size in _SIZES if _height(found, inner, size) <= _HEIGHT), _SIZES[-1])
     shortest_s = min(cell.step_time_s for cell in found.cells.values() if cell.step_time_s is not None)
-    facets = [_facet(data, found, tp, inner, size, shortest_s) for tp in found.tp]
+    facets = [_draw_facet(data, found, tp, inner, size, shortest_s) for tp in found.tp]
     pattern = tag(
         "pattern",
         tag("rect", width="6", height="6", class_="none"),
@@ -97,7 +97,7 @@ def _block_height(values: Sequence[int], size: int) -> int:
     return max(size * len(values), 15) + _GAP
 
 
-def _facet(data: ReportData, found: SpaceMap, tp: int, inner: Sequence[int], size: int, shortest_s: float) -> Html:
+def _draw_facet(data: ReportData, found: SpaceMap, tp: int, inner: Sequence[int], size: int, shortest_s: float) -> Html:
     """Draw all cells of one tp: a block for each pp, a row for each cp*up and a column for each mbs."""
     blocks = _blocks(found, tp, inner)
     width, height = _LABELS + size * len(found.mbs), _facet_height(blocks, size)
@@ -123,7 +123,7 @@ def _facet(data: ReportData, found: SpaceMap, tp: int, inner: Sequence[int], siz
             if at % every_row == 0 and has_rows:
                 parts.append(_text(_LABELS - 6, top + at * size + size / 2 + 4, _short(value), anchor="end"))
             row = [found.cells.get((tp, pp, mbs, value)) for mbs in found.mbs]
-            parts += _row(data, row, (_LABELS, top + at * size, size), found, (tp, pp, value), shortest_s)
+            parts += _draw_row(data, row, (_LABELS, top + at * size, size), found, (tp, pp, value), shortest_s)
         top += _block_height(values, size)
     return tag(
         "svg",
@@ -137,7 +137,7 @@ def _facet(data: ReportData, found: SpaceMap, tp: int, inner: Sequence[int], siz
     )
 
 
-def _row(
+def _draw_row(
     data: ReportData,
     row: Sequence[Cell | None],
     place: tuple[float, float, int],
@@ -148,7 +148,7 @@ def _row(
     """Draw the cells of one tp, pp and cp*up; neighbouring empty cells with the same explanation are merged."""
     left, top, size = place
     tp, pp, inner = facet
-    told = [(at, cell, _words(data, cell, found.correction)) for at, cell in enumerate(row) if cell is not None]
+    told = [(at, cell, _describe_cell(data, cell, found.correction)) for at, cell in enumerate(row) if cell is not None]
     parts = []
     for (is_empty, words), run in groupby(told, key=lambda entry: (not entry[1].candidates, entry[2])):
         members = list(run)
@@ -169,11 +169,11 @@ def _row(
             )
         )
         if not is_empty:
-            parts += _marks(cell, x + size / 2, top + size / 2, size)
+            parts += _draw_marks(cell, x + size / 2, top + size / 2, size)
     return parts
 
 
-def _marks(cell: Cell, x: float, y: float, size: int) -> list[Html]:
+def _draw_marks(cell: Cell, x: float, y: float, size: int) -> list[Html]:
     """Draw a ring on measured cells, a disc on the best, and a cross where a trial failed."""
     radius = f"{max(size * 0.24, 3.5):g}"
     if cell.measured:
@@ -191,10 +191,10 @@ def _colour(cell: Cell, shortest_s: float) -> int:
     return next((at for at, share in enumerate(WITHIN) if longer <= share), len(WITHIN))
 
 
-def _words(data: ReportData, cell: Cell, correction: float) -> str:
+def _describe_cell(data: ReportData, cell: Cell, correction: float) -> str:
     """Compose the text shown when the pointer is on a cell."""
     if not cell.candidates:
-        return _why_empty(data, cell)
+        return _explain_empty(data, cell)
     known = "measured" if cell.measured else "predicted" if correction == 1 else "predicted and corrected"
     told = f"{in_short(cell.fastest)}, {seconds(cell.step_time_s)} {known}"
     told += ", the best of the study" if cell.is_best else ""
@@ -202,7 +202,7 @@ def _words(data: ReportData, cell: Cell, correction: float) -> str:
     return told + (f"; a trial failed: {cell.failed.value.replace('_', ' ')}" if cell.failed else "")
 
 
-def _why_empty(data: ReportData, cell: Cell) -> str:
+def _explain_empty(data: ReportData, cell: Cell) -> str:
     """List the rules that removed the cell's combinations, the most effective first."""
     ranked = sorted(cell.removed.items(), key=lambda entry: (-entry[1], entry[0]))
     total = sum(cell.removed.values())
