@@ -68,7 +68,7 @@ def test_the_studys_note_says_what_was_found(served):
     best_s = min(trial["values"][0] for trial in served.study()["trials"] if "values" in trial)
     assert f"Best so far: {best_s * 1e3:.3g} ms per step" in note
     assert re.search(r"\*\*[\d.]+ times as fast as the current configuration\*\*", note)
-    assert re.search(r"\| \*\*confidence\*\*\W+[01]\.\d\d, ", note)
+    assert re.search(r"\| \*\*confidence\*\*\W+[01]\.\d\d that ", note)
     assert f"{TRIALS} of at most {TRIALS}" in note
     assert "stopped: the budget of trials is spent" in note
     assert f"Probability of being the fastest, after {TRIALS} trials" in note
@@ -95,7 +95,7 @@ def test_a_failed_trial_says_why(served):
     for trial in failed:
         assert attributes(trial)["status"] == "out of memory"
         assert "Tried to allocate 2.00 GiB" in attributes(trial)["reason"]
-        assert "**Why**: torch.OutOfMemoryError" in trial["note"]["body"]
+        assert "**Reason**: torch.OutOfMemoryError" in trial["note"]["body"]
 
 
 def test_attributes_are_figures_not_json(served):
@@ -116,7 +116,7 @@ def test_whole_logs_can_be_downloaded(served):
         [artifact] = trial["artifacts"]
 
         assert artifact["filename"] == name
-        assert f"Whole: `{name}`" in trial["note"]["body"]
+        assert f"Complete logs: `{name}`" in trial["note"]["body"]
         status, content = served.ask(f"artifacts/{served.id}/{trial['trial_id']}/{artifact['artifact_id']}")
         assert (status, content) == (200, (served.folder / "logs" / name).read_bytes())
 

@@ -81,7 +81,7 @@ def test_a_port_that_is_taken(meshtune, replayed, taken):
     """A port that was asked for is not silently another."""
     done = meshtune("dashboard", replayed, "--port", taken)
 
-    assert_users_mistake(done, f"--port = {taken}: cannot be listened on", "--port 0 picks a free one")
+    assert_users_mistake(done, f"--port = {taken}: cannot be used for listening", "--port 0 picks a free one")
 
 
 @pytest.mark.parametrize(

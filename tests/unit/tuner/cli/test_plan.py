@@ -55,7 +55,7 @@ def test_a_limit_of_memory(meshtune, simulated):
     assert told["peak_memory_bytes"] <= told["memory_limit_bytes"] == pytest.approx(limit_gib * 2**30)
     assert told["step_time_s"] >= free["step_time_s"]
     assert free["memory_limit_bytes"] is None
-    assert f"{told['peak_memory_bytes'] / 2**30:.3f} GiB per device, of {limit_gib:g} at most" in shown
+    assert f"{told['peak_memory_bytes'] / 2**30:.3f} GiB per device (limit {limit_gib:g})" in shown
 
 
 def test_the_limit_of_a_device(meshtune, simulated):

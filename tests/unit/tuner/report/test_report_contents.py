@@ -244,7 +244,7 @@ def test_a_cell_that_memory_emptied_says_what_it_needs(tmp_path):
     assert needs
     capacity = config.setting.cluster.devices[0].memory_bytes
     assert all(cell.least_bytes > 0.8 * capacity and "memory" in cell.removed for cell in needs)
-    assert re.search(r"it needs \d+\.\d GiB or more", render_report(data))
+    assert re.search(r"it needs at least \d+\.\d GiB", render_report(data))
 
 
 def test_the_map_needs_no_script(page):
