@@ -100,7 +100,12 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
         "with `--trace`, also": {"trace": "trace file that was written"},
     },
     "rank": {
-        "": {"configs": "configurations with their dimensions, step time, memory, `fits` and throughput"},
+        "": {
+            "configs": (
+                "configurations with their dimensions, `step_time_s`, `peak_memory_bytes`, `fits` and "
+                "`tokens_per_s_per_device`"
+            )
+        },
         "with `--hosts` instead": {
             "sizes": "for each number of hosts the best configuration with its figures, or why there is none",
             "smallest_that_fits": "smallest number of hosts with a configuration that fits; null without one",

@@ -38,7 +38,8 @@ def init(
         ),
     ] = None,
     hosts: Annotated[
-        str | None, typer.Option(metavar="N", help="Number of hosts, if the file does not give it or gives another.")
+        str | None,
+        typer.Option(metavar="N", help="Number of hosts, if the file does not give it or another number is wanted."),
     ] = None,
     model: Annotated[
         str | None,

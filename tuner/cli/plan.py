@@ -82,7 +82,7 @@ def plan(
     whole_axes: Annotated[
         bool,
         typer.Option(
-            "--whole-axes", help="Let an axis cut only one dim of an operator, never split the axis between dims."
+            "--whole-axes", help="Let each axis cut only one dim of an operator; never split an axis between dims."
         ),
     ] = False,
     pin: Annotated[
