@@ -1,9 +1,9 @@
-"""Which operators and collectives a calibration measures, and in which order, so that what it takes is well spent.
+"""Plan of a calibration: the operators and collectives to measure, and their order.
 
-Every call of the study's candidates has a share of their predicted steps. A measured shape tells of the shapes near it
-too, as the operator surrogate sees them: exp(-d^2/2), d being their distance in its features over their length scales.
-The next call is the one that adds most of the share that is told of, per second that measuring it takes (a greedy
-solution of facility location, Nemhauser, Wolsey and Fisher 1978). Letters: s shapes, f features.
+Every call of the study's candidates has a share of their predicted steps. A measured shape also informs nearby shapes,
+as in the operator surrogate: with weight exp(-d^2/2), where d is the distance of their features in units of the length
+scales. The next call is the one that adds the most informed share per second of measuring. This is the greedy solution
+of the facility location problem (Nemhauser, Wolsey and Fisher 1978). Letters: s shapes, f features.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from costmodels.surrogates.shape_features import feature_values, features_of
 from hardware.arrays import FloatArray
 
 MOST_CALLS = 64
-"""Calls of one kind and phase that are measured: a surrogate's cost grows with their cube, and more teach little."""
+"""Largest number of calls of one kind and phase: a surrogate's cost grows with their cube, and more add little."""
 
 MOST_COMPARED = 1000
-"""Shapes of one role that are compared with each other, those with the largest shares."""
+"""Largest number of shapes of one role that are compared with each other: those with the largest shares."""
 
 CALL_S = 0.03
 COLLECTIVE_S = 0.15
-"""What a short call takes with its data, its warm-up and its repetitions; measured on a server CPU."""
+"""Times of a short call and a short collective with data, warm-up and repetitions [s]; measured on a server CPU."""
 
 RUNS = 7.0
-"""Runs of a long call, warm-up included."""
+"""Number of runs of a long call, warm-up included."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted:
-    """A call of the candidates' steps.
+    """Call of the candidates' steps that can be measured.
 
     Attributes:
-        call: The call.
-        share: Share of the candidates' predicted steps, in the mean.
-        predicted_s: t_hat [s].
+        call: Isolated call of an operator or collective.
+        share: Mean share of the call in the candidates' predicted steps.
+        predicted_s: Time predicted by the formula, t_hat [s].
     """
 
     call: LoneCall
@@ -53,17 +53,17 @@ class Wanted:
 
     @property
     def cost_s(self) -> float:
-        """About how long measuring it takes [s]."""
+        """Approximate time that measuring the call takes [s]."""
         return (COLLECTIVE_S if self.call.is_collective else CALL_S) + RUNS * self.predicted_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calls:
-    """The calls of a study's candidates.
+    """Calls of a study's candidates.
 
     Attributes:
-        wanted: Those that can be measured here.
-        left_out: Share of the candidates' steps that belongs to others.
+        wanted: Calls that can be measured on this machine.
+        left_out: Share of the candidates' steps in calls that cannot be measured here.
     """
 
     wanted: tuple[Wanted, ...]
@@ -71,13 +71,13 @@ class Calls:
 
 
 def calls_of(setting: Setting, grid: ConfigGrid, memory: MemoryEstimate | None = None, *, most_ranks: int) -> Calls:
-    """The calls that the steps of all candidates consist of.
+    """Collect the calls that the steps of all candidates consist of.
 
     Args:
-        setting: Job, cluster and runtime.
-        grid: The candidates.
-        memory: What is predicted of their memory; None where it is no issue.
-        most_ranks: Ranks of the largest group that can be formed here.
+        setting: Job, cluster and runtime of the study.
+        grid: Configurations of the candidates.
+        memory: Predicted memory of the candidates; None to ignore memory.
+        most_ranks: Size of the largest group of ranks that can be formed here.
     """
     terms = step_terms(setting, grid, memory=memory)
     shares: dict[LoneCall, float] = {}
@@ -92,6 +92,7 @@ def calls_of(setting: Setting, grid: ConfigGrid, memory: MemoryEstimate | None =
                 precision=term.precision or setting.job.precision,
                 shape=tuple(shape),
             )
+            # A collective of several hosts (shape[2] > 1) cannot run on one machine.
             if role is None or call.group_size > most_ranks or (call.is_collective and shape[2] > 1):
                 left_out += share
             else:
@@ -102,11 +103,12 @@ def calls_of(setting: Setting, grid: ConfigGrid, memory: MemoryEstimate | None =
 
 
 def calibration_plan(wanted: Sequence[Wanted], seconds: float) -> list[Wanted]:
-    """The calls to measure in about `seconds`, in order; that of more seconds begins with that of fewer."""
+    """Select the calls to measure in about `seconds`, in order; a longer plan begins with the shorter one."""
     by_role: dict[tuple[OpKind, Phase, str], list[Wanted]] = {}
     for one in wanted:
         by_role.setdefault((one.call.kind, one.call.phase, one.call.role), []).append(one)
     parts = [_Part(some) for some in by_role.values()]
+    # Lazy greedy: worths only shrink as calls are chosen, so an outdated entry of the heap is an upper bound.
     queue = [(-part.worth(at), number, at) for number, part in enumerate(parts) for at in range(len(part.calls))]
     heapq.heapify(queue)
     plan: list[Wanted] = []
@@ -119,7 +121,8 @@ def calibration_plan(wanted: Sequence[Wanted], seconds: float) -> list[Wanted]:
         key = (chosen.call.kind, chosen.call.phase)
         if counts.get(key, 0) >= MOST_CALLS or spent_s + chosen.cost_s > seconds:
             continue
-        worth = part.worth(at)  # what was chosen since may have told some of it
+        # Calls chosen since this entry was queued may have informed part of it: queue it again if another is ahead.
+        worth = part.worth(at)
         if queue and worth < -queue[0][0]:
             heapq.heappush(queue, (-worth, number, at))
             continue
@@ -131,12 +134,13 @@ def calibration_plan(wanted: Sequence[Wanted], seconds: float) -> list[Wanted]:
 
 
 class _Part:
-    """The calls of one role, and how much of each is told by those chosen so far."""
+    """Calls of one role, and the share of each that the chosen calls inform."""
 
     def __init__(self, wanted: Sequence[Wanted]) -> None:
         self.calls = sorted(wanted, key=lambda one: -one.share)[:MOST_COMPARED]
         kind = self.calls[0].call.kind
         lengths = np.array([feature.length for feature in features_of(kind)])
+        # Similarity of every pair of shapes: exp(-d^2/2), d in units of the surrogate's length scales.
         at = feature_values(kind, np.array([one.call.shape for one in self.calls])) / lengths  # [s, f]
         self.alike = np.exp(-0.5 * ((at[:, None] - at[None]) ** 2).sum(axis=2)).astype(np.float32)
         self.share = np.array([one.share for one in self.calls])
@@ -144,17 +148,18 @@ class _Part:
         self.told = np.zeros(len(self.calls))
 
     def worth(self, at: int) -> float:
-        """Share of the steps that measuring a call adds to what is told of, per second."""
+        """Compute the share of the steps that measuring a call would newly inform, per second."""
         more = np.maximum(self.alike[at] - self.told, 0.0)
         return float(self.share @ more / self.cost_s[at])
 
     def choose(self, at: int) -> None:
-        """Counts a call as measured."""
+        """Count a call as measured."""
         self.told = np.maximum(self.told, self.alike[at])
 
 
 def _mean_shares(terms: StepTerms) -> list[FloatArray]:
-    """Elasticity of the step to each shape of each term, in the mean over all candidates, each [r]."""
+    """Compute the elasticity of the step time to each shape of each term, averaged over all candidates, each [s]."""
+    # Elasticities are kept per bundle of shapes; `shapes` distributes each bundle over its shapes.
     of_bundles = np.asarray(terms.elasticities.mean(axis=0), dtype=np.float64).ravel()
     of_shapes = np.asarray(terms.shares.T @ of_bundles)
     return np.split(of_shapes, np.cumsum([len(term.shape) for term in terms.terms])[:-1])

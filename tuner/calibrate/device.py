@@ -1,4 +1,4 @@
-"""`meshtune calibrate --device`: measures the operators and collectives of a study's candidates on this machine."""
+"""Measurements of `meshtune calibrate --device`: operators and collectives of a study's candidates on this machine."""
 
 from __future__ import annotations
 
@@ -28,26 +28,30 @@ from tuner.storage.store import AbstractStore
 from tuner.study_file.config import StudyConfig
 
 MOST_CPU_RANKS = 8
-"""Processes of one group on a CPU."""
+"""Largest number of processes of one group on a CPU."""
 
 DEFAULT_SECONDS: dict[DeviceType, float] = {"cpu": 120.0, "cuda": 300.0}
+"""Default time budget of a calibration by type of device [s]."""
 
 
 def calibrate_device(
     config: StudyConfig, *, seconds: float | None, force: bool, on_progress: OnProgress
 ) -> DeviceCalibration | None:
-    """Measures what the study's candidates need most and its storage lacks; None if the study has no candidate.
+    """Measure the calls that the study's candidates need most and its storage lacks.
 
-    Every time is kept as soon as it is measured, so whatever ends this early leaves the rest to the next call.
+    Every time is stored as soon as it is measured, so an interrupted calibration continues with the next call.
 
     Args:
-        config: The study.
-        seconds: About how long it may take; None takes the device's default.
-        force: Whether to measure again what is known.
-        on_progress: Is told after every call.
+        config: Study whose candidates are measured.
+        seconds: Approximate time budget [s]; None takes the device's default.
+        force: Whether known times are measured again.
+        on_progress: Function called after every measured call.
+
+    Returns:
+        Calibration with all known times of the plan; None if the study has no candidate.
 
     Raises:
-        ConfigError: the study's device is not of this machine, torch is missing, or the storage cannot be used.
+        ConfigError: The study's device is not in this machine, torch is missing, or the storage cannot be used.
     """
     start_s = time.monotonic()
     setting = config.setting
@@ -58,16 +62,16 @@ def calibrate_device(
         return None
     limit_s = DEFAULT_SECONDS[device_type] if seconds is None else seconds
     with ExitStack() as stack:
-        # starting ranks takes seconds, which a device that is known doesn't need
-        benchmarks = cache(partial(_benchmarks, config, device_type, stack))
-        most_ranks, notes = _most_ranks(config, device, benchmarks)
+        # Starting ranks takes seconds and is not needed if all calls are known already: start them at first use.
+        benchmarks = cache(partial(_start_benchmarks, config, device_type, stack))
+        most_ranks, notes = _count_ranks(config, device, benchmarks)
         calls = calls_of(setting, space.grid, space.memory, most_ranks=most_ranks)
         plan = calibration_plan(calls.wanted, limit_s)
         stack.enter_context(storage_errors(config.storage))
         store = open_store(config.storage)
         stack.callback(store.close)
         make_tables(store)
-        known = _known(store, device)
+        known = _read_known(store, device)
         left = [one for one in plan if force or one.call not in known]
         run = _Run(store=store, device=device)
 
@@ -95,7 +99,7 @@ def calibrate_device(
 
 
 class _Run:
-    """The measuring itself, and what came of it."""
+    """Measuring run with its results so far."""
 
     def __init__(self, *, store: AbstractStore, device: Device) -> None:
         self.store = store
@@ -106,9 +110,9 @@ class _Run:
     def measure(
         self, wanted: Sequence[Wanted], benchmarks: DeviceBenchmarks, limit_s: float, tell: Callable[[str], None]
     ) -> None:
-        """Measures the calls, those that are launched together one after the other, until the time is over."""
+        """Measure the calls until the time is over, one group size after the other: each starts its own ranks."""
         until_s = time.monotonic() + limit_s
-        for calls in _launches(wanted):
+        for calls in _group_by_ranks(wanted):
             if time.monotonic() >= until_s:
                 return
             with closing(benchmarks.measure(calls)) as measured:
@@ -127,8 +131,8 @@ class _Run:
         self.measured[call] = sample
 
 
-def _launches(wanted: Sequence[Wanted]) -> list[list[LoneCall]]:
-    """The calls by the ranks that they need, those first that make up most of the candidates' steps."""
+def _group_by_ranks(wanted: Sequence[Wanted]) -> list[list[LoneCall]]:
+    """Group the calls by the ranks they need, with the group that makes up most of the candidates' steps first."""
     by_ranks: dict[int, list[Wanted]] = {}
     for one in wanted:
         by_ranks.setdefault(one.call.group_size, []).append(one)
@@ -136,22 +140,22 @@ def _launches(wanted: Sequence[Wanted]) -> list[list[LoneCall]]:
     return [[one.call for one in some] for some in ordered]
 
 
-def _known(store: AbstractStore, device: Device) -> dict[LoneCall, LoneSample]:
-    """What earlier calibrations of the device have kept."""
+def _read_known(store: AbstractStore, device: Device) -> dict[LoneCall, LoneSample]:
+    """Read the times that earlier calibrations of the device have stored."""
     with store.connection(METADATA) as connection:
         return {sample.call: sample for sample in read_lone(connection) if sample.device == device.name}
 
 
 def _device_of(config: StudyConfig) -> tuple[Device, DeviceType]:
-    """The one device of the study, and what runs on it.
+    """Return the only device of the study, and its type for torch.
 
     Raises:
-        ConfigError: there are several, or its precision cannot be measured.
+        ConfigError: The cluster has several kinds of devices, or the job's precision cannot be measured.
     """
     setting = config.setting
     if len(setting.cluster.devices) > 1:
         raise ConfigError(
-            "has devices of several kinds, and --device measures one",
+            "has several kinds of devices, and --device measures only one",
             file=config.file,
             key="cluster",
             value=setting.cluster.device_names,
@@ -159,7 +163,7 @@ def _device_of(config: StudyConfig) -> tuple[Device, DeviceType]:
         )
     if setting.job.precision in NARROW_BYTES:
         raise ConfigError(
-            "has products that --device cannot run yet",
+            "uses matrix products that --device cannot run yet",
             file=config.file,
             key="job.precision",
             value=setting.job.precision,
@@ -170,10 +174,10 @@ def _device_of(config: StudyConfig) -> tuple[Device, DeviceType]:
 
 
 def _check_torch(config: StudyConfig) -> None:
-    """What measures must be installed.
+    """Check that torch is installed.
 
     Raises:
-        ConfigError: torch is not.
+        ConfigError: Torch is missing.
     """
     if importlib.util.find_spec("torch") is None:
         raise ConfigError(
@@ -184,11 +188,11 @@ def _check_torch(config: StudyConfig) -> None:
         )
 
 
-def _benchmarks(config: StudyConfig, device_type: DeviceType, stack: ExitStack) -> DeviceBenchmarks:
-    """Ranks that measure, until the stack is left.
+def _start_benchmarks(config: StudyConfig, device_type: DeviceType, stack: ExitStack) -> DeviceBenchmarks:
+    """Start ranks that measure; they stop when the stack is left.
 
     Raises:
-        ConfigError: torch cannot be imported.
+        ConfigError: Torch cannot be imported.
     """
     try:
         processes = stack.enter_context(RankProcesses(TORCH_RANKS))
@@ -197,40 +201,40 @@ def _benchmarks(config: StudyConfig, device_type: DeviceType, stack: ExitStack) 
     return DeviceBenchmarks(processes=processes, device=device_type)
 
 
-def _most_ranks(
+def _count_ranks(
     config: StudyConfig, device: Device, benchmarks: Callable[[], DeviceBenchmarks]
 ) -> tuple[int, tuple[str, ...]]:
-    """Ranks of the largest group that can be formed here, and what a user should know of it.
+    """Return the size of the largest group that can be formed here, and notes for the user.
 
     Raises:
-        ConfigError: the study's device is not of this machine.
+        ConfigError: The study's device is not in this machine.
     """
     if device.is_processor:
-        return MOST_CPU_RANKS, _shared_cores(config)
+        return MOST_CPU_RANKS, _note_shared_cores(config)
     found = benchmarks().accelerators()
     if not found.count:
         raise ConfigError(
-            "is not of this machine, where torch finds no GPU",
+            "is not in this machine: torch finds no GPU",
             file=config.file,
             key="cluster",
             value=device.name,
-            nearest=f"run it on a host of {device.name}, or calibrate a study on cpu-host",
+            nearest=f"run it on a host with {device.name}, or calibrate a study on cpu-host",
         )
     if _is_called(found.name, device):
         return found.count, ()
-    return found.count, (f"torch calls this machine's GPU {found.name}; it is taken to be the study's {device.name}",)
+    return found.count, (f"torch calls this machine's GPU {found.name}; it is treated as the study's {device.name}",)
 
 
-def _shared_cores(config: StudyConfig) -> tuple[str, ...]:
+def _note_shared_cores(config: StudyConfig) -> tuple[str, ...]:
     cores = os.cpu_count() or 1
     ranks = min(config.setting.cluster.devices_per_host, MOST_CPU_RANKS)
     if ranks <= cores:
         return ()
-    return (f"collectives of more than {cores} ranks share this machine's {cores} cores and are slower for it",)
+    return (f"collectives of more than {cores} ranks share this machine's {cores} cores and are therefore slower",)
 
 
 def _is_called(name: str, device: Device) -> bool:
-    """Whether the catalog knows the name that a GPU has for itself as that device's."""
+    """Check whether the catalog resolves a GPU's own name to this device."""
     try:
         return find_device(name.removeprefix("NVIDIA ")) == device
     except ConfigError:

@@ -1,4 +1,4 @@
-"""What a calibration of a device finds: times of calls, beside their formula and the device's peaks."""
+"""Results of a device calibration: times of calls, compared with their formula and the device's peaks."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tuner.search.earlier_runs import LoneSample
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CalibrationProgress:
-    """How far a calibration is.
+    """Progress of a calibration.
 
     Attributes:
-        done: Calls whose time is known.
-        planned: Calls of the plan.
-        now: What was measured last; empty before.
+        done: Number of calls with a known time.
+        planned: Number of calls in the plan.
+        now: Name of the call measured last; empty before the first.
     """
 
     done: int
@@ -36,20 +36,20 @@ OnProgress = Callable[[CalibrationProgress], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceCalibration:
-    """What is known of a device.
+    """Result of calibrating one device.
 
     Attributes:
-        cluster: The study's, of that one device.
-        precision: Of the study's job.
-        storage: Where it stands, as it may be shown.
-        planned: Calls that the study needs most.
-        measured: Those of them that were measured now.
-        known: Those that had been before.
-        refused: Calls that could not be run, by reason.
-        left_out: Share of the candidates' predicted steps that no call of this machine stands for.
-        seconds: Wall time.
-        samples: The times of all calls of the plan that are known.
-        notes: What a user should know.
+        cluster: Cluster of the study, with only this device.
+        precision: Precision of the study's job.
+        storage: URL of the storage without its password.
+        planned: Number of calls in the plan: those that the study needs most.
+        measured: Number of planned calls measured in this calibration.
+        known: Number of planned calls measured in earlier calibrations.
+        refused: Number of calls that could not be run, by reason.
+        left_out: Share of the candidates' predicted steps that no call on this machine represents.
+        seconds: Wall time of the calibration [s].
+        samples: Times of all calls of the plan that are known.
+        notes: Remarks for the user.
     """
 
     cluster: Cluster
@@ -66,11 +66,11 @@ class DeviceCalibration:
 
     @property
     def device(self) -> Device:
-        """The device."""
+        """Device that was calibrated."""
         return self.cluster.devices[0]
 
     def as_json(self, plot: Path | None) -> dict[str, Any]:
-        """What `meshtune calibrate --device --json` prints."""
+        """Build the JSON object of `meshtune calibrate --device --json`."""
         return {
             "device": self.device.name,
             "precision": self.precision,
@@ -86,13 +86,14 @@ class DeviceCalibration:
         }
 
     def kinds(self) -> dict[str, dict[str, Any]]:
-        """For each kind its number of shapes, and medians: of t_hat over the time, and of the share of the peak."""
+        """Compute per kind the number of shapes and the medians of t_hat over time and of the share of the peak."""
         by_kind: dict[OpKind, list[LoneSample]] = {}
         for sample in self.samples:
             by_kind.setdefault(sample.call.kind, []).append(sample)
         return {
             str(kind): {
                 "shapes": len(some),
+                # A call without a formula gives NaN, which the median ignores.
                 "of_formula": _median(
                     (lone_call_s(sample.call, self.cluster) or np.nan) / sample.time_s for sample in some
                 ),
@@ -103,11 +104,12 @@ class DeviceCalibration:
 
 
 def peak_share(sample: LoneSample, device: Device) -> float:
-    """Share of the device's peak that a call reached: of its arithmetic, its memory, or its link to its neighbours."""
+    """Compute the share of the device's peak that a call reached: of its arithmetic, memory or link bandwidth."""
     call = sample.call
     if call.is_collective:
         return call.shape[0] / sample.time_s / device.scale_up.bandwidth_bytes_per_s
     operator = lone_operator(call)
+    # Operators without FLOPs, such as normalisations, are bound by memory: compare those with the bandwidth.
     if operator.flop[0]:
         return float(operator.flop[0]) / sample.time_s / device.peak_flop_per_s(call.precision)
     return float(operator.moved_bytes[0]) / sample.time_s / device.memory_bandwidth_bytes_per_s

@@ -1,4 +1,4 @@
-"""`meshtune calibrate`: from files of measured runs to a fitted runtime profile."""
+"""Calibration of a runtime: fit its profile to files of measured runs."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ SUFFIXES = (".yaml", ".yml")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CalibratedFile:
-    """A fitted profile and where it stands.
+    """Fitted profile and the file that holds it.
 
     Attributes:
-        out: The file.
-        runtime: The catalog's profile that the fit began with.
-        fit: The fit.
-        memory_error: Spread of the log of measured over predicted peaks; None where too few peaks were measured.
-        skipped: Rows and runs that the fit did not use, by reason.
+        out: File of the profile.
+        runtime: Name of the catalog's profile from which the fit started.
+        fit: Fitted constants with their errors.
+        memory_error: Spread of log(measured / predicted peak memory); None if too few peaks were measured.
+        skipped: Number of rows and runs that the fit did not use, by reason.
     """
 
     out: Path
@@ -38,7 +38,7 @@ class CalibratedFile:
     skipped: Mapping[str, int]
 
     def as_json(self) -> dict[str, Any]:
-        """What `meshtune calibrate --json` prints."""
+        """Build the JSON object of `meshtune calibrate --json`."""
         return {
             "profile": str(self.out),
             "runtime": self.runtime,
@@ -61,24 +61,24 @@ def calibrate_file(
     overwrite: bool,
     on_progress: Callable[[str], None],
 ) -> CalibratedFile:
-    """Fits one runtime's profile to the clean runs of the files and writes it.
+    """Fit one runtime's profile to the clean runs of the files and write it.
 
     Args:
-        measured: CSV files in the form of configs/measured.
-        out: The profile's file.
-        runtime: The runtime whose runs are taken, and that runs of unknown sources used; None if all used the same.
-        overwrite: Whether `out` may exist.
-        on_progress: Called with a line of text before each fit.
+        measured: CSV files in the format of configs/measured.
+        out: File of the profile to write.
+        runtime: Runtime to fit; runs of unknown sources count as its own. None if all runs used one runtime.
+        overwrite: Whether `out` may exist already.
+        on_progress: Function called with a line of text before each fit.
 
     Raises:
-        ConfigError: a file cannot be read or written, or its runs are of several runtimes or too few.
+        ConfigError: A file cannot be read or written, or its runs are of several runtimes or too few.
     """
     _check_out(out, overwrite=overwrite)
     if runtime is not None:
         catalog_path(runtime)
     runs, unusable = read_measured_and_skipped(measured, Path())
     skipped = Counter(unusable)
-    name, own = _runs_of(runs, runtime)
+    name, own = _select_runs(runs, runtime)
     skipped["runs of another runtime"] += len(runs) - len(own)
     timed = [run for run in own if run.step_time_s is not None]
     skipped["runs without a step time"] += len(own) - len(timed)
@@ -96,16 +96,18 @@ def calibrate_file(
 
 def _check_out(out: Path, *, overwrite: bool) -> None:
     if out.suffix not in SUFFIXES:
-        raise ConfigError("must end in .yaml or .yml, by which a study knows it", key="--out", value=str(out))
+        raise ConfigError(
+            "must end in .yaml or .yml, so that a study recognises it as a file", key="--out", value=str(out)
+        )
     if out.is_dir() or not out.parent.is_dir():
-        rule = "is a directory, not a file" if out.is_dir() else "stands in a directory that does not exist"
+        rule = "is a directory, not a file" if out.is_dir() else "is in a directory that does not exist"
         raise ConfigError(rule, key="--out", value=str(out))
     if out.exists() and not overwrite:
-        raise ConfigError("exists", key="--out", value=str(out), nearest="--force replaces it")
+        raise ConfigError("already exists", key="--out", value=str(out), nearest="--force replaces it")
 
 
-def _runs_of(runs: Sequence[MeasuredRun], runtime: str | None) -> tuple[str, list[MeasuredRun]]:
-    """The runs of one runtime, and its name."""
+def _select_runs(runs: Sequence[MeasuredRun], runtime: str | None) -> tuple[str, list[MeasuredRun]]:
+    """Select the runs of one runtime, and return its name with them."""
     counts = Counter(source_of(run).runtime for run in runs)
     found = ", ".join(f"{name} ({count} runs)" for name, count in sorted(counts.items()))
     if runtime is None:

@@ -1,1 +1,1 @@
-"""Define the commands of `meshtune`. Begin with `main.py`."""
+"""Commands of `meshtune`. Begin with `main.py`."""

@@ -1,4 +1,4 @@
-"""`meshtune calibrate`: a runtime's profile from measured steps, or the operators of this machine's device."""
+"""Command `meshtune calibrate`: fit a runtime's profile to measured steps, or time operators on this machine."""
 
 from __future__ import annotations
 
@@ -14,37 +14,40 @@ from tuner.terminal.console import NOTHING_WORKS, print_calibration, print_devic
 
 def calibrate(
     measured: Annotated[
-        list[Path] | None, typer.Option(metavar="CSV...", help="Measured runs, in the form of configs/measured.")
+        list[Path] | None,
+        typer.Option(metavar="CSV...", help="CSV files of measured runs, in the format of configs/measured."),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Profile to write, which a study names as its runtime; with --device a page (.html)."
+            metavar="FILE", help="Profile to write; a study names it as its runtime. With --device: HTML page to write."
         ),
     ] = None,
-    more: Annotated[list[Path] | None, typer.Argument(metavar="CSV", help="Further files.", show_default=False)] = None,
+    more: Annotated[
+        list[Path] | None, typer.Argument(metavar="CSV", help="Further CSV files.", show_default=False)
+    ] = None,
     runtime: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Whose runs are fitted, if the files hold several runtimes.")
+        str | None, typer.Option(metavar="NAME", help="Runtime to fit, if the files hold runs of several.")
     ] = None,
     device: Annotated[
         Path | None,
-        typer.Option(metavar="STUDY", help="Measure on this machine what the candidates of a study consist of."),
+        typer.Option(metavar="STUDY", help="Study whose operators and collectives are timed on this machine."),
     ] = None,
     seconds: Annotated[
-        str | None, typer.Option(metavar="S", help="With --device: about how long; 120 on a CPU, 300 on a GPU.")
+        str | None, typer.Option(metavar="S", help="With --device: time budget; by default 120 on a CPU, 300 on a GPU.")
     ] = None,
     storage: Storage = None,
     overrides: Overrides = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace an existing file; with --device measure again what is known.")
+        bool, typer.Option("--force", help="Replace an existing file; with --device also repeat known measurements.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Fit a runtime's profile to measured steps, or measure the operators of a study's device on this machine.
 
-    With --measured and --out the constants of a profile are fitted, and what the runs could not tell is said. With
-    --device operators and collectives run alone, and later studies on that device that use the same storage begin with
-    their times.
+    With --measured and --out, the constants of a runtime's profile are fitted to measured runs. The output names the
+    constants that the runs do not determine. With --device, operators and collectives are timed in isolation. Later
+    studies on that device that use the same storage start from these times.
     """
     if out is not None:
         check_out(out)
@@ -58,7 +61,7 @@ def calibrate(
     files = [*(measured or []), *(more or [])]
     for option, text in {"--measured": str(files[0]) if files else None, "--runtime": runtime}.items():
         if text is not None:
-            raise ConfigError("cannot be combined with --device, which reads no runs", key=option, value=text)
+            raise ConfigError("cannot be combined with --device, which reads no measured runs", key=option, value=text)
     _measure(device, seconds, storage, overrides, out, force=force, as_json=as_json)
 
 
@@ -75,7 +78,9 @@ def _fit(
 
     if not measured or out is None:
         missing = "--out" if measured else "--measured"
-        raise ConfigError(f"misses {missing}: either --measured CSV --out PROFILE or --device STUDY", key="calibrate")
+        raise ConfigError(
+            f"needs {missing}: use either --measured CSV --out PROFILE or --device STUDY", key="calibrate"
+        )
     done = calibrate_file(
         [*measured, *(more or [])],
         out,
@@ -101,10 +106,10 @@ def _measure(
 ) -> None:
     limit_s = None if seconds is None else number("--seconds", seconds, above_zero=True)
     if out is not None and out.suffix != ".html":
-        raise ConfigError("must end in .html: with --device it is a page", key="--out", value=str(out))
+        raise ConfigError("must end in .html: with --device it is an HTML page", key="--out", value=str(out))
     config = load(study, overrides, storage)
 
-    # after the study has been read: loading Optuna takes seconds, and a mistake should be told at once
+    # Import after reading the study: loading Optuna takes seconds, and mistakes should be told at once.
     from tuner.calibrate.device import calibrate_device
     from tuner.report.calibration_page import check_place, write_calibration_page
     from tuner.terminal.progress import CalibrationLine

@@ -1,6 +1,6 @@
-"""Names that a shell completes behind an option: each function gives those that begin as what is typed.
+"""Shell completion of option values: each function returns the names that begin with the typed text.
 
-They are loaded when a shell asks, never for a command.
+The catalogs are imported only when a shell asks for completions.
 """
 
 from __future__ import annotations
@@ -9,46 +9,46 @@ from collections.abc import Iterable
 
 
 def targets(incomplete: str) -> list[str]:
-    """What `export --to` takes."""
+    """Complete the targets of `export --to`."""
     from tuner.export import EXPORTERS
 
-    return _beginning(incomplete, EXPORTERS)
+    return _filter_by_prefix(incomplete, EXPORTERS)
 
 
 def planners(incomplete: str) -> list[str]:
-    """What `plan --planner` takes."""
+    """Complete the names of `plan --planner`."""
     from tuner.planners.planning import PLANNERS
 
-    return _beginning(incomplete, PLANNERS)
+    return _filter_by_prefix(incomplete, PLANNERS)
 
 
 def plan_forms(incomplete: str) -> list[str]:
-    """What `plan --export` takes."""
+    """Complete the targets of `plan --export`."""
     from tuner.plans.plan_export import PLAN_EXPORTERS
 
-    return _beginning(incomplete, PLAN_EXPORTERS)
+    return _filter_by_prefix(incomplete, PLAN_EXPORTERS)
 
 
 def clusters(incomplete: str) -> list[str]:
-    """The catalog's clusters."""
+    """Complete the names of the catalog's clusters."""
     from hardware.cluster import cluster_names
 
-    return _beginning(incomplete, cluster_names())
+    return _filter_by_prefix(incomplete, cluster_names())
 
 
 def models(incomplete: str) -> list[str]:
-    """The catalog's models."""
+    """Complete the names of the catalog's models."""
     from costmodels.job.model_catalog import model_names
 
-    return _beginning(incomplete, model_names())
+    return _filter_by_prefix(incomplete, model_names())
 
 
 def runtimes(incomplete: str) -> list[str]:
-    """The catalog's runtimes."""
+    """Complete the names of the catalog's runtimes."""
     from costmodels.job.runtime import runtime_names
 
-    return _beginning(incomplete, runtime_names())
+    return _filter_by_prefix(incomplete, runtime_names())
 
 
-def _beginning(incomplete: str, names: Iterable[str]) -> list[str]:
+def _filter_by_prefix(incomplete: str, names: Iterable[str]) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]

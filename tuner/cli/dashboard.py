@@ -1,4 +1,4 @@
-"""`meshtune dashboard`: a study in the browser."""
+"""Command `meshtune dashboard`: show a study in the browser."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ MAX_PORT = 65_535
 def dashboard(
     study: StudyFile,
     port: Annotated[
-        str | None, typer.Option(metavar="N", help="Port, 0 for a free one; 8080 without it, if free.")
+        str | None,
+        typer.Option(metavar="N", help="Port to listen on; 0 picks a free one. By default 8080 if it is free."),
     ] = None,
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen; the dashboard has no login.")] = (
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on; the dashboard has no login.")] = (
         "127.0.0.1"
     ),
     storage: Storage = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show a study in the browser while it runs and afterwards: optuna-dashboard, with notes and logs of every trial.
+    """Show a study in the browser, while it runs and afterwards.
 
-    It reads the study, and keeps the notes that you write there; Ctrl-C ends it.
+    The page is optuna-dashboard, with notes and logs for every trial. It only reads the study, except for notes edited
+    there. Ctrl-C stops the server.
     """
     wanted = None if port is None else whole_number("--port", port, 0)
     if wanted is not None and wanted > MAX_PORT:
@@ -40,7 +42,7 @@ def dashboard(
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     opened = dashboard_server(config, Place(host=host, port=wanted))
     if opened.is_open:
-        warn(["whoever reaches this address reads the study and its logs, and can write notes: there is no login"])
+        warn(["the dashboard has no login: anybody who can reach this address can read the study and edit its notes"])
     if as_json:
         print_json(
             {
@@ -52,5 +54,5 @@ def dashboard(
         )
     else:
         typer.echo(opened.study_url)
-        typer.echo(f"what was found: {opened.study_url}/note; Ctrl-C ends it", err=True)
+        typer.echo(f"summary of the study: {opened.study_url}/note; press Ctrl-C to stop", err=True)
     opened.serve()

@@ -1,4 +1,4 @@
-"""`meshtune init`: a study file from what the user's training framework is started with today."""
+"""Command `meshtune init`: write a study file from a training framework's launch script or configuration."""
 
 from __future__ import annotations
 
@@ -21,28 +21,31 @@ _File = Path | None
 
 
 def init(
-    from_megatron: Annotated[_File, typer.Option(metavar="SCRIPT", help="Launch script, or a list of flags.")] = None,
-    from_torchtitan: Annotated[_File, typer.Option(metavar="FILE", help="TOML, or a script with flags.")] = None,
-    from_deepspeed: Annotated[_File, typer.Option(metavar="FILE", help="JSON.")] = None,
-    from_nanotron: Annotated[_File, typer.Option(metavar="FILE", help="YAML.")] = None,
+    from_megatron: Annotated[_File, typer.Option(metavar="SCRIPT", help="Launch script, or a file of flags.")] = None,
+    from_torchtitan: Annotated[_File, typer.Option(metavar="FILE", help="TOML file, or a script with flags.")] = None,
+    from_deepspeed: Annotated[_File, typer.Option(metavar="FILE", help="JSON configuration file.")] = None,
+    from_nanotron: Annotated[_File, typer.Option(metavar="FILE", help="YAML configuration file.")] = None,
     from_hugging_face: Annotated[
-        _File, typer.Option(metavar="FILE", help="config.json: a model, no current configuration.")
+        _File, typer.Option(metavar="FILE", help="A model's config.json; it holds no current configuration.")
     ] = None,
-    from_json: Annotated[_File, typer.Option(metavar="FILE", help="What `meshtune export --to json` wrote.")] = None,
+    from_json: Annotated[
+        _File, typer.Option(metavar="FILE", help="File written by `meshtune export --to json`.")
+    ] = None,
     cluster: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="What the devices are, such as dgx-h100.", autocompletion=cli_completion.clusters
+            metavar="NAME", help="Cluster in the catalog, such as dgx-h100.", autocompletion=cli_completion.clusters
         ),
     ] = None,
     hosts: Annotated[
-        str | None, typer.Option(metavar="N", help="Hosts, if the file doesn't say or for others.")
+        str | None,
+        typer.Option(metavar="N", help="Number of hosts, if the file does not give it or another number is wanted."),
     ] = None,
     model: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Name in the catalog, or path, in place of the file's model.",
+            help="Model to use instead of the file's: name in the catalog, or path.",
             autocompletion=cli_completion.models,
         ),
     ] = None,
@@ -53,20 +56,21 @@ def init(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Profile in place of the file's framework.",
+            help="Runtime profile, if not that of the file's framework.",
             autocompletion=cli_completion.runtimes,
         ),
     ] = None,
     config: Annotated[
-        str | None, typer.Option("--config", metavar="pp=4,tp=2,...", help="Degrees that the file leaves open.")
+        str | None,
+        typer.Option("--config", metavar="pp=4,tp=2,...", help="Parallelism degrees that the file leaves open."),
     ] = None,
     out: Annotated[Path, typer.Option(metavar="STUDY", help="Study file to write.")] = Path("study.yaml"),
     force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a study file from the configuration that you use today, as its `current:`.
+    """Write a study file from the configuration that you use today, which becomes its `current:`.
 
-    The file is read, never run. What it leaves open is asked for, with the option that gives it.
+    The file is parsed, never executed. If it leaves something open, the error message names the option to add.
     """
     given = {
         "megatron": from_megatron,
@@ -90,13 +94,13 @@ def init(
     framework, file = chosen[0]
     added = Added(
         cluster=cluster,
-        hosts=_count("--hosts", hosts),
+        hosts=_parse_count("--hosts", hosts),
         model=model,
-        vocab_size=_count("--vocab-size", vocab_size),
-        sequence_length=_count("--sequence-length", sequence_length),
-        global_batch_size=_count("--global-batch-size", global_batch_size),
+        vocab_size=_parse_count("--vocab-size", vocab_size),
+        sequence_length=_parse_count("--sequence-length", sequence_length),
+        global_batch_size=_parse_count("--global-batch-size", global_batch_size),
         runtime=runtime,
-        config=None if config is None else _degrees(config),
+        config=None if config is None else _parse_degrees(config),
     )
     imported = read_import(framework, file, read_text(file, most_bytes=MOST_BYTES))
     written, made = _write(imported, added, file, out, force=force)
@@ -114,15 +118,15 @@ def init(
     if as_json:
         print_json(payload)
         return
-    _tell(made, written, out)
+    _print_result(made, written, out)
 
 
-def _count(option: str, text: str | None) -> int | None:
+def _parse_count(option: str, text: str | None) -> int | None:
     return None if text is None else whole_number(option, text, 1)
 
 
-def _degrees(text: str) -> dict[str, int]:
-    """The degrees that `--config` names, and no others."""
+def _parse_degrees(text: str) -> dict[str, int]:
+    """Parse the degrees that `--config` names; degrees it does not name stay open."""
     from costmodels.job.parallel_config import DEGREES, parse_config
 
     found = parse_config(text, {})
@@ -134,14 +138,14 @@ def _degrees(text: str) -> dict[str, int]:
 
 def _check_free(out: Path, *, force: bool) -> None:
     if out.exists() and not force:
-        raise ConfigError("is there already", key="--out", value=str(out), nearest="--force replaces it")
+        raise ConfigError("already exists", key="--out", value=str(out), nearest="--force replaces it")
 
 
 def _write(imported: Imported, added: Added, file: Path, out: Path, *, force: bool) -> tuple[list[Path], NewStudy]:
-    """Writes the study and, if it needs one, the model's file, once `load_study` has read both.
+    """Write the study and, if needed, the model's file, after checking that `load_study` can read both.
 
     Raises:
-        ConfigError: they can't be loaded, or can't be written.
+        ConfigError: One of the files cannot be loaded or cannot be written.
     """
     from tuner.study_file.config import load_study
     from tuner.study_file.new_study import new_study
@@ -150,7 +154,7 @@ def _write(imported: Imported, added: Added, file: Path, out: Path, *, force: bo
     if made.model_file:
         _check_free(out.parent / made.model_file, force=force)
     with tempfile.TemporaryDirectory() as folder:
-        # the same texts elsewhere, so that nothing is left behind that can't be loaded
+        # Load the same texts from a temporary folder first, so that no unloadable file is left behind.
         trial = Path(folder) / "study.yaml"
         beside = Path(folder) / "model.yaml"
         beside.write_text(made.model_text, encoding="utf-8")
@@ -170,7 +174,7 @@ def _write(imported: Imported, added: Added, file: Path, out: Path, *, force: bo
     return written, made
 
 
-def _tell(made: NewStudy, written: list[Path], out: Path) -> None:
+def _print_result(made: NewStudy, written: list[Path], out: Path) -> None:
     from tuner.terminal.console import in_words
 
     for path in written:
@@ -178,18 +182,20 @@ def _tell(made: NewStudy, written: list[Path], out: Path) -> None:
     if made.present.current:
         typer.echo(f"Current: {in_words(made.present.current)} on {made.devices:,} devices")
     else:
-        typer.echo("No current configuration: this file tells a model alone. Add what you use today as `current:`.")
+        typer.echo("No current configuration: the file describes a model only. Add what you use today as `current:`.")
     if made.measures:
         typer.echo("Trials run your own command.")
     elif made.imported.command is not None:
-        typer.echo("Trials are simulated; the study file tells what is missing to run your own command.")
+        typer.echo("Trials are simulated; comments in the study file list what is missing to run your own command.")
     else:
-        typer.echo("Trials are simulated; docs/own-command.md tells how to run your own command.")
+        typer.echo("Trials are simulated; docs/own-command.md explains how to run your own command.")
     study = printable(str(out))
     typer.echo("Next:")
-    typer.echo(f"  meshtune space {study}    # what can work")
+    typer.echo(f"  meshtune space {study}    # count the configurations that can work")
     if made.present.current:
-        typer.echo(f"  meshtune predict {study} --config {in_words(made.present.current)}    # what you use today")
-        typer.echo(f"  meshtune run {study}      # begins with what you use today")
+        typer.echo(
+            f"  meshtune predict {study} --config {in_words(made.present.current)}    # your current configuration"
+        )
+        typer.echo(f"  meshtune run {study}      # tune, starting from your current configuration")
     else:
         typer.echo(f"  meshtune run {study}      # tune")

@@ -1,7 +1,7 @@
-"""The command `meshtune`. Heavy imports stand inside the commands, so that `--help` answers at once.
+"""Command line `meshtune`. Heavy imports are inside the commands, so that `--help` answers at once.
 
 Results go to stdout, as one JSON object with `--json`; progress, warnings and errors go to stderr. Exit status: 0 done,
-1 ran but found nothing, 2 the user's mistake (told in one message), 130 interrupted.
+1 ran but found nothing, 2 a mistake of the user's (explained in one message), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from tuner.cli.options import (
 )
 from tuner.terminal.console import (
     NOTHING_WORKS,
+    confidence_in_words,
     gain_in_words,
     in_words,
-    p_star_in_words,
     print_device_time,
     print_extrapolated,
     print_failed,
@@ -63,17 +63,17 @@ if TYPE_CHECKING:  # these load numpy, Optuna and Ray
 app = typer.Typer(
     name="meshtune",
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # loading rich would take as long as everything else that --help does
+    rich_markup_mode=None,  # loading rich would double the time of --help
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
-"""What every misuse of the command line is; typer has had a copy of click's class and click's own."""
+"""Base class of command-line misuse errors: click's own, or the copy of it that typer holds."""
 
 
 def main() -> NoReturn:
-    """Runs the command line and exits; a user's mistake ends in one message and status 2."""
+    """Run the command line and exit; a user's mistake ends in one message and status 2."""
     _hide_secrets()
     try:
         status = app(prog_name="meshtune", standalone_mode=False) or 0
@@ -91,36 +91,36 @@ def main() -> NoReturn:
 
 
 _ARGUMENTS = "_MESHTUNE_ARGUMENTS"
-"""The variable in which a process hands its arguments to itself, started again."""
+"""Environment variable through which the process passes its original arguments to its restarted self."""
 
 _OF_COMMANDS = re.compile(r"((?:--set=)?trial(?:\.environment[^=]*)?=).*", re.DOTALL)
-"""A `--set` that may hold variables of a command."""
+"""Pattern of a `--set` option that may hold environment variables of a trial's command."""
 
 
 def _hide_secrets() -> None:
-    """Starts this process again if arguments hold secrets: with stars in their place, and them in the environment.
+    """Restart this process if its arguments hold secrets: masked on the command line, readable only in the environment.
 
-    Everybody on the machine can read the command line of a process, and Ray keeps that of the driver with the job. What
-    a process was given as its environment only its user can read, and what it starts does not inherit it from here.
+    Every user of the machine can read a process's command line, and Ray stores the driver's with the job. Only the same
+    user can read a process's environment, and child processes do not inherit the variable: it is removed here.
     """
     given = sys.argv[1:]
     told = json.loads(os.environ.pop(_ARGUMENTS, "null"))
-    if told is not None and [_shown_argument(argument) for argument in told] == given:
+    if told is not None and [_mask_argument(argument) for argument in told] == given:
         sys.argv[1:] = told
         return
-    shown, at = [_shown_argument(argument) for argument in given], len(sys.orig_argv) - len(given)
-    if shown != given and sys.orig_argv[at:] == given:  # no program that has called us
+    shown, at = [_mask_argument(argument) for argument in given], len(sys.orig_argv) - len(given)
+    if shown != given and sys.orig_argv[at:] == given:  # false if another program called `main`
         os.environ[_ARGUMENTS] = json.dumps(given)
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:at], *shown])  # noqa: S606 # no shell wanted
 
 
-def _shown_argument(argument: str) -> str:
-    """An argument without passwords of URLs and without variables of commands."""
+def _mask_argument(argument: str) -> str:
+    """Return an argument with passwords of URLs and environment variables of commands masked."""
     return shown_url(_OF_COMMANDS.sub(r"\1***", argument) if "environment" in argument else argument)
 
 
 def _usage_message(error: Any) -> str:
-    """What typer found wrong, in the form of our own messages."""
+    """Format typer's usage error like our own messages."""
     told = error.format_message().rstrip(".")
     command = error.ctx.command_path if error.ctx else "meshtune"
     return f"{told}{'' if told.endswith('?') else ';'} `{command} --help` shows how"
@@ -130,32 +130,30 @@ def _complain(message: str) -> None:
     typer.echo(f"meshtune: {printable(message)}", err=True)
 
 
-def _tell_version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import PackageNotFoundError, version
 
         try:
             number = version("meshtune")
-        except PackageNotFoundError:  # a checkout that nobody installed
+        except PackageNotFoundError:  # a checkout that is not installed
             project = Path(__file__).parents[2] / "pyproject.toml"
             found = (
                 re.search(r'^version = "(.*)"', project.read_text(encoding="utf-8"), re.M) if project.exists() else None
             )
-            number = found[1] if found else "of an unknown version"
+            number = found[1] if found else "(unknown version)"
         typer.echo(f"meshtune {number}")
         raise typer.Exit
 
 
-_STATUSES = (
-    "Exit status: 0 done, 1 ran but found nothing, 2 something given is wrong (one message says what), 130 interrupted."
-)
+_STATUSES = "Exit status: 0 done, 1 ran but found nothing, 2 invalid input (one message explains it), 130 interrupted."
 
 
 @app.callback(invoke_without_command=True, epilog=_STATUSES)
 def meshtune(
     context: typer.Context,
     version: Annotated[  # noqa: ARG001 # its callback does the work
-        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version and exit.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Find the fastest parallelism configuration for training a large language model on a cluster.
@@ -172,30 +170,31 @@ def run(
     study: StudyFile,
     trials: Annotated[
         str | None,
-        typer.Option(metavar="N", help="Budget of trials; replaces search.max_trials."),
+        typer.Option(metavar="N", help="Maximum number of trials; replaces search.max_trials."),
     ] = None,
     storage: Storage = None,
-    seed: Annotated[str | None, typer.Option(metavar="N", help="Replaces search.seed.")] = None,
+    seed: Annotated[str | None, typer.Option(metavar="N", help="Random seed; replaces search.seed.")] = None,
     overrides: Overrides = None,
     ray_address: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Existing Ray cluster; wins over RAY_ADDRESS.")
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Address of an existing Ray cluster; takes precedence over RAY_ADDRESS."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Tune: try the most promising configurations, stop when confident, print the best.
 
-    The same command continues a study that was interrupted.
+    Running the same command again continues an interrupted study.
     """
     changes = list(overrides or [])
     changes += [f"search.max_trials={whole_number('--trials', trials, 1)}"] if trials is not None else []
     changes += [f"search.seed={whole_number('--seed', seed, 0)}"] if seed is not None else []
     config = with_plans(load(study, changes, storage))
 
-    # after the study has been read: loading Optuna takes seconds, and a mistake should be told at once
+    # Import after reading the study: loading Optuna takes seconds, and mistakes should be told at once.
     from tuner.run.loop import run_study
     from tuner.terminal.progress import ProgressLine
 
-    os.environ.pop("MESHTUNE_STORAGE", None)  # what runs trials would inherit it
+    os.environ.pop("MESHTUNE_STORAGE", None)  # the processes of trials would inherit it
     signal.signal(signal.SIGTERM, _interrupt)
     with ProgressLine(config) as line:
         result = run_study(config, on_progress=line.show, ray_address=ray_address)
@@ -247,20 +246,20 @@ def _run_payload(config: StudyConfig, result: RunResult) -> dict[str, Any]:
 
 
 app.command(short_help="Write a study file from your launch script.")(cli_init.init)
-app.command(short_help="Count what can work, and tell why the rest cannot.")(cli_predictions.space)
+app.command(short_help="Count the configurations that can work, and explain the others.")(cli_predictions.space)
 app.command(short_help="Predict step time and memory of one configuration.")(cli_predictions.predict)
 app.command(short_help="Simulate one step of one configuration, pass by pass.")(cli_predictions.simulate)
 app.command(short_help="Print the configurations predicted to be fastest.")(cli_predictions.rank)
-app.command(short_help="Shard one training step over a mesh, with your pins.")(cli_plan.plan)
-app.command(short_help="Plan which configuration runs when on a cluster that changes.")(cli_replan.replan)
+app.command(short_help="Shard one training step over a device mesh, with your pins.")(cli_plan.plan)
+app.command(short_help="Plan configuration changes on a cluster that changes over time.")(cli_replan.replan)
 
 
-app.command(short_help="Fit a runtime's profile, or time this machine's operators.")(cli_calibrate.calibrate)
+app.command(short_help="Fit a runtime's profile, or time operators on this machine.")(cli_calibrate.calibrate)
 
 
 @app.command()
 def status(study: StudyFile, storage: Storage = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Tell how far a study is; it may be running."""
+    """Show the progress of a study, which may be running."""
     config = load(study, overrides, storage)
 
     from tuner.answers.device_time import device_time_json
@@ -320,7 +319,7 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
     if best is not None:
         typer.echo(f"Best: {in_words(best.params)}")
         source = config.backend.source_in_words
-        typer.echo(f"  {best.step_time_s:.4g} s per step ({source}); {p_star_in_words(payload['p_star'])}")
+        typer.echo(f"  {best.step_time_s:.4g} s per step ({source}); {confidence_in_words(payload['p_star'])}")
         if reference is not None and reference_s and best.step_time_s:
             typer.echo(f"  {gain_in_words(reference, reference_s, best.step_time_s)}")
     elif extrapolated is not None:
@@ -333,9 +332,9 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
 app.command(short_help="Show a study in the browser, while it runs or afterwards.")(cli_dashboard.dashboard)
 
 
-@app.command(short_help="Print the best configuration that is known.")
+@app.command(short_help="Print the best known configuration.")
 def best(study: StudyFile, storage: Storage = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Print the best configuration: measured if the study has run, else predicted."""
+    """Print the best known configuration: measured if the study has run, else predicted."""
     config = load(study, overrides, storage)
 
     from tuner.answers.best import best_configuration
@@ -384,14 +383,14 @@ def report(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write one HTML file that shows what was found and why."""
+    """Write an HTML report: the best configuration, the evidence for it, and all trials."""
     check_out(out)
     config = load(study, overrides, storage)
 
     from tuner.report import write_report
 
     written = write_report(config, out)
-    _tell_written(str(written), as_json)
+    _print_written(str(written), as_json)
 
 
 @app.command()
@@ -406,9 +405,10 @@ def export(
         ),
     ],
     chosen: Annotated[
-        str | None, typer.Option("--config", metavar="pp=4,...", help="Instead of the study's best.")
+        str | None,
+        typer.Option("--config", metavar="pp=4,...", help="Configuration to export instead of the study's best."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="File to write; stdout without it.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write; by default stdout.")] = None,
     storage: Storage = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -457,7 +457,7 @@ def _finish_empty(as_json: bool, payload: Mapping[str, Any]) -> NoReturn:
     raise typer.Exit(FOUND_NOTHING)
 
 
-def _tell_written(file: str, as_json: bool) -> None:
+def _print_written(file: str, as_json: bool) -> None:
     if as_json:
         print_json({"written": file})
     else:

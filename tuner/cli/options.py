@@ -1,4 +1,4 @@
-"""What the commands have in common: their options, how they read these, and their exit statuses."""
+"""Options, option parsing and exit statuses shared by the commands."""
 
 from __future__ import annotations
 
@@ -20,24 +20,32 @@ StudyFile = Annotated[Path, typer.Argument(metavar="STUDY", help="Study file (YA
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Replace a key of the study file, e.g. search.seed=3."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Replace a key of the study file, for example search.seed=3."),
 ]
 Storage = Annotated[
     str | None,
-    typer.Option(metavar="URL", help="Database of the study; wins over MESHTUNE_STORAGE and the study file."),
+    typer.Option(
+        metavar="URL", help="Database of the study; takes precedence over MESHTUNE_STORAGE and the study file."
+    ),
 ]
 Config = Annotated[
     str,
-    typer.Option("--config", metavar="pp=4,tp=2,...", help="A configuration; what is left out is 1 or the job's."),
+    typer.Option(
+        "--config",
+        metavar="pp=4,tp=2,...",
+        help="Configuration; a dimension not named is 1 or has the job's value.",
+    ),
 ]
 
 At = Annotated[
     str | None,
-    typer.Option("--at", metavar="SECONDS", help="On the cluster as a trace has it then; cluster.trace, or --network."),
+    typer.Option(
+        "--at", metavar="SECONDS", help="Time in the trace (cluster.trace or --network) whose cluster state is used."
+    ),
 ]
 Network = Annotated[
     Path | None,
-    typer.Option("--network", metavar="TRACE", help="How the cluster changes (CSV), in place of cluster.trace."),
+    typer.Option("--network", metavar="TRACE", help="CSV trace of cluster changes, used instead of cluster.trace."),
 ]
 
 FOUND_NOTHING = 1
@@ -46,14 +54,14 @@ INTERRUPTED = 130
 
 
 def whole_number(option: str, text: str, least: int) -> int:
-    """The number that an option holds; typer's own message would not show the value."""
+    """Parse the whole number that an option holds; typer's own message would not show the value."""
     if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) >= least):
         raise ConfigError(f"must be a whole number of at least {least}", key=option, value=text)
     return int(text)
 
 
 def number(option: str, text: str, *, above_zero: bool = False) -> float:
-    """The finite number that an option holds, 0 or more."""
+    """Parse the finite number of at least 0 (or above 0) that an option holds."""
     rule = "must be a number " + ("above 0" if above_zero else "of at least 0")
     try:
         found = float(text) if "_" not in text else math.nan
@@ -65,15 +73,18 @@ def number(option: str, text: str, *, above_zero: bool = False) -> float:
 
 
 def at_time(config: StudyConfig, at: str | None, network: Path | None) -> tuple[StudyConfig, str]:
-    """The study on its cluster as a trace has it at `--at`, and in words what is missing then.
+    """Return the study on its cluster as the trace describes it at `--at`, and a text on what is missing then.
 
     Raises:
-        ConfigError: no trace is named, or it can't be read.
+        ConfigError: No trace is named, or the trace cannot be read.
     """
     if at is None:
         if network is not None:
             raise ConfigError(
-                "needs --at, which says when", key="--network", value=str(network), nearest="for example --at 3600"
+                "needs --at, the time in the trace",
+                key="--network",
+                value=str(network),
+                nearest="for example --at 3600",
             )
         return config, ""
     from tuner.replan.network import missing_in_words, study_at, trace_of
@@ -84,14 +95,14 @@ def at_time(config: StudyConfig, at: str | None, network: Path | None) -> tuple[
 
 
 def with_plans(config: StudyConfig, chosen: ParallelConfig | None = None) -> StudyConfig:
-    """The study with its layers planned, by what its storage holds if it does.
+    """Return the study with the sharding of its layers planned, reusing the plans in its storage.
 
     Args:
-        config: The study.
-        chosen: The only configuration that matters; None for all candidates.
+        config: Study that may name a planner.
+        chosen: Only configuration to plan for; None for all candidates.
 
     Raises:
-        ConfigError: the planner's pins can't hold.
+        ConfigError: The planner's pins cannot be satisfied.
     """
     if config.planning.name == "megatron":
         return config
@@ -110,15 +121,15 @@ def with_plans(config: StudyConfig, chosen: ParallelConfig | None = None) -> Stu
 
 
 def launchable_config(config: StudyConfig, text: str, missing: str = "") -> tuple[ParallelConfig, dict[str, str]]:
-    """The configuration that `--config` names, with the rules of the study that it breaks.
+    """Parse the configuration of `--config` and return it with the study's rules that it breaks.
 
     Args:
-        config: The study.
-        text: The option's value.
-        missing: What its cluster lacks, for the message.
+        config: Study whose rules are checked.
+        text: Value of the option.
+        missing: Text on what the cluster lacks at that time, for the message.
 
     Raises:
-        ConfigError: it cannot be launched at all.
+        ConfigError: The configuration cannot be launched at all.
     """
     from costmodels.job.parallel_config import parse_config
     from tuner.space.enumeration import broken_rules, launchable
@@ -128,7 +139,7 @@ def launchable_config(config: StudyConfig, text: str, missing: str = "") -> tupl
     if launchable(config.setting, wanted):
         return wanted, broken
     devices, rest = config.setting.cluster.num_devices, wanted.num_devices // wanted.dp
-    nearest = "`meshtune space --list` prints configurations that can"
+    nearest = "`meshtune space --list` prints the configurations that can be launched"
     if wanted.num_devices != devices and devices % rest == 0:
         nearest = f"with dp={devices // rest} it would occupy the {devices} devices"
     raise ConfigError(
@@ -143,7 +154,7 @@ def launchable_config(config: StudyConfig, text: str, missing: str = "") -> tupl
 
 
 def load(study: Path, overrides: list[str] | None = None, storage: str | None = None) -> StudyConfig:
-    """The study of a file, with what the command line replaces in it."""
+    """Load a study file, with the keys that the command line replaces."""
     from tuner.study_file.config import load_study
 
     config = load_study(study, overrides=overrides or (), storage=storage)
@@ -152,20 +163,20 @@ def load(study: Path, overrides: list[str] | None = None, storage: str | None = 
 
 
 def check_out(out: Path, option: str = "--out") -> None:
-    """Refuses a file that would go with a Ray job's working directory.
+    """Refuse an output file inside a Ray job's working directory, which is deleted with the job.
 
     Raises:
-        ConfigError: it would.
+        ConfigError: The file would be deleted with the job.
     """
     nearest = "an absolute path outside, such as /shared/" + (out.name or "out")
     check_outlives_job(out, key=option, value=str(out), nearest=nearest)
 
 
 def write_file(out: Path, text: str) -> None:
-    """Writes what `--out` asks for.
+    """Write a text to the file that `--out` names.
 
     Raises:
-        ConfigError: it can't be written.
+        ConfigError: The file cannot be written.
     """
     check_out(out)
     try:

@@ -1,4 +1,4 @@
-"""The command that shards one training step over a mesh and shows what it sends."""
+"""Command `meshtune plan`: shard one training step over a device mesh and show its communication."""
 
 from __future__ import annotations
 
@@ -25,56 +25,72 @@ if TYPE_CHECKING:  # these load numpy
     from tuner.plans.plan_export import PlanExport, PlanSource
 
 MOST_WORKERS = 5
-"""Processes that plan one step, at most: as many as TOAST has trees."""
+"""Largest number of processes that plan one step: one for each of TOAST's search trees."""
 
 
 def plan(
-    study: Annotated[Path | None, typer.Argument(metavar="STUDY", help="Study file (YAML), with --config.")] = None,
+    study: Annotated[Path | None, typer.Argument(metavar="STUDY", help="Study file (YAML); requires --config.")] = None,
     chosen: Annotated[
         str | None,
-        typer.Option("--config", metavar="dp=4,tp=2,...", help="A configuration; its degrees are the mesh."),
+        typer.Option("--config", metavar="dp=4,tp=2,...", help="Configuration whose degrees define the mesh."),
     ] = None,
     jax: Annotated[
         str | None,
-        typer.Option(metavar="MODULE:FACTORY", help="A JAX step: returns function, abstract arguments[, donated]."),
+        typer.Option(
+            metavar="MODULE:FACTORY", help="Factory of a JAX step; it returns function, abstract arguments[, donated]."
+        ),
     ] = None,
     torch: Annotated[
         str | None,
-        typer.Option(metavar="MODULE:FACTORY", help="A torch module's step: returns module, inputs[, loss]."),
+        typer.Option(
+            metavar="MODULE:FACTORY", help="Factory of a torch module's step; it returns module, inputs[, loss]."
+        ),
     ] = None,
     mesh: Annotated[
         str | None,
-        typer.Option(metavar="data=2,model=4", help="The mesh of --jax or --torch, the slowest axis first."),
+        typer.Option(metavar="data=2,model=4", help="Mesh for --jax or --torch, slowest axis first."),
     ] = None,
     cluster: Annotated[
         str,
-        typer.Option(metavar="NAME", help="Where that mesh stands.", autocompletion=cli_completion.clusters),
+        typer.Option(
+            metavar="NAME", help="Cluster of that mesh, from the catalog.", autocompletion=cli_completion.clusters
+        ),
     ] = "dgx-a100",
-    hosts: Annotated[str, typer.Option(metavar="N", help="Hosts of that cluster.")] = "1",
+    hosts: Annotated[str, typer.Option(metavar="N", help="Number of hosts of that cluster.")] = "1",
     layers: Annotated[
         str | None,
-        typer.Option(metavar="N", help="Layers of a study's model that are planned; as few as show every kind."),
+        typer.Option(
+            metavar="N",
+            help="Number of layers to plan; by default the fewest that include every kind of layer.",
+        ),
     ] = None,
     planner: Annotated[
         str,
         typer.Option(
             metavar="NAME",
-            help="recursive is D-Rec; descent goes on from its plan; toast searches colours of dims.",
+            help="Planner: recursive (D-Rec), descent (improves that plan) or toast (searches over colours of dims).",
             autocompletion=cli_completion.planners,
         ),
     ] = "descent",
     order: Annotated[
-        str, typer.Option(metavar="NAME", help="Of the visits: price, weight, topological, reverse; best tries all.")
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Order in which operators are visited: price, weight, topological, reverse; best tries all.",
+        ),
     ] = "best",
     whole_axes: Annotated[
-        bool, typer.Option("--whole-axes", help="An axis cuts one dim of an operator, never a part of it another.")
+        bool,
+        typer.Option(
+            "--whole-axes", help="Let each axis cut only one dim of an operator; never split an axis between dims."
+        ),
     ] = False,
     pin: Annotated[
         list[str] | None,
         typer.Option(
             metavar="op=*.up,dim=ffn,axis=tp",
-            help="Pin operators' dim to an axis, or to `ways=`; with `weight_s=` soft. "
-            "A dim without a name is `operand1.0` or `result.0`.",
+            help="Pin a dim of operators to an axis, or to a number of parts with `ways=`; `weight_s=` makes it soft. "
+            "An unnamed dim is addressed as `operand1.0` or `result.0`.",
         ),
     ] = None,
     memory_gib: Annotated[
@@ -82,40 +98,44 @@ def plan(
         typer.Option(
             "--memory-gib",
             metavar="N|device",
-            help="The most that a device may hold of what is planned; `device` is all that it has. No limit else.",
+            help="Memory limit per device for the planned arrays; `device` is its whole memory. No limit by default.",
         ),
     ] = None,
     diagnose: Annotated[
-        bool, typer.Option("--diagnose", help="Also tell what slightly wrong pins would have cost.")
+        bool, typer.Option("--diagnose", help="Also compute the cost of slightly different pins.")
     ] = False,
     prove: Annotated[
         str | None,
-        typer.Option(metavar="SECONDS", help="Let HiGHS prove for so long how short a step can be at least."),
+        typer.Option(metavar="SECONDS", help="Let HiGHS search this long for a proven lower bound on the step time."),
     ] = None,
     export: Annotated[
         str | None,
         typer.Option(
             metavar="TARGET",
-            help="Also as jax, shardy, torch, megatron or mindspore takes it; see --out.",
+            help="Also export the plan to jax, shardy, torch, megatron or mindspore; see --out.",
             autocompletion=cli_completion.plan_forms,
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="File for --export; without it, the terminal shows a part.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File for --export; without it, the terminal shows an excerpt.")
+    ] = None,
     explain: Annotated[
-        str | None, typer.Option(metavar="colours", help="Also show which dims are cut together, and the conflicts.")
+        str | None,
+        typer.Option(metavar="colours", help="Also show the dims that must be cut together, and their conflicts."),
     ] = None,
     drawing: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With --explain: write the dims in conflict for Graphviz.")
+        Path | None,
+        typer.Option(metavar="FILE", help="With --explain: Graphviz file to write, with the dims in conflict."),
     ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Shard one training step over a mesh: which dim of each tensor every axis cuts, and what is sent."""
+    """Shard one training step over a device mesh: choose the dims that every axis cuts, and show the communication."""
     from tuner.planners.planning import planned
     from tuner.plans.plan_export import PlanSource, named_lines
     from tuner.plans.sharding_plans import in_lines, of_candidate, plan_json, shardings_table
 
-    options = _options(planner, order, whole_axes, pin or [], diagnose=diagnose)
+    options = _parse_options(planner, order, whole_axes, pin or [], diagnose=diagnose)
     _check_export(export, out)
     _check_explain(explain, drawing)
     candidate = None
@@ -129,7 +149,7 @@ def plan(
             nearest="meshtune plan STUDY --config",
         )
     if jax is not None or torch is not None:
-        graph, found_mesh = _of_function(jax, torch, mesh, cluster, whole_number("--hosts", hosts, 1))
+        graph, found_mesh = _read_function(jax, torch, mesh, cluster, whole_number("--hosts", hosts, 1))
         title = f"{graph.name} on {found_mesh.in_words} of {found_mesh.cluster.name}"
     else:
         if study is None:
@@ -145,14 +165,14 @@ def plan(
         graph, found_mesh = of_candidate(config.setting, wanted, num_layers)
         title = f"{config_in_words(config, wanted)}: {graph.name}, one micro-batch on {found_mesh.in_words}"
     prove_s = None if prove is None else number("--prove", prove, above_zero=True)
-    options = replace(options, memory_bytes=_memory_bytes(memory_gib, found_mesh), prove_s=prove_s)
+    options = replace(options, memory_bytes=_parse_memory_bytes(memory_gib, found_mesh), prove_s=prove_s)
     try:
-        with _workers(graph, options) as workers:
+        with _start_workers(graph, options) as workers:
             found = planned(graph, found_mesh, options, workers=workers)
     except ConfigError as error:
-        raise _by_option(error) from None
-    explained = _explained(graph, drawing) if explain is not None else None
-    exported = _exported(export, out, PlanSource(plan=found.plan, candidate=candidate), jax)
+        raise _name_options(error) from None
+    explained = _explain_dims(graph, drawing) if explain is not None else None
+    exported = _export(export, out, PlanSource(plan=found.plan, candidate=candidate), jax)
     if as_json:
         more = {} if exported is None else {"export": exported.content}
         print_json(plan_json(found) | more | ({} if explained is None else {"explained": explained.content}))
@@ -161,7 +181,7 @@ def plan(
     typer.echo(printable(title))
     for line in in_lines(found):
         typer.echo(printable(line))
-    typer.echo("What the step begins with lies so:")
+    typer.echo("Shardings of the step's inputs:")
     for line in named_lines([*shardings_table(found).items()]):
         typer.echo(printable(line))
     for line in (*(explained.lines if explained else ()), *(exported.lines if exported is not None else ())):
@@ -170,8 +190,8 @@ def plan(
 
 
 @contextmanager
-def _workers(graph: Graph, options: PlannerOptions) -> Iterator[AbstractWorkers | None]:
-    """Processes for TOAST's trees where there are many operators and cores."""
+def _start_workers(graph: Graph, options: PlannerOptions) -> Iterator[AbstractWorkers | None]:
+    """Start processes for TOAST's search trees if the graph is large and the machine has several cores."""
     from tuner.planners.engine.workers import ProcessWorkers
     from tuner.planners.planning import MANY_OPS
 
@@ -183,8 +203,8 @@ def _workers(graph: Graph, options: PlannerOptions) -> Iterator[AbstractWorkers 
         yield workers
 
 
-def _by_option(error: ConfigError) -> ConfigError:
-    """A planner's message with the options in place of its own keys."""
+def _name_options(error: ConfigError) -> ConfigError:
+    """Translate a planner's error: name the command's options instead of the planner's own keys."""
     from tuner.planners.sharding.manumatic import MEMORY_KEY
     from tuner.planners.sharding.pins import KEY
 
@@ -193,8 +213,8 @@ def _by_option(error: ConfigError) -> ConfigError:
     return ConfigError(rule, key=where, value=error.value, nearest=error.nearest)
 
 
-def _memory_bytes(text: str | None, mesh: DeviceMesh) -> float | None:
-    """The limit that `--memory-gib` names."""
+def _parse_memory_bytes(text: str | None, mesh: DeviceMesh) -> float | None:
+    """Parse the memory limit of `--memory-gib` [bytes]."""
     from hardware.device import GIB
 
     if text is None:
@@ -207,7 +227,7 @@ def _memory_bytes(text: str | None, mesh: DeviceMesh) -> float | None:
         raise ConfigError(f"{error.rule}, or device", key=error.key, value=error.value) from None
 
 
-def _options(planner: str, order: str, whole_axes: bool, pins: list[str], *, diagnose: bool) -> PlannerOptions:
+def _parse_options(planner: str, order: str, whole_axes: bool, pins: list[str], *, diagnose: bool) -> PlannerOptions:
     from tuner.planners.planning import ORDER_CHOICES, PLANNERS, PlannerOptions
 
     planners = [choice for choice in PLANNERS if choice == planner]
@@ -222,13 +242,13 @@ def _options(planner: str, order: str, whole_axes: bool, pins: list[str], *, dia
         planner=planners[0],
         order=orders[0],
         whole_axes=whole_axes,
-        pins=tuple(_pin(text) for text in pins),
+        pins=tuple(_parse_pin(text) for text in pins),
         diagnose=diagnose,
     )
 
 
-def _pin(text: str) -> Pin:
-    """The pin that `op=*.up,dim=ffn,axis=tp` describes."""
+def _parse_pin(text: str) -> Pin:
+    """Parse a pin such as `op=*.up,dim=ffn,axis=tp`."""
     from tuner.planners.sharding.pins import Pin
 
     keys = ("op", "dim", "axis", "ways", "weight_s")
@@ -252,7 +272,7 @@ def _pin(text: str) -> Pin:
     return Pin(**values)
 
 
-def _of_function(
+def _read_function(
     jax: str | None, torch: str | None, mesh: str | None, cluster: str, hosts: int
 ) -> tuple[Graph, DeviceMesh]:
     from costmodels.sharding.device_mesh import mesh_of
@@ -264,17 +284,17 @@ def _of_function(
     found_mesh = mesh_of(mesh, find_cluster(cluster, hosts))
     if jax is not None:
         return graph_of_factory(jax), found_mesh
-    assert torch is not None, "one of both is given"
+    assert torch is not None, "either jax or torch is given"
     return graph_of_torch_factory(torch), found_mesh
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Explained:
-    """What is told of the dims of a graph.
+    """Explanation of a graph's dims: colours and conflicts.
 
     Attributes:
-        content: As data.
-        lines: As text.
+        content: Explanation as data for JSON.
+        lines: Explanation as lines of text.
     """
 
     content: dict[str, Any]
@@ -283,13 +303,13 @@ class _Explained:
 
 def _check_explain(explain: str | None, drawing: Path | None) -> None:
     if explain not in (None, "colours"):
-        raise ConfigError("can't be explained", key="--explain", value=explain, nearest="colours")
+        raise ConfigError("is no known explanation", key="--explain", value=explain, nearest="colours")
     if drawing is not None and explain is None:
         raise ConfigError("needs --explain", key="--drawing", value=str(drawing), nearest="--explain colours")
 
 
-def _explained(graph: Graph, out: Path | None) -> _Explained:
-    """The colours of a graph, drawn where `--drawing` says."""
+def _explain_dims(graph: Graph, out: Path | None) -> _Explained:
+    """Find the colours of a graph's dims, and draw their conflicts to the file of `--drawing`."""
     from tuner.planners.toast.colour_report import drawing, report_json, report_lines
     from tuner.planners.toast.compatibility import compatibility
     from tuner.planners.toast.named_dims import named_dims
@@ -303,7 +323,7 @@ def _explained(graph: Graph, out: Path | None) -> _Explained:
 
 
 def _check_export(export: str | None, out: Path | None) -> None:
-    """Refuses what can't be exported before anything is planned."""
+    """Refuse an invalid `--export` before any planning."""
     from tuner.plans.plan_export import find_plan_exporter
 
     if export is not None:
@@ -312,8 +332,8 @@ def _check_export(export: str | None, out: Path | None) -> None:
         raise ConfigError("needs --export", key="--out", value=str(out), nearest="for example --export jax")
 
 
-def _exported(export: str | None, out: Path | None, source: PlanSource, jax: str | None) -> PlanExport | None:
-    """The plan for a framework, written where `--out` says."""
+def _export(export: str | None, out: Path | None, source: PlanSource, jax: str | None) -> PlanExport | None:
+    """Export the plan for a framework, and write it to the file of `--out`."""
     from tuner.plans.plan_export import export_plan
 
     if export is None:

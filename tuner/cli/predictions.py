@@ -1,4 +1,4 @@
-"""The commands that foresee: they run no trial, and need no database."""
+"""Commands that only predict: space, predict, simulate and rank. They run no trial and need no database."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def space(
     study: StudyFile,
     list_configs: Annotated[bool, typer.Option("--list", help="Print every candidate.")] = False,
     why: Annotated[
-        str | None, typer.Option(metavar="pp=8,tp=3,...", help="Tell everything that keeps a configuration out.")
+        str | None, typer.Option(metavar="pp=8,tp=3,...", help="Explain every rule that excludes this configuration.")
     ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Count the configurations that can work, and tell why the others cannot."""
+    """Count the configurations that can work, and explain why the others cannot."""
     from costmodels.job.parallel_config import parse_config
     from tuner.answers.candidates import reasons_against
 
@@ -87,11 +87,13 @@ def predict(
     chosen: Config,
     at: At = None,
     network: Network = None,
-    plan: Annotated[bool, typer.Option("--plan", help="Tell how the layers are sharded, and what that sends.")] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Show how the layers are sharded, and their communication.")
+    ] = False,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Predict step time and memory of one configuration, in the searched space or not."""
+    """Predict step time and memory of one configuration, inside the search space or outside it."""
     from tuner.answers.candidates import predicted, prediction_errors
     from tuner.answers.planned_candidates import by_hand
     from tuner.plans.layer_plans import plan_lines
@@ -137,7 +139,7 @@ def _print_peak(config: StudyConfig, payload: dict[str, Any]) -> None:
     fits = f"fits ({spare})" if payload["fits"] else f"DOES NOT FIT ({spare})"
     capacity = payload["memory_capacity_bytes"]
     if payload["fits"] and payload["peak_memory_bytes"] > (1 - config.options.memory_headroom) * capacity:
-        fits = f"fits without fragmentation, which the allocator gives up when it must ({spare})"
+        fits = f"fits only if the allocator releases fragmented memory ({spare})"
     typer.echo(f"{payload['peak_memory_bytes'] / 2**30:.1f} GiB of {capacity / 2**30:.1f} GiB per device: {fits}")
 
 
@@ -152,19 +154,19 @@ def simulate(
     chosen: Config,
     schedule: Annotated[
         str,
-        typer.Option(metavar="NAME", help="Order of the passes: 1f1b, gpipe, zero-bubble."),
+        typer.Option(metavar="NAME", help="Pipeline schedule: 1f1b, gpipe, zero-bubble."),
     ] = "1f1b",
     trace: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a trace for Perfetto; compressed if it ends in .gz.")
+        Path | None, typer.Option(metavar="FILE", help="Perfetto trace to write; compressed if the name ends in .gz.")
     ] = None,
     at: At = None,
     network: Network = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Simulate one step of one configuration, pass by pass, and show what every stage does when.
+    """Simulate one step of one configuration, pass by pass, and show the timeline of every pipeline stage.
 
-    The trace opens in ui.perfetto.dev.
+    The trace can be opened in ui.perfetto.dev.
     """
     from tuner.answers.simulation import simulated, simulation_json, write_trace
 
@@ -194,20 +196,25 @@ def rank(
     study: StudyFile,
     top: Annotated[
         str | None,
-        typer.Option(metavar="K", help="How many configurations to print; 10 without it."),
+        typer.Option(metavar="K", help="Number of configurations to print; 10 by default."),
     ] = None,
     hosts: Annotated[
-        str | None, typer.Option(metavar="2,4,8,...", help="The best configuration for each number of hosts instead.")
+        str | None,
+        typer.Option(
+            metavar="2,4,8,...", help="Print the best configuration for each of these numbers of hosts instead."
+        ),
     ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the configurations that the cost model predicts to be fastest; no trial is run."""
+    """Print the configurations that the cost model predicts to be fastest, without running a trial."""
     from tuner.answers.candidates import candidates_of, ranking, tokens_per_s_per_device
 
     num_rows = 10 if top is None else whole_number("--top", top, 1)
     if hosts is not None and top is not None:
-        raise ConfigError("cannot be combined with --hosts, which prints one for each size", key="--top", value=top)
+        raise ConfigError(
+            "cannot be combined with --hosts, which prints one configuration per size", key="--top", value=top
+        )
     config = load(study, overrides)
     if hosts is not None:
         _rank_sizes(config, hosts, as_json)

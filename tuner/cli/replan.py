@@ -1,4 +1,4 @@
-"""The command that plans for a cluster that changes over time."""
+"""Command `meshtune replan`: plan configuration changes for a cluster that changes over time."""
 
 from __future__ import annotations
 
@@ -19,46 +19,53 @@ if TYPE_CHECKING:  # these load numpy and Optuna
     from tuner.study_file.config import StudyConfig
 
 LONGEST_TABLE = 40
-"""Rows of a timeline that are shown; stretches in which nothing is changed are left out of longer ones."""
+"""Largest number of rows of a timeline shown in full; longer timelines show only rows with a change."""
 
 
 def replan(
     study: StudyFile,
     trace: Annotated[
         list[Path] | None,
-        typer.Option(metavar="TRACE", help="How the cluster changes (CSV), in place of cluster.trace."),
+        typer.Option(metavar="TRACE", help="CSV trace of cluster changes, used instead of cluster.trace."),
     ] = None,
     until: Annotated[
         str | None,
-        typer.Option(metavar="SECONDS", help="Where the plan ends; an hour after the last event without it."),
+        typer.Option(metavar="SECONDS", help="End of the plan; by default an hour after the last event."),
     ] = None,
     robust: Annotated[
         str | None,
-        typer.Option(metavar="mean|p90", help="The one configuration that is best over all traces, never changed."),
+        typer.Option(
+            metavar="mean|p90", help="Find the one configuration that is best over all traces when it is never changed."
+        ),
     ] = None,
     unforeseen: Annotated[
-        bool, typer.Option("--unforeseen", help="Plan each interval as if nothing happened any more after it began.")
+        bool, typer.Option("--unforeseen", help="Plan each interval without knowledge of later events.")
     ] = False,
     restart: Annotated[
-        str, typer.Option("--switch-restart", metavar="SECONDS", help="To stop and start all processes (assumed).")
+        str,
+        typer.Option("--switch-restart", metavar="SECONDS", help="Time to stop and restart all processes (assumed)."),
     ] = "120",
     bandwidth: Annotated[
         str,
-        typer.Option("--switch-gb-per-s", metavar="GB/S", help="Of one host to the checkpoints' storage (assumed)."),
+        typer.Option(
+            "--switch-gb-per-s", metavar="GB/S", help="Bandwidth of one host to the checkpoint storage (assumed)."
+        ),
     ] = "5",
     checkpoint: Annotated[
         str,
         typer.Option(
-            "--switch-checkpoint-every", metavar="SECONDS", help="Between checkpoints; a loss costs half (assumed)."
+            "--switch-checkpoint-every",
+            metavar="SECONDS",
+            help="Time between checkpoints; a failure loses half of it on average (assumed).",
         ),
     ] = "1800",
     storage: Storage = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Plan which configuration runs when on a cluster that changes over time, and tell what that gains.
+    """Plan when to run which configuration on a cluster that changes over time, and compute the gain.
 
-    Step times are predicted, and corrected by what the study's trials have measured.
+    Step times are predicted by the cost model, corrected by the study's measured trials.
     """
     until_s = None if until is None else number("--until", until, above_zero=True)
     costs = {
@@ -69,13 +76,15 @@ def replan(
     files = trace or []
     if robust is None and len(files) > 1:
         raise ConfigError(
-            "is given more than once, which only --robust can answer",
+            "is given more than once, which only --robust supports",
             key="--trace",
             value=", ".join(map(str, files)),
             nearest="--robust mean, or one trace",
         )
     if robust is not None and unforeseen:
-        raise ConfigError("plans changes, and --robust allows none", key="--unforeseen", nearest="one of the two")
+        raise ConfigError(
+            "cannot be combined with --robust, which plans no changes", key="--unforeseen", nearest="use one of the two"
+        )
     config = with_plans(load(study, overrides, storage))
 
     from tuner.replan.network import trace_of
@@ -90,7 +99,12 @@ def replan(
         _print_robust(config, traces, names, robust, until_s, assumptions, as_json)
         return
     plan = replanned(
-        config, traces[0], until_s=until_s, assumptions=assumptions, foresees=not unforeseen, on_progress=_tell
+        config,
+        traces[0],
+        until_s=until_s,
+        assumptions=assumptions,
+        foresees=not unforeseen,
+        on_progress=_print_progress,
     )
     if as_json:
         print_json(plan_json(config, plan))
@@ -102,7 +116,7 @@ def replan(
         raise typer.Exit(FOUND_NOTHING)
 
 
-def _tell(line: str) -> None:
+def _print_progress(line: str) -> None:
     typer.echo(line, err=True)
 
 
@@ -128,17 +142,21 @@ def _print_plan(config: StudyConfig, plan: Plan) -> None:
     )
     for at in changes[1:]:
         typer.echo(f"{stretches[at].from_s:g} s: {printable(stretches[at].reason)}.")
-    known = f"predictions that {plan.num_trials:,} trials correct" if plan.num_trials else "predictions; no trial yet"
+    known = (
+        f"predictions corrected by {plan.num_trials:,} trials"
+        if plan.num_trials
+        else "predictions; no trial has run yet"
+    )
     typer.echo(f"{plan.best.steps:,.0f} steps until {plan.until_s:g} s ({known}).")
     gained = plan.gain_over_staying
     if gained is not None and plan.staying is not None:
-        typer.echo(f"  {gained:+.2%} over staying with the study's best, which makes {plan.staying.steps:,.0f}.")
+        typer.echo(f"  {gained:+.2%} over keeping the study's best, which completes {plan.staying.steps:,.0f}.")
     else:
-        typer.echo("  Staying with the study's best makes no step.")
+        typer.echo("  Keeping the study's best configuration completes no step.")
     told = plan.assumptions
     typer.echo(
-        f"Assumed: {told.restart_s:g} s to restart, {told.storage_bytes_per_s / 1e9:g} GB/s to a host's checkpoints, "
-        f"one every {told.checkpoint_every_s:g} s."
+        f"Assumed: {told.restart_s:g} s to restart, {told.storage_bytes_per_s / 1e9:g} GB/s from a host to the "
+        f"checkpoint storage, a checkpoint every {told.checkpoint_every_s:g} s."
     )
 
 
@@ -153,7 +171,9 @@ def _print_robust(
 ) -> None:
     from tuner.replan.replanning import robust_choice, robust_json
 
-    choice = robust_choice(config, traces, statistic, until_s=until_s, assumptions=assumptions, on_progress=_tell)
+    choice = robust_choice(
+        config, traces, statistic, until_s=until_s, assumptions=assumptions, on_progress=_print_progress
+    )
     if as_json:
         payload: dict[str, Any] = robust_json(config, choice, names, statistic)
         print_json(payload | {"assumptions": asdict(assumptions)})
@@ -177,6 +197,8 @@ def _print_robust(
         told = "mean" if statistic == "mean" else "90th percentile"
         typer.echo(f"{told} of the time per token: {choice.figure_s:.4g} s, of {choice.num_configs:,} configurations")
         if math.isfinite(choice.figure_best_s):
-            typer.echo(f"  {choice.figure_best_s / choice.figure_s - 1:+.2%} over staying with the study's best")
+            typer.echo(
+                f"  {choice.figure_best_s / choice.figure_s - 1:+.2%} over keeping the study's best configuration"
+            )
     if choice.config is None:
         raise typer.Exit(FOUND_NOTHING)

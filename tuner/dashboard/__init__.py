@@ -1,7 +1,8 @@
-"""A study's pages in optuna-dashboard, in our words: notes, attributes and logs laid over what the storage holds.
+"""Pages of a study in optuna-dashboard: notes, attributes and logs added to the data in the storage.
 
-Nothing of it is written to the storage. The pages read through `StudyView`, which adds our words to what it reads, so
-that they are never older than the study, take nothing from its driver, and cannot replace what a user has written.
+None of these texts is written to the storage. The pages read through `StudyView`, which adds the texts to the data that
+it reads. They are therefore always as recent as the study, need nothing from its driver, and cannot replace a user's
+notes.
 """
 
 from tuner.dashboard.server import DashboardServer, Place, dashboard_server

@@ -1,7 +1,7 @@
-"""The files that pages offer: whole logs of trials where they lie, and the report, written when it is asked for.
+"""Files offered by the pages: complete logs of trials at their place, and the report, rendered on request.
 
-Nothing is copied, and pages can neither change nor remove any of it. A file's identity holds for one server and cannot
-be guessed: optuna-dashboard hands a file to every site that knows it.
+Nothing is copied, and pages can neither change nor remove a file. A file's identity is valid for one server only and
+cannot be guessed, because optuna-dashboard serves a file to every site that knows its identity.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ REPORT = "report.html"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OfferedFile:
-    """A file that a page offers.
+    """File offered by a page.
 
     Attributes:
-        identity: What the dashboard asks for it by.
-        name: What it is called.
-        entry: What optuna.artifacts keeps of it, as JSON.
+        identity: Identifier by which the dashboard requests the file.
+        name: Name of the file.
+        entry: Description of the file as optuna.artifacts stores it, in JSON.
     """
 
     identity: str
@@ -39,7 +39,7 @@ class OfferedFile:
 
 
 class StudyFiles:
-    """The files of a study, as an artifact store of Optuna's."""
+    """Files of a study, as an artifact store for Optuna."""
 
     def __init__(self, config: StudyConfig) -> None:
         self._config = config
@@ -47,32 +47,32 @@ class StudyFiles:
         self._opened: dict[str, Callable[[], BinaryIO]] = {}
 
     def report(self) -> OfferedFile:
-        """The study's report."""
-        return self._offered(REPORT, "text/html", self._written_report)
+        """Offer the study's report."""
+        return self._offer(REPORT, "text/html", self._render_report)
 
     def logs(self) -> dict[int, tuple[OfferedFile, ...]]:
-        """The whole logs that this machine holds, host by host, by the trial's number."""
+        """Offer the complete logs on this machine, one per host, by the trial's number."""
         backend = self._config.backend
         kept = backend.kept_logs() if isinstance(backend, CommandBackend) else {}
         return {
-            number: tuple(self._offered(path.name, "text/plain; charset=utf-8", _reader(path)) for path in paths)
+            number: tuple(self._offer(path.name, "text/plain; charset=utf-8", _reader(path)) for path in paths)
             for number, paths in kept.items()
         }
 
-    def _offered(self, name: str, mimetype: str, opened: Callable[[], BinaryIO]) -> OfferedFile:
+    def _offer(self, name: str, mimetype: str, opened: Callable[[], BinaryIO]) -> OfferedFile:
         identity = str(uuid.uuid5(self._ours, name))
         self._opened[identity] = opened
         entry = {"artifact_id": identity, "filename": name, "mimetype": mimetype, "encoding": None}
         return OfferedFile(identity=identity, name=name, entry=json.dumps(entry))
 
-    def _written_report(self) -> BinaryIO:
+    def _render_report(self) -> BinaryIO:
         return io.BytesIO(render_report(collect(self._config)).encode())
 
     def open_reader(self, artifact_id: str) -> BinaryIO:
-        """What a file holds.
+        """Open a file for reading.
 
         Raises:
-            ArtifactNotFound: no such file is offered, or it has gone.
+            ArtifactNotFound: The file is not offered, or it no longer exists.
         """
         opened = self._opened.get(artifact_id)
         if opened is None:
@@ -82,10 +82,10 @@ class StudyFiles:
         except FileNotFoundError as error:
             raise ArtifactNotFound(artifact_id) from error
 
-    def _refused(self, *_: Any, **__: Any) -> NoReturn:
-        raise AssertionError("requests for it are refused before they come here")
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise AssertionError("the server refuses write requests before they reach the store")
 
-    write = remove = _refused
+    write = remove = _refuse
 
 
 def _reader(path: Path) -> Callable[[], BinaryIO]:

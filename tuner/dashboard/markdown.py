@@ -1,4 +1,4 @@
-"""Text as the dashboard's notes take it: GitHub's Markdown, of which HTML is shown as it stands."""
+"""Markdown of the dashboard's notes: GitHub's, without HTML."""
 
 from __future__ import annotations
 
@@ -7,28 +7,30 @@ import textwrap
 from collections.abc import Sequence
 
 _STEERING = re.compile(r"([\\`*_\[\]<>#!|~&])")
+"""Characters with a meaning in Markdown, which are escaped."""
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+"""Escape sequences of terminal colours."""
 
 _GAP = "\N{EM SPACE}"
-"""Keeps columns apart, which the dashboard draws with nothing between them."""
+"""Space between columns, since the dashboard draws them without any."""
 
 LINE = 96
-"""Characters of a line of code; a longer one would make the whole page as wide as itself."""
+"""Number of characters of a line of code; longer lines would widen the whole page."""
 
 
 def plain(text: str) -> str:
-    """Text on one line that means nothing but itself."""
+    """Escape text so that Markdown shows it literally, on one line."""
     return _STEERING.sub(r"\\\1", " ".join(text.split()))
 
 
 def code(text: str) -> str:
-    """A few words of ours as code; they hold neither backticks nor bars."""
+    """Format words of ours as code; they must not contain backticks or bars."""
     return f"`{text}`"
 
 
 def block(text: str) -> str:
-    """Lines as code, whatever stands in them; long ones are broken, and a terminal's colours left out."""
+    """Format any lines as a code block; long lines are wrapped, and terminal colours are removed."""
     text = _COLOURS.sub("", text)
     lines = [
         part
@@ -41,12 +43,12 @@ def block(text: str) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Rows of cells that are Markdown already."""
+    """Format rows of cells, which are Markdown already, as a table."""
     lines = [[f"{cell}{_GAP}" for cell in cells] for cells in (head, *rows)]
     lines.insert(1, [":---"] * len(head))
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def paragraphs(*parts: str) -> str:
-    """The parts that are not empty, one below the other."""
+    """Join the non-empty parts with blank lines."""
     return "\n\n".join(part for part in parts if part)

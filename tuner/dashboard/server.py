@@ -1,8 +1,8 @@
-"""The server of a study's pages: optuna-dashboard's own, over `StudyView`, for reading and for notes alone.
+"""Server of a study's pages: optuna-dashboard's own server over `StudyView`, limited to reading and to editing notes.
 
-There is no login, so that what a browser may be made to do is what counts. A page from elsewhere cannot write: browsers
-ask first (CORS, an OPTIONS request) before they send a PUT elsewhere, and that is refused. Nor can it pass for one of
-ours by a name of its own that leads here (DNS rebinding): a request must name the server as a user does.
+There is no login, so the server must resist requests that other pages make a browser send. A page from another origin
+cannot write: before a PUT to another origin, browsers send an OPTIONS request (CORS), which is refused. Nor can a page
+use a name of its own that resolves to this server (DNS rebinding): a request must address the server by a known name.
 """
 
 from __future__ import annotations
@@ -28,31 +28,29 @@ from tuner.storage.opening import load_study, open_store
 from tuner.study_file.config import StudyConfig
 
 PORT = 8080
-"""optuna-dashboard's own."""
+"""Default port of optuna-dashboard."""
 
 LOOPBACK = "127.0.0.1"
 
 _NOTE = re.compile(r"/api/studies/\d+(/\d+)?/note")
-_REFUSED = "meshtune dashboard shows studies and keeps notes; nothing else is changed from here"
-_NOT_HERE = (
-    "meshtune dashboard does not answer to this name; use localhost, an IP address, or start it with --host NAME"
-)
+_REFUSED = "meshtune dashboard only shows studies and saves notes; it changes nothing else"
+_NOT_HERE = "meshtune dashboard does not accept this host name; use localhost, an IP address or --host NAME"
 
 _HOST = re.compile(r"(?:\[([^\]]*)\]|([^:\[\]]*))(?::\d+)?")
 
 _HEADERS = (("X-Content-Type-Options", "nosniff"), ("X-Frame-Options", "SAMEORIGIN"))
-"""A log is never taken for a page, and no other site shows ours in a frame, where clicks are stolen."""
+"""Headers that prevent browsers from treating a log as a page, and other sites from framing ours (clickjacking)."""
 
 App = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Where the pages are to be served.
+    """Address at which the pages are served.
 
     Attributes:
         host: Name or address of this machine.
-        port: 0 for a free one; None for 8080, or a free one where that is taken.
+        port: Port number; 0 for a free one, None for 8080 or a free one if that is taken.
     """
 
     host: str = LOOPBACK
@@ -61,13 +59,13 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class DashboardServer:
-    """A server that listens.
+    """Server that listens.
 
     Attributes:
-        url: Of the dashboard.
-        study_url: Of the study's page.
-        is_open: Whether other machines can reach it.
-        server: What serves.
+        url: URL of the dashboard.
+        study_url: URL of the study's page.
+        is_open: Whether other machines can reach the server.
+        server: Underlying WSGI server.
     """
 
     url: str
@@ -76,7 +74,7 @@ class DashboardServer:
     server: WSGIServer
 
     def serve(self) -> None:
-        """Answers until it is interrupted."""
+        """Answer requests until interrupted."""
         try:
             self.server.serve_forever()
         finally:
@@ -84,10 +82,10 @@ class DashboardServer:
 
 
 def dashboard_server(config: StudyConfig, place: Place) -> DashboardServer:
-    """The server of a study's pages; it listens, and `serve` answers.
+    """Create the server of a study's pages; it listens at once and answers when `serve` is called.
 
     Raises:
-        ConfigError: optuna-dashboard is not installed, there is no such study, or it cannot listen there.
+        ConfigError: Optuna-dashboard is not installed, the study does not exist, or the address cannot be used.
     """
     try:
         from optuna_dashboard import wsgi  # noqa: PLC0415 # an extra that may be missing
@@ -98,14 +96,14 @@ def dashboard_server(config: StudyConfig, place: Place) -> DashboardServer:
             nearest="pip install 'meshtune[dashboard]'",
         ) from None
     stored_study(config)
-    optuna.logging.set_verbosity(optuna.logging.ERROR)  # its plots warn of every degree that never varied
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # its plots warn about every degree that never varied
     storage = open_store(config.storage).storage
     study = load_study(storage, config.name)
     assert study is not None, "the study was there a moment ago"
     files = StudyFiles(config)
     view = StudyView(storage, study, config, files)
-    server = _listening(place)
-    server.set_app(_for_users_of(place.host, _notes_alone(wsgi(view, artifact_store=files))))
+    server = _listen(place)
+    server.set_app(_check_host(place.host, _allow_only_notes(wsgi(view, artifact_store=files))))
     address = server.server_address[0]
     shown = f"[{place.host}]" if ":" in place.host else place.host
     url = f"http://{shown}:{server.server_port}"
@@ -118,7 +116,7 @@ def dashboard_server(config: StudyConfig, place: Place) -> DashboardServer:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A thread for each request, because browsers open connections before they need them."""
+    """WSGI server with a thread per request, because browsers open connections before they need them."""
 
     daemon_threads = True
 
@@ -127,43 +125,43 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().__init__(address, _Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that has gone needs no answer."""
+        """Ignore errors of connections that the browser has closed."""
 
 
 class _Handler(WSGIRequestHandler):
     def log_message(self, *_: object) -> None:
-        """Says nothing of each request."""
+        """Suppress the log line of each request."""
 
 
-def _listening(place: Place) -> _Server:
+def _listen(place: Place) -> _Server:
     ports = [PORT, 0] if place.port is None else [place.port]
     try:
         family, _, _, _, address = socket.getaddrinfo(place.host, ports[0], type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError):
-        raise _no_place(place.host) from None
+        raise _bad_host(place.host) from None
     for port in ports:
         try:
             return _Server(family, (str(address[0]), port))
         except OSError as error:
             if error.errno == errno.EADDRNOTAVAIL:
-                raise _no_place(place.host) from None
+                raise _bad_host(place.host) from None
             if port != ports[-1]:
                 continue
             raise ConfigError(
-                f"cannot be listened on ({error.strerror})",
+                f"cannot be used for listening ({error.strerror})",
                 key="--port",
                 value=port,
-                nearest="--port 0 takes a free one",
+                nearest="--port 0 picks a free one",
             ) from None
     raise AssertionError("the last port returns or raises")
 
 
-def _no_place(host: str) -> ConfigError:
+def _bad_host(host: str) -> ConfigError:
     return ConfigError("is no address of this machine", key="--host", value=host, nearest=f"--host {LOOPBACK}")
 
 
-def _notes_alone(app: App) -> App:
-    """The application without what it could change of a study but its notes."""
+def _allow_only_notes(app: App) -> App:
+    """Restrict the application to reading, and to writing notes."""
 
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"].rstrip("/")
@@ -175,10 +173,10 @@ def _notes_alone(app: App) -> App:
     return answer
 
 
-def _for_users_of(host: str, app: App) -> App:
-    """The application for requests that name it by an address, as localhost, as this machine or as `host`.
+def _check_host(host: str, app: App) -> App:
+    """Restrict the application to requests addressed to an IP address, localhost, this machine's name or `host`.
 
-    An address cannot be made to lead elsewhere, as other people's names can.
+    An IP address cannot be redirected, unlike a name that an attacker controls.
     """
     names = {"localhost", host.lower(), socket.gethostname().lower()}
 
@@ -195,7 +193,7 @@ def _for_users_of(host: str, app: App) -> App:
 
 
 def _name_in(host: str) -> str:
-    """A Host header without its port."""
+    """Extract the name from a Host header, without its port."""
     found = _HOST.fullmatch(host)
     return (found[1] or found[2]).lower().removesuffix(".") if found else ""
 

@@ -1,4 +1,4 @@
-"""A study at one moment, read for its pages."""
+"""State of a study at one moment, read for its pages."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from tuner.storage.record import HISTORY, STOP_REASON, TrialRecord, best_record,
 from tuner.study_file.config import StudyConfig
 
 Key = tuple[Value, ...]
-"""A candidate by the values of its dimensions."""
+"""Values of a candidate's dimensions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot:
-    """What the storage holds of a study.
+    """State of a study in the storage.
 
     Attributes:
-        config: The study.
-        records: Its trials in the order of their numbers.
-        best: The fastest candidate's first trial, with the step time of all its trials.
-        extrapolated: The answer that proxies suggest, where no trial has completed at full size.
-        reference: What the best is compared with; None where there is nothing.
-        moments: How probable each candidate was to be the fastest, before the first trial and after each.
-        lessons: What failures taught.
-        p_star: The last p_star; None before the first.
-        stop_reason: Why the search ended; None while it runs.
-        history: What earlier studies told it, in words.
+        config: Study as its file describes it.
+        records: Trials in the order of their numbers.
+        best: First trial of the fastest candidate, with the step time of all its trials; None before any.
+        extrapolated: Best configuration inferred from proxy jobs, if no full-size trial has completed.
+        reference: Configuration that the best is compared with; None without one.
+        moments: Probability of each candidate to be the fastest, before the first trial and after each.
+        lessons: Conclusions from failed trials.
+        p_star: Latest p_star; None before the first.
+        stop_reason: Reason why the search ended; None while it runs.
+        history: Text on the knowledge taken from earlier studies.
     """
 
     config: StudyConfig
@@ -58,31 +58,31 @@ class Snapshot:
 
     @property
     def best_step_s(self) -> float | None:
-        """Step time of the best so far."""
+        """Step time of the best so far [s]."""
         if self.best is not None:
             return self.best.step_time_s
         return self.extrapolated.step_time_s if self.extrapolated else None
 
     @property
     def reference_s(self) -> float | None:
-        """Measured step time of the reference, if it ran."""
+        """Measured step time of the reference [s]; None if it did not run."""
         return self.reference.step_time_s(self.records) if self.reference else None
 
     @property
     def gain(self) -> float | None:
-        """How many times as fast the best is as the reference; None without both."""
+        """Ratio of the reference's step time to the best's; None without both."""
         best_s = self.best.step_time_s if self.best else None
         return self.reference_s / best_s if self.reference_s and best_s else None
 
 
 def snapshot_of(config: StudyConfig, study: Study, attributes: Mapping[str, Any], *, is_running: bool) -> Snapshot:
-    """The study as it stands.
+    """Read the present state of a study.
 
     Args:
-        config: The study.
-        study: Its trials.
-        attributes: Its attributes.
-        is_running: Whether a process drives it.
+        config: Study as its file describes it.
+        study: Stored study with its trials.
+        attributes: User attributes of the stored study.
+        is_running: Whether a process drives the study.
     """
     records = tuple(read_records(study))
     best = best_record(records)
@@ -102,7 +102,7 @@ def snapshot_of(config: StudyConfig, study: Study, attributes: Mapping[str, Any]
 
 
 def step_errors(config: StudyConfig, candidates: Sequence[Mapping[str, Value]]) -> dict[Key, float]:
-    """How far the predicted step of each candidate is off: one standard deviation of its logarithm."""
+    """Compute one standard deviation of the logarithm of each candidate's predicted step time."""
     if not candidates:
         return {}
     setting = config.setting

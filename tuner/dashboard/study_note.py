@@ -1,4 +1,4 @@
-"""What a study's page says first: the best so far, what it gains, how sure that is, and what failed."""
+"""Note on a study's page: the best so far, its gain, the confidence, and the failures."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from trials.backend import Status
 from tuner.answers.candidates import tokens_per_s_per_device
 from tuner.dashboard.markdown import code, paragraphs, plain, table
 from tuner.dashboard.snapshot import Snapshot
-from tuner.report.words import in_short, percent, plural, seconds
+from tuner.report.words import after_trials, in_short, percent, plural, seconds
 from tuner.search.population import Moment
 from tuner.storage.record import TrialRecord, saved_s
 from tuner.terminal.console import in_words
 
 MOST_PROBABLE = 5
-"""Candidates of the population that get a line."""
+"""Number of most probable candidates that get a row."""
 
 LAST_FAILURES = 8
-"""Failures that get a line, the latest first; each trial's own page tells of it too."""
+"""Number of failures that get a row, the latest first; each trial's own page describes its failure too."""
 
 STATUS_WORDS = {status: status.value.replace("_", " ") for status in Status} | {Status.PRUNED: "stopped early"}
-"""How a trial ended."""
+"""Words for each status of a trial."""
 
 
 def study_note(seen: Snapshot) -> str:
-    """The note."""
+    """Compose the study's note."""
     return paragraphs(
         _headline(seen),
         _synthetic(seen),
@@ -33,24 +33,24 @@ def study_note(seen: Snapshot) -> str:
         _population(seen),
         _failures(seen),
         _lessons(seen),
-        "*Written by Meshtune, and as new as the page. A note that you edit is yours from then on and stays as you "
-        "leave it; emptied, it is ours again.*",
+        "*Written by Meshtune each time the page is loaded. If you edit this note, your text is kept as it is; delete "
+        "all of it to get this note back.*",
     )
 
 
 def study_facts(seen: Snapshot) -> dict[str, Any]:
-    """What takes the place of the study's attributes; the dashboard's table of them shows five at once."""
+    """Collect the figures shown as the study's attributes; the dashboard's table shows five at once."""
     facts: dict[str, Any] = {}
     if seen.best_step_s is not None:
-        facts["best step [s]" if seen.best else "best step by extrapolation [s]"] = _rounded(seen.best_step_s)
+        facts["best step [s]" if seen.best else "best step by extrapolation [s]"] = _round(seen.best_step_s)
     if seen.gain is not None and seen.reference is not None:
-        facts[f"times as fast as {seen.reference.in_words}"] = _rounded(seen.gain)
+        facts[f"times as fast as {seen.reference.in_words}"] = _round(seen.gain)
     if seen.p_star is not None:
-        facts["p_star"] = _rounded(seen.p_star)
+        facts["confidence"] = _round(seen.p_star)
     return facts | {"search": _search(seen), "trials": _trials(seen)}
 
 
-def _rounded(value: float) -> float:
+def _round(value: float) -> float:
     return float(f"{value:.4g}")
 
 
@@ -85,11 +85,9 @@ def _synthetic(seen: Snapshot) -> str:
 def _figures(seen: Snapshot) -> list[tuple[str, str]]:
     figures = [("search", _search(seen)), ("trials", _trials(seen))]
     if seen.p_star is not None:
-        enough = seen.config.search.confidence
-        words = (
-            f"{seen.p_star:.2f}, the share of draws whose fastest candidate has been tried; above {enough:g} is enough"
-        )
-        figures.append(("p_star", words))
+        limit = seen.config.search.confidence
+        words = f"{seen.p_star:.2f} that no untried configuration is faster; the search stops above {limit:g}"
+        figures.append(("confidence", words))
     if seen.best_step_s is not None:
         tokens = tokens_per_s_per_device(seen.config.setting, seen.best_step_s)
         figures.append(("throughput", f"{tokens:,.0f} tokens/s per device"))
@@ -102,12 +100,12 @@ def _search(seen: Snapshot) -> str:
     if seen.stop_reason is not None:
         return f"stopped: {seen.stop_reason.sentence}"
     running = sum(not record.finished for record in seen.records)
-    return f"running, {plural(running, 'trial')} in flight"
+    return f"running, {plural(running, 'trial')} in progress"
 
 
 def _trials(seen: Snapshot) -> str:
     ended = [record for record in seen.records if record.finished]
-    kinds = Counter(_ending(record) for record in ended)
+    kinds = Counter(_status_words(record) for record in ended)
     told = ", ".join(f"{count:,} {words}" for words, count in kinds.most_common())
     saved = saved_s(seen.records)
     return (
@@ -117,33 +115,35 @@ def _trials(seen: Snapshot) -> str:
     )
 
 
-def _ending(record: TrialRecord) -> str:
+def _status_words(record: TrialRecord) -> str:
     words = STATUS_WORDS[record.status] if record.status else "running"
-    return f"{words} as proxies" if record.is_proxy else words
+    return f"{words} as proxy jobs" if record.is_proxy else words
 
 
 def _population(seen: Snapshot) -> str:
-    """Who may be the fastest: those that survive in the draws."""
+    """Describe the candidates that are most probably the fastest."""
     if not seen.moments:
         return ""
     moment = seen.moments[-1]
-    when = "before the first trial" if moment.trial is None else f"after trial {moment.trial}"
+    when = after_trials(seen.records, moment.trial)
     rows = [
-        [percent(share.probability), code(in_short(share.config)), _known(seen, share.config, tried=share.tried)]
+        [percent(share.probability), code(in_short(share.config)), _result_words(seen, share.config, tried=share.tried)]
         for share in moment.shares[:MOST_PROBABLE]
     ]
     others = _others(moment)
     if others:
         rows.append([percent(others), "all others", ""])
-    return paragraphs(f"#### Which may be the fastest, {when}", table(["probability", "configuration", ""], rows))
+    return paragraphs(
+        f"#### Probability of being the fastest, {when}", table(["probability", "configuration", ""], rows)
+    )
 
 
 def _others(moment: Moment) -> float:
     return sum(share.probability for share in moment.shares[MOST_PROBABLE:]) + moment.rest_tried + moment.rest_untried
 
 
-def _known(seen: Snapshot, config: dict[str, Any], *, tried: bool) -> str:
-    """The first trial of a candidate, and what it measured."""
+def _result_words(seen: Snapshot, config: dict[str, Any], *, tried: bool) -> str:
+    """Describe the first trial of a candidate and its measured step time."""
     if not tried:
         return "not tried yet"
     first = next((each for each in seen.records if each.params == config and not each.is_proxy and each.finished), None)
@@ -160,7 +160,7 @@ def _failures(seen: Snapshot) -> str:
         [
             str(record.number),
             code(in_short(record.params)),
-            _ending(record),
+            _status_words(record),
             plain(record.observation.reason) if record.observation else "",
         ]
         for record in reversed(failed[-LAST_FAILURES:])
@@ -168,12 +168,12 @@ def _failures(seen: Snapshot) -> str:
     earlier = len(failed) - len(rows)
     return paragraphs(
         f"#### {plural(len(failed), 'failure')}",
-        table(["trial", "configuration", "how", "why"], rows),
-        f"and {earlier:,} before these" if earlier > 0 else "",
+        table(["trial", "configuration", "status", "reason"], rows),
+        f"and {earlier:,} earlier failures" if earlier > 0 else "",
     )
 
 
 def _lessons(seen: Snapshot) -> str:
     if not seen.lessons:
         return ""
-    return paragraphs("#### What the failures taught", "\n".join(f"- {plain(lesson.text)}" for lesson in seen.lessons))
+    return paragraphs("#### Conclusions from failures", "\n".join(f"- {plain(lesson.text)}" for lesson in seen.lessons))

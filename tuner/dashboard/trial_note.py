@@ -1,4 +1,4 @@
-"""What a trial's page says: what ran, what was predicted and measured, how it ended and why."""
+"""Note on a trial's page: its configuration, its predicted and measured figures, and how it ended."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from tuner.terminal.console import in_words
 GIB = 2**30
 
 SHOWN_STEPS = 20
-"""Step times that are told one by one."""
+"""Number of step times listed individually."""
 
 LOG_LINES = 20
-"""Lines of the log that a note shows, from its end."""
+"""Number of lines shown from the end of the log."""
 
 LOG_CHARACTERS = 3_000
-"""Characters of these at most: a page loads the notes of all its trials at once."""
+"""Largest number of characters of these lines: a page loads the notes of all trials at once."""
 
 LEAST_PART = 0.005
-"""Share of the predicted step below which a part is not told."""
+"""Share of the predicted step below which a part is not listed."""
 
 
 def trial_note(
@@ -39,14 +39,14 @@ def trial_note(
     step_error: float | None,
     logs: Sequence[str] = (),
 ) -> str:
-    """The note.
+    """Compose the trial's note.
 
     Args:
-        config: The study.
-        record: The trial.
-        reference: What the study compares with.
-        step_error: One standard deviation of the logarithm of its predicted step; None if unknown.
-        logs: Names of its whole logs among the page's artifacts.
+        config: Study of the trial.
+        record: Trial to describe.
+        reference: Configuration that the study compares with; None without one.
+        step_error: One standard deviation of the logarithm of the predicted step time; None if unknown.
+        logs: Names of the trial's complete logs among the page's artifacts.
     """
     role = _role(record, reference)
     return paragraphs(
@@ -62,17 +62,17 @@ def trial_note(
 
 
 def trial_facts(record: TrialRecord, reference: Reference | None) -> dict[str, Any]:
-    """What takes the place of the trial's attributes: the columns of the dashboard's table of trials."""
+    """Collect the figures shown as the trial's attributes: columns of the dashboard's table of trials."""
     observation, error = record.observation, relative_error(record)
     predicted_bytes = record.prediction.get("peak_memory_bytes")
     measured_bytes = observation.peak_memory_bytes if observation and not record.is_proxy else None
     facts: dict[str, Any] = {
         "status": _status(record),
         "predicted step [s]": record.predicted_s,
-        "prediction's error [%]": None if error is None else 100 * error,
+        "prediction error [%]": None if error is None else 100 * error,
         "predicted memory [GiB]": None if predicted_bytes is None else predicted_bytes / GIB,
         "memory [GiB]": None if measured_bytes is None else measured_bytes / GIB,
-        "p_star after it": record.p_star,
+        "confidence after it": record.p_star,
         "role": _role(record, reference) or None,
         "reason": (observation.reason if observation else "") or None,
     }
@@ -99,12 +99,12 @@ def _headline(config: StudyConfig, record: TrialRecord) -> str:
 
 
 def _proxy(record: TrialRecord) -> str:
-    """What ran in place of the candidate."""
+    """Describe the proxy job that ran for the candidate."""
     if record.proxy is None:
         return ""
     smaller, measured_s = record.proxy, record.observation.step_time_s if record.observation else None
     return (
-        f"A smaller job ran in its place: {code(in_words(smaller.config.values()))}, "
+        f"A proxy job ran in its place: {code(in_words(smaller.config.values()))}, "
         f"{plural(smaller.reduction.layers, 'layer')}, {plural(smaller.reduction.global_batch_size, 'sequence')} on "
         f"{plural(smaller.config.num_devices, 'device')}"
         + (f"; its step took {seconds(measured_s)}" if measured_s else "")
@@ -113,7 +113,7 @@ def _proxy(record: TrialRecord) -> str:
 
 def _reason(record: TrialRecord) -> str:
     reason = record.observation.reason if record.observation else ""
-    return f"**Why**: {plain(reason)}" if reason else ""
+    return f"**Reason**: {plain(reason)}" if reason else ""
 
 
 def _figures(config: StudyConfig, record: TrialRecord, step_error: float | None) -> str:
@@ -143,11 +143,11 @@ def _figures(config: StudyConfig, record: TrialRecord, step_error: float | None)
                 gibibytes(observation.peak_memory_bytes if observation else None),
             ],
         ],
-    ) + ("\n\nThe range was to hold the step with a probability of 68%." if known else "")
+    ) + ("\n\nThe range was predicted to contain the step time with a probability of 68%." if known else "")
 
 
 def _parts(record: TrialRecord) -> str:
-    """What the predicted step consists of."""
+    """List the parts of the predicted step time."""
     parts: dict[str, float] = record.prediction.get("breakdown_s", {})
     whole_s = sum(parts.values())
     told = [
@@ -155,7 +155,7 @@ def _parts(record: TrialRecord) -> str:
         for part, part_s in sorted(parts.items(), key=lambda entry: -entry[1])
         if part_s > LEAST_PART * whole_s
     ]
-    return f"The predicted step: {', '.join(told)}" if told else ""
+    return f"Parts of the predicted step: {', '.join(told)}" if told else ""
 
 
 def _steps(record: TrialRecord) -> str:
@@ -169,16 +169,16 @@ def _steps(record: TrialRecord) -> str:
         median = f"; median {seconds(statistics.median(steps_s))}" if len(steps_s) > 1 else ""
         words.append(f"{plural(len(steps_s), 'measured step')}: {shown}{more}{median}")
     if observation.elapsed_s is not None:
-        startup = f", {seconds(observation.startup_s)} of it besides these steps" if observation.startup_s else ""
+        startup = f", of which {seconds(observation.startup_s)} outside these steps" if observation.startup_s else ""
         words.append(f"The trial took {seconds(observation.elapsed_s)}{startup}")
     if observation.status is Status.TIMEOUT and observation.time_limit_s is not None:
-        words.append(f"It was cut off at its limit of {seconds(observation.time_limit_s)}")
+        words.append(f"It was stopped at its time limit of {seconds(observation.time_limit_s)}")
     return paragraphs(*words)
 
 
 def _log(record: TrialRecord, logs: Sequence[str]) -> str:
     tail = record.observation.log_tail if record.observation else ""
-    whole = f"Whole: {', '.join(map(code, logs))}, below under Artifacts" if logs else ""
+    whole = f"Complete logs: {', '.join(map(code, logs))}, below under Artifacts" if logs else ""
     if not tail.strip():
         return whole
     shown = "\n".join(tail.rstrip().splitlines()[-LOG_LINES:])[-LOG_CHARACTERS:]

@@ -1,17 +1,17 @@
-"""A storage that reads another and tells one of its studies in our words.
+"""Storage that reads another storage and replaces one study's data by texts for people.
 
-What the dashboard shows of a study are its attributes, and notes and artifacts that stand among Optuna's system
-attributes (optuna_dashboard/_note.py and artifact/_backend.py of 0.21). `StudyView` answers with ours in their places:
+The dashboard shows a study's attributes, and notes and artifacts that it stores among Optuna's system attributes
+(optuna_dashboard/_note.py and artifact/_backend.py of 0.21). `StudyView` answers with our texts in their places:
 
-    user attributes of the study and its trials   figures that people read, in place of the JSON that we resume from
+    user attributes of the study and its trials   figures for people, instead of the JSON from which studies resume
     dashboard:note_str:0                          the study's note
     dashboard:TRIAL_ID:note_str:0                 a trial's note
     dashboard:artifacts:TRIAL_ID:ID               a log of the trial
     artifacts:ID                                  the study's report
 
-All of it is made when it is read. What a user writes goes to the storage itself, and where there is such a note, ours
-does not stand. Of many trials only the fastest and the latest have notes. Other studies of the storage are shown as
-they are.
+All texts are composed when they are read. A user's notes are written to the storage itself and take precedence over
+ours. If there are many trials, only the fastest and the latest have notes. Other studies of the storage are shown
+unchanged.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ from tuner.storage.record import SPENT_S, TrialRecord
 from tuner.study_file.config import StudyConfig
 
 NOTES = "dashboard:"
-"""What the names of system attributes begin with that the dashboard keeps notes under."""
+"""Prefix of the system attributes under which the dashboard keeps notes."""
 
 FRESH_S = 1.0
-"""How old what is told may be: one page asks for it several times."""
+"""Largest age of composed texts [s]: one page requests them several times."""
 
 MOST_NOTES = 400
-"""Trials with notes. For each trial that it shows the dashboard goes through the notes of all."""
+"""Largest number of trials with notes: for each trial shown, the dashboard scans the notes of all."""
 
 _NOTE_TEXT = re.compile(r"(dashboard:(?:\d+:)?)note_str:\d+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialPage:
-    """What is told of a trial.
+    """Texts of one trial.
 
     Attributes:
-        facts: In place of its attributes.
-        note: Its note, if it has one.
+        facts: Figures shown as the trial's attributes.
+        note: Note of the trial; None if it has none.
     """
 
     facts: Mapping[str, Any]
@@ -68,13 +68,13 @@ class TrialPage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pages:
-    """What is told of a study at one moment.
+    """Texts of a study at one moment.
 
     Attributes:
-        facts: In place of its attributes.
-        notes: Notes by the beginning of their attributes' names.
-        files: What the pages offer, as system attributes.
-        trials: Its trials, with facts in place of their attributes, in the order of their numbers.
+        facts: Figures shown as the study's attributes.
+        notes: Notes by the prefix of their attributes' names.
+        files: Files offered by the pages, as system attributes.
+        trials: Trials in the order of their numbers, with figures in place of their attributes.
     """
 
     facts: Mapping[str, Any]
@@ -83,7 +83,7 @@ class Pages:
     trials: Sequence[FrozenTrial]
 
     def over(self, stored: Mapping[str, Any]) -> dict[str, Any]:
-        """The study's system attributes with notes and files among them, where a user has written no note."""
+        """Add notes and files to the study's system attributes, except if the user has written a note."""
         written = {
             match[1] for key, text in stored.items() if text and (match := _NOTE_TEXT.fullmatch(key)) is not None
         }
@@ -96,14 +96,14 @@ class Pages:
 
 
 class StudyView(BaseStorage):
-    """The storage as the dashboard's server sees it.
+    """Storage as the dashboard's server sees it.
 
     Args:
-        storage: Where the study stands.
-        study: The study in it.
-        config: What its file says.
-        files: What its pages offer.
-        clock: Seconds.
+        storage: Storage that holds the study.
+        study: Stored study.
+        config: Study as its file describes it.
+        files: Files that the pages offer.
+        clock: Function that returns a time [s].
     """
 
     def __init__(
@@ -125,11 +125,11 @@ class StudyView(BaseStorage):
 
     @property
     def study_id(self) -> int:
-        """The study that is told in our words."""
+        """Identifier of the study whose data are replaced."""
         return self._study_id
 
     def pages(self) -> Pages:
-        """What is told now, at most a second ago; made anew where the study has changed."""
+        """Return the current texts, at most a second old; they are composed anew if the study has changed."""
         with self._lock:
             if self._pages is None or self._clock() - self._read_s >= FRESH_S:
                 self._pages = self._read()
@@ -140,35 +140,36 @@ class StudyView(BaseStorage):
         attributes, trials = self._storage.get_study_user_attrs(self._study_id), self._study.get_trials(deepcopy=False)
         running, logs = is_driven(attributes), self._files.logs()
         moves = [(trial.state, len(trial.user_attrs), len(trial.intermediate_values)) for trial in trials]
+        # The driver's heartbeat and its spent time change all the time without changing any text.
         told = {key: value for key, value in attributes.items() if key not in {DRIVER, SPENT_S}}
         seen = (told, moves, running, {number: len(files) for number, files in logs.items()})
         if self._pages is not None and seen == self._seen:
             return self._pages
-        made = self._made(snapshot_of(self._config, self._study, attributes, is_running=running), trials, logs)
+        made = self._compose(snapshot_of(self._config, self._study, attributes, is_running=running), trials, logs)
         self._seen = seen
         return made
 
-    def _made(
+    def _compose(
         self, snapshot: Snapshot, trials: Sequence[FrozenTrial], logs: Mapping[int, Sequence[OfferedFile]]
     ) -> Pages:
         noted = noted_trials(snapshot.records)
-        told = self._trial_pages(snapshot, logs, noted)
+        told = self._compose_trials(snapshot, logs, noted)
         notes, shown = {NOTES: study_note(snapshot)}, []
         report = self._files.report()
         files = {f"artifacts:{report.identity}": report.entry}
         for trial in trials:
             page = told.get(trial.number)
-            shown.append(trial if page is None else _with_attributes(trial, page.facts))
+            shown.append(trial if page is None else _replace_attributes(trial, page.facts))
             if page is not None and page.note is not None:
                 notes[f"{NOTES}{trial._trial_id}:"] = page.note
             for file in logs.get(trial.number, ()):
                 files[f"dashboard:artifacts:{trial._trial_id}:{file.identity}"] = file.entry
         return Pages(facts=study_facts(snapshot), notes=notes, files=files, trials=shown)
 
-    def _trial_pages(
+    def _compose_trials(
         self, snapshot: Snapshot, logs: Mapping[int, Sequence[OfferedFile]], noted: Container[int]
     ) -> Mapping[int, TrialPage]:
-        """By number; a trial that has ended does not change any more."""
+        """Compose each trial's texts by its number; those of ended trials are kept, since they no longer change."""
         missing = {
             tuple(record.params.values()): record.params
             for record in snapshot.records
@@ -192,11 +193,11 @@ class StudyView(BaseStorage):
         return trial_note(self._config, record, snapshot.reference, error, [file.name for file in logs])
 
     def get_all_studies(self) -> list[FrozenStudy]:
-        """All of them, ours in our words."""
+        """Return all studies, with our texts in the selected one."""
         studies = sorted(self._storage.get_all_studies(), key=lambda study: study._study_id)
-        return [self._told(study) for study in studies]
+        return [self._describe(study) for study in studies]
 
-    def _told(self, study: FrozenStudy) -> FrozenStudy:
+    def _describe(self, study: FrozenStudy) -> FrozenStudy:
         if study._study_id != self._study_id:
             return study
         pages, told = self.pages(), copy.copy(study)
@@ -204,61 +205,61 @@ class StudyView(BaseStorage):
         return told
 
     def get_study_user_attrs(self, study_id: int) -> dict[str, Any]:
-        """Facts in place of ours."""
+        """Return figures for people in place of the study's user attributes."""
         if study_id == self._study_id:
             return dict(self.pages().facts)
         return self._storage.get_study_user_attrs(study_id)
 
     def get_study_system_attrs(self, study_id: int) -> dict[str, Any]:
-        """With notes and files among ours."""
+        """Return the study's system attributes, with notes and files added."""
         stored = self._storage.get_study_system_attrs(study_id)
         return self.pages().over(stored) if study_id == self._study_id else stored
 
     def get_all_trials(
         self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
     ) -> list[FrozenTrial]:
-        """With facts in place of our attributes."""
+        """Return the trials, with figures in place of their attributes."""
         if study_id != self._study_id:
             return self._storage.get_all_trials(study_id, deepcopy=deepcopy, states=states)
         found = [trial for trial in self.pages().trials if states is None or trial.state in states]
         return copy.deepcopy(found) if deepcopy else found
 
     def get_trial(self, trial_id: int) -> FrozenTrial:
-        """Likewise."""
+        """Return one trial, with figures in place of its attributes."""
         ours = (trial for trial in self.pages().trials if trial._trial_id == trial_id)
         return next(ours, None) or self._storage.get_trial(trial_id)
 
     def set_study_system_attr(self, study_id: int, key: str, value: Any) -> None:
-        """Keeps a note."""
+        """Store a note; other attributes must not be written."""
         if not key.startswith(NOTES):
-            self._refused()
+            self._refuse()
         self._storage.set_study_system_attr(study_id, key, value)
 
     def get_study_id_from_name(self, study_name: str) -> int:
-        """As it is stored."""
+        """Return the stored identifier."""
         return self._storage.get_study_id_from_name(study_name)
 
     def get_study_name_from_id(self, study_id: int) -> str:
-        """As it is stored."""
+        """Return the stored name."""
         return self._storage.get_study_name_from_id(study_id)
 
     def get_study_directions(self, study_id: int) -> list[StudyDirection]:
-        """As they are stored."""
+        """Return the stored directions."""
         return self._storage.get_study_directions(study_id)
 
     def remove_session(self) -> None:
-        """Of this thread."""
+        """Remove the storage's session of this thread."""
         self._storage.remove_session()
 
-    def _refused(self, *_: Any, **__: Any) -> NoReturn:
-        raise AssertionError("requests that would write anything but a note are refused before they come here")
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise AssertionError("the server refuses requests that would write anything but a note")
 
-    create_new_study = delete_study = set_study_user_attr = create_new_trial = set_trial_param = _refused
-    set_trial_state_values = set_trial_intermediate_value = set_trial_user_attr = set_trial_system_attr = _refused
+    create_new_study = delete_study = set_study_user_attr = create_new_trial = set_trial_param = _refuse
+    set_trial_state_values = set_trial_intermediate_value = set_trial_user_attr = set_trial_system_attr = _refuse
 
 
 def noted_trials(records: Sequence[TrialRecord]) -> Container[int]:
-    """The numbers of the trials that have notes: of more than MOST_NOTES the fastest and the latest."""
+    """Select the trials that have notes: if there are more than MOST_NOTES, the fastest and the latest."""
     if len(records) <= MOST_NOTES:
         return {record.number for record in records}
     half = MOST_NOTES // 2
@@ -270,7 +271,7 @@ def _step_s(record: TrialRecord) -> float:
     return record.step_time_s or math.inf
 
 
-def _with_attributes(trial: FrozenTrial, attributes: Mapping[str, Any]) -> FrozenTrial:
+def _replace_attributes(trial: FrozenTrial, attributes: Mapping[str, Any]) -> FrozenTrial:
     shown = copy.copy(trial)
     shown.user_attrs = dict(attributes)
     return shown

@@ -1,1 +1,1 @@
-"""Give every candidate its sharding plan. Begin with `layer_plans.py`."""
+"""Sharding plans of a study's candidates. Begin with `layer_plans.py`."""

@@ -1,13 +1,13 @@
-"""The sharding plans of a study's candidates, and what they change of the cost model's layers.
+"""Sharding plans of a study's candidates, and the changes they make to the cost model's layers.
 
-A plan stands for all candidates whose layers have one shape: tp, cp, up, ep and the micro-batch. It is found on two
-layers (or as few as show every kind), with as many micro-batches as these candidates have in the median, and compared
-with the plan by hand on the same graph and mesh. It holds no more of a parameter, a moment or a gradient on a device
-and needs no more memory than that, so that what the memory model says of a candidate stays true.
+A plan stands for all candidates whose layers have the same shape: tp, cp, up, ep and the micro-batch. It is found on
+two layers (or the fewest that include every kind), with the median number of micro-batches of these candidates. It is
+compared with the plan written by hand on the same graph and mesh. On each device it holds no more of a parameter, a
+moment or a gradient and needs no more memory than that plan, so that the memory model's predictions stay valid.
 
-A pin is for the shapes whose mesh has its axis and, if it says into how many parts, a multiple of so many devices
-there; the others are planned without it. A pin may cost memory, but no more of a weight: where it would, the plan by
-hand stands, and the summary says that the pin does not hold.
+A pin applies to the shapes whose mesh has its axis. If it names a number of parts, the number of devices there must
+also be a multiple of it. The other shapes are planned without the pin. A pin may cost memory, but not for weights: in
+that case the plan by hand is kept, and the summary says that the pin does not hold.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from tuner.planners.sharding.recursive import whole
 from tuner.planners.sharding.sharding_terms import Charge, Row, ShardingTerms, together
 
 TOO_MUCH_S = 1e6
-"""What it costs to hold more of a parameter than the plan by hand does: more than any step."""
+"""Penalty for holding more of a parameter than the plan by hand does [s]: more than any step takes."""
 
 
 LayerPlanner = Literal["megatron", "recursive", "descent"]
@@ -51,11 +51,11 @@ LayerPlanner = Literal["megatron", "recursive", "descent"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerPlanning:
-    """How a study's layers are planned: its `planner:` key.
+    """Method of planning a study's layers: its `planner:` key.
 
     Attributes:
-        name: `megatron` is the plan by hand, `recursive` D-Rec, and `descent` goes on from both, axis by axis.
-        pins: What a user asks for.
+        name: Name of the planner: `megatron` (plan by hand), `recursive` (D-Rec) or `descent` (improves both by axis).
+        pins: Sharding decisions that the user prescribes.
     """
 
     name: LayerPlanner = "megatron"
@@ -64,14 +64,14 @@ class LayerPlanning:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerTask:
-    """One shape to plan.
+    """Shape of layers to plan.
 
     Attributes:
-        job: What is trained.
-        cluster: Where.
-        config: A candidate of that shape.
-        num_micro_batches: Of a step.
-        planning: How.
+        job: Training job with the model.
+        cluster: Cluster on which the job runs.
+        config: One candidate of that shape.
+        num_micro_batches: Number of micro-batches of one step.
+        planning: Planner and pins.
     """
 
     job: TrainingJob
@@ -83,15 +83,15 @@ class LayerTask:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PlannedLayer:
-    """What was found for a shape.
+    """Plan that was found for a shape.
 
     Attributes:
-        by_hand: The plan that frameworks write by hand.
-        by_hand_cost: What it costs.
-        found: The plan that is used, perhaps the same.
-        cost: What it costs.
-        change: What it changes of the cost model's layers; None where it is the same.
-        pins: Those that the shape's degrees allow, each with the operators that it matches, and those where it holds.
+        by_hand: Plan that frameworks write by hand.
+        by_hand_cost: Cost of the plan by hand.
+        found: Plan that is used; it may equal the plan by hand.
+        cost: Cost of the plan that is used.
+        change: Change of the cost model's layers; None if the plan equals the plan by hand.
+        pins: Pins that the shape's degrees allow, with the numbers of matching and of satisfying operators.
     """
 
     by_hand: Plan
@@ -103,10 +103,11 @@ class PlannedLayer:
 
 
 def layer_tasks(job: TrainingJob, cluster: Cluster, grid: ConfigGrid, planning: LayerPlanning) -> list[LayerTask]:
-    """A task for each shape among candidates that has something to plan."""
+    """Create a task for each shape among the candidates that has something to plan."""
     at: dict[tuple[int, ...], list[int]] = {}
     for position, key in enumerate(shape_keys(grid)):
         at.setdefault(key, []).append(position)
+    # Candidates of one shape differ in their number of micro-batches; their median represents them.
     micro_batches = job.global_batch_size // (grid.dp * grid.mbs)
     found = []
     for positions in at.values():
@@ -118,10 +119,10 @@ def layer_tasks(job: TrainingJob, cluster: Cluster, grid: ConfigGrid, planning: 
 
 
 def planned_layer(task: LayerTask) -> PlannedLayer | None:
-    """The plan of one shape; None where there is none by hand to compare it with.
+    """Plan one shape; None if there is no plan by hand to compare with.
 
     Raises:
-        ConfigError: the pins can't hold.
+        ConfigError: The pins cannot be satisfied.
     """
     graph, mesh = _layers_of(task)
     by_hand = hand_made(graph, mesh, task.config)
@@ -129,33 +130,35 @@ def planned_layer(task: LayerTask) -> PlannedLayer | None:
         return None
     limit = cost_of(by_hand)
     pins = _pins_of(task.planning.pins, graph, mesh)
-    found = _cheapest(task.planning, by_hand, limit, pins)
+    found = _find_cheapest(task.planning, by_hand, limit, pins)
     plan, cost = (by_hand, limit) if found is None else found
+    # Without a change the cost model keeps its own layers, exactly as for the plan by hand.
     is_same = bool((plan.served == by_hand.served).all())
     return PlannedLayer(
         by_hand=by_hand,
         by_hand_cost=limit,
         found=plan,
         cost=cost,
-        change=None if is_same else _change(task.config, plan, cost, by_hand, limit),
-        pins=_held(plan, pins),
+        change=None if is_same else _change_of(task.config, plan, cost, by_hand, limit),
+        pins=_count_held(plan, pins),
     )
 
 
 def _layers_of(task: LayerTask) -> tuple[Graph, DeviceMesh]:
-    """The layers that are planned, and the mesh of one shape."""
+    """Build the graph of the layers to plan, and the mesh of the shape."""
     axes = layer_axes(task.config)
-    assert axes, "a shape that is planned has an axis"
+    assert axes, "a planned shape has an axis"
     model = task.job.model
+    # Two layers, or the fewest that include every kind of layer: larger graphs would only repeat these.
     layers = min(max(least_layers(model), 2 // model.moe_layer_period if model.is_moe else 2), model.num_layers)
     job = replace(task.job, model=with_layers(model, layers))
     graph = transformer_graph(job, micro_batch_size=task.config.mbs * axes.get("dp", 1))
     mesh = DeviceMesh(names=tuple(axes), sizes=tuple(axes.values()), cluster=task.cluster)
-    return _repeated(graph, task.num_micro_batches), mesh
+    return _repeat_micro_batches(graph, task.num_micro_batches), mesh
 
 
-def _repeated(graph: Graph, num_micro_batches: int) -> Graph:
-    """The step with so many micro-batches, before one update."""
+def _repeat_micro_batches(graph: Graph, num_micro_batches: int) -> Graph:
+    """Repeat the step's operators for every micro-batch; operators of the update run once."""
     ops = tuple(
         op if runs_once(graph, number) else replace(op, times=op.times * num_micro_batches)
         for number, op in enumerate(graph.ops)
@@ -163,14 +166,14 @@ def _repeated(graph: Graph, num_micro_batches: int) -> Graph:
     return replace(graph, ops=ops)
 
 
-def _cheapest(
+def _find_cheapest(
     planning: LayerPlanning, by_hand: Plan, limit: PlanCost, pins: Sequence[Pin]
 ) -> tuple[Plan, PlanCost] | None:
-    """The cheapest plan that a device can hold where it can hold the one by hand.
+    """Find the cheapest plan that fits on a device whenever the plan by hand does.
 
     Returns:
-        None if there is none, or without pins none that is cheaper than that by hand. Under pins it may need more
-        memory beside the weights, if all that were found do.
+        Plan with its cost; None if there is none, or, without pins, none cheaper than the plan by hand. With pins the
+        plan may need more memory beside the weights if every plan found does.
     """
     if planning.name == "megatron":
         return None
@@ -178,8 +181,9 @@ def _cheapest(
     own_mesh, levels = whole(mesh)
     terms = ShardingTerms(graph, own_mesh) if planning.name == "descent" else None
     charge = _no_more_than(by_hand)
-    is_pinned = any(pin != _nothing(pin) for pin in pins)
+    is_pinned = any(pin != _void(pin) for pin in pins)
     search = PinnedSearch(graph=graph, mesh=mesh, refined_mesh=own_mesh, levels=levels, descent=terms, charge=charge)
+    # Two starting points: the planner's own plan, and the plan by hand with the pins applied (improved by descent).
     plans: list[Plan] = [search.plan(pins, counterfactuals=False).plan]
     held = pinned(pins, graph, mesh, levels)
     start = _with_pins(by_hand, held)
@@ -188,6 +192,8 @@ def _cheapest(
         start = descended(start, terms, is_open=is_open, charge=together(held.charge, charge)).plan
     plans.append(start)
     costs = [(plan, cost_of(plan)) for plan in plans]
+    # No plan may hold more weights or gradients than the plan by hand. Among the rest, those without more memory
+    # come first, then the fastest.
     fitting = [
         (cost.peak_memory_bytes > limit.peak_memory_bytes * (1 + ROUNDING), cost.step_time_s, (plan, cost))
         for plan, cost in costs
@@ -196,19 +202,20 @@ def _cheapest(
     needs_more, _, cheapest = min(fitting, key=lambda one: one[:2], default=(True, 0.0, None))
     if cheapest is None or is_pinned:
         return cheapest
+    # Without pins another plan is only worth using if it is faster without needing more memory.
     is_faster = cheapest[1].step_time_s < limit.step_time_s * (1 - ROUNDING)
     return cheapest if is_faster and not needs_more else None
 
 
 def _no_more_than(plan: Plan) -> Charge:
-    """Charges rows that leave more of a parameter, of what is updated with it, or of its gradient on a device.
+    """Return a charge on rows that leave more of a parameter, its moments or its gradient on a device than `plan` does.
 
-    Gradients count as their operator leaves them, since those of several micro-batches are summed up like that.
+    Gradients count as their operator leaves them, since the gradients of several micro-batches are summed in that form.
     """
     graph, sizes = plan.graph, plan.mesh.sizes
 
     def held(number: int, row: Row) -> float:
-        """The part of what an operator makes that a device has, of what is kept from one micro-batch to the next."""
+        """Compute the device's part of an operator's results that persist across micro-batches."""
         op = graph.ops[number]
         if runs_once(graph, number):
             return 1 / math.prod(size for size, factor in zip(sizes, row, strict=True) if factor != NONE)
@@ -218,6 +225,7 @@ def _no_more_than(plan: Plan) -> Charge:
             if graph.tensors[tensor].kind is TensorKind.GRADIENT
         )
 
+    # Share that the given plan holds of each operator's persistent results; rows above it are charged.
     most = [held(number, tuple(row)) for number, row in enumerate(plan.served.tolist())]
 
     def charge(number: int, row: Row) -> float:
@@ -227,10 +235,10 @@ def _no_more_than(plan: Plan) -> Charge:
 
 
 def _pins_of(pins: Sequence[Pin], graph: Graph, mesh: DeviceMesh) -> tuple[Pin, ...]:
-    """The pins of a shape; one that its degrees do not allow asks for nothing, so that messages count all of them.
+    """Return the pins of a shape; one that its degrees do not allow becomes void, so that messages count all of them.
 
     Raises:
-        ConfigError: a pin matches no operator, or names no dim of one or one that can't be cut, on any mesh.
+        ConfigError: A pin matches no operator, or names a dim that does not exist or cannot be cut on any mesh.
     """
     for number, pin in enumerate(pins):
         matched(number, pin, graph)
@@ -239,17 +247,18 @@ def _pins_of(pins: Sequence[Pin], graph: Graph, mesh: DeviceMesh) -> tuple[Pin, 
     def devices(pin: Pin) -> int:
         return mesh.num_devices if pin.axis is None else sizes.get(pin.axis, 1)
 
-    return tuple(pin if devices(pin) > 1 and devices(pin) % (pin.ways or 1) == 0 else _nothing(pin) for pin in pins)
+    return tuple(pin if devices(pin) > 1 and devices(pin) % (pin.ways or 1) == 0 else _void(pin) for pin in pins)
 
 
 def _with_pins(plan: Plan, pins: Pinned) -> Plan:
-    """A plan in which operators serve what hard pins say, beside what they served before if that can be."""
+    """Apply hard pins to a plan; operators keep their other cuts as far as sizes remain divisible."""
     served = plan.served.copy()
     for (op, level), factor in pins.served.items():
         served[op, pins.levels[level].axis] = factor
     for op in {op for op, _ in pins.served}:
         rule, row = plan.graph.ops[op].rule, served[op]
         for axis in range(len(row)):
+            # All axes that cut the same dim divide it together, so check their product.
             ways = math.prod(size for size, other in zip(plan.mesh.sizes, row, strict=True) if other == row[axis])
             is_pinned = any(pins.levels[level].axis == axis for at, level in pins.served if at == op)
             if row[axis] != NONE and rule.factors[row[axis]].size % ways and not is_pinned:
@@ -257,27 +266,31 @@ def _with_pins(plan: Plan, pins: Pinned) -> Plan:
     return replace(plan, served=served)
 
 
-def _nothing(pin: Pin) -> Pin:
-    """A pin that asks for nothing."""
+def _void(pin: Pin) -> Pin:
+    """Return the pin with all of its demands removed."""
     return replace(pin, axis=None, ways=1, weight_s=0.0)
 
 
-def _held(plan: Plan, pins: Sequence[Pin]) -> tuple[tuple[Pin, int, int], ...]:
-    """Each pin that asks for something, with the operators that it matches, and those where a plan holds it."""
+def _count_held(plan: Plan, pins: Sequence[Pin]) -> tuple[tuple[Pin, int, int], ...]:
+    """Count for each effective pin the matching operators and those at which the plan satisfies it."""
     found = pinned(pins, plan.graph, plan.mesh, whole(plan.mesh)[1])
     rows = plan.served.tolist()
     return tuple(
         (pin, len(ops), sum(found.split(number, op, rows[op]) % ways == 0 for op in ops))
         for number, (pin, ops, ways) in enumerate(zip(found.pins, found.factors, found.ways, strict=True))
-        if pin != _nothing(pin)
+        if pin != _void(pin)
     )
 
 
-def _change(config: ParallelConfig, plan: Plan, cost: PlanCost, by_hand: Plan, by_hand_cost: PlanCost) -> LayerChange:
-    """What a plan changes of layers of a candidate's shape."""
+def _change_of(
+    config: ParallelConfig, plan: Plan, cost: PlanCost, by_hand: Plan, by_hand_cost: PlanCost
+) -> LayerChange:
+    """Compute the change of a shape's layers from the plan by hand to the plan found."""
+    # Forward and backward pass summed [4, B]: the change scales the communication that both plans have in common,
+    # and adds what only the new plan sends.
     own, other = block_figures(plan, cost), block_figures(by_hand, by_hand_cost)
     own_s, other_s = own.exposed_s.sum(axis=0), other.exposed_s.sum(axis=0)
-    more = np.maximum(1 - ratios(other_s, own_s), 0.0)  # the part of its own that the other does not send
+    more = np.maximum(1 - ratios(other_s, own_s), 0.0)  # share of its communication beyond that of the plan by hand
     return LayerChange(
         tp=config.tp,
         cp=config.cp,
@@ -294,21 +307,21 @@ def _change(config: ParallelConfig, plan: Plan, cost: PlanCost, by_hand: Plan, b
 
 
 def frozen(value: Any) -> Any:
-    """Lists in lists as tuples in tuples, as a change has them."""
+    """Convert nested lists to nested tuples, as a LayerChange needs them."""
     return tuple(map(frozen, value)) if isinstance(value, list | tuple) else value
 
 
 def shape_text(config: ParallelConfig) -> str:
-    """The shape of a candidate's layers as the key of a JSON object."""
+    """Format the shape of a candidate's layers as the key of a JSON object."""
     (key,) = shape_keys(ConfigGrid.from_configs([config]))
     return ",".join(map(str, key))
 
 
 def summary_of(task: LayerTask, planned: PlannedLayer) -> dict[str, Any]:
-    """What was planned for a shape, as trials keep it and commands print it.
+    """Summarise the plan of a shape as trials store it and commands print it.
 
-    `predicted_ratio` is for who predicts steps with it: the step of the shape's fastest candidate with what the planner
-    found, over that by hand.
+    `predicted_ratio` is filled in by the caller that predicts steps: the step time of the shape's fastest candidate
+    with the plan found, over that with the plan by hand.
     """
     plan, cost = planned.found, planned.cost
     return {
@@ -330,9 +343,9 @@ def summary_of(task: LayerTask, planned: PlannedLayer) -> dict[str, Any]:
 
 
 def plan_lines(summary: Mapping[str, Any] | None) -> list[str]:
-    """A summary for people."""
+    """Format a summary as lines of text."""
     if summary is None:
-        return ["No sharding is planned: a device has its layers to itself, or no plan by hand has these degrees."]
+        return ["No sharding is planned: each device holds whole layers, or no plan by hand exists for these degrees."]
     axes = ",".join(f"{name}={size}" for name, size in summary["mesh"].items())
     own_s, hand_s = summary["step_time_s"], summary["by_hand_step_time_s"]
     gained = f"{1 - own_s / hand_s:.1%} less than by hand" if own_s < hand_s else "as by hand"
@@ -340,31 +353,31 @@ def plan_lines(summary: Mapping[str, Any] | None) -> list[str]:
         gained = f"{own_s / hand_s - 1:.1%} more than by hand"
     lines = [
         f"Plan of {summary['layers']} on {axes} ({summary['planner']}): {own_s:.4g} s for {summary['micro_batches']} "
-        f"micro-batches, nothing overlapped, {gained}",
+        f"micro-batches without overlap, {gained}",
         *collective_lines(summary["collectives"]),
         *predicted_lines(summary),
     ]
     lines += [f"  {name}: {planned} (by hand {by_hand})" for name, planned, by_hand in differences_in_words(summary)]
     more_bytes = summary["peak_memory_bytes"] - summary["by_hand_peak_memory_bytes"]
     if more_bytes > ROUNDING * summary["by_hand_peak_memory_bytes"]:
-        lines.append(f"  {more_bytes / GIB:.2g} GiB more than by hand, which predictions of memory do not count")
+        lines.append(f"  {more_bytes / GIB:.2g} GiB more than by hand; memory predictions do not include this")
     lines += [f"  pin {each['pin']}: holds at {each['held']} of {each['ops']} operators" for each in summary["pins"]]
     return lines
 
 
 def predicted_lines(summary: Mapping[str, Any]) -> list[str]:
-    """What is predicted of the step, in which collectives run beside compute; nothing where no other plan was found."""
+    """Describe the predicted step time relative to the plan by hand; empty if no other plan was found."""
     ratio = summary["predicted_ratio"]
     if ratio is None:
         return []
     words = f"{abs(ratio - 1):.1%} {'less' if ratio < 1 else 'more'} than by hand"
     if not summary["differs"]:
-        return [f"  Another plan would take its fastest candidate's step {words}; so the plan by hand stands."]
+        return [f"  With another plan its fastest candidate's step would take {words}, so the plan by hand is kept."]
     return [f"  Its fastest candidate's step is predicted to take {words}."]
 
 
 def differences_in_words(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """The operators that are sharded otherwise than by hand, how, and how by hand; layers that agree as one."""
+    """List operators sharded unlike by hand, with both shardings; layers that agree are merged."""
     together: dict[tuple[str, str, str], list[str]] = {}
     for name, both in summary["differs"].items():
         layer, inside = name.split(".", 2)[1:] if name.startswith("layers.") else ("", name)
@@ -381,7 +394,7 @@ def _served_in_words(served: Mapping[str, str]) -> str:
 
 
 def _differences(planned: PlannedLayer) -> dict[str, dict[str, dict[str, str]]]:
-    """The operators of the forward pass that are sharded otherwise than by hand: what each axis serves, in both."""
+    """Collect the forward operators sharded unlike by hand, with the dim that each axis cuts in both plans."""
     graph, names = planned.found.graph, planned.found.mesh.names
     last = graph.first_backward or len(graph.ops)
 

@@ -1,4 +1,4 @@
-"""A sharding plan for a framework: its file, what a terminal shows of it, and what neither can say."""
+"""Exports of a sharding plan to a framework: the file, an excerpt for the terminal, and notes on its limits."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from hardware.io.errors import ConfigError, did_you_mean
 from tuner.export import find_exporter
 
 NUM_SHOWN = 8
-"""Lines of a list that a terminal shows."""
+"""Number of lines of a list shown on the terminal."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PlanSource:
-    """What was planned.
+    """Plan to export, with its origin.
 
     Attributes:
-        plan: The plan.
-        candidate: The study's setting and configuration, where it is one.
-        outputs: The paths of what a JAX function returns and their tensors, where it is one.
-        stablehlo: The annotated text of a JAX function, where it is one.
+        plan: Sharding plan of the step.
+        candidate: Setting and configuration of a study's candidate; None for other programs.
+        outputs: Paths of a JAX function's outputs with their tensors; None for other programs.
+        stablehlo: Annotated StableHLO text of a JAX function; None for other programs.
     """
 
     plan: Plan
@@ -41,14 +41,14 @@ class PlanSource:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanExport:
-    """A plan for one framework.
+    """Plan written for one framework.
 
     Attributes:
-        target: Which.
-        content: As `--json` prints it.
-        text: The file.
-        lines: What a terminal shows.
-        notes: What the file can't say, one sentence each.
+        target: Name of the export target.
+        content: Export as data for `--json`.
+        text: Text of the file to write.
+        lines: Excerpt for the terminal.
+        notes: Limits of the export, one sentence each.
     """
 
     target: str
@@ -59,23 +59,23 @@ class PlanExport:
 
 
 def export_plan(target: str, source: PlanSource) -> PlanExport:
-    """The plan for a framework.
+    """Export a plan to a framework.
 
     Raises:
-        ConfigError: there is no such target, or it can't run the plan.
+        ConfigError: The target is unknown, or it cannot run the plan.
     """
     return find_plan_exporter(target)(source)
 
 
 def find_plan_exporter(target: str) -> Callable[[PlanSource], PlanExport]:
-    """The exporter of that name.
+    """Return the exporter of a target.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: The target is unknown.
     """
     if target not in PLAN_EXPORTERS:
         raise ConfigError(
-            "is no export target of plans",
+            "is no export target for plans",
             key="--export",
             value=target,
             nearest=did_you_mean(target, PLAN_EXPORTERS),
@@ -83,12 +83,14 @@ def find_plan_exporter(target: str) -> Callable[[PlanSource], PlanExport]:
     return PLAN_EXPORTERS[target]
 
 
-def _as_file(content: dict[str, Any]) -> str:
-    """JSON with a line for each argument, operator or change, however many lists these have inside."""
-    return "{\n" + ",\n".join(f"  {json.dumps(key)}: {_in_lines(value)}" for key, value in content.items()) + "\n}\n"
+def _format_file(content: dict[str, Any]) -> str:
+    """Format as JSON with one line per argument, operator or change, however deeply these are nested."""
+    return (
+        "{\n" + ",\n".join(f"  {json.dumps(key)}: {_format_value(value)}" for key, value in content.items()) + "\n}\n"
+    )
 
 
-def _in_lines(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, dict) and value:
         return "{\n" + ",\n".join(f"    {json.dumps(key)}: {json.dumps(each)}" for key, each in value.items()) + "\n  }"
     if isinstance(value, list) and any(isinstance(each, dict) for each in value):
@@ -97,12 +99,12 @@ def _in_lines(value: Any) -> str:
 
 
 def named_lines(rows: Sequence[tuple[str, str]]) -> list[str]:
-    """Names and what is said of each, in two columns."""
+    """Format pairs of name and text in two columns."""
     width = max((len(name) for name, _ in rows), default=0)
     return [f"  {name:<{width}}  {told}" for name, told in rows]
 
 
-def _shown(rows: Sequence[tuple[str, str]]) -> list[str]:
+def _format_rows(rows: Sequence[tuple[str, str]]) -> list[str]:
     return [*named_lines(rows[:NUM_SHOWN]), *_more(len(rows))]
 
 
@@ -110,18 +112,18 @@ def _more(number: int) -> list[str]:
     return [f"  and {number - NUM_SHOWN:,} more"] if number > NUM_SHOWN else []
 
 
-def _of_jax(source: PlanSource) -> PlanExport:
+def _export_jax(source: PlanSource) -> PlanExport:
     specs = jax_specs(source.plan, source.outputs)
     content = specs.to_json()
     return PlanExport(
         target="jax",
         content=content,
-        text=_as_file(content),
+        text=_format_file(content),
         lines=(
             f"JAX: Mesh({_mesh_in_words(specs.mesh)}), {len(specs.arguments)} arguments, {len(specs.outputs)} outputs, "
             f"{len(specs.constraints):,} constraints",
-            *_shown([(name, _spec_in_words(spec)) for name, spec in specs.arguments.items()]),
-            *_shown(
+            *_format_rows([(name, _spec_in_words(spec)) for name, spec in specs.arguments.items()]),
+            *_format_rows(
                 [(each.op, f"{each.at} of {each.tensor}: {_spec_in_words(each.spec)}") for each in specs.constraints]
             ),
         ),
@@ -129,13 +131,13 @@ def _of_jax(source: PlanSource) -> PlanExport:
     )
 
 
-def _of_shardy(source: PlanSource) -> PlanExport:
+def _export_shardy(source: PlanSource) -> PlanExport:
     if source.stablehlo is None:
         raise ConfigError(
-            "is for plans of JAX functions, which alone are lowered to StableHLO",
+            "is only for plans of JAX functions, which are lowered to StableHLO",
             key="--export",
             value="shardy",
-            nearest="give --jax, or take jax, megatron, mindspore or torch",
+            nearest="use --jax, or export to jax, megatron, mindspore or torch",
         )
     text = source.stablehlo
     lines = [line.strip() for line in text.splitlines()]
@@ -154,18 +156,18 @@ def _of_shardy(source: PlanSource) -> PlanExport:
     )
 
 
-def _of_torch(source: PlanSource) -> PlanExport:
+def _export_torch(source: PlanSource) -> PlanExport:
     placements = torch_placements(source.plan)
     content = placements.to_json()
     return PlanExport(
         target="torch",
         content=content,
-        text=_as_file(content),
+        text=_format_file(content),
         lines=(
             f"torch: init_device_mesh({_mesh_in_words(placements.mesh)}), {len(placements.arguments)} tensors, "
             f"{len(placements.redistributions):,} redistributions",
-            *_shown([(name, f"[{', '.join(each)}]") for name, each in placements.arguments.items()]),
-            *_shown(
+            *_format_rows([(name, f"[{', '.join(each)}]") for name, each in placements.arguments.items()]),
+            *_format_rows(
                 [
                     (each.op, f"{each.at} of {each.tensor}: [{', '.join(each.before)}] to [{', '.join(each.after)}]")
                     for each in placements.redistributions
@@ -176,7 +178,7 @@ def _of_torch(source: PlanSource) -> PlanExport:
     )
 
 
-def _of_mindspore(source: PlanSource) -> PlanExport:
+def _export_mindspore(source: PlanSource) -> PlanExport:
     strategies = mindspore_strategies(source.plan)
     content = strategies.to_json()
     moved = [
@@ -187,11 +189,11 @@ def _of_mindspore(source: PlanSource) -> PlanExport:
     return PlanExport(
         target="mindspore",
         content=content,
-        text=_as_file(content),
+        text=_format_file(content),
         lines=(
             f"MindSpore: Layout({strategies.device_matrix}, {strategies.alias_name}), {len(strategies.operators):,} "
-            f"operators, {len(moved):,} of them cut",
-            *_shown(
+            f"operators, {len(moved):,} of them sharded",
+            *_format_rows(
                 [
                     (
                         each.op,
@@ -203,16 +205,16 @@ def _of_mindspore(source: PlanSource) -> PlanExport:
             ),
         ),
         notes=(
-            "mindspore: written after its documentation, and never executed",
+            "mindspore: written according to its documentation, but never executed",
             *_broken_notes("MindSpore", strategies.broken),
         ),
     )
 
 
-def _of_megatron(source: PlanSource) -> PlanExport:
+def _export_megatron(source: PlanSource) -> PlanExport:
     if source.candidate is None:
         raise ConfigError(
-            "is for plans of a study's model; Megatron-LM trains no other programs",
+            "is only for plans of a study's model; Megatron-LM trains no other programs",
             key="--export",
             value="megatron",
             nearest="jax, mindspore, shardy or torch",
@@ -237,7 +239,7 @@ def _of_megatron(source: PlanSource) -> PlanExport:
 
 
 def config_of(found: MegatronParallelism, planned: ParallelConfig) -> ParallelConfig:
-    """The configuration that a plan of a candidate is: what its mesh is for may be something else than its name."""
+    """Return the candidate's configuration as planned: the plan may use an axis of the mesh for another degree."""
     sequences = planned.mbs * planned.dp
     assert sequences % found.dp == 0, f"a plan that cuts the batch into {found.dp} parts divides its {sequences}"
     return replace(
@@ -258,12 +260,10 @@ def config_of(found: MegatronParallelism, planned: ParallelConfig) -> ParallelCo
 def _megatron_notes(found: MegatronParallelism) -> tuple[str, ...]:
     notes = []
     if found.cp > 1:
-        notes.append(
-            "cp: the plan gathers keys and values, which is --cp-comm-type all_gather; p2p sends as many bytes"
-        )
+        notes.append("cp: the plan gathers keys and values, as --cp-comm-type all_gather does; p2p sends as many bytes")
     if not found.is_in_rank_order:
         notes.append(
-            "ranks: Megatron-LM counts tp ranks first and dp ranks last, unlike the plan's mesh, so that groups cross "
+            "ranks: Megatron-LM counts tp ranks first and dp ranks last, unlike the plan's mesh, so its groups use "
             "other links"
         )
     return tuple(notes)
@@ -275,7 +275,7 @@ def _broken_notes(name: str, broken: Sequence[tuple[str, str]]) -> tuple[str, ..
     tensor, op = broken[0]
     return (
         f"order: in {len(broken):,} places, first between {tensor} and {op}, no order of the axes on a dim keeps parts "
-        f"where the plan has them, and {name} moves more there than the plan says",
+        f"where the plan has them, so {name} moves more data there than planned",
     )
 
 
@@ -289,9 +289,9 @@ def _spec_in_words(spec: Spec) -> str:
 
 
 PLAN_EXPORTERS: dict[str, Callable[[PlanSource], PlanExport]] = {
-    "jax": _of_jax,
-    "megatron": _of_megatron,
-    "mindspore": _of_mindspore,
-    "shardy": _of_shardy,
-    "torch": _of_torch,
+    "jax": _export_jax,
+    "megatron": _export_megatron,
+    "mindspore": _export_mindspore,
+    "shardy": _export_shardy,
+    "torch": _export_torch,
 }

@@ -1,4 +1,4 @@
-"""A study's candidate as a graph on a mesh, and a plan as the commands print it."""
+"""Graph and mesh of a study's candidate, and the output of a sharding plan as text and JSON."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from tuner.planners.toast.search import Step
 
 
 def of_candidate(setting: Setting, config: ParallelConfig, num_layers: int | None = None) -> tuple[Graph, DeviceMesh]:
-    """A few layers of a study's model, one micro-batch of all replicas, and the devices of a pipeline's first stage.
+    """Build a graph of a few layers with one micro-batch of all replicas, on the devices of the first pipeline stage.
 
     Args:
-        setting: Job and cluster.
-        config: Its degrees but pp are the axes, in the order in which ranks are counted.
-        num_layers: None for as few as have every kind of layer.
+        setting: Job, cluster and runtime of the study.
+        config: Configuration whose degrees but pp become the axes, in the order in which ranks are counted.
+        num_layers: Number of layers; None for the fewest that include every kind of layer.
 
     Raises:
-        ConfigError: the model has not so many layers, or too few for its kinds.
+        ConfigError: The model has fewer layers, or `num_layers` is too few for its kinds of layers.
     """
     job = setting.job
     if num_layers is not None and num_layers > job.model.num_layers:
         raise ConfigError(
-            f"must be at most the {job.model.num_layers} of {job.model.name}", key="--layers", value=num_layers
+            f"must be at most the {job.model.num_layers} layers of {job.model.name}", key="--layers", value=num_layers
         )
     model = with_layers(job.model, num_layers or least_layers(job.model))
     degrees = {"dp": config.dp, "cp": config.cp, "up": config.up, "tp": config.tp}
@@ -45,7 +45,7 @@ def of_candidate(setting: Setting, config: ParallelConfig, num_layers: int | Non
 
 
 def plan_json(planned: Planned) -> dict[str, Any]:
-    """What `meshtune plan` prints."""
+    """Build the JSON object of `meshtune plan`."""
     plan, cost = planned.plan, planned.cost
     graph, names = plan.graph, plan.mesh.names
     return {
@@ -113,7 +113,7 @@ def _diagnosis_json(planned: Planned, others: Sequence[Perturbed]) -> dict[str, 
 
 
 def _finite(seconds: float | None) -> float | None:
-    """None for what JSON can't say."""
+    """Return None for a number that JSON cannot represent."""
     return seconds if seconds is not None and math.isfinite(seconds) else None
 
 
@@ -130,17 +130,17 @@ def _pin_json(report: PinReport) -> dict[str, Any]:
 
 
 def in_lines(planned: Planned) -> list[str]:
-    """The same for people: totals, collectives by kind and axes, and what became of the pins."""
+    """Format a plan as text: totals, collectives by kind and axes, and the result of each pin."""
     plan, cost = planned.plan, planned.cost
     together = collectives_by_kind(plan, cost)
     digits, limit = 1, ""
     if planned.memory_bytes is not None:
-        digits, limit = 3, f", of {planned.memory_bytes / GIB:g} at most"
+        digits, limit = 3, f" (limit {planned.memory_bytes / GIB:g})"
     lines = [
-        f"{cost.step_time_s:.4g} s per step, {cost.comm_s:.4g} s of them communication, nothing overlapped; "
+        f"{cost.step_time_s:.4g} s per step without overlap, of which {cost.comm_s:.4g} s communication; "
         f"{cost.peak_memory_bytes / GIB:.{digits}f} GiB per device{limit}",
         f"planned {len(plan.graph.ops):,} operators in {planned.search_s:.2f} s (order: {planned.order})"
-        + (", and no plan is faster" if planned.found.is_optimum else ""),
+        + (", proven optimal" if planned.found.is_optimum else ""),
         *_bound_lines(planned),
         *collective_lines(together),
         *map(_step_line, planned.steps),
@@ -149,7 +149,7 @@ def in_lines(planned: Planned) -> list[str]:
     ]
     if plan.graph.unknown:
         found = ", ".join(f"{name} ({count} times)" for name, count in plan.graph.unknown)
-        lines.append(f"no rule is known for {found}; what these read and write stays whole")
+        lines.append(f"no sharding rule is known for {found}; their operands and results are not sharded")
     return lines
 
 
@@ -157,7 +157,7 @@ def _bound_lines(planned: Planned) -> list[str]:
     if planned.bound_s is None:
         return []
     if planned.bound_s <= 0:
-        return ["HiGHS has proved nothing in the time that it had"]
+        return ["HiGHS proved no bound within its time limit"]
     over = planned.cost.step_time_s / planned.bound_s - 1
     return [f"no plan without pins is faster than {planned.bound_s:.4g} s: this one is within {max(over, 0.0):.2%}"]
 
@@ -174,7 +174,7 @@ def _pin_line(report: PinReport) -> str:
     if report.saved_s is not None:
         saved = f"; without it a step takes {_more_or_less(report.saved_s)}"
     if report.saved_s == math.inf:
-        saved = "; without it no plan was found that fits"
+        saved = "; without it no plan that fits was found"
     return f"  pin {report.pin.in_words}: {held}{more}{saved}"
 
 
@@ -183,24 +183,24 @@ def _more_or_less(seconds: float) -> str:
 
 
 def _diagnosis_lines(planned: Planned) -> list[str]:
-    """What slightly wrong pins would have led to, a line each, the worst first."""
+    """Format the step times with slightly different pins, one per line, the worst first."""
     if planned.perturbed is None:
         return []
     rows = []
     for other in planned.perturbed:
         more_s = math.inf if other.step_time_s is None else other.step_time_s - planned.cost.step_time_s
-        told = "can't hold" if other.step_time_s is None else _more_or_less(more_s)
+        told = "infeasible" if other.step_time_s is None else _more_or_less(more_s)
         rows.append((more_s, planned.found.reports[other.number].pin.in_words, other.pin.in_words, told))
     rows.sort(key=lambda row: -row[0])
     width = max((len(instead) for _, _, instead, _ in rows), default=0)
     return [
-        "A step with another pin instead takes:",
-        *(f"  {instead:<{width}}  {told:<16} (in place of {pin})" for _, pin, instead, told in rows),
+        "Step time with another pin:",
+        *(f"  {instead:<{width}}  {told:<16} (instead of {pin})" for _, pin, instead, told in rows),
     ]
 
 
 def shardings_table(planned: Planned) -> Mapping[str, str]:
-    """How the tensors that the step begins with lie, as `name: dim/axis`."""
+    """Map each input tensor of the step to its sharding, written as `dim/axis`."""
     plan = planned.plan
     found = {}
     for op in plan.graph.ops:
@@ -208,5 +208,5 @@ def shardings_table(planned: Planned) -> Mapping[str, str]:
             tensor = op.results[0]
             dims = plan.graph.tensors[tensor].dim_names or tuple(map(str, range(len(plan.graph.tensors[tensor].shape))))
             cut = [f"{dim}/{'*'.join(axes)}" for dim, axes in zip(dims, plan.dims_of(tensor), strict=True) if axes]
-            found[op.name] = ", ".join(cut) or "whole everywhere"
+            found[op.name] = ", ".join(cut) or "replicated"
     return found

@@ -1,1 +1,1 @@
-"""Plan which configuration to train with while the cluster changes. Begin with `replanning.py`."""
+"""Planning of configuration changes while the cluster changes. Begin with `replanning.py`."""

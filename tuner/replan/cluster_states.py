@@ -1,13 +1,13 @@
-"""What can run on a cluster while it changes: configurations on sets of hosts, and how fast each is when.
+"""Configurations that can run on a cluster while it changes, and the expected step time of each in each of its states.
 
 Words of this module:
-- A setup is a set of hosts of the nominal cluster and a configuration that occupies all of their devices.
-- A scene is the cluster that some hosts make in a state of the network, beside the one that they make nominally. The
-  cost model prices it as any cluster; sets of hosts that make the same are priced once.
-- A study's trials ran on the nominal cluster. What they taught of its configurations is carried over to every scene by
-  the study's own belief: the candidates of all scenes stand behind those of the study in one surrogate.
+- A setup is a set of hosts of the nominal cluster and a configuration that occupies all devices of these hosts.
+- A cluster state is a pair of clusters formed by the same hosts: the nominal one, and the one in some state of the
+  network. The cost model prices it like any cluster. Sets of hosts that form equal clusters are priced once.
+- A study's trials ran on the nominal cluster. The study's own posterior transfers their corrections to every cluster
+  state: one surrogate holds the candidates of the study, followed by those of all states.
 
-Few even layouts divide 56 devices, so where hosts are lost, or some are slower than others, setups may leave some idle.
+Few even layouts divide 56 devices. If hosts are lost or slow, setups may therefore leave some hosts idle.
 """
 
 from __future__ import annotations
@@ -37,41 +37,45 @@ from tuner.storage.history import past_of
 from tuner.study_file.config import StudyConfig
 
 MOST_KEPT = 64
-"""Configurations of a scene that may run in it: those predicted to be the fastest before any trial."""
+"""Number of configurations considered in a cluster state: those predicted to be fastest before any trial."""
 
 MOST_SIZES = 2
-"""Numbers of hosts for which an interval has setups of its own, where not all hosts are there or some are slow: those
-that are predicted to be the fastest."""
+"""Number of host counts for which an interval has its own setups if hosts are missing or slow: those predicted to be
+fastest.
+"""
 
 LEAST_WORK, LEAST_WORK_MIXED = 0.8, 0.4
-"""Device seconds of a step on fewer hosts, at least, over those of the fastest on the nominal cluster; the second
-where devices are unlike. What could not be faster even so is not looked at (assumed)."""
+"""Lower bounds on a step's device seconds on fewer hosts, relative to the fastest step on the nominal cluster; the
+second is for unlike devices. Numbers of hosts that could not be faster even so are not considered (assumed).
+"""
 
 MOST_SETS = 6
-"""Sets of hosts with setups in one interval: its own, then those of its neighbours in time."""
+"""Largest number of host sets with setups in one interval: its own, then those of its neighbours in time."""
 
 MOST_CORRECTED = 24
-"""Scenes in which trials correct predictions one by one. Of more, those unlike each other are, and each of the others
-takes over the corrections of the one with the same hosts whose predicted steps are the most alike."""
+"""Number of cluster states in which trials correct the predictions individually. If there are more, the most dissimilar
+ones are corrected; each other state takes the corrections of the most similar one with the same hosts.
+"""
 
 FARTHEST = 1.6
-"""Sets of hosts whose fastest setup is predicted to take so many times the step of the fastest in an interval, or more,
-are not looked at there: trials rarely correct a ratio of predictions by as much, and to change saves minutes only."""
+"""Factor over the fastest setup of an interval; sets of hosts whose fastest setup is predicted slower are dropped.
+Trials rarely correct a ratio of predictions by as much, and changing the configuration saves only minutes.
+"""
 
 Hosts = tuple[int, ...]
-"""Hosts of the nominal cluster by their numbers, ascending."""
+"""Numbers of hosts of the nominal cluster, ascending."""
 
-Scene = tuple[Cluster, Cluster]
-"""What some hosts make nominally, and what they make in a state of the network."""
+ClusterState = tuple[Cluster, Cluster]
+"""Cluster that some hosts form nominally, and the cluster that they form in a state of the network."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
-    """A configuration on some hosts.
+    """Configuration on some hosts.
 
     Attributes:
-        hosts: All that it occupies.
-        config: The configuration.
+        hosts: Hosts that the configuration occupies.
+        config: Configuration that runs on all devices of the hosts.
     """
 
     hosts: Hosts
@@ -80,11 +84,11 @@ class Setup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Course:
-    """One way in which the cluster changes.
+    """Sequence of changes of the cluster.
 
     Attributes:
-        trace: What happens.
-        intervals: The stretches in which nothing does.
+        trace: Events that change the cluster.
+        intervals: Time intervals between the events.
     """
 
     trace: Trace
@@ -93,13 +97,13 @@ class Course:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figures:
-    """What is expected of a setup in an interval.
+    """Expected figures of a setup in an interval.
 
     Attributes:
-        step_time_s: Its step.
-        state_bytes: Weights and optimizer states of one device.
-        devices_per_host: Devices that share a host's way to the storage.
-        nic_bytes_per_s: Bandwidth of one device to other hosts, of the slowest.
+        step_time_s: Expected time of one step [s].
+        state_bytes: Weights and optimizer states of one device [bytes].
+        devices_per_host: Number of devices that share a host's bandwidth to the storage.
+        nic_bytes_per_s: Bandwidth of one device to other hosts, of the slowest group [bytes/s].
     """
 
     step_time_s: float
@@ -110,23 +114,24 @@ class Figures:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Options:
-    """All setups that may run.
+    """Setups that may run, with their expected figures.
 
     Attributes:
-        setups: The setups [o].
-        figures: For every course and interval those that can run there, by their place in `setups`.
-        num_scenes: Clusters that were priced.
-        num_trials: Trials of the study that corrected the prices.
+        setups: Setups in a fixed order [o].
+        figures: Figures for every course and interval of the setups that can run there, by their index in `setups`.
+        num_states: Number of cluster states that were priced.
+        num_trials: Number of the study's trials that corrected the prices.
     """
 
     setups: tuple[Setup, ...]
     figures: tuple[tuple[Mapping[int, Figures], ...], ...]
-    num_scenes: int
+    num_states: int
     num_trials: int
 
 
 def cluster_of(nominal: Cluster, trace: Trace, time_s: float, hosts: Hosts) -> Cluster:
-    """Some hosts of the cluster as they are at a time, as a cluster of their own; all of them are there then."""
+    """Return some hosts of the cluster at a time as a cluster of their own; none of them may be lost then."""
+    # Hosts that are not wanted are treated as lost, on top of the trace's own losses.
     before = tuple(event for event in trace.events if event.time_s <= time_s)
     lost = set(lost_hosts(trace, time_s))
     left_out = [host for host in range(nominal.num_hosts) if host not in hosts and host not in lost]
@@ -135,11 +140,12 @@ def cluster_of(nominal: Cluster, trace: Trace, time_s: float, hosts: Hosts) -> C
 
 
 def fastest_hosts(interval: Interval, count: int) -> Hosts:
-    """So many hosts of an interval: those that are left when, one by one, the host with the slowest network goes.
+    """Choose `count` hosts of an interval by repeatedly removing the host with the slowest network.
 
-    Of equals the last one goes.
+    Among equally slow hosts the last one is removed.
     """
     cluster = interval.cluster
+    # Bandwidth of each host's NICs; a slow pair limits both of its hosts while both remain.
     nic = np.repeat(
         [sum(link.bandwidth_bytes_per_s for link in group.nic_links) for group in cluster.groups],
         [group.hosts for group in cluster.groups],
@@ -157,17 +163,17 @@ def fastest_hosts(interval: Interval, count: int) -> Hosts:
 
 
 def has_slow_hosts(interval: Interval, nominal: Cluster) -> bool:
-    """Whether the network of some hosts is slower than that of others, and was not at first."""
+    """Check whether some hosts have a slower network than others, unlike in the nominal cluster."""
     return bool(interval.cluster.slow_pairs) or len(interval.cluster.groups) > len(nominal.groups)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranked:
-    """The configurations of a scene that are predicted to be the fastest before any trial.
+    """Configurations of a cluster state that are predicted to be fastest before any trial.
 
     Attributes:
-        configs: At most MOST_KEPT, the fastest first, those that do not fit last.
-        best_s: Step time of the first; inf without one.
+        configs: At most MOST_KEPT configurations, fastest first; those that do not fit in memory come last.
+        best_s: Step time of the first configuration [s]; inf without one.
     """
 
     configs: tuple[ParallelConfig, ...]
@@ -175,20 +181,20 @@ class Ranked:
 
 
 class Pricing:
-    """Enumerates and prices setups of one study; what is asked twice is computed once."""
+    """Enumeration and pricing of one study's setups; repeated queries are computed once."""
 
     def __init__(self, config: StudyConfig) -> None:
         self.config, self.nominal = config, config.setting.cluster
         self.all_hosts: Hosts = tuple(range(self.nominal.num_hosts))
         self._spaces: dict[Cluster, Space] = {}
-        self._ranked: dict[Scene, Ranked] = {}
+        self._ranked: dict[ClusterState, Ranked] = {}
 
     def base(self, hosts: Hosts) -> Cluster:
-        """The cluster that some hosts make nominally."""
+        """Return the cluster that some hosts form nominally."""
         return cluster_of(self.nominal, Trace(events=()), 0.0, hosts)
 
     def space_on(self, cluster: Cluster) -> Space:
-        """The study's candidates on some hosts, as these are nominally."""
+        """Enumerate the study's candidates on a nominal cluster of some hosts."""
         if cluster not in self._spaces:
             if cluster == self.nominal:
                 self._spaces[cluster] = self.config.space()
@@ -200,52 +206,58 @@ class Pricing:
                     raise error.in_file(self.config.file) from None
         return self._spaces[cluster]
 
-    def ranked(self, scene: Scene) -> Ranked:
-        """What is predicted to be the fastest in a scene before any trial."""
-        if scene not in self._ranked:
-            base, cluster = scene
+    def ranked(self, state: ClusterState) -> Ranked:
+        """Rank the configurations of a cluster state by predicted step time."""
+        if state not in self._ranked:
+            base, cluster = state
             space, setting = self.space_on(base), self.config.setting
-            self._ranked[scene] = Ranked(configs=(), best_s=math.inf)
+            self._ranked[state] = Ranked(configs=(), best_s=math.inf)
             if len(space.grid):
                 changed = replace(setting, cluster=cluster)
                 step_time_s = estimate_step(changed, space.grid, memory=space.memory).step_time_s
                 misfit = ~space.memory.fits(self.config.options.memory_headroom)
+                # Configurations that are predicted not to fit are kept, last: trials may have shown that they do fit.
                 order = np.lexsort((step_time_s, misfit))[:MOST_KEPT]
                 configs = tuple(map(space.grid.config, order.tolist()))
-                self._ranked[scene] = Ranked(configs=configs, best_s=float(step_time_s[order[0]]))
-        return self._ranked[scene]
+                self._ranked[state] = Ranked(configs=configs, best_s=float(step_time_s[order[0]]))
+        return self._ranked[state]
 
-    def scene_of(self, trace: Trace, interval: Interval, hosts: Hosts) -> Scene:
-        """What some hosts make in an interval."""
+    def state_of(self, trace: Trace, interval: Interval, hosts: Hosts) -> ClusterState:
+        """Return the cluster state that some hosts form in an interval."""
         return self.base(hosts), cluster_of(self.nominal, trace, interval.from_s, hosts)
 
     def host_sets(self, trace: Trace, interval: Interval) -> tuple[Hosts, ...]:
-        """The sets of hosts on which setups are looked for in an interval, the fastest first."""
+        """Choose the sets of hosts on which setups are searched in an interval, fastest first."""
         if len(interval.hosts) == len(self.all_hosts) and not has_slow_hosts(interval, self.nominal):
             return (self.all_hosts,)
         nominal_s = self.ranked((self.nominal, self.nominal)).best_s
         least_work = LEAST_WORK if len(self.nominal.devices) == 1 else LEAST_WORK_MIXED
+        # Lower bound on a step's device seconds, from the nominal cluster: once it exceeds the best step time on
+        # more hosts, fewer hosts cannot be faster.
         device_s = least_work * nominal_s * self.nominal.num_devices if math.isfinite(nominal_s) else 0.0
         found: list[tuple[float, Hosts]] = []
         for count in range(len(interval.hosts), 0, -1):
             hosts = fastest_hosts(interval, count)
             if found and device_s / self.base(hosts).num_devices >= min(found)[0]:
                 break
+            # Sets of hosts on which no configuration fits have no setups.
             memory = self.space_on(self.base(hosts)).memory
             if memory.fits(self.config.options.memory_headroom).any():
-                found.append((self.ranked(self.scene_of(trace, interval, hosts)).best_s, hosts))
+                found.append((self.ranked(self.state_of(trace, interval, hosts)).best_s, hosts))
         return tuple(hosts for _, hosts in sorted(found)[:MOST_SIZES])
 
     def smaller(self, config: ParallelConfig, interval: Interval) -> Setup | None:
-        """The same degrees with less data parallelism, on as many hosts of an interval as that can occupy.
+        """Reduce data parallelism so that a configuration runs on as many hosts of an interval as it can occupy.
 
-        None if there is no such configuration that can be launched and fits.
+        Returns:
+            Setup with the same degrees except dp; None if no such configuration can be launched and fits in memory.
         """
         rest = config.num_devices // config.dp
         for count in range(len(interval.hosts), 0, -1):
             hosts = fastest_hosts(interval, count)
             setting = replace(self.config.setting, cluster=self.base(hosts))
             devices = setting.cluster.num_devices
+            # The degrees except dp must divide the devices, and the expert-parallel groups must divide the new dp.
             if devices % rest or devices >= self.nominal.num_devices or (devices // rest) % config.ep:
                 continue
             chosen = replace(config, dp=devices // rest)
@@ -266,55 +278,58 @@ def options_over(
     *,
     on_progress: Callable[[str], None] = unheard,
 ) -> Options:
-    """The setups that may run in some interval, and what is expected of them in each.
+    """Collect the setups that may run in some interval, with their expected figures in each interval.
 
     Args:
-        pricing: The study's.
-        courses: How the cluster may change.
-        besides: Setups to price beside those predicted to be fast.
-        study: What the study has measured; None before its first trial.
-        on_progress: Called with a line of text before what takes seconds.
+        pricing: Pricing of the study.
+        courses: Possible sequences of cluster changes.
+        besides: Setups to price in addition to those predicted to be fast.
+        study: Study with its trials; None before its first trial.
+        on_progress: Function called with a line of text before each step that takes seconds.
     """
-    scene_in: dict[tuple[int, int, Hosts], Scene] = {}
-    seen: set[Scene] = set()
+    state_in: dict[tuple[int, int, Hosts], ClusterState] = {}
+    seen: set[ClusterState] = set()
+    # Cluster states of every interval: sets that are too slow there are dropped, unless they are asked for.
     asked = {setup.hosts for setup in besides}
     for number, course in enumerate(courses):
-        for at, sets in enumerate(_available(pricing, course, besides)):
-            there = {hosts: pricing.scene_of(course.trace, course.intervals[at], hosts) for hosts in sets}
-            best_s = {hosts: pricing.ranked(scene).best_s for hosts, scene in there.items()}
+        for at, sets in enumerate(_available_host_sets(pricing, course, besides)):
+            there = {hosts: pricing.state_of(course.trace, course.intervals[at], hosts) for hosts in sets}
+            best_s = {hosts: pricing.ranked(state).best_s for hosts, state in there.items()}
             limit_s = FARTHEST * min(best_s.values(), default=math.inf)
-            scene_in |= {
-                (number, at, hosts): scene
-                for hosts, scene in there.items()
+            state_in |= {
+                (number, at, hosts): state
+                for hosts, state in there.items()
                 if hosts in asked or best_s[hosts] < limit_s
             }
             if len(seen) // 100 < len(seen | {*there.values()}) // 100:
-                on_progress(f"looked at {len(seen | {*there.values()}):,} states of the cluster")
+                on_progress(f"priced {len(seen | {*there.values()}):,} states of the cluster")
             seen |= {*there.values()}
-    scenes = list(dict.fromkeys(scene_in.values()))
+    states = list(dict.fromkeys(state_in.values()))
+    # Configurations to price on each nominal cluster: all its states share them, so that they can be compared.
     pool: dict[Cluster, dict[ParallelConfig, None]] = {}
     for setup in besides:
         pool.setdefault(pricing.base(setup.hosts), {})[setup.config] = None
-    for scene in scenes:
-        pool.setdefault(scene[0], {}).update(dict.fromkeys(pricing.ranked(scene).configs))
-    found, num_trials = _priced(pricing, scenes, pool, study, on_progress)
+    for state in states:
+        pool.setdefault(state[0], {}).update(dict.fromkeys(pricing.ranked(state).configs))
+    found, num_trials = _price_states(pricing, states, pool, study, on_progress)
     place: dict[Setup, int] = {}
     figures: list[list[dict[int, Figures]]] = [[{} for _ in course.intervals] for course in courses]
-    for (number, at, hosts), scene in scene_in.items():
-        for config, one in found[scene].items():
+    for (number, at, hosts), state in state_in.items():
+        for config, one in found[state].items():
             figures[number][at][place.setdefault(Setup(hosts=hosts, config=config), len(place))] = one
     return Options(
         setups=tuple(place),
         figures=tuple(tuple(course) for course in figures),
-        num_scenes=len(scenes),
+        num_states=len(states),
         num_trials=num_trials,
     )
 
 
-def _available(pricing: Pricing, course: Course, besides: Sequence[Setup]) -> list[list[Hosts]]:
-    """The sets of hosts with setups in every interval: those of its own, of `besides`, and of its neighbours."""
+def _available_host_sets(pricing: Pricing, course: Course, besides: Sequence[Setup]) -> list[list[Hosts]]:
+    """List the sets of hosts with setups in every interval: its own, its neighbours', and those of `besides`."""
     own = [list(pricing.host_sets(course.trace, interval)) for interval in course.intervals]
     there = [set(interval.hosts) for interval in course.intervals]
+    # Forward, then backward in time: a setup that runs in a neighbouring interval may continue without a change.
     for order in (range(1, len(own)), range(len(own) - 2, -1, -1)):
         for at in order:
             neighbour = own[at - 1 if order.step > 0 else at + 1]
@@ -326,58 +341,61 @@ def _available(pricing: Pricing, course: Course, besides: Sequence[Setup]) -> li
     return own
 
 
-def _priced(
+def _price_states(
     pricing: Pricing,
-    scenes: Sequence[Scene],
+    states: Sequence[ClusterState],
     pool: Mapping[Cluster, Mapping[ParallelConfig, None]],
     study: Study | None,
     on_progress: Callable[[str], None],
-) -> tuple[dict[Scene, dict[ParallelConfig, Figures]], int]:
-    """What is expected of the configurations of the pool that can run in each scene, and after how many trials."""
+) -> tuple[dict[ClusterState, dict[ParallelConfig, Figures]], int]:
+    """Compute the figures of the pool's configurations that can run in each state, and the number of trials used."""
     config, setting = pricing.config, pricing.config.setting
     opened, headroom = config.options.opened, config.options.memory_headroom
     trials = [] if study is None else study.get_trials(deepcopy=False)
     dimensions = set(config.dimensions)
     tried = dict.fromkeys(config.config_of(values_of(trial)) for trial in trials if dimensions <= trial.params.keys())
-    # the study's own candidates come first; where nothing has changed, they are those of the scene
+    # The study's own candidates come first; in the nominal state they serve as the state's candidates.
     own = list(dict.fromkeys([*pool.get(pricing.nominal, {}), *tried]))
     own_grid = ConfigGrid.from_configs(own, opened)
-    grids = [ConfigGrid.from_configs(list(pool[base]), opened) for base, _ in scenes]
+    grids = [ConfigGrid.from_configs(list(pool[base]), opened) for base, _ in states]
     memories = [
         estimate_memory(replace(setting, cluster=cluster), grid)
-        for (_, cluster), grid in zip(scenes, grids, strict=True)
+        for (_, cluster), grid in zip(states, grids, strict=True)
     ]
     evidence = _evidence(trials, own_grid)
+    # Without observations or history the posterior equals the predictions, so pricing skips the surrogate.
     knows = bool(own) and (evidence.num_decisions > 0 or bool(config.history))
     if not knows:
         return {
-            scene: _figures(
-                scene[1],
-                list(pool[scene[0]]),
-                estimate_step(replace(setting, cluster=scene[1]), grid, memory=memory).step_time_s,
+            state: _figures(
+                state[1],
+                list(pool[state[0]]),
+                estimate_step(replace(setting, cluster=state[1]), grid, memory=memory).step_time_s,
                 memory.fits(headroom),
                 memory,
             )
-            for scene, grid, memory in zip(scenes, grids, memories, strict=True)
+            for state, grid, memory in zip(states, grids, memories, strict=True)
         }, 0
-    # what the prior says of each scene, to tell how alike they are and for what is taken over
+    # Predictions by the cost model: to compare states, and to transfer corrections from a representative.
     log_prior_s = [
         np.log(estimate_step(replace(setting, cluster=cluster), grid, memory=memory).step_time_s)
-        for (_, cluster), grid, memory in zip(scenes, grids, memories, strict=True)
+        for (_, cluster), grid, memory in zip(states, grids, memories, strict=True)
     ]
-    stands_for = _representatives([base for base, _ in scenes], log_prior_s)
+    stands_for = _representatives([base for base, _ in states], log_prior_s)
     corrected = sorted(set(stands_for))
+    # Rows of the surrogate: the study's own candidates, then those of each corrected state but the nominal one.
     starts, end = {}, len(own)
     for at in corrected:
-        is_own = scenes[at] == (pricing.nominal, pricing.nominal)
+        is_own = states[at] == (pricing.nominal, pricing.nominal)
         starts[at] = 0 if is_own else end
         end += 0 if is_own else len(grids[at])
     trials_told = f"{evidence.num_decisions:,} trials correct the predictions"
-    on_progress(f"{trials_told} on {len(corrected):,} of {len(scenes):,} states of the cluster")
+    on_progress(f"{trials_told} on {len(corrected):,} of {len(states):,} states of the cluster")
     changed = [at for at, start in starts.items() if start]
+    # A configuration on degraded but complete hosts shares its independent residual with the nominal one.
     same_as = np.arange(end)
     for at in changed:
-        if scenes[at][0] == pricing.nominal:
+        if states[at][0] == pricing.nominal:
             same_as[starts[at] : starts[at] + len(grids[at])] = np.arange(len(grids[at]))
     measured = config.measured_setting
     belief = prior_belief(
@@ -386,7 +404,7 @@ def _priced(
         past_of(config),
         elsewhere=[
             (
-                replace(measured, setting=replace(measured.setting, cluster=scenes[at][1])),
+                replace(measured, setting=replace(measured.setting, cluster=states[at][1])),
                 np.arange(starts[at], starts[at] + len(grids[at])),
             )
             for at in changed
@@ -396,29 +414,33 @@ def _priced(
     expected = belief.expected(evidence, same_as)
     ran = np.isin(same_as, sorted(evidence.explored))
     found = {}
-    for at, (scene, memory) in enumerate(zip(scenes, memories, strict=True)):
+    for at, (state, memory) in enumerate(zip(states, memories, strict=True)):
         of = stands_for[at]
         rows = slice(starts[of], starts[of] + len(grids[of]))
+        # A configuration can run if its expected memory fits or a trial of it has run. Its step time is the
+        # posterior mean of its representative, shifted by the difference of the predictions (in logarithms).
         room = np.log((1 - headroom) * memory.capacity_bytes)
         can_run = ((expected.log_needed[rows] <= room) | ran[rows]) & ~expected.is_broken[rows]
         step_time_s = np.exp(expected.log_step_s[rows] + log_prior_s[at] - log_prior_s[of])
-        found[scene] = _figures(scene[1], list(pool[scene[0]]), step_time_s, can_run, memory)
+        found[state] = _figures(state[1], list(pool[state[0]]), step_time_s, can_run, memory)
     return found, evidence.num_decisions
 
 
 def _representatives(bases: Sequence[Cluster], values: Sequence[FloatArray]) -> list[int]:
-    """For each scene one with the same base that stands for it; itself, if there are at most MOST_CORRECTED.
+    """Assign each cluster state a representative with the same base; itself if there are at most MOST_CORRECTED states.
 
-    Scenes with one base have values of one shape. The first of each base stands for itself; then, one by one, the scene
-    that is the farthest from those that were chosen.
+    The values of states with the same base have the same shape. The first state of each base represents itself. Further
+    representatives are chosen one by one: always the state that is farthest from its representative (farthest-point
+    clustering).
     """
+    # The list is reversed so that the first state of each base wins.
     first = {base: at for at, base in reversed(list(enumerate(bases)))}
     stands_for = [first[base] for base in bases]
     away = np.array([_distance(values[at], values[of]) for at, of in enumerate(stands_for)])
     num_chosen = len(first)
     while num_chosen < max(min(MOST_CORRECTED, len(bases)), len(first)):
         new = int(np.argmax(away))
-        if away[new] == 0:  # none is unlike those that were chosen
+        if away[new] == 0:  # every other state equals its representative
             break
         for at, base in enumerate(bases):
             if base == bases[new] and (distance := _distance(values[at], values[new])) < away[at]:
@@ -428,12 +450,12 @@ def _representatives(bases: Sequence[Cluster], values: Sequence[FloatArray]) -> 
 
 
 def _distance(one: FloatArray, other: FloatArray) -> float:
-    """The largest difference of two rows of values."""
+    """Compute the largest absolute difference of two rows of values."""
     return float(np.max(np.abs(one - other), initial=0.0))
 
 
 def _evidence(trials: Sequence[FrozenTrial], grid: ConfigGrid) -> Evidence:
-    """What the trials tell of the configurations of a grid."""
+    """Convert the trials to observations of a grid's configurations."""
     positions = {
         tuple(params_of(dict(zip(grid.dimensions, key, strict=True))).values()): at
         for key, at in grid.positions().items()
@@ -451,7 +473,7 @@ def _figures(
     can_run: NDArray[np.bool_],
     memory: MemoryEstimate,
 ) -> dict[ParallelConfig, Figures]:
-    """What is expected of those configurations of a scene that can run."""
+    """Collect the figures of the configurations that can run in a cluster state."""
     state_bytes = memory.parts_bytes["weights"] + memory.parts_bytes["optimizer"]
     nic_bytes_per_s = min(sum(link.bandwidth_bytes_per_s for link in group.nic_links) for group in cluster.groups)
     return {

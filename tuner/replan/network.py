@@ -1,4 +1,4 @@
-"""A study on its cluster as a trace has it at one time."""
+"""State of a study's cluster at one time of a trace."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from tuner.study_file.config import StudyConfig
 
 
 def trace_of(config: StudyConfig, file: Path | None, *, option: str, value: str | None = None) -> Trace:
-    """The trace of a file, or else the study's own.
+    """Read the trace of a file, or return the study's own trace.
 
     Args:
-        config: The study.
-        file: The file, where one is named.
-        option: What asks for a trace, for the message.
-        value: Its value.
+        config: Study whose cluster the trace changes.
+        file: File of the trace; None for the study's own.
+        option: Command-line option that needs the trace, for the message.
+        value: Value of that option, for the message.
 
     Raises:
-        ConfigError: there is none, or it can't be read.
+        ConfigError: No trace is given, or it cannot be read.
     """
     if file is not None:
         return read_trace(file, config.setting.cluster)
     if config.trace is None:
         raise ConfigError(
-            "needs a trace, and the study's cluster names none",
+            "needs a trace, and the study's cluster has none",
             file=config.file,
             key=option,
             value=value,
@@ -39,13 +39,13 @@ def trace_of(config: StudyConfig, file: Path | None, *, option: str, value: str 
 
 
 def study_at(config: StudyConfig, trace: Trace, time_s: float) -> StudyConfig:
-    """The study with its cluster as it is at `time_s`."""
+    """Return the study with its cluster in the state at `time_s`."""
     cluster = cluster_at(config.setting.cluster, trace, time_s)
     return replace(config, setting=replace(config.setting, cluster=cluster))
 
 
 def lost_hosts(trace: Trace, time_s: float) -> tuple[int, ...]:
-    """The hosts that are lost at `time_s`, ascending."""
+    """List the hosts that are lost at `time_s`, ascending."""
     lost: set[int] = set()
     for event in trace.events:
         if event.time_s <= time_s and isinstance(event, HostEvent):
@@ -54,12 +54,12 @@ def lost_hosts(trace: Trace, time_s: float) -> tuple[int, ...]:
 
 
 def hosts_named(hosts: Collection[int]) -> str:
-    """Hosts as a trace names them."""
+    """Format hosts by their names in a trace."""
     return ", ".join(f"h{host}" for host in sorted(hosts))
 
 
 def missing_in_words(cluster: Cluster, trace: Trace, time_s: float) -> str:
-    """What the cluster lacks at a time; empty where every host is there."""
+    """Describe the hosts that the cluster lacks at a time; empty if none is lost."""
     lost = lost_hosts(trace, time_s)
     if not lost:
         return ""

@@ -1,23 +1,23 @@
-"""Which configuration to train with while the cluster changes, and when it pays to change it.
+"""Plan of configuration changes while the cluster changes: what to train with, and when changing pays off.
 
-The cluster of a study is a sequence of clusters, each for a stretch of time ("Rethinking Dynamic Networks and
-Heterogeneous Computing with Automatic Parallelization", section 2.2; hardware/dynamics.py). In each stretch a few
-setups may run: configurations on all hosts or on some (scenes.py), with step times that the study's trials have
-corrected. Changing from one to another takes time, and the loss of a host takes the steps since the last checkpoint.
-The plan is the timeline that makes the most steps until the end, or the one of somebody who foresees nothing
-(timeline.py).
+The cluster of a study becomes a sequence of clusters, one for each time interval ("Rethinking Dynamic Networks and
+Heterogeneous Computing with Automatic Parallelization", section 2.2; hardware/dynamics.py). In each interval several
+setups may run: configurations on all hosts or on some (cluster_states.py), with step times corrected by the study's
+trials. Changing from one setup to another takes time, and the loss of a host loses the steps since the last
+checkpoint. The plan is the timeline with the most steps until the end. Without foresight, each choice is made as if no
+further event followed (timeline.py).
 
-What it is compared with is staying: the study's best configuration runs wherever all hosts are there. While some are
-lost it waits, if all of them return before the end; else it goes on with the same degrees and less data parallelism,
-on as many of the hosts that are left as that can occupy.
+The plan is compared with staying: the study's best configuration runs whenever all hosts are there. While some hosts
+are lost it waits, if all of them return before the end. Otherwise it continues with the same degrees and less data
+parallelism, on as many of the remaining hosts as it can occupy.
 
-What a change costs is a matter of assumptions, which stand in `Assumptions`:
-- The first setup begins for nothing, as a job has to begin anyhow.
-- Who ends a setup by choice writes a checkpoint first, and whoever begins one starts the processes and reads it: the
-  weights and optimizer states of every device over the slower of the storage and the device's way to other hosts.
-- A loss takes back half the time between two checkpoints, or what the stretch before it took if that is less.
-- To wait costs nothing but the time, and the start afterwards.
-- Time that a change takes is paid in full, in steps of the setup that it ends or begins as fast as that is then.
+The cost of a change rests on these assumptions (class `Assumptions`):
+- The first setup begins for free, since any job has to begin.
+- A setup that ends by choice writes a checkpoint first. A setup that begins starts its processes and reads the
+  checkpoint: the weights and optimizer states of every device, over the slower of the storage and the device's network.
+- The loss of a host loses half the time between two checkpoints, or the whole previous interval if that is shorter.
+- Waiting costs only the time, and the start afterwards.
+- The time of a change is charged in full, in steps of the setup that it ends or begins, at its step time then.
 """
 
 from __future__ import annotations
@@ -51,24 +51,24 @@ from tuner.storage.opening import find_study
 from tuner.study_file.config import StudyConfig
 
 AFTER_LAST_S = 3600.0
-"""How long a trace goes on after its last event, where nobody says until when."""
+"""Default length of a trace after its last event [s]."""
 
 STATISTICS: Mapping[str, Callable[[Sequence[float]], float]] = {
     "mean": lambda values: float(np.mean(values)),
-    # the time that nine traces of ten do not exceed, so that one that never ends counts as such
+    # no interpolation: a trace without any step counts as inf
     "p90": lambda values: float(np.quantile(values, 0.9, method="higher")),
 }
-"""What makes one number of the times per token over a set of traces."""
+"""Statistics that summarise the times per token over a set of traces."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assumptions:
-    """What changing the configuration is taken to cost; all of it assumed, each an option of `meshtune replan`.
+    """Assumed cost of changing the configuration; each value is an option of `meshtune replan`.
 
     Attributes:
-        restart_s: To stop all processes, start them again and set up their communication.
-        storage_bytes_per_s: What one host reads from, or writes to, the storage of checkpoints.
-        checkpoint_every_s: Time between two checkpoints; a loss costs half of it.
+        restart_s: Time to stop all processes, start them again and set up their communication [s].
+        storage_bytes_per_s: Bandwidth between one host and the checkpoint storage [bytes/s].
+        checkpoint_every_s: Time between two checkpoints [s]; a loss costs half of it.
     """
 
     restart_s: float = 120.0
@@ -76,7 +76,7 @@ class Assumptions:
     checkpoint_every_s: float = 1800.0
 
     def transfer_s(self, figures: Figures) -> float:
-        """To write or to read a checkpoint."""
+        """Compute the time to write or read a checkpoint [s]."""
         of_device = self.storage_bytes_per_s / figures.devices_per_host
         return figures.state_bytes / min(of_device, figures.nic_bytes_per_s)
 
@@ -86,17 +86,17 @@ DEFAULTS = Assumptions()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stretch:
-    """What runs in one interval of a timeline.
+    """Activity during one interval of a timeline.
 
     Attributes:
-        from_s: Where it begins [s].
-        to_s: Where it ends [s].
-        setup: What runs; None where the job waits.
-        step_time_s: Its step; None where the job waits.
-        steps: Steps that it makes, less those that the change at its beginning costs.
-        switch_s: Time that the change takes: to write a checkpoint, to start, and to read it.
-        lost_work_s: Work before the interval that a loss took back.
-        reason: Why this runs, in words.
+        from_s: Start of the interval [s].
+        to_s: End of the interval [s].
+        setup: Setup that runs; None while the job waits.
+        step_time_s: Time of one step of the setup [s]; None while the job waits.
+        steps: Steps made in the interval, minus those that the change at its beginning costs.
+        switch_s: Duration of the change [s]: writing a checkpoint, restarting and reading the checkpoint.
+        lost_work_s: Work of the previous interval lost with a host [s].
+        reason: Reason for the setup, as text.
     """
 
     from_s: float
@@ -111,11 +111,11 @@ class Stretch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timeline:
-    """What runs in each interval.
+    """Setups of all intervals.
 
     Attributes:
-        stretches: One for each interval.
-        steps: Steps of all of them.
+        stretches: Activity in each interval.
+        steps: Total number of steps.
     """
 
     stretches: tuple[Stretch, ...]
@@ -124,42 +124,42 @@ class Timeline:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """The best timeline and that of staying.
+    """Best timeline, and the timeline of staying with the study's best configuration.
 
     Attributes:
-        best: The one that makes the most steps.
-        staying: What the study's best configuration makes; None where the study has none.
-        until_s: Where both end [s].
-        assumptions: What they rest on.
-        num_scenes: States of the cluster that were looked at.
-        num_trials: Trials of the study that corrected the predictions.
+        best: Timeline with the most steps.
+        staying: Timeline of the study's best configuration; None if the study has none.
+        until_s: End of both timelines [s].
+        assumptions: Assumed costs of a change.
+        num_states: Number of cluster states that were priced.
+        num_trials: Number of the study's trials that corrected the predictions.
     """
 
     best: Timeline
     staying: Timeline | None
     until_s: float
     assumptions: Assumptions
-    num_scenes: int
+    num_states: int
     num_trials: int
 
     @property
     def gain_over_staying(self) -> float | None:
-        """Steps of the plan over those of staying, less 1; None where staying makes none."""
+        """Relative gain in steps over staying; None if staying makes no step."""
         return gain(self.best.steps, self.staying.steps if self.staying else 0.0)
 
     @property
     def works(self) -> bool:
-        """Whether anything can run at all."""
+        """Whether any setup can run at all."""
         return any(stretch.setup is not None for stretch in self.best.stretches)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OnTrace:
-    """What one configuration makes of one trace if nobody changes it.
+    """Result of one configuration that is kept during a whole trace.
 
     Attributes:
-        steps: Steps until the end.
-        time_per_token_s: Time per token; inf where no step is made.
+        steps: Number of steps until the end.
+        time_per_token_s: Time per token [s]; inf without any step.
     """
 
     steps: float
@@ -168,16 +168,16 @@ class OnTrace:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RobustChoice:
-    """The one configuration that does best over several traces.
+    """Configuration with the best statistic over several traces.
 
     Attributes:
-        config: The configuration; None if none makes a step.
-        of_traces: What it makes of each.
-        figure_s: The statistic of its times per token.
-        best: The study's best configuration, None without one, with the same figures.
-        of_traces_best: What that makes of each trace.
-        figure_best_s: The statistic of it; inf without one.
-        num_configs: Configurations that were compared.
+        config: Best configuration; None if no configuration makes a step.
+        of_traces: Results of the configuration on each trace.
+        figure_s: Statistic of its times per token [s].
+        best: The study's best configuration, for comparison; None without one.
+        of_traces_best: Results of the study's best configuration on each trace.
+        figure_best_s: Statistic of the study's best configuration [s]; inf without one.
+        num_configs: Number of configurations that were compared.
     """
 
     config: ParallelConfig | None
@@ -190,15 +190,15 @@ class RobustChoice:
 
 
 def gain(steps: float, staying: float) -> float | None:
-    """How much more steps are made; None where staying makes none."""
+    """Compute the relative gain in steps over staying; None if staying makes no step."""
     return steps / staying - 1 if staying > 0 else None
 
 
 def end_of(trace: Trace, until_s: float | None) -> float:
-    """Where a trace ends: `until_s`, or AFTER_LAST_S after the last event.
+    """Return the end of a trace: `until_s`, or AFTER_LAST_S after the last event [s].
 
     Raises:
-        ConfigError: something happens later.
+        ConfigError: An event happens after `until_s`.
     """
     last_s = trace.events[-1].time_s if trace.events else 0.0
     if until_s is None:
@@ -214,7 +214,7 @@ def end_of(trace: Trace, until_s: float | None) -> float:
 
 
 def course_of(config: StudyConfig, trace: Trace, until_s: float | None) -> Course:
-    """The intervals of a trace."""
+    """Split a trace into its intervals."""
     return Course(trace=trace, intervals=intervals(config.setting.cluster, trace, end_of(trace, until_s)))
 
 
@@ -227,25 +227,26 @@ def replanned(
     foresees: bool = True,
     on_progress: Callable[[str], None] = unheard,
 ) -> Plan:
-    """The best timeline over a trace.
+    """Find the best timeline over a trace.
 
     Args:
-        config: The study.
-        trace: How its cluster changes.
-        until_s: Where the plan ends.
-        assumptions: What a change costs.
-        foresees: Whether the plan knows what comes next; otherwise each choice is made as if nothing came any more.
-        on_progress: Called with a line of text before what takes seconds.
+        config: Study whose cluster changes.
+        trace: Events that change the cluster.
+        until_s: End of the plan [s]; None for the default.
+        assumptions: Assumed costs of a change.
+        foresees: Whether the plan knows the later events; otherwise each choice assumes that no event follows.
+        on_progress: Function called with a line of text before each step that takes seconds.
 
     Raises:
-        ConfigError: something happens after `until_s`, or the stored study means something else.
+        ConfigError: An event happens after `until_s`, or the study file contradicts the stored study.
     """
-    course, pricing, study = course_of(config, trace, until_s), Pricing(config), _stored(config)
+    course, pricing, study = course_of(config, trace, until_s), Pricing(config), _find_stored(config)
     found = best_known(config, study)
     staying = stays(pricing, course, found.config) if found else None
+    # The setups of staying are priced in any case, so that both timelines rest on the same figures.
     besides = [setup for setup in dict.fromkeys(staying or ()) if setup is not None]
     options = options_over(pricing, [course], besides, study, on_progress=on_progress)
-    priced = _Priced(course, options, 0, assumptions)
+    priced = _PricedCourse(course, options, 0, assumptions)
     lengths_s = np.array([interval.to_s - interval.from_s for interval in course.intervals])
     chosen = best_timeline(priced.choices) if foresees else unforeseen_timeline(priced.choices, lengths_s)
     return Plan(
@@ -253,7 +254,7 @@ def replanned(
         staying=priced.timeline(priced.places(staying), plans=False) if staying else None,
         until_s=course.intervals[-1].to_s,
         assumptions=assumptions,
-        num_scenes=options.num_scenes,
+        num_states=options.num_states,
         num_trials=options.num_trials,
     )
 
@@ -267,23 +268,24 @@ def robust_choice(
     assumptions: Assumptions = DEFAULTS,
     on_progress: Callable[[str], None] = unheard,
 ) -> RobustChoice:
-    """The one configuration with the best statistic of the time per token over several traces, if nobody changes it.
+    """Find the configuration with the best statistic of the time per token over several traces, if it is never changed.
 
     Args:
-        config: The study.
-        traces: What may happen.
-        statistic: Name in STATISTICS.
-        until_s: Where each ends.
-        assumptions: What a restart costs.
-        on_progress: Called with a line of text before what takes seconds.
+        config: Study whose cluster changes.
+        traces: Possible sequences of events.
+        statistic: Name of the statistic in STATISTICS.
+        until_s: End of each trace [s]; None for the default.
+        assumptions: Assumed costs of a restart.
+        on_progress: Function called with a line of text before each step that takes seconds.
 
     Raises:
-        ConfigError: something happens after `until_s`, or the stored study means something else.
+        ConfigError: An event happens after `until_s`, or the study file contradicts the stored study.
     """
     courses = [course_of(config, trace, until_s) for trace in traces]
-    pricing, study = Pricing(config), _stored(config)
+    pricing, study = Pricing(config), _find_stored(config)
     found = best_known(config, study)
     whole = pricing.all_hosts
+    # Candidates: configurations that rank high in any state with all hosts, and the study's best.
     clusters = dict.fromkeys(
         cluster_of(pricing.nominal, course.trace, interval.from_s, whole)
         for course in courses
@@ -298,7 +300,7 @@ def robust_choice(
         setup for courses_of in timelines.values() for course in courses_of for setup in course if setup is not None
     )
     options = options_over(pricing, courses, list(besides), study, on_progress=on_progress)
-    priced = [_Priced(course, options, at, assumptions) for at, course in enumerate(courses)]
+    priced = [_PricedCourse(course, options, at, assumptions) for at, course in enumerate(courses)]
     tokens = config.setting.job.tokens_per_step
     of_traces = {
         one: tuple(
@@ -307,6 +309,7 @@ def robust_choice(
         )
         for one, courses_of in timelines.items()
     }
+    # A trace without any step has an infinite time per token, which makes the mean infinite too.
     figures_s = {
         one: STATISTICS[statistic]([each.time_per_token_s for each in told]) for one, told in of_traces.items()
     }
@@ -326,18 +329,19 @@ def robust_choice(
 
 
 def on_trace(steps: float, until_s: float, tokens_per_step: float) -> OnTrace:
-    """The figures of so many steps until a time."""
+    """Compute the result of making `steps` steps until a time."""
     return OnTrace(
         steps=max(steps, 0.0), time_per_token_s=until_s / (steps * tokens_per_step) if steps > 0 else math.inf
     )
 
 
 def stays(pricing: Pricing, course: Course, config: ParallelConfig) -> list[Setup | None]:
-    """What staying with a configuration of all hosts means in each interval; None where the job waits."""
+    """List the setup in each interval when staying with a configuration of all hosts; None while the job waits."""
     whole = Setup(hosts=pricing.all_hosts, config=config)
     is_whole = [interval.hosts == pricing.all_hosts for interval in course.intervals]
     found: list[Setup | None] = []
     for at, interval in enumerate(course.intervals):
+        # While some hosts are lost: wait if all return later, else keep the reduced setup as long as its hosts exist.
         before = found[-1] if found else None
         if is_whole[at]:
             found.append(whole)
@@ -350,8 +354,8 @@ def stays(pricing: Pricing, course: Course, config: ParallelConfig) -> list[Setu
     return found
 
 
-def _stored(config: StudyConfig) -> Study | None:
-    """The study in its storage, if its trials mean what the study file says; None before its first trial."""
+def _find_stored(config: StudyConfig) -> Study | None:
+    """Return the stored study, checking that its trials match the study file; None before its first trial."""
     study = find_study(config.storage, config.name)
     if study is not None and study.get_trials(deepcopy=False):
         check_meaning(config, study)
@@ -359,8 +363,8 @@ def _stored(config: StudyConfig) -> Study | None:
     return None
 
 
-class _Priced:
-    """A course whose setups have steps and prices; the last option is to wait."""
+class _PricedCourse:
+    """Course whose setups have steps and prices; the last option is to wait."""
 
     def __init__(self, course: Course, options: Options, number: int, assumptions: Assumptions) -> None:
         self.course, self.setups, self.assumptions = course, options.setups, assumptions
@@ -368,6 +372,8 @@ class _Priced:
         self.wait = len(self.setups)
         self.until_s = course.intervals[-1].to_s
         shape = (len(course.intervals), self.wait + 1)
+        # Prices are counted in steps of the option itself: seconds of the change over its step time in that interval.
+        # Waiting has neither steps nor prices.
         runs = np.zeros(shape, dtype=np.bool_)
         steps, begin_steps, end_steps = np.zeros(shape), np.zeros(shape), np.zeros(shape)
         runs[:, self.wait] = True
@@ -381,24 +387,25 @@ class _Priced:
         self.choices = Choices(runs=runs, steps=steps, begin_steps=begin_steps, end_steps=end_steps)
 
     def begin_s(self, at: int, option: int) -> float:
-        """What it takes to begin an option with an interval."""
+        """Compute the time to begin an option with an interval: restart and reading the checkpoint [s]."""
         return self.assumptions.restart_s + self.assumptions.transfer_s(self.figures[at][option])
 
     def end_s(self, at: int, option: int) -> tuple[float, float]:
-        """To write a checkpoint of what ran before an interval, and the work that a loss took back: one of both."""
+        """Compute the time to checkpoint the previous interval's option, and the work lost with a host [s]."""
         before = self.course.intervals[at - 1]
+        # If all hosts of the setup are still there it writes a checkpoint; otherwise work since the last one is lost.
         if {*self.course.intervals[at].hosts} >= {*self.setups[option].hosts}:
             return self.assumptions.transfer_s(self.figures[at - 1][option]), 0.0
         return 0.0, min(self.assumptions.checkpoint_every_s / 2, before.to_s - before.from_s)
 
     def places(self, timeline: Sequence[Setup | None]) -> tuple[int, ...]:
-        """The options that a timeline names; it waits where a setup of it cannot run."""
+        """Return the options of a timeline's setups; a setup that cannot run is replaced by waiting."""
         place = {setup: at for at, setup in enumerate(self.setups)}
         found = [self.wait if setup is None else place.get(setup, self.wait) for setup in timeline]
         return tuple(option if self.choices.runs[at, option] else self.wait for at, option in enumerate(found))
 
     def timeline(self, chosen: Sequence[int], *, plans: bool = True) -> Timeline:
-        """The timeline of those options, with reasons; `plans` says whether it is the best or that of staying."""
+        """Build the timeline of the options, with reasons; `plans` is False for the timeline of staying."""
         made = steps_of(self.choices, chosen)
         stretches = []
         for at, (interval, option) in enumerate(zip(self.course.intervals, chosen, strict=True)):
@@ -421,7 +428,7 @@ class _Priced:
         return Timeline(stretches=tuple(stretches), steps=float(made.sum()))
 
     def _reason(self, at: int, chosen: Sequence[int], *, plans: bool) -> str:
-        """Why an option runs in an interval."""
+        """Explain why an option runs in an interval."""
         interval, option = self.course.intervals[at], chosen[at]
         happened = ", ".join(map(str, interval.events))
         before = chosen[at - 1] if at else None
@@ -430,41 +437,42 @@ class _Priced:
             what = f"waits for {hosts_named(lost)}" if lost else "waits"
             what = what if self.figures[at] else "nothing can run"
         elif before is None:
-            what = "the beginning"
+            what = "first setup"
         elif option == before:
-            what = "goes on, as no change would pay" if plans else "goes on"
+            what = "continues, since no change would pay off" if plans else "continues"
         elif before == self.wait:
-            what = "it can run again"
+            what = "can run again"
         elif not plans:
             what = "the same degrees with less data parallelism"
         elif lost:
             idle = len(interval.hosts) - len(self.setups[option].hosts)
             rest = f", {idle} of them idle" if idle else ""
-            what = f"the fastest on the {len(interval.hosts)} hosts that are left{rest}"
+            what = f"the fastest on the {len(interval.hosts)} remaining hosts{rest}"
         else:
             what = self._why_it_pays(at, chosen)
         return f"{happened}: {what}" if happened else what
 
     def _why_it_pays(self, at: int, chosen: Sequence[int]) -> str:
-        """What a change by choice brings until the next one, in place of going on."""
+        """Explain the gain of a voluntary change until the next one, compared with continuing."""
         before, option = chosen[at - 1], chosen[at]
+        # The gain counts until the next change, or until the previous setup could no longer have run.
         end = next((later for later in range(at, len(chosen)) if chosen[later] != option), len(chosen))
         stops = next((later for later in range(at, end) if not self.choices.runs[later, before]), end)
         lost = set() if stops == end else {*self.setups[before].hosts} - {*self.course.intervals[stops].hosts}
-        end = end if lost else max(stops, at + 1)  # what is not priced is too slow, and nobody knows by how much
+        end = end if lost else max(stops, at + 1)  # unpriced setups are too slow, by an unknown factor
         more = self.choices.steps[at:end, option].sum() - self.choices.steps[at:end, before].sum()
         old, step_s = self.figures[at].get(before), self.figures[at][option].step_time_s
-        told = [f"{step_s:.4g} s per step in place of {old.step_time_s:.4g} s"] if old else []
+        told = [f"{step_s:.4g} s per step instead of {old.step_time_s:.4g} s"] if old else []
         if lost:
             from_s = self.course.intervals[stops].from_s
-            told.append(f"{hosts_named(lost)} will be lost at {from_s:g} s, and to change before that loses no work")
+            told.append(f"{hosts_named(lost)} will be lost at {from_s:g} s, and changing before that loses no work")
         until_s = self.course.intervals[end - 1].to_s
         switch_s = sum(self.end_s(at, before)) + self.begin_s(at, option)
-        return "; ".join([*told, f"{more:,.0f} more steps until {until_s:g} s pay for {switch_s:.0f} s of change"])
+        return "; ".join([*told, f"{more:,.0f} more steps until {until_s:g} s outweigh {switch_s:.0f} s of change"])
 
 
 def plan_json(config: StudyConfig, plan: Plan) -> dict[str, Any]:
-    """What `meshtune replan` prints of a plan."""
+    """Build the JSON object of `meshtune replan`."""
     return {
         "timeline": timeline_json(config, plan.best),
         "steps": plan.best.steps,
@@ -480,7 +488,7 @@ def plan_json(config: StudyConfig, plan: Plan) -> dict[str, Any]:
 
 
 def timeline_json(config: StudyConfig, timeline: Timeline) -> list[dict[str, Any]]:
-    """A timeline, a mapping for each interval."""
+    """Build the JSON list of a timeline, with an object per interval."""
     return [
         {
             "from_s": one.from_s,
@@ -498,7 +506,7 @@ def timeline_json(config: StudyConfig, timeline: Timeline) -> list[dict[str, Any
 
 
 def robust_json(config: StudyConfig, choice: RobustChoice, traces: Sequence[str], statistic: str) -> dict[str, Any]:
-    """What `meshtune replan --robust` prints."""
+    """Build the JSON object of `meshtune replan --robust`."""
 
     def told(of_traces: Sequence[OnTrace]) -> list[dict[str, Any]]:
         return [

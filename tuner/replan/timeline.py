@@ -1,11 +1,12 @@
-"""Which option runs when: the best timeline over stretches of time, by dynamic programming.
+"""Choice of the option that runs in each time interval: the best timeline, by dynamic programming.
 
-An option is whatever can run in some stretches and not in others. Steps that an option makes add up over the stretches
-in which it runs. Between two stretches it goes on for nothing, or ends at a price and another begins at a price, both
-counted in steps. Both prices depend on the stretch and on one option each, so the best value of every option follows
-from the best of all: the search is exact, and takes time proportional to stretches times options.
+An option can run in some intervals and not in others. The steps of an option add up over the intervals in which it
+runs. Between two intervals an option continues for free, or it ends at a price and another begins at a price. Both
+prices are counted in steps, and each depends on the interval and one option only. The best value of every option
+therefore follows from the best value over all options: the search is exact, and its time is proportional to intervals
+times options.
 
-Letters: t stretches, o options.
+Letters: t intervals, o options.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from hardware.arrays import FloatArray
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Choices:
-    """What can run when, and what it makes.
+    """Options of every interval, with their steps and prices.
 
     Attributes:
-        runs: Whether an option can run in a stretch [t, o]; in every stretch some can.
-        steps: The steps that it makes if it runs all of the stretch; 0 where it cannot [t, o].
-        begin_steps: What it costs to begin it with this stretch [t, o]; the first stretch begins for nothing.
-        end_steps: What it costs that it ran in the stretch before and does not in this one [t, o].
+        runs: Whether an option can run in an interval [t, o]; every interval has at least one.
+        steps: Steps that an option makes if it runs during the whole interval; 0 if it cannot run [t, o].
+        begin_steps: Price in steps of beginning an option with this interval [t, o]; free in the first interval.
+        end_steps: Price in steps of ending an option that ran in the previous interval [t, o].
     """
 
     runs: NDArray[np.bool_]
@@ -37,14 +38,16 @@ class Choices:
     end_steps: FloatArray
 
     def __post_init__(self) -> None:
-        assert self.runs.any(axis=1).all(), "in every stretch some option can run"
-        assert (self.begin_steps >= 0).all(), "to begin costs nothing at least"
-        assert (self.end_steps >= 0).all(), "to end costs nothing at least"
+        assert self.runs.any(axis=1).all(), "some option can run in every interval"
+        assert (self.begin_steps >= 0).all(), "the price of beginning is not negative"
+        assert (self.end_steps >= 0).all(), "the price of ending is not negative"
 
 
 def best_timeline(choices: Choices) -> tuple[int, ...]:
-    """The options, one for each stretch [t], that make the most steps; of equals the one that switches least often."""
+    """Find the option of each interval [t] that maximises the steps; among equals, with the fewest changes."""
     count, options = choices.runs.shape
+    # value[o]: most steps until the end of interval `at` if option o runs in it. The best predecessor of a change is
+    # the same for all options, since the price of ending does not depend on the option that follows.
     value = np.where(choices.runs[0], choices.steps[0], -np.inf)
     before = np.tile(np.arange(options), (count, 1))
     for at in range(1, count):
@@ -55,6 +58,7 @@ def best_timeline(choices: Choices) -> tuple[int, ...]:
         before[at, switches] = best
         value = np.where(switches, anew, value) + choices.steps[at]
         value[~choices.runs[at]] = -np.inf
+    # Follow the predecessors back from the best last option.
     timeline = [int(np.argmax(value))]
     for at in range(count - 1, 0, -1):
         timeline.append(int(before[at, timeline[-1]]))
@@ -62,16 +66,17 @@ def best_timeline(choices: Choices) -> tuple[int, ...]:
 
 
 def unforeseen_timeline(choices: Choices, lengths_s: FloatArray) -> tuple[int, ...]:
-    """The options, one for each stretch [t], of somebody who never knows what comes next.
+    """Choose the option of each interval [t] without knowledge of later events.
 
-    Each choice is the best if nothing happened any more until the end; of equals what runs already goes on.
+    Each choice is the best one if nothing happened until the end; among equals the running option continues.
 
     Args:
-        choices: What can run when.
-        lengths_s: How long each stretch is [t].
+        choices: Options of every interval.
+        lengths_s: Length of each interval [t] [s].
     """
     timeline: list[int] = []
     for at in range(len(lengths_s)):
+        # Extrapolate the present speed of every option to the end, since no later event is known.
         value = choices.steps[at] / lengths_s[at] * lengths_s[at:].sum()
         if timeline:
             before = timeline[-1]
@@ -86,8 +91,10 @@ def unforeseen_timeline(choices: Choices, lengths_s: FloatArray) -> tuple[int, .
 
 
 def steps_of(choices: Choices, timeline: Sequence[int]) -> FloatArray:
-    """The steps that a timeline makes in each stretch [t], less what the switch at its beginning costs."""
-    assert all(choices.runs[at, option] for at, option in enumerate(timeline)), "a timeline holds what can run"
+    """Compute the steps that a timeline makes in each interval [t], minus the price of the change at its beginning."""
+    assert all(choices.runs[at, option] for at, option in enumerate(timeline)), (
+        "a timeline holds only options that can run"
+    )
     made = np.array([choices.steps[at, option] for at, option in enumerate(timeline)])
     for at, (before, option) in enumerate(itertools.pairwise(timeline), start=1):
         if option != before:

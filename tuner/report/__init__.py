@@ -1,6 +1,6 @@
-"""The report of a study: one HTML file that needs no network, made of sections.
+"""Report of a study: one self-contained HTML file, made of sections.
 
-A new section is one function of the kind `Section` in a file of its own, and one entry in `SECTIONS`.
+To add a section, write a function of type `Section` in a file of its own and add it to `SECTIONS`.
 """
 
 from tuner.report.data import ReportData, Section, collect

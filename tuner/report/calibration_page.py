@@ -1,4 +1,4 @@
-"""The page of a device's calibration: how fast every measured call was, over its size (FlexParallel, figure 1)."""
+"""Page of a device's calibration: speed of every measured call over its size (FlexParallel, figure 1)."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from tuner.report.page import head_of
 from tuner.search.earlier_runs import LoneSample
 
 HEIGHT = 380
+"""Height of each figure [px]."""
 _COLOURS = dict(zip(OpKind, (*CANDIDATES, CONFIDENCE), strict=True))
 _SYMBOLS = {Phase.FORWARD: "circle", Phase.BACKWARD: "circle-open"}
 
 
 def check_place(out: Path) -> None:
-    """Refuses a place where the page can't stand, before anything is measured.
+    """Check that the page can be written there, before anything is measured.
 
     Raises:
-        ConfigError: it is a directory, or in none.
+        ConfigError: The path is a directory, or its directory does not exist.
     """
     if out.is_dir() or not out.parent.is_dir():
-        rule = "is a directory, not a file" if out.is_dir() else "stands in a directory that does not exist"
+        rule = "is a directory, not a file" if out.is_dir() else "is in a directory that does not exist"
         raise ConfigError(rule, key="--out", value=str(out))
 
 
 def write_calibration_page(done: DeviceCalibration, out: Path) -> Path:
-    """Writes the page and returns where it stands.
+    """Write the page and return its path.
 
     Raises:
         ConfigError: `out` cannot be written.
@@ -46,7 +47,7 @@ def write_calibration_page(done: DeviceCalibration, out: Path) -> Path:
 
 
 def render_calibration_page(done: DeviceCalibration) -> str:
-    """The whole page; the same samples give the same text."""
+    """Render the whole page; equal samples give equal text."""
     title = f"{done.device.name} in {done.precision}"
     products = [sample for sample in done.samples if _flop(sample.call)]
     others = [sample for sample in done.samples if not _flop(sample.call)]
@@ -66,7 +67,7 @@ def render_calibration_page(done: DeviceCalibration) -> str:
     )
     formula.update_yaxes(dtick="D2")
     formula.add_hline(y=1, line={"color": INK, "width": 1, "dash": "dot"})
-    words = f"{len(done.samples):,} operators and collectives, each by itself on arbitrary data"
+    words = f"{len(done.samples):,} operators and collectives, each timed in isolation on arbitrary data"
     main = tag(
         "main",
         section("arithmetic", "Arithmetic", drawing(arithmetic, "arithmetic", height=HEIGHT)),
@@ -84,7 +85,7 @@ def _scatter(
     size_title: str,
     height_title: str,
 ) -> go.Figure:
-    """One mark per call: a colour per kind, filled forward and open backward, on logarithmic axes."""
+    """Plot one mark per call on logarithmic axes: a colour per kind, filled for forward and open for backward."""
     figure = go.Figure()
     for kind, phase in sorted({(sample.call.kind, sample.call.phase) for sample in samples}):
         own = [sample for sample in samples if (sample.call.kind, sample.call.phase) == (kind, phase)]

@@ -1,4 +1,4 @@
-"""What the sections of a report look at, read once from the study and its storage."""
+"""Data of a report, read once from the study and its storage."""
 
 from __future__ import annotations
 
@@ -31,20 +31,19 @@ from tuner.study_file.config import StudyConfig
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ReportData:
-    """One study at one moment.
+    """Data of one study at one moment.
 
     Attributes:
-        config: The study.
-        candidates: Its space and predictions.
-        records: Its trials in the order of their numbers.
-        best: The fastest completed trial.
-        extrapolated: The answer that proxies suggest, where no trial has completed at full size.
-        stop_reason: Why the search ended; None while it runs.
-        origin: Whether the step times were measured or invented by a simulated world.
-        reference: What the best is compared with: the current configuration, or a baseline; None where there is
-            nothing.
-        moments: How probable each candidate was to be the best, before the first trial and after each.
-        lessons: What the failures taught.
+        config: Study as its file describes it.
+        candidates: Search space with the predictions of all candidates.
+        records: Trials in the order of their numbers.
+        best: Fastest completed trial; None before the first.
+        extrapolated: Best configuration inferred from proxy jobs, if no full-size trial has completed.
+        stop_reason: Reason why the search ended; None while it runs.
+        origin: Origin of the step times: measured or synthetic.
+        reference: Configuration that the best is compared with (current configuration or baseline); None without one.
+        moments: Probability of each candidate to be the best, before the first trial and after each.
+        lessons: Conclusions from failed trials.
     """
 
     config: StudyConfig
@@ -60,7 +59,7 @@ class ReportData:
 
     @property
     def reasons(self) -> dict[str, str]:
-        """Why each rule in force removes what it does, and memory."""
+        """Reason of each active rule for removing configurations, and of the memory limit."""
         config = self.config
         found = {rule.name: rule.reason(config.setting) for rule in active_rules(config.setting, config.options)}
         free = f"{config.options.memory_headroom:.0%}"
@@ -68,79 +67,79 @@ class ReportData:
 
     @property
     def dimensions(self) -> tuple[str, ...]:
-        """What identifies a candidate: the eight degrees and the opened dimensions."""
+        """Dimensions that identify a candidate: the eight degrees and the opened dimensions."""
         return self.candidates.space.grid.dimensions
 
     @property
     def finished(self) -> tuple[TrialRecord, ...]:
-        """The trials that have ended, in the order of their ends."""
+        """Trials that have ended, in the order of their ends."""
         ended = [record for record in self.records if record.finished]
         return tuple(sorted(ended, key=lambda record: record.end_order))
 
     @property
     def failed(self) -> tuple[TrialRecord, ...]:
-        """The trials that ended without what they were to measure, those stopped early excepted."""
+        """Trials that ended without their measurement, except those stopped early."""
         return tuple(record for record in self.records if record.has_failed)
 
     @property
     def p_star_history(self) -> tuple[tuple[int, float], ...]:
-        """(position among the finished trials from 1, p_star after it)."""
+        """Pairs of a position among the finished trials, counted from 1, and p_star after that trial."""
         numbered = enumerate(self.finished, start=1)
         return tuple((position, record.p_star) for position, record in numbered if record.p_star is not None)
 
     @property
     def p_star(self) -> float | None:
-        """The last p_star."""
+        """Latest p_star; None before the first."""
         return self.p_star_history[-1][1] if self.p_star_history else None
 
     @property
     def best_config(self) -> ParallelConfig | None:
-        """The configuration of the fastest trial, or the one that proxies suggest."""
+        """Configuration of the fastest trial, or the one inferred from proxy jobs."""
         if self.best:
             return self.config.config_of(self.best.params)
         return self.config.config_of(self.extrapolated.config) if self.extrapolated else None
 
     @property
     def best_step_time_s(self) -> float | None:
-        """Its step time."""
+        """Step time of the best configuration [s]."""
         if self.best:
             return self.best.step_time_s
         return self.extrapolated.step_time_s if self.extrapolated else None
 
     @property
     def source_in_words(self) -> str:
-        """Where the step times come from and, unless it is the wall clock, what they count."""
+        """Origin of the step times and, unless it is the wall clock, their clock."""
         return self.config.backend.source_in_words if self.origin == self.config.backend.origin else self.origin
 
     @property
     def reference_step_time_s(self) -> float | None:
-        """Measured step time of the reference, if it ran."""
+        """Measured step time of the reference [s]; None if it did not run."""
         return self.reference.step_time_s(self.records) if self.reference else None
 
     def mfu(self, step_time_s: float) -> float:
-        """Model FLOPs utilisation at a step time."""
+        """Compute the model FLOPs utilisation at a step time."""
         setting = self.config.setting
         return float(model_flops_utilisation(setting.job, setting.cluster, np.array([step_time_s]))[0])
 
     @property
     def prior_choice(self) -> ParallelConfig | None:
-        """The candidate that was predicted to be the fastest before any trial; None without candidates."""
+        """Candidate that the cost model predicts to be fastest; None without candidates."""
         return next((self.candidates.space.grid.config(position) for position in self.best_predicted(1)), None)
 
     def best_predicted(self, count: int) -> list[int]:
-        """Positions of the candidates that `meshtune rank` puts first."""
+        """List the positions of the candidates that `meshtune rank` puts first."""
         return [int(position) for position in ranking(self.config, self.candidates)[:count]]
 
 
 Section = Callable[[ReportData], str]
-"""Writes one part of the report as HTML; pure."""
+"""Pure function that renders one part of the report as HTML."""
 
 
 def collect(config: StudyConfig) -> ReportData:
-    """Reads the study's trials and predicts its candidates.
+    """Read the study's trials and predict its candidates.
 
     Raises:
-        ConfigError: the storage holds no such study.
+        ConfigError: The storage holds no such study.
     """
     study = stored_study(config)
     if LAYER_PLANS in study.user_attrs:

@@ -1,4 +1,4 @@
-"""Pictures: plotly figures with one template and one colour for each part of the step, wherever it is drawn."""
+"""Plotly figures with one shared template, and one colour for each part of the step in all figures."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _PART_COLOURS = {
 CANDIDATES = tuple(
     _TOL_MUTED[name] for name in ("cyan", "rose", "sand", "green", "indigo", "teal", "wine", "olive", "purple")
 )
-"""Colours of candidates, where a picture tells several apart."""
+"""Colours of candidates in figures that distinguish several."""
 OTHER_CANDIDATES = _TOL_MUTED["grey"]
 BEST = "#0072B2"
 MEASURED = "#56B4E9"
@@ -61,7 +61,7 @@ FORWARD = _TOL_MUTED["cyan"]
 BACKWARD = _TOL_MUTED["indigo"]
 WEIGHT_GRADIENTS = _TOL_MUTED["sand"]
 INK = "#1B1E23"
-"""Marks and lines that stand on any colour, with an edge of white."""
+"""Colour of marks and lines drawn with a white edge, so that they are visible on any colour."""
 _TEXT = "#7A808A"
 WIDE_SPREAD = 6.0
 """Ratio of the longest to the shortest step above which a time axis is logarithmic."""
@@ -87,9 +87,9 @@ class Bar:
     """One stacked bar.
 
     Attributes:
-        label: What stands beside it.
-        parts: Its parts and their sizes.
-        measured: The measured total, if there is one.
+        label: Label beside the bar.
+        parts: Size of each part by its name.
+        measured: Measured total; None if there is none.
     """
 
     label: str
@@ -98,12 +98,12 @@ class Bar:
 
 
 def part_colour(part: str) -> str:
-    """The colour of one part of the step or of the memory; grey for a part that has none of its own."""
+    """Return the colour of a part of the step or the memory; grey for parts without their own."""
     return _TOL_MUTED[_PART_COLOURS.get(part, "grey")]
 
 
 def time_axis(title: str, steps_s: Sequence[float]) -> dict[str, Any]:
-    """An axis that holds the step times [s] with a margin; logarithmic where an outlier would squeeze the rest."""
+    """Make an axis for the step times [s] with a margin; logarithmic if outliers would squeeze the others."""
     smallest, largest = min(steps_s, default=1.0), max(steps_s, default=1.0)
     if largest <= WIDE_SPREAD * smallest:
         margin = 0.08 * (largest - smallest) or 0.05 * largest
@@ -126,23 +126,25 @@ for (const figure of document.querySelectorAll("script.figure")) {
   Plotly.newPlot(figure.previousElementSibling, data, layout, config);
 }
 """)
-"""Draws what `drawing` has left in the page as data."""
+"""Script that draws the figures which `drawing` embeds in the page as data."""
 
 
 def plotly_script() -> Html:
-    """The library that draws the figures, to be inlined once."""
+    """Return the plotly library, to be inlined once per page."""
     return Html(get_plotlyjs())
 
 
 def drawing(figure: go.Figure, identity: str, *, height: int) -> Html:
-    """The figure under its legend; `identity` is unique on the page.
+    """Render a figure under its legend; `identity` must be unique on the page.
 
-    The legend is the page's own, since plotly's does not wrap where the page is narrow. The figure is data, which
-    DRAW_SCRIPT reads, so that no script of the page depends on what it shows.
+    The legend is HTML of our own, because plotly's does not wrap on narrow pages. The figure is embedded as data that
+    DRAW_SCRIPT reads, so that the page's scripts do not depend on its contents.
     """
     legend = tag("div", *(_legend_entry(trace) for trace in figure.data if trace.name), class_="legend")
     figure.update_layout(template=_TEMPLATE, height=height, autosize=True)
-    data = Html(to_json(figure, engine="json").replace("<", "\\u003c"))  # no text in it can end the element
+    data = Html(
+        to_json(figure, engine="json").replace("<", "\\u003c")
+    )  # no text in the data can close the script element
     place = tag("div", id=f"figure-{identity}", style=f"height: {height}px; width: 100%")
     return tag("div", legend, place, tag("script", data, class_="figure", type="application/json"), class_="drawn")
 
@@ -157,7 +159,7 @@ _BORDERS = {"dash": "dashed", "dot": "dotted"}
 
 
 def _legend_entry(trace: Any) -> Html:
-    """The name of a trace beside its mark."""
+    """Render the name of a trace beside its mark."""
     if trace.type == "scatter" and trace.mode == "lines":
         border = _BORDERS.get(trace.line.dash, "solid")
         colour = "currentColor" if trace.line.color == INK else trace.line.color  # the page may be dark
@@ -172,13 +174,13 @@ def _legend_entry(trace: Any) -> Html:
 
 
 def stacked_bars(bars: Sequence[Bar], *, axis: str, unit: str, limits: dict[str, float] | None = None) -> go.Figure:
-    """Horizontal bars of the same parts, the first at the top, with diamonds for measured totals.
+    """Plot horizontal stacked bars, the first at the top, with diamonds for measured totals.
 
     Args:
-        bars: From top to bottom.
-        axis: Title of the axis.
-        unit: Of all numbers.
-        limits: Vertical lines by their name in the legend.
+        bars: Bars from top to bottom.
+        axis: Title of the horizontal axis.
+        unit: Unit of all numbers.
+        limits: Positions of vertical lines by their name in the legend.
     """
     figure = go.Figure()
     labels = [bar.label for bar in bars]

@@ -1,4 +1,4 @@
-"""HTML that is escaped by construction: only what `tag` made is markup, any other text is data."""
+"""HTML builder that escapes by construction: only results of `tag` are markup, other text is escaped."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ from html import escape
 
 
 class Html(str):
-    """Text that is already HTML."""
+    """Text that is already valid HTML."""
 
     __slots__ = ()
 
 
 Content = str | int | None
-"""What a tag may hold: Html stands as it is, other text is escaped, None is left out."""
+"""Content of a tag: Html is inserted as is, other text is escaped, None is omitted."""
 
 _VOID = frozenset({"meta", "br"})
 
 
 def markup(content: Content) -> Html:
-    """The content as HTML."""
+    """Convert the content to HTML."""
     if content is None:
         return Html("")
     return content if isinstance(content, Html) else Html(escape(str(content), quote=True))
 
 
 def joined(*contents: Content) -> Html:
-    """The contents one after the other."""
+    """Concatenate the contents."""
     return Html("".join(markup(content) for content in contents))
 
 
 def tag(name: str, /, *contents: Content, **attributes: str) -> Html:
-    """One element; `class_` gives the attribute class, and an underscore inside a name stands for a dash."""
+    """Render one element; `class_` gives the attribute class, and an underscore inside a name becomes a dash."""
     given = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(value, quote=True)}"' for key, value in attributes.items()
     )
@@ -38,12 +38,12 @@ def tag(name: str, /, *contents: Content, **attributes: str) -> Html:
 
 
 def section(identity: str, title: str, *contents: Content) -> Html:
-    """One section of the report."""
+    """Render one section of the report."""
     return tag("section", tag("h2", title), *contents, id=identity)
 
 
 def table(head: list[Content], rows: list[list[Content]], *, numeric: frozenset[int] = frozenset()) -> Html:
-    """A table that scrolls sideways where the page is narrow; the columns in `numeric` are right-aligned."""
+    """Render a table that scrolls sideways on narrow pages; the columns in `numeric` are right-aligned."""
 
     def cells(kind: str, row: list[Content]) -> Html:
         styled = [

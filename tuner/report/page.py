@@ -1,4 +1,4 @@
-"""The page: sections in their order, with the style and the scripts inlined."""
+"""Page of the report: all sections in order, with style and scripts inlined."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ SECTIONS: tuple[Section, ...] = (
     pruning_section,
     warnings_section,
 )
-"""What the page holds, from top to bottom."""
+"""Sections of the page from top to bottom."""
 
 
 def write_report(config: StudyConfig, out: Path) -> Path:
-    """Writes the report of a study and returns where it stands.
+    """Write the report of a study and return its path.
 
     Raises:
-        ConfigError: the storage holds no such study, or `out` cannot be written.
+        ConfigError: The storage holds no such study, or `out` cannot be written.
     """
     page = render_report(collect(config))
     try:
@@ -65,7 +65,7 @@ def write_report(config: StudyConfig, out: Path) -> Path:
 
 
 def render_report(data: ReportData) -> str:
-    """The whole page; the same data gives the same text."""
+    """Render the whole page; equal data give equal text."""
     sections = [Html(section(data)) for section in SECTIONS]
     scripts = tag("script", DRAW_SCRIPT), tag("script", COPY_SCRIPT)
     body = tag("body", _header(data), tag("main", *sections), _footer(data), *scripts)
@@ -73,7 +73,7 @@ def render_report(data: ReportData) -> str:
 
 
 def head_of(title: str) -> Html:
-    """The head of a page that needs nothing from elsewhere."""
+    """Render the head of a page that loads nothing from elsewhere."""
     return tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -88,7 +88,7 @@ def head_of(title: str) -> Html:
 
 @functools.cache
 def _policy() -> str:
-    """What the browser holds the page to: it fetches nothing, sends nothing, and runs our three scripts alone."""
+    """Build the Content-Security-Policy: the page loads and sends nothing, and runs only our three scripts."""
     scripts = " ".join(f"'sha256-{_digest(script)}'" for script in (plotly_script(), DRAW_SCRIPT, COPY_SCRIPT))
     return (
         f"default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; "
@@ -97,7 +97,7 @@ def _policy() -> str:
 
 
 def _digest(script: str) -> str:
-    """Of a script as browsers read it, who make one character of every end of a line."""
+    """Hash a script as browsers do, which normalise every line ending to one character."""
     text = script.replace("\r\n", "\n").replace("\r", "\n")
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")
 
@@ -109,11 +109,11 @@ def _header(data: ReportData) -> Html:
         f"{group.num_devices:,} {group.device.name} in {plural(group.hosts, 'host')}" for group in cluster.groups
     )
     words = (
-        f"{job.model.name}, {job.sequence_length:,} tokens a sequence, {job.global_batch_size:,} sequences a step, "
+        f"{job.model.name}, {job.sequence_length:,} tokens per sequence, {job.global_batch_size:,} sequences per step, "
         f"{job.precision}, on {devices}, {setting.runtime.name}"
     )
     without = (
-        "Most pictures are drawn by scripts, which are blocked here; what they show in words and numbers is all there."
+        "Most figures are drawn by scripts, which are blocked here; all texts and tables are complete without them."
     )
     return tag("header", tag("h1", data.config.name), tag("p", words), tag("noscript", tag("p", without)))
 

@@ -1,4 +1,4 @@
-"""How the page looks, and its one script of our own."""
+"""Style sheet of the page, and its one script of our own."""
 
 from __future__ import annotations
 
@@ -115,9 +115,10 @@ footer { font-size: .85rem; padding-bottom: 40px; }
 }
 @media print { body { background: #fff; } section { break-inside: avoid; } .copy { display: none; } }
 """)
+"""Style sheet of all pages, with a light and a dark colour scheme."""
 
 WITHOUT_SCRIPTS = Html(".drawn, button.copy { display: none; }")
-"""What the style adds where scripts are blocked."""
+"""Additional style for browsers that block scripts."""
 
 COPY_SCRIPT = Html("""
 for (const button of document.querySelectorAll("button.copy")) {
@@ -134,3 +135,4 @@ for (const button of document.querySelectorAll("button.copy")) {
   });
 }
 """)
+"""Script behind the buttons that copy text to the clipboard."""

@@ -1,10 +1,11 @@
-"""Numbers with their units, and configurations in a few words."""
+"""Formatting of numbers with units, and of configurations."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from costmodels.job.parallel_config import DEGREES, Value
+from tuner.storage.record import TrialRecord
 
 MISSING = "\N{EN DASH}"
 GIB = 2**30
@@ -12,7 +13,7 @@ SEPARATOR = " \N{MIDDLE DOT} "
 
 
 def seconds(value: float | None) -> str:
-    """A duration with three significant digits or more."""
+    """Format a duration with at least three significant digits."""
     if value is None:
         return MISSING
     if value < 1:
@@ -21,28 +22,42 @@ def seconds(value: float | None) -> str:
 
 
 def gibibytes(value: float | None) -> str:
-    """Memory in GiB."""
+    """Format a size of memory in GiB."""
     return MISSING if value is None else f"{value / GIB:.1f} GiB"
 
 
 def percent(value: float | None, *, signed: bool = False) -> str:
-    """A share in percent."""
+    """Format a share in percent."""
     if value is None:
         return MISSING
     return f"{value:+.1%}" if signed else f"{value:.1%}"
 
 
 def plural(count: int, noun: str) -> str:
-    """`1 trial`, `2 trials`, with separated thousands."""
+    """Format a count with its noun, such as `1 trial` or `2 trials`, with separated thousands."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
+def after_trials(records: Sequence[TrialRecord], trial: int | None) -> str:
+    """Format the moment at which a trial ended by the number of trials that had ended then.
+
+    Args:
+        records: Trials of the study.
+        trial: Number of the trial that had just ended; None for the moment before the first trial.
+    """
+    if trial is None:
+        return "before the first trial"
+    ended = sorted((record for record in records if record.finished), key=lambda record: record.end_order)
+    count = next((at for at, record in enumerate(ended, start=1) if record.number == trial), len(ended))
+    return f"after {plural(count, 'trial')}"
+
+
 def shown(value: Value) -> str:
-    """One dimension's value."""
+    """Format one dimension's value."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def in_short(values: Mapping[str, Value]) -> str:
-    """A configuration by what distinguishes it: degrees of 1 are left out, `tp 8 · dp 16 · zero_stage 1`."""
+    """Format a configuration without its degrees of 1, such as `tp 8 · dp 16 · zero_stage 1`."""
     parts = [f"{name} {shown(value)}" for name, value in values.items() if name not in DEGREES or value != 1]
     return SEPARATOR.join(parts) or "all degrees 1"

@@ -1,1 +1,1 @@
-"""Print results, progress and pipelines on a terminal."""
+"""Terminal output: results, progress and pipeline timelines."""

@@ -1,4 +1,4 @@
-"""What the commands print for people, and as JSON."""
+"""Output of the commands: text for people, and JSON."""
 
 from __future__ import annotations
 
@@ -24,38 +24,39 @@ if TYPE_CHECKING:  # these load numpy, Optuna and Ray
     from tuner.study_file.config import StudyConfig
 
 LEFT_OUT_WORTH_TELLING = 0.01
+"""Smallest unmeasurable share of the steps that is reported after a device calibration."""
 
 FAILURES_SHOWN = 3
-"""Failed trials that are named one by one."""
+"""Number of failed trials that are listed individually."""
 
-NOTHING_WORKS = "No configuration works; `meshtune space` tells why, and `meshtune status` which trials failed."
+NOTHING_WORKS = "No configuration works; `meshtune space` explains why, and `meshtune status` lists the failed trials."
 
 
 def print_json(payload: Mapping[str, Any]) -> None:
-    """One JSON object on stdout; what is no number, JSON has no word for, and so it is a bug of ours."""
+    """Print one JSON object on stdout; a NaN or infinity raises, since JSON cannot represent it."""
     typer.echo(json.dumps(payload, indent=2, default=_plain, allow_nan=False))
 
 
 def _plain(value: Any) -> Any:
-    """A numpy scalar as Python's."""
+    """Convert a numpy scalar to Python's type."""
     return value.item()
 
 
 def warn(warnings: Sequence[str]) -> None:
-    """Notes on stderr, a line each."""
+    """Print notes on stderr, one per line."""
     for warning in warnings:
         typer.echo(f"note: {printable(warning)}", err=True)
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Columns aligned to the right."""
+    """Print a table with columns aligned to the right."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     for cells in (header, *rows):
         typer.echo("  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)))
 
 
 def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]) -> None:
-    """How a run ended, its best configuration, and the flags."""
+    """Print why a run stopped, its best configuration, and the flags for that configuration's framework."""
     from tuner.answers.candidates import notes_on_plan
     from tuner.export import exporter_for
     from tuner.storage.record import completed_times_s, repeated
@@ -67,14 +68,14 @@ def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]
     trials = f" in {payload['trials']:,} trials" if payload["trials"] > tried else ""
     typer.echo(
         f"Stopped: {result.stop_reason.sentence}. Tried {tried:,} of {payload['candidates']:,} "
-        f"candidates{trials}, {payload['failed']:,} failed; {p_star_in_words(payload['p_star'])}."
+        f"candidates{trials}, {payload['failed']:,} failed; {confidence_in_words(payload['p_star'])}."
     )
     if result.best is not None:
         print_failed(result.records)
     if payload["pruned"]:
         typer.echo(f"{pruned_in_words(payload['pruned'], payload['saved_s'])}.")
     if payload["proxies"]:
-        typer.echo(f"{payload['proxies']:,} of the trials were proxies: smaller jobs in place of the candidates.")
+        typer.echo(f"{payload['proxies']:,} of the trials ran smaller proxy jobs in place of the full job.")
     print_device_time(config, result.reference, result.records, result.best)
     if result.extrapolated is not None:
         print_extrapolated(result.extrapolated)
@@ -94,7 +95,7 @@ def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]
         if rival.params != result.best.params and rival.step_time_s is not None:
             counts = [len(completed_times_s(result.records, each)) for each in (result.best.params, rival.params)]
             typer.echo(
-                f"  a close call, settled by measuring again in turn ({counts[0]} and {counts[1]} trials): "
+                f"  repeated because too close to call ({counts[0]} and {counts[1]} trials): "
                 f"{in_words(rival.params)} takes {rival.step_time_s:.4g} s ({rival.step_time_s / best_s - 1:+.1%})"
             )
     if result.reference is not None:
@@ -119,7 +120,7 @@ def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]
 def print_device_time(
     config: StudyConfig, reference: Reference | None, records: Sequence[TrialRecord], best: TrialRecord | None
 ) -> None:
-    """What the trials cost, and when the gain has paid for it."""
+    """Print the device time that the trials took, and the steps after which the gain repays it."""
     from tuner.answers.device_time import device_time_of, hours_in_words, payback_in_words, payback_of
 
     spent = device_time_of(config, records)
@@ -131,7 +132,7 @@ def print_device_time(
 
 
 def gain_in_words(reference: Reference, reference_s: float, best_s: float) -> str:
-    """How many times as fast the best is as what it is compared with."""
+    """Describe how many times as fast the best configuration is as the reference."""
     known = (
         f"{reference_s:.4g} s" if reference.role == "current" else f"{in_words(reference.values)}, {reference_s:.4g} s"
     )
@@ -139,13 +140,13 @@ def gain_in_words(reference: Reference, reference_s: float, best_s: float) -> st
 
 
 def print_extrapolated(found: Extrapolated) -> None:
-    """The answer that rests on proxies alone."""
+    """Print the best configuration of a study in which only proxy jobs have completed."""
     typer.echo(f"Best by extrapolation: {in_words(found.config)}")
-    typer.echo(f"  {found.step_time_s:.4g} s per step, {found.in_words}; no trial has completed at full size")
+    typer.echo(f"  {found.step_time_s:.4g} s per step, {found.in_words}; no full-size trial has completed")
 
 
 def print_space(config: StudyConfig, found: Space) -> None:
-    """How many configurations there are, and what each rule removed."""
+    """Print the number of configurations, and how many each rule removed."""
     feasible = len(found.grid)
     if config.measured is not None:
         runs, skipped = config.measured.runs, config.measured.skipped
@@ -155,24 +156,24 @@ def print_space(config: StudyConfig, found: Space) -> None:
             f"hold {feasible:,} different configurations."
         )
         if skipped:
-            typer.echo(f"  {skipped:,} further rows match, but tell no whole configuration or no step time")
+            typer.echo(f"  {skipped:,} further rows match, but lack part of the configuration or the step time")
         return
     fitting = found.num_before_memory - found.removed.get("memory", 0)
-    current = "; the current configuration stays besides" if feasible > fitting else ""
+    current = "; the current configuration is kept as well" if feasible > fitting else ""
     typer.echo(
         f"{found.num_before_memory:,} configurations obey every rule, {fitting:,} of them fit in memory{current}."
     )
     if "memory" in found.removed:
-        typer.echo(f"  {found.removed['memory']:,} need more than each device's memory less the headroom")
+        typer.echo(f"  {found.removed['memory']:,} need more than a device's memory minus the headroom")
     by_rules = {name: count for name, count in found.removed.items() if name != "memory"}
     if by_rules:
-        typer.echo("Combinations of the degrees that each rule removed:")
+        typer.echo("Combinations of degrees removed by each rule:")
     for name, count in sorted(by_rules.items(), key=lambda entry: -entry[1]):
         typer.echo(f"  {name:<28} {count:>14,}")
 
 
 def print_reasons(config: StudyConfig, chosen: ParallelConfig, reasons: Mapping[str, str]) -> None:
-    """Everything that keeps one configuration out of the space."""
+    """Print every reason that keeps a configuration out of the space."""
     named = config_in_words(config, chosen)
     if not reasons:
         typer.echo(f"{named} is in the space.")
@@ -186,7 +187,7 @@ def print_reasons(config: StudyConfig, chosen: ParallelConfig, reasons: Mapping[
 
 
 def print_simulation(simulation: Simulation, payload: Mapping[str, Any]) -> None:
-    """Both models' steps side by side, and the pipeline in characters."""
+    """Print simulated and closed-form step time side by side, and the pipeline's timeline."""
     from costmodels.simulator.stage_rows import stage_rows
     from tuner.terminal.stage_text import LEGEND, pipeline_lines
 
@@ -195,8 +196,8 @@ def print_simulation(simulation: Simulation, payload: Mapping[str, Any]) -> None
         f"{step_s:.4g} s per step, {payload['tokens_per_s_per_device']:,.0f} tokens/s per device, "
         f"MFU {payload['mfu']:.1%}"
     )
-    of_1f1b = "" if payload["schedule"] == "1f1b" else ", which knows 1f1b only"
-    typer.echo(f"  {step_s / closed_form_s - 1:+.1%} from the closed form of `meshtune predict`{of_1f1b}:")
+    of_1f1b = "" if payload["schedule"] == "1f1b" else ", which models 1f1b only"
+    typer.echo(f"  {step_s / closed_form_s - 1:+.1%} relative to the closed form of `meshtune predict`{of_1f1b}:")
     rows = [
         [part, *(cell for value, whole in values for cell in (f"{value:.4f}", f"{value / whole:.1%}"))]
         for part, values in {
@@ -209,77 +210,78 @@ def print_simulation(simulation: Simulation, payload: Mapping[str, Any]) -> None
         ["part", "simulated [s]", "share", "predicted [s]", "share"],
         [*rows, ["step", f"{step_s:.4f}", "", f"{closed_form_s:.4f}", ""]],
     )
-    typer.echo(f"{payload['operator_events']:,} kernels and collectives. Every stage over the step ({LEGEND}):")
+    typer.echo(f"{payload['operator_events']:,} kernels and collectives. Timeline of every stage ({LEGEND}):")
     for line in pipeline_lines(stage_rows(simulation), simulation.timeline.makespan_s):
         typer.echo(line)
 
 
 def print_calibration(done: CalibratedFile) -> None:
-    """What a fit found, how sure it is, and what it could not tell."""
+    """Print the fitted constants with their uncertainty, and name those that the runs do not determine."""
     fit = done.fit
     typer.echo(f"Fitted {done.runtime} to {fit.num_runs:,} runs of {', '.join(map(printable, fit.sources))}.")
     fitted = {**fit.constants, **{f"speed of {name}": speed for name, speed in fit.device_speed.items()}}
     print_table(
-        ["constant", "value", "68% range", "known from"],
+        ["constant", "value", "68% range", "determined by"],
         [
             [
                 name,
                 f"{constant.value:.4g}",
                 f"x/{math.exp(constant.log_error):.2f}",
-                ("the runs" if constant.is_determined else "before") + (", at its bound" if constant.at_bound else ""),
+                ("the runs" if constant.is_determined else "the prior")
+                + (", at its bound" if constant.at_bound else ""),
             ]
             for name, constant in fitted.items()
         ],
     )
     unknown = [name for name, constant in fit.constants.items() if not constant.is_determined]
     if unknown:
-        typer.echo(f"The runs do not determine {', '.join(unknown)}: these stay near what was believed before.")
+        typer.echo(f"The runs do not determine {', '.join(unknown)}: these stay near their prior values.")
     typer.echo(
-        f"Median error {fit.median_ape:.1%} on these runs; {fit.step_error:.1%} (one standard deviation) on runs that "
-        "a fit to the others did not see."
+        f"Median error {fit.median_ape:.1%} on these runs; "
+        f"{fit.step_error:.1%} (one standard deviation) on held-out runs."
     )
     if done.memory_error is not None:
-        typer.echo(f"Peaks of memory are {done.memory_error:.1%} from the prediction (one standard deviation).")
+        typer.echo(f"Error of predicted peak memory: {done.memory_error:.1%} (one standard deviation).")
     for reason, count in done.skipped.items():
-        typer.echo(f"  left out {count:,}: {printable(reason)}", err=True)
+        typer.echo(f"  skipped {count:,}: {printable(reason)}", err=True)
     typer.echo(f"wrote {printable(str(done.out))}", err=True)
 
 
 def print_device_calibration(done: DeviceCalibration, plot: Path | None) -> None:
-    """What a calibration measured, beside the formula and the device's peaks."""
+    """Print the measured operators' speeds relative to the formula and to the device's peaks."""
     left = done.planned - done.measured - done.known - sum(done.refused.values())
     typer.echo(
         f"Measured {done.measured:,} calls of {done.device.name} in {done.precision} in {done.seconds:.0f} s; "
-        f"{done.known:,} were known."
+        f"{done.known:,} were known already."
     )
     rows = [
         [kind, str(found["shapes"]), f"{found['of_formula']:.2f}", f"{found['of_peak']:.1%}"]
         for kind, found in done.kinds().items()
     ]
-    print_table(["kind", "shapes", "speed over formula", "of peak"], rows)
+    print_table(["kind", "shapes", "speed over formula", "share of peak"], rows)
     if left:
-        typer.echo(f"The time was over before {left:,} more; the same command goes on with them.")
+        typer.echo(f"The time ran out before {left:,} more calls; run the same command again to continue with them.")
     if done.left_out > LEFT_OUT_WORTH_TELLING:
-        typer.echo(f"{done.left_out:.0%} of the candidates' steps is what cannot be measured alone on this machine.")
+        typer.echo(f"{done.left_out:.0%} of the candidates' step time cannot be measured in isolation on this machine.")
     for reason, count in done.refused.items():
         typer.echo(f"  {count:,} could not be run: {printable(reason)}", err=True)
     if plot is not None:
         typer.echo(f"wrote {printable(str(plot))}", err=True)
 
 
-def p_star_in_words(p_star: float) -> str:
-    """What p_star says."""
-    return f"p_star {p_star:.2f} (the share of draws whose fastest candidate has been tried)"
+def confidence_in_words(p_star: float) -> str:
+    """Describe `p_star`: the share of posterior draws in which no untried candidate is fastest."""
+    return f"confidence {p_star:.2f} that no untried configuration is faster"
 
 
 def pruned_in_words(pruned: int, saved_s: float) -> str:
-    """How many trials were stopped early, and what that saved."""
+    """Describe how many trials were stopped early, and the time this saved."""
     trials = "1 trial" if pruned == 1 else f"{pruned:,} trials"
     return f"{trials} stopped early, about {saved_s:,.4g} s of steps saved"
 
 
 def print_failed(records: Sequence[TrialRecord]) -> None:
-    """The last failed trials, with what failed and why."""
+    """Print the latest failed trials with their status and reason."""
     failed = [record for record in records if record.has_failed and record.observation is not None]
     for record in failed[-FAILURES_SHOWN:]:
         assert record.observation is not None
@@ -287,26 +289,26 @@ def print_failed(records: Sequence[TrialRecord]) -> None:
         reason = f": {printable(record.observation.reason)[:200]}" if record.observation.reason else ""
         typer.echo(f"  trial {record.number}, {in_words(record.params)}, {status}{reason}")
     if len(failed) > FAILURES_SHOWN:
-        typer.echo(f"  and {len(failed) - FAILURES_SHOWN:,} failed before; the report lists all")
+        typer.echo(f"  and {len(failed) - FAILURES_SHOWN:,} failed earlier; the report lists all of them")
 
 
 def _failures_in_words(result: RunResult) -> str:
-    """How the trials failed, with the first one's reason."""
+    """Count the failed trials by status, and quote the first reason."""
     observations = [record.observation for record in result.records if record.observation is not None]
     kinds = Counter(observation.status.value.replace("_", " ") for observation in observations)
     told = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common()) or "none has ended"
     reason = next((observation.reason for observation in observations if observation.reason), "")
-    return told + (f"; the first: {printable(reason)}" if reason else "")
+    return told + (f"; first reason: {printable(reason)}" if reason else "")
 
 
 def in_words(values: Mapping[str, Any]) -> str:
-    """A configuration as `--config` takes it."""
+    """Format a configuration as `--config` takes it."""
     told = [str(value) if name == "assignment" else f"{name}={value_in_words(value)}" for name, value in values.items()]
     return ",".join(filter(None, told))
 
 
 def config_in_words(config: StudyConfig, chosen: ParallelConfig) -> str:
-    """As `--config` takes it, with the dimensions in which it differs from the job."""
+    """Format a configuration as `--config` takes it, with fixed dimensions that differ from the job's values."""
     fixed = config.config_defaults
     values = chosen.values(fixed)
     changed = [name for name in fixed if name not in config.dimensions and values[name] != fixed[name]]
@@ -314,15 +316,15 @@ def config_in_words(config: StudyConfig, chosen: ParallelConfig) -> str:
 
 
 def value_in_words(value: object) -> str:
-    """A dimension's value as study files and `--config` take it."""
+    """Format a dimension's value as study files and `--config` take it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def hosts_in_words(hosts: int) -> str:
-    """A number of hosts."""
+    """Format a number of hosts."""
     return "1 host" if hosts == 1 else f"{hosts:,} hosts"
 
 
 def printable(text: str) -> str:
-    """`text` on one line, with what would steer a terminal written as Python escapes it."""
+    """Return `text` on one line, with control characters written as Python's escapes."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)

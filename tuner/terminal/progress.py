@@ -1,6 +1,7 @@
-"""Shows how far a run or a calibration is on stderr: a live bar on a terminal, lines elsewhere.
+"""Progress of runs and calibrations on stderr: a live bar on a terminal, lines elsewhere.
 
-Lines come when something has ended, and at least once in `ALIVE_S`, so that a log shows that the program lives.
+A line is printed whenever a trial or call has ended, and at least every `ALIVE_S`, so that a log shows that the program
+is alive.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from tuner.run.loop import Progress
 from tuner.study_file.config import StudyConfig
 
 ALIVE_S = 60.0
-"""How long a log goes without a line while trials or calls run."""
+"""Longest time between two lines of a log while trials or calls run [s]."""
 
 
 def _bar(console: Console) -> Bar:
-    """How many are done, in what state, and for how long it has taken; nothing where no terminal is."""
+    """Make a progress bar with counts, state and elapsed time; it is disabled without a terminal."""
     return Bar(
         TextColumn("[bold]{task.description}"),
         BarColumn(bar_width=24),
@@ -37,7 +38,7 @@ def _bar(console: Console) -> Bar:
 
 
 class _Line:
-    """A bar on a terminal, while the block lasts; elsewhere lines."""
+    """Progress bar on a terminal while the `with` block lasts; lines elsewhere."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = Console(stderr=True, highlight=False)
@@ -46,13 +47,13 @@ class _Line:
         self._said_s = clock()
 
     def _say(self, line: str) -> None:
-        """Prints a line where no terminal is."""
+        """Print a line unless stderr is a terminal, which shows the bar."""
         if not self._console.is_terminal:
             self._console.print(line, soft_wrap=True)
             self._said_s = self._clock_s()
 
     def _is_silent(self) -> bool:
-        """Whether there has been no line for long."""
+        """Check whether the last line is at least `ALIVE_S` old."""
         return self._clock_s() - self._said_s >= ALIVE_S
 
     def __enter__(self) -> Self:
@@ -66,7 +67,7 @@ class _Line:
 
 
 class CalibrationLine(_Line):
-    """Calls measured, and which one was last; without a terminal a line at the start, and then now and then."""
+    """Progress of a device calibration: number of measured calls, and the latest of them."""
 
     def __init__(self, device: str, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock)
@@ -74,17 +75,17 @@ class CalibrationLine(_Line):
         self._known: int | None = None
 
     def show(self, progress: CalibrationProgress) -> None:
-        """Draws how far the calibration is."""
+        """Show the calibration's progress."""
         self._bar.update(self._task, completed=progress.done, total=progress.planned, state=progress.now)
         if self._known is None:
             self._known = progress.done
-            self._say(f"{progress.planned} calls to measure, {progress.done} of them known")
+            self._say(f"{progress.planned} calls to measure, {progress.done} of them known already")
         elif self._is_silent():
             self._say(f"measured {progress.done} of {progress.planned} calls")
 
 
 class PlanningLine(_Line):
-    """Shapes of layers that are planned, and how many there are; without a terminal a line for each quarter."""
+    """Progress of planning layers: number of planned shapes; without a terminal one line per quarter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,16 +93,16 @@ class PlanningLine(_Line):
         self._told = -1
 
     def show(self, done: int, count: int) -> None:
-        """Draws how far it is."""
+        """Show that `done` of `count` shapes are planned."""
         self._bar.update(self._task, completed=done, total=count)
         quarter = 4 * done // max(count, 1)
         if quarter > self._told:
             self._told = quarter
-            self._say(f"planned {done} of {count} shapes of layers")
+            self._say(f"planned {done} of {count} layer shapes")
 
 
 class ProgressLine(_Line):
-    """Trials done, best so far, p_star, and the seconds left of a budget of time."""
+    """Progress of a run: trials done, best step time, confidence, and what is left of its time budgets."""
 
     def __init__(self, config: StudyConfig, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock)
@@ -112,7 +113,7 @@ class ProgressLine(_Line):
         self._say(f"{config.name}: starting")
 
     def show(self, progress: Progress) -> None:
-        """Draws where the run stands."""
+        """Show the run's progress."""
         if progress.note:
             self._console.print(f"note: {progress.note}", soft_wrap=True)
         state = self._state(progress)
@@ -126,7 +127,7 @@ class ProgressLine(_Line):
         parts = [f"best {best.step_time_s:.4g} s{self._clock}" if best is not None else "no result yet"]
         if best is None and progress.extrapolated is not None:
             parts = [f"best {progress.extrapolated.step_time_s:.4g} s, {progress.extrapolated.in_words}"]
-        parts.append(f"p_star {progress.p_star:.2f}")
+        parts.append(f"confidence {progress.p_star:.2f}")
         if progress.running:
             parts.append(f"{progress.running} running")
         if progress.seconds_left is not None:

@@ -147,9 +147,9 @@ def test_an_interrupted_calibration_goes_on(calibrate, study, measure):
     status, out, err = calibrate("--device", path)
 
     assert status == 0, err
-    assert "; 3 were known." in out
+    assert "; 3 were known already." in out
     assert "speed over formula" in out
-    assert "0 were known." in calibrate("--device", path, "--force")[1]
+    assert "0 were known already." in calibrate("--device", path, "--force")[1]
 
 
 def test_a_calibration_ends_with_its_time(calibrate, study, measure):
@@ -165,7 +165,7 @@ def test_a_calibration_ends_with_its_time(calibrate, study, measure):
     status, out, err = calibrate("--device", path, "--seconds", 1)
 
     assert status == 0, err
-    assert "The time was over before" in out
+    assert "The time ran out before" in out
 
     measure(answering)
     assert json.loads(calibrate("--device", path, "--seconds", 1, "--json")[1])["known"] in {2, 3}
@@ -192,12 +192,12 @@ def test_a_study_without_candidates_measures_nothing(calibrate, study):
 @pytest.mark.parametrize(
     ("changes", "arguments", "words"),
     [
-        ({"cluster": "{name: dgx-a100}"}, (), "is not of this machine, where torch finds no GPU"),
+        ({"cluster": "{name: dgx-a100}"}, (), "is not in this machine: torch finds no GPU"),
         ({"precision": "fp8", "cluster": "{name: dgx-h100}"}, (), "cannot run yet"),
         (
             {"cluster": "{groups: [{name: dgx-h100, hosts: 1}, {name: dgx-a100, hosts: 1}]}", "precision": "bf16"},
             (),
-            "has devices of several kinds",
+            "has several kinds of devices",
         ),
         ({}, ("--seconds", "soon"), "--seconds = 'soon': must be a number above 0"),
         ({}, ("--out", "page.yaml"), "must end in .html"),

@@ -62,16 +62,16 @@ def attributes(entry):
 
 
 def test_the_studys_note_says_what_was_found(served):
-    """The best with its gain over the current one, p_star, who may be the fastest, what failed, and why it stopped."""
+    """The best with its gain over the current one, the confidence, the probable, the failures, and why it stopped."""
     note = served.study()["note"]["body"]
 
     best_s = min(trial["values"][0] for trial in served.study()["trials"] if "values" in trial)
     assert f"Best so far: {best_s * 1e3:.3g} ms per step" in note
     assert re.search(r"\*\*[\d.]+ times as fast as the current configuration\*\*", note)
-    assert re.search(r"\| \*\*p_star\*\*\W+[01]\.\d\d, ", note)
+    assert re.search(r"\| \*\*confidence\*\*\W+[01]\.\d\d that ", note)
     assert f"{TRIALS} of at most {TRIALS}" in note
     assert "stopped: the budget of trials is spent" in note
-    assert f"Which may be the fastest, after trial {TRIALS - 1}" in note
+    assert f"Probability of being the fastest, after {TRIALS} trials" in note
     assert "out of memory" in note
 
 
@@ -95,7 +95,7 @@ def test_a_failed_trial_says_why(served):
     for trial in failed:
         assert attributes(trial)["status"] == "out of memory"
         assert "Tried to allocate 2.00 GiB" in attributes(trial)["reason"]
-        assert "**Why**: torch.OutOfMemoryError" in trial["note"]["body"]
+        assert "**Reason**: torch.OutOfMemoryError" in trial["note"]["body"]
 
 
 def test_attributes_are_figures_not_json(served):
@@ -116,7 +116,7 @@ def test_whole_logs_can_be_downloaded(served):
         [artifact] = trial["artifacts"]
 
         assert artifact["filename"] == name
-        assert f"Whole: `{name}`" in trial["note"]["body"]
+        assert f"Complete logs: `{name}`" in trial["note"]["body"]
         status, content = served.ask(f"artifacts/{served.id}/{trial['trial_id']}/{artifact['artifact_id']}")
         assert (status, content) == (200, (served.folder / "logs" / name).read_bytes())
 
@@ -163,7 +163,7 @@ def test_nothing_but_notes_is_changed(served, method, path, body):
     status, content = served.ask(path.format(study=served.id, trial=trial["trial_id"], artifact=artifact), method, body)
 
     assert status == 403
-    assert "keeps notes" in json.loads(content)["reason"]
+    assert "saves notes" in json.loads(content)["reason"]
     assert content_of(served.folder / "study.db") == before
     assert (served.folder / "logs" / "trial-0000-host-0.log").is_file()
 
@@ -200,7 +200,7 @@ def test_no_other_name_leads_here(served, host, status):
             assert (answer.status == 403) == (status == 403), (method, path, content)
             assert answer.headers["X-Content-Type-Options"] == "nosniff"
             if status == 403:
-                assert json.loads(content)["reason"].startswith("meshtune dashboard does not answer to this name")
+                assert json.loads(content)["reason"].startswith("meshtune dashboard does not accept this host name")
 
 
 ATTACK = """
@@ -279,7 +279,7 @@ def test_it_follows_a_study_that_goes_on(tmp_path):
         assert "1 of at most 2: 1 ok" in served.study()["note"]["body"]
         assert served.put_note(1, "mine", served.trial(0)["trial_id"]) == 204
         held = claim(open_store(config.storage), "own-command", now_s=0.0)
-        eventually(lambda: attributes(served.study())["search"], "running, 0 trials in flight")
+        eventually(lambda: attributes(served.study())["search"], "running, 0 trials in progress")
         held.release()
         run_here(path)
         eventually(lambda: [trial["state"] for trial in served.study()["trials"]], ["Complete", "Complete"])
@@ -383,7 +383,7 @@ def test_a_browser_draws_the_notes(served, tmp_path):
     study, trial = rendered_dom(f"{served.page}/note"), rendered_dom(f"{served.page}/trials?numbers=0")
 
     assert "<h3>Best so far: " in study
-    assert re.search(r"<td[^>]*><strong>p_star</strong>", study)
+    assert re.search(r"<td[^>]*><strong>confidence</strong>", study)
     assert re.search(r"<h3>144 ms per step, measured</h3>", trial)
     assert "&lt;b&gt;of&lt;/b&gt; `many` |" in re.sub(r"</?span[^>]*>", "", trial)
     assert "trial-0000-host-0.log" in trial

@@ -1,1 +1,1 @@
-"""Write the sections of the report, one to a module."""
+"""Sections of the report, one per module."""

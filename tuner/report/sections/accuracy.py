@@ -1,4 +1,4 @@
-"""How good the cost model was: predicted against measured step times."""
+"""Accuracy of the cost model: predicted against measured step times."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ TITLE = "Predicted and measured"
 
 
 def relative_error(record: TrialRecord) -> float | None:
-    """(predicted - measured) / measured of one trial."""
+    """Compute (predicted - measured) / measured of one trial; None without both."""
     if record.step_time_s is None or record.predicted_s is None:
         return None
     return record.predicted_s / record.step_time_s - 1
 
 
 def likely_ranges_s(data: ReportData, records: Sequence[TrialRecord]) -> list[tuple[float, float]]:
-    """Of trials with a prediction, the range in which the step time is with a probability of 68%, before any trial."""
+    """Compute for trials with a prediction the 68% range of the step time [s], as predicted before any trial."""
     setting = data.config.setting
     grid = ConfigGrid.from_configs([data.config.config_of(record.params) for record in records])
     memory = estimate_memory(setting, grid)
@@ -39,12 +39,12 @@ def likely_ranges_s(data: ReportData, records: Sequence[TrialRecord]) -> list[tu
 
 
 def holds(ends: tuple[float, float], record: TrialRecord) -> bool:
-    """Whether a range holds the measured step time."""
+    """Check whether a range contains the measured step time."""
     return record.step_time_s is not None and ends[0] <= record.step_time_s <= ends[1]
 
 
 def accuracy_section(data: ReportData) -> Html:
-    """A scatter with the diagonal, and the median error."""
+    """Render a scatter plot of predicted over measured times, with the diagonal and the median error."""
     known = [
         (record, record.predicted_s, record.step_time_s, record.predicted_s / record.step_time_s - 1)
         for record in data.records
@@ -91,9 +91,10 @@ def accuracy_section(data: ReportData) -> Html:
     median = statistics.median(abs(error) for _, _, _, error in known)
     words = (
         f"The cost model's median error before any trial is {percent(median)} over {plural(len(known), 'trial')}; "
-        "above the dashed line it predicted too long a step. Each bar is the range that should hold the truth with a "
-        f"probability of 68%: {sum(holds(ends, record) for record, ends in zip(records, ranges_s, strict=True)):,} of "
-        f"{len(known):,} measured steps lie in theirs. The darker point is the best trial."
+        "above the dashed line the predicted step is too long. Each bar is the range predicted to contain the step "
+        f"with a probability of 68%: "
+        f"{sum(holds(ends, record) for record, ends in zip(records, ranges_s, strict=True)):,} of "
+        f"{len(known):,} measured steps are inside. The darker point is the best trial."
     )
     return section(
         "accuracy", TITLE, tag("p", words), tag("div", drawing(figure, "accuracy", height=480), class_="square")

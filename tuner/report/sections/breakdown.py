@@ -1,4 +1,4 @@
-"""Where the time goes, as predicted for the configurations that matter; which these are."""
+"""Breakdown of the predicted step time of the configurations shown in the report, and the choice of these."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tuner.report.words import MISSING, SEPARATOR, in_short, seconds
 from tuner.storage.record import TrialRecord, fastest, step_time_of
 
 NUM_BEST = 5
-"""Of the fastest that were measured; predicted ones fill up what is missing."""
+"""Number of fastest measured configurations shown; predicted ones fill missing places."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Shown:
-    """A configuration worth showing, what was predicted of it, and its trial if it had one."""
+    """Configuration to show, with its roles, its prediction, and its trial if it had one."""
 
     roles: tuple[str, ...]
     values: Mapping[str, Value]
@@ -29,19 +29,19 @@ class Shown:
 
     @property
     def label(self) -> str:
-        """Its roles and its dimensions, three on a line."""
+        """Label with the roles and the dimensions, three per line."""
         entries = in_short(self.values).split(SEPARATOR)
         lines = [SEPARATOR.join(entries[at : at + 3]) for at in range(0, len(entries), 3)]
         return "<br>".join([f"<b>{', '.join(self.roles)}</b>", *lines])
 
     @property
     def step_time_s(self) -> float | None:
-        """What was measured of it."""
+        """Measured step time [s]; None without one."""
         return self.record.step_time_s if self.record else None
 
 
 def time_section(data: ReportData) -> Html:
-    """The exposed parts of the step, stacked to the predicted step time."""
+    """Render the exposed parts of the predicted step time as stacked bars."""
     worth = worth_showing(data)
     bars = [
         Bar(
@@ -55,7 +55,7 @@ def time_section(data: ReportData) -> Html:
     if not bars:
         return section("time", title, tag("p", "There is no configuration to show.", class_="empty"))
     words = (
-        "Predicted step time by part; communication counts only where compute does not hide it. A diamond is the "
+        "Predicted step time by part; communication counts only if it is not hidden behind compute. A diamond is the "
         "measured step."
     )
     figure = stacked_bars(bars, axis="step time [s]", unit="s")
@@ -63,7 +63,7 @@ def time_section(data: ReportData) -> Html:
 
 
 def _numbers(worth: Sequence[Shown]) -> Html:
-    """What the picture shows, as a table."""
+    """Render the numbers of the figure as a table."""
     parts = [
         part
         for part in dict.fromkeys(part for shown in worth for part in shown.prediction["breakdown_s"])
@@ -89,12 +89,12 @@ def _part(value: float) -> str:
 
 
 def bars_height(bars: Sequence[Bar]) -> int:
-    """Of a picture with a label of up to three lines at each bar, in pixels."""
+    """Compute the height of a figure whose bars have labels of up to three lines [px]."""
     return 70 + 64 * len(bars)
 
 
 def worth_showing(data: ReportData) -> list[Shown]:
-    """The fastest measured, the current one (or the baseline) and the best-predicted configurations, each once."""
+    """Select the fastest measured, the current (or baseline) and the best-predicted configurations, each once."""
     found: dict[tuple[Any, ...], tuple[list[str], ParallelConfig]] = {}
 
     def add(role: str, config: ParallelConfig) -> None:
@@ -102,7 +102,7 @@ def worth_showing(data: ReportData) -> list[Shown]:
         found.setdefault(key, ([], config))[0].append(role)
 
     measured = fastest(data.records, NUM_BEST)
-    if not measured and data.best_config is not None:  # what proxies suggest
+    if not measured and data.best_config is not None:  # inferred from proxy jobs
         add("best", data.best_config)
     for rank, record in enumerate(measured):
         add(_MEASURED[rank], data.config.config_of(record.params))
@@ -127,7 +127,7 @@ _PREDICTED = ("predicted 1st", "predicted 2nd", "predicted 3rd", "predicted 4th"
 
 
 def _trial_of(data: ReportData, config: ParallelConfig) -> TrialRecord | None:
-    """The first completed trial of the configuration with the step time of all, or its last one that failed."""
+    """Return the configuration's first completed trial with the step time of all, or its last failed one."""
     values = config.values(data.dimensions)
     tried = [record for record in data.records if record.params == values and not record.is_proxy]
     timed = [record for record in tried if record.step_time_s is not None]

@@ -1,4 +1,4 @@
-"""How far predictions were off, quantity by quantity: steps, memory, and operators where trials measured them."""
+"""Ratios of measured over predicted figures: step times, memory, and operators if trials timed them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ TITLE = "Measured over predicted"
 
 
 def calibration_section(data: ReportData) -> Html:
-    """A table of the median ratios and their spread; 1 is a true prediction."""
+    """Render a table of median ratios and their spread; a ratio of 1 is a correct prediction."""
     rows = [*_steps(data), *_peaks(data), *_operators(data)]
     if not rows:
         return section("calibration", TITLE, tag("p", "Nothing has been measured yet.", class_="empty"))
     words = (
-        "What the trials measured, divided by what the cost model predicted of the same before any trial: 2 is twice "
-        "as long, or as much. From these ratios the search learns."
+        "Measured figures of the trials divided by the cost model's predictions before any trial: 2 means twice the "
+        "time, or twice the memory. The search learns from these ratios."
     )
-    head: list[Content] = ["what", "measured", "median", "80% between"]
+    head: list[Content] = ["figure", "measured", "median", "80% range"]
     return section("calibration", TITLE, tag("p", words), table(head, rows, numeric=frozenset({2, 3})))
 
 
@@ -44,16 +44,17 @@ def _peaks(data: ReportData) -> list[list[Content]]:
         if record.step_time_s and record.observation and record.observation.peak_memory_bytes
         if (predicted := record.prediction.get("peak_memory_bytes"))
     ]
-    return [_row("peak of memory", plural(len(ratios), "trial"), ratios)] if ratios else []
+    return [_row("peak memory", plural(len(ratios), "trial"), ratios)] if ratios else []
 
 
 def _operators(data: ReportData) -> list[list[Content]]:
-    """Every kind of operators and collectives that trials at full size have timed."""
+    """Make a row for every kind of operator and collective that full-size trials have timed."""
     timed = [record for record in data.records if record.observation and not record.is_proxy]
     samples = [sample for record in timed if record.observation for sample in record.observation.operator_samples]
     if not samples:
         return []
     setting = data.config.setting
+    # Predict the operators of every configuration that has run, to compare with the measured samples.
     configs = {tuple(record.params.values()): data.config.config_of(record.params) for record in timed}
     grid = ConfigGrid.from_configs(list(configs.values()))
     predicted_s = predicted_times(step_terms(setting, grid))

@@ -1,4 +1,4 @@
-"""The best configuration as its framework takes it, to paste."""
+"""Flags of the best configuration for its framework, ready to paste."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from tuner.report.markup import Html, section, tag
 
 
 def flags_section(data: ReportData) -> Html:
-    """The export of the best configuration, with what the flags cannot say."""
+    """Render the export of the best configuration, with notes on what the flags cannot express."""
     export_config, title = exporter_for(data.config.setting.runtime)
     if data.best_config is None:
-        return section("flags", title, tag("p", "They follow from the best trial, once there is one.", class_="empty"))
+        return section("flags", title, tag("p", "Flags appear here once a trial has completed.", class_="empty"))
     export = export_config(data.config.setting, data.best_config)
     button = tag("button", "Copy", type="button", class_="copy", data_copies="flags-text")
     text = tag("pre", export.text, id="flags-text")
-    told = notes_on_plan(data.config, data.best_config)  # the text holds the export's own
+    told = notes_on_plan(data.config, data.best_config)  # the export's own notes are in its text
     notes = tag("ul", *(tag("li", note) for note in told)) if told else None
     return section("flags", title, tag("div", button, text, class_="copyable"), notes)

@@ -1,8 +1,8 @@
-"""The space as a map: facets of tp and pp, and in each a cell for every micro-batch size and cp*up.
+"""Cells of the map of the search space: facets by tp and pp, with a cell for every micro-batch size and cp*up.
 
-A cell stands for all candidates that have these four in common, and shows the fastest of them: measured, where one was,
-else predicted, times the median of measured over predicted. Where a cell has no candidate, it keeps what removed its
-combinations.
+A cell stands for all candidates that share these four values, and shows the fastest of them. Its step time is measured
+if there is a trial; otherwise it is predicted and multiplied by the median of measured over predicted. A cell without
+candidates counts the rules that removed its combinations.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from tuner.space.rules import Columns, Keep
 from tuner.storage.record import TrialRecord, step_time_of
 
 Key = tuple[int, int, int, int]
-"""tp, pp, mbs and cp*up of a cell; mbs is 0 where a rule needs no mbs to remove all."""
+"""Key of a cell: tp, pp, mbs and cp*up; mbs is 0 if a rule removed all sizes without looking at mbs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cell:
-    """What is known of one cell.
+    """Figures of one cell.
 
     Attributes:
-        candidates: How many it has.
-        fastest: The fastest of them by its dimensions; empty without a candidate.
-        step_time_s: Its step time; None without a candidate.
-        measured: Whether that was measured.
-        is_best: Whether it is the best of the study.
-        failed: How a trial in it ended without a step time; None if none did.
-        removed: How many combinations of the degrees each rule removed.
-        least_bytes: What the smallest of those needs that memory removed.
+        candidates: Number of candidates.
+        fastest: Fastest candidate by its dimensions; empty without a candidate.
+        step_time_s: Step time of the fastest candidate [s]; None without a candidate.
+        measured: Whether that step time was measured.
+        is_best: Whether the fastest candidate is the best of the study.
+        failed: Status of a trial in the cell that ended without a step time; None if none did.
+        removed: Number of combinations of the degrees that each rule removed.
+        least_bytes: Smallest memory need among the configurations that the memory limit removed [bytes].
     """
 
     candidates: int
@@ -54,15 +54,15 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpaceMap:
-    """The cells of a study.
+    """Map of a study's cells.
 
     Attributes:
-        tp: Values of tp that some candidate has, as all below.
-        pp: Of pp.
-        mbs: Of mbs.
-        inner: Of cp*up.
-        cells: By tp, pp, mbs and cp*up; a cell that is absent is no division of the devices.
-        correction: What predictions are multiplied with.
+        tp: Values of tp that some candidate has.
+        pp: Values of pp that some candidate has.
+        mbs: Values of mbs that some candidate has.
+        inner: Values of cp*up that some candidate has.
+        cells: Cells by tp, pp, mbs and cp*up; combinations that do not divide the devices are absent.
+        correction: Factor by which predictions are multiplied.
     """
 
     tp: tuple[int, ...]
@@ -74,14 +74,15 @@ class SpaceMap:
 
 
 def space_map(data: ReportData) -> SpaceMap:
-    """The map of a study as its trials have it."""
+    """Build the map of a study with its trials so far."""
     grid, predicted_s = data.candidates.space.grid, data.candidates.estimate.step_time_s
     keys = _keys(grid)
     order = np.argsort(predicted_s, kind="stable")
+    # The grid is sorted by predicted time, so the first row of each cell is its fastest candidate.
     distinct, first, counts = np.unique(keys[order], axis=0, return_index=True, return_counts=True)
     correction = _correction(data.records)
-    measured, failed = _tried(data.records)
-    removed, least_bytes = _removed(data) if data.config.measured is None else ({}, {})
+    measured, failed = _find_tried(data.records)
+    removed, least_bytes = _count_removed(data) if data.config.measured is None else ({}, {})
     shown = [tuple(np.unique(keys[:, at]).tolist()) for at in range(4)]
     cells: dict[Key, Cell] = {}
     for row, at, count in zip(distinct.tolist(), order[first].tolist(), counts.tolist(), strict=True):
@@ -97,7 +98,8 @@ def space_map(data: ReportData) -> SpaceMap:
             removed={},
             least_bytes=None,
         )
-    for key, rules in _of_cells(removed, shown).items():
+    # Cells without a candidate show what removed their combinations.
+    for key, rules in _restrict_to_map(removed, shown).items():
         if key not in cells:
             cells[key] = Cell(
                 candidates=0,
@@ -114,7 +116,7 @@ def space_map(data: ReportData) -> SpaceMap:
 
 
 def _keys(grid: ConfigGrid) -> IntArray:
-    """The cell of every configuration [n, 4]."""
+    """Compute the cell key of every configuration [n, 4]."""
     return np.stack([grid.tp, grid.pp, grid.mbs, grid.cp * grid.up], axis=1)
 
 
@@ -130,12 +132,13 @@ def _correction(records: Sequence[TrialRecord]) -> float:
     return statistics.median(ratios) if ratios else 1.0
 
 
-def _tried(records: Sequence[TrialRecord]) -> tuple[dict[Key, TrialRecord], dict[Key, Status]]:
-    """The fastest measured trial of each cell, with the step time of all trials of its candidate; and what failed."""
+def _find_tried(records: Sequence[TrialRecord]) -> tuple[dict[Key, TrialRecord], dict[Key, Status]]:
+    """Find each cell's fastest measured trial, with its candidate's step time over all trials, and its failures."""
     measured: dict[Key, tuple[float, TrialRecord]] = {}
     failed: dict[Key, Status] = {}
     for record in records:
         key = _key(record.params)
+        # A candidate with several trials has one step time, from all of them.
         step_s = step_time_of(records, record.params) if record.step_time_s else None
         if step_s is not None and (key not in measured or step_s < measured[key][0]):
             measured[key] = step_s, record
@@ -144,39 +147,41 @@ def _tried(records: Sequence[TrialRecord]) -> tuple[dict[Key, TrialRecord], dict
     return {key: record for key, (_, record) in measured.items()}, failed
 
 
-def _removed(data: ReportData) -> tuple[dict[Key, Counter[str]], dict[Key, float]]:
-    """What removed how many combinations of each cell, and the least memory that those need that memory removed."""
+def _count_removed(data: ReportData) -> tuple[dict[Key, Counter[str]], dict[Key, float]]:
+    """Count per cell the combinations that each rule removed, and find the least memory of those over the limit."""
     setting, options = data.config.setting, data.config.options
     removed: dict[Key, Counter[str]] = defaultdict(Counter)
 
-    def hear(rule: str, columns: Columns, broken: Keep, weight: int) -> None:
+    def count_broken(rule: str, columns: Columns, broken: Keep, weight: int) -> None:
         mbs = columns["mbs"] if "mbs" in columns else np.zeros(len(broken), dtype=np.int64)
+        # Rules that break before mbs is enumerated count for all sizes at once (mbs 0).
         rows = np.stack([columns["tp"], columns["pp"], mbs, columns["cp"] * columns["up"]], axis=1)[broken]
-        for key, count in zip(*_counted(rows), strict=True):
-            removed[key][rule] += count * weight
+        for key, number in zip(*_count_rows(rows), strict=True):
+            removed[key][rule] += number * weight
 
-    grid, _ = enumerate_space(setting, options, on_broken=hear)
+    grid, _ = enumerate_space(setting, options, on_broken=count_broken)
     left = {tuple(row) for row in np.unique(_keys(data.candidates.space.grid), axis=0).tolist()}
     keys = _keys(grid)
+    # Memory removed a cell only if no candidate of it is left.
     is_empty = np.array([tuple(row) not in left for row in keys.tolist()], dtype=np.bool_)
     dropped = grid.take(is_empty)
     least_bytes: dict[Key, float] = {}
     if len(dropped):
         needed = estimate_memory(setting, dropped).needed_bytes
-        for key, count in zip(*_counted(keys[is_empty]), strict=True):
+        for key, count in zip(*_count_rows(keys[is_empty]), strict=True):
             removed[key]["memory"] += count
         for row, size in zip(keys[is_empty].tolist(), needed.tolist(), strict=True):
             least_bytes[tuple(row)] = min(size, least_bytes.get(tuple(row), size))
     return removed, least_bytes
 
 
-def _counted(rows: IntArray) -> tuple[list[Key], list[int]]:
+def _count_rows(rows: IntArray) -> tuple[list[Key], list[int]]:
     distinct, counts = np.unique(rows, axis=0, return_counts=True)
     return [tuple(row) for row in distinct.tolist()], counts.tolist()
 
 
-def _of_cells(removed: Mapping[Key, Counter[str]], shown: Sequence[Sequence[int]]) -> dict[Key, Counter[str]]:
-    """The same of the cells on the map: what needs no mbs holds for each."""
+def _restrict_to_map(removed: Mapping[Key, Counter[str]], shown: Sequence[Sequence[int]]) -> dict[Key, Counter[str]]:
+    """Restrict the counts to cells on the map; counts without mbs are added to every mbs."""
     tps, pps, sizes, inners = map(frozenset, shown)
     found: dict[Key, Counter[str]] = defaultdict(Counter)
     for (tp, pp, mbs, inner), rules in removed.items():

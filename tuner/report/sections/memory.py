@@ -1,4 +1,4 @@
-"""Where the memory goes: every stage of the best configuration against its limit, and the fullest of the others."""
+"""Breakdown of memory: every stage of the best configuration against its limit, and the fullest stage of others."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tuner.storage.record import TrialRecord
 TITLE = "Where the memory goes"
 
 MAX_STAGES = 24
-"""Stages that are drawn, the fullest ones."""
+"""Largest number of stages drawn: the fullest ones."""
 
 
 def memory_section(data: ReportData) -> Html:
-    """What the stages of the best need, and what the fullest device of each configuration does, by part."""
+    """Render the memory of the fullest device of each configuration by part, and of the best one's stages."""
     worth = worth_showing(data)
     bars = [
         Bar(
@@ -36,7 +36,7 @@ def memory_section(data: ReportData) -> Html:
     headroom = data.config.options.memory_headroom
     words = (
         f"Predicted peak of the fullest device by part; it has {gibibytes(capacity)}, of which {percent(headroom)} "
-        "must stay free. Fragmentation may pass the limit: the allocator gives it up when it must. A diamond is the "
+        "must stay free. Fragmentation may exceed the limit: the allocator can release it. A diamond is the "
         "measured peak."
     )
     figure = stacked_bars(bars, axis="memory [GiB]", unit="GiB", limits=dict([_limit(capacity, headroom)]))
@@ -50,12 +50,13 @@ def memory_section(data: ReportData) -> Html:
 
 
 def _stages(data: ReportData) -> Html | None:
-    """Every stage of the best configuration."""
+    """Render the memory of every stage of the best configuration."""
     best, setting = data.best_config, data.config.setting
     if best is None or not launchable(setting, best):
         return None
     found = stage_memory(setting, best)
     headroom = data.config.options.memory_headroom
+    # Draw the stages closest to their own limit, in the order of the pipeline.
     share = found.needed_bytes / ((1 - headroom) * found.capacity_bytes)
     drawn = np.sort(np.argsort(-share, kind="stable")[:MAX_STAGES]).tolist()
     bars = [
@@ -68,10 +69,10 @@ def _stages(data: ReportData) -> Html | None:
     ]
     limits = dict(_limit(capacity, headroom) for capacity in np.unique(found.capacity_bytes).tolist())
     figure = stacked_bars(bars, axis="memory [GiB]", unit="GiB", limits=limits)
-    told = "" if len(drawn) == best.pp else f"; of {best.pp} the {len(drawn)} fullest are drawn"
+    told = "" if len(drawn) == best.pp else f"; only the {len(drawn)} fullest of {best.pp} are shown"
     words = (
-        f"Predicted peak of each pipeline stage of the best{told}. What an allocator gives up when it must "
-        "(fragmentation) may reach beyond the limit."
+        f"Predicted peak of each pipeline stage of the best configuration{told}. Fragmentation may exceed the limit: "
+        "the allocator can release it."
     )
     return joined(
         tag("h3", "Stage by stage"),
@@ -82,7 +83,7 @@ def _stages(data: ReportData) -> Html | None:
 
 
 def _numbers(found: MemoryEstimate, headroom: float) -> Html:
-    """What the picture shows, as a table; neighbours that are alike in one row."""
+    """Render the numbers of the figure as a table, with equal neighbouring stages in one row."""
     rows: list[list[Content]] = []
     begin = 0
     for stage in range(len(found.peak_bytes)):
@@ -92,7 +93,7 @@ def _numbers(found: MemoryEstimate, headroom: float) -> Html:
         named = str(begin) if begin == stage else f"{begin} to {stage}"
         rows.append([named, *_row(found, begin, headroom)])
         begin = stage + 1
-    return table(["stage", "peak", "of it fragmentation", "limit"], rows, numeric=frozenset({1, 2, 3}))
+    return table(["stage", "peak", "fragmentation", "limit"], rows, numeric=frozenset({1, 2, 3}))
 
 
 def _row(found: MemoryEstimate, stage: int, headroom: float) -> list[Content]:
@@ -104,7 +105,7 @@ def _row(found: MemoryEstimate, stage: int, headroom: float) -> list[Content]:
 
 
 def _limit(capacity_bytes: float, headroom: float) -> tuple[str, float]:
-    """The name of a limit, and the limit [GiB]."""
+    """Return the name of a limit and its value [GiB]."""
     limit_gib = (1 - headroom) * capacity_bytes / GIB
     return f"limit {limit_gib:.1f} GiB", limit_gib
 

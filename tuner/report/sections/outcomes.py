@@ -1,4 +1,4 @@
-"""How the trials ended, and what each way of ending says about its candidate."""
+"""Outcomes of the trials, and what each outcome says about its candidate."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _WORDS = {
     Status.TIMEOUT: ("time limit", "cut off; not tried again under the same limit"),
     Status.OUT_OF_MEMORY: ("out of memory", "it does not fit; not tried again"),
     Status.CRASHED: ("crashed", "the program failed; not tried again"),
-    Status.INCIDENT: ("incident", "the machine failed, which says nothing about the configuration"),
-    Status.CANCELLED: ("cancelled", "the study ended, which says nothing about the configuration"),
+    Status.INCIDENT: ("incident", "the machine failed; no conclusion about the configuration"),
+    Status.CANCELLED: ("cancelled", "the study ended; no conclusion about the configuration"),
     None: ("running", "not ended yet"),
 }
 
 _PROXY_WORDS: dict[Status | None, str] = {
-    Status.OK: "the errors of a smaller job's step correct the predictions of all candidates",
-    Status.OUT_OF_MEMORY: "the smaller job does not fit, which its candidate may",
+    Status.OK: "the errors of the proxy job's step correct the predictions of all candidates",
+    Status.OUT_OF_MEMORY: "the proxy job does not fit; its candidate still may",
 }
 
 
 def outcomes_table(data: ReportData) -> Html:
-    """The number of trials by how they ended, in a fixed order; nothing before the first trial."""
+    """Render the number of trials by outcome in a fixed order; empty before the first trial."""
     counts = Counter(record.status for record in data.records if not record.is_proxy)
     rows: list[list[Content]] = [
         [outcome, f"{counts[status]:,}", meaning] for status, (outcome, meaning) in _WORDS.items() if counts[status]
@@ -39,4 +39,4 @@ def outcomes_table(data: ReportData) -> Html:
     ]
     if not rows:
         return Html("")
-    return table(["outcome", "trials", "what it means"], rows, numeric=frozenset({1}))
+    return table(["outcome", "trials", "meaning"], rows, numeric=frozenset({1}))

@@ -1,4 +1,4 @@
-"""The pipeline of the best configuration, as the event simulator runs it."""
+"""Pipeline timeline of the best configuration, as the event simulator runs it."""
 
 from __future__ import annotations
 
@@ -20,35 +20,36 @@ from tuner.report.markup import Html, section, tag
 from tuner.report.words import in_short, percent, plural, seconds
 from tuner.space.enumeration import launchable
 
-TITLE = "The pipeline of the best"
+TITLE = "Pipeline of the best configuration"
 MAX_SIMULATED = 60_000
-"""Passes of one kind of replicas that the page waits for; these take some seconds."""
+"""Largest number of passes of one kind of replica that is simulated for the page; this takes some seconds."""
 MAX_ROWS = 32
+"""Largest number of rows (stages of unlike replicas) that are drawn."""
 MAX_PASSES = 140
-"""Of one stage, beyond which only the begin and the end of the step are drawn: narrower bars would tell nothing."""
+"""Largest number of passes of one stage; of more, only the beginning and end of the step are drawn."""
 MAX_ALL_PASSES = 2_400
-"""Of all rows together, so that the page stays small."""
+"""Largest number of passes of all rows together, which limits the size of the page."""
 MAX_NUMBERED = 40
-"""Backward passes of one row, beyond which bars have no room for the micro-batch's number; half as many others."""
+"""Largest number of backward passes of one row that have room for the micro-batch's number; half for others."""
 
 _DIGITS = 6
-"""Of seconds: microseconds are drawn."""
+"""Number of decimals of seconds: microseconds are drawn."""
 _THICK, _THIN, _BESIDE = 0.56, 0.1, 0.36
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Look:
-    """How one kind of spans is drawn: which they are, and where in their row.
+    """Appearance of one kind of spans.
 
     Attributes:
-        name: Of its entry in the legend.
-        colour: Of its bars.
-        spans: Those of a row, until the end of the step.
-        hover: What the bars tell.
-        text: Colour of the micro-batches' numbers; empty for none.
-        max_numbered: Spans of one row beyond which there are none.
-        at: Distance from the middle of the row.
-        thickness: 1 is the distance of rows. Thin ones are seen however short they are.
+        name: Name of the kind in the legend.
+        colour: Colour of the bars.
+        spans: Function that returns the spans of a row until the end of the step.
+        hover: Text shown when the pointer is on a bar.
+        text: Colour of the micro-batches' numbers; empty for no numbers.
+        max_numbered: Largest number of spans in a row for which numbers are drawn.
+        at: Vertical distance from the middle of the row.
+        thickness: Height of a bar as a share of the distance of rows; thin bars are drawn however short they are.
     """
 
     name: str
@@ -101,10 +102,10 @@ _LOOKS = (
         hover="optimizer",
     ),
     _Look(
-        name="handed on to other stages",
+        name="sent to other stages",
         colour=part_colour("pp"),
         spans=lambda row, _: row.hops,
-        hover=f"handed on, {_OF_MICRO_BATCH}",
+        hover=f"sent, {_OF_MICRO_BATCH}",
         at=-_BESIDE,
         thickness=_THIN,
     ),
@@ -120,21 +121,21 @@ _LOOKS = (
 
 
 def pipeline_section(data: ReportData) -> Html:
-    """What every stage does when, with its idle time."""
+    """Render the timeline of every stage with its idle time."""
     if data.best_config is None:
-        return _empty("It is drawn once there is a best trial.")
+        return _empty("The pipeline is drawn once a trial has completed.")
     refusal = _refusal(data, data.best_config)
     if refusal:
         return _empty(refusal)
     try:
         simulation = simulated(data.config, data.best_config)
     except ConfigError as error:
-        return _empty(f"The event simulator has no step of {in_short(data.best_config.values())}: {error.rule}.")
+        return _empty(f"The event simulator cannot run {in_short(data.best_config.values())}: {error.rule}.")
     rows = stage_rows(simulation)
     shown, until_s = rows[:MAX_ROWS], simulation.timeline.makespan_s
     windows = _windows(shown, until_s)
     words = [_step_in_words(data, simulation), _idle_in_words(rows), _shown_in_words(rows, windows, until_s)]
-    words += ["Lighter passes are those of later chunks."] if data.best_config.vpp > 1 else []
+    words += ["Lighter passes belong to later model chunks."] if data.best_config.vpp > 1 else []
     figure = _picture(shown, windows, until_s)
     drawn = drawing(figure, "pipeline", height=90 + max(34 * len(shown), 90))
     return section("pipeline", TITLE, tag("p", " ".join(filter(None, words))), drawn)
@@ -145,10 +146,10 @@ def _empty(words: str) -> Html:
 
 
 def _refusal(data: ReportData, best: ParallelConfig) -> str:
-    """Why the best configuration is not simulated; empty if it can be."""
+    """Explain why the best configuration is not simulated; empty if it can be."""
     setting = data.config.setting
     if not launchable(setting, best):
-        return "Its degrees do not divide the job, so that there is no pipeline to simulate."
+        return "Its degrees do not divide the job, so there is no pipeline to simulate."
     passes = 2 * setting.job.global_batch_size // (best.dp * best.mbs) * best.vpp * best.pp
     if passes > MAX_SIMULATED:
         return f"It has {passes:,} passes, too many to draw; `meshtune simulate --trace` writes them to a file."
@@ -158,10 +159,10 @@ def _refusal(data: ReportData, best: ParallelConfig) -> str:
 def _step_in_words(data: ReportData, simulation: Simulation) -> str:
     step_s = data.best_step_time_s
     overhead_s = simulation.step_time_s - simulation.timeline.makespan_s
-    known = f", {seconds(step_s)} in its trial" if data.best and step_s else ""
+    known = f" (measured: {seconds(step_s)})" if data.best and step_s else ""
     return (
         f"One step of the best configuration in the event simulator: {seconds(simulation.step_time_s)}{known}. "
-        f"Of this, {seconds(max(overhead_s, 0.0))} are overheads that are not drawn."
+        f"Of this, {seconds(max(overhead_s, 0.0))} is overhead that is not drawn."
     )
 
 
@@ -172,7 +173,7 @@ def _idle_in_words(rows: Sequence[StageRow]) -> str:
     busiest = min(rows, key=lambda row: row.idle_share)
     return (
         f"Its stages are idle for {percent(min(shares))} to {percent(max(shares))} of the rest; "
-        f"stage {busiest.stage} sets the pace."
+        f"stage {busiest.stage} is the bottleneck."
     )
 
 
@@ -181,16 +182,16 @@ def _shown_in_words(rows: Sequence[StageRow], windows: Sequence[tuple[float, flo
     if len(windows) > 1:
         between_s = windows[1][0] - windows[0][1]
         told = (
-            f"Drawn are the first {seconds(windows[0][1])} and the last {seconds(until_s - windows[1][0])}; "
-            f"the {seconds(between_s)} between are left out."
+            f"Only the first {seconds(windows[0][1])} and the last {seconds(until_s - windows[1][0])} are drawn; "
+            f"{seconds(between_s)} between them are omitted."
         )
     if len(rows) > MAX_ROWS:
-        told += f" Of {plural(len(rows), 'row')} the first {MAX_ROWS} are drawn."
+        told += f" Only the first {MAX_ROWS} of {plural(len(rows), 'row')} are drawn."
     return told.strip()
 
 
 def _windows(rows: Sequence[StageRow], until_s: float) -> list[tuple[float, float]]:
-    """The parts of the step that are drawn: all of it, or its begin and its end."""
+    """Choose the drawn parts of the step: all of it, or its beginning and its end."""
     most = max(rows, key=lambda row: len(row.computing))
     limit = min(MAX_PASSES, MAX_ALL_PASSES // len(rows))
     if len(most.computing) <= limit:
@@ -234,7 +235,7 @@ def _picture(rows: Sequence[StageRow], windows: Sequence[tuple[float, float]], u
 
 
 def _row_in_words(row: StageRow, *, unlike: bool) -> str:
-    """The name of a row; which replicas where they are unlike."""
+    """Name a row by its stage, and by its replica if replicas differ."""
     return (f"replica {row.replica}, " if unlike else "") + f"stage {row.stage}"
 
 
@@ -245,7 +246,7 @@ def _draw(
     window: tuple[float, float],
     axis: str,
 ) -> None:
-    """Adds the spans of all rows that reach into the window, those too short to be seen left out."""
+    """Add the spans of all rows inside the window, except those too short to be visible."""
     is_thin = look.thickness == _THIN
     least_s = 0.0 if is_thin else 2e-4 * (window[1] - window[0])
     found = [

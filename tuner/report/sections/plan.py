@@ -1,4 +1,4 @@
-"""How the layers of the best configuration are sharded, where the study plans that."""
+"""Sharding plan of the best configuration's layers, in studies with a planner."""
 
 from __future__ import annotations
 
@@ -15,41 +15,39 @@ TITLE = "Sharding plan"
 
 
 def plan_section(data: ReportData) -> Html:
-    """What the plan sends and where it differs from the one by hand; nothing in studies of the plan by hand."""
+    """Render the plan's collectives and its differences from the plan by hand; empty without a planner."""
     planner = data.config.planning.name
     if planner == "megatron":
         return Html("")
     if data.best_config is None:
-        return section("plan", TITLE, tag("p", "It is told once there is a best trial.", class_="empty"))
+        return section("plan", TITLE, tag("p", "The plan is shown once a trial has completed.", class_="empty"))
     plan = plan_of(data.config, data.best_config).get("plan")
     if plan is None:
         words = (
-            f"The layers of {in_short(data.best_config.values(data.dimensions))} are not planned: a device has them to "
-            "itself, or there is no plan by hand to compare with."
+            f"The layers of {in_short(data.best_config.values(data.dimensions))} are not planned: each device holds "
+            "whole layers, or there is no plan by hand to compare with."
         )
         return section("plan", TITLE, tag("p", words, class_="empty"))
-    return section("plan", TITLE, tag("p", _in_words(plan)), _collectives(plan), _differences(plan), _pins(plan))
+    return section("plan", TITLE, tag("p", _describe(plan)), _collectives(plan), _differences(plan), _pins(plan))
 
 
-def _in_words(plan: Mapping[str, Any]) -> str:
+def _describe(plan: Mapping[str, Any]) -> str:
     axes = ", ".join(f"{name} {size}" for name, size in plan["mesh"].items())
     own_s, by_hand_s = plan["step_time_s"], plan["by_hand_step_time_s"]
     words = (
-        f"The layers of the best configuration as {plan['planner']} shards them over {axes}, told of "
+        f"The layers of the best configuration as {plan['planner']} shards them over {axes}, for "
         f"{plan['layers']} and {plan['micro_batches']:,} micro-batch{'es' if plan['micro_batches'] > 1 else ''}. "
     )
     ratio = plan["predicted_ratio"]
     if not plan["differs"]:
-        words += f"It is the plan that frameworks write by hand, and takes {seconds(own_s)} with nothing overlapped. "
+        words += f"It equals the plan that frameworks write by hand, and takes {seconds(own_s)} without overlap. "
         if ratio is not None:
-            words += f"Another one was found, with which the step is predicted to take {percent(ratio - 1)} more."
+            words += f"Another plan was found, but it is predicted to make the step {percent(ratio - 1)} slower."
         return words
-    words += f"With nothing overlapped they take {seconds(own_s)}, by hand {seconds(by_hand_s)}"
+    words += f"Without overlap they take {seconds(own_s)}, by hand {seconds(by_hand_s)}"
     if ratio is not None:
-        words += (
-            f"; with what runs beside compute, the step is predicted to change by {percent(ratio - 1, signed=True)}"
-        )
-    return words + ". No framework runs this plan yet: times are predicted, and trials simulated."
+        words += f"; with overlap, the step time is predicted to change by {percent(ratio - 1, signed=True)}"
+    return words + ". No framework runs this plan yet: times are predicted, and trials are simulated."
 
 
 def _collectives(plan: Mapping[str, Any]) -> Html:
@@ -64,7 +62,7 @@ def _differences(plan: Mapping[str, Any]) -> Html | None:
     rows: list[list[Content]] = [list(row) for row in differences_in_words(plan)]
     if not rows:
         return None
-    return joined(tag("h3", "Where it differs from the plan by hand"), table(["operator", "planned", "by hand"], rows))
+    return joined(tag("h3", "Differences from the plan by hand"), table(["operator", "planned", "by hand"], rows))
 
 
 def _pins(plan: Mapping[str, Any]) -> Html | None:

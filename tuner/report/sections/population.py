@@ -1,4 +1,4 @@
-"""How the belief about the best configuration changed from trial to trial, as in FlexParallel's Figure 6."""
+"""Posterior probability of each configuration to be the fastest, after every trial (as in FlexParallel's Figure 6)."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from costmodels.job.parallel_config import DEGREES, Value
 from tuner.report.data import ReportData
 from tuner.report.figures import CANDIDATES, FAILED, INK, OTHER_CANDIDATES, drawing
 from tuner.report.markup import Content, Html, section, table, tag
-from tuner.report.words import in_short, percent
+from tuner.report.words import after_trials, in_short, percent
 from tuner.search.population import MAX_SHARES, Moment, Share
 from tuner.storage.record import TrialRecord
 
-TITLE = "Which configuration may be the fastest"
+TITLE = "Which configuration is probably the fastest"
 
 ABOVE = 1.045
-"""Height at which a choice stands that has no part of its own."""
+"""Height at which a chosen configuration without its own part of the column is marked."""
 
 NUM_LISTED = 6
-"""Candidates whose last probability is told in numbers."""
+"""Number of candidates in the table of the latest probabilities."""
 
 _MANY = 12
-"""Columns above which not every trial gets a number on the axis."""
+"""Number of columns above which not every column is labelled on the axis."""
 
 Key = tuple[Value, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Segment:
-    """A part of one column: a candidate, or what is kept of all others as one sum.
+    """Part of one column: a candidate, or the sum of all others.
 
     Attributes:
-        column: Trials that had ended.
-        share: The candidate; None for the sum.
-        tried: Whether it was tried by then.
-        bottom: Where it begins on the axis of probability.
-        height: Its probability.
+        column: Number of trials that had ended.
+        share: Candidate with its probability; None for the sum.
+        tried: Whether the candidate had been tried by then.
+        bottom: Lower end on the axis of probability.
+        height: Probability of the candidate or sum.
     """
 
     column: int
@@ -51,21 +51,21 @@ class Segment:
 
     @property
     def middle(self) -> float:
-        """Where a mark on it stands."""
+        """Height of a mark on the segment."""
         return self.bottom + self.height / 2
 
 
 def population_section(data: ReportData) -> Html:
-    """A column of probabilities before the first trial and after each, with what was chosen from it."""
+    """Render a column of probabilities before the first trial and after each, with the choices made from it."""
     if not data.moments:
-        words = "The study holds no probabilities; they are kept from its first trial on."
+        words = "The study holds no probabilities yet; they are stored from its first trial on."
         return section("population", TITLE, tag("p", words, class_="empty"))
     columns = _columns(data)
     colours = _colours(data, [moment for _, moment in columns])
-    segments = [part for column, moment in columns for part in _stacked(column, moment, colours)]
+    segments = [part for column, moment in columns for part in _stack_column(column, moment, colours)]
     figure = go.Figure()
     _add_bars(figure, segments, colours, data.dimensions)
-    _add_p_star(figure, columns, data.config.search.confidence)
+    _add_confidence(figure, columns, data.config.search.confidence)
     _add_choices(figure, data, segments, [column for column, _ in columns])
     last = columns[-1][0]
     step = 1 if last <= _MANY else 5 * math.ceil(last / 50)
@@ -74,7 +74,7 @@ def population_section(data: ReportData) -> Html:
         barmode="overlay",
         bargap=0.25 if last <= _MANY else 0.12,
         xaxis={
-            "title": "trials that had ended",
+            "title": "number of trials that had ended",
             "range": [columns[0][0] - 0.6, last + 0.6],
             "tickvals": ticks,
             "showgrid": False,
@@ -87,19 +87,19 @@ def population_section(data: ReportData) -> Html:
         },
     )
     words = (
-        f"How many of the {data.config.search.draws:,} draws name which configuration as the fastest, before the first "
-        "trial and after each. Solid parts had been tried by then, hatched ones had not; p_star is where the solid "
-        "ones end. A diamond is what was tried next, above the column if it was not among the "
-        f"{MAX_SHARES} most probable."
+        f"Share of the {data.config.search.draws:,} posterior draws in which each configuration is fastest, before the "
+        "first trial and after each. Solid parts had been tried by then, hatched parts had not. The confidence that no "
+        "untried configuration is faster is the height of all solid parts together. A diamond marks the configuration "
+        f"tried next; it is above the column if it was not among the {MAX_SHARES} most probable."
     )
-    alike = _alike(colours, data.dimensions)
+    alike = _common_dimensions(colours, data.dimensions)
     if alike:
-        words += f" All that are named here have {in_short(alike)}."
+        words += f" All configurations named here have {in_short(alike)}."
     return section("population", TITLE, tag("p", words), drawing(figure, "population", height=440), _latest(data))
 
 
 def _latest(data: ReportData) -> Html:
-    """The most probable candidates at the end, in numbers."""
+    """Render a table of the most probable candidates at the end."""
     moment = data.moments[-1]
     listed = moment.shares[:NUM_LISTED]
     rows: list[list[Content]] = [
@@ -108,12 +108,12 @@ def _latest(data: ReportData) -> Html:
     ]
     others = 1 - math.fsum(share.probability for share in listed)
     rows += [["all others", percent(others), ""]] if others > 5e-4 else []
-    when = "before the first trial" if moment.trial is None else f"after trial {moment.trial}"
-    return table([f"probability {when}", "fastest", ""], rows, numeric=frozenset({1}))
+    when = after_trials(data.records, moment.trial)
+    return table([f"configuration ({when})", "probability", ""], rows, numeric=frozenset({1}))
 
 
 def _columns(data: ReportData) -> list[tuple[int, Moment]]:
-    """Each moment with the number of trials that had ended."""
+    """Pair each moment with the number of trials that had ended."""
     ended = {record.number: count for count, record in enumerate(data.finished, start=1)}
     return [
         (0 if moment.trial is None else ended[moment.trial], moment)
@@ -123,7 +123,7 @@ def _columns(data: ReportData) -> list[tuple[int, Moment]]:
 
 
 def _colours(data: ReportData, moments: Sequence[Moment]) -> dict[Key, str]:
-    """The colours of the candidates that were probable for longest; the best one has the first if a draw named it."""
+    """Assign colours to the candidates that were most probable for longest; the best has the first if it was drawn."""
     weight: dict[Key, float] = defaultdict(float)
     for moment in moments:
         for share in moment.shares:
@@ -133,8 +133,8 @@ def _colours(data: ReportData, moments: Sequence[Moment]) -> dict[Key, str]:
     return dict(zip(ranked, CANDIDATES, strict=False))
 
 
-def _stacked(column: int, moment: Moment, colours: Mapping[Key, str]) -> list[Segment]:
-    """The parts of a column from the bottom: what was tried, then the rest; the coloured ones first, in one order."""
+def _stack_column(column: int, moment: Moment, colours: Mapping[Key, str]) -> list[Segment]:
+    """Stack the parts of a column: tried ones below, coloured ones first, in the same order in all columns."""
     order = {key: rank for rank, key in enumerate(colours)}
     parts: list[tuple[Share | None, bool, float]] = []
     for tried, rest in ((True, moment.rest_tried), (False, moment.rest_untried)):
@@ -150,8 +150,8 @@ def _stacked(column: int, moment: Moment, colours: Mapping[Key, str]) -> list[Se
     ]
 
 
-def _alike(keys: Collection[Key], dimensions: Sequence[str]) -> dict[str, Value]:
-    """The further dimensions in which all coloured candidates are the same, which their names can leave out."""
+def _common_dimensions(keys: Collection[Key], dimensions: Sequence[str]) -> dict[str, Value]:
+    """Collect the further dimensions that are equal for all coloured candidates, which their names omit."""
     columns = zip(dimensions, zip(*keys, strict=True), strict=True)
     return {name: values[0] for name, values in columns if name not in DEGREES and len(set(values)) == 1}
 
@@ -164,8 +164,8 @@ def _legend(key: Key, dimensions: Sequence[str], alike: Mapping[str, Value]) -> 
 def _add_bars(
     figure: go.Figure, segments: Sequence[Segment], colours: Mapping[Key, str], dimensions: Sequence[str]
 ) -> None:
-    """Two traces for each candidate, tried and not, at the heights that `_stacked` gave."""
-    alike = _alike(colours, dimensions)
+    """Add two traces for each candidate, tried and untried, at the heights computed by `_stack_column`."""
+    alike = _common_dimensions(colours, dimensions)
     named: set[Key | None] = set()
     for key in (*colours, None):
         for tried in (True, False):
@@ -182,7 +182,7 @@ def _add_bars(
                 marker={
                     "color": colour,
                     "line": {"width": 0},
-                    # hatching on the page itself, so that it holds on a dark page as on a light one
+                    # hatch on the page's own background, so that it works on dark and light pages
                     "pattern": {"shape": "" if tried else "/", "fillmode": "replace", "size": 6, "solidity": 0.45},
                 },
                 text=[f"{_label(part)}<br>{percent(part.height)}{', tried' if tried else ''}" for part in members],
@@ -200,26 +200,26 @@ def _label(part: Segment) -> str:
     return "all others" if part.share is None else in_short(part.share.config)
 
 
-def _add_p_star(figure: go.Figure, columns: Sequence[tuple[int, Moment]], confidence: float) -> None:
-    """p_star over the columns, and where it is enough."""
+def _add_confidence(figure: go.Figure, columns: Sequence[tuple[int, Moment]], confidence: float) -> None:
+    """Add the line of p_star over the columns, and the confidence at which the search stops."""
     line = {"color": FAILED, "width": 1.5, "dash": "dash"}
     figure.add_hline(y=confidence, line=line)
-    figure.add_scatter(x=[None], y=[None], mode="lines", name=f"enough: {confidence:g}", line=line)
+    figure.add_scatter(x=[None], y=[None], mode="lines", name=f"search stops above {confidence:g}", line=line)
     at, p_star = [column for column, _ in columns], [moment.p_star for _, moment in columns]
-    # a dark line with a light edge, to be seen on every colour
+    # a dark line with a light edge is visible on every colour
     figure.add_scatter(x=at, y=p_star, mode="lines", line={"color": "#FFFFFF", "width": 5}, hoverinfo="skip")
     figure.add_scatter(
         x=at,
         y=p_star,
         mode="lines",
-        name="p_star",
+        name="confidence",
         line={"color": INK, "width": 2},
-        hovertemplate="p_star: %{y:.2f}<extra></extra>",
+        hovertemplate="confidence: %{y:.2f}<extra></extra>",
     )
 
 
 def _add_choices(figure: go.Figure, data: ReportData, segments: Sequence[Segment], columns: Sequence[int]) -> None:
-    """A diamond for each trial on the column that stood when it was asked for; one for those in the same place."""
+    """Add a diamond for each trial, on the column from which it was chosen; equal places share one diamond."""
     where = {(part.column, part.share.key): part.middle for part in segments if part.share}
     told: dict[tuple[int, float], list[str]] = defaultdict(list)
     for record in data.records:
@@ -244,7 +244,7 @@ def _add_choices(figure: go.Figure, data: ReportData, segments: Sequence[Segment
 
 
 def _column_of(record: TrialRecord, data: ReportData, columns: Sequence[int]) -> int | None:
-    """Trials that had ended when the trial was asked for, if there is a column for it."""
+    """Count the trials that had ended when a trial was chosen; None if there is no such column."""
     asked = record.started_at
     if asked is None:
         return None

@@ -1,4 +1,4 @@
-"""How the search went: every trial, the best so far, and the growing confidence."""
+"""Progress of the search: every trial, the best so far, and the confidence."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tuner.storage.record import TrialRecord
 
 
 def progress_section(data: ReportData) -> Html:
-    """Step times in the order in which trials ended, with p_star on a second axis."""
+    """Render step times in the order in which trials ended, with the confidence on a second axis."""
     finished = list(enumerate(data.finished, start=1))
     if not finished:
         return section("progress", "Progress", tag("p", "No trial has ended yet.", class_="empty"))
     timed = [(at, record, record.step_time_s) for at, record in finished if record.step_time_s is not None]
-    failed = [(at, record) for at, record in finished if record.step_time_s is None and not _is_proxys(record)]
-    proxies = [(at, record) for at, record in finished if _is_proxys(record)]
+    failed = [(at, record) for at, record in finished if record.step_time_s is None and not _is_proxy_result(record)]
+    proxies = [(at, record) for at, record in finished if _is_proxy_result(record)]
     reference_s = data.reference_step_time_s
     role = data.reference.role if data.reference else ""
     heights = [step_s for _, _, step_s in timed] + ([reference_s] if reference_s else [])
@@ -50,7 +50,7 @@ def progress_section(data: ReportData) -> Html:
     if failed:
         figure.add_scatter(
             x=[at for at, _ in failed],
-            y=[longest_s] * len(failed),  # a failed trial has no height of its own
+            y=[longest_s] * len(failed),  # a failed trial has no step time of its own
             mode="markers",
             name="no step time",
             marker={"symbol": "x", "size": 10, "color": FAILED},
@@ -63,7 +63,7 @@ def progress_section(data: ReportData) -> Html:
     if proxies:
         figure.add_scatter(
             x=[at for at, _ in proxies],
-            y=[longest_s] * len(proxies),  # its step is not the candidate's
+            y=[longest_s] * len(proxies),  # a proxy's step time is not the candidate's
             mode="markers",
             name="proxy",
             marker={"symbol": "circle-open", "size": 9, "color": MEASURED},
@@ -88,21 +88,21 @@ def progress_section(data: ReportData) -> Html:
         x=[at for at, _ in data.p_star_history],
         y=[p_star for _, p_star in data.p_star_history],
         mode="lines",
-        name="p_star (right)",
+        name="confidence (right)",
         yaxis="y2",
         line={"dash": "dot", "width": 2, "color": CONFIDENCE},
-        hovertemplate="p_star: %{y:.2f}<extra></extra>",
+        hovertemplate="confidence: %{y:.2f}<extra></extra>",
     )
     figure.update_layout(
         xaxis={
-            "title": "trials in the order of their ends",
+            "title": "trials in the order in which they ended",
             "range": [0.5, len(finished) + 0.5],
             "tickformat": "d",
             "dtick": 1 if len(finished) <= 12 else None,
         },
         yaxis={**time_axis("step time [s]", heights), "showticklabels": bool(timed)},
         yaxis2={
-            "title": "p_star",
+            "title": "confidence",
             "overlaying": "y",
             "side": "right",
             "range": [-0.02, 1.08],
@@ -112,27 +112,27 @@ def progress_section(data: ReportData) -> Html:
             "automargin": True,
         },
     )
-    told = tag("p", _in_words(data, timed))
+    told = tag("p", _describe(data, timed))
     return section("progress", "Progress", told, drawing(figure, "progress", height=400))
 
 
-def _in_words(data: ReportData, timed: Sequence[tuple[int, TrialRecord, float]]) -> str:
-    """How the best step fell, and where p_star stands.
+def _describe(data: ReportData, timed: Sequence[tuple[int, TrialRecord, float]]) -> str:
+    """Describe the best step so far and the confidence.
 
     Args:
-        data: The study.
-        timed: Positions in the order of their ends, of the trials with a step time, the trials, and that time.
+        data: Data of the report.
+        timed: Trials with a step time: position in the order of their ends, trial, and step time [s].
     """
     count = plural(len(data.finished), "trial")
-    p_star = "" if data.p_star is None else f"; p_star is {data.p_star:.2f}"
+    confidence = "" if data.p_star is None else f"; the confidence is {data.p_star:.2f}"
     if not timed:
-        return f"{count} ended, none with a step time{p_star}."
+        return f"{count} ended, none with a step time{confidence}."
     first_at, _, first_s = timed[0]
     best_at, best, best_s = min(timed, key=lambda entry: entry[2])
-    fell = "" if best_at == first_at else f" It was {seconds(first_s)} when {first_at} had ended."
-    return f"Of {count} that ended, trial {best.number} has the shortest step, {seconds(best_s)}{p_star}.{fell}"
+    fell = "" if best_at == first_at else f" After {plural(first_at, 'trial')} it was {seconds(first_s)}."
+    return f"Of {count} that ended, trial {best.number} has the shortest step, {seconds(best_s)}{confidence}.{fell}"
 
 
-def _is_proxys(record: TrialRecord) -> bool:
-    """Whether a smaller job has measured what it was to."""
+def _is_proxy_result(record: TrialRecord) -> bool:
+    """Check whether a trial is a successful proxy job."""
     return record.is_proxy and not record.has_failed

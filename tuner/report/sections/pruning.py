@@ -1,4 +1,4 @@
-"""Why configurations fell before any trial."""
+"""Configurations that were removed before any trial, by rule."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from tuner.report.data import ReportData
 from tuner.report.markup import Content, Html, section, table, tag
 from tuner.report.words import percent
 
-TITLE = "Why configurations fell"
+TITLE = "Removed configurations"
 
 
 def pruning_section(data: ReportData) -> Html:
-    """A table of the rules, the most effective first, and what memory dropped."""
+    """Render a table of the rules, the most effective first, and of the memory limit."""
     space, config = data.candidates.space, data.config
     if config.measured is not None:
-        words = "A replay offers exactly the configurations that were measured, so no rule dropped any."
+        words = "A replay contains exactly the measured configurations, so no rule removed any."
         return section("pruning", TITLE, tag("p", words))
     reasons = data.reasons
     total = space.num_before_memory + sum(count for rule, count in space.removed.items() if rule != "memory")
@@ -22,8 +22,8 @@ def pruning_section(data: ReportData) -> Html:
         [tag("code", rule), reasons.get(rule, ""), f"{count:,}", percent(count / total)] for rule, count in ranked
     ]
     words = (
-        "Rules drop raw combinations, each counted under the first rule that it breaks; memory drops configurations "
-        "that obey all rules."
+        "Rules remove raw combinations of degrees; each is counted under the first rule that it breaks. The memory "
+        "limit removes configurations that obey all rules."
     )
-    head: list[Content] = ["rule", "reason", "dropped", "of all"]
+    head: list[Content] = ["rule", "reason", "removed", "share"]
     return section("pruning", TITLE, tag("p", words), table(head, rows, numeric=frozenset({2, 3})))

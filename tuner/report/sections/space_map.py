@@ -1,4 +1,4 @@
-"""The space as a picture: facets of tp and pp, cells coloured by step time, drawn without scripts."""
+"""Map of the search space: facets by tp and pp, cells coloured by step time, drawn without scripts."""
 
 from __future__ import annotations
 
@@ -10,53 +10,53 @@ from tuner.report.markup import Html, section, tag
 from tuner.report.sections.map_cells import Cell, SpaceMap, space_map
 from tuner.report.words import GIB, in_short, percent, plural, seconds
 
-TITLE = "The space as a map"
+TITLE = "Map of the search space"
 
 WITHIN = (0.02, 0.05, 0.1, 0.2, 0.35, 0.6, 1.0, 2.0)
-"""Shares by which a step of each colour is at most longer than the shortest; the last colour is for all others."""
+"""Upper limits of each colour: by which share a step is longer than the shortest; the last colour is for the rest."""
 
 INNER = "cp\N{MULTIPLICATION SIGN}up"
 
 MAX_CELLS = 12_000
-"""Beyond which rows of cp*up are left out, the slowest ones first."""
+"""Largest number of cells; of more, the rows with the largest cp*up are omitted."""
 
 _SIZES = (26, 20, 15, 11)
-"""Of a cell in pixels: the largest with which a picture fits a narrow page, and all of them a screen of a wide one."""
+"""Sizes of a cell [px]: the largest is used with which a facet fits a narrow page and all fit a wide screen."""
 _WIDTH, _HEIGHT, _NARROW = 1190, 900, 335
 _LABELS, _GAP, _TOP = 74, 9, 44
 _MOST_RULES = 4
 
 
 def map_section(data: ReportData) -> Html:
-    """The map with its legend, and in words what it cannot show."""
+    """Render the map with its legend and an explanation."""
     if not len(data.candidates.space.grid):
         return section("map", TITLE, tag("p", "There is no candidate to show.", class_="empty"))
     found = space_map(data)
-    shown = _less_rows(found)
+    shown = _select_rows(found)
     words = (
-        f"Each cell holds the candidates that have its tp, pp, mbs and {INNER}, and has the colour "
-        "of the fastest of them: measured where a mark stands, else as predicted before any trial"
+        f"Each cell stands for the candidates with its tp, pp, mbs and {INNER}. Its colour shows the step time "
+        "of the fastest of them: measured if the cell has a mark, else as predicted before any trial"
     )
     if found.correction != 1:
-        words += f", times {found.correction:.3g}, the median of measured over predicted"
-    words += ". The pointer on a cell shows which it is, or why there is none."
+        words += f", multiplied by {found.correction:.3g}, the median of measured over predicted"
+    words += ". Point at a cell to see its configuration, or why it has none."
     if len(shown) < len(found.inner):
-        words += f" Rows of the largest {INNER} are left out: {_listed(found.inner[len(shown) :])}."
-    return section("map", TITLE, tag("p", words), _legend(data, found), _drawn(data, found))
+        words += f" Rows with the largest {INNER} are omitted: {_listed(found.inner[len(shown) :])}."
+    return section("map", TITLE, tag("p", words), _legend(data, found), _draw_facets(data, found))
 
 
-def _less_rows(found: SpaceMap) -> tuple[int, ...]:
-    """The values of cp*up for which there is room."""
+def _select_rows(found: SpaceMap) -> tuple[int, ...]:
+    """Select the values of cp*up for which there is room."""
     per_row = len(found.tp) * len(found.pp) * len(found.mbs)
     return found.inner[: max(MAX_CELLS // per_row, 1)]
 
 
-def _drawn(data: ReportData, found: SpaceMap) -> Html:
-    """A picture for each tp, one under the other where the page is narrow."""
-    inner = _less_rows(found)
+def _draw_facets(data: ReportData, found: SpaceMap) -> Html:
+    """Draw a facet for each tp; they are stacked on narrow pages."""
+    inner = _select_rows(found)
     size = next((size for size in _SIZES if _height(found, inner, size) <= _HEIGHT), _SIZES[-1])
     shortest_s = min(cell.step_time_s for cell in found.cells.values() if cell.step_time_s is not None)
-    facets = [_facet(data, found, tp, inner, size, shortest_s) for tp in found.tp]
+    facets = [_draw_facet(data, found, tp, inner, size, shortest_s) for tp in found.tp]
     pattern = tag(
         "pattern",
         tag("rect", width="6", height="6", class_="none"),
@@ -71,7 +71,7 @@ def _drawn(data: ReportData, found: SpaceMap) -> Html:
 
 
 def _height(found: SpaceMap, inner: Sequence[int], size: int) -> float:
-    """Of all pictures on a wide page; infinite where one is too wide for a narrow page."""
+    """Compute the height of all facets on a wide page [px]; infinite if one is too wide for a narrow page."""
     width = _LABELS + size * len(found.mbs)
     per_line = _WIDTH // (width + _GAP)
     if width > _NARROW or not per_line:
@@ -81,7 +81,7 @@ def _height(found: SpaceMap, inner: Sequence[int], size: int) -> float:
 
 
 def _blocks(found: SpaceMap, tp: int, inner: Sequence[int]) -> dict[int, list[int]]:
-    """The rows of cp*up that have a cell, by pp."""
+    """List by pp the rows of cp*up that have a cell."""
     rows = {
         pp: [value for value in inner if any((tp, pp, mbs, value) in found.cells for mbs in found.mbs)]
         for pp in found.pp
@@ -97,12 +97,15 @@ def _block_height(values: Sequence[int], size: int) -> int:
     return max(size * len(values), 15) + _GAP
 
 
-def _facet(data: ReportData, found: SpaceMap, tp: int, inner: Sequence[int], size: int, shortest_s: float) -> Html:
-    """All cells of one tp: a block for each pp, with a row for each cp*up and a column for each mbs."""
+def _draw_facet(data: ReportData, found: SpaceMap, tp: int, inner: Sequence[int], size: int, shortest_s: float) -> Html:
+    """Draw all cells of one tp: a block for each pp, a row for each cp*up and a column for each mbs."""
     blocks = _blocks(found, tp, inner)
     width, height = _LABELS + size * len(found.mbs), _facet_height(blocks, size)
     widest = max(len(_short(mbs)) for mbs in found.mbs)
-    every_mbs, every_row = -(-(7 * widest + 4) // size), -(-12 // size)  # numbers need some room
+    every_mbs, every_row = (
+        -(-(7 * widest + 4) // size),
+        -(-12 // size),
+    )  # label only as many rows and columns as have room for text
     has_rows = len(inner) > 1
     parts = [
         _text(_LABELS, 14, f"tp {tp}", kind="strong"),
@@ -120,7 +123,7 @@ def _facet(data: ReportData, found: SpaceMap, tp: int, inner: Sequence[int], siz
             if at % every_row == 0 and has_rows:
                 parts.append(_text(_LABELS - 6, top + at * size + size / 2 + 4, _short(value), anchor="end"))
             row = [found.cells.get((tp, pp, mbs, value)) for mbs in found.mbs]
-            parts += _row(data, row, (_LABELS, top + at * size, size), found, (tp, pp, value), shortest_s)
+            parts += _draw_row(data, row, (_LABELS, top + at * size, size), found, (tp, pp, value), shortest_s)
         top += _block_height(values, size)
     return tag(
         "svg",
@@ -134,7 +137,7 @@ def _facet(data: ReportData, found: SpaceMap, tp: int, inner: Sequence[int], siz
     )
 
 
-def _row(
+def _draw_row(
     data: ReportData,
     row: Sequence[Cell | None],
     place: tuple[float, float, int],
@@ -142,10 +145,10 @@ def _row(
     facet: tuple[int, int, int],
     shortest_s: float,
 ) -> list[Html]:
-    """The cells of one tp, pp and cp*up; neighbours without a candidate are one where they tell the same."""
+    """Draw the cells of one tp, pp and cp*up; neighbouring empty cells with the same explanation are merged."""
     left, top, size = place
     tp, pp, inner = facet
-    told = [(at, cell, _words(data, cell, found.correction)) for at, cell in enumerate(row) if cell is not None]
+    told = [(at, cell, _describe_cell(data, cell, found.correction)) for at, cell in enumerate(row) if cell is not None]
     parts = []
     for (is_empty, words), run in groupby(told, key=lambda entry: (not entry[1].candidates, entry[2])):
         members = list(run)
@@ -166,12 +169,12 @@ def _row(
             )
         )
         if not is_empty:
-            parts += _marks(cell, x + size / 2, top + size / 2, size)
+            parts += _draw_marks(cell, x + size / 2, top + size / 2, size)
     return parts
 
 
-def _marks(cell: Cell, x: float, y: float, size: int) -> list[Html]:
-    """A ring where something was measured, a disc on the best, a cross where a trial failed."""
+def _draw_marks(cell: Cell, x: float, y: float, size: int) -> list[Html]:
+    """Draw a ring on measured cells, a disc on the best, and a cross where a trial failed."""
     radius = f"{max(size * 0.24, 3.5):g}"
     if cell.measured:
         return [tag("circle", cx=f"{x:g}", cy=f"{y:g}", r=radius, class_="best" if cell.is_best else "tried")]
@@ -188,33 +191,33 @@ def _colour(cell: Cell, shortest_s: float) -> int:
     return next((at for at, share in enumerate(WITHIN) if longer <= share), len(WITHIN))
 
 
-def _words(data: ReportData, cell: Cell, correction: float) -> str:
-    """What the pointer on a cell shows."""
+def _describe_cell(data: ReportData, cell: Cell, correction: float) -> str:
+    """Compose the text shown when the pointer is on a cell."""
     if not cell.candidates:
-        return _why_empty(data, cell)
+        return _explain_empty(data, cell)
     known = "measured" if cell.measured else "predicted" if correction == 1 else "predicted and corrected"
     told = f"{in_short(cell.fastest)}, {seconds(cell.step_time_s)} {known}"
     told += ", the best of the study" if cell.is_best else ""
     told += f"; the fastest known of {plural(cell.candidates, 'candidate')}" if cell.candidates > 1 else ""
-    return told + (f"; a trial ended: {cell.failed.value.replace('_', ' ')}" if cell.failed else "")
+    return told + (f"; a trial failed: {cell.failed.value.replace('_', ' ')}" if cell.failed else "")
 
 
-def _why_empty(data: ReportData, cell: Cell) -> str:
-    """The rules that removed all its combinations, those that removed the most first."""
+def _explain_empty(data: ReportData, cell: Cell) -> str:
+    """List the rules that removed the cell's combinations, the most effective first."""
     ranked = sorted(cell.removed.items(), key=lambda entry: (-entry[1], entry[0]))
     total = sum(cell.removed.values())
     told = []
     for rule, count in ranked[:_MOST_RULES]:
         reason = data.reasons.get(rule, rule)
         if rule == "memory" and cell.least_bytes is not None:
-            reason = f"it needs {cell.least_bytes / GIB:.1f} GiB or more, and {reason}"
+            reason = f"it needs at least {cell.least_bytes / GIB:.1f} GiB, and {reason}"
         told.append(reason if len(ranked) == 1 else f"{reason} ({percent(count / total)})")
     more = [f"and {len(ranked) - _MOST_RULES} more rules"] if len(ranked) > _MOST_RULES else []
     return "removed: " + "; ".join(told + more)
 
 
 def _legend(data: ReportData, found: SpaceMap) -> Html:
-    """Every colour and mark that the picture has."""
+    """Render a legend entry for every colour and mark on the map."""
     bounds = [f"within {share:.0%}" for share in WITHIN[:1]] + [f"{share:.0%}" for share in WITHIN[1:]] + ["slower"]
     entries = [tag("span", "step longer than the shortest by at most:")]
     entries += [tag("span", tag("i", class_=f"swatch s{at}"), words) for at, words in enumerate(bounds)]
@@ -228,7 +231,7 @@ def _legend(data: ReportData, found: SpaceMap) -> Html:
         entries.append(tag("span", tag("i", "\N{HEAVY MULTIPLICATION X}"), "a trial failed"))
     if any(not cell.candidates for cell in cells):
         entries.append(tag("span", tag("i", class_="swatch removed"), "removed"))
-    blank = "not measured by anybody" if data.config.measured is not None else "does not divide the devices"
+    blank = "not measured" if data.config.measured is not None else "does not divide the devices"
     if len(found.cells) < len(found.tp) * len(found.pp) * len(found.mbs) * len(found.inner):
         entries.append(tag("span", tag("i", class_="swatch blank"), blank))
     return tag("div", *entries, class_="legend map-legend")
@@ -239,7 +242,7 @@ def _text(x: float, y: float, words: str, *, anchor: str = "start", kind: str = 
 
 
 def _short(number: int) -> str:
-    """A number in few characters."""
+    """Format a number in few characters."""
     return f"{number // 1024}k" if number >= 1024 and number % 1024 == 0 else str(number)
 
 

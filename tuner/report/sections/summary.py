@@ -1,4 +1,4 @@
-"""The first section: what was found, and how sure it is."""
+"""First section: the best configuration, its figures, and the confidence in it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tuner.storage.record import num_proxies, num_pruned, saved_s, step_time_of
 
 
 def summary_section(data: ReportData) -> Html:
-    """The best configuration with its figures, why the search ended, and what it searched."""
+    """Render the best configuration with its figures, the reason for stopping, and the space searched."""
     return section(
         "summary",
         "Result",
@@ -62,9 +62,11 @@ def _figures(data: ReportData) -> Html:
             f"{tokens_per_s_per_device(setting, best_s):,.0f}" if best_s else MISSING,
             "tokens/s per device",
         ),
-        _card("MFU", percent(data.mfu(best_s)) if best_s else MISSING, "of the devices' peak, model FLOPs only"),
         _card(
-            f"against the {role}",
+            "MFU", percent(data.mfu(best_s)) if best_s else MISSING, "of the devices' peak, counting model FLOPs only"
+        ),
+        _card(
+            f"over the {role}",
             f"{reference_s / best_s:.2f}\N{MULTIPLICATION SIGN}" if reference_s and best_s else MISSING,
             _reference_words(data),
         ),
@@ -72,9 +74,9 @@ def _figures(data: ReportData) -> Html:
         _card("trials", f"{len(records):,}", _trial_words(data)),
         _device_time_card(data),
         _card(
-            "p_star",
+            "confidence",
             MISSING if data.p_star is None else f"{data.p_star:.2f}",
-            f"share of draws whose fastest candidate was tried; enough above {data.config.search.confidence:g}",
+            f"that no untried configuration is faster; the search stops above {data.config.search.confidence:g}",
         ),
     ]
     return tag("div", *cards, class_="cards")
@@ -85,7 +87,7 @@ def _card(name: str, figure: str, note: str) -> Html:
 
 
 def _source_words(data: ReportData) -> str:
-    """Where the step time comes from."""
+    """Describe the origin of the step time."""
     if data.best:
         return f"trial {data.best.number}, {data.source_in_words}"
     return data.extrapolated.in_words if data.extrapolated else ""
@@ -93,7 +95,7 @@ def _source_words(data: ReportData) -> str:
 
 def _reference_words(data: ReportData) -> str:
     if data.reference is None:
-        return "the study names no current configuration"
+        return "the study has no current configuration"
     if data.reference_step_time_s is None:
         return f"{data.reference.in_words} has no measured step"
     whose = "the current configuration's" if data.reference.role == "current" else "the baseline's"
@@ -101,8 +103,8 @@ def _reference_words(data: ReportData) -> str:
 
 
 def _prior_card(data: ReportData) -> Html:
-    """The gain over what was predicted to be the fastest before any trial."""
-    name, chosen = "against the prior's choice", data.prior_choice
+    """Render the gain over the configuration that the cost model predicted to be fastest."""
+    name, chosen = "over the cost model's first choice", data.prior_choice
     if chosen is None:
         return _card(name, MISSING, "there is no candidate")
     values = chosen.values(data.dimensions)
@@ -110,34 +112,32 @@ def _prior_card(data: ReportData) -> Html:
     if own_s and best_s and data.best:
         is_best = data.best.params == values
         note = (
-            "the best is what was predicted to be the fastest"
+            "the best is the configuration predicted to be fastest"
             if is_best
-            else f"as fast; the step of {what}, predicted to be the fastest, takes {seconds(own_s)}"
+            else f"as fast; {what}, predicted to be fastest, takes {seconds(own_s)} per step"
         )
         return _card(name, f"{own_s / best_s:.2f}\N{MULTIPLICATION SIGN}", note)
     tried = [record for record in data.records if record.params == values and not record.is_proxy]
     ends = {record.status.value.replace("_", " ") if record.status else "running" for record in tried}
     became = f"has no measured step: {', '.join(sorted(ends))}" if ends else "was not tried"
-    return _card(name, MISSING, f"{what}, predicted to be the fastest, {became}")
+    return _card(name, MISSING, f"{what}, predicted to be fastest, {became}")
 
 
 def _device_time_card(data: ReportData) -> Html:
-    """What the trials cost, and when that is paid back."""
+    """Render the device time of the trials, and the training steps that repay it."""
     spent = device_time_of(data.config, data.records)
     payback = payback_of(data.config, data.reference, data.records, data.best.step_time_s if data.best else None)
     notes = [
         f"{hours(spent.startup_device_s)} of them for start-up and warm-up"
         if spent.startup_device_s is not None
-        else "that the measured steps would have taken on devices; none were used"
+        else "for the measured steps on real devices; none were used"
     ]
     if payback is not None and data.reference is not None:
         steps = plural(payback.steps, "training step")
-        notes.append(
-            f"paid back after {steps} ({duration(payback.seconds)}) by the gain over {data.reference.in_words}"
-        )
+        notes.append(f"repaid after {steps} ({duration(payback.seconds)}) by the gain over {data.reference.in_words}")
     clock = data.config.backend.clock
     if clock != "wall":
-        notes.append(f"steps are told in {CLOCK_WORDS[clock]}, which do not pay wall time back")
+        notes.append(f"step times are in {CLOCK_WORDS[clock]}, which cannot be compared with wall time")
     budget = data.config.search.budget_device_hours
     notes += [f"budget {budget:,.4g}"] if budget is not None else []
     return _card("device-hours of trials", hours(spent.device_s), "; ".join(notes))
@@ -153,7 +153,7 @@ def _trial_words(data: ReportData) -> str:
         [
             f"{len(data.failed)} failed ({', '.join(failures)})" if failures else "none failed",
             *([f"{pruned} stopped early, about {seconds(saved_s(data.records))} of steps saved"] if pruned else []),
-            *([f"{proxies} of a smaller job"] if proxies else []),
+            *([f"{proxies} of a proxy job"] if proxies else []),
             *([f"{running} running"] if running else []),
             f"budget {data.config.search.max_trials:,}",
         ]
@@ -171,7 +171,7 @@ def _stop(data: ReportData) -> Html:
 
 
 def _funnel(data: ReportData) -> Html:
-    """How many configurations were left after each step of the pruning."""
+    """Render the number of configurations left after each step of the pruning."""
     space = data.candidates.space
     by_rules = sum(count for rule, count in space.removed.items() if rule != "memory")
     tried = len({tuple(record.params.items()) for record in data.records if not record.is_proxy})
@@ -180,7 +180,7 @@ def _funnel(data: ReportData) -> Html:
         (space.num_before_memory + by_rules, "raw combinations"),
         (space.num_before_memory, "obey the rules"),
         (len(space.grid), "predicted to fit in memory"),
-        *([(by_proxy, "tried by a smaller job")] if by_proxy else []),
+        *([(by_proxy, "tried as proxy job")] if by_proxy else []),
         (tried, "tried at full size" if by_proxy else "tried"),
     ]
     if data.config.measured is not None:

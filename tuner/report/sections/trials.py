@@ -1,4 +1,4 @@
-"""Every trial in one table."""
+"""Table of all trials."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HARMLESS = (Status.OK, Status.PRUNED, Status.CANCELLED)
 
 
 def trials_section(data: ReportData) -> Html:
-    """Number, dimensions, how it ended, step time, prediction and memory of each trial."""
+    """Render number, dimensions, status, step time, prediction and memory of each trial."""
     if not data.records:
         return section("trials", TITLE, tag("p", "No trial has been started yet.", class_="empty"))
     head: list[Content] = ["trial", *data.dimensions, "status", _step_head(data), *_PREDICTED]
@@ -51,7 +51,7 @@ def _row(data: ReportData, record: TrialRecord) -> list[Content]:
 
 
 def _status(record: TrialRecord) -> Html:
-    """How the trial ended, with its reason and the end of its log where there are any."""
+    """Render the status of a trial, with its reason and the end of its log if there are any."""
     if record.status is None:
         return tag("span", "running", class_="status")
     kind = "status good" if record.status in _HARMLESS else "status bad"
@@ -67,7 +67,7 @@ def _status(record: TrialRecord) -> Html:
 
 
 def _proxy_words(record: TrialRecord) -> str:
-    """What ran in place of the candidate, and what was measured of it."""
+    """Describe the proxy job that ran for the candidate, and its measured step."""
     if record.proxy is None:
         return ""
     reduction, observation = record.proxy.reduction, record.observation

@@ -58,4 +58,4 @@ def test_help_tells_the_exit_statuses(meshtune):
     """Whoever writes a script finds in the help what a status means."""
     told = " ".join(meshtune("--help").out.split())
 
-    assert all(words in told for words in ("0 done", "1 ran but found nothing", "2 something", "130 interrupted"))
+    assert all(words in told for words in ("0 done", "1 ran but found nothing", "2 invalid input", "130 interrupted"))

@@ -57,11 +57,11 @@ def test_json_tells_where_to_look(meshtune, replayed):
 
 @pytest.mark.usefixtures("unserved")
 def test_an_open_address_is_warned_of(meshtune, replayed):
-    """Who lets other machines in is told that there is no login."""
+    """Who lets other machines in is told that the dashboard has no login."""
     done = meshtune("dashboard", replayed, "--port", 0, "--host", "0.0.0.0")  # noqa: S104 # what is warned of
 
     assert done.status == 0
-    assert "there is no login" in done.err
+    assert "the dashboard has no login" in done.err
 
 
 @pytest.mark.usefixtures("unserved")
@@ -81,7 +81,7 @@ def test_a_port_that_is_taken(meshtune, replayed, taken):
     """A port that was asked for is not silently another."""
     done = meshtune("dashboard", replayed, "--port", taken)
 
-    assert_users_mistake(done, f"--port = {taken}: cannot be listened on", "--port 0 takes a free one")
+    assert_users_mistake(done, f"--port = {taken}: cannot be used for listening", "--port 0 picks a free one")
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def test_what_has_failed_is_not_the_best(meshtune, tmp_path):
     for done in (best, export):
         assert (done.status, done.out) == (1, "")
         assert done.err == (
-            "No configuration works; `meshtune space` tells why, and `meshtune status` which trials failed.\n"
+            "No configuration works; `meshtune space` explains why, and `meshtune status` lists the failed trials.\n"
         )
     assert "12 trials, 12 failed" in status.out
     assert "Probability" not in status.out

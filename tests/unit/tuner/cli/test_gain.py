@@ -24,7 +24,7 @@ def test_every_command_tells_the_gain_over_the_baseline(meshtune, replay, tmp_pa
         assert payload["gain_over_baseline"] == pytest.approx(1.0 / 0.95)
         assert payload["gain_over_current"] is None
     report = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "against the baseline" in report
+    assert "over the baseline" in report
     assert ">baseline</span>" in report
 
 

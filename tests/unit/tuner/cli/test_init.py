@@ -190,9 +190,9 @@ def test_nothing_is_overwritten(meshtune, tmp_path):
     script = write(tmp_path, "train.sh", ARRAYS.replace("--vocab-size 128256", "--vocab-size 50257"))
     options = ("init", "--from-megatron", script, "--cluster", "dgx-h100")
     write(tmp_path, "study.yaml", "mine")
-    assert_users_mistake(meshtune(*options), "--out = 'study.yaml'", "is there already", "--force")
+    assert_users_mistake(meshtune(*options), "--out = 'study.yaml'", "already exists", "--force")
     write(tmp_path, "train-model.yaml", "mine")
-    assert_users_mistake(meshtune(*options, "--out", "new.yaml"), "train-model.yaml", "is there already")
+    assert_users_mistake(meshtune(*options, "--out", "new.yaml"), "train-model.yaml", "already exists")
 
     assert not (tmp_path / "new.yaml").exists()
     assert meshtune(*options, "--force").status == 0

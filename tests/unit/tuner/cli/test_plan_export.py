@@ -60,10 +60,10 @@ def test_a_jax_step_is_annotated_for_shardy(meshtune, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("--export", "jaxx"), "--export = 'jaxx': is no export target of plans; did you mean 'jax'?"),
+        (("--export", "jaxx"), "--export = 'jaxx': is no export target for plans; did you mean 'jax'?"),
         (("--out", "plan.json"), "--out = 'plan.json': needs --export; for example --export jax"),
         (("--export", "jax", "--out", "no/such/folder/plan.json"), "cannot be written"),
-        (("--export", "shardy"), "--export = 'shardy': is for plans of JAX functions"),
+        (("--export", "shardy"), "--export = 'shardy': is only for plans of JAX functions"),
         (("--export", "megatron"), "--export = 'megatron': can't be run by Megatron-LM: axis "),
     ],
 )

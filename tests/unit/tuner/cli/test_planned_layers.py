@@ -11,7 +11,7 @@ from tuner.answers.planned_candidates import LAYER_PLANS
 from tuner.storage.opening import find_study
 from tuner.storage.record import PREDICTION
 
-PLANNED = f"planned {NUM_SHAPES} of {NUM_SHAPES} shapes of layers"
+PLANNED = f"planned {NUM_SHAPES} of {NUM_SHAPES} layer shapes"
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_a_run_keeps_its_plans(meshtune, planned, tmp_path):
     assert first.status == 0, first.err
     assert PLANNED in first.err
     assert (first.json["trials"], again.json["trials"]) == (3, 4)
-    assert "shapes of layers" not in "".join(done.err for done in (again, *others))
+    assert "layer shapes" not in "".join(done.err for done in (again, *others))
     assert {done.status for done in (again, *others)} == {0}
     kept = stored(tmp_path)
     assert len(kept.user_attrs[LAYER_PLANS]["plans"]) == NUM_SHAPES
@@ -111,7 +111,7 @@ def test_a_wider_space_is_planned_where_it_is_new(meshtune, planned, tmp_path):
     done = meshtune("run", planned, "--set", "space.tp=[1, 2, 4]", "--set", "space.up=[1]", "--trials", "2")
 
     assert done.status == 0, done.err
-    assert "planned 1 of 1 shapes of layers" in done.err
+    assert "planned 1 of 1 layer shapes" in done.err
     assert len(stored(tmp_path).user_attrs[LAYER_PLANS]["plans"]) == NUM_SHAPES + 1
 
 

@@ -30,7 +30,7 @@ def test_space_in_words(meshtune, simulated):
     first, *removed = shown.out.splitlines()
     assert first == f"{told['grid']} configurations obey every rule, {told['feasible']} of them fit in memory."
     if "memory" in told["removed"]:
-        assert removed.pop(0).strip().startswith(f"{told['removed']['memory']:,} need more than each device's memory")
+        assert removed.pop(0).strip().startswith(f"{told['removed']['memory']:,} need more than a device's memory")
     counted = {line.split()[0]: int(line.split()[1].replace(",", "")) for line in removed[1:]}
     assert counted == {name: count for name, count in told["removed"].items() if name != "memory"}
 

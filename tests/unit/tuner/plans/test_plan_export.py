@@ -65,7 +65,7 @@ def test_a_plan_without_a_candidate_is_refused():
     """Megatron-LM's flags need a study's model, whatever the graph looks like."""
     source = source_of(dp=[("*", ("batch",))], tp=[("*", TENSOR)])
 
-    with pytest.raises(ConfigError, match="is for plans of a study's model"):
+    with pytest.raises(ConfigError, match="is only for plans of a study's model"):
         export_plan("megatron", PlanSource(plan=source.plan))
 
 

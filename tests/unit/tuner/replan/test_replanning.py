@@ -405,10 +405,10 @@ def test_the_command_tells_people_why(meshtune, tuned):
     status, out, _ = meshtune("replan", tuned.file, "--trace", file, "--storage", tuned.storage)
 
     assert status == 0
-    assert "3600 s: h3 is lost: the fastest on the 3 hosts that are left, 1 of them idle." in out
+    assert "3600 s: h3 is lost: the fastest on the 3 remaining hosts, 1 of them idle." in out
     assert "40000 s: h3 is back: " in out
-    assert "predictions that 5 trials correct" in out
-    assert "over staying with the study's best" in out
+    assert "predictions corrected by 5 trials" in out
+    assert "over keeping the study's best" in out
     assert "Assumed: 120 s to restart, 5 GB/s" in out
 
 
@@ -460,7 +460,7 @@ def test_nothing_works_without_a_configuration(meshtune, tmp_path):
         (("9,inter,0.5",), ("--until", "9"), ("--until = '9'", "later than the last event", "above 9")),
         (("9,inter,0.5",), ("--until", "soon"), ("--until = 'soon'", "must be a number above 0")),
         (("9,inter,0.5",), ("--robust", "best"), ("--robust = 'best'", "mean, p90")),
-        (("9,inter,0.5",), ("--robust", "mean", "--unforeseen"), ("--unforeseen", "--robust allows none")),
+        (("9,inter,0.5",), ("--robust", "mean", "--unforeseen"), ("--unforeseen", "--robust, which plans no changes")),
         (("9,inter,0.5",), ("--trace", "trace.csv"), ("--trace", "--robust mean")),
         (("9,inter,0.5",), ("--switch-gb-per-s", "0"), ("--switch-gb-per-s = '0'", "above 0")),
         (("9,inter,0.5",), ("--switch-restart", "-1"), ("--switch-restart = '-1'", "at least 0")),
@@ -484,7 +484,7 @@ def test_without_a_trace_the_command_says_so(meshtune, tmp_path):
 
     assert status == 2
     assert err.count("\n") == 1
-    assert "names none" in err
+    assert "has none" in err
 
 
 # One step at a time

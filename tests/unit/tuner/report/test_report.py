@@ -260,13 +260,13 @@ def test_the_columns_are_the_population_after_each_trial(tmp_path):
     parts, marks = population_of(page_of(config, tmp_path))
 
     assert sorted({column for column, _, _, _ in parts}) == list(range(6))
-    for column, p_star in zip(marks["p_star"]["x"], marks["p_star"]["y"], strict=True):
+    for column, p_star in zip(marks["confidence"]["x"], marks["confidence"]["y"], strict=True):
         inside = sorted((bottom, height, tried) for at, bottom, height, tried in parts if at == column)
         tops = [0.0, *(bottom + height for bottom, height, _ in inside)]
         assert [bottom for bottom, _, _ in inside] == pytest.approx(tops[:-1])
         assert tops[-1] == pytest.approx(1.0)
         assert sum(height for _, height, tried in inside if tried) == pytest.approx(p_star)
-    assert marks["p_star"]["y"][1:] == pytest.approx([share for _, share in collect(config).p_star_history])
+    assert marks["confidence"]["y"][1:] == pytest.approx([share for _, share in collect(config).p_star_history])
 
 
 def test_a_choice_stands_on_the_column_from_which_it_was_drawn(tmp_path):
@@ -340,7 +340,7 @@ def test_what_the_failures_taught_is_told(tmp_path):
     after = re.search(r'<section id="lessons">.*?</section>', page_of(config, tmp_path), re.DOTALL)[0]
 
     assert "<table>" not in before
-    assert "No failure has changed what is tried." in before
+    assert "No failure has changed the choice of configurations." in before
     assert "<td>crashed</td>" in after
     assert "Schedules with &lt;script&gt;" in after
 
@@ -371,7 +371,7 @@ def test_the_pipeline_of_the_best_is_drawn(tmp_path):
     drawn = pipeline_section(collect(config))
 
     assert 'id="figure-pipeline"' in drawn
-    for words in ("in its trial", "are idle for", "sets the pace", "stage 0", "stage 3"):
+    for words in ("(measured: ", "are idle for", "is the bottleneck", "stage 0", "stage 3"):
         assert words in drawn
     for kind in ("forward", "backward", "idle"):
         assert "<span><i" in drawn
@@ -386,7 +386,7 @@ def test_a_long_step_is_drawn_at_its_ends(tmp_path):
     run(config, 1)
     drawn = pipeline_section(collect(config))
 
-    assert re.search(r"Drawn are the first \S+ m?s and the last \S+ m?s; the \S+ s between are left out", drawn)
+    assert re.search(r"Only the first \S+ m?s and the last \S+ m?s are drawn; \S+ s between them are omitted", drawn)
     assert len(drawn) < 200_000
 
 
@@ -426,7 +426,7 @@ def test_the_plan_of_the_best_is_told(tmp_path):
     assert "as descent shards them over up 2" in told
     for each in plan["collectives"]:
         assert f"<td>{each['kind']}</td><td>{each['axes']}</td>" in told
-    assert "Where it differs from the plan by hand" in told
+    assert "Differences from the plan by hand" in told
     assert "<td>embedding.lookup</td>" in told
     assert "*.core heads on up: holds at 2 of 2 operators" in told
     assert "No framework runs this plan yet" in told
@@ -441,16 +441,16 @@ def test_a_plan_by_hand_is_told_as_such(tmp_path):
         tmp_path, planner="{name: descent}", space="{pp: [1], tp: [1], cp: [2], up: [1], mbs: [1]}"
     )
 
-    assert "It is the plan that frameworks write by hand" in told
-    assert re.search(r"Another one was found, with which the step is predicted to take [\d.]+% more", told)
-    assert "Where it differs" not in told
+    assert "It equals the plan that frameworks write by hand" in told
+    assert re.search(r"Another plan was found, but it is predicted to make the step [\d.]+% slower", told)
+    assert "Differences from the plan" not in told
 
 
 @pytest.mark.parametrize(
     ("space", "num_trials", "words"),
     [
-        ("{pp: [1], tp: [2], mbs: [1]}", 0, "It is told once there is a best trial."),
-        ("{pp: [2], tp: [1], cp: [1], up: [1], mbs: [1]}", 1, "a device has them to itself"),
+        ("{pp: [1], tp: [2], mbs: [1]}", 0, "The plan is shown once a trial has completed."),
+        ("{pp: [2], tp: [1], cp: [1], up: [1], mbs: [1]}", 1, "each device holds whole layers"),
     ],
 )
 def test_a_plan_that_is_not_there_is_explained(tmp_path, space, num_trials, words):

@@ -23,7 +23,7 @@ from tuner.report import collect, render_report
 from tuner.report.sections.accuracy import likely_ranges_s
 from tuner.report.sections.breakdown import worth_showing
 from tuner.report.sections.map_cells import space_map
-from tuner.report.words import in_short, seconds
+from tuner.report.words import after_trials, in_short, seconds
 from tuner.space.enumeration import enumerate_space
 from tuner.storage.record import fastest
 
@@ -73,9 +73,9 @@ def test_the_gain_over_the_priors_choice_is_measured(data):
     def told(*records):
         return text_of(section_of(render_report(replace(data, best=best, records=(*tried, *records))), "summary"))
 
-    assert "against the prior&#x27;s choice 3.00" in told(best, slower)
-    assert f"{in_short(chosen)}, predicted to be the fastest, was not tried" in told(best)
-    assert f"{in_short(chosen)}, predicted to be the fastest, has no measured step: out of memory" in told(best, failed)
+    assert "over the cost model&#x27;s first choice 3.00" in told(best, slower)
+    assert f"{in_short(chosen)}, predicted to be fastest, was not tried" in told(best)
+    assert f"{in_short(chosen)}, predicted to be fastest, has no measured step: out of memory" in told(best, failed)
 
 
 def test_synthetic_device_hours_are_told_as_such(data, page):
@@ -83,10 +83,8 @@ def test_synthetic_device_hours_are_told_as_such(data, page):
     steps_s = sum(sum(record.observation.step_times_s) for record in data.records)
     told = text_of(section_of(page, "summary"))
 
-    assert f"device-hours of trials {8 * steps_s / 3600:#.3g} that the measured steps would have taken" in told
-    assert re.search(
-        r"paid back after [\d,]+ training steps? \([^)]+\) by the gain over the current configuration", told
-    )
+    assert f"device-hours of trials {8 * steps_s / 3600:#.3g} for the measured steps on real devices" in told
+    assert re.search(r"repaid after [\d,]+ training steps? \([^)]+\) by the gain over the current configuration", told)
 
 
 def test_real_device_hours_are_told_apart_from_start_up(data):
@@ -171,7 +169,7 @@ def test_predictions_have_their_ranges(data, page):
     tops = np.add(points["y"], points["error_y"]["array"])
     bottoms = np.subtract(points["y"], points["error_y"]["arrayminus"])
     assert np.stack([bottoms, tops], axis=1) == pytest.approx(np.array(ranges_s))
-    assert f"{inside} of {len(measured)} measured steps lie in theirs" in text_of(page)
+    assert f"{inside} of {len(measured)} measured steps are inside" in text_of(page)
 
 
 def test_the_best_trial_is_the_darker_point(data, page):
@@ -190,7 +188,7 @@ def test_what_was_measured_of_operators_is_told(data, page):
     told = section_of(page, "calibration")
 
     assert f'<td>step time</td><td>5 trials</td><td class="number">{np.median(ratios):.3g}</td>' in told
-    assert "<td>peak of memory</td>" in told
+    assert "<td>peak memory</td>" in told
     assert "<td>matmul, forward</td>" in told
 
 
@@ -246,7 +244,7 @@ def test_a_cell_that_memory_emptied_says_what_it_needs(tmp_path):
     assert needs
     capacity = config.setting.cluster.devices[0].memory_bytes
     assert all(cell.least_bytes > 0.8 * capacity and "memory" in cell.removed for cell in needs)
-    assert re.search(r"it needs \d+\.\d GiB or more", render_report(data))
+    assert re.search(r"it needs at least \d+\.\d GiB", render_report(data))
 
 
 def test_the_map_needs_no_script(page):
@@ -273,7 +271,7 @@ def test_numbers_stand_there_without_scripts(data, page):
     for record in data.records:
         assert seconds(record.predicted_s) in words
     last = data.moments[-1]
-    assert f"probability after trial {last.trial}" in words
+    assert f"configuration ({after_trials(data.records, last.trial)})" in words
     assert in_short(last.shares[0].config) in words
 
 

@@ -42,4 +42,4 @@ def test_a_log_shows_that_a_long_trial_runs(told):
     """Where nothing ends there is a line a minute, and it says how many run."""
     text = told((1, 1), (ALIVE_S, 1), (1 + ALIVE_S, 1), (2 + ALIVE_S, 1), (1 + 2 * ALIVE_S, 1))
 
-    assert text.splitlines()[1:] == ["1/40 trials, no result yet, p_star 0.00, 1 running"] * 3
+    assert text.splitlines()[1:] == ["1/40 trials, no result yet, confidence 0.00, 1 running"] * 3
