@@ -13,11 +13,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Literal
 
-from costmodels.job.parallel_config import ParallelConfig
+from costmodels.job.layer_change import LayerChange
+from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.proxy_job import Reduction
 from costmodels.operators.layer_operators import OpKind, Phase
+from hardware.io.errors import ConfigError
 from trials.ranks.contract import AbstractRanks, RankSetup
 
 Origin = Literal["measured", "synthetic"]
@@ -240,8 +243,18 @@ def tail_of(log: str) -> str:
     return log if len(log) <= MAX_LOG_TAIL else f"...{log[3 - MAX_LOG_TAIL :]}"
 
 
-def unheard(step_time_s: float) -> None:
-    """For callers who wait for the end of a trial and don't follow its steps."""
+def ignore_step(step_time_s: float) -> None:
+    """Do nothing; for callers that wait for the end of a trial and don't follow its steps."""
+
+
+def check_seconds_per_trial(seconds: float) -> None:
+    """Check the wall time that a replayed or simulated trial pretends to take.
+
+    Raises:
+        ConfigError: It is negative, or longer than a day.
+    """
+    if not 0 <= seconds <= 86_400:
+        raise ConfigError("must be from 0 to 86400 seconds", key="seconds_per_trial", value=seconds)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -331,8 +344,38 @@ class AbstractBackend(ABC):
     def reduced(self, to: Reduction) -> AbstractBackend | None:
         """The backend of a smaller job on fewer hosts, otherwise the same; None if it can measure its own job only."""
 
+    def with_layer_changes(
+        self,
+        changes: tuple[LayerChange, ...],  # noqa: ARG002 # most backends shard by hand
+    ) -> AbstractBackend | None:
+        """Return this backend with layers sharded by other plans; None if its trials shard layers as Megatron does.
+
+        Args:
+            changes: Changes of the cost model's layers that the plans make.
+        """
+        return None
+
+    def candidates(self, opened: tuple[str, ...]) -> ConfigGrid | None:  # noqa: ARG002 # most backends measure all
+        """Return the only configurations that this backend can measure; None if it can measure any valid one.
+
+        Args:
+            opened: Names of the further dimensions that the study searches.
+
+        Raises:
+            ConfigError: The configurations differ in a dimension that the study does not search.
+        """
+        return None
+
+    def describe(self) -> dict[str, Any]:
+        """Return what gives trials their meaning besides the study's keys, as JSON, for example resolved defaults."""
+        return {}
+
+    def kept_logs(self) -> dict[int, tuple[Path, ...]]:
+        """Return the whole logs of trials that this machine keeps, in the order of hosts, by the trial's number."""
+        return {}
+
     @abstractmethod
-    def measure(self, config: ParallelConfig, *, trial_number: int, on_step: OnStep = unheard) -> Observation:
+    def measure(self, config: ParallelConfig, *, trial_number: int, on_step: OnStep = ignore_step) -> Observation:
         """Runs one trial and says how it ended.
 
         It prints nothing: standard output belongs to the command's result. Failures that the backend understands come

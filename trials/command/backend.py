@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -21,14 +20,15 @@ from costmodels.job.proxy_job import Reduction
 from costmodels.job.training_job import TrainingJob
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
-from trials.backend import AbstractBackend, HostNeeds, Observation, OnStep, Origin, Status, unheard
+from trials.backend import HostNeeds, Observation, OnStep, Status
 from trials.command.host_program import HostPlan
 from trials.command.log_pattern import LogPattern, StepSize
-from trials.command.log_watch import Wanted, watched
+from trials.command.log_watch import Wanted, watch_log
 from trials.command.placeholders import values_of
 from trials.command.trace_program import with_traces
+from trials.framework_flags import Flags, WriteFlags
+from trials.rank_backend import AbstractRankBackend, is_cpu_cluster
 from trials.ranks.contract import AbstractRanks, RankSetup
-from trials.ranks.processes import RankProcesses
 from trials.ray_job import check_outlives_job
 
 Launch = Literal["per_host", "once"]
@@ -42,7 +42,7 @@ READING_RANKS = RankSetup(modules=(*COMMAND_RANKS.modules, "trials.command.trace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CommandBackend(AbstractBackend):
+class CommandBackend(AbstractRankBackend):
     """Runs a command.
 
     Attributes:
@@ -67,7 +67,7 @@ class CommandBackend(AbstractBackend):
     cluster: Cluster
     arguments: tuple[str, ...]
     environment: tuple[tuple[str, str | None], ...] = ()
-    flags: Callable[[ParallelConfig], Flags] | None = None
+    flags: WriteFlags | None = None
     directory: Path
     pattern: LogPattern
     launch: Launch = "per_host"
@@ -79,31 +79,21 @@ class CommandBackend(AbstractBackend):
     profile_root: Path = Path()
 
     @property
-    def origin(self) -> Origin:
-        """Real training."""
-        return "measured"
-
-    @property
-    def trains(self) -> bool:
-        """It does."""
-        return True
-
-    @property
     def hosts(self) -> tuple[HostNeeds, ...]:
         """Every host's devices and one process there; a single core where the command reaches hosts by itself."""
         if self.launch == "once":
             return (HostNeeds(),)
         cluster = self.cluster
         per_host = cluster.devices_per_host
-        is_processor = all(device.is_processor for device in cluster.devices)
-        needs = HostNeeds(cpus=per_host, processes=1) if is_processor else HostNeeds(gpus=per_host, processes=1)
+        needs = (
+            HostNeeds(cpus=per_host, processes=1) if is_cpu_cluster(cluster) else HostNeeds(gpus=per_host, processes=1)
+        )
         return (needs,) * cluster.num_hosts
 
     @property
     def wants_hosts_alone(self) -> bool:
         """But on one host's CPUs, where each trial has its cores."""
-        is_processor = all(device.is_processor for device in self.cluster.devices)
-        return not is_processor or self.cluster.num_hosts > 1
+        return not is_cpu_cluster(self.cluster) or self.cluster.num_hosts > 1
 
     @property
     def rank_setup(self) -> RankSetup:
@@ -137,10 +127,6 @@ class CommandBackend(AbstractBackend):
                 nearest="an absolute path, one relative to trial.directory, or a PATH that has it (trial.environment)",
             )
 
-    def opened(self, ranks: AbstractRanks) -> OpenCommandBackend:
-        """With a process on every host that starts commands."""
-        return OpenCommandBackend(backend=self, ranks=ranks.start())
-
     def expected_steps(self, config: ParallelConfig) -> int | None:  # noqa: ARG002 # the contract's
         """As many as are asked for."""
         return self.steps
@@ -148,12 +134,18 @@ class CommandBackend(AbstractBackend):
     def reduced(self, to: Reduction) -> None:
         """The command trains its own job."""
 
-    def measure(self, config: ParallelConfig, *, trial_number: int, on_step: OnStep = unheard) -> Observation:
-        """One trial with a process of its own that starts commands; `opened` keeps one for many."""
-        with RankProcesses(self.rank_setup) as ranks:
-            return OpenCommandBackend(backend=self, ranks=ranks).measure(
-                config, trial_number=trial_number, on_step=on_step
-            )
+    def measure_on(
+        self, ranks: AbstractRanks, config: ParallelConfig, *, trial_number: int, on_step: OnStep
+    ) -> Observation:
+        """Run the command on the hosts of the trial, and read the traces that it leaves."""
+        wanted = Wanted(warmup_steps=self.warmup_steps, steps=self.steps, hang_limit_s=self.hang_limit_s)
+        plan, num_hosts, begun_s = self.plan(config, trial_number), len(self.hosts), time.time()
+        ranks.launch("trials.command.host_program:run_host", plan, num_ranks=num_hosts)
+        observation = watch_log(ranks, wanted, on_step=on_step)
+        if self.profile is None or observation.status is not Status.OK:
+            return observation
+        ranks.kill()  # the command must have ended before its traces are read
+        return with_traces(observation, ranks, plan, num_hosts=num_hosts, begun_s=begun_s)
 
     def plan(self, config: ParallelConfig, trial_number: int) -> HostPlan:
         """What each host is to run."""
@@ -190,55 +182,3 @@ class CommandBackend(AbstractBackend):
             if match and path.is_file():
                 found.setdefault(int(match[1]), {})[int(match[2])] = path
         return {number: tuple(path for _, path in sorted(paths.items())) for number, paths in found.items()}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Flags:
-    """A configuration as a framework takes it.
-
-    Attributes:
-        arguments: An argument each.
-        environment: Variables; None removes one.
-    """
-
-    arguments: tuple[str, ...] = ()
-    environment: tuple[tuple[str, str | None], ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class OpenCommandBackend(AbstractBackend):
-    """A CommandBackend in a worker.
-
-    Attributes:
-        backend: What it measures.
-        ranks: A process on every host, started.
-    """
-
-    backend: CommandBackend
-    ranks: AbstractRanks
-
-    @property
-    def origin(self) -> Origin:
-        """That of the backend."""
-        return self.backend.origin
-
-    def expected_steps(self, config: ParallelConfig) -> int | None:
-        """Those of the backend."""
-        return self.backend.expected_steps(config)
-
-    def reduced(self, to: Reduction) -> None:
-        """As the backend."""
-
-    def measure(self, config: ParallelConfig, *, trial_number: int, on_step: OnStep = unheard) -> Observation:
-        """One trial."""
-        own = self.backend
-        wanted = Wanted(warmup_steps=own.warmup_steps, steps=own.steps, hang_limit_s=own.hang_limit_s)
-        plan, num_hosts, begun_s = own.plan(config, trial_number), len(own.hosts), time.time()
-        self.ranks.launch("trials.command.host_program:run_host", plan, num_ranks=num_hosts)
-        try:
-            observation = watched(self.ranks, wanted, on_step=on_step)
-        finally:
-            self.ranks.kill()
-        if own.profile is None or observation.status is not Status.OK:
-            return observation
-        return with_traces(observation, self.ranks, plan, num_hosts=num_hosts, begun_s=begun_s)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import signal
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from trials.command.host_program import Ended, Printed
 from trials.command.log_pattern import Reading
 from trials.command.memory_messages import lack_of_memory
 from trials.ranks.contract import AbstractRanks
+from trials.ranks.listening import listen
 from trials.ranks.messages import Exit, Told
 
 GRACE_S = 5.0
@@ -50,7 +50,7 @@ class Wanted:
     hang_limit_s: float
 
 
-def watched(ranks: AbstractRanks, wanted: Wanted, *, on_step: OnStep) -> Observation:
+def watch_log(ranks: AbstractRanks, wanted: Wanted, *, on_step: OnStep) -> Observation:
     """What became of the command that was just launched; what still runs afterwards is for the caller to end.
 
     Args:
@@ -59,19 +59,7 @@ def watched(ranks: AbstractRanks, wanted: Wanted, *, on_step: OnStep) -> Observa
         on_step: Hears each measured step's time.
     """
     seen = _Seen(wanted, on_step)
-    heard_s = time.monotonic()
-    deadline_s = float("inf")
-    while ranks.running and not seen.is_enough and time.monotonic() < deadline_s:
-        events = ranks.events(min(wanted.hang_limit_s, deadline_s - time.monotonic(), 1.0))
-        if events:
-            heard_s = time.monotonic()
-        elif time.monotonic() - heard_s >= wanted.hang_limit_s:
-            seen.hangs = True
-            break
-        for event in events:
-            seen.take(event)
-        if seen.has_ended and deadline_s == float("inf"):
-            deadline_s = time.monotonic() + GRACE_S
+    seen.hangs = listen(ranks, seen, hang_limit_s=wanted.hang_limit_s, grace_s=GRACE_S)
     return seen.observation(ranks.printed)
 
 
@@ -94,7 +82,7 @@ class _Seen:
         return len(self.step_times_s) >= self.wanted.steps
 
     @property
-    def has_ended(self) -> bool:
+    def is_ending(self) -> bool:
         return bool(self.codes)
 
     def take(self, event: Told | Exit) -> None:

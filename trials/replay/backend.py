@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from costmodels.calibration.measured_runs import MeasuredGroup, MeasuredRun, varying_dimensions
-from costmodels.job.parallel_config import DEGREES, ConfigGrid, ParallelConfig, Value
+from costmodels.job.parallel_config import (
+    DEGREES,
+    ENUMERATED_DIMENSIONS,
+    FURTHER_DIMENSIONS,
+    ConfigGrid,
+    ParallelConfig,
+    Value,
+)
 from costmodels.job.proxy_job import Reduction
 from hardware.io.errors import ConfigError
-from trials.backend import AbstractBackend, Observation, OnStep, Origin, Status, tail_of, unheard
+from trials.backend import (
+    AbstractBackend,
+    Observation,
+    OnStep,
+    Origin,
+    Status,
+    check_seconds_per_trial,
+    ignore_step,
+    tail_of,
+)
 
 _OUT_OF_MEMORY = re.compile(r"FAILED\W*(oom|out[ _-]of[ _-]memory)\b(?!.*(not distinguished|\bor\b))", re.I | re.DOTALL)
 
@@ -63,6 +82,12 @@ class ReplayBackend(AbstractBackend):
         in_file_order = dict.fromkeys(_key(run.config, DEGREES + opened) for run in self.group.runs)
         return ConfigGrid.from_configs([distinct[key] for key in in_file_order], opened)
 
+    def describe(self) -> dict[str, Any]:
+        """Return a digest of the rows, which are what a resumed study must replay again."""
+        rows = [[*_identifying_values(run.config), run.step_time_s] for run in self.group.runs]
+        digest = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+        return {"rows": f"{len(rows)} rows, sha256 {digest[:16]}"}
+
     def expected_steps(self, config: ParallelConfig) -> int | None:
         """The timed runs of `config`; 0 if all of them failed.
 
@@ -79,7 +104,7 @@ class ReplayBackend(AbstractBackend):
         config: ParallelConfig,
         *,
         trial_number: int,  # noqa: ARG002 # the contract's
-        on_step: OnStep = unheard,
+        on_step: OnStep = ignore_step,
     ) -> Observation:
         """The runs of `config`: each timed one is a measured step; if all of them failed, so does the trial.
 
@@ -126,14 +151,9 @@ class ReplayBackend(AbstractBackend):
         return min(self.group.runs, key=num_differences).config
 
 
-def check_seconds_per_trial(seconds: float) -> None:
-    """Refuses what no trial can take.
-
-    Raises:
-        ConfigError: negative, or beyond a day.
-    """
-    if not 0 <= seconds <= 86_400:
-        raise ConfigError("must be from 0 to 86400 seconds", key="seconds_per_trial", value=seconds)
+def _identifying_values(config: ParallelConfig) -> tuple[Value, ...]:
+    """Return the values that identify a configuration; an even assignment of work needs no value."""
+    return _key(config, DEGREES + (FURTHER_DIMENSIONS if config.assignment else ENUMERATED_DIMENSIONS))
 
 
 def _key(config: ParallelConfig, dimensions: tuple[str, ...]) -> tuple[Value, ...]:

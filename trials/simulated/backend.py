@@ -22,6 +22,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from costmodels.job.layer_change import LayerChange
 from costmodels.job.parallel_config import (
     DEGREES,
     ENUMERATED_DIMENSIONS,
@@ -44,8 +45,16 @@ from hardware.arrays import FloatArray
 from hardware.cluster import Cluster
 from hardware.device import Device
 from hardware.io.errors import ConfigError, did_you_mean
-from trials.backend import AbstractBackend, Observation, OnStep, OperatorSample, Origin, Status, unheard
-from trials.replay.backend import check_seconds_per_trial
+from trials.backend import (
+    AbstractBackend,
+    Observation,
+    OnStep,
+    OperatorSample,
+    Origin,
+    Status,
+    check_seconds_per_trial,
+    ignore_step,
+)
 
 Fidelity = Literal["step_time", "simulator"]
 """What computes a step from its operators and collectives: the closed form, or the event simulator."""
@@ -119,12 +128,16 @@ class SimulatedBackend(AbstractBackend):
         """The same world, in which equal operators take equal times."""
         return replace(self, job=to.job(self.job), cluster=to.cluster(self.cluster))
 
+    def with_layer_changes(self, changes: tuple[LayerChange, ...]) -> SimulatedBackend:
+        """Return the same world, whose layers are sharded by the changed plans."""
+        return replace(self, runtime=replace(self.runtime, layer_changes=changes))
+
     def measure(
         self,
         config: ParallelConfig,
         *,
         trial_number: int,  # noqa: ARG002 # the contract's
-        on_step: OnStep = unheard,
+        on_step: OnStep = ignore_step,
     ) -> Observation:
         """The step times of `config` in this world, with noise; out of memory where it does not fit there.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.proxy_job import Reduction
@@ -19,19 +19,19 @@ from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.training_job import TrainingJob
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
-from trials.backend import AbstractBackend, Clock, HostNeeds, Observation, OnStep, Origin, unheard
+from trials.backend import Clock, HostNeeds, Observation, OnStep
+from trials.rank_backend import AbstractRankBackend
 from trials.ranks.contract import AbstractRanks, RankSetup
-from trials.ranks.processes import RankProcesses
 from trials.torch_training.processor_time import num_cores
 from trials.torch_training.rank_plan import DeviceKind, RankPlan
 from trials.torch_training.rank_setup import TORCH_RANKS
-from trials.torch_training.rank_watch import watched
+from trials.torch_training.rank_watch import watch_ranks
 
 ClockChoice = Literal["auto", "wall", "virtual", "cpu"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TorchBackend(AbstractBackend):
+class TorchBackend(AbstractRankBackend):
     """Trains with torch.
 
     Attributes:
@@ -70,16 +70,6 @@ class TorchBackend(AbstractBackend):
     hang_limit_s: float = 120.0
 
     @property
-    def origin(self) -> Origin:
-        """Real training."""
-        return "measured"
-
-    @property
-    def trains(self) -> bool:
-        """It does."""
-        return True
-
-    @property
     def clock(self) -> Clock:
         """The chosen one, or the most honest one."""
         if self.chosen_clock != "auto":
@@ -116,10 +106,6 @@ class TorchBackend(AbstractBackend):
                 nearest="pip install 'meshtune[torch]'",
             )
 
-    def opened(self, ranks: AbstractRanks) -> OpenTorchBackend:
-        """With warm servers of ranks."""
-        return OpenTorchBackend(backend=self, ranks=ranks.start())
-
     def expected_steps(self, config: ParallelConfig) -> int | None:  # noqa: ARG002 # the contract's
         """Known only where the precision changes nothing."""
         return self.max_steps if self.min_steps == self.max_steps else None
@@ -128,12 +114,35 @@ class TorchBackend(AbstractBackend):
         """The smaller job on fewer hosts, trained as well."""
         return replace(self, job=to.job(self.job), cluster=to.cluster(self.cluster))
 
-    def measure(self, config: ParallelConfig, *, trial_number: int, on_step: OnStep = unheard) -> Observation:
-        """One trial with a server of its own; `opened` keeps one for many."""
-        with RankProcesses(TORCH_RANKS) as ranks:
-            return OpenTorchBackend(backend=self, ranks=ranks).measure(
-                config, trial_number=trial_number, on_step=on_step
-            )
+    def describe(self) -> dict[str, Any]:
+        """Return the device and the clock that `auto` has become."""
+        return {"device": self.device, "clock": self.clock}
+
+    def measure_on(
+        self,
+        ranks: AbstractRanks,
+        config: ParallelConfig,
+        *,
+        trial_number: int,  # noqa: ARG002 # the contract's
+        on_step: OnStep,
+    ) -> Observation:
+        """Train some steps with one rank per device."""
+        plan = self.plan(config)
+        memory_bytes = min(device.memory_bytes for device in self.cluster.devices)
+        ranks.launch(
+            "trials.torch_training.rank_program:run_rank",
+            plan,
+            num_ranks=config.num_devices,
+            memory_limit_bytes=memory_bytes if self.device == "cpu" else None,
+        )
+        return watch_ranks(
+            ranks,
+            plan,
+            self.cluster,
+            cores=num_cores() if len(self.hosts) == 1 else None,
+            hang_limit_s=self.hang_limit_s,
+            on_step=on_step,
+        )
 
     def plan(self, config: ParallelConfig) -> RankPlan:
         """What each rank of a trial is to do."""
@@ -151,62 +160,3 @@ class TorchBackend(AbstractBackend):
             capacity_factor=self.capacity_factor,
             profiles=self.profiles,
         )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class OpenTorchBackend(AbstractBackend):
-    """A TorchBackend in a worker.
-
-    Attributes:
-        backend: What it measures.
-        ranks: What its ranks come from, started.
-    """
-
-    backend: TorchBackend
-    ranks: AbstractRanks
-
-    @property
-    def origin(self) -> Origin:
-        """That of the backend."""
-        return self.backend.origin
-
-    @property
-    def clock(self) -> Clock:
-        """That of the backend."""
-        return self.backend.clock
-
-    def expected_steps(self, config: ParallelConfig) -> int | None:
-        """Those of the backend."""
-        return self.backend.expected_steps(config)
-
-    def reduced(self, to: Reduction) -> OpenTorchBackend:
-        """The smaller job, from the same server."""
-        return replace(self, backend=self.backend.reduced(to))
-
-    def measure(
-        self,
-        config: ParallelConfig,
-        *,
-        trial_number: int,  # noqa: ARG002 # the contract's
-        on_step: OnStep = unheard,
-    ) -> Observation:
-        """One trial."""
-        own, plan = self.backend, self.backend.plan(config)
-        memory_bytes = min(device.memory_bytes for device in own.cluster.devices)
-        self.ranks.launch(
-            "trials.torch_training.rank_program:run_rank",
-            plan,
-            num_ranks=config.num_devices,
-            memory_limit_bytes=memory_bytes if own.device == "cpu" else None,
-        )
-        try:
-            return watched(
-                self.ranks,
-                plan,
-                own.cluster,
-                cores=num_cores() if len(own.hosts) == 1 else None,
-                hang_limit_s=own.hang_limit_s,
-                on_step=on_step,
-            )
-        finally:
-            self.ranks.kill()

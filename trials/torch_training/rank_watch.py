@@ -17,6 +17,7 @@ from hardware.cluster import Cluster
 from trials.backend import Clock, Observation, OnStep, OperatorSample, Status, tail_of
 from trials.profiling.operator_profile import RankProfile, mismatches, of_pipeline
 from trials.ranks.contract import AbstractRanks
+from trials.ranks.listening import listen
 from trials.ranks.messages import Exit, Told
 from trials.ranks.out_of_memory import speaks_of_memory
 from trials.torch_training.processor_time import busy_s
@@ -40,7 +41,7 @@ _LOST_PEER = (
 )
 
 
-def watched(
+def watch_ranks(
     ranks: AbstractRanks,
     plan: RankPlan,
     cluster: Cluster,
@@ -60,16 +61,7 @@ def watched(
         on_step: Hears each step's time.
     """
     watch = _Watch(plan, cluster, cores, on_step)
-    deadline_s = time.monotonic() + hang_limit_s
-    while ranks.running:
-        events = ranks.events(max(deadline_s - time.monotonic(), 0.0))
-        if not events and time.monotonic() >= deadline_s:
-            break
-        for event in events:
-            watch.hear(event)
-        deadline_s = (
-            time.monotonic() + hang_limit_s if not watch.has_failed else min(deadline_s, time.monotonic() + GRACE_S)
-        )
+    listen(ranks, watch, hang_limit_s=hang_limit_s, grace_s=GRACE_S)
     return watch.observation(ranks.printed, hang_limit_s)
 
 
@@ -94,10 +86,16 @@ class _Watch:
         self.busy_at_begin_s = self.busy_at_end_s = busy_s()
 
     @property
-    def has_failed(self) -> bool:
+    def is_enough(self) -> bool:
+        """Whether no more has to be heard: never, for every rank tells its own end."""
+        return False
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether a rank has failed, which the others soon will too."""
         return bool(self.failed or self.killed or self.exited)
 
-    def hear(self, event: Told | Exit) -> None:
+    def take(self, event: Told | Exit) -> None:
         if isinstance(event, Exit):
             if event.code < 0:
                 self.killed[event.rank] = event

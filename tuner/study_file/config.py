@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 from pydantic import AfterValidator, Field
 
-from costmodels.calibration.measured_runs import MeasuredGroup, read_measured_group
+from costmodels.calibration.measured_runs import MeasuredGroup
 from costmodels.calibration.sources import MeasuredSetting, source_of
 from costmodels.job.model_catalog import load_model
 from costmodels.job.parallel_config import (
@@ -35,9 +35,8 @@ from hardware.io.config_file import DocumentedModel, checked, parse_yaml, read_m
 from hardware.io.errors import ConfigError, shown_url
 from hardware.trace_file import read_trace
 from trials.backend import AbstractBackend
-from trials.command.placeholders import without_wildcards
-from trials.replay.backend import ReplayBackend
-from trials.simulated.backend import SimulatedBackend
+from trials.registry import DEFAULT_TRIAL, TrialKeys
+from trials.trial_keys import AbstractTrialKeys, NotNegative, PositiveInt, TrialSetting
 from tuner.planners.sharding.pins import Pin
 from tuner.plans.layer_plans import LayerPlanner, LayerPlanning
 from tuner.search.proxy.proxy_trials import ProxyOptions
@@ -52,18 +51,9 @@ from tuner.space.enumeration import (
     setting_for,
 )
 from tuner.space.rules import Setting
-from tuner.study_file.command_trial import CommandKeys
+from tuner.study_file.exported_flags import flag_exporters
 from tuner.study_file.paths import StudyPaths
-from tuner.study_file.trial_config import (
-    NotNegative,
-    PositiveInt,
-    ReplayKeys,
-    SimulatedKeys,
-    TrialKeys,
-    backend_of,
-    proxy_of,
-    trial_meaning,
-)
+from tuner.study_file.proxy_keys import proxy_options
 
 DEFAULT_STORAGE = "sqlite:///meshtune.db"
 
@@ -376,7 +366,7 @@ class StudyKeys(DocumentedModel):
     current: dict[str, Any] | None = None
     """The configuration in use today: the first trial, never pruned; degrees left out are 1."""
 
-    trial: Annotated[TrialKeys, Field(discriminator="backend")] = SimulatedKeys(backend="simulated")
+    trial: TrialKeys = DEFAULT_TRIAL
     """How a trial is run.
 
     Default: `{backend: simulated}`
@@ -487,8 +477,8 @@ class StudyConfig:
 
         What they leave open is fixed by the job or, in a replay, by the measured row.
         """
-        if isinstance(self.backend, ReplayBackend):
-            grid = self.backend.candidates(self.options.opened)
+        grid = self.backend.candidates(self.options.opened)
+        if grid is not None:
             position = grid.positions().get(tuple(values[name] for name in grid.dimensions))
             if position is not None:
                 return grid.config(position)
@@ -496,9 +486,9 @@ class StudyConfig:
 
     def space(self) -> Space:
         """Enumerates, prunes and predicts the memory of the study's candidates."""
-        replayed = self.backend.candidates(self.options.opened) if isinstance(self.backend, ReplayBackend) else None
+        measured = self.backend.candidates(self.options.opened)
         try:
-            return build_space(self.setting, self.options, current=self.current, measured=replayed)
+            return build_space(self.setting, self.options, current=self.current, measured=measured)
         except ConfigError as error:
             raise error.in_file(self.file) from None
 
@@ -540,7 +530,7 @@ def _resolved(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths) -> S
     described = _under("cluster", lambda: described_cluster(keys.cluster, base_dir))
     cluster = described.cluster
     runtime = _under("runtime", lambda: _runtime(keys.runtime, base_dir))
-    group = _measured_group(keys, base_dir) if isinstance(keys.trial, ReplayKeys) else None
+    group = _under("trial", lambda: keys.trial.measured_runs(base_dir))
     job = _job(keys, base_dir, group, runtime)
     for device in cluster.devices:
         _under("job", lambda device=device: device.peak_flop_per_s(job.precision))
@@ -558,7 +548,7 @@ def _resolved(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths) -> S
     _check_absent_dimensions(setting, options)
     if group is None:
         _check_possible_values(setting, options)
-    backend = backend_of(keys.trial, setting, group, base_dir)
+    backend = keys.trial.build(_trial_setting(setting, group, base_dir))
     planning = _planning(keys.planner, backend)
     _check_storage(storage)
     _check_history(keys.history, base_dir, storage)
@@ -573,17 +563,28 @@ def _resolved(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths) -> S
         search=_search(keys.search, backend),
         current=_current(keys, setting, options),
         backend=backend,
-        proxy=proxy_of(keys.trial, setting, backend, keys.search.max_trials),
+        proxy=proxy_options(keys.trial, setting, backend, keys.search.max_trials),
         time_limit_s=keys.trial.time_limit_s,
         storage=storage,
         history=tuple(keys.history),
-        meaning=_meaning(keys, setting, options, backend, group) | _planned_meaning(planning),
+        meaning=_meaning(keys, setting, options, backend) | _planned_meaning(planning),
         measured=group,
         read_elsewhere=paths.read_elsewhere(_files_read(keys, described.trace, base_dir)),
     )
 
 
-def _check_written(trial: TrialKeys, storage: str, paths: StudyPaths) -> None:
+def _trial_setting(setting: Setting, group: MeasuredGroup | None, base_dir: Path) -> TrialSetting:
+    return TrialSetting(
+        job=setting.job,
+        cluster=setting.cluster,
+        runtime=setting.runtime,
+        base_dir=base_dir,
+        measured=group,
+        flag_exporters=flag_exporters(setting),
+    )
+
+
+def _check_written(trial: AbstractTrialKeys, storage: str, paths: StudyPaths) -> None:
     """What a study writes must lie where its file may write, or where the user has said.
 
     Raises:
@@ -593,18 +594,14 @@ def _check_written(trial: TrialKeys, storage: str, paths: StudyPaths) -> None:
     if file is not None:
         nearest = f"give --storage {storage}, or MESHTUNE_STORAGE"
         paths.check_written(file, key="storage", value=storage, nearest=nearest)
-    if isinstance(trial, CommandKeys) and trial.logs is not None:
-        nearest = f"give --set trial.logs={trial.logs}"
-        paths.check_written(paths.folder / trial.logs, key="trial.logs", value=trial.logs, nearest=nearest)
+    for key, name in trial.files_written():
+        paths.check_written(paths.folder / name, key=key, value=name, nearest=f"give --set {key}={name}")
 
 
 def _files_read(keys: StudyKeys, trace: Path | None, base_dir: Path) -> Iterator[tuple[str, Path]]:
     """What a study may read, by the keys that name it; a name of a catalog is no path that leads anywhere."""
     named = [("model", keys.model), ("runtime", keys.runtime), ("cluster.file", keys.cluster.get("file"))]
-    if isinstance(keys.trial, ReplayKeys):
-        named += [(f"trial.measured.{number}", name) for number, name in enumerate(keys.trial.measured)]
-    if isinstance(keys.trial, CommandKeys) and keys.trial.profile is not None:
-        named.append(("trial.profile", without_wildcards(keys.trial.profile.partition("{")[0])))
+    named += keys.trial.files_read()
     for number, entry in enumerate(keys.history):
         if not is_database(entry):
             named.append((f"history.{number}", entry))
@@ -637,7 +634,7 @@ def _planning(keys: _PlannerKeys, backend: AbstractBackend) -> LayerPlanning:
     Raises:
         ConfigError: the trials run what frameworks do by hand, and nothing else.
     """
-    if keys.name != "megatron" and not isinstance(backend, SimulatedBackend):
+    if keys.name != "megatron" and backend.with_layer_changes(()) is None:
         raise ConfigError(
             "plans layers otherwise than the study's trials shard them, which is Megatron's way",
             key="planner.name",
@@ -720,12 +717,6 @@ def _job(keys: StudyKeys, base_dir: Path, group: MeasuredGroup | None, runtime: 
         values["zero_stage"] = 1 if 1 in runtime.zero_stages else min(runtime.zero_stages)
     values["recompute_modules"] = tuple(values["recompute_modules"])
     return _under("job", lambda: TrainingJob(model=model, **values))  # type: ignore[no-any-return] # _under returns what the lambda does
-
-
-def _measured_group(keys: StudyKeys, base_dir: Path) -> MeasuredGroup:
-    assert isinstance(keys.trial, ReplayKeys), "only a replay has measured rows"
-    trial = keys.trial
-    return _under("trial", lambda: read_measured_group(trial.measured, trial.where, base_dir))  # type: ignore[no-any-return] # _under returns what the lambda does
 
 
 def _uneven(keys: _SpaceKeys, cluster: Cluster, runtime: RuntimeProfile) -> tuple[str, ...]:
@@ -954,7 +945,6 @@ def _meaning(
     setting: Setting,
     options: SpaceOptions,
     backend: AbstractBackend,
-    group: MeasuredGroup | None,
 ) -> dict[str, Any]:
     """The resolved values under the study file's keys that give a trial its meaning, as JSON."""
     job, runtime = asdict(setting.job), asdict(setting.runtime)
@@ -966,7 +956,7 @@ def _meaning(
         "job": job,
         "runtime": runtime,
         "space": {"opened": list(options.opened)},
-        "trial": trial_meaning(keys.trial, backend, group),
+        "trial": keys.trial.meaning() | backend.describe(),
     }
 
 

@@ -14,11 +14,12 @@ from costmodels.job.runtime import find_runtime
 from costmodels.operators.layer_operators import OpKind, Phase, step_operators
 from tests.support.programs.small_commands import JOB, backend_of
 from trials.backend import Observation, Status
-from trials.command.backend import COMMAND_RANKS, OpenCommandBackend
+from trials.command.backend import COMMAND_RANKS
 from trials.command.kineto import UnreadableTraceError, read_trace, trace_of
 from trials.command.placeholders import without_wildcards
 from trials.command.trace_program import newest_trace, with_traces
 from trials.command.trace_samples import samples_of
+from trials.rank_backend import OpenBackend
 from trials.ranks.contract import RanksLostError
 from trials.ranks.processes import RankProcesses
 
@@ -199,7 +200,7 @@ def test_a_trace_that_tells_nothing_fails_no_trial(tmp_path, ranks, content, not
         (tmp_path / "traces" / "3").mkdir(parents=True)
         (tmp_path / "traces" / "3" / "a.json").write_text(content, encoding="utf-8")
     backend = backend_of(profile="traces/{trial}", profile_root=tmp_path)
-    opened = OpenCommandBackend(backend=backend, ranks=ranks)
+    opened = OpenBackend(backend=backend, ranks=ranks)
     found = opened.measure(ParallelConfig(dp=2, mbs=1), trial_number=3)
 
     assert found.status is Status.OK

@@ -18,7 +18,7 @@ from tuner.export import EXPORTERS, Export, find_exporter
 from tuner.export.rules.checks import CHECKS
 from tuner.export.rules.flag_table import Flag, read_flags
 from tuner.export.rules.published_rules import facts_of
-from tuner.study_file.command_trial import WITH_FLAGS
+from tuner.study_file.exported_flags import WITH_FLAGS
 
 COUNT = int(os.environ.get("MESHTUNE_EXPORTS", "50"))
 """Configurations of each framework; 500 are what is promised."""

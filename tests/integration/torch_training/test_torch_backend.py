@@ -12,13 +12,13 @@ from tests.support.programs.backend_contract import BackendContract
 from tests.support.programs.small_backends import DP, PP, backend_of, cluster_of
 from tests.support.programs.training_ranks import LLAMA, MIXTRAL, job_of
 from trials.backend import HostNeeds, Status
-from trials.torch_training.backend import OpenTorchBackend
+from trials.rank_backend import OpenBackend
 
 
 @pytest.fixture
 def opened(rank_processes):
     """Gives a backend the tests' server of ranks."""
-    return lambda backend: OpenTorchBackend(backend=backend, ranks=rank_processes)
+    return lambda backend: OpenBackend(backend=backend, ranks=rank_processes)
 
 
 class TestTorchBackend(BackendContract):

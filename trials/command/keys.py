@@ -1,30 +1,21 @@
-"""A study's `trial:` with `backend: command`, resolved: what is run, how its log is read, and what that means."""
+"""Keys of `trial: {backend: command}`, and the backend that they build."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from costmodels.job.parallel_config import ParallelConfig
 from hardware.io.config_file import DocumentedModel
 from hardware.io.errors import ConfigError, did_you_mean
-from trials.command.backend import CommandBackend, Flags, Launch
+from trials.command.backend import CommandBackend, Launch
 from trials.command.log_pattern import LogPattern, named_pattern
-from trials.command.placeholders import FLAGS, PROFILE, check_text, names_in
-from tuner.export import find_exporter
-from tuner.space.rules import Setting
-
-WITH_FLAGS = ("megatron", "mindspeed", "torchtitan")
-"""Exporters that write flags."""
-
-ENDS_COMMAND = ("torchtitan",)
-"""Those whose flags end with a subcommand, after which the program takes no other flags."""
+from trials.command.placeholders import FLAGS, PROFILE, check_text, names_in, without_wildcards
+from trials.framework_flags import FlagExporter, WriteFlags
+from trials.trial_keys import AbstractTrialKeys, TrialSetting
 
 
 class LogKeys(DocumentedModel):
@@ -34,8 +25,11 @@ class LogKeys(DocumentedModel):
     """Regular expressions whose groups say what a number is; see [your own command](own-command.md#what-is-read)."""
 
 
-class CommandKeys(DocumentedModel):
+class CommandKeys(AbstractTrialKeys):
     """`trial:` with `backend: command`."""
+
+    # neither changes how a trial runs: they say where files are kept
+    WITHOUT_MEANING: ClassVar[frozenset[str]] = AbstractTrialKeys.WITHOUT_MEANING | {"logs", "profile"}
 
     backend: Literal["command"]
     """Trials run your own command; see [your own command](own-command.md)."""
@@ -87,79 +81,69 @@ class CommandKeys(DocumentedModel):
     proxy: None = None
     """Refused: the command trains one job."""
 
+    def build(self, setting: TrialSetting) -> CommandBackend:
+        """Build the backend that runs the study's command.
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExportedFlags:
-    """The flags of configurations for one framework, as a worker asks for them.
-
-    Attributes:
-        setting: What they are flags of.
-        target: The exporter's name.
-    """
-
-    setting: Setting
-    target: str
-
-    def __call__(self, config: ParallelConfig) -> Flags:
-        """Those of a configuration."""
-        export = find_exporter(self.target)(self.setting, config)
-        return Flags(arguments=export.arguments, environment=export.environment)
-
-
-def command_backend(keys: CommandKeys, setting: Setting, base_dir: Path) -> CommandBackend:
-    """What runs the study's trials.
-
-    Args:
-        keys: The study's `trial:`.
-        setting: What is measured, and where.
-        base_dir: The study file's folder, to which paths are relative.
-
-    Raises:
-        ConfigError: it cannot run them.
-    """
-    for number, argument in enumerate(keys.command):
-        with _told_under(f"trial.command.{number}"):
-            check_text(argument, flags=True)
-    for name, text in keys.environment.items():
-        with _told_under(f"trial.environment.{name}"):
-            check_text(text or "", flags=False)
-    _check_profile(keys)
-    if len(setting.cluster.groups) > 1 and keys.launch == "per_host":
-        raise ConfigError(
-            f"needs hosts with equally many devices, and the cluster has {len(setting.cluster.groups)} groups of them",
-            key="trial.launch",
-            value=keys.launch,
-            nearest="launch: once, with a command that reaches all hosts",
+        Raises:
+            ConfigError: The command, its environment, its log or its profile is not described consistently.
+        """
+        for number, argument in enumerate(self.command):
+            with _errors_under(f"trial.command.{number}"):
+                check_text(argument, flags=True)
+        for name, text in self.environment.items():
+            with _errors_under(f"trial.environment.{name}"):
+                check_text(text or "", flags=False)
+        _check_profile(self)
+        groups = setting.cluster.groups
+        if len(groups) > 1 and self.launch == "per_host":
+            raise ConfigError(
+                f"needs hosts with equally many devices, and the cluster has {len(groups)} groups of them",
+                key="trial.launch",
+                value=self.launch,
+                nearest="launch: once, with a command that reaches all hosts",
+            )
+        base_dir = setting.base_dir
+        return CommandBackend(
+            job=setting.job,
+            cluster=setting.cluster,
+            arguments=tuple(self.command),
+            environment=tuple(self.environment.items()),
+            flags=_find_flags(self, setting.flag_exporters),
+            directory=(base_dir / self.directory).absolute(),
+            pattern=_find_pattern(self.log),
+            launch=self.launch,
+            warmup_steps=self.warmup_steps,
+            steps=self.steps,
+            hang_limit_s=self.hang_limit_s,
+            logs=None if self.logs is None else (base_dir / self.logs).absolute(),
+            profile=self.profile,
+            profile_root=base_dir.absolute(),
         )
-    return CommandBackend(
-        job=setting.job,
-        cluster=setting.cluster,
-        arguments=tuple(keys.command),
-        environment=tuple(keys.environment.items()),
-        flags=_flags(keys, setting),
-        directory=(base_dir / keys.directory).absolute(),
-        pattern=_pattern(keys.log),
-        launch=keys.launch,
-        warmup_steps=keys.warmup_steps,
-        steps=keys.steps,
-        hang_limit_s=keys.hang_limit_s,
-        logs=None if keys.logs is None else (base_dir / keys.logs).absolute(),
-        profile=keys.profile,
-        profile_root=base_dir.absolute(),
-    )
 
+    def files_read(self) -> Iterator[tuple[str, str]]:
+        """Yield the folder of the profiles: the part of their path before the first placeholder or wildcard."""
+        if self.profile is not None:
+            yield "trial.profile", without_wildcards(self.profile.partition("{")[0])
 
-def command_meaning(trial: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys that give a trial its meaning; values of variables may be secrets, so that only their digest is kept."""
-    kept = {name: value for name, value in trial.items() if name not in ("logs", "profile")}
-    digests = {
-        name: None if text is None else hashlib.sha256(f"{name}={text}".encode()).hexdigest()[:16]
-        for name, text in trial["environment"].items()
-    }
-    return kept | {"environment": digests}
+    def files_written(self) -> Iterator[tuple[str, str]]:
+        """Yield the folder of whole logs."""
+        if self.logs is not None:
+            yield "trial.logs", self.logs
+
+    def meaning(self) -> dict[str, Any]:
+        """Return the keys that give a trial its meaning.
+
+        The values of environment variables may be secrets, so only their digests are kept.
+        """
+        digests = {
+            name: None if text is None else hashlib.sha256(f"{name}={text}".encode()).hexdigest()[:16]
+            for name, text in self.environment.items()
+        }
+        return AbstractTrialKeys.meaning(self) | {"environment": digests}
 
 
 def _check_profile(keys: CommandKeys) -> None:
+    """Check that the profile's place is given where the command names it, and is another one for each trial."""
     texts = [*keys.command, *(text or "" for text in keys.environment.values())]
     if keys.profile is None:
         if any(PROFILE in names_in(text) for text in texts):
@@ -169,7 +153,7 @@ def _check_profile(keys: CommandKeys) -> None:
                 nearest="profile: traces/{trial}",
             )
         return
-    with _told_under("trial.profile"):
+    with _errors_under("trial.profile"):
         check_text(keys.profile, flags=False)
     names = names_in(keys.profile)
     if "trial" not in names or PROFILE in names or {"master_address", "master_port"} & set(names):
@@ -181,7 +165,8 @@ def _check_profile(keys: CommandKeys) -> None:
         )
 
 
-def _flags(keys: CommandKeys, setting: Setting) -> ExportedFlags | None:
+def _find_flags(keys: CommandKeys, exporters: Mapping[str, FlagExporter]) -> WriteFlags | None:
+    """Return the function that writes the flags for `{flags}`; None where the command has no such placeholder."""
     wanted = f"{{{FLAGS}}}" in keys.command
     if keys.flags is None:
         if wanted:
@@ -196,33 +181,36 @@ def _flags(keys: CommandKeys, setting: Setting) -> ExportedFlags | None:
             value=keys.flags,
             nearest=f'the argument "{{{FLAGS}}}" in trial.command',
         )
-    if keys.flags not in WITH_FLAGS:
+    if keys.flags not in exporters:
         raise ConfigError(
             "is no framework whose flags are known",
             key="trial.flags",
             value=keys.flags,
-            nearest=did_you_mean(keys.flags, WITH_FLAGS),
+            nearest=did_you_mean(keys.flags, tuple(exporters)),
         )
-    if keys.flags in ENDS_COMMAND and keys.command[-1] != f"{{{FLAGS}}}":
+    exporter = exporters[keys.flags]
+    if exporter.ends_command and keys.command[-1] != f"{{{FLAGS}}}":
         raise ConfigError(
             "end with a subcommand, so that nothing may follow them",
             key="trial.flags",
             value=keys.flags,
             nearest=f'"{{{FLAGS}}}" last in trial.command',
         )
-    return ExportedFlags(setting=setting, target=keys.flags)
+    return exporter.write
 
 
-def _pattern(log: str | LogKeys) -> LogPattern:
+def _find_pattern(log: str | LogKeys) -> LogPattern:
+    """Return the expressions that read the command's log."""
     if isinstance(log, str):
-        with _told_under("trial.log"):
+        with _errors_under("trial.log"):
             return named_pattern(log)
-    with _told_under("trial.log.pattern"):
+    with _errors_under("trial.log.pattern"):
         return LogPattern(expressions=tuple(log.pattern))
 
 
 @contextlib.contextmanager
-def _told_under(key: str) -> Iterator[None]:
+def _errors_under(key: str) -> Iterator[None]:
+    """Report a mistake that is found inside the block under the key `key`."""
     try:
         yield
     except ConfigError as error:

@@ -1,0 +1,108 @@
+"""Keys of `trial: {backend: torch}`, and the backend that they build."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from hardware.io.errors import ConfigError
+from trials.rank_backend import is_cpu_cluster
+from trials.torch_training.backend import ClockChoice, TorchBackend
+from trials.torch_training.trainable import check_trainable
+from trials.trial_keys import AbstractTrialKeys, ProxyKeys, TrialSetting
+
+
+class TorchKeys(AbstractTrialKeys):
+    """`trial:` with `backend: torch`."""
+
+    backend: Literal["torch"]
+    """Trials train the model with PyTorch; see [real training](real-training.md)."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`cpu` (gloo) or `cuda` (NCCL); `auto` is what the cluster's devices are."""
+
+    clock: ClockChoice = "auto"
+    """What a step time counts; `auto` is the wall clock where every rank has a device or core to itself, else the
+    virtual one, see [real training](real-training.md).
+    """
+
+    seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
+    """Weights and data."""
+
+    warmup_steps: Annotated[int, Field(ge=1, le=100)] = 2
+    """Steps before the first measured one."""
+
+    min_steps: Annotated[int, Field(ge=1, le=1000)] = 5
+    """Measured steps at least."""
+
+    max_steps: Annotated[int, Field(ge=1, le=1000)] = 20
+    """Measured steps at most."""
+
+    precision: Annotated[float, Field(gt=0, lt=1)] = 0.02
+    """Measuring ends when the relative standard error of the median is below this."""
+
+    capacity_factor: Annotated[float, Field(gt=0, le=100)] | None = None
+    """An expert takes at most this many times its even share of a rank's tokens and drops the others.
+
+    Default: none: nothing is dropped
+    """
+
+    spread: bool = False
+    """On CPUs, too, every host of the cluster is a machine of the Ray cluster; else one machine stands for all."""
+
+    profile: bool = True
+    """One more step is profiled for the times of operators."""
+
+    hang_limit_s: Annotated[float, Field(gt=0)] = 120.0
+    """A trial whose ranks tell nothing for so long hangs [s]."""
+
+    time_limit_s: Annotated[float, Field(gt=0)] | None = None
+    """A trial is cut off after this [s]; the steps that it measured are kept."""
+
+    proxy: ProxyKeys | None = None
+    """Smaller jobs that run in place of candidates before any runs at full size; see below."""
+
+    def build(self, setting: TrialSetting) -> TorchBackend:
+        """Build the backend that trains the study's model.
+
+        Raises:
+            ConfigError: This trainer cannot train the model, the runtime is another one, or two keys contradict.
+        """
+        if self.max_steps < self.min_steps:
+            raise ConfigError(
+                f"must be at least min_steps, which is {self.min_steps}", key="trial.max_steps", value=self.max_steps
+            )
+        runtime = setting.runtime
+        if runtime.rule_set != "torch-reference":
+            raise ConfigError(
+                "is not how the torch backend trains",
+                key="runtime",
+                value=runtime.name,
+                nearest="runtime: torch-reference",
+            )
+        check_trainable(setting.job)
+        device = self.device if self.device != "auto" else "cpu" if is_cpu_cluster(setting.cluster) else "cuda"
+        if device == "cuda" and self.clock == "virtual":
+            raise ConfigError(
+                "follows CPU time, which says nothing of a GPU",
+                key="trial.clock",
+                value="virtual",
+                nearest="clock: wall",
+            )
+        return TorchBackend(
+            job=setting.job,
+            cluster=setting.cluster,
+            runtime=runtime,
+            device=device,
+            chosen_clock=self.clock,
+            seed=self.seed,
+            warmup_steps=self.warmup_steps,
+            min_steps=self.min_steps,
+            max_steps=self.max_steps,
+            precision=self.precision,
+            capacity_factor=self.capacity_factor,
+            spreads=self.spread,
+            profiles=self.profile,
+            hang_limit_s=self.hang_limit_s,
+        )
