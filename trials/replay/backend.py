@@ -1,4 +1,4 @@
-"""Replays published measurements as trials: a sweep that somebody ran serves as the cluster."""
+"""Backend that replays published measurements as trials: a sweep that somebody ran takes the place of the cluster."""
 
 from __future__ import annotations
 
@@ -37,38 +37,38 @@ _OUT_OF_MEMORY = re.compile(r"FAILED\W*(oom|out[ _-]of[ _-]memory)\b(?!.*(not di
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayBackend(AbstractBackend):
-    """Answers a trial with the published runs of its configuration.
+    """Backend that answers a trial with the published runs of its configuration.
 
     Attributes:
-        group: The runs, timed and failed.
-        seconds_per_trial: Wall time that each trial takes, to rehearse a sweep at its real pace; 0 answers at once.
+        group: Measured runs of one job on one cluster, timed and failed.
+        seconds_per_trial: Wall time that each trial takes [s], to rehearse a sweep at its real pace; 0 answers at once.
     """
 
     group: MeasuredGroup
     seconds_per_trial: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuses a negative wait."""
+        """Check the wall time of a trial."""
         check_seconds_per_trial(self.seconds_per_trial)
 
     @property
     def origin(self) -> Origin:
-        """Published runs are measured."""
+        """Origin of the step times: published runs were measured."""
         return "measured"
 
     @property
     def dimensions(self) -> tuple[str, ...]:
-        """What tells the group's configurations apart: the degrees, and further dimensions in which they differ."""
+        """Names of the dimensions that tell the configurations apart: degrees, and further ones that differ."""
         return DEGREES + varying_dimensions(self.group.runs)
 
     def candidates(self, opened: tuple[str, ...]) -> ConfigGrid:
-        """The distinct configurations that were run, timed or failed, in file order.
+        """Return the distinct configurations that were run, timed or failed, in file order.
 
         Args:
-            opened: The further dimensions that the study searches.
+            opened: Names of the further dimensions that the study searches.
 
         Raises:
-            ConfigError: runs with equal degrees differ in a further dimension that is not opened.
+            ConfigError: Runs with equal degrees differ in a further dimension that is not opened.
         """
         for name in self.dimensions:
             if name not in DEGREES + opened:
@@ -89,15 +89,15 @@ class ReplayBackend(AbstractBackend):
         return {"rows": f"{len(rows)} rows, sha256 {digest[:16]}"}
 
     def expected_steps(self, config: ParallelConfig) -> int | None:
-        """The timed runs of `config`; 0 if all of them failed.
+        """Return the number of timed runs of `config`; 0 if all of them failed.
 
         Raises:
-            ConfigError: nobody ran this configuration.
+            ConfigError: Nobody ran this configuration.
         """
         return sum(run.step_time_s is not None for run in self._runs(config))
 
     def reduced(self, to: Reduction) -> None:
-        """Nobody has run it."""
+        """Return None, because nobody ran the proxy job."""
 
     def measure(
         self,
@@ -106,12 +106,12 @@ class ReplayBackend(AbstractBackend):
         trial_number: int,  # noqa: ARG002 # the contract's
         on_step: OnStep = ignore_step,
     ) -> Observation:
-        """The runs of `config`: each timed one is a measured step; if all of them failed, so does the trial.
+        """Return the runs of `config` as an observation.
 
-        The wait is spread evenly over the steps.
+        Each timed run is a measured step. If all runs failed, the trial fails. The wait is spread evenly over the steps.
 
         Raises:
-            ConfigError: nobody ran this configuration.
+            ConfigError: Nobody ran this configuration.
         """
         observation = _observed(self._runs(config))
         wait_s = self.seconds_per_trial / max(len(observation.step_times_s), 1)
@@ -123,10 +123,10 @@ class ReplayBackend(AbstractBackend):
         return observation
 
     def _runs(self, config: ParallelConfig) -> list[MeasuredRun]:
-        """What is known of `config`, in file order.
+        """Return the runs of `config` in file order.
 
         Raises:
-            ConfigError: nobody ran it.
+            ConfigError: Nobody ran this configuration.
         """
         dimensions = self.dimensions
         key = _key(config, dimensions)
@@ -141,7 +141,7 @@ class ReplayBackend(AbstractBackend):
         return runs
 
     def _nearest(self, config: ParallelConfig) -> ParallelConfig:
-        """The measured configuration that differs in the fewest dimensions."""
+        """Return the measured configuration that differs in the fewest dimensions."""
         dimensions = self.dimensions
         wanted = _key(config, dimensions)
 
@@ -179,7 +179,10 @@ def _timed(runs: list[MeasuredRun], timed: list[MeasuredRun]) -> Observation:
 
 
 def failure_of(runs: Sequence[MeasuredRun]) -> Status:
-    """Out of memory only where every note says so and nothing else: sources often don't tell it from a crash."""
+    """Return the status of a configuration whose runs all failed.
+
+    It is out of memory only if every note says so and nothing else, because sources often don't tell it from a crash.
+    """
     is_memory = all(_OUT_OF_MEMORY.match(run.notes) for run in runs)
     return Status.OUT_OF_MEMORY if is_memory else Status.CRASHED
 

@@ -1,13 +1,15 @@
-"""A synthetic world to try the tuner in: our cost model, made wrong in ways that it doesn't know.
+"""Synthetic world for trying the tuner: our cost model with errors that the tuner does not know.
 
-Every operator's time is the kernel model's times exp(g), where g is a random smooth function of the operator's log
-sizes, one per kind, phase and device; so is every collective's, over the logs of its bytes, ranks and hosts, one per
-kind. What is neither gets such a factor over the log degrees, and so does the peak of memory. So neighbours in the
-space err alike, as real kernels and networks do, and a surrogate has something to learn. The world is a function of its
-seed; repeated trials of one configuration give the same observation.
+The time of every operator is the kernel model's time multiplied by exp(g). There is one g per kind, phase and device,
+and each g is a random smooth function of the operator's log sizes. The time of every collective has such a factor too,
+one per kind, over the logs of its bytes, ranks and hosts. Other parts of the step and the peak of memory get a factor
+over the log degrees. Neighbours in the space therefore have similar errors, as with real kernels and networks, and a
+surrogate has something to learn. The world is a function of its seed: repeated trials of one configuration give the
+same observation.
 
-What such operators and collectives add up to is told by the closed form of a step, which the tuner believes in too, or
-by the event simulator, which is another program: its pipelines and its overlap differ from what the tuner expects.
+A step is computed from these operators and collectives in one of two ways: by the closed form, which the tuner uses
+too, or by the event simulator, which is an independent program. The simulator's pipelines and overlap differ from what
+the tuner expects.
 
 g is a sum of NUM_WAVES random Fourier features, nearly a draw from a Gaussian process with a squared-exponential kernel
 (Rahimi and Recht 2007, section 3). Letters: n configurations or shapes, d features.
@@ -57,34 +59,34 @@ from trials.backend import (
 )
 
 Fidelity = Literal["step_time", "simulator"]
-"""What computes a step from its operators and collectives: the closed form, or the event simulator."""
+"""Model that computes a step from its operators and collectives: the closed form, or the event simulator."""
 
 NUM_WAVES = 64
 LENGTH_SCALE = 4.0
-"""Distance in log2 units over which an error changes: a kernel that is slow at some size is slow at half that size too
-(assumed)."""
+"""Distance in log2 units over which an error changes (assumed): a kernel that is slow at some size is slow at half that
+size too."""
 
 MEMORY_ERROR = 0.05
 """Standard deviation of the log error of the peak memory (assumed)."""
 
 ERRING_PARTS = ("host", "optimizer", "overhead")
-"""Parts of the step that get an error of their own; that of all others is that of their operators and collectives."""
+"""Parts of the step with an error of their own; all others have the errors of their operators and collectives."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulatedBackend(AbstractBackend):
-    """Answers a trial from the synthetic world of a seed.
+    """Backend that answers a trial from the synthetic world of a seed.
 
     Attributes:
-        job: What is trained.
-        cluster: Where.
-        runtime: What overlaps with what.
-        fidelity: What computes a step.
-        seed: Which world.
+        job: Training job of the trials.
+        cluster: Cluster that the job runs on.
+        runtime: Profile of the framework, for example which communication overlaps with computation.
+        fidelity: Model that computes a step: the closed form or the event simulator.
+        seed: Seed of the world.
         noise: Standard deviation of the log of a step's time from step to step.
         operator_error: Standard deviation of the log error of operators, of collectives and of ERRING_PARTS.
-        num_steps: Steps that a trial measures.
-        seconds_per_trial: Wall time that each trial takes, to rehearse a sweep at its real pace; 0 answers at once.
+        num_steps: Number of steps that a trial measures.
+        seconds_per_trial: Wall time that each trial takes [s], to rehearse a sweep at its real pace; 0 answers at once.
     """
 
     job: TrainingJob
@@ -98,7 +100,7 @@ class SimulatedBackend(AbstractBackend):
     seconds_per_trial: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuses a world that makes no sense."""
+        """Check that every field is in its range."""
         check_seconds_per_trial(self.seconds_per_trial)
         for key in ("noise", "operator_error"):
             if not 0 <= getattr(self, key) <= 1:
@@ -117,19 +119,19 @@ class SimulatedBackend(AbstractBackend):
 
     @property
     def origin(self) -> Origin:
-        """Nothing here was measured."""
+        """Origin of the step times: synthetic."""
         return "synthetic"
 
     def expected_steps(self, config: ParallelConfig) -> int | None:  # noqa: ARG002 # the contract's
-        """The same for every configuration."""
+        """Return the number of steps, which is equal for every configuration."""
         return self.num_steps
 
     def reduced(self, to: Reduction) -> SimulatedBackend:
-        """The same world, in which equal operators take equal times."""
+        """Return the proxy job in the same world, in which equal operators take equal times."""
         return replace(self, job=to.job(self.job), cluster=to.cluster(self.cluster))
 
     def with_layer_changes(self, changes: tuple[LayerChange, ...]) -> SimulatedBackend:
-        """Return the same world, whose layers are sharded by the changed plans."""
+        """Return this world with layers that are sharded by the changed plans."""
         return replace(self, runtime=replace(self.runtime, layer_changes=changes))
 
     def measure(
@@ -139,7 +141,7 @@ class SimulatedBackend(AbstractBackend):
         trial_number: int,  # noqa: ARG002 # the contract's
         on_step: OnStep = ignore_step,
     ) -> Observation:
-        """The step times of `config` in this world, with noise; out of memory where it does not fit there.
+        """Return noisy step times of `config` in this world, or out of memory if it does not fit.
 
         The wait is spread evenly over the steps.
         """
@@ -157,6 +159,7 @@ class SimulatedBackend(AbstractBackend):
         refusal = self._refusal(config)
         if refusal:
             return Observation(status=Status.CRASHED, reason=refusal, origin="synthetic")
+        # an even assignment adds nothing to the seed, so that worlds keep their noise from before there was one
         dimensions = FURTHER_DIMENSIONS if config.assignment else ENUMERATED_DIMENSIONS
         rng = np.random.default_rng([self.seed, _code(repr(config.values(DEGREES + dimensions)))])
         steps = self.hidden_step(grid).step_time_s[0] * np.exp(self.noise * rng.standard_normal(self.num_steps))
@@ -172,15 +175,16 @@ class SimulatedBackend(AbstractBackend):
         )
 
     def hidden_step(self, grid: ConfigGrid) -> StepEstimate:
-        """The world's own step times without noise [n]; for judging a tuner, which never sees them.
+        """Compute the world's own step times without noise [n], for judging a tuner that never sees them.
 
         The event simulator takes up to some seconds for each configuration.
 
         Raises:
-            ValueError: the event simulator has no order in which the passes of a configuration could run.
+            ValueError: The event simulator finds no order in which the passes of a configuration could run.
         """
         believed = self._closed_form(grid) if self.fidelity == "step_time" else self._simulated(grid)
         degrees = _log2(grid.matrix(DEGREES))
+        # operators and collectives carry their errors already; only parts without either get one here
         parts = {
             part: seconds * np.exp(self._error(f"part {part}", degrees)) if part in ERRING_PARTS else seconds
             for part, seconds in believed.breakdown_s.items()
@@ -188,7 +192,7 @@ class SimulatedBackend(AbstractBackend):
         return StepEstimate(step_time_s=np.sum(list(parts.values()), axis=0), breakdown_s=parts)
 
     def _refusal(self, config: ParallelConfig) -> str:
-        """Why no order of its passes can be had; empty if one can, or where nobody asks for one."""
+        """Return why the simulator finds no order of passes; empty if it finds one, or if it is not used."""
         if self.fidelity == "step_time":
             return ""
         even = self.job.global_batch_size // (config.dp * config.mbs)
@@ -200,6 +204,7 @@ class SimulatedBackend(AbstractBackend):
         return ""
 
     def _closed_form(self, grid: ConfigGrid) -> StepEstimate:
+        """Compute the steps [n] with the closed form."""
         return estimate_step(
             self.job,
             self.cluster,
@@ -211,7 +216,7 @@ class SimulatedBackend(AbstractBackend):
         )
 
     def _simulated(self, grid: ConfigGrid) -> StepEstimate:
-        """The same from the event simulator, one configuration after the other."""
+        """Compute the steps [n] with the event simulator, one configuration after the other."""
         steps = [
             simulate_step(
                 self.job,
@@ -230,7 +235,7 @@ class SimulatedBackend(AbstractBackend):
         )
 
     def hidden_memory(self, grid: ConfigGrid) -> MemoryEstimate:
-        """The world's own memory [n]; for judging a tuner, which never sees it."""
+        """Compute the world's own memory [n], for judging a tuner that never sees it."""
         believed = estimate_memory(self.job, self.cluster, self.runtime, grid)
         error = np.exp(_smooth(_log2(grid.matrix(DEGREES)), MEMORY_ERROR, (self.seed, _code("memory"))))
         return MemoryEstimate(
@@ -253,7 +258,7 @@ class SimulatedBackend(AbstractBackend):
         return _smooth(features, self.operator_error, (self.seed, _code(label)))
 
     def _operator_samples(self, grid: ConfigGrid, rng: np.random.Generator) -> tuple[OperatorSample, ...]:
-        """What a profiler would show of one configuration, on the cluster's first kind of device."""
+        """Return the samples that a profiler would show of one configuration, on the cluster's first kind of device."""
         device = self.cluster.devices[0]
         samples = []
         for operator, count in operator_executions(self.job, self.runtime, grid):
@@ -274,7 +279,7 @@ class SimulatedBackend(AbstractBackend):
         count: FloatArray,
         rng: np.random.Generator,
     ) -> list[OperatorSample]:
-        """One sample for each shape [..., d] that is executed at all, `count` times [...]."""
+        """Return one sample for each shape [..., d] that is executed, `count` times [...], in `seconds` [...]."""
         executed = np.flatnonzero(count)
         # the mean of many executions: step noise averages out with their number
         spread = self.noise / np.sqrt(count.flat[executed])
@@ -298,7 +303,8 @@ class SimulatedBackend(AbstractBackend):
 
 
 def _smooth(features: FloatArray, amplitude: float, seed: tuple[int, int]) -> FloatArray:
-    """A random smooth function of `features` [n, d] with mean 0 and standard deviation `amplitude` [n]."""
+    """Evaluate a random smooth function at `features` [n, d]; it has mean 0 and standard deviation `amplitude`."""
+    # f(x) = sqrt(2/W) sum_w cos(x . omega_w + b_w), Rahimi and Recht 2007, algorithm 1, with W = NUM_WAVES
     rng = np.random.default_rng(seed)
     waves = rng.normal(0.0, 1 / LENGTH_SCALE, (features.shape[1], NUM_WAVES))
     phases = rng.uniform(0.0, 2 * np.pi, NUM_WAVES)
@@ -310,5 +316,5 @@ def _log2(sizes: np.ndarray) -> FloatArray:
 
 
 def _code(label: str) -> int:
-    """A number that is the same in every process, which `hash` is not."""
+    """Return a number that is equal in every process, unlike `hash`."""
     return zlib.crc32(label.encode())
