@@ -1,8 +1,8 @@
-"""The `command` backend: a trial runs the user's own training command for some steps and reads its log.
+"""Backend `command`: a trial runs the user's own training command for some steps and reads its log.
 
-The command is a list of arguments with placeholders (placeholders.py), started once on every host, or once in all where
-it reaches the other hosts by itself, as srun does. It is ended when enough steps are measured, with all that it has
-started.
+The command is a list of arguments with placeholders (`placeholders.py`). It is started once on every host, or once in
+total if it reaches the other hosts by itself, as srun does. It is ended with all processes that it has started as soon
+as enough steps are measured.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Launch = Literal["per_host", "once"]
 """Whether the command is started on every host, or once and reaches the hosts by itself."""
 
 LOG_FILE = re.compile(r"trial-(\d+)-host-(\d+)\.log")
-"""What whole logs are called; see HostPlan.log_name."""
+"""File name of a whole log; see `HostPlan.log_name`."""
 
 COMMAND_RANKS = RankSetup(modules=("trials.command.host_program",))
 READING_RANKS = RankSetup(modules=(*COMMAND_RANKS.modules, "trials.command.trace_program"))
@@ -43,24 +43,24 @@ READING_RANKS = RankSetup(modules=(*COMMAND_RANKS.modules, "trials.command.trace
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommandBackend(AbstractRankBackend):
-    """Runs a command.
+    """Backend that runs a command.
 
     Attributes:
-        job: What is trained.
-        cluster: Where.
-        arguments: The command, with placeholders.
-        environment: Variables over those of the worker, with placeholders; None removes one.
-        flags: What `{flags}` stands for in a configuration, and variables that it needs; None where nobody asks.
-        directory: Where the command begins.
-        pattern: How its log is read.
-        launch: Where it is started.
-        warmup_steps: Step times of the log that are dropped.
-        steps: Step times that are measured after those.
-        hang_limit_s: A command that prints nothing for so long hangs.
-        logs: A folder for whole logs, on each host; None keeps their ends alone.
-        profile: Where the command leaves traces of torch.profiler, with placeholders and perhaps wildcards; None if it
-            leaves none.
-        profile_root: What that is relative to.
+        job: Training job that the command runs.
+        cluster: Cluster that the command runs on.
+        arguments: Program and arguments of the command, with placeholders.
+        environment: Environment variables in addition to the worker's, with placeholders; None removes a variable.
+        flags: Function that writes the flags of a configuration for `{flags}`; None if the command has no `{flags}`.
+        directory: Working directory of the command.
+        pattern: Pattern that reads the log.
+        launch: Whether the command is started on every host, or once.
+        warmup_steps: Number of step times in the log that are dropped.
+        steps: Number of step times that are measured after those.
+        hang_limit_s: Silence of the command that means a hang [s].
+        logs: Folder for whole logs on each host; None keeps only the end of a log, in the study.
+        profile: Path of the traces of torch.profiler that the command leaves, with placeholders and perhaps wildcards;
+            None if it leaves none.
+        profile_root: Folder that `profile` is relative to.
     """
 
     job: TrainingJob
@@ -80,7 +80,7 @@ class CommandBackend(AbstractRankBackend):
 
     @property
     def hosts(self) -> tuple[HostNeeds, ...]:
-        """Every host's devices and one process there; a single core where the command reaches hosts by itself."""
+        """Resources of a trial: all devices of every host for one process, or one core if it is launched once."""
         if self.launch == "once":
             return (HostNeeds(),)
         cluster = self.cluster
@@ -92,19 +92,19 @@ class CommandBackend(AbstractRankBackend):
 
     @property
     def wants_hosts_alone(self) -> bool:
-        """But on one host's CPUs, where each trial has its cores."""
+        """Whether trials need their hosts alone: yes, except on one host's CPUs, where each trial has its cores."""
         return not is_cpu_cluster(self.cluster) or self.cluster.num_hosts > 1
 
     @property
     def rank_setup(self) -> RankSetup:
-        """The program that runs the command, and what reads its traces if it leaves any."""
+        """Modules of the program that runs the command, and of the one that reads its traces if it leaves any."""
         return COMMAND_RANKS if self.profile is None else READING_RANKS
 
     def check(self) -> None:
-        """The logs must outlive a Ray job, and, where this machine will run it, directory and program must be there.
+        """Check that the logs outlive a Ray job, and that directory and program exist if this machine runs them.
 
         Raises:
-            ConfigError: they don't, or aren't.
+            ConfigError: The logs would be lost, or the directory or program is missing.
         """
         if self.logs is not None:
             nearest = "--set trial.logs= with an absolute path that every host can write to"
@@ -128,11 +128,11 @@ class CommandBackend(AbstractRankBackend):
             )
 
     def expected_steps(self, config: ParallelConfig) -> int | None:  # noqa: ARG002 # the contract's
-        """As many as are asked for."""
+        """Return the number of steps that the study asks for."""
         return self.steps
 
     def reduced(self, to: Reduction) -> None:
-        """The command trains its own job."""
+        """Return None, because the command trains its own job only."""
 
     def measure_on(
         self, ranks: AbstractRanks, config: ParallelConfig, *, trial_number: int, on_step: OnStep
@@ -148,7 +148,7 @@ class CommandBackend(AbstractRankBackend):
         return with_traces(observation, ranks, plan, num_hosts=num_hosts, begun_s=begun_s)
 
     def plan(self, config: ParallelConfig, trial_number: int) -> HostPlan:
-        """What each host is to run."""
+        """Return the work of each host in a trial."""
         job = self.job
         flags = self.flags(config) if self.flags is not None else Flags()
         values = values_of(
@@ -175,7 +175,7 @@ class CommandBackend(AbstractRankBackend):
         )
 
     def kept_logs(self) -> dict[int, tuple[Path, ...]]:
-        """The whole logs that this machine's folder holds, in the order of their hosts, by the trial's number."""
+        """Return the whole logs in this machine's folder, in the order of their hosts, by the trial's number."""
         found: dict[int, dict[int, Path]] = {}
         for path in self.logs.iterdir() if self.logs is not None and self.logs.is_dir() else ():
             match = LOG_FILE.fullmatch(path.name)

@@ -1,7 +1,7 @@
-"""Watches the hosts of one trial while a command runs there, and makes an observation of what its log says.
+"""Watch the hosts of one trial while a command runs there, and turn its log into an observation.
 
-Which reason counts, where there are several: enough readings end a trial well whatever follows; then a lack of memory
-on any host, a signal, a port that was taken, the first exit status that is not 0, and last a silence.
+A trial with enough readings has ended well whatever follows. Otherwise the first of these reasons counts: a lack of
+memory on any host, a signal, a port that was taken, an exit status other than 0, and last a silence.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from trials.ranks.listening import listen
 from trials.ranks.messages import Exit, Told
 
 GRACE_S = 5.0
-"""How long the other hosts may take to end when one has: their logs may say more."""
+"""Time that the other hosts may take to end when one has ended [s]: their logs may say more."""
 
 _LAUNCHERS_SIGNAL = re.compile(r"exitcode\s*:\s*-([0-9]{1,3})\b|Signal ([0-9]{1,3}) \(SIG\w+\) received")
-"""How torchrun tells that a signal has killed one of its processes; it ends itself with status 1."""
+"""Message of torchrun that a signal has killed one of its processes; torchrun itself ends with status 1."""
 
 
 _PORT_TAKEN = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
-"""What torch's store, gRPC and the C library say of a port that somebody else took first: no fault of the candidate."""
+"""Messages of torch's store, gRPC and the C library on a port that is in use, which is no fault of the candidate."""
 
 
 _NAMES_ERROR = re.compile(r"(?:Error|Exception|error)\b")
-"""In front of a colon, which is looked for first: with one expression with both, a line may take hours."""
+"""Name of an error, searched in front of the last colon. One expression for both could take hours for a line."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted:
-    """What a trial is to measure.
+    """Measurement that a trial is asked for.
 
     Attributes:
-        warmup_steps: Readings of the log that are dropped.
-        steps: Readings that are measured after those.
-        hang_limit_s: Silence of all hosts that means a hang.
+        warmup_steps: Number of readings of the log that are dropped.
+        steps: Number of readings that are measured after those.
+        hang_limit_s: Silence of all hosts that means a hang [s].
     """
 
     warmup_steps: int
@@ -51,12 +51,12 @@ class Wanted:
 
 
 def watch_log(ranks: AbstractRanks, wanted: Wanted, *, on_step: OnStep) -> Observation:
-    """What became of the command that was just launched; what still runs afterwards is for the caller to end.
+    """Watch the command that was just launched, and return its observation; the caller ends what still runs.
 
     Args:
-        ranks: The hosts, a rank each.
-        wanted: What is measured.
-        on_step: Hears each measured step's time.
+        ranks: Launched ranks, one on each host.
+        wanted: Measurement that the trial is asked for.
+        on_step: Callback that is given the time of each measured step [s].
     """
     seen = _Seen(wanted, on_step)
     seen.hangs = listen(ranks, seen, hang_limit_s=wanted.hang_limit_s, grace_s=GRACE_S)
@@ -64,7 +64,7 @@ def watch_log(ranks: AbstractRanks, wanted: Wanted, *, on_step: OnStep) -> Obser
 
 
 class _Seen:
-    """What has been told so far."""
+    """Messages of the hosts so far, and what follows from them."""
 
     def __init__(self, wanted: Wanted, on_step: OnStep) -> None:
         self.wanted = wanted
@@ -125,7 +125,7 @@ class _Seen:
         )
 
     def _outcome(self, log: str) -> tuple[Status, str, str]:
-        """How it ended, in a line, and the signal that killed it."""
+        """Return the status, its reason in one line, and the signal that killed the command."""
         if self.is_enough:
             return Status.OK, "", ""
         failed = {rank: code for rank, code in self.codes.items() if code}
@@ -175,12 +175,12 @@ def _signal_name(number: int) -> str:
 
 
 def _last_words(log: str) -> str:
-    """The last line that names an error, or the last one."""
+    """Return the last line that names an error, or else the last line."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     return (_last_error(log) or (lines or ["it printed nothing"])[-1])[:400]
 
 
 def _last_error(log: str) -> str:
-    """The last line that names an error; empty if none does."""
+    """Return the last line that names an error; empty if none does."""
     errors = (line.strip() for line in log.splitlines() if _NAMES_ERROR.search(line.rpartition(":")[0]))
     return next(iter(deque(errors, maxlen=1)), "")

@@ -1,10 +1,10 @@
-"""Find the operators of costmodels/operators/ in a trace of a program that marks none, by their names and shapes.
+"""Find the operators of costmodels/operators/ in a trace of any program, by the names and shapes of its operations.
 
-Taken are products, attention kernels and norms; a sample has no name, for the trace does not tell the operator's role.
-Elementwise operators are told apart by nothing but that, and grouped products have as many rows as the router says, so
-neither is taken. A gradient is what runs in a node of the backward pass, unless it has a sequence number: that is a
-forward operation once more, for recomputation. A product in a node is the gradient of the data or of the weight of a
-forward product of the same trace whose sizes fit.
+It finds matrix products, attention kernels and norms. Their samples have no name, because the trace does not tell the
+role of an operator. Elementwise operators can only be told apart by their role, and the router decides how many rows
+grouped products have; neither is read. An operation inside a node of the backward pass is a gradient, unless it has a
+sequence number: then it is a forward operation that is recomputed. A product inside a node is the gradient of the data
+or of the weight of a forward product of the same trace whose sizes fit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Sizes = tuple[float, ...]
 _NODE = "autograd::engine::evaluate_function: "
 _NOT_LAYERS = ("Optimizer.", "c10d::", "_c10d_functional::", "nccl:", "gloo:", "record_param_comms")
 _PRODUCTS = {"aten::mm": 0, "aten::addmm": 1, "aten::_scaled_mm": 0}
-"""The place of the left operand."""
+"""Products of two matrices, and the position of their left operand."""
 _BATCHED = {"aten::bmm": 0, "aten::baddbmm": 1}
 _NORMS = {
     "aten::native_layer_norm": 0,
@@ -34,21 +34,21 @@ _NORMS = {
     "aten::_fused_rms_norm": 0,
     "aten::_fused_rms_norm_backward": 1,
 }
-"""The place of what is normed."""
+"""Norms, and the position of their input."""
 _SDPA = "aten::_scaled_dot_product_"
 _FLASH = ("flash_attn::_flash_attn_forward", "flash_attn::_flash_attn_backward")
-"""The package's operators, with [sequences, positions, heads, size] where torch's have heads before positions."""
+"""Operators of the package flash_attn, with shapes [sequences, positions, heads, size]; torch has heads first."""
 _WANTED = frozenset({*_PRODUCTS, *_BATCHED, *_NORMS, *_FLASH})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TraceSamples:
-    """What a trace tells of operators.
+    """Operators that a trace shows.
 
     Attributes:
-        samples: One per operator and shape; `count` is of one step of the rank that wrote the trace.
-        num_left_out: Products, attention kernels and norms that could not be mapped.
-        share: Of all kernels' time, or of all operations' where there are no kernels, what the samples stand for.
+        samples: One sample per operator and shape; `count` is that of one step of the rank that wrote the trace.
+        num_left_out: Number of products, attention kernels and norms that could not be mapped.
+        share: Share of the samples in the time of all kernels, or of all operations if there are no kernels.
     """
 
     samples: tuple[OperatorSample, ...]
@@ -57,7 +57,7 @@ class TraceSamples:
 
 
 class _Call(NamedTuple):
-    """One call of a library's operator."""
+    """Call of a library's operator."""
 
     event: TraceEvent
     node: str
@@ -65,7 +65,7 @@ class _Call(NamedTuple):
 
 
 def samples_of(trace: Trace) -> TraceSamples:
-    """The operators of one step."""
+    """Return the operators of one step."""
     calls = _Reader(trace).calls
     products = [(call, _product_sizes(call.event)) for call in calls if call.event.name in _PRODUCTS]
     forward = {sizes for call, sizes in products if sizes and not call.node}
@@ -89,10 +89,10 @@ def samples_of(trace: Trace) -> TraceSamples:
 
 
 class _Reader:
-    """Gathers the calls that are wanted.
+    """Collector of the calls that can be operators.
 
-    Torch's checkpoints stop at the last operation that they would run again, before it computes anything: on a device
-    it launches no kernel, and on a CPU it is taken out.
+    Torch's checkpoints stop at the last operation that they would recompute, before it computes anything. On a device
+    it launches no kernel; on a CPU it is removed here.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -103,7 +103,7 @@ class _Reader:
             self._visit(event, "", is_again=False)
 
     def _visit(self, event: TraceEvent, node: str, *, is_again: bool) -> None:
-        """Looks at an event in a node of the backward pass, or in none."""
+        """Collect the calls of an event, which lies in a node of the backward pass, or in none if `node` is empty."""
         if event.name.startswith(_NOT_LAYERS):
             return
         if event.name.startswith(_NODE):
@@ -129,7 +129,7 @@ class _Reader:
 
 
 def _mapped(call: _Call, forward: set[Sizes]) -> tuple[OpKind, Sizes]:
-    """Kind and shape of a call; no shape where the trace does not tell it, or not whose gradient it is."""
+    """Return kind and shape of a call; an empty shape if the trace does not tell it or its forward product."""
     event = call.event
     if event.name in _NORMS:
         (rows,) = _operands(event, _NORMS[event.name], 1, least=1) or ((),)
