@@ -147,22 +147,22 @@ def _mapped(call: _Call, forward: set[Sizes]) -> tuple[OpKind, Sizes]:
 
 
 def _operands(event: TraceEvent, first: int, number: int, *, least: int) -> Sequence[tuple[int, ...]]:
-    """Shapes of some operands; none if one is not told, or has too few dims."""
+    """Return the shapes of some operands; empty if one is missing, or has fewer than `least` dims."""
     shapes = event.shapes[first : first + number]
     return shapes if len(shapes) == number and all(len(shape) >= least for shape in shapes) else ()
 
 
 def _product_sizes(event: TraceEvent) -> Sizes:
-    """(m, k, n) of [m, k] @ [k, n]."""
+    """Return (m, k, n) of a product [m, k] @ [k, n]."""
     operands = _operands(event, _PRODUCTS[event.name], 2, least=2)
     return (float(operands[0][0]), float(operands[0][1]), float(operands[1][-1])) if operands else ()
 
 
 def _gradient_sizes(sizes: Sizes, forward: set[Sizes]) -> Sizes:
-    """A product of the backward pass as the cost model writes it; nothing if no forward product fits.
+    """Return a product of the backward pass as the cost model writes it; empty if no forward product fits.
 
-    Of [m, k] @ [k, n] the gradient of the data is [m, n] @ [n, k], and that of the weight [k, m] @ [m, n]; torch, whose
-    weights are [n, k], multiplies the latter the other way round, [n, m] @ [m, k].
+    The forward product [m, k] @ [k, n] has the data gradient [m, n] @ [n, k] and the weight gradient [k, m] @ [m, n].
+    Weights of torch are [n, k], so torch computes the transposed weight gradient, [n, m] @ [m, k].
     """
     left, inner, right = sizes
     if (left, right, inner) in forward or (inner, left, right) in forward:
@@ -171,7 +171,7 @@ def _gradient_sizes(sizes: Sizes, forward: set[Sizes]) -> Sizes:
 
 
 def _attention_sizes(event: TraceEvent) -> Sizes:
-    """(b, h, queries, keys, d)."""
+    """Return (b, h, queries, keys, d) of an attention kernel; empty if the trace does not tell them."""
     first = 1 if event.name.endswith("_backward") else 0
     operands = _operands(event, first, 2, least=4)
     if not operands:

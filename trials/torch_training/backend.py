@@ -1,8 +1,8 @@
-"""The `torch` backend: a trial trains the real model for some steps, with one process per device.
+"""Backend `torch`: a trial trains the real model for some steps, with one process per device.
 
-It runs on CPUs with gloo and on GPUs with NCCL. A step time is wall clock where every rank has its own device or core;
-with more ranks than cores wall clock would only tell the total work, so a virtual clock stands in (virtual_clock.py),
-or the CPU time of all ranks. Which one it is stands in the observation.
+It runs on CPUs with gloo and on GPUs with NCCL. A step time is wall clock if every rank has its own device or core.
+With more ranks than cores, wall clock would only show the total work. A virtual clock (`virtual_clock.py`) or the CPU
+time of all ranks then takes its place. The observation names the clock.
 
 torch itself is imported by the ranks alone.
 """
@@ -32,25 +32,25 @@ ClockChoice = Literal["auto", "wall", "virtual", "cpu"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TorchBackend(AbstractRankBackend):
-    """Trains with torch.
+    """Backend that trains with torch.
 
     Attributes:
-        job: What is trained.
-        cluster: Where; on CPUs its devices stand for cores, and the virtual clock uses its links.
-        runtime: How layers fall to stages.
-        device: What ranks compute on.
-        chosen_clock: What step times count; `auto` is wall clock where every rank has a device or core to itself, else
-            the virtual clock.
-        cores: Cores of a host, as the study's driver saw them.
-        seed: Of weights and data.
-        warmup_steps: Steps before the first measured one.
-        min_steps: Measured steps at least.
-        max_steps: Measured steps at most.
-        precision: Measuring ends when the median's relative standard error is below this.
-        capacity_factor: Most copies of tokens that an expert takes, over its even share; None drops nothing.
-        spreads: Whether on CPUs, too, every host of the cluster is a machine of its own.
+        job: Training job of the trials.
+        cluster: Cluster of the study; on CPUs its devices stand for cores, and the virtual clock uses its links.
+        runtime: Profile of the framework, which divides the layers into stages.
+        device: Kind of device that ranks compute on.
+        chosen_clock: Clock of the step times; `auto` is the wall clock if every rank has a device or core to itself,
+            else the virtual clock.
+        cores: Number of cores of a host, as the study's driver saw them.
+        seed: Seed of weights and data.
+        warmup_steps: Number of steps before the first measured one.
+        min_steps: Smallest number of measured steps.
+        max_steps: Largest number of measured steps.
+        precision: Relative standard error of the median below which measuring ends.
+        capacity_factor: Largest number of token copies that an expert takes, over its even share; None drops nothing.
+        spreads: Whether every host of the cluster is a machine of its own on CPUs too.
         profiles: Whether operator times are measured in one more step.
-        hang_limit_s: A trial whose ranks tell nothing for so long hangs.
+        hang_limit_s: Silence of the ranks that means a hang [s].
     """
 
     job: TrainingJob
@@ -71,7 +71,7 @@ class TorchBackend(AbstractRankBackend):
 
     @property
     def clock(self) -> Clock:
-        """The chosen one, or the most honest one."""
+        """Clock of the step times: the chosen one, or the wall clock if it is meaningful, else the virtual clock."""
         if self.chosen_clock != "auto":
             return self.chosen_clock
         per_machine = self.cluster.devices_per_host if self.spreads else self.cluster.num_devices
@@ -79,7 +79,7 @@ class TorchBackend(AbstractRankBackend):
 
     @property
     def hosts(self) -> tuple[HostNeeds, ...]:
-        """One core or GPU per rank; on CPUs one machine stands for all hosts of the cluster unless they are spread."""
+        """Resources of a trial: one core or GPU per rank. On CPUs one machine stands for all hosts unless spread."""
         if self.device == "cpu" and not self.spreads:
             return (HostNeeds(cpus=self.cluster.num_devices),)
         per_host = self.cluster.devices_per_host
@@ -88,16 +88,16 @@ class TorchBackend(AbstractRankBackend):
 
     @property
     def wants_hosts_alone(self) -> bool:
-        """Where it has GPUs, or messages go through adapters; on one host's CPUs each rank has its core."""
+        """Whether trials need their hosts alone: with GPUs or several hosts; on one host's CPUs each rank has a core."""
         return self.device == "cuda" or len(self.hosts) > 1
 
     @property
     def rank_setup(self) -> RankSetup:
-        """Torch, imported once."""
+        """Modules that ranks find imported: torch and the trainer."""
         return TORCH_RANKS
 
     def check(self) -> None:
-        """Torch must be there."""
+        """Check that torch is installed."""
         if importlib.util.find_spec("torch") is None:
             raise ConfigError(
                 "needs torch, which is not installed here",
@@ -107,11 +107,11 @@ class TorchBackend(AbstractRankBackend):
             )
 
     def expected_steps(self, config: ParallelConfig) -> int | None:  # noqa: ARG002 # the contract's
-        """Known only where the precision changes nothing."""
+        """Return the number of steps if it is fixed; None if it depends on the precision."""
         return self.max_steps if self.min_steps == self.max_steps else None
 
     def reduced(self, to: Reduction) -> TorchBackend:
-        """The smaller job on fewer hosts, trained as well."""
+        """Return the backend that trains the proxy job on fewer hosts."""
         return replace(self, job=to.job(self.job), cluster=to.cluster(self.cluster))
 
     def describe(self) -> dict[str, Any]:
@@ -145,7 +145,7 @@ class TorchBackend(AbstractRankBackend):
         )
 
     def plan(self, config: ParallelConfig) -> RankPlan:
-        """What each rank of a trial is to do."""
+        """Return the work of each rank in a trial."""
         return RankPlan(
             job=self.job,
             runtime=self.runtime,

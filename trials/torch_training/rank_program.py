@@ -1,4 +1,4 @@
-"""What a rank of a trial runs: it trains steps, measures them, and tells how it went."""
+"""Program of a rank of a trial: it trains steps, measures them, and sends the results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from trials.torch_training.training import Trainer
 
 
 def run_rank(place: Place, plan: RankPlan) -> None:
-    """Trains and measures under `plan`; whatever goes wrong is told."""
+    """Train and measure under `plan`; any failure is sent as a message."""
     memory = _Memory(plan)
     if plan.device == "cpu":
         place.tell(Begun(resident_bytes=memory.start_bytes))
@@ -44,7 +44,7 @@ def run_rank(place: Place, plan: RankPlan) -> None:
                     memory.begin()
                 trainer.step()
             gc.collect()
-            gc.freeze()  # what is there now stays; collections inside of steps would only look at it again
+            gc.freeze()  # all objects so far stay, and collections inside of steps need not look at them
             place.tell(
                 Ready(
                     group_s=grouped_s - began_s,
@@ -77,7 +77,7 @@ def run_rank(place: Place, plan: RankPlan) -> None:
 
 
 def _measure(place: Place, plan: RankPlan, trainer: Trainer, recorder: Recorder | None, device: torch.device) -> None:
-    """Trains measured steps until they are precise enough, and tells each."""
+    """Train measured steps until they are precise enough, and send each of them."""
     seconds: list[float] = []
     for number in range(plan.max_steps):
         if recorder:
@@ -106,7 +106,7 @@ def _measure(place: Place, plan: RankPlan, trainer: Trainer, recorder: Recorder 
 def _profile(
     trainer: Trainer, recorder: Recorder | None, device: torch.device
 ) -> tuple[RankProfile, RankRecording | None]:
-    """One more step: its operators, and where that can be recorded its calls."""
+    """Train one more step; return its operators, and its recording if there is a recorder."""
     if recorder is None:
         return profile_steps(trainer.start_step, device), None
     recorder.start()
@@ -115,9 +115,10 @@ def _profile(
 
 
 def median_error(values: list[float]) -> float:
-    """Relative standard error of the median: 1.25 standard errors of the mean, the spread told by quartiles.
+    """Return the relative standard error of the median; infinite for fewer than three values.
 
-    Infinite for fewer than three values.
+    It is sqrt(pi / 2) = 1.2533 standard errors of the mean, and the standard deviation is estimated robustly as the
+    interquartile range over 1.349; both factors hold for normal errors.
     """
     if len(values) < 3:
         return math.inf
@@ -126,7 +127,7 @@ def median_error(values: list[float]) -> float:
 
 
 def _of_all_ranks(values: list[float], device: torch.device) -> list[list[float]]:
-    """Some numbers of every rank: for each number a list by rank."""
+    """Gather some numbers of every rank; return a list over the ranks for each number."""
     own = torch.tensor(values, dtype=torch.float64, device=device)
     found = torch.empty(dist.get_world_size() * len(values), dtype=torch.float64, device=device)
     dist.all_gather_into_tensor(found, own)
@@ -135,7 +136,7 @@ def _of_all_ranks(values: list[float], device: torch.device) -> list[list[float]
 
 
 def _is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether the error, or one that it came from, is for want of memory."""
+    """Return whether an error, or one of its causes, is a lack of memory."""
     while error is not None:
         if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or speaks_of_memory(str(error)):
             return True
@@ -144,16 +145,16 @@ def _is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def _in_a_line(error: BaseException) -> str:
-    """The kind and the first line of the error that this one came from: a pipeline puts its own around it."""
+    """Return kind and first line of the root cause of an error; pipelines wrap errors in their own."""
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:500]
 
 
 class _Memory:
-    """The peak of what training holds: the allocator's on a GPU, the resident set beyond the start's on a CPU.
+    """Peak memory of training: the allocator's on a GPU, the growth of the resident set on a CPU.
 
-    Building and the warm-up count only until `begin`: weights are made whole before they are cut.
+    `begin` forgets the peak of building and of the first warm-up steps: weights are made whole before they are cut.
     """
 
     def __init__(self, plan: RankPlan) -> None:
@@ -164,7 +165,7 @@ class _Memory:
             self.begin()
 
     def begin(self) -> None:
-        """Forgets the peak so far."""
+        """Forget the peak so far."""
         if self._is_cuda:
             torch.cuda.reset_peak_memory_stats()
             return

@@ -1,9 +1,9 @@
-"""Watches the ranks of one trial until they have ended, and makes an observation of what they told.
+"""Watch the ranks of one trial until they have ended, and turn their messages into an observation.
 
-A rank that fails, dies or hangs takes the others of its trial with it. What it was is decided by all of them together,
-because the others soon fail too, for want of a peer: a signal that killed a rank comes first, then a lack of memory,
-then the first error that is not about a lost connection, then a rank that ended without a word. A rank that was ended
-by the C library or by C++ for want of memory, and could tell nothing, is known by what it printed.
+A rank that fails, dies or hangs takes the others of its trial with it: they soon fail too, because a peer is missing.
+So the cause is found from all ranks together. A signal that killed a rank comes first, then a lack of memory, then the
+first error that is not about a lost connection, then a rank that ended without a message. A rank that the C library or
+C++ has ended for lack of memory could send nothing; it is recognised by its output.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from trials.torch_training.profiling.virtual_clock import virtual_step
 from trials.torch_training.rank_plan import Begun, Failed, Finished, RankPlan, Ready, StepTaken
 
 GRACE_S = 3.0
-"""How long the other ranks may take to tell their side when one has failed."""
+"""Time that the other ranks have to report when one has failed [s]."""
 
 MUCH_CPU = 0.1
-"""Share of the machine's CPU that other programs may use before an observation speaks of it."""
+"""Share of the machine's CPU that other programs may use before an observation mentions it."""
 
 _LOST_PEER = (
     "Connection closed by peer",
@@ -50,15 +50,15 @@ def watch_ranks(
     hang_limit_s: float,
     on_step: OnStep,
 ) -> Observation:
-    """What became of the ranks that were just launched; those that still run afterwards are for the caller to end.
+    """Watch the ranks that were just launched, and return their observation; the caller ends those that still run.
 
     Args:
-        ranks: The running ranks.
-        plan: What they do.
-        cluster: Whose links the virtual clock counts.
-        cores: Of the machine that all ranks share; None if they are on several.
-        hang_limit_s: Silence that means a hang.
-        on_step: Hears each step's time.
+        ranks: Launched ranks of the trial.
+        plan: Plan that the ranks execute.
+        cluster: Cluster whose links the virtual clock uses.
+        cores: Number of cores of the machine that all ranks share; None if they run on several machines.
+        hang_limit_s: Silence of all ranks that means a hang [s].
+        on_step: Callback that is given the time of each step [s].
     """
     watch = _Watch(plan, cluster, cores, on_step)
     listen(ranks, watch, hang_limit_s=hang_limit_s, grace_s=GRACE_S)
@@ -66,7 +66,7 @@ def watch_ranks(
 
 
 class _Watch:
-    """What has been heard so far."""
+    """Messages of the ranks so far, and what follows from them."""
 
     def __init__(self, plan: RankPlan, cluster: Cluster, cores: int | None, on_step: OnStep) -> None:
         self.plan, self.cluster, self.cores, self.on_step = plan, cluster, cores, on_step
@@ -87,7 +87,7 @@ class _Watch:
 
     @property
     def is_enough(self) -> bool:
-        """Whether no more has to be heard: never, for every rank tells its own end."""
+        """Whether the trial needs no further events: never, because every rank reports its own end."""
         return False
 
     @property
@@ -121,6 +121,7 @@ class _Watch:
                 self.failed[event.rank] = failed
 
     def _end_step(self, taken: Sequence[StepTaken]) -> None:
+        """Record a step that all ranks have finished."""
         self.ended_s, self.busy_at_end_s = time.monotonic(), busy_s()
         self.walls_s.append(taken[0].wall_s)
         self.cpus_s.append(taken[0].cpu_s)
@@ -156,7 +157,7 @@ class _Watch:
         )
 
     def _outcome(self, printed: Callable[[], str], hang_limit_s: float) -> tuple[Status, str, str]:
-        """How it ended, in a line, and the traceback that says so."""
+        """Return the status, its reason in one line, and the traceback that shows it."""
         if len(self.finished) == self.num_ranks:
             return Status.OK, "", ""
         lack = self._lack_of_memory(printed)
@@ -174,13 +175,14 @@ class _Watch:
         return Status.INCIDENT, f"hangs: ranks {silent} told nothing for {hang_limit_s:g} s", ""
 
     def _killed_by(self) -> str:
-        """The first signal that killed a rank; empty if none did."""
+        """Return the first signal that killed a rank; empty if none did."""
         return next((signal.Signals(-end.code).name for end in self.killed.values()), "")
 
     def _lack_of_memory(self, printed: Callable[[], str]) -> tuple[str, str] | None:
-        """In a line, and the traceback that says so; None if a signal from outside has killed a rank, or none lacks it.
+        """Return a lack of memory in one line, and its traceback; None if no rank lacks memory.
 
-        A process that lacks memory may abort.
+        It is None, too, if a signal from outside has killed a rank. SIGABRT is not from outside: a process that lacks
+        memory may abort.
         """
         if any(-end.code != signal.SIGABRT for end in self.killed.values()):
             return None
@@ -199,17 +201,17 @@ class _Watch:
         return None
 
     def _speechless(self) -> list[Exit]:
-        """The ends of the ranks that have not told why."""
+        """Return the exits of the ranks that have sent no reason."""
         return [end for end in (self.killed | self.exited).values() if end.rank not in self.failed]
 
     def _own_failures(self) -> dict[int, Failed]:
-        """The failures that are not for want of a peer."""
+        """Return the failures that are not due to a lost peer."""
         return {
             rank: failed for rank, failed in self.failed.items() if not any(sign in failed.text for sign in _LOST_PEER)
         }
 
     def _peaks_bytes(self) -> list[int]:
-        """The peaks of the ranks that told theirs, and of those that have ended without."""
+        """Return the memory peaks of all ranks [bytes]: reported ones, or those of processes that ended without."""
         told = {rank: end.peak_bytes for rank, end in (self.finished | self.failed).items()}
         ended = {
             rank: max(end.peak_bytes - self.begun[rank].resident_bytes, 0)
@@ -219,11 +221,12 @@ class _Watch:
         return list((ended | told).values())
 
     def _profiles(self) -> list[RankProfile]:
-        """Those of all ranks by their numbers; none where nobody asked."""
+        """Return the profiles of all ranks in their order; none if the trial does not profile."""
         found = [self.finished[rank].profile for rank in range(self.num_ranks)]
         return [profile for profile in found if profile is not None]
 
     def _remarks(self) -> list[str]:
+        """Return sentences on unusual conditions, and on differences from the cost model."""
         remarks = []
         share = self._others_share()
         if share is not None and share > MUCH_CPU:
@@ -240,6 +243,7 @@ class _Watch:
         return remarks
 
     def _others_share(self) -> float | None:
+        """Return the share of the machine's CPU time that other programs used during the steps; None if unknown."""
         if self.cores is None or self.busy_at_begin_s is None or self.busy_at_end_s is None:
             return None
         if self.ended_s <= self.began_s:
