@@ -37,13 +37,13 @@ class ProxyKeys(DocumentedModel):
     """`trial.proxy:`."""
 
     hosts: PositiveInt
-    """Hosts of the cluster that a smaller job occupies at most."""
+    """Largest number of the cluster's hosts that a smaller job occupies."""
 
     layers: Annotated[int | str, AfterValidator(_check_layers)] = "auto"
     """Layers of the smaller job; `auto` keeps those of each pipeline stage."""
 
     full_trials: NotNegative = 3
-    """Trials at full size that follow; 0 leaves an extrapolated answer."""
+    """Number of trials at full size that follow; with 0 the answer is extrapolated."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,7 +22,9 @@ class LogKeys(DocumentedModel):
     """`trial.log:` where no framework's name says it."""
 
     pattern: Annotated[list[str], Field(min_length=1)]
-    """Regular expressions whose groups say what a number is; see [your own command](own-command.md#what-is-read)."""
+    """Regular expressions with named groups for step time, memory and so on; see [your own
+    command](own-command.md#what-is-read).
+    """
 
 
 class CommandKeys(AbstractTrialKeys):
@@ -35,48 +37,48 @@ class CommandKeys(AbstractTrialKeys):
     """Trials run your own command; see [your own command](own-command.md)."""
 
     command: Annotated[list[str], Field(min_length=1)]
-    """The program and its arguments, with [placeholders](own-command.md)."""
+    """Program and arguments, with [placeholders](own-command.md)."""
 
     flags: str | None = None
-    """The framework whose flags `{flags}` stands for: `megatron`, `mindspeed` or `torchtitan`."""
+    """Framework whose flags take the place of `{flags}`: `megatron`, `mindspeed` or `torchtitan`."""
 
     environment: dict[str, str | None] = Field(default_factory=dict)
-    """Variables over those of the worker; null removes one."""
+    """Environment variables in addition to the worker's; null removes a variable."""
 
     directory: str = "."
-    """Where the command begins, relative to the study file."""
+    """Working directory of the command, relative to the study file."""
 
     log: str | LogKeys = "megatron"
-    """Whose log lines it prints: `megatron`, `mindspeed`, `torchtitan`, `deepspeed` or `nemo`; or `{pattern: [...]}`.
-    """
+    """Format of the log lines: `megatron`, `mindspeed`, `torchtitan`, `deepspeed` or `nemo`; or `{pattern: [...]}`."""
 
     launch: Launch = "per_host"
-    """Started on every host (`per_host`), or `once` where it reaches the hosts by itself."""
+    """Whether the command is started on every host (`per_host`), or `once` if it reaches the hosts by itself."""
 
     warmup_steps: Annotated[int, Field(ge=0, le=1000)] = 2
-    """Step times of the log that are dropped."""
+    """Number of step times in the log that are dropped."""
 
     steps: Annotated[int, Field(ge=1, le=1000)] = 5
-    """Step times of the log that are measured after those."""
+    """Number of step times in the log that are measured after those."""
 
     logs: str | None = None
-    """A folder for whole logs, relative to the study file.
+    """Folder for whole logs, relative to the study file.
 
-    Default: none: the end of each stands in the study
+    Default: none: the study keeps the end of each log
     """
 
     profile: str | None = None
-    """Where the command leaves traces of torch.profiler, whose operators correct all predictions: a folder, a file or a
-    pattern with `*`, relative to the study file, with `{trial}` in it; see [your own command](own-command.md).
+    """Path of the traces of torch.profiler that the command leaves, whose operators correct all predictions: a folder,
+    a file or a pattern with `*`, relative to the study file, with `{trial}` in it; see [your own
+    command](own-command.md).
 
     Default: none: no operator times are read
     """
 
     hang_limit_s: Annotated[float, Field(gt=0)] = 600.0
-    """A trial that prints nothing for so long hangs [s]."""
+    """Silence of the command after which a trial counts as hanging [s]."""
 
     time_limit_s: Annotated[float, Field(gt=0)] | None = None
-    """A trial is cut off after this [s]; the steps that it measured are kept."""
+    """Time after which a trial is cut off [s]; the steps that it measured are kept."""
 
     proxy: None = None
     """Refused: the command trains one job."""

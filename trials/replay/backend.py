@@ -108,7 +108,7 @@ class ReplayBackend(AbstractBackend):
     ) -> Observation:
         """Return the runs of `config` as an observation.
 
-        Each timed run is a measured step. If all runs failed, the trial fails. The wait is spread evenly over the steps.
+        Each timed run is a measured step. If all runs failed, so does the trial. The wait is spread over the steps.
 
         Raises:
             ConfigError: Nobody ran this configuration.

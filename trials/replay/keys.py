@@ -20,19 +20,19 @@ class ReplayKeys(AbstractTrialKeys):
     WITHOUT_MEANING: ClassVar[frozenset[str]] = AbstractTrialKeys.WITHOUT_MEANING | {"measured"}
 
     backend: Literal["replay"]
-    """Trials are answered by measured rows."""
+    """Measured rows take the place of trials."""
 
     measured: Annotated[list[str], Field(min_length=1)]
     """CSV files as in [configs/measured](../configs/measured/README.md)."""
 
     where: dict[str, str | int | float | bool] = Field(default_factory=dict)
-    """Column and value that choose the rows of one job on one cluster."""
+    """Columns and values that select the rows of one job on one cluster."""
 
     seconds_per_trial: Annotated[float, Field(ge=0)] = 0.0
     """Wall time that each trial pretends to take [s], spread over its steps."""
 
     time_limit_s: Annotated[float, Field(gt=0)] | None = None
-    """A trial is cut off after this [s]; the steps that it measured are kept."""
+    """Time after which a trial is cut off [s]; the steps that it measured are kept."""
 
     proxy: ProxyKeys | None = None
     """Refused: there are no rows of smaller jobs."""

@@ -14,30 +14,30 @@ class SimulatedKeys(AbstractTrialKeys):
     """`trial:` with `backend: simulated`."""
 
     backend: Literal["simulated"]
-    """Trials are answered by a simulated world, which the tuner's model gets wrong on purpose."""
+    """A simulated world takes the place of trials; it differs from the tuner's cost model on purpose."""
 
     fidelity: Fidelity = "step_time"
-    """What makes a step of operators and collectives: `step_time`, the closed form that the tuner believes in too, or
-    `simulator`, the event simulator, which takes up to some seconds a trial.
+    """Model that computes a step from operators and collectives: `step_time`, the closed form that the tuner uses too,
+    or `simulator`, the event simulator, which takes up to some seconds a trial.
     """
 
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
-    """Which world."""
+    """Seed of the world's errors."""
 
     noise: Annotated[float, Field(ge=0, le=1)] = 0.02
-    """Spread of one step's time from step to step, as a share of it."""
+    """Standard deviation of a step's time from step to step, as a share of the time."""
 
     operator_error: Annotated[float, Field(ge=0, le=1)] = 0.3
-    """How wrong the cost model is about this world, as a share of each time."""
+    """Standard deviation of the cost model's errors about this world, as a share of each time."""
 
     num_steps: Annotated[int, Field(ge=1, le=1000)] = 5
-    """Steps that a trial measures."""
+    """Number of steps that a trial measures."""
 
     seconds_per_trial: Annotated[float, Field(ge=0)] = 0.0
     """Wall time that each trial pretends to take [s], spread over its steps."""
 
     time_limit_s: Annotated[float, Field(gt=0)] | None = None
-    """A trial is cut off after this [s]; the steps that it measured are kept."""
+    """Time after which a trial is cut off [s]; the steps that it measured are kept."""
 
     proxy: ProxyKeys | None = None
     """Smaller jobs that run in place of candidates before any runs at full size; see below."""

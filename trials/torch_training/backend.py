@@ -88,7 +88,7 @@ class TorchBackend(AbstractRankBackend):
 
     @property
     def wants_hosts_alone(self) -> bool:
-        """Whether trials need their hosts alone: with GPUs or several hosts; on one host's CPUs each rank has a core."""
+        """Whether trials need their hosts alone: with GPUs or several hosts. On one CPU host each rank has a core."""
         return self.device == "cuda" or len(self.hosts) > 1
 
     @property

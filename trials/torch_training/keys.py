@@ -20,45 +20,45 @@ class TorchKeys(AbstractTrialKeys):
     """Trials train the model with PyTorch; see [real training](real-training.md)."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """`cpu` (gloo) or `cuda` (NCCL); `auto` is what the cluster's devices are."""
+    """Device of the ranks: `cpu` (gloo) or `cuda` (NCCL); `auto` follows the cluster's devices."""
 
     clock: ClockChoice = "auto"
-    """What a step time counts; `auto` is the wall clock where every rank has a device or core to itself, else the
-    virtual one, see [real training](real-training.md).
+    """Clock of the step times; `auto` is the wall clock if every rank has a device or core to itself, else the virtual
+    clock, see [real training](real-training.md).
     """
 
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
-    """Weights and data."""
+    """Seed of weights and data."""
 
     warmup_steps: Annotated[int, Field(ge=1, le=100)] = 2
-    """Steps before the first measured one."""
+    """Number of steps before the first measured one."""
 
     min_steps: Annotated[int, Field(ge=1, le=1000)] = 5
-    """Measured steps at least."""
+    """Smallest number of measured steps."""
 
     max_steps: Annotated[int, Field(ge=1, le=1000)] = 20
-    """Measured steps at most."""
+    """Largest number of measured steps."""
 
     precision: Annotated[float, Field(gt=0, lt=1)] = 0.02
-    """Measuring ends when the relative standard error of the median is below this."""
+    """Relative standard error of the median below which measuring ends."""
 
     capacity_factor: Annotated[float, Field(gt=0, le=100)] | None = None
-    """An expert takes at most this many times its even share of a rank's tokens and drops the others.
+    """Capacity of an expert, relative to its even share of a rank's tokens; it drops the tokens beyond.
 
     Default: none: nothing is dropped
     """
 
     spread: bool = False
-    """On CPUs, too, every host of the cluster is a machine of the Ray cluster; else one machine stands for all."""
+    """Whether every host is a machine of the Ray cluster on CPUs too; else one machine stands for all hosts."""
 
     profile: bool = True
-    """One more step is profiled for the times of operators."""
+    """Whether one more step is profiled for the times of operators."""
 
     hang_limit_s: Annotated[float, Field(gt=0)] = 120.0
-    """A trial whose ranks tell nothing for so long hangs [s]."""
+    """Silence of all ranks after which a trial counts as hanging [s]."""
 
     time_limit_s: Annotated[float, Field(gt=0)] | None = None
-    """A trial is cut off after this [s]; the steps that it measured are kept."""
+    """Time after which a trial is cut off [s]; the steps that it measured are kept."""
 
     proxy: ProxyKeys | None = None
     """Smaller jobs that run in place of candidates before any runs at full size; see below."""

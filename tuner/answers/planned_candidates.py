@@ -26,7 +26,8 @@ from tuner.planners.engine.workers import AbstractBound, ProcessWorkers
 from tuner.plans.layer_plans import LayerPlanning, LayerTask, frozen, layer_tasks, planned_layer, shape_text, summary_of
 from tuner.storage.opening import find_study
 from tuner.storage.record import MEANING
-from tuner.study_file.config import StudyConfig, first_difference
+from tuner.study_file.config import StudyConfig
+from tuner.study_file.meaning import first_difference
 
 LAYER_PLANS = "layer_plans"
 """The study's attribute that keeps them."""

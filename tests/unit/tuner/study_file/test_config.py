@@ -7,7 +7,9 @@ from hardware.io.errors import ConfigError
 from tests.support.studies.broken_studies import CASES, CONFIG_JSON, GOOD, REPLAY, BrokenStudy, rows, study
 from trials.replay.backend import ReplayBackend
 from trials.simulated.backend import SimulatedBackend
-from tuner.study_file.config import DEFAULT_STORAGE, first_difference, load_study
+from tuner.study_file.config import load_study
+from tuner.study_file.meaning import first_difference
+from tuner.study_file.study_keys import DEFAULT_STORAGE
 
 STUDIES = Path(__file__).resolve().parents[4] / "configs" / "studies"
 
