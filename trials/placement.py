@@ -70,6 +70,7 @@ def reserved(hosts: tuple[HostNeeds, ...], machines: Sequence[Machine]) -> tuple
     fitting = [machine for machine in machines if machine.has(needs)]
     if not fitting:
         return hosts
+    # a second trial would need as much again, which is then more than any machine has left
     if needs.gpus:
         kept = replace(needs, gpus=max(needs.gpus, max(machine.gpus for machine in fitting) // 2 + 1))
     else:

@@ -1,7 +1,7 @@
-"""Backends whose trials start processes: the part that all of them share.
+"""Shared part of backends whose trials start processes.
 
-A rank is one process of a trial: one for each device where we train ourselves, one for each host where a user's command
-runs. The executor asks a backend once in every worker for its opened form, which keeps a server of ranks warm between
+A rank is one process of a trial: one for each device if we train ourselves, one for each host if a user's command
+trains. The executor opens a backend once in every worker; the opened backend keeps a server of ranks warm between
 trials.
 """
 

@@ -134,6 +134,7 @@ def mismatches(
         config: Configuration that the ranks ran.
         profiles: Profiles of the ranks, in their order.
     """
+    # both sides by the operator's name: executions per step on one pipeline, and the shape of one execution
     grid = ConfigGrid.from_configs([config])
     predicted = {
         operator.name: (round(float(count[0])), tuple(operator.shape[0].tolist()))

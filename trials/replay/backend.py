@@ -83,7 +83,7 @@ class ReplayBackend(AbstractBackend):
         return ConfigGrid.from_configs([distinct[key] for key in in_file_order], opened)
 
     def describe(self) -> dict[str, Any]:
-        """Return a digest of the rows, which are what a resumed study must replay again."""
+        """Return a digest of the rows; a resumed study must replay the same ones."""
         rows = [[*_identifying_values(run.config), run.step_time_s] for run in self.group.runs]
         digest = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
         return {"rows": f"{len(rows)} rows, sha256 {digest[:16]}"}

@@ -159,7 +159,7 @@ class SimulatedBackend(AbstractBackend):
         refusal = self._refusal(config)
         if refusal:
             return Observation(status=Status.CRASHED, reason=refusal, origin="synthetic")
-        # an even assignment adds nothing to the seed, so that worlds keep their noise from before there was one
+        # even work adds nothing to the seed, so that worlds keep the noise that they had before work could be uneven
         dimensions = FURTHER_DIMENSIONS if config.assignment else ENUMERATED_DIMENSIONS
         rng = np.random.default_rng([self.seed, _code(repr(config.values(DEGREES + dimensions)))])
         steps = self.hidden_step(grid).step_time_s[0] * np.exp(self.noise * rng.standard_normal(self.num_steps))

@@ -248,6 +248,7 @@ class _Watch:
             return None
         if self.ended_s <= self.began_s:
             return None
+        # CPU time of the whole machine during the steps, less that of our own ranks
         others_s = self.busy_at_end_s - self.busy_at_begin_s - sum(self.cpus_s)
         return max(others_s, 0.0) / ((self.ended_s - self.began_s) * self.cores)
 

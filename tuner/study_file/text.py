@@ -1,4 +1,4 @@
-"""The text of a study file, as a person would write it: one key a line, with a comment where one helps."""
+"""Write the text of a study file as a person would: one key per line, with a comment where it helps."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def study_text(
     cluster: Mapping[str, Any],
     file: Path,
 ) -> str:
-    """The study file.
+    """Return the text of the study file.
 
     Args:
-        imported: What was read.
-        present: The configuration in use.
-        name: The study's name.
-        model: What `model:` says.
-        cluster: The keys of `cluster:`.
-        file: What was read, for the comments.
+        imported: Content of the framework's file.
+        present: Current configuration, with its job.
+        name: Name of the study.
+        model: Value of the key `model:`.
+        cluster: Keys and values of `cluster:`.
+        file: Path of the framework's file, for the comments.
     """
     uneven = re.findall(r"([a-z_]+)=", str(present.current.get("assignment", "")))
     lines = [
@@ -56,7 +56,7 @@ def study_text(
 
 
 def model_text(model: ModelSpec, file: Path) -> str:
-    """A model's file: what differs from the defaults, under the names of ModelSpec's fields."""
+    """Return the text of a model's file: the fields of ModelSpec that differ from their defaults."""
     defaults = {field.name: field.default for field in fields(ModelSpec)}
     kept = {key: value for key, value in asdict(model).items() if value != defaults[key] and key != "assumed"}
     lines = [f"# The model of {_comment(file.name)}, as its flags give it. Look it over once."]
@@ -122,7 +122,8 @@ def _command(command: LaunchCommand) -> list[str]:
 
 
 def _wrapped(words: Sequence[str]) -> list[str]:
-    """Words with commas, as many on a line as fit; a flag and its values stay together where they can."""
+    """Join words with commas, as many on a line as fit; a flag stays with its values if possible."""
+    # first group each flag with its values, as long as a group fits on a line; then fill lines with groups
     groups: list[list[str]] = []
     for number, word in enumerate(words):
         text = word + ("," if number < len(words) - 1 else "")
@@ -143,7 +144,7 @@ def _flow(mapping: Mapping[str, Any]) -> str:
 
 
 def _scalar(value: Any) -> str:
-    """A value as YAML has it: plain where that is surely read back as the same."""
+    """Return a value as YAML, unquoted only if it is certain to be read back as the same value."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int):
@@ -158,5 +159,5 @@ def _scalar(value: Any) -> str:
 
 
 def _comment(text: str) -> str:
-    """Text that stays on the line of its comment."""
+    """Return text without characters that would end the line of its comment."""
     return "".join(char if char.isprintable() else " " for char in text)
