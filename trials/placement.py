@@ -98,8 +98,8 @@ def in_words(hosts: tuple[HostNeeds, ...]) -> str:
     needs = hosts[0]
     if len(hosts) == 1 and needs == HostNeeds():
         return "one CPU"
-    text = _numbered(needs.cpus, "CPU")
-    text += f" and {_numbered(needs.gpus, 'GPU')}" if needs.gpus else ""
+    text = _count_in_words(needs.cpus, "CPU")
+    text += f" and {_count_in_words(needs.gpus, 'GPU')}" if needs.gpus else ""
     return text if len(hosts) == 1 else f"{text} on each of {len(hosts)} hosts"
 
 
@@ -107,7 +107,7 @@ def machines_in_words(machines: Iterable[Machine]) -> str:
     """List the machines, equal ones together: `2 with 8 GPUs and 64 CPUs, 1 with 16 CPUs`."""
     counted = Counter((machine.gpus, machine.cpus) for machine in machines)
     return ", ".join(
-        f"{count} with " + (f"{_numbered(gpus, 'GPU')} and " if gpus else "") + _numbered(cpus, "CPU")
+        f"{count} with " + (f"{_count_in_words(gpus, 'GPU')} and " if gpus else "") + _count_in_words(cpus, "CPU")
         for (gpus, cpus), count in sorted(counted.items(), reverse=True)
     )
 
@@ -116,7 +116,7 @@ def no_room(hosts: tuple[HostNeeds, ...], machines: Sequence[Machine]) -> Config
     """Return the error for a trial that will never find its hosts among these machines."""
     have = machines_in_words(machines) or "no machine that is alive"
     return ConfigError(
-        f"wants {in_words(hosts)} for a trial, and the cluster that was joined can never give that: it has {have}",
+        f"wants {in_words(hosts)} for a trial, and the cluster that was joined can never provide that: it has {have}",
         key="cluster",
         nearest=_nearest(hosts, machines),
     )
@@ -137,5 +137,5 @@ def _nearest(hosts: tuple[HostNeeds, ...], machines: Sequence[Machine]) -> str:
     return f"study what is there, cluster: {{hosts: {min(like, wanted)}, devices_per_host: {most}}}"
 
 
-def _numbered(number: int, what: str) -> str:
+def _count_in_words(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"

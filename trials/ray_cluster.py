@@ -77,14 +77,14 @@ def _check_answers(address: str) -> None:
                 connection.sendall(_HTTP2_PREFACE)
                 frame = connection.recv(9)
                 if len(frame) < 4 or frame[3] != _HTTP2_SETTINGS:
-                    raise _no_cluster(address, "what answers there is not Ray")
+                    raise _no_cluster(address, "the server there is not Ray")
     except OSError as error:
         raise _no_cluster(address, str(error)) from None
 
 
 def _no_cluster(address: str, cause: str) -> ConfigError:
     return ConfigError(
-        f"is no Ray cluster that can be reached ({cause})",
+        f"is not a Ray cluster that can be reached ({cause})",
         key="address",
         value=address,
         nearest="check `ray status` there (a cluster that asks for tokens needs RAY_AUTH_MODE=token here too), "

@@ -42,7 +42,7 @@ from trials.ranks.contract import AbstractRanks, RanksLostError
 from trials.ranks.processes import RankProcesses
 from trials.ray_cluster import first_line, join_cluster
 from trials.ray_hosts import RayRanks
-from trials.ray_local import imported_ray, start_local_ray
+from trials.ray_local import import_ray, start_local_ray
 
 PLACEMENT_WAIT_S = 30.0
 """Default time that a cluster has to provide the slots [s]; a study then uses those that it has."""
@@ -351,13 +351,13 @@ class RayExecutor:
         """
         for place in self._places:
             trial = place.trial
-            if trial is None or trial.number != trial_number or self._has(trial.result):
+            if trial is None or trial.number != trial_number or self._is_there(trial.result):
                 continue
             self._read_rest()
             expected_steps = self._backend.expected_steps(trial.config)
             if expected_steps is None or len(trial.steps_s) < expected_steps:
                 self._replace(place)
-                self._end(trial, self._cut_off(trial, Status.PRUNED, reason, expected_steps=expected_steps))
+                self._end(trial, self._describe_cut_off(trial, Status.PRUNED, reason, expected_steps=expected_steps))
 
     def poll(self, timeout_s: float) -> list[tuple[int, Observation]]:
         """Return the trials that have ended; none if nothing is pending.
@@ -370,9 +370,9 @@ class RayExecutor:
             has_news = self._read_mail()
             for place in self._places:
                 if place.trial is not None:
-                    self._look_at(place, place.trial)
-                elif not place.is_ready and self._has(place.ready):
-                    self._take_back(place)
+                    self._check_trial(place, place.trial)
+                elif not place.is_ready and self._is_there(place.ready):
+                    self._check_worker(place)
             self._retry()
             if self._ended or has_news or not self.pending or time.monotonic() >= deadline_s:
                 ended, self._ended = self._ended, []
@@ -406,7 +406,7 @@ class RayExecutor:
         """Start Ray here or join a cluster, unless the program has done so; return whether it was started here."""
         address = self._address or os.environ.get("RAY_ADDRESS") or "local"
         if address != "local":
-            self._ray = imported_ray()
+            self._ray = import_ray()
             if not self._ray.is_initialized():
                 self._owns_connection = True
                 join_cluster(self._ray, address)
@@ -429,7 +429,7 @@ class RayExecutor:
             self._parallel_trials = max(cores // each, 1)
         # ranks may share cores; the observation then says which clock their times count
         self._owns_connection = start_local_ray(max(self._parallel_trials * each, cores))
-        self._ray = imported_ray()
+        self._ray = import_ray()
         if hosts[0].gpus:
             self._check_gpus(hosts[0].gpus)
         return self._owns_connection
@@ -517,7 +517,7 @@ class RayExecutor:
         self._places = kept
         if not kept:
             raise ConfigError(
-                f"is more than the cluster gives: no slot of {in_words(self._backend.hosts)} within "
+                f"is more than the cluster provides: no slot of {in_words(self._backend.hosts)} within "
                 f"{self._placement_wait_s:g} s" + (f" ({failure})" if failure else ""),
                 key="parallel_trials",
                 value=self._parallel_trials,
@@ -525,7 +525,7 @@ class RayExecutor:
                 + (f"; {_SHARING}" if self._reserved != self._backend.hosts else ""),
             )
         if len(kept) < self._parallel_trials:
-            why = f"the cluster gave no more slots within {self._placement_wait_s:g} s"
+            why = f"the cluster provided no more slots within {self._placement_wait_s:g} s"
             self._run_fewer(len(kept), "; ".join(filter(None, (why, self._slots_note))))
 
     # Running
@@ -537,9 +537,9 @@ class RayExecutor:
             bundles = [{"CPU": needs.cpus} | ({"GPU": needs.gpus} if needs.gpus else {}) for needs in self._reserved]
             strategy = "STRICT_SPREAD" if len(bundles) > 1 else "STRICT_PACK"
             group = self._ray.util.placement_group(bundles, strategy=strategy)
-        return self._filled(group)
+        return self._fill_place(group)
 
-    def _filled(self, group: Any) -> _Place:
+    def _fill_place(self, group: Any) -> _Place:
         """Return a slot with a fresh actor, in the first bundle of its placement group if it has one."""
         # on one host this actor starts the ranks itself; on several hosts, each has an actor that does
         needs = self._backend.hosts[0] if len(self._backend.hosts) == 1 else HostNeeds(cpus=0)
@@ -558,7 +558,7 @@ class RayExecutor:
         usable = [place for place in self._places if not place.is_lost] or self._places
         return [place for place in usable if place.trial is None]
 
-    def _take_back(self, place: _Place) -> None:
+    def _check_worker(self, place: _Place) -> None:
         """Note that a worker without a trial has started, or replace it if it has failed to start.
 
         A worker may fail on a node of whose death Ray has not heard yet; another worker may then start. A fault of the
@@ -570,7 +570,7 @@ class RayExecutor:
         except self._ray.exceptions.RayError as error:
             if getattr(error, "actor_init_failed", False):
                 if self._waiting:
-                    self._bury(place, self._waiting.pop(0), _cause_of_death(error), str(error))
+                    self._handle_death(place, self._waiting.pop(0), _cause_of_death(error), str(error))
                 return
             since_s = place.created_s
             self._replace(place)
@@ -585,7 +585,9 @@ class RayExecutor:
                 self._start(place, self._waiting.pop(0))
         now_s = time.monotonic()
         if self._waiting and all(p.trial is None and now_s >= p.created_s + START_LIMIT_S for p in self._places):
-            self._bury(self._places[0], self._waiting.pop(0), f"no worker started within {START_LIMIT_S:.0f} s", "")
+            self._handle_death(
+                self._places[0], self._waiting.pop(0), f"no worker started within {START_LIMIT_S:.0f} s", ""
+            )
 
     def _start(self, place: _Place, trial: _Trial) -> None:
         """Start an attempt at a trial in a slot."""
@@ -624,7 +626,7 @@ class RayExecutor:
             if now_s >= self._mail_due_s and self.pending:
                 self._mail = self._mailbox.read.remote(self._num_read)
             return False
-        if not self._has(self._mail):
+        if not self._is_there(self._mail):
             return False
         answer, self._mail, self._mail_due_s = self._mail, None, now_s + MAIL_EVERY_S
         try:
@@ -655,37 +657,37 @@ class RayExecutor:
         self._num_read = max(self._num_read, first + len(steps))
         return has_news
 
-    def _has(self, ref: Any) -> bool:
+    def _is_there(self, ref: Any) -> bool:
         """Return whether the value of a Ray reference is there."""
         return bool(self._ray.wait([ref], timeout=0)[0])
 
-    def _look_at(self, place: _Place, trial: _Trial) -> None:
+    def _check_trial(self, place: _Place, trial: _Trial) -> None:
         """Take the trial's result, or notice that its worker died or that its time is over."""
         now_s = time.monotonic()
-        if self._has(trial.result):
-            self._take(place, trial)
+        if self._is_there(trial.result):
+            self._take_result(place, trial)
         elif not place.is_ready:
-            if self._has(place.ready):
+            if self._is_there(place.ready):
                 place.is_ready, place.is_lost = True, False
                 trial.since_s = now_s
             elif now_s >= place.created_s + START_LIMIT_S:
-                self._bury(place, trial, f"its worker did not start within {START_LIMIT_S:.0f} s", "")
+                self._handle_death(place, trial, f"its worker did not start within {START_LIMIT_S:.0f} s", "")
         elif (
             self._time_limit_s is not None and trial.since_s is not None and now_s >= trial.since_s + self._time_limit_s
         ):
             self._read_rest()
             self._replace(place)
             reason = f"was cut off at the time limit of {self._time_limit_s:g} s"
-            self._end(trial, self._cut_off(trial, Status.TIMEOUT, reason, time_limit_s=self._time_limit_s))
+            self._end(trial, self._describe_cut_off(trial, Status.TIMEOUT, reason, time_limit_s=self._time_limit_s))
 
-    def _take(self, place: _Place, trial: _Trial) -> None:
+    def _take_result(self, place: _Place, trial: _Trial) -> None:
         """Take the result of a trial whose worker has answered or died."""
         errors = self._ray.exceptions
         try:
             observation: Observation = self._ray.get(trial.result)
         except errors.RayTaskError as error:
             if isinstance(error.cause, RanksLostError):
-                self._bury(place, trial, first_line(error.cause), str(error.cause))
+                self._handle_death(place, trial, first_line(error.cause), str(error.cause))
                 return
             # raised outside `measure`: a backend or result that does not pickle
             observation = Observation(
@@ -696,7 +698,7 @@ class RayExecutor:
                 clock=self._backend.clock,
             )
         except errors.RayError as error:
-            self._bury(place, trial, _cause_of_death(error), str(error))
+            self._handle_death(place, trial, _cause_of_death(error), str(error))
             return
         place.is_ready, place.is_lost = True, False
         if observation.status is Status.INCIDENT and not trial.deaths:  # of a process that the worker runs
@@ -710,7 +712,7 @@ class RayExecutor:
         place.trial = None
         self._end(trial, observation)
 
-    def _bury(self, place: _Place, trial: _Trial, cause: str, log: str) -> None:
+    def _handle_death(self, place: _Place, trial: _Trial, cause: str, log: str) -> None:
         """Retry a trial whose worker died or lost its ranks; a second loss ends it as an incident."""
         self._read_rest()
         for idle in self._places:
@@ -741,7 +743,7 @@ class RayExecutor:
             ),
         )
 
-    def _cut_off(
+    def _describe_cut_off(
         self,
         trial: _Trial,
         status: Status,
@@ -782,7 +784,7 @@ class RayExecutor:
     def _replace(self, place: _Place) -> None:
         """Put a fresh worker in the slot."""
         self._kill(place.actor)
-        fresh = self._filled(place.group)
+        fresh = self._fill_place(place.group)
         place.actor, place.ready, place.created_s = fresh.actor, fresh.ready, fresh.created_s
         place.is_ready, place.trial = False, None
 

@@ -13,7 +13,7 @@ from trials.ranks.contract import AbstractRanks, RankSetup, RanksLostError
 from trials.ranks.messages import Exit, Launch, Told
 from trials.ranks.processes import LOOPBACK, START_LIMIT_S, RankProcesses
 from trials.ray_cluster import first_line
-from trials.ray_local import imported_ray
+from trials.ray_local import import_ray
 
 HEAR_S = 0.2
 """Time that a host waits for an event before it answers that there was none [s]. Meanwhile it takes no orders."""
@@ -31,7 +31,7 @@ class _RankHost:
 
     def address(self) -> str:
         """Return the address at which other hosts reach this one."""
-        return str(imported_ray().util.get_node_ip_address())
+        return str(import_ray().util.get_node_ip_address())
 
     def reserve(self, host: str) -> int:
         """Reserve a port, as in RankProcesses."""
@@ -66,7 +66,7 @@ class RayRanks(AbstractRanks):
 
     def __init__(self, group: Any, needs: tuple[HostNeeds, ...], setup: RankSetup, *, is_retry: bool) -> None:
         self._group, self._needs, self._setup, self._is_retry = group, needs, setup, is_retry
-        self._ray = imported_ray()
+        self._ray = import_ray()
         self._hosts: list[Any] = []
         self._addresses: list[str] = []
         self._hearing: dict[Any, Any] = {}  # answers that are awaited, and whose they are
@@ -75,7 +75,7 @@ class RayRanks(AbstractRanks):
     def start(self) -> RayRanks:
         """Start an actor on every host."""
         if self._is_retry and not self._group.wait(REPLACE_LIMIT_S):
-            raise RanksLostError(f"the cluster gave no host in place of a lost one within {REPLACE_LIMIT_S} s")
+            raise RanksLostError(f"the cluster provided no host in place of a lost one within {REPLACE_LIMIT_S} s")
         strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
         kind = self._ray.remote(_RankHost)
         self._hosts = [
@@ -110,7 +110,7 @@ class RayRanks(AbstractRanks):
         sizes = [needs.num_ranks for needs in self._needs]
         assert num_ranks <= sum(sizes), "the hosts have room for all ranks"
         first = LOOPBACK if len(set(self._addresses)) == 1 else self._addresses[0]
-        (port,) = self._answers([self._hosts[0].reserve.remote(first)])
+        (port,) = self._get_answers([self._hosts[0].reserve.remote(first)])
         launched, begin = [], 0
         for host, size in zip(self._hosts, sizes, strict=True):
             ranks = tuple(range(begin, min(begin + size, num_ranks)))
@@ -128,7 +128,7 @@ class RayRanks(AbstractRanks):
                 memory_limit_bytes=memory_limit_bytes,
             )
             launched.append(host.launch.remote(launch))
-        self._answers(launched)
+        self._get_answers(launched)
 
     def events(self, timeout_s: float) -> list[Told | Exit]:
         """Return the events on all hosts, waiting up to `timeout_s` for the first one."""
@@ -142,7 +142,7 @@ class RayRanks(AbstractRanks):
             ready, _ = self._ray.wait(list(self._hearing), num_returns=1, timeout=left_s)
             for answer in ready:
                 host = self._hearing.pop(answer)
-                (events,) = self._answers([answer])
+                (events,) = self._get_answers([answer])
                 self._of_host[host] -= {event.rank for event in events if isinstance(event, Exit)}
                 found += events
             if time.monotonic() >= deadline_s:
@@ -151,9 +151,9 @@ class RayRanks(AbstractRanks):
 
     def printed(self) -> str:
         """Return the end of what the ranks of the last launch have printed, host after host."""
-        return "".join(self._answers([host.printed.remote() for host in self._of_host]))
+        return "".join(self._get_answers([host.printed.remote() for host in self._of_host]))
 
-    def _answers(self, references: list[Any]) -> list[Any]:
+    def _get_answers(self, references: list[Any]) -> list[Any]:
         """Return the values of Ray references; a lost host raises RanksLostError."""
         try:
             return list(self._ray.get(references, timeout=START_LIMIT_S))
@@ -166,7 +166,7 @@ class RayRanks(AbstractRanks):
         killed = [host.kill.remote() for host, ranks in self._of_host.items() if ranks]
         for ranks in self._of_host.values():  # also those of a lost host, which then is lost to the next launch too
             ranks.clear()
-        return [end for host in self._answers(killed) for end in host]
+        return [end for host in self._get_answers(killed) for end in host]
 
     def close(self) -> None:
         """Kill the actors, and with each its ranks."""

@@ -34,7 +34,7 @@ _QUIET_ENVIRONMENT = {
 }
 
 
-def imported_ray() -> Any:
+def import_ray() -> Any:
     """Import Ray without its messages on standard output. The library is not typed, hence `Any`."""
     with _environment(_QUIET_ENVIRONMENT):  # read once, at import
         ray = import_module("ray")
@@ -52,7 +52,7 @@ def start_local_ray(num_cpus: int) -> bool:
         ConfigError: Ray does not start.
     """
     with _environment(_LOCAL_ENVIRONMENT | {"PYTHONPATH": _python_path()}):
-        ray = imported_ray()
+        ray = import_ray()
         if ray.is_initialized():
             return False
         try:

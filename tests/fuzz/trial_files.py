@@ -15,7 +15,7 @@ from trials.command.host_program import Ended
 from trials.command.kineto import UnreadableTraceError, read_trace
 from trials.command.log_pattern import LOG_PATTERNS, Reading, StepSize
 from trials.command.log_watch import Wanted, watch_log
-from trials.command.trace_samples import samples_of
+from trials.command.trace_samples import find_samples
 from trials.ranks.contract import AbstractRanks
 from trials.ranks.messages import Exit, Told
 
@@ -107,13 +107,13 @@ def _read_log(data: bytes, folder: Path) -> None:  # noqa: ARG001 # no file is r
 def _read_profile(data: bytes, folder: Path) -> None:
     path = folder / "rank0.pt.trace.json"
     path.write_bytes(data)
-    samples_of(read_trace(path))
+    find_samples(read_trace(path))
 
 
 def _read_packed(data: bytes, folder: Path) -> None:
     path = folder / "rank0.pt.trace.json.gz"
     path.write_bytes(data)
-    samples_of(read_trace(path))
+    find_samples(read_trace(path))
 
 
 TARGETS = (

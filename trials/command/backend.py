@@ -25,7 +25,7 @@ from trials.command.host_program import HostPlan
 from trials.command.log_pattern import LogPattern, StepSize
 from trials.command.log_watch import Wanted, watch_log
 from trials.command.placeholders import values_of
-from trials.command.trace_program import with_traces
+from trials.command.trace_program import add_traces
 from trials.framework_flags import Flags, WriteFlags
 from trials.rank_backend import AbstractRankBackend, is_cpu_cluster
 from trials.ranks.contract import AbstractRanks, RankSetup
@@ -112,7 +112,7 @@ class CommandBackend(AbstractRankBackend):
         if len(self.hosts) > 1:
             return
         if not self.directory.is_dir():
-            raise ConfigError("is no directory", key="trial.directory", value=str(self.directory))
+            raise ConfigError("is not a directory", key="trial.directory", value=str(self.directory))
         program = self.arguments[0]
         if "{" in program:
             return
@@ -121,7 +121,7 @@ class CommandBackend(AbstractRankBackend):
         place = self.directory / program if os.sep in program else program
         if shutil.which(place, path=path) is None:
             raise ConfigError(
-                "is no program that can be run here",
+                "cannot be run here as a program",
                 key="trial.command.0",
                 value=program,
                 nearest="an absolute path, one relative to trial.directory, or a PATH that has it (trial.environment)",
@@ -145,7 +145,7 @@ class CommandBackend(AbstractRankBackend):
         if self.profile is None or observation.status is not Status.OK:
             return observation
         ranks.kill()  # the command must have ended before its traces are read
-        return with_traces(observation, ranks, plan, num_hosts=num_hosts, begun_s=begun_s)
+        return add_traces(observation, ranks, plan, num_hosts=num_hosts, begun_s=begun_s)
 
     def plan(self, config: ParallelConfig, trial_number: int) -> HostPlan:
         """Return the work of each host in a trial."""

@@ -20,8 +20,8 @@ from typing import BinaryIO
 from hardware.io.errors import shown
 from trials.command.log_pattern import LogPattern, StepSize
 from trials.command.patience import TooSlowError, at_most
-from trials.command.placeholders import filled, filled_all, without_wildcards
-from trials.command.process_tree import supervised
+from trials.command.placeholders import fill_all, fill_text, without_wildcards
+from trials.command.process_tree import start_supervised
 from trials.ranks.messages import Place
 
 HEARTBEAT_S = 1.0
@@ -93,9 +93,9 @@ def run_host(place: Place, plan: HostPlan) -> None:
         "master_port": str(place.port),
     }
     if plan.profile is not None:
-        values["profile"] = str(plan.profile_root / without_wildcards(filled(plan.profile, values)))
-    arguments = filled_all(plan.arguments, values, plan.flags)
-    command = supervised(arguments, _environment(plan, values), plan.directory)
+        values["profile"] = str(plan.profile_root / without_wildcards(fill_text(plan.profile, values)))
+    arguments = fill_all(plan.arguments, values, plan.flags)
+    command = start_supervised(arguments, _environment(plan, values), plan.directory)
     with _Log(plan, place.rank) as log:
         heard_s = 0.0
         for line in _lines(command.output):
@@ -131,7 +131,7 @@ def _environment(plan: HostPlan, values: Mapping[str, str]) -> dict[str, str]:
         if text is None:
             found.pop(name, None)
         else:
-            found[name] = filled(text, values)
+            found[name] = fill_text(text, values)
     return found
 
 

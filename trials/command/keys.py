@@ -150,7 +150,7 @@ def _check_profile(keys: CommandKeys) -> None:
     if keys.profile is None:
         if any(PROFILE in names_in(text) for text in texts):
             raise ConfigError(
-                f"stands in the command as {{{PROFILE}}}, and nothing says where that is",
+                f"is required, because the command contains {{{PROFILE}}}",
                 key="trial.profile",
                 nearest="profile: traces/{trial}",
             )
@@ -160,7 +160,7 @@ def _check_profile(keys: CommandKeys) -> None:
     names = names_in(keys.profile)
     if "trial" not in names or PROFILE in names or {"master_address", "master_port"} & set(names):
         raise ConfigError(
-            "must be a place of each trial's own",
+            "must be a different path for each trial",
             key="trial.profile",
             value=keys.profile,
             nearest="profile: traces/{trial}",
@@ -173,19 +173,19 @@ def _find_flags(keys: CommandKeys, exporters: Mapping[str, FlagExporter]) -> Wri
     if keys.flags is None:
         if wanted:
             raise ConfigError(
-                f"stands in the command as {{{FLAGS}}}, and nothing says whose", key="trial.flags", nearest="megatron"
+                f"is required, because the command contains {{{FLAGS}}}", key="trial.flags", nearest="megatron"
             )
         return None
     if not wanted:
         raise ConfigError(
-            "are asked for, and nothing takes them",
+            "are set, but no argument of the command takes them",
             key="trial.flags",
             value=keys.flags,
             nearest=f'the argument "{{{FLAGS}}}" in trial.command',
         )
     if keys.flags not in exporters:
         raise ConfigError(
-            "is no framework whose flags are known",
+            "is not a framework whose flags are known",
             key="trial.flags",
             value=keys.flags,
             nearest=did_you_mean(keys.flags, tuple(exporters)),
@@ -193,7 +193,7 @@ def _find_flags(keys: CommandKeys, exporters: Mapping[str, FlagExporter]) -> Wri
     exporter = exporters[keys.flags]
     if exporter.ends_command and keys.command[-1] != f"{{{FLAGS}}}":
         raise ConfigError(
-            "end with a subcommand, so that nothing may follow them",
+            "end with a subcommand, so no argument may follow them",
             key="trial.flags",
             value=keys.flags,
             nearest=f'"{{{FLAGS}}}" last in trial.command',

@@ -77,19 +77,19 @@ def read_trace(path: Path) -> Trace:
         advice = "profile one step, without stacks and memory" if "larger" in error.rule else error.nearest
         raise UnreadableTraceError("; ".join(filter(None, (error.rule, advice)))) from None
     except ValueError as error:
-        raise UnreadableTraceError(f"is no JSON, or was not written to its end ({error})") from None
+        raise UnreadableTraceError(f"is not JSON, or is incomplete ({error})") from None
     except RecursionError:
-        raise UnreadableTraceError("is no trace: its JSON is nested too deep") from None
+        raise UnreadableTraceError("is not a trace: its JSON is nested too deeply") from None
     events = found.get("traceEvents") if isinstance(found, dict) else found
     if not isinstance(events, list):
         raise UnreadableTraceError("has no traceEvents")
     try:
-        return trace_of([event for event in events if isinstance(event, dict) and event.get("ph") == "X"])
+        return build_trace([event for event in events if isinstance(event, dict) and event.get("ph") == "X"])
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise UnreadableTraceError(f"has an event that is no event of torch.profiler ({shown(error)})") from None
+        raise UnreadableTraceError(f"has an event that torch.profiler does not write ({shown(error)})") from None
 
 
-def trace_of(events: Iterable[Mapping[str, Any]]) -> Trace:
+def build_trace(events: Iterable[Mapping[str, Any]]) -> Trace:
     """Build a trace from complete events."""
     kernels: list[Mapping[str, Any]] = []
     on_threads: dict[tuple[Any, Any], list[Mapping[str, Any]]] = defaultdict(list)
@@ -118,8 +118,8 @@ def trace_of(events: Iterable[Mapping[str, Any]]) -> Trace:
             by_operation[kernel["args"].get("External id")] += _us(kernel, "dur")
     roots: list[TraceEvent] = []
     for number, thread in enumerate(on_threads.values()):
-        opened = _nested(thread, by_launch)
-        roots += (each.closed(number, by_operation if has_kernels else None) for each in opened)
+        opened = _nest(thread, by_launch)
+        roots += (each.close(number, by_operation if has_kernels else None) for each in opened)
     total_us = sum(_us(kernel, "dur") for kernel in kernels)
     return Trace(
         events=tuple(roots),
@@ -138,7 +138,7 @@ class _Open:
     kernels_us: float = 0.0
     children: list[_Open] = field(default_factory=list)
 
-    def closed(self, thread: int, by_operation: Mapping[Any, float] | None) -> TraceEvent:
+    def close(self, thread: int, by_operation: Mapping[Any, float] | None) -> TraceEvent:
         """Return the operation with all its children; on a device its own time is that of its kernels."""
         arguments = self.event.get("args", {})
         if by_operation is not None:
@@ -154,11 +154,11 @@ class _Open:
             shapes=_shapes(arguments.get("Input Dims", arguments.get("Input dims", ()))),
             thread=thread,
             sequence=int(arguments.get("Sequence number", -1)),
-            children=tuple(child.closed(thread, by_operation) for child in self.children),
+            children=tuple(child.close(thread, by_operation) for child in self.children),
         )
 
 
-def _nested(thread: Sequence[Mapping[str, Any]], by_launch: Mapping[Any, float]) -> list[_Open]:
+def _nest(thread: Sequence[Mapping[str, Any]], by_launch: Mapping[Any, float]) -> list[_Open]:
     """Return the outermost operations of one thread; a kernel counts for the innermost operation around its launch."""
     # events sorted by start, longest first, form a stack: an event ends all that end before it does
     roots: list[_Open] = []

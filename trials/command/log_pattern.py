@@ -90,18 +90,18 @@ class LogPattern:
             try:
                 names = re.compile(expression).groupindex
             except (re.error, ValueError, OverflowError, RecursionError) as error:
-                raise ConfigError(f"is no regular expression: {error}", value=expression) from None
+                raise ConfigError(f"is not a regular expression: {error}", value=expression) from None
             for name in names:
                 if name not in GROUPS:
                     raise ConfigError(
-                        f"has a group named {name!r}, which says nothing that is read",
+                        f"has a group named {name!r}, which is not the name of a known quantity",
                         value=expression,
                         nearest=did_you_mean(name, GROUPS),
                     )
             timed = timed or any(name in _SECONDS or name in _RATES for name in names)
         if not timed:
             raise ConfigError(
-                "names no time of a step",
+                "has no group for the time of a step",
                 value=list(self.expressions),
                 nearest=f"a group named {', '.join((*_SECONDS, *_RATES))}, for example time (?P<step_ms>[\\d.]+)",
             )
@@ -201,5 +201,5 @@ def named_pattern(name: str) -> LogPattern:
         ConfigError: No pattern has that name.
     """
     if name not in LOG_PATTERNS:
-        raise ConfigError("is no known log", value=name, nearest=did_you_mean(name, LOG_PATTERNS))
+        raise ConfigError("is not a known log format", value=name, nearest=did_you_mean(name, LOG_PATTERNS))
     return LOG_PATTERNS[name]

@@ -134,15 +134,15 @@ class _Seen:
             if lack:
                 return Status.OUT_OF_MEMORY, lack[:500], ""
         if failed:
-            return self._failed(failed, log)
+            return self._explain_failure(failed, log)
         if self.hangs:
             return Status.INCIDENT, f"hangs: printed nothing for {self.wanted.hang_limit_s:g} s", ""
         if self.step_times_s:
             asked = self.wanted.warmup_steps + self.wanted.steps
-            return Status.OK, f"ended after {self.num_read} of the {asked} log lines that were asked for", ""
-        return Status.CRASHED, self._too_few(), ""
+            return Status.OK, f"ended after {self.num_read} of the {asked} expected log lines", ""
+        return Status.CRASHED, self._explain_too_few(), ""
 
-    def _failed(self, failed: dict[int, int], log: str) -> tuple[Status, str, str]:
+    def _explain_failure(self, failed: dict[int, int], log: str) -> tuple[Status, str, str]:
         if self.trouble:
             return Status.CRASHED, self.trouble, ""
         host, code = next(iter(failed.items()))
@@ -157,14 +157,14 @@ class _Seen:
             return Status.INCIDENT, f"found its port taken{where}: {taken[:300]}", ""
         return Status.CRASHED, f"ended with exit status {code}{where}: {_last_words(log)}", ""
 
-    def _too_few(self) -> str:
+    def _explain_too_few(self) -> str:
         if self.num_read:
             return (
                 f"ended after {self.num_read} log lines with a step time, all of them warm-up: "
                 f"train {self.wanted.warmup_steps + self.wanted.steps} steps ({{total_steps}}), or lower "
                 "trial.warmup_steps"
             )
-        return "ended without a log line that trial.log finds a step time in"
+        return "ended without a log line in which trial.log finds a step time"
 
 
 def _signal_name(number: int) -> str:

@@ -59,7 +59,7 @@ def check_text(text: str, *, flags: bool) -> None:
     for name in names_in(text):
         if name == FLAGS:
             raise ConfigError(
-                "must be an argument by itself, for it becomes several",
+                "must be an argument of its own, because it expands to several",
                 value=text,
                 nearest=f'"{{{FLAGS}}}" in the command, and trial.flags: megatron',
             )
@@ -92,7 +92,7 @@ def values_of(
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in found.items()}
 
 
-def filled(text: str, values: Mapping[str, str]) -> str:
+def fill_text(text: str, values: Mapping[str, str]) -> str:
     """Replace the placeholders of an argument by their values."""
     parts = []
     for literal, name, _, _ in string.Formatter().parse(text):
@@ -102,14 +102,14 @@ def filled(text: str, values: Mapping[str, str]) -> str:
     return "".join(parts)
 
 
-def filled_all(arguments: Sequence[str], values: Mapping[str, str], flags: Sequence[str]) -> list[str]:
+def fill_all(arguments: Sequence[str], values: Mapping[str, str], flags: Sequence[str]) -> list[str]:
     """Replace the placeholders of all arguments, and `{flags}` by the flags."""
     found: list[str] = []
     for argument in arguments:
         if argument == f"{{{FLAGS}}}":
             found += flags
         else:
-            found.append(filled(argument, values))
+            found.append(fill_text(argument, values))
     return found
 
 
@@ -129,8 +129,8 @@ def names_in(text: str) -> list[str]:
     try:
         fields = list(string.Formatter().parse(text))
     except ValueError:
-        raise ConfigError("has a brace without its other", value=text, nearest="{{ and }} for braces") from None
+        raise ConfigError("has an unmatched brace", value=text, nearest="{{ and }} for braces") from None
     for _, name, spec, conversion in fields:
         if name is not None and (spec or conversion):
-            raise ConfigError("takes names alone between braces", value=text, nearest=f"{{{name}}}")
+            raise ConfigError("allows only names between braces", value=text, nearest=f"{{{name}}}")
     return [name for _, name, _, _ in fields if name is not None]

@@ -57,7 +57,7 @@ SIGNALLED = 128
 """Offset of a signal's number in a supervisor's exit status, as in shells; 255 is no signal, but a plain status."""
 
 
-def supervised(arguments: Sequence[str], environment: Mapping[str, str], directory: Path) -> Supervised:
+def start_supervised(arguments: Sequence[str], environment: Mapping[str, str], directory: Path) -> Supervised:
     """Start a command, which has no input, and whose standard output and error are one stream.
 
     Args:

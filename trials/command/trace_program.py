@@ -15,9 +15,9 @@ from pathlib import Path
 from trials.backend import Observation, OperatorSample
 from trials.command.host_program import HostPlan
 from trials.command.kineto import UnreadableTraceError, read_trace
-from trials.command.placeholders import filled
-from trials.command.trace_samples import TraceSamples, samples_of
-from trials.profiling.operator_profile import merged
+from trials.command.placeholders import fill_text
+from trials.command.trace_samples import TraceSamples, find_samples
+from trials.profiling.operator_profile import merge_samples
 from trials.ranks.contract import AbstractRanks, RanksLostError
 from trials.ranks.messages import Place, Told
 
@@ -53,12 +53,12 @@ def read_host(place: Place, plan: HostPlan, begun_s: float) -> None:
     """
     assert plan.profile is not None, "only what was asked for is looked for"
     values = dict(plan.values) | {"host_rank": str(place.rank)}
-    path = newest_trace(plan.profile_root, filled(plan.profile, values), begun_s=begun_s)
+    path = newest_trace(plan.profile_root, fill_text(plan.profile, values), begun_s=begun_s)
     if path is None:
         place.tell(FoundTrace())
         return
     try:
-        place.tell(FoundTrace(name=path.name, found=samples_of(read_trace(path))))
+        place.tell(FoundTrace(name=path.name, found=find_samples(read_trace(path))))
     except UnreadableTraceError as error:
         place.tell(FoundTrace(name=path.name, trouble=str(error)))
 
@@ -82,7 +82,7 @@ def newest_trace(root: Path, where: str, *, begun_s: float) -> Path | None:
     return max(((s, path) for s, path in recent if s >= begun_s - CLOCKS_DIFFER_S), default=(0.0, None))[1]
 
 
-def with_traces(
+def add_traces(
     observation: Observation, ranks: AbstractRanks, plan: HostPlan, *, num_hosts: int, begun_s: float
 ) -> Observation:
     """Add the operators of the traces that a trial has left to its observation, or a note if it left none.
@@ -102,7 +102,7 @@ def with_traces(
     notes = [note for each in found if (note := _note(each))]
     if not any(each.name or each.trouble for each in found):
         values = dict(plan.values)
-        where = filled(plan.profile or "", values | {"host_rank": "0"})
+        where = fill_text(plan.profile or "", values | {"host_rank": "0"})
         notes.append(
             f"no trace at {where}: let the program write one in the {values['warmup_steps']} steps of its warm-up"
         )
@@ -145,4 +145,4 @@ def _merge(samples: Iterable[OperatorSample]) -> tuple[OperatorSample, ...]:
     found: dict[object, list[OperatorSample]] = defaultdict(list)
     for sample in samples:
         found[sample.kind, sample.phase, sample.shape].append(sample)
-    return tuple(merged(each, by_shape=True) for each in found.values())
+    return tuple(merge_samples(each, by_shape=True) for each in found.values())

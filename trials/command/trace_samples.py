@@ -18,7 +18,7 @@ from typing import NamedTuple
 from costmodels.operators.layer_operators import OpKind, Phase
 from trials.backend import OperatorSample
 from trials.command.kineto import Trace
-from trials.profiling.operator_profile import merged
+from trials.profiling.operator_profile import merge_samples
 from trials.profiling.trace_events import TraceEvent
 
 Sizes = tuple[float, ...]
@@ -64,7 +64,7 @@ class _Call(NamedTuple):
     time_s: float
 
 
-def samples_of(trace: Trace) -> TraceSamples:
+def find_samples(trace: Trace) -> TraceSamples:
     """Return the operators of one step."""
     calls = _Reader(trace).calls
     products = [(call, _product_sizes(call.event)) for call in calls if call.event.name in _PRODUCTS]
@@ -73,14 +73,14 @@ def samples_of(trace: Trace) -> TraceSamples:
     num_left_out, mapped_s = 0, 0.0
     for call in calls:
         phase = Phase.BACKWARD if call.node else Phase.FORWARD
-        kind, shape = _mapped(call, forward)
+        kind, shape = _map_call(call, forward)
         if not shape or not call.time_s > 0:
             num_left_out += 1
             continue
         mapped_s += call.time_s
         sample = OperatorSample(kind=kind, phase=phase, shape=shape, time_s=call.time_s, count=1)
         found[kind, phase, shape].append(sample)
-    each = (merged(samples, by_shape=True) for samples in found.values())
+    each = (merge_samples(samples, by_shape=True) for samples in found.values())
     return TraceSamples(
         samples=tuple(replace(one, count=max(round(one.count / trace.num_steps), 1)) for one in each),
         num_left_out=num_left_out,
@@ -128,7 +128,7 @@ class _Reader:
             self._visit(event, node, is_again=is_again)
 
 
-def _mapped(call: _Call, forward: set[Sizes]) -> tuple[OpKind, Sizes]:
+def _map_call(call: _Call, forward: set[Sizes]) -> tuple[OpKind, Sizes]:
     """Return kind and shape of a call; an empty shape if the trace does not tell it or its forward product."""
     event = call.event
     if event.name in _NORMS:

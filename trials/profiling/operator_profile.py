@@ -70,7 +70,7 @@ def is_routed(name: str) -> bool:
     return name.startswith(_ROUTED)
 
 
-def merged(samples: Iterable[OperatorSample], *, by_shape: bool) -> OperatorSample:
+def merge_samples(samples: Iterable[OperatorSample], *, by_shape: bool) -> OperatorSample:
     """Merge all executions of an operator into one sample: the median of times, and the mean of differing shapes.
 
     Args:
@@ -90,7 +90,7 @@ def merged(samples: Iterable[OperatorSample], *, by_shape: bool) -> OperatorSamp
     return replace(samples[0], shape=shape, time_s=statistics.median(times_s), count=count)
 
 
-def of_pipeline(samples: Sequence[Iterable[OperatorSample]], config: ParallelConfig) -> tuple[OperatorSample, ...]:
+def merge_pipeline(samples: Sequence[Iterable[OperatorSample]], config: ParallelConfig) -> tuple[OperatorSample, ...]:
     """Return the operators of one step on one pipeline, counted as in `costmodels.step.executions`.
 
     Counts are those of the first pipeline, added up over its stages. Times are medians over all ranks. Shapes that the
@@ -110,7 +110,9 @@ def of_pipeline(samples: Sequence[Iterable[OperatorSample]], config: ParallelCon
             found[key].append(sample)
             counts[key] += sample.count if rank % ranks_per_stage == 0 else 0
     return tuple(
-        replace(merged(each, by_shape=bool(key[1])), count=counts[key]) for key, each in found.items() if counts[key]
+        replace(merge_samples(each, by_shape=bool(key[1])), count=counts[key])
+        for key, each in found.items()
+        if counts[key]
     )
 
 
@@ -142,23 +144,23 @@ def mismatches(
         if count[0]
     }
     seen: dict[str, list[OperatorSample]] = defaultdict(list)
-    for sample in of_pipeline([profile.samples for profile in profiles], config):
+    for sample in merge_pipeline([profile.samples for profile in profiles], config):
         seen[sample.name].append(sample)
     found = []
     for name in (*predicted, *(name for name in seen if name not in predicted)):
         count, shape = predicted.get(name, (0, None))
         saw = sum(sample.count for sample in seen[name])
         if count != saw:
-            found.append(f"{name}: predicted {_times(count)}, saw {_times(saw)}")
+            found.append(f"{name}: predicted {_count_in_words(count)}, saw {_count_in_words(saw)}")
         found += [
-            f"{name}: predicted shape {_written(shape)}, saw {_written(sample.shape)}"
+            f"{name}: predicted shape {_format_shape(shape)}, saw {_format_shape(sample.shape)}"
             for sample in seen[name]
             if shape is not None and not _is_same(shape, sample.shape)
         ]
-    return (*found, *(sentence for phase in Phase for sentence in _unexplained(profiles, phase)))
+    return (*found, *(sentence for phase in Phase for sentence in _list_unexplained(profiles, phase)))
 
 
-def _unexplained(profiles: Sequence[RankProfile], phase: Phase) -> list[str]:
+def _list_unexplained(profiles: Sequence[RankProfile], phase: Phase) -> list[str]:
     """List the computations without an operator that take a notable share of a pass, the largest first."""
     times_s: dict[str, float] = defaultdict(float)
     for profile in profiles:
@@ -177,9 +179,9 @@ def _is_same(one: Sequence[float], other: Sequence[float]) -> bool:
     return len(one) == len(other) and all(math.isclose(a, b) for a, b in zip(one, other, strict=True))
 
 
-def _times(count: int) -> str:
+def _count_in_words(count: int) -> str:
     return "none" if not count else f"{count} execution{'s' if count > 1 else ''}"
 
 
-def _written(shape: Iterable[float]) -> str:
+def _format_shape(shape: Iterable[float]) -> str:
     return f"({', '.join(f'{size:g}' if size % 1 else f'{size:.0f}' for size in shape)})"

@@ -115,7 +115,7 @@ class RankProcesses(AbstractRanks):
         try:
             answer = self._open().recv()
         except (EOFError, OSError):
-            raise self._lost() from None
+            raise self._close_lost() from None
         assert isinstance(answer, Reserved), answer
         return answer.port
 
@@ -159,7 +159,7 @@ class RankProcesses(AbstractRanks):
             try:
                 event = connection.recv()
             except (EOFError, OSError):
-                raise self._lost() from None
+                raise self._close_lost() from None
             if isinstance(event, Exit):
                 self._running.discard(event.rank)
             found.append(event)
@@ -194,9 +194,9 @@ class RankProcesses(AbstractRanks):
         try:
             self._open().send(request)
         except OSError:
-            raise self._lost() from None
+            raise self._close_lost() from None
 
-    def _lost(self) -> RanksLostError:
+    def _close_lost(self) -> RanksLostError:
         return RanksLostError(f"the server of ranks has died: {self._end()}")
 
     def _end(self) -> str:

@@ -52,11 +52,11 @@ class _Server:
                 assert isinstance(source, Connection), "nothing else is waited for"
                 if source is not self.client:
                     self._hear(source)
-                elif not self._obey():
+                elif not self._serve_request():
                     self._kill()
                     return
 
-    def _obey(self) -> bool:
+    def _serve_request(self) -> bool:
         """Serve one request, and return whether the client is still there."""
         try:
             request = self.client.recv()
@@ -86,7 +86,7 @@ class _Server:
             return
         code = 1
         try:
-            _die_with(os.getppid())
+            _set_death_signal(os.getppid())
             ours.close()
             listening = self._close_inherited(keeps_listening=rank == 0)
             _set_up_rank(launch, rank, self.log)
@@ -149,7 +149,7 @@ def _pipe() -> tuple[Connection, Connection]:
     return Connection(read, writable=False), Connection(write, readable=False)
 
 
-def _die_with(parent: int) -> None:
+def _set_death_signal(parent: int) -> None:
     """Have the kernel kill this process when its parent ends, even if it hangs or is stopped (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(LOST_PARENT, signal.SIGKILL)

@@ -74,7 +74,7 @@ class ReplayBackend(AbstractBackend):
             if name not in DEGREES + opened:
                 values = sorted({str(getattr(run.config, name)) for run in self.group.runs})
                 raise ConfigError(
-                    f"must be opened, because measured runs with equal degrees differ in it ({', '.join(values)})",
+                    f"must be searched, because measured runs with equal degrees differ in it ({', '.join(values)})",
                     key=f"space.{name}",
                     nearest=f"search `{name}`, or choose one value of its column in `where`",
                 )
@@ -113,7 +113,7 @@ class ReplayBackend(AbstractBackend):
         Raises:
             ConfigError: Nobody ran this configuration.
         """
-        observation = _observed(self._runs(config))
+        observation = _observe(self._runs(config))
         wait_s = self.seconds_per_trial / max(len(observation.step_times_s), 1)
         for step_time_s in observation.step_times_s:
             time.sleep(wait_s)
@@ -160,12 +160,12 @@ def _key(config: ParallelConfig, dimensions: tuple[str, ...]) -> tuple[Value, ..
     return tuple(config.values(dimensions).values())
 
 
-def _observed(runs: list[MeasuredRun]) -> Observation:
+def _observe(runs: list[MeasuredRun]) -> Observation:
     timed = [run for run in runs if run.step_time_s is not None]
-    return _timed(runs, timed) if timed else _failed(runs)
+    return _build_timed(runs, timed) if timed else _build_failed(runs)
 
 
-def _timed(runs: list[MeasuredRun], timed: list[MeasuredRun]) -> Observation:
+def _build_timed(runs: list[MeasuredRun], timed: list[MeasuredRun]) -> Observation:
     memory = [run.peak_memory_bytes for run in timed if run.peak_memory_bytes is not None]
     failed = len(runs) - len(timed)
     return Observation(
@@ -173,7 +173,7 @@ def _timed(runs: list[MeasuredRun], timed: list[MeasuredRun]) -> Observation:
         step_times_s=tuple(run.step_time_s for run in timed if run.step_time_s is not None),
         peak_memory_bytes=max(memory, default=None),
         reason=f"{failed} of {len(runs)} measured runs failed" if failed else "",
-        log_tail=_log(runs),
+        log_tail=_join_notes(runs),
         origin="measured",
     )
 
@@ -187,14 +187,14 @@ def failure_of(runs: Sequence[MeasuredRun]) -> Status:
     return Status.OUT_OF_MEMORY if is_memory else Status.CRASHED
 
 
-def _failed(runs: list[MeasuredRun]) -> Observation:
+def _build_failed(runs: list[MeasuredRun]) -> Observation:
     return Observation(
         status=failure_of(runs),
         reason=runs[0].notes or "the source gives no result for this run",
-        log_tail=_log(runs),
+        log_tail=_join_notes(runs),
         origin="measured",
     )
 
 
-def _log(runs: list[MeasuredRun]) -> str:
+def _join_notes(runs: list[MeasuredRun]) -> str:
     return tail_of("\n".join(f"{run.place}: {run.notes}" for run in runs))

@@ -107,7 +107,7 @@ class SimulatedBackend(AbstractBackend):
                 raise ConfigError("must be from 0 to 1", key=key, value=getattr(self, key))
         if self.fidelity not in get_args(Fidelity):
             raise ConfigError(
-                "is no fidelity",
+                "is not a fidelity",
                 key="fidelity",
                 value=self.fidelity,
                 nearest=did_you_mean(self.fidelity, get_args(Fidelity)),
@@ -156,7 +156,7 @@ class SimulatedBackend(AbstractBackend):
                 reason=f"needs {needed / 2**30:.1f} GiB of {capacity / 2**30:.1f} GiB",
                 origin="synthetic",
             )
-        refusal = self._refusal(config)
+        refusal = self._find_refusal(config)
         if refusal:
             return Observation(status=Status.CRASHED, reason=refusal, origin="synthetic")
         # even work adds nothing to the seed, so that worlds keep the noise that they had before work could be uneven
@@ -182,7 +182,7 @@ class SimulatedBackend(AbstractBackend):
         Raises:
             ValueError: The event simulator finds no order in which the passes of a configuration could run.
         """
-        believed = self._closed_form(grid) if self.fidelity == "step_time" else self._simulated(grid)
+        believed = self._closed_form(grid) if self.fidelity == "step_time" else self._simulate(grid)
         degrees = _log2(grid.matrix(DEGREES))
         # operators and collectives carry their errors already; only parts without either get one here
         parts = {
@@ -191,7 +191,7 @@ class SimulatedBackend(AbstractBackend):
         }
         return StepEstimate(step_time_s=np.sum(list(parts.values()), axis=0), breakdown_s=parts)
 
-    def _refusal(self, config: ParallelConfig) -> str:
+    def _find_refusal(self, config: ParallelConfig) -> str:
         """Return why the simulator finds no order of passes; empty if it finds one, or if it is not used."""
         if self.fidelity == "step_time":
             return ""
@@ -215,7 +215,7 @@ class SimulatedBackend(AbstractBackend):
             memory=self.hidden_memory(grid),
         )
 
-    def _simulated(self, grid: ConfigGrid) -> StepEstimate:
+    def _simulate(self, grid: ConfigGrid) -> StepEstimate:
         """Compute the steps [n] with the event simulator, one configuration after the other."""
         steps = [
             simulate_step(

@@ -76,7 +76,7 @@ class TorchKeys(AbstractTrialKeys):
         runtime = setting.runtime
         if runtime.rule_set != "torch-reference":
             raise ConfigError(
-                "is not how the torch backend trains",
+                "is not a runtime that the torch backend can train with",
                 key="runtime",
                 value=runtime.name,
                 nearest="runtime: torch-reference",
@@ -85,7 +85,7 @@ class TorchKeys(AbstractTrialKeys):
         device = self.device if self.device != "auto" else "cpu" if is_cpu_cluster(setting.cluster) else "cuda"
         if device == "cuda" and self.clock == "virtual":
             raise ConfigError(
-                "follows CPU time, which says nothing of a GPU",
+                "measures CPU time, which says nothing about a GPU",
                 key="trial.clock",
                 value="virtual",
                 nearest="clock: wall",

@@ -52,10 +52,10 @@ def run_rank(place: Place, plan: RankPlan) -> None:
                     warmup_s=time.perf_counter() - built_s,
                 )
             )
-            _measure(place, plan, trainer, recorder if plan.clock == "virtual" else None, device)
+            _measure_steps(place, plan, trainer, recorder if plan.clock == "virtual" else None, device)
             began_s = time.perf_counter()
             peak_bytes = memory.peak_bytes()
-            profile, recording = _profile(trainer, recorder, device) if plan.profiles else (None, None)
+            profile, recording = _profile_step(trainer, recorder, device) if plan.profiles else (None, None)
             place.tell(
                 Finished(
                     peak_bytes=peak_bytes,
@@ -69,14 +69,16 @@ def run_rank(place: Place, plan: RankPlan) -> None:
             Failed(
                 is_out_of_memory=_is_out_of_memory(error),
                 is_memory_used_up=plan.device == "cpu" and is_memory_used_up(),
-                reason=_in_a_line(error),
+                reason=_describe_error(error),
                 text=traceback.format_exc(),
                 peak_bytes=memory.peak_bytes(),
             )
         )
 
 
-def _measure(place: Place, plan: RankPlan, trainer: Trainer, recorder: Recorder | None, device: torch.device) -> None:
+def _measure_steps(
+    place: Place, plan: RankPlan, trainer: Trainer, recorder: Recorder | None, device: torch.device
+) -> None:
     """Train measured steps until they are precise enough, and send each of them."""
     seconds: list[float] = []
     for number in range(plan.max_steps):
@@ -88,7 +90,7 @@ def _measure(place: Place, plan: RankPlan, trainer: Trainer, recorder: Recorder 
             torch.cuda.synchronize(device)
         wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
         recording = recorder.stop() if recorder else None
-        walls, cpus = _of_all_ranks([wall_s, cpu_s], device)
+        walls, cpus = _gather([wall_s, cpu_s], device)
         place.tell(
             StepTaken(
                 number=number,
@@ -103,7 +105,7 @@ def _measure(place: Place, plan: RankPlan, trainer: Trainer, recorder: Recorder 
             return
 
 
-def _profile(
+def _profile_step(
     trainer: Trainer, recorder: Recorder | None, device: torch.device
 ) -> tuple[RankProfile, RankRecording | None]:
     """Train one more step; return its operators, and its recording if there is a recorder."""
@@ -126,7 +128,7 @@ def median_error(values: list[float]) -> float:
     return 1.2533 * (upper - lower) / 1.349 / math.sqrt(len(values)) / middle
 
 
-def _of_all_ranks(values: list[float], device: torch.device) -> list[list[float]]:
+def _gather(values: list[float], device: torch.device) -> list[list[float]]:
     """Gather some numbers of every rank; return a list over the ranks for each number."""
     own = torch.tensor(values, dtype=torch.float64, device=device)
     found = torch.empty(dist.get_world_size() * len(values), dtype=torch.float64, device=device)
@@ -144,7 +146,7 @@ def _is_out_of_memory(error: BaseException | None) -> bool:
     return False
 
 
-def _in_a_line(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     """Return kind and first line of the root cause of an error; pipelines wrap errors in their own."""
     while error.__cause__ is not None:
         error = error.__cause__

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from hardware.cluster import Cluster
 from trials.backend import Clock, Observation, OnStep, OperatorSample, Status, tail_of
-from trials.profiling.operator_profile import RankProfile, mismatches, of_pipeline
+from trials.profiling.operator_profile import RankProfile, merge_pipeline, mismatches
 from trials.ranks.contract import AbstractRanks
 from trials.ranks.listening import listen
 from trials.ranks.messages import Exit, Told
@@ -140,7 +140,7 @@ class _Watch:
         status, reason, text = self._outcome(printed, hang_limit_s)
         samples: tuple[OperatorSample, ...] = ()
         if status is Status.OK and self.plan.profiles:
-            samples = of_pipeline([profile.samples for profile in self._profiles()], self.plan.config)
+            samples = merge_pipeline([profile.samples for profile in self._profiles()], self.plan.config)
         if status is Status.OK:
             reason = "; ".join(self._remarks())
         return Observation(
@@ -172,7 +172,7 @@ class _Watch:
             rank, failed = next(iter((own or self.failed).items()))
             return Status.CRASHED, f"rank {rank}: {failed.reason}", failed.text
         silent = sorted(set(range(self.num_ranks)) - set(self.finished))
-        return Status.INCIDENT, f"hangs: ranks {silent} told nothing for {hang_limit_s:g} s", ""
+        return Status.INCIDENT, f"hangs: ranks {silent} sent nothing for {hang_limit_s:g} s", ""
 
     def _killed_by(self) -> str:
         """Return the first signal that killed a rank; empty if none did."""

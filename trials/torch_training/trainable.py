@@ -33,7 +33,7 @@ def check_trainable(job: TrainingJob) -> None:
             )
     if job.precision not in PRECISIONS:
         raise ConfigError(
-            "is no precision that the torch backend trains in",
+            "is not a precision that the torch backend trains in",
             key="job.precision",
             value=job.precision,
             nearest=f"valid: {', '.join(PRECISIONS)}",

@@ -301,14 +301,14 @@ def _planning(keys: PlannerKeys, backend: AbstractBackend) -> LayerPlanning:
     """
     if keys.name != "megatron" and backend.with_layer_changes(()) is None:
         raise ConfigError(
-            "plans layers otherwise than the study's trials shard them, which is Megatron's way",
+            "needs simulated trials, because others shard layers as Megatron does",
             key="planner.name",
             value=keys.name,
             nearest="planner.name: megatron, or trial.backend: simulated",
         )
     if keys.name == "megatron" and keys.pins:
         raise ConfigError(
-            "are obeyed by planners, and megatron is the plan by hand",
+            "have no effect with planner.name: megatron, which is the plan by hand",
             key="planner.pins",
             nearest="planner.name: descent",
         )

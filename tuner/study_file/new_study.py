@@ -172,10 +172,12 @@ def _merge(imported: Imported, added: Added) -> Imported:
 def _check_complete(imported: Imported, added: Added, file: Path) -> None:
     """Check that no value is missing; one error names all options that would add the missing ones."""
     if added.vocab_size is not None and (added.model is not None or not imported.model):
-        raise ConfigError("replaces that of the file's own model, and there is none", key="--vocab-size")
+        raise ConfigError(
+            "replaces the vocabulary size of the file's own model, but the file has no model", key="--vocab-size"
+        )
     needs = []
     if added.cluster is None:
-        needs.append(f"--cluster NAME (what the devices are: {', '.join(cluster_names())})")
+        needs.append(f"--cluster NAME (one of: {', '.join(cluster_names())})")
     if added.hosts is None and imported.hosts is None and "dp" not in imported.degrees:
         needs.append("--hosts N")
     has_model = added.model is not None or imported.model_name

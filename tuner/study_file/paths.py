@@ -41,8 +41,8 @@ class StudyPaths:
         """
         if not self._is_users(key) and self._leads_out(path):
             raise ConfigError(
-                "would be written outside the study file's folder and the working directory, where only you can send "
-                "it, not the file",
+                "would be written outside the study file's folder and the working directory, which only you can allow, "
+                "not the file",
                 key=key,
                 value=value,
                 nearest=nearest,

@@ -36,7 +36,7 @@ def proxy_options(keys: TrialKeys, setting: Setting, backend: AbstractBackend, m
     one_host = Reduction(hosts=1, layers=model.num_layers, global_batch_size=setting.job.global_batch_size)
     if backend.reduced(one_host) is None:
         raise ConfigError(
-            f"cannot be run by the backend {keys.backend}, which answers for its own job only",
+            f"cannot be run by the backend {keys.backend}, which can only run its own job",
             key="trial.proxy",
             nearest="leave proxy out, or use backend: simulated",
         )

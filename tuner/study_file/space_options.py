@@ -28,7 +28,7 @@ def find_uneven(keys: SpaceKeys, cluster: Cluster, runtime: RuntimeProfile) -> t
     for part in keys.assignment:
         if part not in runtime.uneven:
             raise ConfigError(
-                f"can't be told to the runtime {runtime.name}",
+                f"is not supported by the runtime {runtime.name}",
                 key="space.assignment",
                 value=part,
                 nearest=f"valid: {', '.join(runtime.uneven)}",

@@ -65,7 +65,7 @@ def check_history(entries: Sequence[str], base_dir: Path, storage: str) -> None:
 def check_storage(url: str, key: str = "storage") -> None:
     """Check that `url` names a journal file or a database of a known kind."""
     if "\0" in url:
-        raise ConfigError("is no database URL", key=key, value=shown_url(url))
+        raise ConfigError("is not a database URL", key=key, value=shown_url(url))
     if is_journal(url):
         if not re.fullmatch(r"journal:///[^?]+", url):
             raise ConfigError(
@@ -76,7 +76,7 @@ def check_storage(url: str, key: str = "storage") -> None:
             )
     elif not re.match(r"^(sqlite|postgresql|mysql)(\+\w+)?://", url):
         raise ConfigError(
-            "is no database URL",
+            "is not a database URL",
             key=key,
             value=shown_url(url),
             nearest="for example sqlite:///meshtune.db, postgresql://user@host/name or journal:////shared/study.log",

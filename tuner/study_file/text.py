@@ -82,7 +82,7 @@ def _trial(imported: Imported, file: Path) -> list[str]:
     if not command.unknown:
         return [
             f"# Each trial runs the command of {_comment(file.name)} with its own flags until enough steps are timed.",
-            *_left_out(command),
+            *_list_left_out(command),
             *_command(command),
         ]
     return [
@@ -90,12 +90,12 @@ def _trial(imported: Imported, file: Path) -> list[str]:
         f"# To run the command of {_comment(file.name)} instead, put what is below in place of the line above, once",
         "# this is settled:",
         *(f"#   {_comment(why)}" for why in command.unknown),
-        *_left_out(command),
+        *_list_left_out(command),
         *(f"# {line}" for line in _command(command)),
     ]
 
 
-def _left_out(command: LaunchCommand) -> list[str]:
+def _list_left_out(command: LaunchCommand) -> list[str]:
     told = {
         "Left out, which a trial must not do": " ".join(command.left_out),
         "Exported by the script and not copied, as secrets or unknown; give them to the worker": " ".join(
@@ -112,7 +112,7 @@ def _command(command: LaunchCommand) -> list[str]:
         "trial:",
         "  backend: command",
         "  command: [",
-        *(f"    {line}" for line in _wrapped([_scalar(one) for one in command.arguments])),
+        *(f"    {line}" for line in _wrap_words([_scalar(one) for one in command.arguments])),
         "  ]",
         f"  flags: {command.framework}",
         *environment,
@@ -121,7 +121,7 @@ def _command(command: LaunchCommand) -> list[str]:
     ]
 
 
-def _wrapped(words: Sequence[str]) -> list[str]:
+def _wrap_words(words: Sequence[str]) -> list[str]:
     """Join words with commas, as many on a line as fit; a flag stays with its values if possible."""
     # first group each flag with its values, as long as a group fits on a line; then fill lines with groups
     groups: list[list[str]] = []

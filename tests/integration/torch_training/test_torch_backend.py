@@ -106,7 +106,7 @@ def test_a_hanging_rank_is_an_incident(opened, rank_processes):
     )
 
     assert found.status is Status.INCIDENT
-    assert "told nothing for 2 s" in found.reason
+    assert "sent nothing for 2 s" in found.reason
     assert opened(backend_of()).measure(DP, trial_number=1).status is Status.OK
 
 

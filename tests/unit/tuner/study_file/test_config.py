@@ -206,7 +206,7 @@ def test_a_broken_storage_variable_is_the_users_mistake(good_study, monkeypatch)
     """MESHTUNE_STORAGE is checked like the file's key."""
     monkeypatch.setenv("MESHTUNE_STORAGE", "nowhere")
 
-    with pytest.raises(ConfigError, match="storage = 'nowhere': is no database URL"):
+    with pytest.raises(ConfigError, match="storage = 'nowhere': is not a database URL"):
         load_study(good_study)
 
 
@@ -318,4 +318,4 @@ def test_a_password_in_a_refused_storage_is_not_shown(good_study):
         load_study(good_study, storage="postgres://user:c4nary@host/name")
 
     assert "c4nary" not in str(caught.value)
-    assert "is no database URL" in str(caught.value)
+    assert "is not a database URL" in str(caught.value)
