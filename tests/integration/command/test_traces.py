@@ -23,7 +23,7 @@ from trials.rank_backend import OpenBackend
 from trials.ranks.contract import RanksLostError
 from trials.ranks.processes import RankProcesses
 
-PROGRAM = Path(__file__).with_name("profiled_program.py")
+PROGRAM = Path(__file__).resolve().parents[2] / "support" / "programs" / "profiled_program.py"
 NODE = "autograd::engine::evaluate_function: "
 MATMUL, NORM, ATTENTION = OpKind.MATMUL, OpKind.NORM, OpKind.ATTENTION
 FORWARD, BACKWARD = Phase.FORWARD, Phase.BACKWARD
