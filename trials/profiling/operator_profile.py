@@ -77,6 +77,7 @@ def merge_samples(samples: Iterable[OperatorSample], *, by_shape: bool) -> Opera
         samples: Samples of the operator, each of which stands for its `count` executions.
         by_shape: Whether all samples have one shape.
     """
+    # every sample weighs as much as the executions that it stands for
     samples = tuple(samples)
     count = sum(sample.count for sample in samples)
     shape = samples[0].shape

@@ -183,6 +183,7 @@ class SimulatedBackend(AbstractBackend):
             ValueError: The event simulator finds no order in which the passes of a configuration could run.
         """
         believed = self._closed_form(grid) if self.fidelity == "step_time" else self._simulate(grid)
+        # other parts depend on the configuration alone, so that their error is a function of its log degrees [n, 8]
         degrees = _log2(grid.matrix(DEGREES))
         # operators and collectives carry their errors already; only parts without either get one here
         parts = {
@@ -250,6 +251,7 @@ class SimulatedBackend(AbstractBackend):
 
     def _collective_s(self, collective: Collective) -> FloatArray:
         seconds = collective_s(collective)
+        # one error for each row of the last axis: shapes [..., d] become features [n, d], and times keep [...]
         shape = collective.shape
         error = self._error(collective.kind, _log2(shape.reshape(-1, shape.shape[-1])))
         return np.asarray(seconds * np.exp(error.reshape(seconds.shape)))
@@ -261,6 +263,7 @@ class SimulatedBackend(AbstractBackend):
         """Return the samples that a profiler would show of one configuration, on the cluster's first kind of device."""
         device = self.cluster.devices[0]
         samples = []
+        # a profiler would see the times of this world, with their hidden errors
         for operator, count in operator_executions(self.job, self.runtime, grid):
             seconds = self._kernel_s(operator, device, self.job, self.runtime)
             samples += self._samples(operator, operator.phase, operator.shape, seconds, count, rng)

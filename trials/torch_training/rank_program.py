@@ -133,6 +133,7 @@ def _gather(values: list[float], device: torch.device) -> list[list[float]]:
     own = torch.tensor(values, dtype=torch.float64, device=device)
     found = torch.empty(dist.get_world_size() * len(values), dtype=torch.float64, device=device)
     dist.all_gather_into_tensor(found, own)
+    # ranks lie behind each other, so that column i holds the number i of all ranks
     by_rank: list[list[float]] = found.view(-1, len(values)).T.tolist()
     return by_rank
 

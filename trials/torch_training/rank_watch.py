@@ -213,6 +213,7 @@ class _Watch:
     def _peaks_bytes(self) -> list[int]:
         """Return the memory peaks of all ranks [bytes]: reported ones, or those of processes that ended without."""
         told = {rank: end.peak_bytes for rank, end in (self.finished | self.failed).items()}
+        # a rank that ended without a message: the peak of its process, less what it held before it trained
         ended = {
             rank: max(end.peak_bytes - self.begun[rank].resident_bytes, 0)
             for rank, end in (self.killed | self.exited).items()

@@ -83,6 +83,7 @@ class Trainer:
         positions = local_positions(
             job.sequence_length, cp=config.cp, up=config.up, cp_rank=mesh.index("cp"), up_rank=mesh.index("up")
         )
+        # the target of a position is the token after it
         self._tokens = own[:, positions].contiguous().to(device)
         self._targets = own[:, positions + 1].contiguous().to(device)
 

@@ -131,7 +131,7 @@ def test_silence_is_a_hang(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "steps", "reason"),
     [
-        ({"steps": 50}, 48, "ended after 50 of the 52 log lines"),
+        ({"steps": 50}, 48, "ended after 50 of the 52 expected log lines"),
         ({"warmup_steps": 60}, 0, "all of them warm-up"),
     ],
 )
