@@ -1,9 +1,9 @@
 # Each target makes its own virtual environment first, so it is the only command you need.
 #
-#   make test EXTRAS=test,torch,jax   also installs torch and JAX; without them their tests skip and say so
 #   make test ARGS="-k import_order"  hands ARGS to pytest
 #   make test JOBS=0                  runs the tests in one process, one after the other; 3 by default
-#   make frameworks test              the tests that ask training frameworks' own parsers run too
+#   make test-all EXTRAS=test,torch,jax   installs torch and JAX too; without them their tests skip and say so
+#   make frameworks test-all          the tests that ask training frameworks' own parsers run too
 #   make run PYTHON=python3.12        builds .venv with another Python
 
 PYTHON ?= python3
@@ -30,14 +30,17 @@ THEIR_IMPORTS := dacite datasets einops hjson psutil tensorboard tokenizers torc
 # Only where torch has not brought its own. 3.3.1 is the smallest that torch 2.13 imports; no kernel runs here.
 TRITON := triton==3.3.1
 
+# The quick lane: units that are not marked as slow, and one whole study on a local Ray; tests/conftest.py says it too.
+QUICK := tests/unit tests/integration/ray/test_whole_study.py
+
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test bench chaos fuzz docs frameworks lint format audit clean
+.PHONY: help run test test-rest test-all bench chaos fuzz docs frameworks lint format audit clean
 
 help: ## list what can be made
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 run: $(CORE) ## tune two example studies, with no accelerator and no cluster
 	@set -e; for study in $(STUDIES); do \
@@ -45,13 +48,19 @@ run: $(CORE) ## tune two example studies, with no accelerator and no cluster
 		$(BIN)/meshtune run "$$study"; \
 	done
 
-test: $(CHOSEN) ## run the tests
+test: $(CHOSEN) ## run the quick tests: units, and one whole study on a local Ray
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow" $(QUICK) $(ARGS)
+
+test-rest: $(CHOSEN) ## run the tests that `make test` leaves out
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m slow $(ARGS)
+
+test-all: $(CHOSEN) ## run all tests
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
-bench: $(CHOSEN) ## run every benchmark, one after the other
-	@set -e; for bench in $(sort $(wildcard benchmarks/bench_*.py)); do \
+bench: $(CHOSEN) ## run the benchmarks of speed, one after the other
+	@set -e; for bench in $(sort $(wildcard benchmarks/speed/*.py)); do \
 		echo "==> $$bench"; \
-		$(BIN)/python -m "benchmarks.$$(basename "$$bench" .py)"; \
+		$(BIN)/python -m "benchmarks.speed.$$(basename "$$bench" .py)"; \
 	done
 
 # As root it mounts a small disk of its own to fill, and leaves that out otherwise.

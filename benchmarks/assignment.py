@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.timing import answer, count_at_least, publish, tell
+from benchmarks.support.timing import answer, count_at_least, publish, tell
 from hardware.io.errors import ConfigError
 from tuner.planners.assignment.contest_file import read_problem
 from tuner.planners.assignment.solve import solve

@@ -2,9 +2,9 @@
 
     python -m benchmarks.exported_flags [--count 500] [--target megatron,torchtitan] [--seed 0] [--json]
 
-For each framework `--count` configurations that it can run are drawn (benchmarks/export_samples.py), exported, read
-back by our own reader and held to the framework's published rules (tuner/export/*_rules.py), and read by its real
-parser where that is installed (`make frameworks`; benchmarks/framework_parsers.py says what is real).
+For each framework `--count` configurations that it can run are drawn (benchmarks/support/export_samples.py), exported,
+read back by our own reader and held to the framework's published rules (tuner/export/*_rules.py), and read by its real
+parser where that is installed (`make frameworks`; benchmarks/support/framework_parsers.py says what is real).
 
 refused: configurations that our check refuses; differ: dimensions that come back otherwise than they went in and are
 not noted; real: read by the framework's own parser; real refused and real differ: the same of these; mutants: broken
@@ -20,13 +20,13 @@ import time
 from collections import Counter
 from typing import Any
 
-from benchmarks.export_samples import MUTATIONS, differences, mutants, samples
-from benchmarks.framework_parsers import PARSERS, Parser, Refused
-from benchmarks.timing import USERS_MISTAKE, count_at_least, publish, tell
+from benchmarks.support.export_samples import MUTATIONS, differences, mutants, samples
+from benchmarks.support.framework_parsers import PARSERS, Parser, Refused
+from benchmarks.support.timing import USERS_MISTAKE, count_at_least, publish, tell
 from hardware.io.errors import ConfigError, did_you_mean
+from tests.oracles.frameworks.checks import CHECKS
+from tests.oracles.frameworks.published_rules import facts_of
 from tuner.export import find_exporter
-from tuner.export.rules.checks import CHECKS
-from tuner.export.rules.published_rules import facts_of
 
 
 def measure(target: str, count: int, seed: int, parser: Parser | None) -> dict[str, Any]:

@@ -24,9 +24,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.noise_floor import noise_floor
-from benchmarks.simulated_runs import simulated, taken
-from benchmarks.timing import USERS_MISTAKE, count_at_least, reasons, tell
+from benchmarks.calibration.noise_floor import noise_floor
+from benchmarks.support.simulated_runs import simulated, taken
+from benchmarks.support.timing import USERS_MISTAKE, count_at_least, reasons, tell
 from costmodels.calibration.fidelity import UNCLEAN, Predictions, group_key, is_clean, judge, predict, settings_of
 from costmodels.calibration.fitting import Calibration, calibrate_all
 from costmodels.calibration.measured_runs import MeasuredRun, read_measured_and_skipped

@@ -2,10 +2,10 @@
 
     python -m benchmarks.fuzz [--targets NAME ...] [--inputs N] [--seconds S] [--folder DIR] [--json]
 
-Each target of tests/fuzz runs in a process of its own (benchmarks/fuzz_target.py), guided by coverage (atheris, of the
-extra `fuzz`), for so many inputs or seconds, whichever is first. A defect is any exception but the one by which a
-target refuses, a message of more than LONGEST_MESSAGE characters, more than 5 seconds, or more than half a GiB for one
-input. The folder keeps the corpus of each target, with which the next run goes on, and the input of every defect.
+Each target of tests/fuzz runs in a process of its own (benchmarks/support/fuzz_target.py), guided by coverage (atheris,
+of the extra `fuzz`), for so many inputs or seconds, whichever is first. A defect is any exception but the one by which
+a target refuses, a message of more than LONGEST_MESSAGE characters, more than 5 seconds, or more than half a GiB for
+one input. The folder keeps the corpus of each target, with which the next run goes on, and the input of every defect.
 
     python -m benchmarks.fuzz --targets study --inputs 100000
 
@@ -25,8 +25,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fuzz_tally import Counts, counted
-from benchmarks.timing import answer, count_at_least, publish, tell
+from benchmarks.support.fuzz_tally import Counts, counted
+from benchmarks.support.timing import answer, count_at_least, publish, tell
 from hardware.io.errors import ConfigError
 from tests.fuzz.targets import TARGETS
 
@@ -90,7 +90,7 @@ def fuzzed(name: str, *, inputs: int, seconds: int, folder: Path) -> Row:
 def _run(name: str, left: Mapping[str, int], folder: Path) -> tuple[int, str]:
     """The exit status of one process, and what it printed."""
     limits = [word for option, limit in left.items() for word in (f"--{option}", str(limit))]
-    line = [sys.executable, "-m", "benchmarks.fuzz_target", name, *limits, "--folder", str(folder)]
+    line = [sys.executable, "-m", "benchmarks.support.fuzz_target", name, *limits, "--folder", str(folder)]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(line, stdout=log, stderr=subprocess.STDOUT)
         try:

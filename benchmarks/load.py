@@ -55,9 +55,9 @@ from optuna.storages._rdb import models
 from optuna.trial import TrialState
 from sqlalchemy import insert
 
-from benchmarks.postgresql_server import postgresql_server, server_programs
 from benchmarks.storage_cost import PASSWORD, Stopwatch
-from benchmarks.timing import answer, count_at_least, publish, tell
+from benchmarks.support.postgresql_server import postgresql_server, server_programs
+from benchmarks.support.timing import answer, count_at_least, publish, tell
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.proxy_job import Reduction
 from trials.backend import AbstractBackend, Observation, Status

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.process_table import below, marked_processes
-from benchmarks.ray_nodes import RayNodes
-from benchmarks.timing import answer, count_at_least, publish, tell
+from benchmarks.support.process_table import below, marked_processes
+from benchmarks.support.ray_nodes import RayNodes
+from benchmarks.support.timing import answer, count_at_least, publish, tell
 from tuner.storage.opening import find_study
 from tuner.storage.record import TrialRecord, read_records
 

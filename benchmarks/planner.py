@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from benchmarks.timing import answer, count_at_least, publish, tell
+from benchmarks.support.timing import answer, count_at_least, publish, tell
 from costmodels.job.model_catalog import find_model, model_names
 from costmodels.job.proxy_job import least_layers, with_layers
 from costmodels.job.training_job import TrainingJob

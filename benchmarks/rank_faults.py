@@ -26,8 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.process_table import marked_processes, running_ranks
-from benchmarks.timing import answer, count_at_least, publish, tell
+from benchmarks.support.process_table import marked_processes, running_ranks
+from benchmarks.support.timing import answer, count_at_least, publish, tell
 from tuner.run.loop import run_study
 from tuner.study_file.config import load_study
 

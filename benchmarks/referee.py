@@ -21,8 +21,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.sent_bytes import KINDS, Axes, by_kind, planned_bytes, planned_flop, reordered_bytes
-from benchmarks.timing import answer, tell
+from benchmarks.support.sent_bytes import KINDS, Axes, by_kind, planned_bytes, planned_flop, reordered_bytes
+from benchmarks.support.timing import answer, tell
 
 MESHES = ("data=4,model=2",)
 
@@ -60,7 +60,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     Raises:
         ConfigError: there is no such program, planner or mesh.
     """
-    from benchmarks.referee_cases import DEFAULT_MODELS, PLANNERS, mesh_of_text, program_of  # noqa: PLC0415 # JAX starts
+    from benchmarks.support.referee_cases import DEFAULT_MODELS, PLANNERS, mesh_of_text, program_of  # noqa: PLC0415 # JAX starts
     from hardware.io.errors import ConfigError, did_you_mean  # noqa: PLC0415
 
     for planner in given.planner:
@@ -85,10 +85,10 @@ def judged(program: Any, mesh: Any, planner: str, *, judge: str = "both", runs: 
     """A row: what a planner's plan says of a program, and what the judges do."""
     import jax  # noqa: PLC0415 # as in `measure`
 
-    from benchmarks.planned_numbers import difference  # noqa: PLC0415
-    from benchmarks.referee_cases import plan_of  # noqa: PLC0415
-    from benchmarks.shardy_program import shardy_bytes  # noqa: PLC0415
-    from benchmarks.xla_program import compiled  # noqa: PLC0415
+    from benchmarks.papers.shardy_program import shardy_bytes  # noqa: PLC0415
+    from benchmarks.support.planned_numbers import difference  # noqa: PLC0415
+    from benchmarks.support.referee_cases import plan_of  # noqa: PLC0415
+    from benchmarks.support.xla_program import compiled  # noqa: PLC0415
     from costmodels.sharding.exports.axis_order import axis_orders  # noqa: PLC0415
     from costmodels.sharding.exports.jax_apply import apply_plan, shardings  # noqa: PLC0415
     from costmodels.sharding.plan import cost_of  # noqa: PLC0415

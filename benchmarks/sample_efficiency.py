@@ -13,8 +13,8 @@ runtime predicts, with the constants that it had before any run, and learns from
 group itself are left out. --runtime names the profile in either case.
 
 Samplers: thompson is Meshtune's, and thompson+ucb, for example, is the same with another explorer (run where named);
-tpe, gp and cmaes are Optuna's, botorch is its GP with log expected improvement (see benchmarks/peers.py); random is
-uniform; prior goes by predicted step time, what is predicted not to fit last.
+tpe, gp and cmaes are Optuna's, botorch is its GP with log expected improvement (see benchmarks/support/peers.py);
+random is uniform; prior goes by predicted step time, what is predicted not to fit last.
 
 A run ends when the fastest candidate has been tried and the sampler would stop, or with its budget of trials. Figures
 are medians over seeds within a group, then over groups. Progress goes to stderr; exit status 2 is a mistake in what was
@@ -34,12 +34,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.peers import PEERS, missing
-from benchmarks.problems import Group, Problem, problem_of, read_groups, read_runs
-from benchmarks.searchers import AbstractSearcher, prior, run_trials, thompson, uniform
-from benchmarks.timing import answer, count_at_least, searching, tell
-from benchmarks.trial_metrics import Trials, is_stopped_on_best, quantile, regret_at, share_explored, trials_to
-from benchmarks.workers import mapper
+from benchmarks.support.peers import PEERS, missing
+from benchmarks.support.problems import Group, Problem, problem_of, read_groups, read_runs
+from benchmarks.support.searchers import AbstractSearcher, prior, run_trials, thompson, uniform
+from benchmarks.support.timing import answer, count_at_least, searching, tell
+from benchmarks.support.trial_metrics import Trials, is_stopped_on_best, quantile, regret_at, share_explored, trials_to
+from benchmarks.support.workers import mapper
 from costmodels.calibration.fidelity import GROUP
 from costmodels.calibration.measured_runs import MeasuredRun
 from costmodels.job.runtime import find_runtime

@@ -34,12 +34,13 @@ from zlib import crc32
 import numpy as np
 from numpy.random import Generator, default_rng
 
-from benchmarks.timing import answer, count_at_least, tell
-from benchmarks.workers import mapper
+from benchmarks.support.timing import answer, count_at_least, tell
+from benchmarks.support.workers import mapper
 from costmodels.calibration.sources import MeasuredSetting
 from costmodels.job.model_catalog import find_model, model_names
 from costmodels.job.parallel_config import ENUMERATED_DIMENSIONS, ConfigGrid
 from costmodels.job.runtime import find_runtime, runtime_names
+from costmodels.job.setting import Setting
 from costmodels.job.training_job import OPTIMIZERS, PRECISIONS, RECOMPUTE_MODULES, TrainingJob
 from costmodels.operators.kernels import collective_s, kernel_s
 from costmodels.operators.layer_operators import unique_shapes
@@ -62,7 +63,6 @@ from hardware.io.errors import ConfigError, did_you_mean
 from tuner.planners.pipeline.uneven import planned
 from tuner.search.proxy.proxy_trials import ProxyOptions, proxy_of
 from tuner.space.enumeration import SpaceOptions, enumerate_space
-from tuner.space.rules import Setting
 
 PROGRAM = "sane_numbers"
 VIOLATED = 1
@@ -267,9 +267,7 @@ def _look_at(variant: Variant, figures: Figures, sizes: list[int], is_deep: bool
     few = _spread(grid, some)
     if setting.runtime.uneven:
         # three stages and more of unlike work, and of unlike hosts
-        plans = planned(
-            setting.job, setting.cluster, setting.runtime, few, setting.runtime.uneven, memory_headroom=HEADROOM
-        )
+        plans = planned(setting, few, setting.runtime.uneven, memory_headroom=HEADROOM)
         look_at_predictions(setting, plans, figures)
     look_at_stages(setting, few, figures)
     look_at_proxies(setting, _spread(grid, 3), figures)
@@ -294,33 +292,31 @@ def share_of_peak(setting: Setting, step_time_s: FloatArray) -> FloatArray:
 
 def look_at_predictions(setting: Setting, grid: ConfigGrid, figures: Figures) -> None:
     """Step time, memory and MFU of every configuration [n]."""
-    job, cluster, runtime = setting.job, setting.cluster, setting.runtime
-    memory = estimate_memory(job, cluster, runtime, grid)
+    memory = estimate_memory(setting, grid)
     figures.look("peak memory", memory.peak_bytes, grid, above=0)
     figures.look("needed memory", memory.needed_bytes, grid, above=0)
     figures.look("capacity", memory.capacity_bytes, grid, above=0)
     for part, part_bytes in memory.parts_bytes.items():
         figures.look(f"memory of {part}", part_bytes, grid, least=0)
     figures.agree("memory's parts", np.sum(list(memory.parts_bytes.values()), axis=0), memory.peak_bytes, grid)
-    chance = memory.probability_of_fit(HEADROOM, runtime.memory_error)
+    chance = memory.probability_of_fit(HEADROOM, setting.runtime.memory_error)
     figures.look("probability of fit", chance, grid, least=0, most=1)
     for told in (memory, None):
-        estimate = estimate_step(job, cluster, runtime, grid, memory=told)
+        estimate = estimate_step(setting, grid, memory=told)
         figures.look("step time", estimate.step_time_s, grid, above=0)
         for part, seconds in estimate.breakdown_s.items():
             figures.look(f"time of {part}", seconds, grid, least=0)
         figures.agree("step time's parts", np.sum(list(estimate.breakdown_s.values()), axis=0), estimate.step_time_s)
         figures.look("share of the peak", share_of_peak(setting, estimate.step_time_s), grid, above=0, most=1)
-        mfu = model_flops_utilisation(job, cluster, estimate.step_time_s)
+        mfu = model_flops_utilisation(setting.job, setting.cluster, estimate.step_time_s)
         figures.look("MFU", mfu, grid, above=0, most=2)
 
 
 def look_at_errors(setting: Setting, grid: ConfigGrid, figures: Figures) -> None:
     """All that surrogates take of configurations [n]: errors, features, shares, terms."""
-    job, cluster, runtime = setting.job, setting.cluster, setting.runtime
-    memory = estimate_memory(job, cluster, runtime, grid)
+    memory = estimate_memory(setting, grid)
     told = predict(
-        MeasuredSetting(job=job, cluster=cluster, runtime=runtime, memory="device", stage="fullest"),
+        MeasuredSetting(setting=setting, memory="device", stage="fullest"),
         grid,
         memory=memory,
     )
@@ -328,9 +324,9 @@ def look_at_errors(setting: Setting, grid: ConfigGrid, figures: Figures) -> None
     figures.look("features", told.features, grid)
     figures.look("memory's shares", told.memory_shares, grid, least=0)
     figures.look("measured peak", told.peak_bytes, grid, above=0)
-    uncertainty = step_uncertainty(job, cluster, runtime, grid, memory=memory)
+    uncertainty = step_uncertainty(setting, grid, memory=memory)
     figures.look("log error", uncertainty.log_error, grid, above=0, most=10)
-    terms = step_terms(job, cluster, runtime, grid, memory=memory)
+    terms = step_terms(setting, grid, memory=memory)
     figures.look("elasticities", terms.elasticities.data, least=0, most=1 + SAME)
     # above 1 where a collective is partly hidden behind what is no term: what shows of it grows faster than it does
     figures.look("covered share", terms.covered, grid, least=0, most=1.1)
@@ -341,14 +337,13 @@ def look_at_errors(setting: Setting, grid: ConfigGrid, figures: Figures) -> None
 
 def look_at_stages(setting: Setting, grid: ConfigGrid, figures: Figures) -> None:
     """Blocks, and stages by the number of layers that they hold, as planners see them."""
-    job, cluster, runtime = setting.job, setting.cluster, setting.runtime
     shapes, _ = unique_shapes(grid)
-    costs = block_costs(job, cluster, runtime, shapes, kernel_s, collective_s)
+    costs = block_costs(setting, shapes, kernel_s, collective_s)
     for name in ("compute", "exposed", "host", "once_s"):
         figures.look(f"blocks' {name}", getattr(costs, name), least=0)
     for pp, vpp in sorted({(int(pp), int(vpp)) for pp, vpp in zip(grid.pp, grid.vpp, strict=True)})[:3]:
         rows = grid.take((grid.pp == pp) & (grid.vpp == vpp))
-        tables = stage_tables(job, cluster, runtime, rows)
+        tables = stage_tables(setting, rows)
         figures.look("stages' times", tables.time_s, least=0)
         figures.look("recomputed stages' times", tables.again_s, least=0)
         figures.look("stages' memory", tables.needed_bytes, above=0)
@@ -374,11 +369,9 @@ def look_at_simulations(setting: Setting, grid: ConfigGrid, figures: Figures) ->
             continue  # seconds each
         alone = ConfigGrid.from_configs([config])
         for schedule in SCHEDULES:
-            memory = estimate_memory(setting.job, setting.cluster, setting.runtime, alone)
+            memory = estimate_memory(setting, alone)
             try:
-                found = simulate_step(
-                    setting.job, setting.cluster, setting.runtime, config, schedule=schedule, memory=memory
-                )
+                found = simulate_step(setting, config, schedule=schedule, memory=memory)
             except ValueError:
                 continue  # the schedule can't be had with these degrees
             done += 1

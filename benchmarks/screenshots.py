@@ -1,6 +1,6 @@
 """Takes the pictures of a report that README and docs show.
 
-    python -m benchmarks.screenshots
+    python -m benchmarks.screenshots [--out FOLDER]
 
 An example study runs to its end in a folder of its own, its report is written, and headless Chromium draws it at two
 widths. It needs `chromium` (Debian's package, or any build of that name) on the path.
@@ -8,10 +8,12 @@ widths. It needs `chromium` (Debian's package, or any build of that name) on the
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,12 +49,17 @@ SHOTS = (
 )
 
 
-def main() -> None:
-    """Runs the study, writes its report and takes all pictures."""
+def main(given: Sequence[str] | None = None) -> None:
+    """Run the study, write its report and take all pictures."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.screenshots", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--out", type=Path, default=PICTURES, help="the folder to write to (docs/pictures)")
+    out = parser.parse_args(given).out
     browser = shutil.which("chromium")
     if browser is None:
         sys.exit("screenshots: no `chromium` on the path; `apt-get install chromium` has one")
-    PICTURES.mkdir(exist_ok=True)
+    out.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         storage = f"sqlite:///{folder / 'study.db'}"
@@ -60,12 +67,12 @@ def main() -> None:
         _meshtune("run", "--set", "search.parallel_trials=1", "--storage", storage)
         _meshtune("report", "--storage", storage, "--out", str(folder / "report.html"))
         for shot in SHOTS:
-            written = take(browser, folder / "report.html", shot)
-            print(f"{written.relative_to(ROOT)}: {written.stat().st_size:,} bytes")
+            written = take(browser, folder / "report.html", shot, out)
+            print(f"{written}: {written.stat().st_size:,} bytes")
 
 
-def take(browser: str, page: Path, shot: Shot) -> Path:
-    """The picture of one part of a page; in a frame, since Chromium has no windows as narrow as a telephone."""
+def take(browser: str, page: Path, shot: Shot, out: Path) -> Path:
+    """Draw one part of a page into `out`, in a frame, since Chromium has no windows as narrow as a telephone."""
     frame = page.with_name(f"frame-{shot.name}.html")
     source = f"{page.name}#{shot.section}" if shot.section else page.name
     frame.write_text(
@@ -73,7 +80,7 @@ def take(browser: str, page: Path, shot: Shot) -> Path:
         'style="border: 0; display: block"></iframe>',
         encoding="utf-8",
     )
-    written = PICTURES / f"{shot.name}.png"
+    written = out / f"{shot.name}.png"
     command = [
         *(browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
         *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars"),

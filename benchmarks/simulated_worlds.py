@@ -35,11 +35,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.bench_flexparallel import STUDIES, TABLE_2
-from benchmarks.searchers import Thompson
-from benchmarks.timing import USERS_MISTAKE, count_at_least, publish, tell
-from benchmarks.trial_metrics import quantile
-from benchmarks.workers import mapper
+from benchmarks.papers.flexparallel import STUDIES, TABLE_2
+from benchmarks.support.searchers import Thompson
+from benchmarks.support.timing import USERS_MISTAKE, count_at_least, publish, tell
+from benchmarks.support.trial_metrics import quantile
+from benchmarks.support.workers import mapper
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.step.memory import estimate_memory
 from hardware.arrays import FloatArray
@@ -317,7 +317,7 @@ def feasible_counts() -> dict[str, float]:
     config = load_study(STUDIES / f"{A2_STUDY}.yaml")
     setting, headroom = config.setting, config.options.memory_headroom
     grid, removed = enumerate_space(setting, config.options)
-    memory = estimate_memory(setting.job, setting.cluster, setting.runtime, grid)
+    memory = estimate_memory(setting, grid)
     fits = memory.fits(headroom)
     needed_gib = memory.needed_bytes / 2**30
     rings, ulysses, virtual = grid.cp > 1, (grid.cp == 1) & (grid.up > 1), (grid.cp * grid.up == 1) & (grid.vpp > 1)

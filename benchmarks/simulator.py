@@ -25,10 +25,11 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from benchmarks.timing import answer, count_at_least, median_s, publish, tell
-from benchmarks.workers import mapper
+from benchmarks.support.timing import answer, count_at_least, median_s, publish, tell
+from benchmarks.support.workers import mapper
 from costmodels.job.parallel_config import DEGREES, ConfigGrid, ParallelConfig
 from costmodels.job.runtime import RuntimeProfile
+from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.kernels import CollectiveTime, collective_s
 from costmodels.operators.layer_operators import Collective
@@ -38,9 +39,8 @@ from costmodels.step.breakdown import BREAKDOWN
 from costmodels.step.memory import MemoryEstimate
 from costmodels.step.step_time import estimate_step
 from hardware.arrays import FloatArray
-from hardware.cluster import Cluster, find_cluster
+from hardware.cluster import find_cluster
 from hardware.io.errors import ConfigError
-from tuner.space.rules import Setting
 from tuner.study_file.config import load_study
 
 FOLDER = Path(__file__).resolve().parents[1] / "configs" / "studies"
@@ -255,7 +255,7 @@ def compared(study: str, setting: Setting, config: ParallelConfig, memory: Memor
     def both(
         job: TrainingJob = job, runtime: RuntimeProfile = runtime, time: CollectiveTime = collective_s
     ) -> tuple[float, float, dict[str, float]]:
-        return _both(job, setting.cluster, runtime, config, memory, time)
+        return _both(Setting(job=job, cluster=setting.cluster, runtime=runtime), config, memory, time)
 
     try:
         step_time_s, difference, parts = both()
@@ -275,17 +275,15 @@ def compared(study: str, setting: Setting, config: ParallelConfig, memory: Memor
 
 
 def _both(
-    job: TrainingJob,
-    cluster: Cluster,
-    runtime: RuntimeProfile,
+    setting: Setting,
     config: ParallelConfig,
     memory: MemoryEstimate,
     collective_time: CollectiveTime,
 ) -> tuple[float, float, dict[str, float]]:
     """The simulated step, its difference, and that by part."""
     grid = ConfigGrid.from_configs([config])
-    simulated = simulate_step(job, cluster, runtime, config, collective_time=collective_time, memory=memory)
-    estimate = estimate_step(job, cluster, runtime, grid, collective_time=collective_time, memory=memory)
+    simulated = simulate_step(setting, config, collective_time=collective_time, memory=memory)
+    estimate = estimate_step(setting, grid, collective_time=collective_time, memory=memory)
     estimated_s = float(estimate.step_time_s[0])
     parts = {
         part: (simulated.breakdown_s[part] - float(seconds[0])) / estimated_s
@@ -330,10 +328,9 @@ def _speed_cases() -> Iterator[tuple[str, Setting, ParallelConfig]]:
 
 
 def _speed_row(name: str, setting: Setting, config: ParallelConfig, repeats: int) -> dict[str, Any]:
-    job, cluster, runtime = setting.job, setting.cluster, setting.runtime
-    simulation = simulate_step(job, cluster, runtime, config)
+    simulation = simulate_step(setting, config)
     events = len(operator_events(simulation))
-    simulate_s = median_s(lambda: simulate_step(job, cluster, runtime, config), repeats)
+    simulate_s = median_s(lambda: simulate_step(setting, config), repeats)
     events_s = median_s(lambda: operator_events(simulation), repeats)
     seconds = simulate_s + events_s
     return {

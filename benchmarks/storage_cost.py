@@ -43,8 +43,8 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import Transaction
 
-from benchmarks.postgresql_server import postgresql_server, server_programs
-from benchmarks.timing import answer, count_at_least, publish, tell
+from benchmarks.support.postgresql_server import postgresql_server, server_programs
+from benchmarks.support.timing import answer, count_at_least, publish, tell
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.proxy_job import Reduction
 from trials.backend import Observation, Status

@@ -6,7 +6,7 @@ import sys
 import pytest
 from hypothesis import settings
 
-from benchmarks.postgresql_server import postgresql_server, server_programs
+from benchmarks.support.postgresql_server import postgresql_server, server_programs
 from tests.support.own_server import PASSWORD, new_storage
 from tests.support.studies.broken_studies import rows
 from tuner.cli.main import main
@@ -29,13 +29,23 @@ LONG = (
 )
 """Files with tests that take longest: they begin, so that no process is left alone with one of them at the end."""
 
-settings.register_profile("untimed", deadline=None)  # a busy machine may stop for a second anywhere
-settings.load_profile("untimed")
+# A busy machine may stop for a second anywhere, hence no deadline. A change must fail by what it does and not by luck,
+# hence the same examples in every run; `pytest --hypothesis-profile=random` looks for new ones.
+settings.register_profile("random", deadline=None)
+settings.register_profile("repeatable", deadline=None, derandomize=True)
+settings.load_profile("repeatable")
+
+
+QUICK = ("tests/unit/", "tests/integration/ray/test_whole_study.py")
+"""Where tests are of the quick lane, unless they are marked as slow."""
 
 
 def pytest_collection_modifyitems(items):
-    """Puts the files with long tests first."""
+    """Put the files with long tests first, and mark everything outside the quick lane as slow."""
     items.sort(key=lambda item: item.nodeid.partition("::")[0] not in LONG)
+    for item in items:
+        if not item.nodeid.startswith(QUICK) or "postgresql" in item.fixturenames:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture
@@ -73,13 +83,13 @@ def postgresql():
         yield url
 
 
-@pytest.fixture(params=["sqlite", "postgresql", "journal"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow), "journal"])
 def database(request, tmp_path):
     """The URL of an empty storage of each kind."""
     return new_storage(request.param, request, tmp_path)
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
 def sql_database(request, tmp_path):
     """The URL of an empty database of either kind."""
     return new_storage(request.param, request, tmp_path)

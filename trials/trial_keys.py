@@ -16,9 +16,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, Field
 
 from costmodels.calibration.measured_runs import MeasuredGroup
-from costmodels.job.runtime import RuntimeProfile
-from costmodels.job.training_job import TrainingJob
-from hardware.cluster import Cluster
+from costmodels.job.setting import Setting
 from hardware.io.config_file import DocumentedModel
 from trials.backend import AbstractBackend
 from trials.framework_flags import FlagExporter
@@ -47,21 +45,17 @@ class ProxyKeys(DocumentedModel):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrialSetting:
+class StudyParts:
     """Parts of a study that a backend is built from.
 
     Attributes:
-        job: Training job that the trials run.
-        cluster: Cluster that the trials run on.
-        runtime: Profile of the training framework.
+        setting: Job, cluster and runtime of the trials.
         base_dir: Folder of the study file, to which paths in it are relative.
         measured: Measured runs that the trials replay, as `AbstractTrialKeys.measured_runs` returned them, or None.
         flag_exporters: Exporters of the frameworks whose flags are known, by the framework's name.
     """
 
-    job: TrainingJob
-    cluster: Cluster
-    runtime: RuntimeProfile
+    setting: Setting
     base_dir: Path
     measured: MeasuredGroup | None
     flag_exporters: Mapping[str, FlagExporter]
@@ -82,11 +76,11 @@ class AbstractTrialKeys(DocumentedModel, ABC):
     )
 
     @abstractmethod
-    def build(self, setting: TrialSetting) -> AbstractBackend:
+    def build(self, study: StudyParts) -> AbstractBackend:
         """Build the backend that runs the study's trials.
 
         Args:
-            setting: Parts of the study that the backend needs.
+            study: Parts of the study that the backend needs.
 
         Raises:
             ConfigError: The backend cannot run trials of this study.

@@ -75,14 +75,14 @@ def settings_of(
     kept, settings, skipped = [], [], Counter[str]()
     for run in runs:
         try:
-            setting = setting_of(run, runtimes, runtime)
-            for device in setting.cluster.devices:
-                device.peak_flop_per_s(setting.job.precision)
+            measured = setting_of(run, runtimes, runtime)
+            for device in measured.setting.cluster.devices:
+                device.peak_flop_per_s(measured.setting.job.precision)
         except ConfigError as error:
             skipped[f"{error.key}: {error.value} {error.rule}{f'; {error.nearest}' if error.nearest else ''}"] += 1
             continue
         kept.append(run if source_of(run).timed else replace(run, step_time_s=None))
-        settings.append(setting)
+        settings.append(measured)
     return kept, settings, skipped
 
 
@@ -90,24 +90,24 @@ def predict(runs: Sequence[MeasuredRun], settings: Sequence[MeasuredSetting]) ->
     """Predicts every run under its setting; runs that share a setting are predicted in one call."""
     step_time_s, memory_bytes = np.zeros(len(runs)), np.zeros(len(runs))
     fits = np.zeros(len(runs), dtype=bool)
-    for setting, at in by_setting(settings).items():
+    for measured, at in by_setting(settings).items():
         grid = ConfigGrid.from_configs([runs[position].config for position in at])
-        memory = estimate_memory(setting.job, setting.cluster, setting.runtime, grid)
-        step_time_s[at] = estimate_step(setting.job, setting.cluster, setting.runtime, grid, memory=memory).step_time_s
-        if setting.stage == "fullest":
-            memory_bytes[at] = memory.peak_as(setting.memory)
+        memory = estimate_memory(measured.setting, grid)
+        step_time_s[at] = estimate_step(measured.setting, grid, memory=memory).step_time_s
+        if measured.stage == "fullest":
+            memory_bytes[at] = memory.peak_as(measured.memory)
         else:
-            one_stage = estimate_memory(setting.job, setting.cluster, setting.runtime, grid, stage=setting.stage)
-            memory_bytes[at] = one_stage.peak_as(setting.memory)
-        fits[at] = memory.may_fit(0.0, setting.runtime.memory_error)
+            one_stage = estimate_memory(measured.setting, grid, stage=measured.stage)
+            memory_bytes[at] = one_stage.peak_as(measured.memory)
+        fits[at] = memory.may_fit(0.0, measured.setting.runtime.memory_error)
     return Predictions(step_time_s=step_time_s, peak_memory_bytes=memory_bytes, fits=fits)
 
 
 def by_setting(settings: Sequence[MeasuredSetting]) -> dict[MeasuredSetting, list[int]]:
     """The positions of the runs that share each setting."""
     positions: dict[MeasuredSetting, list[int]] = defaultdict(list)
-    for position, setting in enumerate(settings):
-        positions[setting].append(position)
+    for position, measured in enumerate(settings):
+        positions[measured].append(position)
     return positions
 
 

@@ -68,14 +68,14 @@ class TimedRun:
     Attributes:
         group: What runs of one job on one cluster have in common; they share much of their error.
         source: Who measured it.
-        setting: What predicts it; only the facts of its runtime count, the constants are the fit's.
+        measured: What predicts it; only the facts of its runtime count, the constants are the fit's.
         config: Its configuration.
         step_time_s: What was measured.
     """
 
     group: Hashable
     source: str
-    setting: MeasuredSetting
+    measured: MeasuredSetting
     config: ParallelConfig
     step_time_s: float
 
@@ -148,14 +148,14 @@ class _Batch:
     """Runs that share a setting.
 
     Attributes:
-        setting: What they share.
+        measured: What they share.
         grid: Their configurations.
         memory: The memory of these.
         at: Their positions among all runs.
         kernels: The time of each of their kernels.
     """
 
-    setting: MeasuredSetting
+    measured: MeasuredSetting
     grid: ConfigGrid
     memory: MemoryEstimate
     at: np.ndarray
@@ -193,7 +193,7 @@ class _Problem:
         speeds = dict(zip(self.devices, values[len(CONSTANTS) :].tolist(), strict=True))
         predicted = np.empty(len(self.log_measured))
         for batch in self.batches:
-            own = batch.setting.runtime
+            own = batch.measured.setting.runtime
             # a fact of the run may have fixed a constant: balanced routing has no imbalance
             runtime = replace(
                 own,
@@ -202,9 +202,7 @@ class _Problem:
                 **{name: value for name, value in changes.items() if getattr(own, name) != 0},
             )
             estimate = estimate_step(
-                batch.setting.job,
-                batch.setting.cluster,
-                runtime,
+                replace(batch.measured.setting, runtime=runtime),
                 batch.grid,
                 kernel_time=batch.kernels,
                 memory=batch.memory,
@@ -259,11 +257,11 @@ def calibrate(
         TimedRun(
             group=group_key(run),
             source=run.source,
-            setting=setting,
+            measured=measured,
             config=run.config,
             step_time_s=run.step_time_s,
         )
-        for run, setting in zip(kept, settings, strict=True)
+        for run, measured in zip(kept, settings, strict=True)
         if run.step_time_s is not None
     ]
     return calibrate_timed(own, profile, skipped=skipped, on_progress=on_progress)
@@ -338,16 +336,18 @@ def calibrate_all(
 
 
 def _problem(runs: Sequence[TimedRun], profile: RuntimeProfile) -> _Problem:
-    devices = tuple(sorted({device.name for run in runs for device in run.setting.cluster.devices}))
+    devices = tuple(sorted({device.name for run in runs for device in run.measured.setting.cluster.devices}))
     errors = dict(profile.log_errors)
     prior = [getattr(profile, name) for name in CONSTANTS] + [profile.speed_of(name) for name in devices]
     bounds = [(constant.lower, constant.upper) for constant in CONSTANTS.values()] + [SPEED_BOUNDS] * len(devices)
     group_sizes = Counter(run.group for run in runs)
     batches = []
-    for setting, at in by_setting([run.setting for run in runs]).items():
+    for measured, at in by_setting([run.measured for run in runs]).items():
         grid = ConfigGrid.from_configs([runs[i].config for i in at])
-        memory = estimate_memory(setting.job, setting.cluster, setting.runtime, grid)
-        batches.append(_Batch(setting=setting, grid=grid, memory=memory, at=np.array(at), kernels=_RememberedKernels()))
+        memory = estimate_memory(measured.setting, grid)
+        batches.append(
+            _Batch(measured=measured, grid=grid, memory=memory, at=np.array(at), kernels=_RememberedKernels())
+        )
     return _Problem(
         batches=tuple(batches),
         log_measured=np.log(np.array([run.step_time_s for run in runs], dtype=np.float64)),
@@ -466,9 +466,11 @@ def _held_out(runs: Sequence[TimedRun], profile: RuntimeProfile, on_progress: Ca
 
     A run's half follows from its model, or from its devices and sequence length where all train one model.
     """
-    keys = [run.setting.job.model.name for run in runs]
+    keys = [run.measured.setting.job.model.name for run in runs]
     if len(set(keys)) < 2:
-        keys = [f"{run.setting.cluster.num_devices} {run.setting.job.sequence_length}" for run in runs]
+        keys = [
+            f"{run.measured.setting.cluster.num_devices} {run.measured.setting.job.sequence_length}" for run in runs
+        ]
     parts = {key: index % 2 for index, key in enumerate(sorted(set(keys)))}
     side = np.array([parts[key] for key in keys])
     if len(parts) < 2 or min(np.sum(side == 0), np.sum(side == 1)) < MIN_RUNS:
@@ -493,21 +495,22 @@ def _held_out(runs: Sequence[TimedRun], profile: RuntimeProfile, on_progress: Ca
 
 
 def _cells(runs: Sequence[TimedRun]) -> list[Cell]:
-    return [cell_of(run.setting.cluster.device_names, run.setting.job, run.config) for run in runs]
+    return [cell_of(run.measured.setting.cluster.device_names, run.measured.setting.job, run.config) for run in runs]
 
 
 def _residuals_of(residuals: Sequence[LayerResidual], runs: Sequence[TimedRun]) -> FloatArray:
     """The log residual of each run's layers [n]."""
     found = np.zeros(len(runs))
-    for setting, at in by_setting([run.setting for run in runs]).items():
+    for measured, at in by_setting([run.measured for run in runs]).items():
         grid = ConfigGrid.from_configs([runs[i].config for i in at])
-        found[at] = layer_residual(residuals, setting.cluster.device_names, setting.job, grid)
+        found[at] = layer_residual(residuals, measured.setting.cluster.device_names, measured.setting.job, grid)
     return found
 
 
 def _under(run: TimedRun, fitted: RuntimeProfile) -> TimedRun:
     """The run with its runtime's facts and the constants of `fitted`."""
-    facts = run.setting.runtime
+    facts = run.measured.setting.runtime
     constants = {name: getattr(fitted, name) for name in CONSTANTS if getattr(facts, name) != 0}
     runtime = replace(facts, **constants, device_speed=fitted.device_speed, residuals=())
-    return replace(run, setting=replace(run.setting, runtime=runtime))
+    setting = replace(run.measured.setting, runtime=runtime)
+    return replace(run, measured=replace(run.measured, setting=setting))

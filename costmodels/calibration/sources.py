@@ -25,6 +25,7 @@ from pydantic import Field, TypeAdapter
 
 from costmodels.calibration.measured_runs import MeasuredRun
 from costmodels.job.runtime import CONSTANTS, RuntimeProfile, find_runtime
+from costmodels.job.setting import Setting
 from costmodels.job.training_job import PRECISIONS, TrainingJob
 from costmodels.step.memory import MemoryMeaning, WhichStage
 from hardware.cluster import Cluster, cluster_from_mapping
@@ -133,11 +134,15 @@ class Source(StrictModel):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredSetting:
-    """The job, cluster and runtime of a measured run, and what its memory counts on which stage."""
+    """Setting of measured runs, with the meaning of their memory figures.
 
-    job: TrainingJob
-    cluster: Cluster
-    runtime: RuntimeProfile
+    Attributes:
+        setting: Job, cluster and runtime that predict the runs.
+        memory: Meaning of a measured peak: allocated, reserved, or seen by the device.
+        stage: Pipeline stage whose memory was measured.
+    """
+
+    setting: Setting
     memory: MemoryMeaning
     stage: WhichStage
 
@@ -192,16 +197,15 @@ def setting_of(run: MeasuredRun, runtimes: Mapping[str, RuntimeProfile], runtime
         precision = "bf16"
     if precision == "tf32" and any(device.bf16_flop_per_s is None for device in cluster.devices):
         precision = "fp32"  # before Ampere
+    job = TrainingJob(
+        model=model,
+        sequence_length=run.sequence_length,
+        global_batch_size=run.global_batch_size,
+        precision=precision,
+        recompute_modules=run.recompute_modules,
+    )
     return MeasuredSetting(
-        job=TrainingJob(
-            model=model,
-            sequence_length=run.sequence_length,
-            global_batch_size=run.global_batch_size,
-            precision=precision,
-            recompute_modules=run.recompute_modules,
-        ),
-        cluster=cluster,
-        runtime=replace(profile, **facts_of(run)),
+        setting=Setting(job=job, cluster=cluster, runtime=replace(profile, **facts_of(run))),
         memory=source.memory,
         stage=source.stage,
     )

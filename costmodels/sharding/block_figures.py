@@ -1,8 +1,9 @@
-"""What a planned training step takes by blocks of the model, and what one plan changes of another.
+"""Cost of a planned training step by blocks of the model.
 
-Layers that are alike are sharded alike: a block's figures are those of all layers that have it, over their number.
-Collectives count to the part of the breakdown that is called after the slowest of their axes; those by which experts
-exchange tokens, and those along the part of dp that experts are dealt over, count to `ep`.
+Equal layers are sharded alike, so a block's figures are the totals of all layers with that block, divided by their
+number. A collective counts to the communication part named after the slowest of its axes. There are two exceptions,
+which count to `ep`: collectives by which experts exchange tokens, and collectives along the part of dp over which
+experts are distributed.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ class BlockFigures:
     """Seconds of one block and micro-batch; B blocks in the order of BLOCKS.
 
     Attributes:
-        compute_s: Of the forward and the backward pass [2, B].
-        exposed_s: What is communicated, by pass and EXPOSED_PARTS [2, 4, B].
-        once_s: Collectives of weights and gradients, once a step [B].
+        compute_s: Compute time of the forward and the backward pass [2, B] [s].
+        exposed_s: Communication time by pass and EXPOSED_PARTS [2, 4, B] [s].
+        once_s: Time of weight and gradient collectives, once a step [B] [s].
     """
 
     compute_s: FloatArray
@@ -37,16 +38,17 @@ class BlockFigures:
 
 
 def block_figures(plan: Plan, cost: PlanCost) -> BlockFigures:
-    """The figures of a plan of a step of the transformer frontend, on axes that are called after degrees.
+    """Return the figures of a plan for a transformer graph, on axes named after parallel degrees.
 
     Operators that run several times a step count once.
     """
     graph, turn = plan.graph, plan.graph.first_backward
-    assert turn is not None, f"{graph.name!r} says where its backward pass begins"
+    assert turn is not None, f"{graph.name!r} must mark the start of its backward pass"
     blocks = [_block_of(op.name) for op in graph.ops]
     compute_s = np.zeros((2, len(BLOCKS)))
     exposed_s = np.zeros((2, len(EXPOSED_PARTS), len(BLOCKS)))
     once_s = np.zeros(len(BLOCKS))
+    # The optimizer's update is left out: it runs once a step, not once a micro-batch.
     for number, (op, seconds) in enumerate(zip(graph.ops, cost.compute_s.tolist(), strict=True)):
         if not runs_once(graph, number):
             compute_s[int(number >= turn), blocks[number]] += seconds / op.times
@@ -55,6 +57,7 @@ def block_figures(plan: Plan, cost: PlanCost) -> BlockFigures:
         if is_synced(graph, each):
             once_s[block] += each.seconds * each.times
         else:
+            # A collective may run less often than its operator, for example once after a loop.
             often = each.times / graph.ops[each.op].times
             part = EXPOSED_PARTS.index(_part_of(plan, each, BLOCKS[block]))
             exposed_s[int(each.op >= turn), part, block] += often * each.seconds
@@ -63,12 +66,12 @@ def block_figures(plan: Plan, cost: PlanCost) -> BlockFigures:
 
 
 def ratios(numerator: FloatArray, denominator: FloatArray) -> FloatArray:
-    """Element by element; 1 where the denominator is nothing."""
+    """Divide element by element; return 1 where the denominator is 0."""
     return np.divide(numerator, denominator, out=np.ones_like(numerator), where=denominator > 0)
 
 
 def _block_of(name: str) -> int:
-    """The place among BLOCKS of the block that an operator belongs to."""
+    """Return the index in BLOCKS of the block that an operator belongs to."""
     place, *inside = name.split(".")
     if place == "layers":
         return BLOCKS.index(Block(inside[1]))
@@ -83,7 +86,7 @@ def _part_of(plan: Plan, collective: PlannedCollective, block: Block) -> str:
 
 
 def _times_of_blocks(graph: Graph) -> FloatArray:
-    """In how many layers each block is [B]; 1 of those that are in none."""
+    """Count the layers that contain each block [B]; blocks outside of layers count 1."""
     found: list[set[str]] = [set() for _ in BLOCKS]
     for op in graph.ops:
         place, *inside = op.name.split(".")

@@ -1,8 +1,9 @@
-"""A mesh of devices by named axes, and what a collective along some of them takes.
+"""Device mesh with named axes, and the cost of a collective along some of its axes.
 
-Ranks are counted with the last axis fastest, and stand on the cluster in its order, from its first device on. Where the
-cluster has more devices, as for a stage of a pipeline, others do the same there at the same time. A group along several
-axes is one group: its ranks are all that differ in these axes alone.
+Ranks are counted with the last axis fastest. They are placed on the cluster in its own order, starting with its first
+device. If the cluster has more devices than the mesh, as for one stage of a pipeline, the other devices run the same
+collectives at the same time. A group along several axes is one group: it holds all ranks that differ in these axes
+only.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from hardware.cluster import Cluster, find_cluster
 from hardware.io.errors import ConfigError
 
 Lines = tuple[tuple[float, float], ...]
-"""What a collective takes: the least of so many seconds, plus so many for each byte."""
+"""Cost of a collective as lines (seconds, seconds per byte); the cheapest line counts."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DeviceMesh:
-    """A grid of devices.
+    """Grid of devices with named axes.
 
     Attributes:
-        names: Its axes, the slowest first.
-        sizes: Devices along each.
-        cluster: Where they stand; it has as many devices or a multiple.
+        names: Names of the axes, the slowest first.
+        sizes: Number of devices along each axis.
+        cluster: Cluster that holds the devices; it has as many devices as the mesh, or a multiple.
     """
 
     names: tuple[str, ...]
@@ -38,46 +39,52 @@ class DeviceMesh:
     _lines: dict[tuple[OpKind, tuple[int, ...]], Lines] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        assert len(self.names) == len(self.sizes), "every axis has a size"
-        assert len(set(self.names)) == len(self.names), f"axes have names of their own, but got {self.names}"
+        assert len(self.names) == len(self.sizes), "every axis needs a size"
+        assert len(set(self.names)) == len(self.names), f"axis names must be unique, but got {self.names}"
         assert self.cluster.num_devices % self.num_devices == 0, (
             f"{self.in_words} are {self.num_devices} devices, but {self.cluster.name} has {self.cluster.num_devices}"
         )
 
     @property
     def num_devices(self) -> int:
-        """All of them."""
+        """Number of devices of the whole mesh."""
         return math.prod(self.sizes)
 
     @property
     def in_words(self) -> str:
-        """Its axes and their sizes, as `data=2,model=4`."""
+        """Axes and their sizes as text, for example `data=2,model=4`."""
         return ",".join(f"{name}={size}" for name, size in zip(self.names, self.sizes, strict=True))
 
     def size_along(self, axes: tuple[int, ...]) -> int:
-        """Devices of a group along some axes."""
+        """Return the number of devices of a group along some axes."""
         return math.prod(self.sizes[axis] for axis in axes)
 
     def seconds(self, kind: OpKind, message_bytes: float, axes: tuple[int, ...]) -> float:
-        """What a collective takes, of a message as hardware/collectives.py defines that for its kind [s]."""
+        """Return the time of one collective [s].
+
+        Source of `message_bytes`: hardware/collectives.py defines the message of each kind.
+        """
         if message_bytes <= 0 or self.size_along(axes) == 1:
             return 0.0
         return min(base_s + s_per_byte * message_bytes for base_s, s_per_byte in self.lines(kind, axes))
 
     def lines(self, kind: OpKind, axes: tuple[int, ...]) -> Lines:
-        """The same as straight lines in the message."""
+        """Return the time of one collective as lines in the size of its message."""
         key = (kind, tuple(sorted(axes)))
         if key not in self._lines:
             groups = self._groups(key[1])
             links = self.cluster.links_among([groups], np.arange(self.cluster.num_devices))
+            # The links of the cluster give three families of lines. All-gather and reduce-scatter share the family
+            # `gather`.
             own = {OpKind.ALL_REDUCE: links.lines.reduce, OpKind.ALL_TO_ALL: links.lines.exchange}
             lines = own.get(kind, links.lines.gather)[:, :, links.row[0]]
             self._lines[key] = tuple((float(base_s), float(s_per_byte)) for base_s, s_per_byte in lines)
         return self._lines[key]
 
     def _groups(self, axes: tuple[int, ...]) -> np.ndarray:
-        """The ranks of each group along these axes [groups, size]."""
+        """Return the ranks of each group along these axes [groups, size]."""
         others = [axis for axis in range(len(self.sizes)) if axis not in axes]
+        # Move the group's axes to the end, so that each row holds one group.
         return self._ranks.transpose(*others, *axes).reshape(-1, self.size_along(axes))
 
     @cached_property
@@ -86,24 +93,25 @@ class DeviceMesh:
 
 
 def mesh_of(text: str, cluster: Cluster, *, option: str = "--mesh") -> DeviceMesh:
-    """The mesh that `data=2,model=4` names, on a cluster.
+    """Parse a mesh such as `data=2,model=4` and place it on a cluster.
 
     Raises:
-        ConfigError: it reads otherwise, or the cluster can't form it.
+        ConfigError: The text has another form, or the cluster cannot hold the mesh.
     """
     axes = axes_of(text, option=option, most=cluster.num_devices)
     return mesh_on(axes, cluster, option=option)
 
 
 def axes_of(text: str, *, option: str, most: int | None = None) -> dict[str, int]:
-    """The axes that `data=2,model=4` names, and their sizes, of which none may be above `most`.
+    """Parse the axes of a mesh such as `data=2,model=4` into sizes by name; no size may exceed `most`.
 
     Raises:
-        ConfigError: it reads otherwise.
+        ConfigError: The text has another form.
     """
     found: dict[str, int] = {}
     for part in text.split(","):
         name, equals, count = (piece.strip() for piece in part.partition("="))
+        # `isdigit` also accepts characters such as "²" that `int` refuses.
         is_number = count.isascii() and count.isdigit() and len(count) <= 9
         is_size = is_number and int(count) >= 1 and (most is None or int(count) <= most)
         if not (name.isidentifier() and equals and is_size):
@@ -120,13 +128,14 @@ def axes_of(text: str, *, option: str, most: int | None = None) -> dict[str, int
 
 
 def mesh_on(axes: Mapping[str, int], cluster: Cluster, *, option: str) -> DeviceMesh:
-    """A mesh of these axes, the slowest first, on a cluster.
+    """Return a mesh of these axes, the slowest first, on a cluster.
 
     Raises:
-        ConfigError: the cluster can't form it.
+        ConfigError: The cluster cannot hold the mesh.
     """
     num_devices = math.prod(axes.values())
     if cluster.num_devices % num_devices:
+        # Suggest the valid size nearest to the given one.
         divisors = [one for one in range(1, cluster.num_devices + 1) if cluster.num_devices % one == 0]
         nearest = min(divisors, key=lambda one: abs(one - num_devices))
         raise ConfigError(
@@ -141,15 +150,15 @@ def mesh_on(axes: Mapping[str, int], cluster: Cluster, *, option: str) -> Device
 def mesh_from(
     mesh: DeviceMesh | Mapping[str, int] | str, cluster: Cluster | str, *, option: str = "mesh"
 ) -> DeviceMesh:
-    """A mesh as a caller gives it.
+    """Return the mesh for any form in which a caller may give it.
 
     Args:
-        mesh: A mesh, which stands as it is; or its axes, the slowest first, also as `data=2,model=4`.
-        cluster: Where axes stand: a cluster, or a name of the catalog for as few of its hosts as the mesh can fill.
-        option: What messages call it.
+        mesh: A finished mesh, or its axes with the slowest first, as a mapping or as text such as `data=2,model=4`.
+        cluster: Cluster to place axes on: an object, or a catalog name for as few of its hosts as the mesh can fill.
+        option: Name of the option in error messages.
 
     Raises:
-        ConfigError: the mesh reads otherwise, the cluster is unknown or can't form it.
+        ConfigError: The mesh has another form, the cluster is unknown, or the cluster cannot hold the mesh.
     """
     if isinstance(mesh, DeviceMesh):
         return mesh
@@ -163,6 +172,7 @@ def mesh_from(
                 nearest="for example {'data': 2, 'model': 4}",
             )
     if isinstance(cluster, str):
+        # The smallest number of hosts whose devices are a multiple of the mesh's.
         num_devices, host = math.prod(axes.values()), find_cluster(cluster)
         cluster = find_cluster(cluster, num_devices // math.gcd(num_devices, host.num_devices))
     return mesh_on(axes, cluster, option=option)

@@ -1,16 +1,17 @@
-"""How an operator's iteration space lies on the dims of its tensors: factors, and the rule that places them.
+"""Sharding rules: the factors of an operator's iteration space and their positions on the dims of its tensors.
 
-An operator loops over factors: of a matrix product (i, k) x (k, j) -> (i, j) they are i, j and k. A mesh axis that
-serves a factor cuts every operand and result dim that carries it, and an axis serves one factor of an operator at most.
-What cutting a factor does depends on its kind:
+An operator loops over factors. A matrix product (i, k) x (k, j) -> (i, j) has the factors i, j and k. A mesh axis that
+serves a factor partitions every operand dim and result dim that carries the factor. An axis serves at most one factor
+of an operator. The effect of partitioning depends on the factor's kind:
 
-    map          results are cut as the operands are; nothing is communicated
-    reduction    every device has a partial sum of the whole result
-    blocked      the operator needs the factor whole
-    permutation  elements move along the factor (a shift, a halo, a reversal): cutting it needs neighbours' elements
+    map          results are partitioned like the operands; nothing is communicated
+    reduction    every device holds a partial sum of the whole result
+    blocked      the operator needs the whole factor, so it cannot be partitioned
+    permutation  elements move along the factor (a shift, a halo, a reversal); partitioning needs elements of neighbours
 
-A dim may carry several factors, the slowest first, as (heads, head_dim) after a reshape: an axis can cut the first one
-only. A factor of a rule is the same for its operands and results, whatever they are called elsewhere.
+A dim may carry several factors, the slowest first, for example (heads, head_dim) after a reshape. An axis can then
+partition only the first one. A factor of a rule means the same loop in all its operands and results, although their
+dims may have different names elsewhere.
 
 Sources: section 2.3 and the couplings of section 3.1 of ManuMatic; the factor types of Shardy (OpenXLA,
 docs/sharding_representation.md and the dialect's `op_sharding_rule`).
@@ -26,11 +27,11 @@ from enum import StrEnum
 from functools import cached_property
 
 Place = tuple[tuple[int, ...], ...]
-"""The factors of each dim of a tensor, the slowest first."""
+"""Factors of each dim of a tensor, the slowest first."""
 
 
 class FactorKind(StrEnum):
-    """What cutting a factor does."""
+    """Kind of a factor: the effect of partitioning it over an axis."""
 
     MAP = "map"
     REDUCTION = "reduction"
@@ -43,9 +44,9 @@ class Factor:
     """One loop of an operator.
 
     Attributes:
-        size: Its iterations.
-        kind: What cutting it does.
-        name: What it is called, where somebody named it.
+        size: Number of iterations of the loop.
+        kind: Effect of partitioning the loop over a mesh axis.
+        name: Name of the loop; empty if the frontend gave none.
     """
 
     size: int
@@ -53,17 +54,17 @@ class Factor:
     name: str = ""
 
     def __post_init__(self) -> None:
-        assert self.size >= 1, f"a factor has iterations, but {self.name!r} has {self.size}"
+        assert self.size >= 1, f"a factor needs at least one iteration, but {self.name!r} has {self.size}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """The iteration space of an operator, and where it lies.
+    """Iteration space of an operator, and the position of its factors on the operator's tensors.
 
     Attributes:
-        factors: Its loops.
-        operands: Of each operand the factors of each dim; a dim of size 1 may have none.
-        results: The same of each result.
+        factors: Loops of the operator, in the order of their numbers.
+        operands: Factors of each dim of each operand; a dim of size 1 may have none.
+        results: Factors of each dim of each result, in the form of `operands`.
     """
 
     factors: tuple[Factor, ...]
@@ -73,12 +74,17 @@ class Rule:
     def __post_init__(self) -> None:
         for place in (*self.operands, *self.results):
             used = [factor for dim in place for factor in dim]
-            assert all(0 <= factor < len(self.factors) for factor in used), "a place names factors of its rule"
-            assert len(set(used)) == len(used), "a tensor carries a factor once"
+            assert all(0 <= factor < len(self.factors) for factor in used), "a place must hold factors of its rule"
+            assert len(set(used)) == len(used), "a tensor may carry a factor only once"
 
     @cached_property
     def cuttable(self) -> tuple[int, ...]:
-        """The factors that an axis can serve: maps and reductions of more than one iteration that no other precedes."""
+        """Factors that an axis can serve.
+
+        These are maps and reductions of more than one iteration that come first on all their dims.
+        """
+        # A factor behind another one on a dim is strided, so that an axis cannot give a contiguous part of it to a
+        # device.
         behind = {
             factor
             for place in (*self.operands, *self.results)
@@ -93,20 +99,20 @@ class Rule:
 
     @cached_property
     def operand_dims(self) -> tuple[tuple[int | None, ...], ...]:
-        """The dim of each operand that each factor cuts [operand][factor]; None where it cuts none."""
+        """Dim of each operand that each factor partitions [operand][factor]; None if the operand lacks the factor."""
         return tuple(self._dims(place) for place in self.operands)
 
     @cached_property
     def result_dims(self) -> tuple[tuple[int | None, ...], ...]:
-        """The same of the results [result][factor]."""
+        """Dim of each result that each factor partitions [result][factor]; None if the result lacks the factor."""
         return tuple(self._dims(place) for place in self.results)
 
     def operand_shape(self, operand: int) -> tuple[int, ...]:
-        """The shape that an operand must have."""
+        """Return the shape that an operand must have."""
         return self._shape(self.operands[operand])
 
     def result_shape(self, result: int) -> tuple[int, ...]:
-        """The shape that a result must have."""
+        """Return the shape that a result must have."""
         return self._shape(self.results[result])
 
     def _shape(self, place: Place) -> tuple[int, ...]:
@@ -130,20 +136,23 @@ def rule_of(
     blocked: Collection[str] = (),
     permuted: Collection[str] = (),
 ) -> Rule:
-    """A rule from words: `rule_of("batch q, q out -> batch out", sizes)` is a product that reduces over q.
+    """Parse a rule: `rule_of("batch q, q out -> batch out", sizes)` is a product that reduces over q.
 
-    Tensors stand between commas, dims between spaces, and parentheses hold a dim of several factors, the slowest first;
-    `1` is a dim of size one. What stands among the operands alone is a reduction, all else a map.
+    Commas separate tensors and spaces separate dims. Parentheses hold a dim of several factors, the slowest first. `1`
+    is a dim of size one. A factor that only operands carry is a reduction; all others are maps.
 
     Args:
         pattern: Operands, an arrow, and results.
-        sizes: Of each factor by its name; more may be given.
-        blocked: Factors that the operator needs whole.
-        permuted: Factors along which elements move.
+        sizes: Size of each factor by its name; names beyond those of the pattern are ignored.
+        blocked: Names of factors that the operator needs whole.
+        permuted: Names of factors along which elements move.
     """
-    operands, results = ([_words(side) for side in part.split(",")] if part.strip() else [] for part in _sides(pattern))
+    operands, results = (
+        [_parse_dims(side) for side in part.split(",")] if part.strip() else [] for part in _split_arrow(pattern)
+    )
     names = list(dict.fromkeys(name for tensor in (*operands, *results) for dim in tensor for name in dim))
     in_results = {name for tensor in results for dim in tensor for name in dim}
+    # A misspelt name would otherwise leave its factor free to be partitioned.
     missing = [name for name in (*blocked, *permuted) if name not in names]
     assert not missing, f"{pattern!r} has no factor {missing[0]!r}"
 
@@ -154,6 +163,7 @@ def rule_of(
             return FactorKind.PERMUTATION
         return FactorKind.MAP if name in in_results else FactorKind.REDUCTION
 
+    # Factors are numbered in the order of their first appearance.
     numbers = {name: number for number, name in enumerate(names)}
     return Rule(
         factors=tuple(Factor(size=sizes[name], kind=kind_of(name), name=name) for name in names),
@@ -162,13 +172,14 @@ def rule_of(
     )
 
 
-def _sides(pattern: str) -> tuple[str, str]:
+def _split_arrow(pattern: str) -> tuple[str, str]:
     operands, arrow, results = pattern.partition("->")
     assert arrow, f"{pattern!r} has no arrow"
     return operands, results
 
 
-def _words(tensor: str) -> list[list[str]]:
-    """The dims of a tensor, each as the names of its factors."""
+def _parse_dims(tensor: str) -> list[list[str]]:
+    """Return the dims of a tensor, each as the names of its factors."""
+    # A dim is either a parenthesised list of factors or a single word.
     found = re.findall(r"\(([^)]*)\)|(\S+)", tensor)
     return [[name for name in (several or one).split() if name != "1"] for several, one in found]

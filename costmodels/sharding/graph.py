@@ -1,11 +1,13 @@
-"""The array IR: tensors, operators with their rules, and the graph of one training step that planners shard.
+"""Array IR: tensors, operators with their sharding rules, and the graph of one training step that planners shard.
 
-A graph is the steady state of a loop. What lives from step to step, a parameter or a moment of the optimizer, is the
-result of an operator `state` that stands first and whose operand is what the step makes of it: that both must be
-sharded alike, or moved once a step, is an edge as any other. Data of the step come from operators `input`, constants
-that any device can make for itself (masks, positions) from operators `constant`.
+A graph is the steady state of the training loop. A parameter or an optimizer moment lives from step to step. It is the
+result of a `state` operator at the start of the graph, and the operand of that operator is the updated value at the end
+of the step. The edge between both says, like any other edge, that they must be sharded alike or moved once a step.
+Operators `input` provide the data of a step. Operators `constant` provide values that every device can compute for
+itself, such as masks and positions.
 
-All else runs in the order of the graph. An operator may stand for several equal executions, as the body of a loop does.
+All other operators run in the order of the graph. An operator may stand for several equal executions, for example the
+body of a loop.
 """
 
 from __future__ import annotations
@@ -20,15 +22,15 @@ from costmodels.sharding.dims import Factor, FactorKind, Rule
 
 STATE, INPUT, CONSTANT = "state", "input", "constant"
 SOURCES = (STATE, INPUT, CONSTANT)
-"""Primitives that make a tensor out of nothing that the step has computed before."""
+"""Primitives that provide a tensor without reading an earlier result of the step."""
 
 CARRY, NEXT, STACK, UNSTACK = "carry", "next", "stack", "unstack"
 LOOP = (CARRY, NEXT, STACK, UNSTACK)
-"""Primitives by which values pass into a loop, from one iteration to the next, and out of it; they do nothing."""
+"""Primitives that pass values into a loop, between iterations and out of it; they cost nothing."""
 
 
 class TensorKind(StrEnum):
-    """What a tensor is for, as memory is told apart."""
+    """Purpose of a tensor; memory is accounted by it."""
 
     PARAMETER = "parameter"
     OPTIMIZER = "optimizer"
@@ -40,14 +42,14 @@ class TensorKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tensor:
-    """An array of the step, whole.
+    """A whole array of the step, before it is sharded.
 
     Attributes:
-        name: Unique in its graph.
-        shape: Its dims; empty for a scalar.
-        element_bytes: Bytes of one element.
-        kind: What it is for.
-        dim_names: What its dims are called, where somebody named them; empty otherwise.
+        name: Name, unique in its graph.
+        shape: Size of each dim; empty for a scalar.
+        element_bytes: Size of one element [bytes].
+        kind: Purpose of the tensor: parameter, activation, gradient and so on.
+        dim_names: Name of each dim; empty if the frontend gave none.
     """
 
     name: str
@@ -58,7 +60,7 @@ class Tensor:
 
     @property
     def num_bytes(self) -> float:
-        """Size of the whole tensor."""
+        """Size of the whole tensor [bytes]."""
         return math.prod(self.shape) * self.element_bytes
 
 
@@ -67,14 +69,14 @@ class Op:
     """An operator of the step.
 
     Attributes:
-        name: Unique in its graph, for example `layers.0.mlp.up`.
-        primitive: What it computes.
+        name: Name, unique in its graph, for example `layers.0.mlp.up`.
+        primitive: Name of the computation, for example `matmul`.
         operands: Numbers of the tensors that it reads.
         results: Numbers of the tensors that it writes.
-        rule: Its iteration space.
-        flop: Floating-point operations of one execution, whole.
-        times: Executions in a step.
-        precision: Type of its arithmetic; empty for what moves data only.
+        rule: Sharding rule of the operator.
+        flop: Floating-point operations of one execution on whole tensors.
+        times: Number of executions in a step.
+        precision: Data type of its arithmetic; empty if it only moves data.
     """
 
     name: str
@@ -88,30 +90,33 @@ class Op:
 
     @property
     def is_source(self) -> bool:
-        """Whether it makes a tensor out of nothing."""
+        """Whether the operator provides a tensor without reading an earlier result."""
         return self.primitive in SOURCES
 
     @property
     def begins(self) -> bool:
-        """Whether it stands at the begin of the step; a constant is made where it is first wanted."""
+        """Whether the operator stands at the start of the step.
+
+        A constant does not: it is made just before its first reader.
+        """
         return self.primitive in (STATE, INPUT)
 
     @property
     def is_free(self) -> bool:
-        """Whether a device has nothing to do for it."""
+        """Whether the operator costs a device no time."""
         return self.primitive in SOURCES or self.primitive in LOOP
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Use:
-    """A tensor where an operator reads it.
+    """One read of a tensor by an operator.
 
     Attributes:
         op: Number of the operator.
-        operand: Which of its operands.
-        times: How often that is in a step.
-        is_back: Whether the operator stands before the one that writes the tensor: a state, or the begin of a loop,
-            takes it over for what comes next.
+        operand: Index of the tensor among the operator's operands.
+        times: Number of such reads in a step.
+        is_back: Whether the operator stands before the one that writes the tensor. A state, or the start of a loop,
+            reads the tensor for the next step or iteration.
     """
 
     op: int
@@ -125,11 +130,11 @@ class Graph:
     """One training step.
 
     Attributes:
-        name: What it is called.
-        tensors: Every array.
-        ops: Every operator, in an order in which they can run.
-        unknown: How often each primitive occurs that no rule is known for; all dims of these are blocked.
-        first_backward: Number of the first operator of the backward pass; None where nobody said.
+        name: Name of the model or program.
+        tensors: All arrays of the step.
+        ops: All operators, in an order in which they can run.
+        unknown: Number of occurrences of each primitive without a known rule; all dims of these operators are blocked.
+        first_backward: Number of the first operator of the backward pass; None if the frontend did not mark it.
     """
 
     name: str
@@ -140,26 +145,30 @@ class Graph:
 
     @cached_property
     def maker(self) -> tuple[tuple[int, int], ...]:
-        """Of each tensor the operator that writes it, and which of its results it is."""
+        """Operator that writes each tensor, and the index of the tensor among that operator's results."""
+        # Every tensor has exactly one writer (`_check_order`), so the entries cannot collide.
         found = {tensor: (number, slot) for number, op in enumerate(self.ops) for slot, tensor in enumerate(op.results)}
         return tuple(found[tensor] for tensor in range(len(self.tensors)))
 
     @cached_property
     def uses(self) -> tuple[tuple[Use, ...], ...]:
-        """Of each tensor where it is read, in the order of the operators."""
+        """Reads of each tensor, in the order of the operators."""
         found: list[list[Use]] = [[] for _ in self.tensors]
         for number, op in enumerate(self.ops):
             for slot, tensor in enumerate(op.operands):
                 maker, _ = self.maker[tensor]
+                # The second operand of a `carry` comes from inside the loop, so it is read once per iteration; the
+                # first only once.
                 times = self.ops[maker].times if op.primitive == CARRY and slot else op.times
                 found[tensor].append(Use(op=number, operand=slot, times=times, is_back=number < maker))
         return tuple(map(tuple, found))
 
     @cached_property
     def sums(self) -> tuple[int, ...]:
-        """How often partial sums of each tensor are added up: as it is written, or read if that is less often.
+        """Number of times that partial sums of each tensor are added up in a step.
 
-        Gradients of several micro-batches are summed up where they stand until the update reads them.
+        They are added up when the tensor is written, or when it is read if that happens less often. For example,
+        gradients of several micro-batches are accumulated locally until the update reads them.
         """
         return tuple(
             min(self.ops[maker].times, max((use.times for use in uses), default=self.ops[maker].times))
@@ -169,13 +178,13 @@ class Graph:
 
 @dataclass(kw_only=True)
 class GraphBuilder:
-    """A graph under construction; tensors are named by their numbers.
+    """Graph under construction; tensors are identified by their numbers.
 
     Attributes:
-        name: Of the graph.
-        tensors: Those so far.
-        ops: Those so far.
-        unknown: See Graph.
+        name: Name of the graph.
+        tensors: Tensors added so far.
+        ops: Operators added so far.
+        unknown: Number of occurrences of each primitive without a known rule; see Graph.
     """
 
     name: str
@@ -191,9 +200,9 @@ class GraphBuilder:
     def tensor(
         self, name: str, shape: Sequence[int], element_bytes: float, kind: TensorKind, dim_names: Sequence[str] = ()
     ) -> int:
-        """Adds a tensor that some operator will write; returns its number."""
+        """Add a tensor that a later operator will write, and return its number."""
         assert name not in self._tensor_names, f"{name!r} is a tensor already"
-        assert not dim_names or len(dim_names) == len(shape), f"{name!r} has a name for each dim or for none"
+        assert not dim_names or len(dim_names) == len(shape), f"{name!r} needs a name for each dim or for none"
         self._tensor_names.add(name)
         self.tensors.append(
             Tensor(name=name, shape=tuple(shape), element_bytes=element_bytes, kind=kind, dim_names=tuple(dim_names))
@@ -209,9 +218,9 @@ class GraphBuilder:
         kind: TensorKind,
         dim_names: Sequence[str] = (),
     ) -> int:
-        """Adds an operator that makes a tensor of the same name at the begin of the step; returns the tensor.
+        """Add an operator that provides a tensor of the same name, and return the tensor's number.
 
-        Each of its dims is a factor of its own. A state is read by nobody before `keep` says what the step makes of it.
+        Each dim of the tensor is a factor of its own. A state has no operand until `keep` names the updated value.
         """
         assert primitive in SOURCES, f"{primitive!r} is no source"
         tensor = self.tensor(name, shape, element_bytes, kind, dim_names)
@@ -223,10 +232,18 @@ class GraphBuilder:
         return tensor
 
     def keep(self, state: int, made: int) -> None:
-        """Says what the step makes of a state, a tensor of its shape; without it the state stays as it is."""
+        """Name the tensor that replaces a state for the next step; without this call the state stays unchanged.
+
+        Args:
+            state: Number of the state's tensor.
+            made: Number of the updated value, a tensor of the same shape.
+        """
         number = self._states.pop(state)
         op = self.ops[number]
-        assert self.tensors[made].shape == self.tensors[state].shape, f"{op.name!r} keeps its shape from step to step"
+        assert self.tensors[made].shape == self.tensors[state].shape, (
+            f"{op.name!r} must keep its shape from step to step"
+        )
+        # The source was added before its updated value existed; it is replaced by one with that operand.
         self.ops[number] = Op(
             name=op.name,
             primitive=op.primitive,
@@ -238,12 +255,12 @@ class GraphBuilder:
         )
 
     def carry_on(self, carried: int, made: int, rule: Rule) -> None:
-        """Says what an iteration hands on to the next in place of what a `carry` has given it.
+        """Name the tensor that an iteration hands on to the next one in place of a `carry` result.
 
         Args:
-            carried: What the carry writes.
-            made: What the iteration makes of it.
-            rule: Of the carry with both operands, the first iteration's and the others'.
+            carried: Number of the tensor that the carry writes.
+            made: Number of the tensor that the iteration computes from it.
+            rule: Rule of the carry with both operands: the value of the first iteration, and that of later ones.
         """
         number = self._carries.pop(carried)
         self.ops[number] = replace(self.ops[number], operands=(*self.ops[number].operands, made), rule=rule)
@@ -260,13 +277,14 @@ class GraphBuilder:
         times: int = 1,
         precision: str = "",
     ) -> None:
-        """Adds an operator; its rule must give the shapes that its tensors have."""
+        """Add an operator; its rule must give the shapes of its tensors."""
         places = [
             *map(rule.operand_shape, range(len(rule.operands))),
             *map(rule.result_shape, range(len(rule.results))),
         ]
         shapes = [self.tensors[tensor].shape for tensor in (*operands, *results)]
-        assert places == shapes, f"the rule of {name!r} is about {places}, its tensors are {shapes}"
+        assert places == shapes, f"the rule of {name!r} has the shapes {places}, but its tensors have {shapes}"
+        # `carry_on` adds the second operand later, when the iteration's result exists.
         if primitive == CARRY:
             self._carries[results[0]] = len(self.ops)
         self._add(
@@ -283,20 +301,22 @@ class GraphBuilder:
         )
 
     def begin_backward(self) -> None:
-        """Says that the forward pass is written down, and the backward pass follows."""
+        """Mark the end of the forward pass; all operators added later belong to the backward pass."""
         self._num_forward = sum(not op.begins for op in self.ops)
 
     def done(self) -> Graph:
-        """The graph; states and inputs stand before all other operators, wherever they were added."""
+        """Return the graph, with states and inputs before all other operators wherever they were added."""
         num_sources = sum(op.begins for op in self.ops)
         graph = Graph(
             name=self.name,
             tensors=tuple(self.tensors),
+            # The sort is stable, so the remaining operators keep their order.
             ops=tuple(sorted(self.ops, key=lambda op: not op.begins)),
             unknown=tuple(sorted(self.unknown.items())),
+            # `_num_forward` counts operators behind the sources, which now all stand in front.
             first_backward=None if self._num_forward is None else num_sources + self._num_forward,
         )
-        _check(graph)
+        _check_order(graph)
         return graph
 
     def _add(self, op: Op) -> None:
@@ -307,7 +327,7 @@ class GraphBuilder:
 
 @cache
 def _source_rule(shape: tuple[int, ...], names: tuple[str, ...], *, num_operands: int) -> Rule:
-    """Every dim is a factor; sources of one shape share the rule and what is known of it."""
+    """Return the rule of a source: every dim is a factor. Sources of equal shapes share one cached rule."""
     place = tuple((dim,) for dim in range(len(shape)))
     return Rule(
         factors=tuple(
@@ -318,14 +338,15 @@ def _source_rule(shape: tuple[int, ...], names: tuple[str, ...], *, num_operands
     )
 
 
-def _check(graph: Graph) -> None:
-    """Every tensor is written once, and before it is read but by a state or a loop's begin."""
+def _check_order(graph: Graph) -> None:
+    """Assert that every tensor is written once, and read after that except by states and the starts of loops."""
     written: set[int] = set()
     for op in graph.ops:
+        # A state reads the end of the step, and a carry's second operand the end of an iteration.
         read = () if op.primitive == STATE else op.operands[:1] if op.primitive == CARRY else op.operands
         late = [tensor for tensor in read if tensor not in written]
         assert not late, f"{op.name!r} reads {graph.tensors[late[0]].name!r} before it is written"
         for tensor in op.results:
             assert tensor not in written, f"{graph.tensors[tensor].name!r} is written twice"
             written.add(tensor)
-    assert len(written) == len(graph.tensors), "somebody writes every tensor"
+    assert len(written) == len(graph.tensors), "every tensor needs an operator that writes it"

@@ -1,13 +1,13 @@
-"""What one layer of a planned training step takes and keeps, so that a few planned layers speak for many.
+"""Cost and memory of one layer of a planned training step, from which the figures of many layers are extrapolated.
 
-Layers that are equal are sharded equally: the figures are those of a layer between others, and of what stands before
-the first layer and behind the last one. Operators belong to a layer by their names, `layers.N.`, and a collective to
-the layer of the operator that needs it. What runs once a step, however many micro-batches there are, is told apart: the
-updates, gradients that are added up for them, and parameters that are gathered behind them.
+Equal layers are sharded equally. The figures are those of one layer between two others, of everything before the first
+layer, and of everything behind the last layer. The operator's name (`layers.N.`) says to which layer it belongs, and a
+collective belongs to the layer of the operator that needs it. Work that runs once a step, however many micro-batches
+there are, is kept apart: the updates, the summation of gradients for them, and the gathering of parameters after them.
 
-Memory of L layers is L times what each holds, and once what an operator needs beside that: the peak of the planned
-layers less what they hold. Gradients of one micro-batch take the place of activations that are done with; those of
-several are kept until the last.
+L layers take L times the memory of one layer, plus the working memory of one operator: the peak of the planned layers
+less the memory that they keep. Gradients of a single micro-batch replace activations that are no longer needed.
+Gradients of several micro-batches are kept until the last one.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from costmodels.sharding.plan import Plan, PlanCost, PlannedCollective
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Share:
-    """What a part of the model takes, on one device.
+    """Time and memory of one part of the model on one device.
 
     Attributes:
-        forward_s: Of one micro-batch.
-        backward_s: Of one micro-batch.
-        once_s: Once a step, compute.
-        synced_s: Once a step, collectives.
-        state_bytes: What lives from step to step.
-        gradient_bytes: Gradients of parameters as they are summed up, for one micro-batch.
-        partial_gradient_bytes: The same before that, as several micro-batches keep them.
-        kept_bytes: Activations of one micro-batch that the backward pass reads.
+        forward_s: Time of one micro-batch's forward pass [s].
+        backward_s: Time of one micro-batch's backward pass [s].
+        once_s: Compute time once a step [s].
+        synced_s: Time of collectives once a step [s].
+        state_bytes: Memory of parameters and optimizer states, which live from step to step [bytes].
+        gradient_bytes: Memory of parameter gradients after summation over devices, for one micro-batch [bytes].
+        partial_gradient_bytes: Memory of parameter gradients before that summation, as several micro-batches accumulate
+            them [bytes].
+        kept_bytes: Memory of activations that one micro-batch keeps for the backward pass [bytes].
     """
 
     forward_s: float = 0.0
@@ -47,14 +48,14 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerFigures:
-    """A planned step by its layers.
+    """Figures of a planned step by layers.
 
     Attributes:
-        layer: One layer.
-        first: What stands before the first.
-        last: What stands behind the last.
-        entry_bytes: What a layer reads of the one before: all that is kept of one that is recomputed.
-        working_bytes: What an operator needs for itself at the peak.
+        layer: Figures of one layer between two others.
+        first: Figures of everything before the first layer.
+        last: Figures of everything behind the last layer.
+        entry_bytes: Memory of a layer's input: all that is kept of a recomputed layer [bytes].
+        working_bytes: Memory that an operator needs temporarily at the peak [bytes].
     """
 
     layer: Share
@@ -65,16 +66,17 @@ class LayerFigures:
 
 
 def layer_figures(plan: Plan, cost: PlanCost, *, num_layers: int) -> LayerFigures:
-    """The figures of a plan of at least three layers, of which the last but one stands for all.
+    """Return the figures of a plan with at least three layers, from the last layer but one.
 
     Args:
-        plan: Of a training step of the transformer frontend.
-        cost: What it costs.
-        num_layers: How many it has.
+        plan: Plan of a transformer graph.
+        cost: Cost of that plan.
+        num_layers: Number of layers in the graph.
     """
-    assert num_layers >= 3, f"a layer between others needs three of them, but got {num_layers}"
+    assert num_layers >= 3, f"num_layers must be at least 3, but got {num_layers}"
     graph = plan.graph
-    parts = [_part(op.name, num_layers - 2) for op in graph.ops]
+    parts = [_find_part(op.name, num_layers - 2) for op in graph.ops]
+    # Part "other" collects the remaining layers; it counts only for the memory that is held at the peak.
     found: dict[str, dict[str, float]] = {
         part: {field.name: 0.0 for field in fields(Share)} for part in ("layer", "first", "last", "other")
     }
@@ -91,8 +93,8 @@ def layer_figures(plan: Plan, cost: PlanCost, *, num_layers: int) -> LayerFigure
     )
 
 
-def _part(name: str, layer: int) -> str:
-    """Where an operator or a tensor belongs."""
+def _find_part(name: str, layer: int) -> str:
+    """Return the part of the model that an operator belongs to."""
     if name.startswith(f"layers.{layer}."):
         return "layer"
     if name.startswith("layers."):
@@ -101,19 +103,22 @@ def _part(name: str, layer: int) -> str:
 
 
 def runs_once(graph: Graph, number: int) -> bool:
-    """Whether an operator belongs to the update: it takes moments, or keeps what that makes."""
+    """Return whether an operator belongs to the update: it reads optimizer states, or stores an updated state."""
     op = graph.ops[number]
     return op.primitive == STATE or any(graph.tensors[each].kind is TensorKind.OPTIMIZER for each in op.operands)
 
 
 def is_synced(graph: Graph, collective: PlannedCollective) -> bool:
-    """Whether a collective runs once a step: of gradients of parameters, or around the update."""
+    """Return whether a collective runs once a step: for gradients of parameters, or around the update."""
     return graph.tensors[collective.tensor].kind is TensorKind.GRADIENT or runs_once(graph, collective.op)
 
 
 def _add_times(plan: Plan, cost: PlanCost, parts: list[str], found: dict[str, dict[str, float]]) -> None:
+    """Add the time of every operator and collective to its part of the model."""
     graph, turn = plan.graph, plan.graph.first_backward
-    assert turn is not None, f"{graph.name!r} says where its backward pass begins"
+    assert turn is not None, f"{graph.name!r} must mark the start of its backward pass"
+    # Compute and collectives have one form here: operator, seconds of all executions, and the field for work once a
+    # step.
     spent: Iterable[tuple[int, float, str]] = (
         *(
             (number, seconds, "once_s" if runs_once(graph, number) else "")
@@ -129,23 +134,29 @@ def _add_times(plan: Plan, cost: PlanCost, parts: list[str], found: dict[str, di
 
 
 def _add_memory(plan: Plan, parts: list[str], found: dict[str, dict[str, float]]) -> None:
+    """Add the memory of every tensor to the part of the model that writes it."""
     graph, sizes, turn = plan.graph, plan.mesh.sizes, plan.graph.first_backward
-    assert turn is not None, f"{graph.name!r} says where its backward pass begins"
+    assert turn is not None, f"{graph.name!r} must mark the start of its backward pass"
     for tensor, array in enumerate(graph.tensors):
         maker, slot = graph.maker[tensor]
         own = found[parts[maker]]
         held_bytes = array.num_bytes * local_share(plan.layout(tensor), sizes)
         if graph.ops[maker].begins:
+            # Parameters, moments and data of the step.
             own["state_bytes"] += held_bytes
         elif array.kind is TensorKind.GRADIENT:
+            # Gradients of parameters; those of activations are short-lived and have another kind.
             own["gradient_bytes"] += held_bytes
             own["partial_gradient_bytes"] += array.num_bytes * local_share(plan.written(maker, slot), sizes)
         elif maker < turn and graph.ops[maker].primitive != CONSTANT:
+            # Kept for the backward pass in its own layout, if an operator there reads it so.
             if any(
                 use.op >= turn and plan.wanted(use.op, use.operand) == plan.layout(tensor) for use in graph.uses[tensor]
             ):
                 own["kept_bytes"] += held_bytes
             for copy in plan.copies(tensor):
+                # A slice is taken anew from the whole tensor, which is what stays in memory; any other copy is itself
+                # kept.
                 if copy.readers[-1] >= turn:
                     is_slice = not moves(plan.layout(tensor), copy.layout, array.num_bytes, sizes)
                     layout = plan.layout(tensor) if is_slice else copy.layout
@@ -153,7 +164,7 @@ def _add_memory(plan: Plan, parts: list[str], found: dict[str, dict[str, float]]
 
 
 def _entry_bytes(plan: Plan, layer: int) -> float:
-    """Of the tensor that the layer before leaves: what its norm reads."""
+    """Return the local size of a layer's input, the tensor that its residual connection reads [bytes]."""
     graph = plan.graph
     op = next(op for op in graph.ops if op.name == f"layers.{layer}.attention.residual")
     entry = op.operands[0]

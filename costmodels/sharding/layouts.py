@@ -1,15 +1,15 @@
-"""How a tensor lies on a mesh, and what moves it from one such layout to another.
+"""Layouts of tensors on a mesh, and the collectives that change one layout into another.
 
-A layout says of every mesh axis which dim of the tensor it cuts; or that all devices along it hold the same
-(REPLICATED), or parts of a sum (PARTIAL). An axis cuts a dim by a digit of its own: an index is a number with a digit
-for each axis, in the mesh's order, and the axis deals by its digit whether others cut the dim or not. So what is cut by
-more axes is a part of what is cut by fewer, a slice moves nothing, and other axes take no part in a collective. Where
-an axis cuts a dim alone its parts are contiguous; beside another one they may be strided, as those of FSDP over tensor
-parallelism are.
+A layout has one entry per mesh axis: the dim of the tensor that the axis partitions, REPLICATED if all devices along
+the axis hold the same data, or PARTIAL if they hold parts of a sum. Every axis partitions a dim by a digit of its own:
+an index along the dim is read as a number with one digit per axis, in the order of the mesh, and an axis deals by its
+digit whether or not other axes partition the dim. This has three consequences. A part under more axes lies inside a
+part under fewer axes, a slice moves nothing, and other axes take no part in a collective. If an axis partitions a dim
+alone, its parts are contiguous. Beside another axis they may be strided, like those of FSDP over tensor parallelism.
 
-Sources: sections 2.2 and 2.3 of ManuMatic, whose mismatch classifier is `moves`. Two things there are mended: what is
-replicated becomes sharded by a local slice, which moves nothing, and a reduce-scatter is what partial sums need that
-shall be sharded. `as_printed` is the paper's own reading, in which the slice counts as a reduce-scatter.
+Sources: sections 2.2 and 2.3 of ManuMatic; `moves` is its mismatch classifier with two corrections. A replicated tensor
+becomes sharded by a local slice, which moves nothing. A reduce-scatter is used for partial sums that shall be sharded.
+`as_printed` follows the paper literally, where the slice counts as a reduce-scatter.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from costmodels.sharding.device_mesh import DeviceMesh
 REPLICATED, PARTIAL = -1, -2
 
 Layout = tuple[int, ...]
-"""Of each axis the dim that it cuts, REPLICATED or PARTIAL."""
+"""Dim that each axis partitions, or REPLICATED or PARTIAL."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,9 +31,9 @@ class Move:
     """A collective that changes a layout.
 
     Attributes:
-        kind: Which.
-        axes: Along which axes, together.
-        message_bytes: Its message, as hardware/collectives.py defines that for its kind.
+        kind: Kind of collective.
+        axes: Axes of the mesh that form its groups together.
+        message_bytes: Size of its message, as hardware/collectives.py defines it for the kind [bytes].
     """
 
     kind: OpKind
@@ -41,12 +41,13 @@ class Move:
     message_bytes: float
 
     def seconds(self, mesh: DeviceMesh) -> float:
-        """What it takes [s]."""
+        """Return the time of this collective on a mesh [s]."""
         return mesh.seconds(self.kind, self.message_bytes, self.axes)
 
 
 def local_share(layout: Layout, sizes: Sequence[int]) -> float:
-    """The part of the tensor that one device holds, on axes of those sizes."""
+    """Return the share of the tensor that one device holds, on axes of the given sizes."""
+    # Only axes with a dim (>= 0) reduce the local part; REPLICATED and PARTIAL hold the whole.
     share = 1.0
     for dim, size in zip(layout, sizes, strict=True):
         if dim >= 0:
@@ -55,22 +56,27 @@ def local_share(layout: Layout, sizes: Sequence[int]) -> float:
 
 
 def moves(before: Layout, after: Layout, num_bytes: float, sizes: Sequence[int]) -> tuple[Move, ...]:
-    """What makes one layout into another, in the order in which the messages are smallest; empty if nothing moves.
+    """Return the collectives that change one layout into another, ordered so that messages are smallest.
 
-    Slices come first, then reduce-scatters, exchanges, all-reduces, and at last the gathers. Axes that need the same
-    are one group.
+    Slices come first, then reduce-scatters, all-to-alls and all-reduces, and finally all-gathers. Axes that need the
+    same kind of collective form one group.
 
     Args:
-        before: How the tensor lies.
-        after: How it shall lie; nothing wants partial sums.
-        num_bytes: Of the whole tensor.
-        sizes: Devices along each axis.
+        before: Current layout of the tensor.
+        after: Wanted layout of the tensor; it holds no PARTIAL.
+        num_bytes: Size of the whole tensor [bytes].
+        sizes: Number of devices along each axis.
+
+    Returns:
+        The collectives in their order; empty if nothing moves.
     """
     if before == after:
         return ()
     pairs = list(enumerate(zip(before, after, strict=True)))
+    # `local_bytes` follows the size of one device's part from step to step; each message is a multiple of it.
     local_bytes = num_bytes * local_share(before, sizes)
     for axis, (old, new) in pairs:
+        # A local slice: the part shrinks without a message.
         if old == REPLICATED and new >= 0:
             local_bytes /= sizes[axis]
     found: list[Move] = []
@@ -80,6 +86,7 @@ def moves(before: Layout, after: Layout, num_bytes: float, sizes: Sequence[int])
         for axis in scattered:
             local_bytes /= sizes[axis]
     exchanged = tuple(axis for axis, (old, new) in pairs if old >= 0 and new >= 0 and old != new)
+    # An all-to-all keeps the size of the local part.
     if exchanged:
         found.append(Move(kind=OpKind.ALL_TO_ALL, axes=exchanged, message_bytes=local_bytes))
     reduced = tuple(axis for axis, (old, new) in pairs if old == PARTIAL and new == REPLICATED)
@@ -94,7 +101,10 @@ def moves(before: Layout, after: Layout, num_bytes: float, sizes: Sequence[int])
 
 
 def as_printed(before: Layout, after: Layout, num_bytes: float, sizes: Sequence[int]) -> tuple[Move, ...]:
-    """The same by ManuMatic's section 2.3: what is replicated and shall be sharded counts as a reduce-scatter."""
+    """Return the collectives as ManuMatic's section 2.3 prints them.
+
+    A slice of replicated data counts as a reduce-scatter there.
+    """
     cut = tuple(
         axis for axis, (old, new) in enumerate(zip(before, after, strict=True)) if old == REPLICATED and new >= 0
     )

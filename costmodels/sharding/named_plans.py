@@ -1,4 +1,4 @@
-"""Plans by hand: which factor an axis serves, by patterns of the operators' names."""
+"""Hand-written plans: assign factors to axes by patterns of operator names."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from costmodels.sharding.graph import Graph
 from costmodels.sharding.plan import NONE, Plan
 
 ByName = Sequence[tuple[str, Sequence[str]]]
-"""(pattern of operators' names, names of factors); the first pattern that fits an operator counts."""
+"""Pairs (pattern of operator names, names of factors); the first pattern that matches an operator counts."""
 
 
 def served_by_name(graph: Graph, mesh: DeviceMesh, axes: Mapping[str, ByName], *, shared: Container[str] = ()) -> Plan:
-    """The plan in which every axis serves the factors that `axes` names for it.
+    """Return the plan in which every axis serves the factors that `axes` names for it.
 
-    Of the first pattern that fits an operator, an axis serves the first factor that the operator has, can cut into so
-    many parts, and that no axis before it serves; an axis of one device serves none.
+    The first pattern that matches an operator decides. The axis serves the first factor in its list that the operator
+    has, that is divisible by the axis, and that no earlier axis serves. An axis of one device serves none.
 
     Args:
-        graph: What is planned.
-        mesh: With these axes.
-        axes: What each serves.
-        shared: Factors that several axes may serve together.
+        graph: Graph of the training step.
+        mesh: Device mesh with the axes that `axes` names.
+        axes: Patterns and factors for each axis, by its name.
+        shared: Names of factors that several axes may serve together.
     """
     served = np.full((len(graph.ops), len(mesh.sizes)), NONE, dtype=np.int64)
     for number, op in enumerate(graph.ops):
@@ -35,6 +35,7 @@ def served_by_name(graph: Graph, mesh: DeviceMesh, axes: Mapping[str, ByName], *
             if size == 1:
                 continue
             factors = next((found for pattern, found in axes[name] if fnmatchcase(op.name, pattern)), ())
+            # `left` is the part of a factor that remains on one device after the earlier axes.
             able = [each for each in factors if each in free and left[each] % size == 0]
             if able:
                 served[number, axis] = free[able[0]]

@@ -1,14 +1,14 @@
-"""A sharding plan: which factor of each operator every mesh axis serves, and what the step costs with it.
+"""Sharding plans: the factor of each operator that each mesh axis serves, and the cost of the step under a plan.
 
-Tensors have no layout of their own in a plan. What an operator writes lies as the factors served there say, and what it
-reads must lie as they say; where both differ, a collective stands in between. A tensor that several operators want in
-one layout is moved there once and kept there for the last of them; but what lives from step to step is not kept from
-one pass to the other, so that a parameter that is sharded for memory is gathered in the forward pass and again in the
-backward pass. A partial sum is added up once: with a reduce-scatter where all who read it want the same dim cut, else
-with an all-reduce, of which a slice is free.
+Tensors have no layout of their own in a plan. The factors served at an operator determine the layouts in which it
+writes its results and needs its operands. If both ends of an edge differ, a collective stands between them. If several
+operators want a tensor in one layout, it is moved there once and kept until the last of them has run. States are an
+exception: their copies are not kept from the forward to the backward pass, so a parameter that is sharded to save
+memory is gathered once in each pass. A partial sum is added up once. This is a reduce-scatter if all readers want the
+same dim sharded; otherwise it is an all-reduce, after which a slice is free.
 
-The step takes its collectives one after the other behind its compute, which is a roofline's: nothing overlaps, so that
-plans are compared by all that they send. Sources: section 2.3 of ManuMatic (collectives, redistribution, objective).
+Compute time follows the roofline model. Collectives run one after the other and never overlap with compute, so that
+plans are compared by everything they send. Sources: section 2.3 of ManuMatic (collectives, redistribution, objective).
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from costmodels.sharding.layouts import PARTIAL, REPLICATED, Layout, Move, local
 from hardware.arrays import FloatArray, IntArray
 
 NONE = -1
-"""An axis that serves no factor of an operator: all devices along it do the same."""
+"""Marks an axis that serves no factor of an operator: all devices along it do the same work."""
 
 Classifier = Callable[[Layout, Layout, float, Sequence[int]], tuple[Move, ...]]
-"""`sharding.moves`, or another reading of what a mismatch costs."""
+"""Function that lists the collectives between two layouts: `layouts.moves`, or another reading of the paper."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Copy:
-    """A tensor in another layout than it lies in.
+    """Copy of a tensor in a layout that differs from its own.
 
     Attributes:
-        layout: Which.
-        uses: Where it is read there, the first one first.
+        layout: Layout of the copy.
+        uses: Reads of the copy, the first one first.
     """
 
     layout: Layout
@@ -47,23 +47,23 @@ class Copy:
 
     @property
     def readers(self) -> tuple[int, ...]:
-        """The operators that read it there."""
+        """Numbers of the operators that read the copy."""
         return tuple(use.op for use in self.uses)
 
     @property
     def times(self) -> int:
-        """How often it is made."""
+        """Number of times that the copy is made in a step."""
         return self.uses[0].times
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Plan:
-    """How a graph is sharded.
+    """Sharding plan of a graph.
 
     Attributes:
-        graph: What.
-        mesh: Over what.
-        served: The factor of each operator that each axis serves [ops, axes], or NONE.
+        graph: Graph of the training step.
+        mesh: Device mesh that the step is sharded over.
+        served: Factor of each operator that each axis serves [ops, axes], or NONE.
     """
 
     graph: Graph
@@ -75,19 +75,19 @@ class Plan:
         assert self.served.shape == expected, f"`served` is {expected}, but got {self.served.shape}"
 
     def wanted(self, op: int, operand: int) -> Layout:
-        """How an operator reads an operand."""
+        """Return the layout in which an operator reads an operand."""
         return wanted_layout(self.graph.ops[op].rule, operand, self._rows[op])
 
     def written(self, op: int, result: int) -> Layout:
-        """How an operator leaves a result."""
+        """Return the layout in which an operator leaves a result."""
         return written_layout(self.graph.ops[op].rule, result, self._rows[op])
 
     def layout(self, tensor: int) -> Layout:
-        """How a tensor lies once its partial sums are added up."""
+        """Return the layout of a tensor after its partial sums are added up."""
         return self._settled[tensor]
 
     def dims_of(self, tensor: int) -> tuple[tuple[str, ...], ...]:
-        """The axes that cut each dim of a tensor, major to minor."""
+        """Return the names of the axes that partition each dim of a tensor, major to minor."""
         layout = self.layout(tensor)
         return tuple(
             tuple(name for name, cut in zip(self.mesh.names, layout, strict=True) if cut == dim)
@@ -95,7 +95,7 @@ class Plan:
         )
 
     def targets(self, tensor: int) -> dict[Layout, int]:
-        """The layouts in which a tensor is read, and the first operator that does; for constants there is none."""
+        """Return the layouts in which a tensor is read, each with its first reader; empty for constants."""
         maker, _ = self.graph.maker[tensor]
         if self.graph.ops[maker].primitive == CONSTANT:
             return {}
@@ -105,7 +105,7 @@ class Plan:
         return found
 
     def copies(self, tensor: int) -> tuple[Copy, ...]:
-        """What is made of a tensor for those who read it otherwise than it lies."""
+        """Return the copies of a tensor for readers that want another layout than its own."""
         maker, _ = self.graph.maker[tensor]
         is_state, turn = self.graph.ops[maker].primitive == STATE, self.graph.first_backward
         lies = self.layout(tensor)
@@ -113,6 +113,8 @@ class Plan:
         for use in self.graph.uses[tensor]:
             wanted = self.wanted(use.op, use.operand)
             if wanted != lies:
+                # A copy of a state is dropped after the forward pass and made again for the backward pass (see the
+                # module).
                 is_again = is_state and turn is not None and use.op >= turn
                 readers[wanted, is_again].append(use)
         return tuple(Copy(layout=layout, uses=tuple(uses)) for (layout, _), uses in readers.items())
@@ -132,14 +134,14 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedCollective:
-    """A collective of a plan.
+    """One collective of a plan.
 
     Attributes:
-        tensor: Number of what it moves.
-        op: Number of the operator that needs it; of the one that wrote the tensor for partial sums.
-        move: What it does.
-        seconds: What one takes.
-        times: How often it runs in a step.
+        tensor: Number of the tensor that it moves.
+        op: Number of the operator that needs it; for partial sums, the operator that wrote the tensor.
+        move: Kind, axes and message of the collective.
+        seconds: Time of one execution [s].
+        times: Number of executions in a step.
     """
 
     tensor: int
@@ -151,12 +153,12 @@ class PlannedCollective:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PlanCost:
-    """What a step costs.
+    """Cost of a step under a plan.
 
     Attributes:
-        collectives: All that it communicates, in the order of the tensors.
-        compute_s: Of each operator, all its executions [ops].
-        peak_memory_bytes: The most that a device holds at a time.
+        collectives: All collectives of the step, in the order of the tensors.
+        compute_s: Time of all executions of each operator [ops] [s].
+        peak_memory_bytes: Peak memory of one device [bytes].
     """
 
     collectives: tuple[PlannedCollective, ...]
@@ -165,43 +167,49 @@ class PlanCost:
 
     @property
     def comm_s(self) -> float:
-        """All collectives, one after the other."""
+        """Time of all collectives, one after the other [s]."""
         return sum(each.seconds * each.times for each in self.collectives)
 
     @property
     def step_time_s(self) -> float:
-        """Compute, and then the collectives."""
+        """Time of compute and collectives without overlap [s]."""
         return float(self.compute_s.sum()) + self.comm_s
 
 
 def wanted_layout(rule: Rule, operand: int, served: Sequence[int]) -> Layout:
-    """How an operator of that rule reads an operand while the axes serve these factors."""
+    """Return the layout in which an operator with this rule reads an operand while the axes serve these factors."""
     dims = rule.operand_dims[operand]
-    return tuple(REPLICATED if factor == NONE else _dim_or(dims[factor], REPLICATED) for factor in served)
+    return tuple(REPLICATED if factor == NONE else _replace_none(dims[factor], REPLICATED) for factor in served)
 
 
 def written_layout(rule: Rule, result: int, served: Sequence[int]) -> Layout:
-    """How it leaves a result."""
+    """Return the layout in which an operator with this rule writes a result while the axes serve these factors."""
+    # A served factor that the result lacks is a reduction, which leaves partial sums along the axis.
     dims = rule.result_dims[result]
-    return tuple(REPLICATED if factor == NONE else _dim_or(dims[factor], PARTIAL) for factor in served)
+    return tuple(REPLICATED if factor == NONE else _replace_none(dims[factor], PARTIAL) for factor in served)
 
 
-def _dim_or(dim: int | None, otherwise: int) -> int:
+def _replace_none(dim: int | None, otherwise: int) -> int:
     return otherwise if dim is None else dim
 
 
 def settled(written: Layout, targets: Sequence[Layout]) -> Layout:
-    """Where partial sums go: to the dim that all who read the tensor want cut by an axis, else everywhere."""
+    """Return a layout without partial sums.
+
+    An axis with partial sums gets the dim that all readers want sharded by it (a reduce-scatter). If they disagree, the
+    result is replicated (an all-reduce).
+    """
     found = list(written)
     for axis, dim in enumerate(written):
         if dim == PARTIAL:
+            # Only if all readers agree on this axis can a reduce-scatter serve all of them.
             wanted = {target[axis] for target in targets}
             found[axis] = wanted.pop() if len(wanted) == 1 else REPLICATED
     return tuple(found)
 
 
 def cost_of(plan: Plan, *, classifier: Classifier = moves) -> PlanCost:
-    """What a step costs with a plan."""
+    """Return the cost of a step under a plan."""
     return PlanCost(
         collectives=_collectives(plan, classifier),
         compute_s=_compute_s(plan),
@@ -210,10 +218,11 @@ def cost_of(plan: Plan, *, classifier: Classifier = moves) -> PlanCost:
 
 
 def violations(plan: Plan) -> tuple[str, ...]:
-    """What keeps a plan from running, a sentence each; empty for one that can."""
+    """Return the reasons why a plan cannot run, one sentence each; empty for a valid plan."""
     found = []
     sizes = plan.mesh.sizes
     for number, op in enumerate(plan.graph.ops):
+        # Several axes may serve one factor; its size must be divisible by the product of their sizes.
         ways: dict[int, int] = defaultdict(lambda: 1)
         for axis, factor in enumerate(plan.served[number].tolist()):
             if factor == NONE:
@@ -224,22 +233,26 @@ def violations(plan: Plan) -> tuple[str, ...]:
             ways[factor] *= sizes[axis]
             if factor not in op.rule.cuttable:
                 kind = op.rule.factors[factor].kind
-                found.append(f"{op.name}: factor {_called(op.rule.factors[factor].name, factor)} can't be cut ({kind})")
+                found.append(
+                    f"{op.name}: factor {_label_factor(op.rule.factors[factor].name, factor)} can't be cut ({kind})"
+                )
         for factor, count in ways.items():
             size = op.rule.factors[factor].size
             if size % count:
-                name = _called(op.rule.factors[factor].name, factor)
+                name = _label_factor(op.rule.factors[factor].name, factor)
                 found.append(f"{op.name}: {name} of {size} can't be cut into {count}")
     return tuple(found)
 
 
-def _called(name: str, number: int) -> str:
+def _label_factor(name: str, number: int) -> str:
     return name or f"number {number}"
 
 
 def _collectives(plan: Plan, classifier: Classifier) -> tuple[PlannedCollective, ...]:
+    """Return all collectives of a plan: those that settle partial sums, and those that make copies."""
     found = []
     sizes = plan.mesh.sizes
+    # Equal collectives recur in every layer, so each is priced once.
     known: dict[Move, float] = {}
 
     def add(tensor: int, op: int, changes: Sequence[Move], times: int) -> None:
@@ -251,6 +264,7 @@ def _collectives(plan: Plan, classifier: Classifier) -> tuple[PlannedCollective,
     for tensor, array in enumerate(plan.graph.tensors):
         maker, slot = plan.graph.maker[tensor]
         written, lies = plan.written(maker, slot), plan.layout(tensor)
+        # Add up partial sums where the tensor is written.
         add(tensor, maker, classifier(written, lies, array.num_bytes, sizes), plan.graph.sums[tensor])
         if plan.graph.ops[maker].primitive == CONSTANT:
             continue
@@ -261,7 +275,10 @@ def _collectives(plan: Plan, classifier: Classifier) -> tuple[PlannedCollective,
 
 
 class Roofline:
-    """What operators take on the slowest device of a mesh, by arithmetic or memory traffic, whichever is longer."""
+    """Compute time of operators on the slowest device of a mesh.
+
+    An operator takes as long as its arithmetic or its memory traffic, whichever takes longer.
+    """
 
     def __init__(self, graph: Graph, mesh: DeviceMesh) -> None:
         devices = mesh.cluster.devices
@@ -273,7 +290,7 @@ class Roofline:
         }
 
     def seconds(self, number: int, served: Sequence[int]) -> float:
-        """All executions of an operator while the axes serve these factors [s]."""
+        """Return the time of all executions of an operator while the axes serve these factors [s]."""
         graph, sizes, op = self.graph, self.sizes, self.graph.ops[number]
         if op.is_free:
             return 0.0
@@ -287,46 +304,52 @@ class Roofline:
             graph.tensors[tensor].num_bytes * local_share(written_layout(op.rule, slot, served), sizes)
             for slot, tensor in enumerate(op.results)
         )
+        # Every served factor divides the arithmetic, but only factors of a tensor divide its traffic.
         arithmetic_s = op.flop / ways / self.speed[op.precision] if op.precision else 0.0
         return op.times * max(arithmetic_s, moved_bytes / self.bandwidth)
 
 
 def _compute_s(plan: Plan) -> FloatArray:
-    """Of each operator [ops]."""
+    """Return the time of all executions of each operator [ops] [s]."""
     roofline = Roofline(plan.graph, plan.mesh)
     return np.array([roofline.seconds(number, served) for number, served in enumerate(plan.served.tolist())])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lifetime:
-    """While which operators run a tensor is in memory, from the first to the last."""
+    """First and last operator during which a tensor stays in memory."""
 
     first: int
     last: int
 
 
 def lifetimes(graph: Graph) -> tuple[Lifetime | None, ...]:
-    """Of each tensor; None for what the step makes of a state, which takes the state's place."""
+    """Return the lifetime of each tensor; None for the updated value of a state, which overwrites the state."""
     kept = {op.operands[0] for op in graph.ops if op.primitive == STATE and op.operands}
     found: list[Lifetime | None] = []
     for tensor, uses in enumerate(graph.uses):
         maker, _ = graph.maker[tensor]
+        # States and inputs occupy memory during the whole step.
         if graph.ops[maker].primitive in (STATE, INPUT):
             found.append(Lifetime(first=0, last=len(graph.ops) - 1))
         elif tensor in kept:
             found.append(None)
         else:
+            # Reads by an earlier operator (`is_back`) belong to the next iteration and do not extend the lifetime.
             found.append(Lifetime(first=maker, last=max((use.op for use in uses if not use.is_back), default=maker)))
     return tuple(found)
 
 
 def live_bytes(plan: Plan) -> FloatArray:
-    """What is alive at each operator [ops]: what lies there for later, in every layout that is kept, and its results.
+    """Return the memory in use at each operator [ops] [bytes].
 
-    What the step makes of a state takes the state's place, in the layout of that. What costs no message, a slice or a
-    constant, is not kept: everyone who reads it makes it anew. Partial sums are there until they are scattered.
+    It counts all tensors that are kept for later operators, in every layout that is kept, and the operator's results.
+    The updated value of a state overwrites the state, in the state's layout. A copy that costs no message (a slice or a
+    constant) is not kept: each reader makes it anew. Partial sums are counted until they are scattered.
     """
     graph, sizes = plan.graph, plan.mesh.sizes
+    # `change` holds allocations and releases, whose running sum is the memory kept; `own` holds an operator's temporary
+    # needs.
     change = np.zeros(len(graph.ops) + 1)
     own = np.zeros(len(graph.ops))
     for tensor, (array, lifetime) in enumerate(zip(graph.tensors, lifetimes(graph), strict=True)):
@@ -335,6 +358,7 @@ def live_bytes(plan: Plan) -> FloatArray:
         if lifetime is not None:
             change[lifetime.first] += held_bytes
             change[lifetime.last + 1] -= held_bytes
+        # While it runs, the writer holds the tensor as written, perhaps as unscattered partial sums.
         own[maker] += array.num_bytes * local_share(plan.written(maker, slot), sizes) - held_bytes
         for copy in plan.copies(tensor):
             copy_bytes = array.num_bytes * local_share(copy.layout, sizes)

@@ -1,4 +1,4 @@
-"""The collectives of a plan added up by kind and axes, as people and reports read them."""
+"""Totals of a plan's collectives by kind and axes, for reports and terminal output."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from costmodels.sharding.plan import Plan, PlanCost
 
 
 def collectives_by_kind(plan: Plan, cost: PlanCost) -> list[dict[str, Any]]:
-    """Times, bytes of messages and seconds in a step of each kind along each group of axes, the longest first."""
+    """Return times, message bytes and seconds per step for each kind and group of axes, the longest first."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for each in cost.collectives:
         key = (each.move.kind.value, "*".join(plan.mesh.names[axis] for axis in each.move.axes))
@@ -21,8 +21,9 @@ def collectives_by_kind(plan: Plan, cost: PlanCost) -> list[dict[str, Any]]:
 
 
 def collective_lines(totals: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The same for people, a line each."""
+    """Format these totals as text, one line each."""
     rows = list(totals)
+    # Align the columns of all lines.
     width = max((len(each["axes"]) for each in rows), default=0)
     return [
         f"  {each['kind']:<15} {each['axes']:<{width}} {each['times']:>6,} x  {each['bytes'] / 1e6:12,.1f} MB  "

@@ -1,13 +1,12 @@
-"""The engine of the event simulator: tasks that wait for each other and share devices and links, and when they run.
+"""Engine of the event simulator: runs tasks that wait for each other and share devices and links.
 
-A task is a kernel, a collective, a transfer between stages. It begins when all that it waits for has ended; after its
-latency it works, at its full rate where nothing else is at work beside it. Transfers share links by max-min fairness
-(hardware/sharing.py); kernels and collectives on one device slow each other down. Rates change only when a task
-begins or ends, so time goes from one such event to the next.
+A task is a kernel, a collective, or a transfer between stages. It begins when all tasks that it waits for have ended.
+After its latency it works, at its full rate if nothing else works beside it. Transfers share links by max-min fairness
+(hardware/sharing.py). Kernels and collectives on one device slow each other down. Rates change only when a task begins
+or ends, so time advances from one such event to the next.
 
-Which link a transfer takes may be open: of links that exclude each other it takes the one that is the fastest at the
-moment when it begins ("Rethinking Dynamic Networks and Heterogeneous Computing with Automatic Parallelization",
-section 3.1).
+A transfer may have several routes. Of links that exclude each other, it takes the one that is the fastest at the moment
+when it begins ("Rethinking Dynamic Networks and Heterogeneous Computing with Automatic Parallelization", section 3.1).
 
 Letters: t tasks.
 """
@@ -31,8 +30,8 @@ class Route(NamedTuple):
     """One way to do a task.
 
     Attributes:
-        work_s: What it takes at its full rate, without its latency.
-        uses: What it takes of the links at that rate.
+        work_s: Duration at the full rate, without the latency [s].
+        uses: Shares of the links that the task takes at that rate.
     """
 
     work_s: float
@@ -44,10 +43,10 @@ class TaskGraph:
     """Tasks under construction; a task's number is its position.
 
     Attributes:
-        latency_s: Time after its begin in which a task takes nothing from any link or device.
-        routes: The ways to do each, one at least; of equal ones the first is taken.
-        devices: The devices that each keeps at work.
-        after: What each waits for.
+        latency_s: Time after its begin in which a task takes nothing from any link or device [s].
+        routes: Routes of each task, at least one; the first of equal ones is taken.
+        devices: Devices that each task keeps at work.
+        after: Tasks that each task waits for.
     """
 
     latency_s: list[float] = field(default_factory=list)
@@ -62,7 +61,7 @@ class TaskGraph:
         latency_s: float = 0.0,
         devices: tuple[int, ...] = (),
     ) -> int:
-        """Adds a task that waits for those numbered `after`, of which NOTHING is none; returns its number."""
+        """Add a task that waits for the tasks numbered `after`, ignoring NOTHING, and return its number."""
         assert routes, "there is a way to do every task"
         self.latency_s.append(latency_s)
         self.routes.append(routes)
@@ -71,7 +70,7 @@ class TaskGraph:
         return len(self.routes) - 1
 
     def wait(self, task: int, other: int) -> None:
-        """Makes a task wait for another one, too."""
+        """Make a task wait for one more task."""
         self.after[task].append(other)
 
     def __len__(self) -> int:
@@ -80,13 +79,13 @@ class TaskGraph:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Timeline:
-    """When the tasks of a graph ran.
+    """Times at which the tasks of a graph ran.
 
     Attributes:
-        start_s: [t]
-        end_s: [t]; inf for what never ends, because a link that it crosses is down.
-        waited_for: The task whose end let each begin, NOTHING for the first ones [t].
-        route: Which of its routes each took [t].
+        start_s: Begin of each task [s], [t].
+        end_s: End of each task [s], [t]; inf for a task that never ends because a link that it crosses is down.
+        waited_for: Task whose end let each task begin [t]; NOTHING for the first ones.
+        route: Number of the route that each task took [t].
     """
 
     start_s: FloatArray
@@ -96,11 +95,11 @@ class Timeline:
 
     @property
     def makespan_s(self) -> float:
-        """From 0 to the last end."""
+        """Time from 0 to the last end [s]."""
         return float(self.end_s.max(initial=0.0))
 
     def critical_path(self) -> list[int]:
-        """The chain of tasks without a gap from the first begin to the last end, in this order."""
+        """Return the chain of tasks without a gap from the first begin to the last end, in this order."""
         if not len(self.end_s):
             return []
         path = [int(self.end_s.argmax())]
@@ -110,11 +109,11 @@ class Timeline:
 
 
 def run(graph: TaskGraph, capacity: Sequence[float], overlap_efficiency: float) -> Timeline:
-    """When every task runs.
+    """Run all tasks and return their times.
 
     Args:
-        graph: The tasks.
-        capacity: Of every resource that routes name.
+        graph: Tasks to run.
+        capacity: Capacity of every resource that routes name.
         overlap_efficiency: Share of the shorter one's time that two kernels on one device save by running beside each
             other: 1 is no harm at all, 0 is one after the other.
 
@@ -132,9 +131,9 @@ def run(graph: TaskGraph, capacity: Sequence[float], overlap_efficiency: float) 
 
 
 class _Engine:
-    """The state of one run: a clock that jumps along a heap of (time, order of pushing, task, version).
+    """State of one run: a clock that jumps along a heap of (time, order of pushing, task, version).
 
-    A task that works at a changed rate gets another version; events of older ones are void.
+    A task whose rate changes gets a new version; events of older versions are void.
     """
 
     def __init__(self, graph: TaskGraph, capacity: Sequence[float], harm: float) -> None:
@@ -146,10 +145,12 @@ class _Engine:
         self.waited_for = [NOTHING] * num_tasks
         self.route = [0] * num_tasks
         self.missing = [len(after) for after in graph.after]
+        # The reverse of `after`: tasks that may begin when a task ends.
         self.followers: list[list[int]] = [[] for _ in range(num_tasks)]
         for task, after in enumerate(graph.after):
             for other in after:
                 self.followers[other].append(task)
+        # State of each task: the work that is left at full rate, its rate, and the time since when it has that rate.
         self.left_s = [routes[0].work_s for routes in graph.routes]
         self.uses = [routes[0].uses for routes in graph.routes]
         self.rate = [0.0] * num_tasks
@@ -160,37 +161,42 @@ class _Engine:
         self.on_resource: list[set[int]] = [set() for _ in capacity]
         num_devices = 1 + max((device for devices in graph.devices for device in devices), default=NOTHING)
         self.on_device: list[set[int]] = [set() for _ in range(num_devices)]
+        # Rates are remembered by the identities of the routes' uses, which are shared by equal messages.
         self.known_rates: dict[tuple[tuple[int, ...], tuple[float, ...]], list[float]] = {}
         self.known_alone: dict[int, float] = {}
         self.heap: list[tuple[float, int, int, int]] = []
         self.num_pushed = 0
 
     def run(self) -> None:
-        """Runs all tasks."""
+        """Run all tasks."""
         for task, missing in enumerate(self.missing):
             if not missing:
                 self._begin(task, 0.0)
         while self.heap:
             now_s, _, task, version = heapq.heappop(self.heap)
+            # The task's rate has changed since this event was pushed.
             if version != self.version[task]:
                 continue
             if self.is_working[task] or self.is_free[task]:
                 self._end(task, now_s)
             else:
                 self._work(task, now_s)
+        # A task may also wait for ever because a link is down. Then it is still at work, at rate 0.
         if any(self.missing) and not any(self.is_working):
             raise ValueError("The tasks wait for each other in a circle.")
 
     def _push(self, time_s: float, task: int) -> None:
+        """Push an event of the task's current version."""
         self.num_pushed += 1
         heapq.heappush(self.heap, (time_s, self.num_pushed, task, self.version[task]))
 
     def _is_free(self, task: int) -> bool:
-        """Whether nothing can slow the task down."""
+        """Return whether nothing can slow the task down."""
         routes = self.graph.routes[task]
         return not self.graph.devices[task] and len(routes) == 1 and not routes[0].uses
 
     def _begin(self, task: int, now_s: float) -> None:
+        """Begin the task; it works once its latency is over."""
         self.start_s[task] = now_s
         latency_s = self.graph.latency_s[task]
         if self.is_free[task]:
@@ -201,7 +207,7 @@ class _Engine:
             self._work(task, now_s)
 
     def _work(self, task: int, now_s: float) -> None:
-        """The task's latency is over."""
+        """Start the task's work; its latency is over."""
         self.is_working[task] = True
         self.since_s[task] = now_s
         self._choose_route(task)
@@ -209,11 +215,14 @@ class _Engine:
         self._share(task, now_s)
 
     def _end(self, task: int, now_s: float) -> None:
+        """End the task, speed up the tasks beside it, and begin those that waited for it last."""
         self.end_s[task] = now_s
         self.version[task] += 1
         if self.is_working[task]:
             self.is_working[task] = False
             self._leave(task)
+            # Only tasks below their full rate can gain. Each call of _share settles a whole component, so its members
+            # are struck off.
             slowed = {other for other in self._beside(task) if self.rate[other] < 1.0}
             while slowed:
                 slowed.difference_update(self._share(slowed.pop(), now_s))
@@ -224,19 +233,21 @@ class _Engine:
                 self._begin(follower, now_s)
 
     def _enter(self, task: int) -> None:
+        """Enter the task on its links and devices."""
         for resource, _ in self.uses[task]:
             self.on_resource[resource].add(task)
         for device in self.graph.devices[task]:
             self.on_device[device].add(task)
 
     def _leave(self, task: int) -> None:
+        """Take the task off its links and devices."""
         for resource, _ in self.uses[task]:
             self.on_resource[resource].discard(task)
         for device in self.graph.devices[task]:
             self.on_device[device].discard(task)
 
     def _beside(self, task: int) -> set[int]:
-        """The other tasks at work on its links and devices."""
+        """Return the other tasks at work on the task's links and devices."""
         found: set[int] = set()
         for resource, _ in self.uses[task]:
             found |= self.on_resource[resource]
@@ -246,12 +257,13 @@ class _Engine:
         return found
 
     def _choose_route(self, task: int) -> None:
-        """Takes the way in which the task would end first if nothing changed."""
+        """Choose the route on which the task would end first if nothing changed."""
         routes = self.graph.routes[task]
         if len(routes) == 1:
             return
         needs_s = []
         for route in routes:
+            # The task is not entered yet: its component is found as if it took this route.
             self.uses[task] = route.uses
             members = self._component(task)
             rate = self._rates(members)[members.index(task)]
@@ -260,7 +272,7 @@ class _Engine:
         self.left_s[task], self.uses[task] = routes[self.route[task]]
 
     def _component(self, task: int) -> list[int]:
-        """The task and all whose rates its own may change."""
+        """Return the task and all tasks whose rates its own may change."""
         found = {task}
         waiting = [task]
         while waiting:
@@ -271,21 +283,26 @@ class _Engine:
         return sorted(found)
 
     def _rates(self, members: Sequence[int]) -> list[float]:
-        """Rates of tasks that share links and devices; the same few constellations return again and again."""
+        """Return the rates of tasks that share links and devices.
+
+        Results are remembered, because the same few constellations return again and again.
+        """
         limits = [1.0] * len(members)
         if self.harm:
             for at, task in enumerate(members):
                 places = [self.on_device[device] for device in self.graph.devices[task]]
                 others = max([len(place) - (task in place) for place in places], default=0)
+                # Each other kernel on the busiest of its devices slows a task down by the harm of one overlap.
                 limits[at] = 1.0 / (1.0 + self.harm * others)
         uses = [self.uses[task] for task in members]
         key = (tuple(map(id, uses)), tuple(limits))
+        # `id` suffices as a key, because the graph keeps all routes alive during the run.
         if key not in self.known_rates:
             self.known_rates[key] = fair_rates(uses, limits, self.capacity)
         return self.known_rates[key]
 
     def _rate_alone(self, task: int) -> float:
-        """The same where nothing is at work beside it."""
+        """Return the rate of a task that has nothing at work beside it."""
         uses = self.uses[task]
         key = id(uses)
         if key not in self.known_alone:
@@ -293,12 +310,13 @@ class _Engine:
         return self.known_alone[key]
 
     def _share(self, task: int, now_s: float) -> list[int]:
-        """Gives new rates to the task and all around it; returns these."""
+        """Give new rates to the task and to all tasks of its component, and return these."""
         members = self._component(task)
         rates = self._rates(members) if len(members) > 1 else [self._rate_alone(task)]
         for member, rate in zip(members, rates, strict=True):
             if rate == self.rate[member] and self.since_s[member] < now_s:
-                continue  # its event stands
+                continue  # its event stays valid
+            # Work done since the last change of the rate is settled before the new rate counts.
             self.left_s[member] = max(self.left_s[member] - self.rate[member] * (now_s - self.since_s[member]), 0.0)
             self.since_s[member] = now_s
             self.rate[member] = rate

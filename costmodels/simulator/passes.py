@@ -1,8 +1,8 @@
-"""The passes of one step through a pipeline: in which order each stage runs them.
+"""Schedules of the passes of one step: the order in which each stage of a pipeline runs them.
 
-A model cut into pp * vpp virtual stages, of which stage s of the pipeline holds those numbered s, s + pp, ...: a
-micro-batch goes forward through all of them in order, and backward in the opposite one. What a stage runs next is
-fixed beforehand, by the schedule; when, follows from what it waits for (see simulator.py).
+A model is cut into pp * vpp virtual stages; stage s of the pipeline holds those numbered s, s + pp, and so on. A
+micro-batch goes forward through all of them in order, and backward in the opposite order. The schedule fixes the order
+of each stage's passes. Their times follow from the tasks that they wait for (see simulated_step.py).
 
 Letters: p stages, v virtual stages in all, m micro-batches, n passes.
 """
@@ -21,17 +21,17 @@ from hardware.arrays import FloatArray, IntArray
 
 
 class Kind(IntEnum):
-    """What a pass computes."""
+    """Kind of pass, by what it computes."""
 
     FORWARD = 0
     BACKWARD = 1
-    """The gradients of the inputs; those of the weights too, unless the schedule has passes for these."""
+    """Gradients of the inputs, and those of the weights too unless the schedule has separate passes for them."""
     WEIGHTS = 2
     """The gradients of the weights."""
 
 
 class Pass(NamedTuple):
-    """One micro-batch through one chunk of one stage."""
+    """Pass of one micro-batch through one chunk of one stage."""
 
     kind: Kind
     micro_batch: int
@@ -40,16 +40,16 @@ class Pass(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PassOrder:
-    """What every stage runs, one pass after the other; the arrays hold the first stage's passes first.
+    """Order of the passes that every stage runs; the arrays hold the first stage's passes first.
 
     Attributes:
-        pp: Stages.
-        vpp: Chunks of each.
-        num_micro_batches: m.
-        stage: Of each pass [n].
-        kind: A `Kind` each [n].
-        micro_batch: From 0 [n].
-        chunk: From 0 [n].
+        pp: Number of stages.
+        vpp: Number of chunks per stage.
+        num_micro_batches: Number of micro-batches m.
+        stage: Stage of each pass [n].
+        kind: Kind of each pass, as a `Kind` [n].
+        micro_batch: Micro-batch of each pass, from 0 [n].
+        chunk: Chunk of each pass, from 0 [n].
     """
 
     pp: int
@@ -62,27 +62,29 @@ class PassOrder:
 
     @property
     def virtual_stage(self) -> IntArray:
-        """Of each pass [n]."""
+        """Virtual stage of each pass [n]."""
         return self.chunk * self.pp + self.stage
 
     @property
     def splits_backward(self) -> bool:
-        """Whether the gradients of the weights are passes of their own."""
+        """Whether the gradients of the weights have passes of their own."""
         return bool((self.kind == Kind.WEIGHTS).any())
 
     def peak_in_flight(self) -> FloatArray:
-        """Micro-batches of which a stage holds the activations at its peak, in units of all of its layers [p].
+        """Return the peak number of micro-batches whose activations a stage holds, in units of all its layers [p].
 
-        They are held from the forward pass to the end of the last backward one.
+        Activations are held from the forward pass to the end of the last backward pass.
         """
         last = Kind.WEIGHTS if self.splits_backward else Kind.BACKWARD
+        # Running count of held activations: plus one at a forward pass, minus one at the pass that releases them.
         change = (self.kind == Kind.FORWARD).astype(np.int64) - (self.kind == last)
         peaks = [np.cumsum(change[self.stage == stage]).max() for stage in range(self.pp)]
+        # A pass concerns one chunk, a vpp-th of the stage's layers.
         return np.array(peaks, dtype=np.float64) / self.vpp
 
 
 def gpipe(pp: int, vpp: int, num_micro_batches: int) -> PassOrder:
-    """All forward passes, then all backward passes (Huang et al. 2019, section 2.2)."""
+    """Order all forward passes before all backward passes (Huang et al. 2019, section 2.2)."""
 
     def of_stage(_: int) -> Iterator[Pass]:
         for kind in (Kind.FORWARD, Kind.BACKWARD):
@@ -93,11 +95,12 @@ def gpipe(pp: int, vpp: int, num_micro_batches: int) -> PassOrder:
 
 
 def one_forward_one_backward(pp: int, vpp: int, num_micro_batches: int) -> PassOrder:
-    """1F1B: as many forward passes as stages follow, then one of each in turns (Narayanan et al. 2021, section 2.2.1).
+    """Order passes by 1F1B: as many forward passes as stages follow, then one of each in turns.
 
-    With chunks it is the interleaved schedule of section 2.2.2, in the order of megatron-core's
-    pipeline_parallel/schedules.py (get_pp_rank_microbatches, get_schedule_table): micro-batches go in rounds, each
-    round through one chunk after the other. A round has pp of them, or as many more as make the rounds equal.
+    Source: Narayanan et al. 2021, section 2.2.1. With chunks it is the interleaved schedule of section 2.2.2, in the
+    order of megatron-core's pipeline_parallel/schedules.py (get_pp_rank_microbatches, get_schedule_table):
+    micro-batches go in rounds, each round through one chunk after the other. A round has pp micro-batches, or as many
+    more as make the rounds equal.
 
     Raises:
         ValueError: there are no equal rounds.
@@ -112,15 +115,17 @@ def one_forward_one_backward(pp: int, vpp: int, num_micro_batches: int) -> PassO
     of_round = num_micro_batches // num_rounds
 
     def at(kind: Kind, number: int) -> Pass:
-        """The pass of one kind that a stage runs as its `number`-th."""
+        """Return the pass of one kind that a stage runs as its `number`-th."""
         if vpp == 1:
             return Pass(kind, number, 0)
+        # Each round goes through all chunks; backward passes take the chunks in the opposite order.
         rounds, within = divmod(number, of_round * vpp)
         chunk, member = divmod(within, of_round)
         return Pass(kind, rounds * of_round + member, chunk if kind == Kind.FORWARD else vpp - 1 - chunk)
 
     def of_stage(stage: int) -> Iterator[Pass]:
         behind = pp - stage - 1
+        # Warm-up fills the stages behind; with chunks it covers both ways and all chunks but the last.
         warm_up = min(total, behind if vpp == 1 else 2 * behind + (vpp - 1) * of_round)
         for number in range(warm_up):
             yield at(Kind.FORWARD, number)
@@ -134,10 +139,10 @@ def one_forward_one_backward(pp: int, vpp: int, num_micro_batches: int) -> PassO
 
 
 def zero_bubble(pp: int, vpp: int, num_micro_batches: int) -> PassOrder:
-    """ZB-H1: 1F1B whose weight gradients fill what would be bubble (Qi et al. 2023, section 2).
+    """Order passes by ZB-H1: 1F1B that fills its bubble with weight gradients (Qi et al. 2023, section 2).
 
     Stage s runs the weight gradients of a micro-batch s backward passes later, so that no stage holds more activations
-    than the first does under 1F1B; what is left at the end runs then.
+    than the first does under 1F1B. The remaining weight gradients run at the end.
     """
 
     def of_stage(stage: int) -> Iterator[Pass]:
@@ -152,6 +157,7 @@ def zero_bubble(pp: int, vpp: int, num_micro_batches: int) -> PassOrder:
             if number >= stage:
                 yield Pass(Kind.WEIGHTS, num_weights, 0)
                 num_weights += 1
+        # The remaining weight gradients fill the end of the step.
         for number in range(num_weights, num_micro_batches):
             yield Pass(Kind.WEIGHTS, number, 0)
 
@@ -161,17 +167,17 @@ def zero_bubble(pp: int, vpp: int, num_micro_batches: int) -> PassOrder:
 SCHEDULES: Mapping[str, Callable[[int, int, int], PassOrder]] = MappingProxyType(
     {"gpipe": gpipe, "1f1b": one_forward_one_backward, "zero-bubble": zero_bubble}
 )
-"""The schedules by name: functions of pp, vpp and the number of micro-batches."""
+"""Schedules by name: functions of pp, vpp and the number of micro-batches."""
 
 ONE_CHUNK = ("gpipe", "zero-bubble")
-"""Schedules that know no chunks."""
+"""Schedules that support one chunk per stage only."""
 
 
 def pass_order(schedule: str, pp: int, vpp: int, num_micro_batches: int) -> PassOrder:
-    """What every stage runs under a schedule.
+    """Return the passes of every stage under a schedule.
 
     Raises:
-        ValueError: the schedule can't be had with these sizes.
+        ValueError: the schedule does not support these sizes.
     """
     if schedule in ONE_CHUNK and vpp > 1:
         raise ValueError(f"vpp must be 1 under {schedule}, but got {vpp}.")
@@ -179,7 +185,7 @@ def pass_order(schedule: str, pp: int, vpp: int, num_micro_batches: int) -> Pass
 
 
 def _order(pp: int, vpp: int, num_micro_batches: int, of_stage: Callable[[int], Iterator[Pass]]) -> PassOrder:
-    """The passes of all stages."""
+    """Collect the passes of all stages."""
     rows = np.array([(stage, *one) for stage in range(pp) for one in of_stage(stage)], dtype=np.int64)
     stage, kind, micro_batch, chunk = rows.T
     return PassOrder(

@@ -1,4 +1,4 @@
-"""A simulated step as people look at it: what every stage of every kind of replicas ran, and where it was idle."""
+"""Rows of a simulated step for display: the work of every stage of every kind of replicas, and its idle times."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from costmodels.simulator.simulated_step import ALL, Label, Role, Simulation
 
 
 class Span(NamedTuple):
-    """One thing that a stage did, from its begin to its end.
+    """One activity of a stage, from its begin to its end.
 
     Attributes:
-        role: What it is.
-        kind: Of a pass a `passes.Kind`; of a hop that of the pass that sent; -1 of all else.
-        micro_batch: Of a pass or hop, from 0; -1 of all else.
-        chunk: Of the stage, from 0; -1 where it concerns all of them.
-        start_s: After the step's begin.
-        end_s: After the step's begin.
+        role: Role of the task.
+        kind: Kind of pass as a `passes.Kind`; of a hop the kind of the sending pass; -1 of all other tasks.
+        micro_batch: Micro-batch of a pass or hop, from 0; -1 of all other tasks.
+        chunk: Chunk of the stage, from 0; -1 if the activity concerns all of them.
+        start_s: Begin of the activity after the step's begin [s].
+        end_s: End of the activity after the step's begin [s].
     """
 
     role: Role
@@ -32,17 +32,17 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StageRow:
-    """One stage of one kind of replicas.
+    """Activities of one stage of one kind of replicas.
 
     Attributes:
         replica: Number of the first of these replicas.
-        count: How many they are.
+        count: Number of these replicas.
         stage: Number of the stage.
-        device: Name of the device that sets its pace.
-        computing: Its passes and the optimizer's step, one after the other.
-        hops: What it hands on to other stages.
-        weights: Collectives over its weights and gradients.
-        idle_share: The part of the step, overheads left out, in which it computes nothing.
+        device: Name of the device that sets the stage's pace.
+        computing: Passes and the optimizer's step, one after the other.
+        hops: Messages to other stages.
+        weights: Collectives over weights and gradients.
+        idle_share: Share of the step, without overheads, in which the stage computes nothing.
     """
 
     replica: int
@@ -56,9 +56,9 @@ class StageRow:
 
 
 def stage_rows(simulation: Simulation) -> tuple[StageRow, ...]:
-    """The stages of the first kind of replicas, then those of the next.
+    """Return the rows of all stages of the first kind of replicas, then those of the next.
 
-    A pass is one span, or several where its pieces wait for weights between them.
+    A pass is one span, or several if its pieces wait for weights between them.
     """
     pp, timeline = len(simulation.stages[0]), simulation.timeline
     spans: dict[tuple[int, int], list[Span]] = {}
@@ -71,15 +71,18 @@ def stage_rows(simulation: Simulation) -> tuple[StageRow, ...]:
         if label.role in (Role.PASS, Role.OPTIMIZER):
             busy_s[label.replicas, label.stage] += end_s - start_s
         if label.role == Role.PASS:
+            # Pieces of one pass that follow each other without a gap become one span.
             pieces = passes.setdefault(label._replace(piece=-1), [])
             begin_s = pieces.pop()[0] if pieces and pieces[-1][1] >= start_s else start_s
             pieces.append((begin_s, end_s))
             continue
+        # A collective of all replicas is shown in the row of each.
         for replicas in range(len(simulation.replicas)) if label.replicas == ALL else (label.replicas,):
             spans.setdefault((replicas, label.stage), []).append(_span(label, pp, start_s, end_s))
     for label, pieces in passes.items():
         own = spans.setdefault((label.replicas, label.stage), [])
         own += [_span(label, pp, start_s, end_s) for start_s, end_s in pieces]
+    # Only passes and the optimizer count as busy: messages and collectives over weights leave the device idle.
     idle = 1.0 - busy_s / timeline.makespan_s
     found = []
     for replicas, kind in enumerate(simulation.replicas):
@@ -101,7 +104,7 @@ def stage_rows(simulation: Simulation) -> tuple[StageRow, ...]:
 
 
 def idle_gaps(row: StageRow, until_s: float) -> tuple[tuple[float, float], ...]:
-    """When a stage computes nothing before `until_s`: pairs of begin and end."""
+    """Return the times at which a stage computes nothing before `until_s`: pairs of begin and end."""
     free_s, gaps = 0.0, []
     for span in row.computing:
         if span.start_s > free_s:

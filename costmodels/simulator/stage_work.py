@@ -1,7 +1,7 @@
-"""What each stage of a configuration runs: its pieces, the programs of their passes, its messages and its weights.
+"""Work of each stage of a configuration: its pieces, the programs of their passes, its messages and its weights.
 
-Everything that a simulated step is made of, priced one by one; when it runs is simulator.py's affair. A stage is priced
-where it stands: on the devices and links of its own hosts.
+This module prices everything that a simulated step is made of; simulated_step.py decides when it runs. A stage is
+priced at its place: on the devices and links of its own hosts.
 
 Letters: p stages, v virtual stages.
 """
@@ -17,6 +17,7 @@ import numpy as np
 
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.runtime import RuntimeProfile
+from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.kernels import CollectiveTime, KernelTime, collective_latency_s
 from costmodels.operators.layer_operators import BLOCKS, Block, Collective, Phase
@@ -40,7 +41,6 @@ from costmodels.step.transfers import hop_collectives, transfer_collectives
 from costmodels.step.weight_passes import accumulation_s, optimizer_pass_s
 from costmodels.step.weight_traffic import weight_collectives, weight_traffic
 from hardware.arrays import FloatArray
-from hardware.cluster import Cluster
 from hardware.link import combined, detour
 
 _BLOCKS_OF = {
@@ -53,11 +53,11 @@ _BLOCKS_OF = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Message:
-    """What goes over links at one time.
+    """Message that goes over links at one time.
 
     Attributes:
-        seconds: What it takes alone.
-        latency_s: The part of that in which the links are idle.
+        seconds: Duration if it goes alone [s].
+        latency_s: Part of the duration in which the links are idle [s].
         link: One of `pass_program.LINKS`.
     """
 
@@ -66,7 +66,7 @@ class Message:
     link: str = INSIDE
 
     def scaled(self, share: float) -> Message:
-        """This share of it."""
+        """Return a share of the message."""
         return replace(self, seconds=share * self.seconds, latency_s=share * self.latency_s)
 
 
@@ -75,33 +75,34 @@ NO_MESSAGE = Message(seconds=0.0)
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StageWork:
-    """What one stage of one kind of replicas runs.
+    """Work of one stage of one kind of replicas.
 
     Attributes:
-        device: Name of the device that sets its pace.
-        chunks: The pieces of each of its virtual stages, and whether each is recomputed in full.
-        programs: The program of each piece in each kind of pass, and of the same with its layer recomputed in full.
-        program_s: What each program takes its device.
-        overlap_efficiency: Of the runtime.
-        stretch: Time of a pass over that of its device: launches of the host take the rest.
-        accumulation_s: What summing up the gradients of each piece of each chunk adds.
-        begins_s: What each pass waits for its message to begin.
-        forward_hop: To the next virtual stage's stage.
-        backward_hop: To that of the one before.
-        each_gather: Weights of all chunks, before each pass (ZeRO 3).
-        each_scatter: Gradients of all chunks, after each backward pass (ZeRO 3, perhaps 2).
-        once_gather: Weights of all chunks, once per step.
-        once_reduce: Gradients of all chunks, once per step.
-        once_tied: Gradients of a table that the stage at the pipeline's other end has a copy of, once per step.
-        once_more: What a sharding plan adds to these, once per step.
-        one_layer_s: What a step waits for the weights of its first layer (ZeRO 3).
-        weight_share: The part of all its weights that each piece of each chunk holds.
-        optimizer_s: The optimizer's step.
+        device: Name of the device that sets the stage's pace.
+        chunks: Pieces of each of its virtual stages, and whether each is recomputed in full.
+        programs: Program of each piece in each kind of pass, plain and with its layer recomputed in full.
+        program_s: Time of each program on the device [s].
+        overlap_efficiency: Overlap efficiency of the runtime.
+        stretch: Time of a pass over that of its device; the host's launches take the difference.
+        accumulation_s: Time that adding up the gradients of each piece of each chunk takes in addition [s].
+        begins_s: Time that each pass waits for its message to begin [s].
+        forward_hop: Message to the stage of the next virtual stage.
+        backward_hop: Message to the stage of the virtual stage before.
+        each_gather: Gathering of the weights of all chunks, before each pass (ZeRO 3).
+        each_scatter: Scattering of the gradients of all chunks, after each backward pass (ZeRO 3, perhaps 2).
+        once_gather: Gathering of the weights of all chunks, once per step.
+        once_reduce: Reduction of the gradients of all chunks, once per step.
+        once_tied: Addition of the gradients of a table that the stage at the pipeline's other end has a copy of, once
+            per step.
+        once_more: Further traffic of a sharding plan, once per step.
+        one_layer_s: Time that a step waits for the weights of its first layer (ZeRO 3) [s].
+        weight_share: Share of all the stage's weights that each piece of each chunk holds.
+        optimizer_s: Time of the optimizer's step [s].
         shares_adapter: Whether the devices of its hosts share an adapter.
-        uplink_share: The part of the switch's uplink that the stage takes at its full rate.
-        detour: Time on the links that a transfer inside a host excludes, over that on those that it takes; 0 where
+        uplink_share: Share of the switch's uplink that the stage takes at its full rate.
+        detour: Time on the links that a transfer inside a host excludes, relative to the links that it takes; 0 if
             there are none. Another transfer may take them.
-        host: Number of the first host of the replica that is simulated, where an adapter or a switch is shared.
+        host: Number of the first host of the simulated replica, if an adapter or a switch is shared.
         switch: Number of that host's leaf switch.
     """
 
@@ -131,34 +132,35 @@ class StageWork:
     switch: int = 0
 
     def order(self, chunk: int, kind: Kind) -> range:
-        """The positions of a chunk's pieces in the order in which a pass runs them."""
+        """Return the positions of a chunk's pieces in the order in which a pass runs them."""
         number = len(self.chunks[chunk])
         return range(number) if kind == Kind.FORWARD else range(number - 1, -1, -1)
 
     def device_s(self, chunk: int, at: int, kind: Kind) -> float:
-        """What a piece takes its device in a pass."""
+        """Return the time of a piece on its device in a pass [s]."""
         piece, again = self.chunks[chunk][at]
         seconds = self.program_s[piece, again, kind]
         return seconds + (self.accumulation_s[chunk][at] if kind == self.gradients_kind else 0.0)
 
     def piece_s(self, chunk: int, at: int, kind: Kind) -> float:
-        """The same with what it waits for the host."""
+        """Return the time of a piece in a pass, including its waits for the host [s]."""
         return self.stretch * self.device_s(chunk, at, kind)
 
     def traffic_s(self, chunk: int, at: int, kind: Kind, link: str) -> float:
-        """How long collectives of a piece keep a link busy in a pass, alone."""
+        """Return the time that collectives of a piece keep a link busy in a pass, alone [s]."""
         piece, again = self.chunks[chunk][at]
         segments = self.programs[piece, again, kind]
         return sum(work.seconds for segment in segments for work in segment.traffic if work.link == link)
 
     def parts_s(self) -> dict[str, float]:
-        """Where the time of one micro-batch's passes goes: kernels, exposed collectives by part, the host."""
+        """Return the time of one micro-batch's passes by part: kernels, exposed collectives, and the host [s]."""
         parts = {"compute": sum(map(sum, self.accumulation_s)), "pp": len(self.chunks) * 2 * self.begins_s}
         numbers = Counter(piece for pieces in self.chunks for piece in pieces)
         for (piece, again, _), program in self.programs.items():
             number = numbers[piece, again]
             for segment in program if number else ():
                 parts["compute"] += number * segment.kernels_s
+                # Collectives of a segment share its exposed time in proportion to their durations.
                 exposed = number * (segment.duration_s(self.overlap_efficiency) - segment.kernels_s)
                 for work in segment.traffic:
                     parts[work.part] = parts.get(work.part, 0.0) + exposed * work.seconds / segment.traffic_s
@@ -167,14 +169,12 @@ class StageWork:
 
     @property
     def gradients_kind(self) -> Kind:
-        """The pass that computes the gradients of the weights."""
+        """Kind of pass that computes the gradients of the weights."""
         return Kind.WEIGHTS if (Piece.HEAD, False, Kind.WEIGHTS) in self.programs else Kind.BACKWARD
 
 
 def stage_works(
-    job: TrainingJob,
-    cluster: Cluster,
-    runtime: RuntimeProfile,
+    setting: Setting,
     config: ParallelConfig,
     kinds: tuple[ReplicaKind, ...],
     *,
@@ -182,18 +182,22 @@ def stage_works(
     kernel_time: KernelTime,
     collective_time: CollectiveTime,
 ) -> tuple[tuple[StageWork, ...], ...]:
-    """What every stage of every kind of replicas runs [k][p]; the cluster's hosts stand in the order of the ranks."""
-    builder = _Builder(job, cluster, runtime, config, splits_backward, kernel_time, collective_time)
+    """Price every stage of every kind of replicas [k][p].
+
+    The cluster's hosts must stand in the order of the ranks.
+    """
+    builder = _Builder(setting, config, splits_backward, kernel_time, collective_time)
     return tuple(tuple(builder.stage(kind, stage) for stage in range(config.pp)) for kind in kinds)
 
 
 def virtual_stages(
     job: TrainingJob, runtime: RuntimeProfile, config: ParallelConfig
 ) -> tuple[tuple[tuple[Piece, bool], ...], ...]:
-    """The pieces of each virtual stage [v], and whether each is a layer whose forward pass runs again in full.
+    """Return the pieces of each virtual stage [v], and whether each is a layer whose forward pass runs again in full.
 
-    Of the layers of a virtual stage the first ones are recomputed.
+    The first layers of a virtual stage are the recomputed ones.
     """
+    # The embedding opens the first virtual stage, and the head closes the last one.
     num_virtual = config.pp * config.vpp
     virtual_of_layer = chunk_of_layer(job.model, runtime, config.pp, config.vpp, config.assignment.layers)
     recomputed = config.assignment.recomputed or (0,) * num_virtual
@@ -210,58 +214,66 @@ _Programs = Mapping[tuple[Piece, bool, Kind], Program]
 
 
 class _Builder:
-    """Prices stages; what is alike is priced once."""
+    """Pricing of stages; stages that are alike are priced once."""
 
     def __init__(
         self,
-        job: TrainingJob,
-        cluster: Cluster,
-        runtime: RuntimeProfile,
+        setting: Setting,
         config: ParallelConfig,
         splits_backward: bool,
         kernel_time: KernelTime,
         collective_time: CollectiveTime,
     ) -> None:
-        self.job, self.cluster, self.runtime, self.config = job, cluster, runtime, config
+        cluster = setting.cluster
+        self.job, self.cluster, self.runtime, self.config = setting.job, cluster, setting.runtime, config
         self.splits_backward = splits_backward
         self.kernel_time, self.collective_time = kernel_time, collective_time
         self.grid = ConfigGrid.from_configs([config])
+        # Ranks in Megatron's order: pp slowest, then dp, then the ranks of one replica of a stage.
         self.cells = np.arange(cluster.num_devices).reshape(config.pp, config.dp, -1)
         self.shares_adapters = any(link.sharers > 1 for group in cluster.groups for link in group.nic_links)
         self.group_ends = np.cumsum([group.hosts for group in cluster.groups])
-        self.virtual = virtual_stages(job, runtime, config)
+        self.virtual = virtual_stages(setting.job, setting.runtime, config)
         self.has_recomputed = any(again for pieces in self.virtual for _, again in pieces)
-        self.launches = {again: piece_launches(job, runtime, own) for again, own in self._flavours()}
+        self.launches = {
+            again: piece_launches(setting.job, setting.runtime, own) for again, own in self._recompute_variants()
+        }
         self.found: dict[tuple[object, ...], StageWork] = {}
         self.programs: dict[tuple[object, ...], tuple[Groups, int, _Programs]] = {}
 
     def stage(self, kind: ReplicaKind, stage: int) -> StageWork:
-        """One stage of one kind of replicas."""
+        """Return the work of one stage of one kind of replicas."""
+        # Programs depend on the place alone; the work of a stage depends on its pieces and hops as well.
         where = self._place_key(kind, stage)
         chunks = self.virtual[stage :: self.config.pp]
         hops = tuple(self._hop_key(kind, stage, to) for to in (stage + 1, stage - 1))
         key = (where, chunks, hops)
         if key not in self.found:
             if where not in self.programs:
-                self.programs[where] = self._priced(kind, stage)
+                self.programs[where] = self._price(kind, stage)
             self.found[key] = self._work(kind, stage, chunks, *self.programs[where])
+        # Shared adapters and switches tell equal stages apart by their hosts.
         if not (self.shares_adapters or self.cluster.switches):
             return self.found[key]
         host = self._host(kind, stage)
         switch = self.cluster.switches[host] if self.cluster.switches else 0
         return replace(self.found[key], host=host, switch=switch)
 
-    def _flavours(self) -> tuple[tuple[bool, ParallelConfig], ...]:
-        """The configuration as it is, and with full recomputation where some layers have that."""
+    def _recompute_variants(self) -> tuple[tuple[bool, ParallelConfig], ...]:
+        """Return the configuration as it is, and with full recomputation if some layers have that."""
         full = ((True, replace(self.config, recompute="full")),) if self.has_recomputed else ()
         return ((False, self.config), *full)
 
     def _place_key(self, kind: ReplicaKind, stage: int) -> tuple[object, ...]:
-        """What sets apart where a replica of a stage stands."""
+        """Return a key that is equal for places where a replica of a stage has equal devices and links."""
         cell, whole = self.cells[stage, kind.first], self.cells[stage].ravel()
         hosts, host_kinds = self.cluster.rank_host(), self.cluster.rank_host_kind()
+        # Places are equal if their hosts, kinds of hosts and numbers of ranks per host are equal, for the replica and
+        # for the whole stage, over which weights are reduced.
         spans_hosts = bool((hosts[self.cells[:, kind.first]] != hosts[cell]).any())
         tells_hosts = bool(self.cluster.slow_pairs or self.cluster.switches)
+        # Slow pairs of hosts and switches make hosts unlike. Without them, hosts may be numbered from the stage's
+        # first.
         least = 0 if tells_hosts else hosts[whole].min()
         return (
             (hosts[cell] - least).tobytes(),
@@ -272,14 +284,15 @@ class _Builder:
         )
 
     def _hop_key(self, kind: ReplicaKind, stage: int, to: int) -> tuple[object, ...]:
+        """Return a key that is equal for hops over equal links."""
         ends = self.cells[stage, kind.first], self.cells[to % self.config.pp, kind.first]
         hosts, host_kinds = self.cluster.rank_host(), self.cluster.rank_host_kind()
         tells_hosts = self.cluster.slow_pairs or self.cluster.switches
         pairs = tells_hosts and (hosts[ends[0]].tobytes(), hosts[ends[1]].tobytes())
         return (bool((hosts[ends[0]] != hosts[ends[1]]).any()), *(host_kinds[end].tobytes() for end in ends), pairs)
 
-    def _priced(self, kind: ReplicaKind, stage: int) -> tuple[Groups, int, _Programs]:
-        """The groups of a stage, the number of the device that sets its pace, and its programs on this."""
+    def _price(self, kind: ReplicaKind, stage: int) -> tuple[Groups, int, _Programs]:
+        """Return the groups of a stage, the number of its slowest device, and its programs on that device."""
         groups = place_replica(self.cluster, self.grid, stage, kind.first)
         priced = [(number, self._programs_on(number, groups)) for number in kind.devices[stage]]
         overlap = self.runtime.overlap_efficiency
@@ -287,12 +300,14 @@ class _Builder:
         def total_s(programs: _Programs) -> float:
             return sum(segment.duration_s(overlap) for program in programs.values() for segment in program)
 
+        # The slowest kind of device sets the pace of a stage.
         number, programs = max(priced, key=lambda one: total_s(one[1]))
         return groups, number, programs
 
     def _programs_on(self, device: int, groups: Groups) -> _Programs:
+        """Return the programs of all pieces on one device, by kind of pass."""
         found: dict[tuple[Piece, bool, Kind], Program] = {}
-        for again, config in self._flavours():
+        for again, config in self._recompute_variants():
             programs = piece_programs(
                 self.job,
                 self.runtime,
@@ -306,6 +321,7 @@ class _Builder:
                 if phase == Phase.FORWARD:
                     found[piece, again, Kind.FORWARD] = program
                 elif self.splits_backward:
+                    # Zero-bubble schedules run the gradients of weights as a separate pass without communication.
                     found[piece, again, Kind.BACKWARD] = _without(program, _is_weight_gradient)
                     found[piece, again, Kind.WEIGHTS] = _only(program, _is_weight_gradient)
                 else:
@@ -321,9 +337,12 @@ class _Builder:
         device: int,
         programs: _Programs,
     ) -> StageWork:
+        """Put the work of a stage together."""
         job, runtime, grid = self.job, self.runtime, self.grid
         overlap = runtime.overlap_efficiency
         pieces = [piece for chunk in chunks for piece, _ in chunk]
+        # Parameters are counted twice: for the whole stage, whose traffic they set, and for each piece, which gets its
+        # share of the stage's accumulation and messages.
         held = np.array([_blocks_of(piece) for piece in pieces], dtype=np.float64).reshape(-1, len(BLOCKS))
         whole = held.sum(axis=0, keepdims=True)
         bandwidth = np.array([self.cluster.devices[device].memory_bandwidth_bytes_per_s])
@@ -333,8 +352,9 @@ class _Builder:
         share = parameters / max(parameters.sum(), 1.0)
         accumulation = float(accumulation_s(runtime, grid, local, bandwidth)[0, 0]) * share
         traffic = weight_traffic(job, runtime, grid, groups, local, self.collective_time)
-        traffic = traffic.changed(self._changed_once_s(whole))
+        traffic = traffic.changed(self._planned_once_s(whole))
         collectives = weight_collectives(job, runtime, grid, groups, local)
+        # The closed form's traffic gives the durations; its collectives give the links and latencies.
         gather = _message_of(collectives, "weights.all_gather")
         reduce = _message_of(
             collectives, "weights.all_reduce" if self.config.zero_stage == 0 else "weights.reduce_scatter"
@@ -363,18 +383,23 @@ class _Builder:
         )
         return replace(work, stretch=self._stretch(work, groups))
 
-    def _changed_once_s(self, whole: FloatArray) -> FloatArray:
-        """What a sharding plan adds to the weights' traffic of a stage of these blocks [1, len(BLOCKS)], as [1, 1]."""
+    def _planned_once_s(self, whole: FloatArray) -> FloatArray:
+        """Return the time that a sharding plan adds once per step to the weights' traffic of a stage [s], [1, 1].
+
+        `whole` counts the blocks of the stage [1, len(BLOCKS)].
+        """
         change = change_of(self.runtime.layer_changes, self.grid)
         once_s = np.array(change.once_s) if change else np.zeros(len(BLOCKS))
         return np.asarray((whole @ once_s)[:, None] / self.runtime.network_efficiency)
 
     def _host(self, kind: ReplicaKind, stage: int) -> int:
+        """Return the number of the first host of a replica's stage."""
         return int(self.cluster.rank_host()[self.cells[stage, kind.first, 0]])
 
     def _surroundings(self, kind: ReplicaKind, stage: int) -> dict[str, Any]:
-        """What the stage may share with others, as fields of its work."""
+        """Return the resources that the stage may share with others, as fields of its work."""
         group = self.cluster.groups[int(np.searchsorted(self.group_ends, self._host(kind, stage), side="right"))]
+        # A host may have two kinds of internal links that exclude each other, such as NVLink and PCIe.
         way, aside = combined(group.intra_links), detour(group.intra_links)
         return {
             "shares_adapter": combined(group.nic_links).sharers > 1,
@@ -383,7 +408,7 @@ class _Builder:
         }
 
     def _begins_s(self, groups: Groups) -> float:
-        """What each pass waits for its message to begin where messages run beside compute."""
+        """Return the time that each pass waits for its message to begin if messages run beside compute [s]."""
         if self.config.pp == 1 or self.config.vpp == 1 or not self.runtime.overlaps_p2p:
             return 0.0
         return float(
@@ -391,13 +416,14 @@ class _Builder:
         )
 
     def _hop(self, kind: ReplicaKind, stage: int, to: int, phase: Phase, groups: Groups) -> Message:
-        """What handing one micro-batch from a stage to a neighbour takes, or its gradients back.
+        """Return the message that hands one micro-batch, or its gradients, from a stage to a neighbour.
 
-        Where devices share an adapter, all replicas' messages leave at once.
+        If devices share an adapter, the messages of all replicas leave at once.
         """
         if self.config.pp == 1:
             return NO_MESSAGE
         ends = np.stack([self.cells[stage], self.cells[to % self.config.pp]], axis=-1)
+        # Each rank sends to its counterpart on the other stage.
         pairs = ends.reshape(-1, 2) if self.shares_adapters else ends[kind.first]
         between = replace(groups, pp=self.cluster.links_among([pairs], ends.ravel()))
         collectives = transfer_collectives(self.job, self.runtime, self.grid, between)
@@ -405,14 +431,17 @@ class _Builder:
         for name, count in hop_collectives(self.runtime, self.grid, phase):
             own_s = float(count[0] * self.collective_time(collectives[name])[0])
             seconds += own_s
-            is_sent = name != "pp.all_gather"  # which crosses other links
+            is_sent = name != "pp.all_gather"  # a gather crosses other links than the message
+            # A gather after the message runs inside the host. It keeps none of the message's links busy, so all its
+            # time counts as latency.
             latency_s += min(float(collective_latency_s(collectives[name])[0]), own_s) if is_sent else own_s
         return Message(seconds=seconds, latency_s=latency_s, link=link_of(collectives["pp.send_recv"]))
 
     def _stretch(self, work: StageWork, groups: Groups) -> float:
-        """Time of a pass over that of its device; both passes of a micro-batch wait for the host alike."""
+        """Return the time of a pass over that of its device; both passes of a micro-batch wait for the host alike."""
         if self.runtime.captured_graph:
             return 1.0
+        # The stretch compares one micro-batch's launches with its device time over all passes and pieces.
         passes = [kind for kind in Kind if kind != Kind.WEIGHTS or self.splits_backward]
         positions = [(chunk, at) for chunk, pieces in enumerate(work.chunks) for at in range(len(pieces))]
         device_s = sum(work.device_s(chunk, at, kind) for chunk, at in positions for kind in passes)
@@ -420,21 +449,23 @@ class _Builder:
         each_s = float(issue_s(self.runtime, self.grid, groups)[0])
         host_s = sum(kernels * self.runtime.launch_s + collectives * each_s for kernels, collectives in launches)
         host_s += float(hops_launch_s(self.runtime, self.config.pp, self.grid.vpp)[0])
+        # The same norm of device and host time as in the closed form.
         return 1.0 + float(beyond_device_s(np.array(device_s), np.array(host_s))) / device_s if device_s > 0 else 1.0
 
 
 def _blocks_of(piece: Piece) -> list[float]:
+    """Return which blocks a piece consists of [len(BLOCKS)]."""
     return [float(block in _BLOCKS_OF[piece]) for block in BLOCKS]
 
 
 def _by_chunk(values: FloatArray, chunks: tuple[tuple[tuple[Piece, bool], ...], ...]) -> tuple[tuple[float, ...], ...]:
-    """Values of all pieces, chunk by chunk."""
+    """Split the values of all pieces by chunk."""
     ends = np.cumsum([len(chunk) for chunk in chunks])[:-1]
     return tuple(tuple(part.tolist()) for part in np.split(values, ends))
 
 
 def _message_of(collectives: Mapping[str, Collective], site: str) -> Callable[[float], Message]:
-    """Makes messages of what such collectives take, in which the links are idle for as long as in these."""
+    """Return a function that makes messages of given durations; links are idle for as long as in these collectives."""
     latency_s = sum(
         float(collective_latency_s(collectives[name]).ravel()[0])
         for name in (site, f"expert_{site}")
@@ -450,10 +481,12 @@ def _message_of(collectives: Mapping[str, Collective], site: str) -> Callable[[f
 
 
 def _is_weight_gradient(work: Work) -> bool:
+    """Return whether the kernel computes the gradient of a weight."""
     return work.name.endswith("weight_gradient")
 
 
 def _without(program: Program, is_left_out: Callable[[Work], bool]) -> Program:
+    """Return the program without some of its kernels."""
     return tuple(
         Segment(kernels=tuple(work for work in segment.kernels if not is_left_out(work)), traffic=segment.traffic)
         for segment in program
@@ -461,5 +494,6 @@ def _without(program: Program, is_left_out: Callable[[Work], bool]) -> Program:
 
 
 def _only(program: Program, is_kept: Callable[[Work], bool]) -> Program:
+    """Return some kernels of the program, without its traffic."""
     kernels = tuple(work for segment in program for work in segment.kernels if is_kept(work))
     return (Segment(kernels=kernels),)

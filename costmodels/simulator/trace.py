@@ -1,7 +1,7 @@
-"""The kernels and collectives of a simulated step with their times, and a trace of them for Perfetto and Chrome.
+"""Kernels and collectives of a simulated step with their times, and a trace of them for Perfetto and Chrome.
 
-Inside a pass, kernels and collectives stand where their program puts them; a pass that waited for its host or shared
-its links is stretched as a whole.
+Inside a pass, the program of the pass sets the order of kernels and collectives. A pass that waited for its host or
+shared its links is stretched as a whole.
 
 Letters: e events.
 """
@@ -23,7 +23,7 @@ from hardware.arrays import FloatArray, IntArray
 
 PASSES, COMPUTE, COMMUNICATION, WEIGHTS, TRANSFERS = range(5)
 STREAMS = ("passes", "compute", "communication", "weights", "transfers")
-"""Rows of one device: what it runs, its two streams, its collectives over weights, and what it hands on."""
+"""Rows of one device: its passes, its two streams, its collectives over weights, and its messages to other stages."""
 
 _ACCUMULATION = "gradients.accumulate"
 
@@ -34,11 +34,11 @@ class OperatorEvents:
 
     Attributes:
         names: Names of operators and sites of collectives, each once.
-        name: Position in `names` of each event [e].
-        device: Kind of replicas times stages plus stage of each [e].
-        stream: COMPUTE, COMMUNICATION, WEIGHTS or TRANSFERS [e].
-        start_s: [e]
-        end_s: [e]
+        name: Position of each event's name in `names` [e].
+        device: Number of each event's device: kind of replicas times stages, plus stage [e].
+        stream: Stream of each event: COMPUTE, COMMUNICATION, WEIGHTS or TRANSFERS [e].
+        start_s: Begin of each event [s], [e].
+        end_s: End of each event [s], [e].
     """
 
     names: tuple[str, ...]
@@ -63,7 +63,7 @@ class _Template(NamedTuple):
 
 
 class _PieceEvents(NamedTuple):
-    """Events of one piece in a pass; alike in all layers that are."""
+    """Events of one piece in a pass; layers that are alike share them."""
 
     name: IntArray
     stream: IntArray
@@ -72,11 +72,13 @@ class _PieceEvents(NamedTuple):
 
 
 def operator_events(simulation: Simulation) -> OperatorEvents:
-    """The kernels and collectives of a simulated step."""
+    """Return the kernels and collectives of a simulated step."""
     return _Collector(simulation).collect()
 
 
 class _Collector:
+    """Collector of a step's events; equal stretches are written once and repeated."""
+
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
         self.pp = len(simulation.stages[0])
@@ -85,6 +87,7 @@ class _Collector:
         self.pieces: dict[tuple[int, Piece, bool, int, float], _PieceEvents] = {}
 
     def collect(self) -> OperatorEvents:
+        """Collect the events of all tasks."""
         timeline = self.simulation.timeline
         members: dict[tuple[int, int, int, int, int], list[int]] = {}
         others: list[int] = []
@@ -94,8 +97,11 @@ class _Collector:
                 members.setdefault(key, []).append(task)
             elif label.role != Role.BARRIER:
                 others.append(task)
-        columns = [self._single(others)]
+        # Tasks that are no passes come first, one event each.
+        columns = [self._single_events(others)]
         for (replicas, stage, chunk, kind, piece), tasks in members.items():
+            # All passes of one stretch have the same events. They are shifted to each pass's begin and stretched to its
+            # duration.
             template = self._template(self.simulation.stages[replicas][stage], chunk, Kind(kind), piece)
             start_s, end_s = timeline.start_s[tasks], timeline.end_s[tasks]
             scale = (end_s - start_s) / template.seconds if template.seconds > 0 else np.ones(len(tasks))
@@ -117,10 +123,10 @@ class _Collector:
     def _number(self, name: str) -> int:
         return self.names.setdefault(name, len(self.names))
 
-    def _single(self, tasks: list[int]) -> tuple[Any, ...]:
-        """Messages between stages, collectives over weights and the optimizer's steps, each one event.
+    def _single_events(self, tasks: list[int]) -> tuple[Any, ...]:
+        """Return the columns of messages, collectives over weights and the optimizer's steps, each one event.
 
-        What all replicas do together is shown on the first kind's device.
+        A task of all replicas together is shown on the first kind's device.
         """
         streams = {Role.HOP: TRANSFERS, Role.OPTIMIZER: COMPUTE}
         names = {
@@ -142,10 +148,11 @@ class _Collector:
     def _template(self, work: StageWork, chunk: int, kind: Kind, piece: int) -> _Template:
         key = (id(work), chunk, kind, piece)
         if key not in self.templates:
-            self.templates[key] = self._written(work, chunk, kind, piece)
+            self.templates[key] = self._write_template(work, chunk, kind, piece)
         return self.templates[key]
 
-    def _written(self, work: StageWork, chunk: int, kind: Kind, piece: int) -> _Template:
+    def _write_template(self, work: StageWork, chunk: int, kind: Kind, piece: int) -> _Template:
+        """Write the events of a stretch, piece by piece."""
         now_s, columns = work.begins_s, []
         for at in work.order(chunk, kind) if piece < 0 else (piece,):
             events = self._piece(work, chunk, at, kind)
@@ -156,6 +163,7 @@ class _Collector:
         return _Template(now_s, *(np.concatenate(column) for column in zip(*(columns or [empty]), strict=True)))
 
     def _piece(self, work: StageWork, chunk: int, at: int, kind: Kind) -> _PieceEvents:
+        """Return the events of one piece of a chunk; the results are remembered."""
         held, again = work.chunks[chunk][at]
         accumulation_s = work.accumulation_s[chunk][at] if kind == work.gradients_kind else 0.0
         key = (id(work), held, again, kind, accumulation_s)
@@ -177,14 +185,16 @@ class _Collector:
         return self.pieces[key]
 
     def _segment(self, segment: Segment, work: StageWork, device_s: float) -> Iterator[tuple[int, int, float, float]]:
-        """The events of a segment that begins `device_s` after the piece, on the device's own clock.
+        """Yield the events of a segment that begins `device_s` after the piece, on the device's own clock.
 
-        While both streams are at work, each is slower.
+        While both streams are at work, each of them is slower.
         """
+        # Both streams run slower until the shorter one is through; the rest of the longer one runs at full rate.
         slowed_s = min(segment.kernels_s, segment.traffic_s)
         slower = 2.0 - work.overlap_efficiency
 
         def at(done_s: float) -> float:
+            """Return the time at which `done_s` of one stream's work is done."""
             return device_s + slower * min(done_s, slowed_s) + max(done_s - slowed_s, 0.0)
 
         for stream, works in ((COMPUTE, segment.kernels), (COMMUNICATION, segment.traffic)):
@@ -196,7 +206,7 @@ class _Collector:
 
 
 def chrome_trace(simulation: Simulation) -> str:
-    """The step in the Trace Event Format, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
+    """Write the step in the Trace Event Format, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
     A process is one device of a stage, a thread one of STREAMS.
 
@@ -224,6 +234,7 @@ def chrome_trace(simulation: Simulation) -> str:
 
 
 def _passes(simulation: Simulation, pp: int) -> Iterator[dict[str, Any]]:
+    """Yield one complete event for each pass, with its micro-batch and virtual stage."""
     timeline = simulation.timeline
     for task, label in enumerate(simulation.labels):
         if label.role == Role.PASS:

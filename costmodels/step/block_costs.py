@@ -1,4 +1,4 @@
-"""What one block and micro-batch cost on each kind of device: kernels, exposed collectives, launches.
+"""Costs of one block and micro-batch on each kind of device: kernels, exposed collectives and launches.
 
 Letters: d kinds of devices, u unique shape rows.
 """
@@ -12,6 +12,7 @@ import numpy as np
 
 from costmodels.job.parallel_config import RECOMPUTE_MODES, ConfigGrid
 from costmodels.job.runtime import RuntimeProfile
+from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.kernels import CollectiveTime, KernelTime, execution_s
 from costmodels.operators.layer_operators import (
@@ -31,17 +32,20 @@ from costmodels.step.changed_layers import LAYER_BLOCKS, shape_keys
 from costmodels.step.communication import Beside, BlockCommunication, block_communication
 from costmodels.step.placement import place, place_on
 from hardware.arrays import FloatArray, IntArray
-from hardware.cluster import Cluster
 from hardware.device import Device
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class BlockTimes:
-    """Compute time of one block and micro-batch on one kind of device, each [len(BLOCKS), u].
+    """Compute time of one block and micro-batch on one kind of device [s], each array [len(BLOCKS), u].
 
-    `backward` includes what recomputation runs again; `launches` counts operators of both passes. `products` are the
-    matrix products of both passes, `weight_gradients` those that give the weights' gradients, `attention_core` the
-    attention of both passes.
+    Attributes:
+        forward: Time of the forward pass.
+        backward: Time of the backward pass, including everything that recomputation runs again.
+        products: Time of the matrix products of both passes.
+        weight_gradients: Time of the products that compute the weights' gradients.
+        attention_core: Time of the attention core in both passes.
+        launches: Number of operators that both passes launch.
     """
 
     forward: FloatArray
@@ -55,18 +59,20 @@ class BlockTimes:
 def block_times(
     job: TrainingJob, device: Device, runtime: RuntimeProfile, shapes: ConfigGrid, kernel_time: KernelTime
 ) -> BlockTimes:
-    """Sums the operators of each block, for every shape row [u]."""
+    """Sum the times of the operators of each block, for every shape row [u]."""
+    # Outside the attention core, mbs, cp and up matter only through a rank's number of tokens, so those operators are
+    # priced once per distinct number.
     tokens, token_of = unique_tokens(job, shapes)
     outside = [operator for operator in step_operators(job, runtime, tokens) if not is_core(operator)]
     both = (
-        _summed(outside, job, device, runtime, tokens, kernel_time),
-        _summed(attention_core(job, runtime, shapes), job, device, runtime, shapes, kernel_time),
+        _sum_by_block(outside, job, device, runtime, tokens, kernel_time),
+        _sum_by_block(attention_core(job, runtime, shapes), job, device, runtime, shapes, kernel_time),
     )
     sums = {f.name: [getattr(times, f.name) for times in both] for f in fields(BlockTimes)}
     return BlockTimes(**{name: rest[:, token_of] + core for name, (rest, core) in sums.items()})
 
 
-def _summed(
+def _sum_by_block(
     operators: Iterable[Operator],
     job: TrainingJob,
     device: Device,
@@ -74,11 +80,15 @@ def _summed(
     shapes: ConfigGrid,
     kernel_time: KernelTime,
 ) -> BlockTimes:
+    """Add up the operators by block and by the use that later terms make of them."""
+    # Tensor parallelism may run beside all products or beside those of weight gradients alone, the ring beside the
+    # attention core. Therefore these times are summed apart as well.
     sums = BlockTimes(**{f.name: np.zeros((len(BLOCKS), len(shapes))) for f in fields(BlockTimes)})
     for operator in operators:
         block = BLOCKS.index(operator.block)
         seconds = execution_s(operator, device, job, runtime, shapes, kernel_time)
         if operator.phase == Phase.FORWARD:
+            # A recomputed operator runs in the forward pass and once more in the backward pass.
             again = is_recomputed(job, operator, shapes)
             sums.forward[block] += seconds
             sums.backward[block] += np.where(again, seconds, 0.0)
@@ -97,14 +107,14 @@ def _summed(
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class BlockCosts:
-    """What one block and micro-batch cost, for every shape row [u].
+    """Costs of one block and micro-batch, for every shape row [u].
 
     Attributes:
-        compute: Seconds of the forward and the backward pass on each kind of device [d, 2, len(BLOCKS), u].
-        exposed: Exposed seconds of EXPOSED_PARTS beside the compute of each kind of device [d, 4, len(BLOCKS), u].
-        host: Seconds to launch the operators, and the number of collectives [2, len(BLOCKS), u].
-        once_s: What collectives of weights take once a step beyond Megatron's plan; see layer_change.py
-            [len(BLOCKS), u].
+        compute: Time of the forward and the backward pass on each kind of device [s], [d, 2, len(BLOCKS), u].
+        exposed: Exposed time of EXPOSED_PARTS beside the compute of each kind of device [s], [d, 4, len(BLOCKS), u].
+        host: Time to launch the operators [s], and the number of collectives, [2, len(BLOCKS), u].
+        once_s: Time of weight collectives that a sharding plan adds to Megatron's plan once per step [s], [len(BLOCKS),
+            u]; see layer_change.py.
     """
 
     compute: FloatArray
@@ -113,32 +123,35 @@ class BlockCosts:
     once_s: FloatArray
 
     def beside(self, again: BlockCosts) -> BlockCosts:
-        """These, and then those of blocks that run again in full."""
+        """Append the costs of blocks that run again in full as further rows of the block axis."""
         pairs = {f.name: (getattr(self, f.name), getattr(again, f.name)) for f in fields(self)}
         return BlockCosts(**{name: np.concatenate(pair, axis=-2) for name, pair in pairs.items()})
 
     def take(self, row: IntArray) -> BlockCosts:
-        """The costs of configurations whose shapes are those rows."""
+        """Select the costs of configurations by their shape rows."""
         return BlockCosts(**{f.name: getattr(self, f.name).take(row, axis=-1) for f in fields(self)})
 
 
 def block_costs(
-    job: TrainingJob,
-    cluster: Cluster,
-    runtime: RuntimeProfile,
+    setting: Setting,
     shapes: ConfigGrid,
     kernel_time: KernelTime,
     collective_time: CollectiveTime,
 ) -> BlockCosts:
-    """The costs of every shape row; on unlike hosts, those of a kind of device are told on links of its own hosts."""
-    times = [block_times(job, device, runtime, shapes, kernel_time) for device in cluster.devices]
+    """Compute the costs of every shape row.
+
+    On unlike hosts, the communication of each kind of device is priced on the links of its own hosts.
+    """
+    cluster, runtime = setting.cluster, setting.runtime
+    times = [block_times(setting.job, device, runtime, shapes, kernel_time) for device in cluster.devices]
     groups = [place(cluster, shapes)]
     if len(cluster.devices) > 1:
         groups = [place_on(cluster, device, shapes) for device in cluster.devices]
     found = [
-        block_communication(job, runtime, shapes, own, _beside(of_device), collective_time)
+        block_communication(setting.job, runtime, shapes, own, _beside(of_device), collective_time)
         for of_device, own in zip(times, groups, strict=True)
     ]
+    # Launches and collectives do not depend on the kind of device.
     issued = [found[0].collectives[block] for block in BLOCKS]
     costs = BlockCosts(
         compute=np.array([(t.forward, t.backward) for t in times]),
@@ -146,13 +159,13 @@ def block_costs(
         host=np.array([times[0].launches * runtime.launch_s, issued]),
         once_s=np.zeros((len(BLOCKS), len(shapes))),
     )
-    return _changed(costs, runtime, shapes)
+    return _apply_layer_changes(costs, runtime, shapes)
 
 
-def _changed(costs: BlockCosts, runtime: RuntimeProfile, shapes: ConfigGrid) -> BlockCosts:
-    """The costs of shape rows [u] with what the runtime's plans change of some of them.
+def _apply_layer_changes(costs: BlockCosts, runtime: RuntimeProfile, shapes: ConfigGrid) -> BlockCosts:
+    """Apply the runtime's sharding plans to the shape rows [u] that they cover.
 
-    What full recomputation runs again of a layer is its forward pass, and changed as that is.
+    Full recomputation runs a layer's forward pass again, so the repeated part changes by the forward ratio.
     """
     known = {change.key: change for change in runtime.layer_changes}
     found = [(row, known[key]) for row, key in enumerate(shape_keys(shapes)) if key in known]
@@ -160,8 +173,11 @@ def _changed(costs: BlockCosts, runtime: RuntimeProfile, shapes: ConfigGrid) -> 
         return costs
     changed = {field.name: getattr(costs, field.name).copy() for field in fields(costs)}
     is_full = shapes.recompute == RECOMPUTE_MODES.index("full")
+    # Full recomputation repeats the blocks of layers, but not the embedding and the head.
     in_layer = np.array([block in LAYER_BLOCKS for block in BLOCKS])
     for row, change in found:
+        # The backward time holds the repeated forward pass too. It is scaled by the backward ratio first, and the
+        # difference between the ratios corrects the repeated part.
         forward, backward = np.array(change.compute)
         again = in_layer * is_full[row]
         repeated = again * changed["compute"][:, 0, :, row]
@@ -176,7 +192,7 @@ def _changed(costs: BlockCosts, runtime: RuntimeProfile, shapes: ConfigGrid) -> 
 
 
 def _beside(times: BlockTimes) -> Beside:
-    """The compute of one kind of device beside which communication may run."""
+    """Select the compute of one kind of device beside which communication may run."""
     return Beside(
         products=dict(zip(BLOCKS, times.products, strict=True)),
         weight_gradients=dict(zip(BLOCKS, times.weight_gradients, strict=True)),
@@ -185,7 +201,7 @@ def _beside(times: BlockTimes) -> Beside:
 
 
 def _exposed_parts(found: BlockCommunication) -> list[list[FloatArray]]:
-    """What blocks expose of EXPOSED_PARTS [4, len(BLOCKS), u]."""
+    """Arrange the exposed communication of blocks by EXPOSED_PARTS [4, len(BLOCKS), u]."""
     by_block: dict[str, dict[Block, FloatArray]] = {
         "tp": found.tp,
         "cp": {Block.ATTENTION: found.cp},

@@ -1,7 +1,7 @@
-"""The parts that a step's time is told in."""
+"""Names of the parts into which a step's time is broken down."""
 
 from __future__ import annotations
 
 BREAKDOWN = ("compute", "tp", "cp", "up", "ep", "dp", "pp", "host", "bubble", "optimizer", "overhead")
 EXPOSED_PARTS = ("tp", "cp", "up", "ep")
-"""Those that collectives inside the layers expose."""
+"""Parts that the collectives inside the layers expose."""

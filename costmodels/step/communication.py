@@ -1,9 +1,9 @@
-"""Communication inside the layers: what one micro-batch exposes of tp, cp, up and ep, per block.
+"""Communication inside the layers: time of one micro-batch that tp, cp, up and ep expose, per block.
 
 Sources: tensor parallelism has two all-reduces per layer and pass (Shoeybi et al. 2019, section 3), each a
-reduce-scatter and an all-gather under sequence parallelism (Korthikanti et al. 2022, section 4.2.2); ring attention
-passes keys and values cp-1 times, and their gradients too on the way back (Liu et al. 2023, section 3); Ulysses
-exchanges q, k, v and the output all to all (Jacobs et al. 2023, section 3.2); experts dispatch and combine tokens all
+reduce-scatter and an all-gather under sequence parallelism (Korthikanti et al. 2022, section 4.2.2). Ring attention
+passes keys and values cp-1 times, and on the way back their gradients too (Liu et al. 2023, section 3). Ulysses
+exchanges q, k, v and the output all to all (Jacobs et al. 2023, section 3.2). Experts dispatch and combine tokens all
 to all (GShard, Lepikhin et al. 2020).
 """
 
@@ -34,18 +34,19 @@ from hardware.arrays import FloatArray
 from hardware.cluster import GroupLinks
 
 _ISSUED = {"up.all_to_all": 4.0}
-"""Collectives that the host issues where this model has one: queries, keys, values and the output go one by one."""
+"""Number of collectives that the host issues for one collective of this model: queries, keys, values and the output are
+exchanged one by one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LayerUse:
-    """How often one micro-batch executes a collective for one block, in one pass.
+    """Number of times that one micro-batch executes a collective for one block, in one pass.
 
     Attributes:
-        site: The collective's name.
-        block: The block.
-        phase: Forward or backward; forward collectives that recomputation repeats count as forward again.
-        count: Executions [n].
+        site: Name of the collective.
+        block: Block that executes the collective.
+        phase: Forward or backward pass. Forward collectives that recomputation repeats count as forward again.
+        count: Number of executions [n].
     """
 
     site: str
@@ -56,14 +57,14 @@ class LayerUse:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class BlockCommunication:
-    """Exposed seconds of one micro-batch, both passes and recomputation together.
+    """Exposed communication time of one micro-batch [s], both passes and recomputation together.
 
     Attributes:
-        tp: By block, each [n].
-        cp: Per attention block [n].
-        up: Per attention block [n].
-        ep: Per MoE block [n].
-        collectives: Collectives that the host issues per block, each [n].
+        tp: Time of tensor parallelism by block, each [n].
+        cp: Time of ring attention per attention block [n].
+        up: Time of Ulysses exchanges per attention block [n].
+        ep: Time of expert parallelism per MoE block [n].
+        collectives: Number of collectives that the host issues per block, each [n].
     """
 
     tp: dict[Block, FloatArray]
@@ -75,12 +76,12 @@ class BlockCommunication:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Beside:
-    """Compute time of one block and micro-batch beside which communication may run [n].
+    """Compute time of one block and micro-batch beside which communication may run [s], each array [n].
 
     Attributes:
-        products: Matrix products of both passes, by block.
-        weight_gradients: Products that give the weights' gradients, by block.
-        attention_core: Attention of both passes.
+        products: Time of the matrix products of both passes, by block.
+        weight_gradients: Time of the products that compute the weights' gradients, by block.
+        attention_core: Time of the attention core in both passes.
     """
 
     products: dict[Block, FloatArray]
@@ -89,9 +90,9 @@ class Beside:
 
 
 def exposed_s(runtime: RuntimeProfile, seconds: FloatArray, beside: FloatArray | float) -> FloatArray:
-    """What communication of `seconds` still costs where it runs beside compute of `beside` seconds [n].
+    """Return the cost of communication of `seconds` that runs beside compute of `beside` seconds [n].
 
-    A part of the hidden time is paid all the same: kernels that share the device slow each other down.
+    A share of the hidden time is paid all the same, because kernels that share the device slow each other down.
     """
     return np.asarray(seconds - runtime.overlap_efficiency * np.minimum(seconds, beside))
 
@@ -99,7 +100,7 @@ def exposed_s(runtime: RuntimeProfile, seconds: FloatArray, beside: FloatArray |
 def layer_collectives(
     job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid, groups: Groups
 ) -> dict[str, Collective]:
-    """Every collective that layers may call, by its name, for every configuration [n]."""
+    """Return every collective that layers may call, by its name, for every configuration [n]."""
     efficiency = runtime.network_efficiency
     width = job.element_bytes / efficiency
     tokens = local_tokens(job, grid)
@@ -110,13 +111,16 @@ def layer_collectives(
             name=name, kind=kind, wire_bytes=wire_bytes, network_efficiency=efficiency, group=group
         )
 
+    # Messages are divided by the network's efficiency: fewer useful bytes per second are as slow as more bytes.
     hidden = width * tokens * job.model.hidden_size
     add("tp.all_gather", OpKind.ALL_GATHER, hidden, groups.tp)
     add("tp.reduce_scatter", OpKind.REDUCE_SCATTER, hidden, groups.tp)
     add("tp.all_reduce", OpKind.ALL_REDUCE, hidden, groups.tp)
-    # three fp32 numbers per token make the parallel softmax
+    # The softmax over a split vocabulary reduces three fp32 numbers per token.
     add("tp.softmax", OpKind.ALL_REDUCE, 4 * tokens / efficiency, groups.tp)
     if job.model.is_moe:
+        # Experts with a tensor degree of their own gather the routed tokens before their products and scatter the
+        # results. The all-to-all exchange moves top_k copies of every token instead.
         gathered = width * routed_tokens(job, grid) * job.model.hidden_size
         add("expert_tp.all_gather", OpKind.ALL_GATHER, gathered, groups.expert_tp)
         add("expert_tp.reduce_scatter", OpKind.REDUCE_SCATTER, gathered, groups.expert_tp)
@@ -124,8 +128,10 @@ def layer_collectives(
         if runtime.deduplicates_tokens:
             dispatched = dispatched * _distinct_share(job.model.top_k, groups.ep)
         add("ep.all_to_all", OpKind.ALL_TO_ALL, (1 + runtime.expert_imbalance) * dispatched, groups.ep)
+    # One hop of the ring carries the keys and the values of a rank's share of the sequence.
     block = 2 * tokens * exchanged_kv_size(job, grid) / efficiency
     add("cp.send_recv", OpKind.SEND_RECV, job.element_bytes * block, groups.cp)
+    # Some runtimes accumulate the gradients of keys and values in fp32 on their way round the ring.
     if runtime.fp32_ring_gradients:
         add("cp.gradients", OpKind.SEND_RECV, 4 * block, groups.cp)
     if runtime.overlaps_ring:
@@ -135,15 +141,16 @@ def layer_collectives(
 
 
 def layer_uses(job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid) -> tuple[LayerUse, ...]:
-    """How often one micro-batch executes them, for every configuration [n]; nothing is hidden here.
+    """Count the executions of the layers' collectives by one micro-batch, for every configuration [n].
 
-    `cp.start` is no execution of its own: it is what a hidden exchange still costs.
+    Nothing is hidden here. `cp.start` is no execution of its own: it is the remaining cost of a hidden exchange.
     """
     none, once = np.zeros(len(grid)), np.ones(len(grid))
     again = once + (grid.recompute == RECOMPUTE_MODES.index("full"))
     core_again = once + core_recomputed(job, grid)
     split = grid.sequence_parallel.astype(np.float64)
     whole = 1.0 - split
+    # Sequence parallelism replaces every all-reduce by an all-gather and a reduce-scatter; `split` is 1 where it is on.
     ring = grid.cp - once
     uses: list[LayerUse] = []
 
@@ -157,6 +164,8 @@ def layer_uses(job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid) -> t
             "tp.all_reduce": reductions * whole,
         }
 
+    # Attention and the MLP each gather their input and scatter their output once per pass, and do so again where full
+    # recomputation repeats the forward pass. The embedding and the head have one side only.
     for block in (Block.ATTENTION, Block.DENSE_MLP):
         add(block, Phase.FORWARD, tensor(again, again, again))
         add(block, Phase.BACKWARD, tensor((1 + runtime.gathers_inputs_again) * once, once, once))
@@ -165,10 +174,11 @@ def layer_uses(job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid) -> t
     add(Block.HEAD, Phase.FORWARD, tensor(once, none, none) | {"tp.softmax": 3 * once})
     add(Block.HEAD, Phase.BACKWARD, tensor(none, once, once))
     add(Block.ATTENTION, Phase.FORWARD, {"cp.send_recv": core_again * ring, "up.all_to_all": core_again})
-    # backward the ring passes the keys and values and their gradients
+    # On the way back the ring passes the keys and values and their gradients.
     passed = {"cp.send_recv": ring, "cp.gradients": ring} if runtime.fp32_ring_gradients else {"cp.send_recv": 2 * ring}
     add(Block.ATTENTION, Phase.BACKWARD, passed | {"up.all_to_all": once})
     if job.model.is_moe:
+        # Dispatch and combine are one all-to-all exchange each.
         for phase, passes in ((Phase.FORWARD, again), (Phase.BACKWARD, once)):
             experts = {"expert_tp.all_gather": passes, "expert_tp.reduce_scatter": passes, "ep.all_to_all": 2 * passes}
             shared = tensor(passes, passes, passes) if job.model.shared_expert_ffn_size else {}
@@ -184,17 +194,21 @@ def block_communication(
     beside: Beside,
     collective_time: CollectiveTime = collective_s,
 ) -> BlockCommunication:
-    """Exposed communication of every configuration [n]."""
+    """Compute the exposed communication of every configuration [n]."""
     collectives = layer_collectives(job, runtime, grid, groups)
     alone_s = {site: collective_time(collective) for site, collective in collectives.items()}
     forward_passes = 1.0 + (grid.recompute == RECOMPUTE_MODES.index("full"))
+    # Passes of a layer: the forward pass, its repetition under full recomputation, and the backward pass.
     passes = forward_passes + 1.0
     core_passes = np.where(core_recomputed(job, grid), 3.0, 2.0)
+    # Tensor parallelism communicates once per pass in each block. Megatron-LM gathers the inputs again in the backward
+    # pass instead of keeping them.
     gather_scatter = alone_s["tp.all_gather"] + alone_s["tp.reduce_scatter"]
     per_pass = np.where(grid.sequence_parallel, gather_scatter, alone_s["tp.all_reduce"])
     gathers_again = grid.sequence_parallel & runtime.gathers_inputs_again
     backward = per_pass + np.where(gathers_again, alone_s["tp.all_gather"], 0.0)
 
+    # A runtime hides all traffic beside the products, or only the backward traffic beside weight gradients, or nothing.
     def tensor_s(block: Block) -> FloatArray:
         if runtime.overlaps_tensor:
             return exposed_s(runtime, forward_passes * per_pass + backward, beside.products[block])
@@ -212,6 +226,7 @@ def block_communication(
     }
     ep = np.zeros(len(grid))
     if job.model.is_moe:
+        # Experts gather and scatter in every pass; shared experts communicate like a dense MLP in addition.
         experts = alone_s["expert_tp.all_gather"] + alone_s["expert_tp.reduce_scatter"]
         shared = per_pass if job.model.shared_expert_ffn_size else 0.0
         tp[Block.MOE_MLP] = passes * (experts + shared)
@@ -228,7 +243,7 @@ def block_communication(
 
 
 def _distinct_share(top_k: int, group: GroupLinks) -> FloatArray:
-    """Share of a token's top_k copies that leave it where each host, or each rank of one host, gets one [n].
+    """Return the share of a token's top_k copies that leave it if each host, or each rank of one host, gets one [n].
 
     For experts drawn at random, H (1 - (1 - 1/H)^k) of H places are hit (DeepEP's dispatch sends to a host once and
     forwards inside it; DeepSeek-V3, arXiv 2412.19437, section 3.2.2).
@@ -238,7 +253,7 @@ def _distinct_share(top_k: int, group: GroupLinks) -> FloatArray:
 
 
 def issued_collectives(job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid) -> dict[Block, FloatArray]:
-    """Collectives that one micro-batch issues per block [n], both passes and recomputation together."""
+    """Count the collectives that one micro-batch issues per block [n], both passes and recomputation together."""
     is_split = {
         "tp": grid.tp > 1,
         "expert_tp": grid.expert_tensor > 1,
@@ -259,23 +274,26 @@ def _ring_s(
     attention_core_s: FloatArray,
     passes: FloatArray,
 ) -> FloatArray:
-    """Exposed ring exchanges of one attention block [n]: keys and values forward, and their gradients backward.
+    """Compute the exposed ring exchanges of one attention block [s], [n].
+
+    Keys and values go round forward, and with their gradients backward.
 
     In one exchange every member's share visits all members, in cp-1 steps that wait for the slowest hop (Liu et al.
     2023).
     """
-    # forward once (again where recomputed), backward twice: the blocks themselves and their gradients
+    # The blocks go round once forward (again if recomputed). Backward, the blocks and their gradients go round.
     gradients_s = alone_s.get("cp.gradients", alone_s["cp.send_recv"])
     exchanges = (grid.cp - 1) * (passes * alone_s["cp.send_recv"] + gradients_s)
     if not runtime.overlaps_ring:
         return np.asarray(exchanges)
-    # The first of cp steps works on local keys: cp-1 of them can hide an exchange, but each waits for the one before.
+    # The first of the cp steps works on local keys. The other cp-1 steps can hide an exchange, but each waits for the
+    # one before.
     latency = (passes + 1) * ((grid.cp - 1) * alone_s["cp.start"])
     return np.maximum(exposed_s(runtime, exchanges, attention_core_s * (grid.cp - 1) / grid.cp), latency)
 
 
 def _exchanged_bytes(job: TrainingJob, grid: ConfigGrid) -> FloatArray:
-    """What Ulysses exchanges of one attention block in one pass [n]: q, k, v and the output."""
+    """Return the bytes that Ulysses exchanges for one attention block in one pass [n]: q, k, v and the output."""
     model = job.model
     if model.kv_lora_rank:
         per_token = model.num_heads * (2 * (model.qk_nope_head_dim + model.qk_rope_head_dim) + 2 * model.v_head_dim)

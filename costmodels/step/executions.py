@@ -1,6 +1,8 @@
-"""How often a step runs each operator and each collective: what a profile of one pipeline shows.
+"""Count the executions of each operator and each collective in one step, as a profile of one pipeline shows them.
 
-Counted are all stages of one pipeline and all micro-batches, of one configuration; shapes and counts are of one rank.
+The counts cover all stages of one pipeline and all micro-batches of one configuration. Shapes and counts are those of
+one rank.
+
 Letters: c kinds of stages.
 """
 
@@ -13,6 +15,7 @@ import numpy as np
 
 from costmodels.job.parallel_config import RECOMPUTE_MODES, ConfigGrid
 from costmodels.job.runtime import RuntimeProfile
+from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.layer_operators import (
     BLOCKS,
@@ -29,19 +32,18 @@ from costmodels.step.schedules import assign_layers
 from costmodels.step.transfers import transfer_collectives, transfer_executions
 from costmodels.step.weight_traffic import weight_collectives, weight_executions
 from hardware.arrays import FloatArray
-from hardware.cluster import Cluster
 
 
 def operator_executions(
     job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid
 ) -> tuple[tuple[Operator, FloatArray], ...]:
-    """Every operator of the one configuration in `grid` with its number of executions [1].
+    """Return every operator of the one configuration in `grid` with its number of executions [1].
 
     Forward operators that recomputation repeats count as forward again.
     """
     assert len(grid) == 1, "executions are those of one configuration"
     num_micro_batches = job.global_batch_size // (grid.dp * grid.mbs)
-    flavours = _flavours(job, runtime, grid)
+    flavours = _split_by_recomputation(job, runtime, grid)
     return tuple(
         (
             operator,
@@ -52,30 +54,32 @@ def operator_executions(
     )
 
 
-def collective_executions(
-    job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile, grid: ConfigGrid
-) -> tuple[tuple[Collective, Phase, FloatArray], ...]:
-    """Every collective of the one configuration in `grid`, its phase, and how often all its messages go [1] or [c, 1].
+def collective_executions(setting: Setting, grid: ConfigGrid) -> tuple[tuple[Collective, Phase, FloatArray], ...]:
+    """Return every collective of the one configuration in `grid`, its phase, and its count [1] or [c, 1].
 
-    Of groups of one there are none, nor of what the configuration does not use.
+    Collectives of groups of one rank, and those that the configuration does not use, are left out.
     """
+    job, runtime = setting.job, setting.runtime
     assert len(grid) == 1, "executions are those of one configuration"
     num_micro_batches = job.global_batch_size // (grid.dp * grid.mbs)
-    groups = place(cluster, grid)
+    groups = place(setting.cluster, grid)
     found: list[tuple[Collective, Phase, FloatArray]] = []
     in_layers = layer_collectives(job, runtime, grid, groups)
+    # Blocks that recompute and blocks that do not call the same collectives: their counts are added up.
     counts: dict[tuple[str, Phase], FloatArray] = {}
-    for own, blocks in _flavours(job, runtime, grid):
+    for own, blocks in _split_by_recomputation(job, runtime, grid):
         for use in layer_uses(job, runtime, own):
             count = counts.setdefault((use.site, use.phase), np.zeros(1))
             count += blocks[use.block] * num_micro_batches * use.count
     found += [(in_layers[site], phase, count) for (site, phase), count in counts.items()]
-    (pipeline,) = pipelines(job, cluster, runtime, grid).each
+    # Collectives over weights differ from stage to stage: each has a row for every kind of stage, counted as often as
+    # the pipeline has such stages.
+    (pipeline,) = pipelines(setting, grid).each
     local = local_parameters(job, grid, pipeline.stages.blocks)
     of_weights = weight_collectives(job, runtime, grid, groups, local)
     for site, phase, count in weight_executions(runtime, grid, num_micro_batches):
         for name in [name for name in (site, f"expert_{site}") if name in of_weights]:
-            sends = of_weights[name].wire_bytes > 0  # some stages hold no experts
+            sends = of_weights[name].wire_bytes > 0  # stages without experts send nothing
             found.append((of_weights[name], phase, pipeline.stages.count[:, None] * count * sends))
     between_stages = transfer_collectives(job, runtime, grid, groups)
     found += [
@@ -86,12 +90,13 @@ def collective_executions(
     return tuple(each for each in found if each[0].group.size[0] > 1 and each[2].any())
 
 
-def _flavours(
+def _split_by_recomputation(
     job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid
 ) -> tuple[tuple[ConfigGrid, Mapping[Block, float]], ...]:
-    """The one configuration with the blocks that run as it says, and as one of full recomputation with the others.
+    """Split the blocks of the one configuration by recomputation.
 
-    Those are the blocks that its assignment recomputes.
+    Return the configuration with the blocks that run as it says. If its assignment recomputes layers in full, return
+    the configuration with full recomputation and these layers' blocks as well.
     """
     model = job.model
     blocks = {
@@ -105,6 +110,7 @@ def _flavours(
         return ((grid, blocks),)
     assignment = grid.assignments[grid.assignment[0]]
     layers = assign_layers(model, runtime, int(grid.pp[0]), int(grid.vpp[0]), assignment)
+    # Blocks of all stages together: the profile is that of a whole pipeline.
     again = dict(zip(BLOCKS, layers.again.sum(axis=0).tolist(), strict=True))
     in_full = replace(grid, recompute=np.full_like(grid.recompute, RECOMPUTE_MODES.index("full")))
     return (grid, {block: number - again[block] for block, number in blocks.items()}), (in_full, again)

@@ -1,4 +1,4 @@
-"""What launching operators and issuing collectives costs the host, and how much of that a step waits for.
+"""Host time to launch operators and to issue collectives, and the part of it that a step waits for.
 
 Letters: c kinds of stages, k configurations, w rows of weights (see `placement.Pipeline`).
 """
@@ -14,22 +14,26 @@ from hardware.arrays import FloatArray, IntArray
 
 
 def issue_s(runtime: RuntimeProfile, weights: ConfigGrid, groups: Groups) -> FloatArray:
-    """Host time to issue one collective inside a layer [w]; longer while transfers between hosts are pending."""
+    """Return the host time to issue one collective inside a layer [w].
+
+    It is longer while transfers between hosts are pending.
+    """
     is_pending = (groups.pp.hosts > 1) & (weights.tp > 1)
     return np.asarray(runtime.collective_launch_s + np.where(is_pending, weights.tp * runtime.pending_transfer_s, 0.0))
 
 
 def hops_launch_s(runtime: RuntimeProfile, pp: int, vpp: IntArray) -> FloatArray:
-    """Host time to hand one micro-batch on, both ways, through every chunk of a stage [k]."""
+    """Return the host time to hand one micro-batch on, both ways, through every chunk of a stage [k]."""
     return np.asarray(2 * vpp * (runtime.hop_launch_s if pp > 1 else 0.0), dtype=np.float64)
 
 
 def beyond_device_s(device_s: FloatArray, host_s: FloatArray) -> FloatArray:
-    """What a stage takes beyond its device's time because the host launches for so long [c, k].
+    """Return the time that a stage takes beyond its device's time because the host launches too slowly [c, k].
 
-    Launches run ahead of the device, so a stage takes the longer of host and device time (Megatron-Core's and
-    PyTorch's guides call a step that the host sets the pace of launch-bound). The two are joined by their norm of order
-    four: a large order is their maximum, but parts of a layer wait for the host although the whole does not (assumed).
+    Launches run ahead of the device, so a stage takes the longer of host and device time (the guides of Megatron-Core
+    and PyTorch call a step launch-bound if the host sets its pace). The two times are joined by their norm of order
+    four. A large order would be their maximum, but parts of a layer wait for the host although the whole does not
+    (assumed).
     """
     fourth_power = np.square(np.square(device_s)) + np.square(np.square(host_s))
     return np.asarray(np.sqrt(np.sqrt(fourth_power)) - device_s)

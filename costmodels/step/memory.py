@@ -1,16 +1,17 @@
 """Peak device memory: weights, gradients, optimizer states and activations of every stage; the worst stage decides.
 
-The peak of a stage is the largest of three moments of a backward pass: its beginning, when the loss and the head's
-gradient stand beside all activations; a layer in the middle, with that layer's own gradients; its end, when the
-embedding's gradient stands beside the activations of the other micro-batches.
+The peak of a stage is the largest of three moments of a backward pass. At its beginning, the loss and the head's
+gradient stand beside all activations. In a layer in the middle, that layer's own gradients stand beside them. At its
+end, the embedding's gradient stands beside the activations of the other micro-batches.
 
-What a peak means differs: `allocated` counts the tensors, `reserved` what the allocator holds for them, `device` all
-that the process occupies. `peak_as` gives each; whether a configuration fits is asked of the device.
+Measured peaks have different meanings: `allocated` counts the tensors, `reserved` the memory that the allocator holds
+for them, and `device` all memory that the process occupies. `peak_as` returns each of them. The memory that the device
+needs decides whether a configuration fits.
 
-Sources: ZeRO (Rajbhandari et al. 2020, section 3 and 5) for training states; Korthikanti et al. 2022, section 4, for
-activations: 34 s*b*h per layer without attention scores, tallied here tensor by tensor so that grouped-query attention,
-gated MLPs, latent attention and experts come out too; flash attention keeps q, k, v, its output and one fp32 number per
-query and head (Dao 2023) instead of 5 a s / h.
+Sources: ZeRO (Rajbhandari et al. 2020, sections 3 and 5) for training states. Korthikanti et al. 2022, section 4, for
+activations: 34 s*b*h per layer without attention scores. They are tallied here tensor by tensor, so that grouped-query
+attention, gated MLPs, latent attention and experts come out too. Flash attention keeps q, k, v, its output and one fp32
+number per query and head (Dao 2023) instead of 5 a s / h.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from scipy.special import ndtr
 
 from costmodels.job.parallel_config import RECOMPUTE_MODES, ConfigGrid, ParallelConfig
 from costmodels.job.runtime import RuntimeProfile
+from costmodels.job.setting import Setting
 from costmodels.job.training_job import NARROW_BYTES, TrainingJob
 from costmodels.operators.layer_operators import (
     Block,
@@ -43,7 +45,6 @@ from costmodels.step.placement import (
 )
 from costmodels.step.schedules import stage_in_flight
 from hardware.arrays import FloatArray, IntArray
-from hardware.cluster import Cluster
 
 MEMORY_PARTS = (
     "weights",
@@ -63,18 +64,19 @@ NOT_COUNTED: dict[MemoryMeaning, tuple[str, ...]] = {
     "reserved": ("overhead",),
     "device": (),
 }
-"""The parts that a peak of each meaning leaves out."""
+"""Parts that a peak of each meaning leaves out."""
 
 WORKSPACE_BYTES = 80 * 2**20
-"""Workspaces of the matrix products' libraries. Measured: 0.06 to 0.11 GiB that Megatron-LM's functional tests hold
+"""Workspaces of the libraries for matrix products. Measured: Megatron-LM's functional tests hold 0.06 to 0.11 GiB
 beside their training states (tests/functional_tests, golden values of mem-allocated-bytes)."""
 
 LEAST_CHANCE = 0.1
-"""A configuration that fits with less probability is hopeless: its need, less 1.28 log errors, exceeds the device."""
+"""Least probability of fit worth a trial. Below it the needed memory, less 1.28 log errors, still exceeds the
+device."""
 
 ROUTED_COPIES = 4
-"""Copies of the routed tokens' gradient that are alive at once while experts run backward: as combined, as permuted, as
-exchanged and as sorted by expert (megatron-core moe/token_dispatcher.py, alltoall dispatcher)."""
+"""Copies of the routed tokens' gradient that are alive at once while experts run backward: combined, permuted,
+exchanged, and sorted by expert (megatron-core moe/token_dispatcher.py, alltoall dispatcher)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -82,9 +84,9 @@ class MemoryEstimate:
     """Memory of n configurations.
 
     Attributes:
-        peak_bytes: Peak of the stage that is fullest relative to its devices, as the device sees it [n].
-        parts_bytes: The same peak by MEMORY_PARTS, each [n].
-        capacity_bytes: Memory of the smallest device of that stage [n].
+        peak_bytes: Peak of the stage that is fullest relative to its devices, as the device sees it [bytes], [n].
+        parts_bytes: Parts of the same peak by MEMORY_PARTS [bytes], each [n].
+        capacity_bytes: Memory of the smallest device of that stage [bytes], [n].
     """
 
     peak_bytes: FloatArray
@@ -92,7 +94,7 @@ class MemoryEstimate:
     capacity_bytes: FloatArray
 
     def take(self, index: IntArray) -> MemoryEstimate:
-        """The estimates at the positions `index`."""
+        """Select the estimates at the positions `index`."""
         return MemoryEstimate(
             peak_bytes=self.peak_bytes[index],
             parts_bytes={part: values[index] for part, values in self.parts_bytes.items()},
@@ -100,46 +102,56 @@ class MemoryEstimate:
         )
 
     def peak_as(self, meaning: MemoryMeaning) -> FloatArray:
-        """The peak as a source counts it [n]: tensors `allocated`, memory `reserved` for them, all on the `device`."""
+        """Return the peak in a source's meaning [bytes], [n].
+
+        `allocated` counts the tensors, `reserved` the memory held for them, and `device` everything on the device.
+        """
         left_out = [self.parts_bytes[part] for part in NOT_COUNTED[meaning]]
         return np.asarray(self.peak_bytes - np.sum(left_out, axis=0)) if left_out else self.peak_bytes
 
     @property
     def needed_bytes(self) -> FloatArray:
-        """What the device must have [n]: the peak without fragmentation, which an allocator gives up when it must."""
+        """Memory that the device must have [bytes], [n]: the peak without fragmentation.
+
+        An allocator gives up its fragmented blocks if it must.
+        """
         return np.asarray(self.peak_bytes - self.parts_bytes["fragmentation"])
 
     def fits(self, headroom: float) -> np.ndarray:
-        """Whether what is needed leaves the share `headroom` of the device free [n]."""
+        """Return whether the needed memory leaves the share `headroom` of the device free [n]."""
         return np.asarray(self.needed_bytes <= (1 - headroom) * self.capacity_bytes)
 
     def may_fit(self, headroom: float, log_error: float) -> np.ndarray:
-        """Whether `probability_of_fit` is at least LEAST_CHANCE [n]: all that a study should not drop untried."""
+        """Return whether `probability_of_fit` is at least LEAST_CHANCE [n].
+
+        A study should drop no such configuration untried.
+        """
         return np.asarray(self.probability_of_fit(headroom, log_error) >= LEAST_CHANCE)
 
     def probability_of_fit(self, headroom: float, log_error: float) -> FloatArray:
-        """P(what is needed <= (1 - headroom) * capacity) [n], the truth lognormal around the prediction.
+        """Compute P(needed memory <= (1 - headroom) * capacity) [n]; the truth is lognormal around the prediction.
 
         Args:
             headroom: Share of the device that must stay free.
-            log_error: Standard deviation of log(true / predicted); a runtime's `memory_error`.
+            log_error: Standard deviation of log(true / predicted), the runtime's `memory_error`.
         """
+        # The normal distribution function of the log margin over its standard deviation.
         margin = np.log((1 - headroom) * self.capacity_bytes / self.needed_bytes)
         return np.asarray(ndtr(margin / log_error), dtype=np.float64)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LayerActivations:
-    """Bytes of one micro-batch in one layer, on one rank [u].
+    """Activation memory of one micro-batch in one layer on one rank [bytes], each array [u].
 
     Attributes:
-        dense: What a dense layer keeps until its backward pass.
-        moe: The same for a layer with experts.
-        dense_working: What is computed again before a dense layer's backward pass.
-        moe_working: The same for a layer with experts.
+        dense: Tensors that a dense layer keeps until its backward pass.
+        moe: Tensors that a layer with experts keeps until its backward pass.
+        dense_working: Tensors that are computed again before a dense layer's backward pass.
+        moe_working: Tensors that are computed again before the backward pass of a layer with experts.
         dense_gradient: Gradients of activations that are alive at once in a dense layer's backward pass.
-        moe_gradient: The same for a layer with experts.
-        gathered: Inputs that a layer's sequence-parallel products gather and need no longer, one per product.
+        moe_gradient: Gradients of activations that are alive at once in the backward pass of a layer with experts.
+        gathered: Inputs that a layer's sequence-parallel products gather and then need no longer, one per product.
     """
 
     dense: FloatArray
@@ -151,15 +163,15 @@ class LayerActivations:
     gathered: FloatArray
 
     def take(self, row: IntArray) -> LayerActivations:
-        """The bytes of configurations whose shapes are those rows."""
+        """Select the activations of configurations by their shape rows."""
         return LayerActivations(**{f.name: getattr(self, f.name).take(row) for f in fields(self)})
 
 
 def layer_activations(job: TrainingJob, runtime: RuntimeProfile, shapes: ConfigGrid) -> LayerActivations:
-    """Activation bytes of one layer and micro-batch for every shape row [u].
+    """Compute the activation memory of one layer and micro-batch for every shape row [u].
 
-    Sources: Korthikanti et al. 2022, section 4.1, for what each module keeps; megatron-core transformer_config.py,
-    recompute_modules, for what selective recomputation drops.
+    Sources: Korthikanti et al. 2022, section 4.1, for the tensors that each module keeps; megatron-core
+    transformer_config.py, recompute_modules, for those that selective recomputation drops.
     """
     tally = _LayerTally(job, runtime, shapes)
     attention, dense_mlp, moe_mlp = tally.attention(), tally.dense_mlp(), tally.moe_mlp()
@@ -167,6 +179,7 @@ def layer_activations(job: TrainingJob, runtime: RuntimeProfile, shapes: ConfigG
     selective = shapes.recompute == RECOMPUTE_MODES.index("selective")
     kept, working = [], []
     for block in (dense_mlp, moe_mlp):
+        # Full recomputation keeps the layer's input alone. Everything else is working memory of the layer at work.
         whole = attention.kept + block.kept
         dropped = np.where(selective, attention.dropped + block.dropped, 0.0)
         kept.append(np.where(full, tally.hidden, whole - dropped))
@@ -184,7 +197,13 @@ def layer_activations(job: TrainingJob, runtime: RuntimeProfile, shapes: ConfigG
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Block:
-    """Bytes [u] that one block of a layer keeps, that selective recomputation drops of them, and of its gradients."""
+    """Memory of one block of a layer [bytes], each array [u].
+
+    Attributes:
+        kept: Tensors that the block keeps for its backward pass.
+        dropped: Part of them that selective recomputation drops.
+        gradient: Gradients that are alive at once in the block's backward pass.
+    """
 
     kept: FloatArray
     dropped: FloatArray
@@ -192,7 +211,7 @@ class _Block:
 
 
 class _LayerTally:
-    """What each block of a layer keeps, tensor by tensor."""
+    """Tally of the tensors that each block of a layer keeps."""
 
     def __init__(self, job: TrainingJob, runtime: RuntimeProfile, shapes: ConfigGrid) -> None:
         self.job, self.runtime, self.shapes = job, runtime, shapes
@@ -202,41 +221,44 @@ class _LayerTally:
         self.hidden = self.width * self.residual * job.model.hidden_size
         whole = self.width * self.tokens * job.model.hidden_size
         is_split = self.residual < self.tokens
-        # products keep their inputs as they multiply them (Transformer Engine, module/linear.py)
+        # Products keep their inputs in the precision in which they multiply them (Transformer Engine,
+        # module/linear.py).
         self.input_share = NARROW_BYTES.get(job.precision, self.width) / self.width
         self.kept_input = self.input_share * (self.hidden if runtime.gathers_inputs_again else whole)
-        """The input of a column-parallel product."""
+        """Input of a column-parallel product, as it is kept."""
         self.kept_shared = np.where(is_split & (not runtime.gathers_inputs_again), self.input_share * whole, 0.0)
-        """The same of shared experts, where the router's product does not keep it anyway."""
+        """Kept input of the shared experts, where the router's product does not keep it anyway."""
         self.gathered = np.where(is_split, 2 * whole, 0.0)
-        """The input that a product gathers and its gradient, while its weight's gradient is computed; also the gathered
-        inputs of a layer's two column-parallel products."""
+        """Input that a product gathers, and its gradient, while the gradient of its weight is computed. Also the
+        gathered inputs of a layer's two column-parallel products."""
         self.working = self.gathered if runtime.gathers_inputs_again else self.gathered / 2
-        """What of it is alive while the weight's gradient is computed, and not kept."""
+        """Part of `gathered` that is alive while the weight's gradient is computed, and not kept."""
 
     def drops(self, module: str) -> bool:
-        """Whether selective recomputation repeats the module."""
+        """Return whether selective recomputation repeats the module."""
         return module in self.job.recompute_modules
 
     def attention(self) -> _Block:
-        """Input of the norm and of the product behind it, q, k, v, and what the core and the projection keep."""
+        """Tally the inputs of norm and first product, q, k, v, and the tensors of the core and the projection."""
         model, runtime, shapes, width, tokens = self.job.model, self.runtime, self.shapes, self.width, self.tokens
+        # Attention keeps q, k, v and its output per local head; keys and values may have fewer heads than queries.
         heads = model.num_heads / shapes.tp
         key_values = 2 * width * tokens * local_kv_size(self.job, shapes)
         output = width * tokens * heads * model.value_head_dim
         latent = np.zeros_like(tokens)
         if model.kv_lora_rank:
+            # Latent attention expands keys and values to all heads.
             key_values = width * tokens * heads * (model.head_dim + model.v_head_dim)
-            # each latent is kept as it enters its norm and as it leaves it
+            # Each latent is kept before and after its norm.
             latent = 2 * width * self.residual * (model.q_lora_rank + model.kv_lora_rank)
         queries = width * tokens * heads * model.head_dim
         core = self._core(heads)
         kept = self.hidden + self.kept_input + latent + queries + key_values + output + core
         if self.input_share < 1:
-            kept = kept + self.input_share * output  # the projection's input, beside what attention keeps in 16 bits
+            kept = kept + self.input_share * output  # the projection's narrow input, beside attention's 16-bit output
         if not runtime.fused_elementwise and not model.learned_positions:
-            kept = kept + key_values  # rotary embeddings of keys are written beside the product's output
-        kept = kept + np.where(shapes.up > 1, output, 0.0)  # before and after the exchange of heads
+            kept = kept + key_values  # rotary embeddings write the keys anew beside the product's output
+        kept = kept + np.where(shapes.up > 1, output, 0.0)  # the output before and after the exchange of heads
         dropped = np.zeros_like(kept)
         if self.drops("core_attn"):
             dropped = dropped + core
@@ -247,10 +269,10 @@ class _LayerTally:
         return _Block(kept=kept, dropped=dropped, gradient=np.zeros_like(kept))
 
     def _core(self, heads: FloatArray) -> FloatArray:
-        """What attention keeps between its inputs and its output.
+        """Return the tensors that attention keeps between its inputs and its output.
 
-        Fused: one fp32 log-sum-exp per query and head. Otherwise the softmax, and with dropout its mask and what is
-        left: 5 a s^2 b in 16 bits (Korthikanti et al. 2022, section 4.1).
+        Fused attention keeps one fp32 log-sum-exp per query and head. Otherwise the softmax is kept, and with dropout
+        also its mask and its result: 5 a s^2 b in 16 bits (Korthikanti et al. 2022, section 4.1).
         """
         if self.runtime.fused_attention:
             return 4 * self.tokens * heads
@@ -258,14 +280,14 @@ class _LayerTally:
         return kept * self.tokens * heads * self.job.sequence_length
 
     def _mlp(self, rows: FloatArray, inner: FloatArray | float) -> tuple[FloatArray, FloatArray]:
-        """Output of the first product(s), and input of the last with what the activation in between keeps beside it."""
+        """Return the output of the first product(s), and the last one's input with the activation's tensors."""
         gated = self.job.model.gated_ffn
         elements = self.width * rows * inner
         copies = 2 if gated and not self.runtime.fused_elementwise else 1
         return (1 + gated) * elements, (copies - 1 + self.input_share) * elements
 
     def dense_mlp(self) -> _Block:
-        """Input of the norm and of the product behind it, and the inner values before and after the activation."""
+        """Tally the inputs of norm and first product, and the inner values before and after the activation."""
         first, last = self._mlp(self.tokens, self.job.model.ffn_size / self.shapes.tp)
         dropped = np.zeros_like(first)
         if self.drops("mlp"):
@@ -279,10 +301,11 @@ class _LayerTally:
         )
 
     def moe_mlp(self) -> _Block:
-        """Norm, router, and each expert's input and inner values for the tokens that are routed to it.
+        """Tally the norm, the router, and each expert's input and inner values for the tokens that are routed to it.
 
-        A routed token's weight scales the inner values, so that no output is kept (megatron-core moe/experts.py). That
-        is fused with a gated activation alone (fusions/fused_bias_swiglu.py); others keep the values before and after.
+        A routed token's weight scales the inner values, so no output is kept (megatron-core moe/experts.py). Only a
+        gated activation is fused with that scaling (fusions/fused_bias_swiglu.py). Others keep the values before and
+        after it.
         """
         model, width, tp = self.job.model, self.width, self.shapes.tp
         routed = routed_tokens(self.job, self.shapes)
@@ -291,10 +314,12 @@ class _LayerTally:
         if not model.gated_ffn:
             last = 2 * last
         shared_first, shared_last = self._mlp(self.tokens, model.shared_expert_ffn_size / tp)
-        router = 8 * self.residual * model.num_experts  # scores and probabilities, fp32
+        # The router runs in fp32 on the ranks' own shares of the tokens.
+        router = 8 * self.residual * model.num_experts  # scores and probabilities in fp32
         experts = router + inputs + first + last
         shared = shared_first + shared_last + self.kept_shared * bool(model.shared_expert_ffn_size)
         dropped = np.zeros_like(experts)
+        # Dropping the whole MoE module keeps its inputs alone. Otherwise its parts are dropped one by one.
         if self.drops("moe"):
             dropped = dropped + experts + shared_first + shared_last
         else:
@@ -311,37 +336,49 @@ class _LayerTally:
 
 
 def estimate_memory(
-    job: TrainingJob,
-    cluster: Cluster,
-    runtime: RuntimeProfile,
+    setting: Setting,
     grid: ConfigGrid,
     *,
     stage: WhichStage = "fullest",
     schedule: str = "1f1b",
 ) -> MemoryEstimate:
-    """Peak memory of every configuration, by part, on the fullest stage, or on the one that a source reports."""
+    """Estimate the peak memory of every configuration, by part.
+
+    Args:
+        setting: Job, cluster and runtime.
+        grid: Configurations [n].
+        stage: Stage to report: the fullest one, or the one that a source measures.
+        schedule: Pipeline schedule, one of `passes.SCHEDULES`.
+    """
     parts = {part: np.zeros(len(grid)) for part in MEMORY_PARTS}
     capacity = np.zeros(len(grid))
     for hosts, at in grid.by_host_order():
-        ordered = cluster.reordered(hosts)
+        # Configurations with one order of hosts are estimated together, on the cluster in that order.
+        ordered = setting.cluster.reordered(hosts)
         own = grid if len(at) == len(grid) else grid.take(at)
-        for part, values in _parts_bytes(job, ordered, runtime, own, stage, schedule).items():
+        for part, values in _parts_bytes(replace(setting, cluster=ordered), own, stage, schedule).items():
             (capacity if part == _CAPACITY else parts[part])[at] = values
     return MemoryEstimate(peak_bytes=np.asarray(sum(parts.values())), parts_bytes=parts, capacity_bytes=capacity)
 
 
-def stage_memory(
-    job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile, config: ParallelConfig, *, schedule: str = "1f1b"
-) -> MemoryEstimate:
-    """Peak memory of every stage of one configuration, with its stages in the place of configurations [pp]."""
+def stage_memory(setting: Setting, config: ParallelConfig, *, schedule: str = "1f1b") -> MemoryEstimate:
+    """Estimate the peak memory of every stage of one configuration [pp]."""
     grid = ConfigGrid.from_configs([config])
-    ordered = cluster.reordered(config.assignment.hosts)
-    (pipeline,) = pipelines(job, ordered, runtime, grid).each
+    # Every stage becomes a kind of its own, so that none is merged with its equals.
+    ordered = setting.cluster.reordered(config.assignment.hosts)
+    (pipeline,) = pipelines(replace(setting, cluster=ordered), grid).each
     stages = pipeline.stages.apart()
     shapes, shape_of = unique_shapes(grid)
-    passes = _Passes(job, runtime, shapes, has_recomputed=grid.has_recomputed)
-    needed = _needed(
-        job, runtime, passes, replace(pipeline, stages=stages), shape_of, _micro_batches(job, grid), grid.vpp, schedule
+    passes = _Passes(setting.job, setting.runtime, shapes, has_recomputed=grid.has_recomputed)
+    needed = _compute_needs(
+        setting.job,
+        setting.runtime,
+        passes,
+        replace(pipeline, stages=stages),
+        shape_of,
+        _micro_batches(setting.job, grid),
+        grid.vpp,
+        schedule,
     )
     parts = {part: np.broadcast_to(needed.get(part, 0.0), (config.pp, 1))[:, 0] for part in MEMORY_PARTS}
     return MemoryEstimate(
@@ -354,23 +391,24 @@ def stage_memory(
 _CAPACITY = "capacity"
 
 
-def _parts_bytes(
-    job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile, grid: ConfigGrid, stage: WhichStage, schedule: str
-) -> dict[str, FloatArray]:
-    """The parts of the fullest stage, and the memory of its smallest device as _CAPACITY, each [n].
+def _parts_bytes(setting: Setting, grid: ConfigGrid, stage: WhichStage, schedule: str) -> dict[str, FloatArray]:
+    """Compute the parts of the fullest stage, and the memory of its smallest device as _CAPACITY, each [n].
 
-    The hosts of the cluster stand in the order of the ranks. Of replicas that run unequal numbers of micro-batches the
+    The hosts of the cluster stand in the order of the ranks. If replicas run unequal numbers of micro-batches, the
     busiest ones hold the most.
     """
     shapes, shape_of = unique_shapes(grid)
-    passes = _Passes(job, runtime, shapes, has_recomputed=grid.has_recomputed)
-    num_micro_batches = _micro_batches(job, grid)
-    memory_bytes = [float(device.memory_bytes) for device in cluster.devices]
+    passes = _Passes(setting.job, setting.runtime, shapes, has_recomputed=grid.has_recomputed)
+    num_micro_batches = _micro_batches(setting.job, grid)
+    memory_bytes = [float(device.memory_bytes) for device in setting.cluster.devices]
     parts = {part: np.zeros(len(grid)) for part in (*MEMORY_PARTS, _CAPACITY)}
-    for pipeline in pipelines(job, cluster, runtime, grid).each:
+    for pipeline in pipelines(setting, grid).each:
         stages, at = pipeline.stages, pipeline.at
-        needed = _needed(job, runtime, passes, pipeline, shape_of, num_micro_batches, grid.vpp, schedule)
+        needed = _compute_needs(
+            setting.job, setting.runtime, passes, pipeline, shape_of, num_micro_batches, grid.vpp, schedule
+        )
         smallest = stages.smallest(memory_bytes)[:, None]
+        # The fullest stage is the one with the largest share of its smallest device.
         share = sum(needed.values()) / smallest * _is_wanted(stages, stage)
         fullest = share.argmax(axis=0)
         chosen = np.ravel_multi_index((fullest, np.arange(len(at))), share.shape)
@@ -381,7 +419,7 @@ def _parts_bytes(
 
 
 def _micro_batches(job: TrainingJob, grid: ConfigGrid) -> IntArray:
-    """Micro-batches of the busiest replica of every configuration [n]."""
+    """Return the number of micro-batches of the busiest replica of every configuration [n]."""
     even = job.global_batch_size // (grid.dp * grid.mbs)
     if grid.is_even:
         return even
@@ -389,7 +427,7 @@ def _micro_batches(job: TrainingJob, grid: ConfigGrid) -> IntArray:
     return np.where(most > 0, most, even)
 
 
-def _needed(
+def _compute_needs(
     job: TrainingJob,
     runtime: RuntimeProfile,
     passes: _Passes,
@@ -399,9 +437,9 @@ def _needed(
     vpp: IntArray,
     schedule: str,
 ) -> dict[str, FloatArray]:
-    """What every kind of stage of one pipeline needs, by part, each [c, k]."""
+    """Compute the needs of every kind of stage of one pipeline, by part, each [c, k]."""
     stages, at = pipeline.stages, pipeline.at
-    # of stages of one kind the first holds the most micro-batches
+    # The first stage of each kind holds the most micro-batches.
     in_flight = stage_in_flight(stages.first[:, None], pipeline.pp, vpp[at], num_micro_batches[at], schedule)
     needed = passes.parts(stages, in_flight, shape_of[at])
     for part, values in _states(job, runtime, pipeline.weights, stages).items():
@@ -412,14 +450,14 @@ def _needed(
 def stage_needed_bytes(
     job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid, stages: StageKinds, in_flight: FloatArray
 ) -> FloatArray:
-    """What stages that hold those layers need of their devices [c, k], each beside any others.
+    """Compute the memory that stages with the given layers need of their devices [bytes], [c, k], each on its own.
 
     Args:
-        job: What is trained.
-        runtime: How it keeps weights and activations.
+        job: Training job.
+        runtime: Runtime profile; it says how weights and activations are kept.
         grid: Configurations of one pp [k].
-        stages: The stages [c].
-        in_flight: Micro-batches whose activations they hold [c, k].
+        stages: Stages and the blocks that they hold [c].
+        in_flight: Number of micro-batches whose activations they hold [c, k].
     """
     shapes, shape_of = unique_shapes(grid)
     passes = _Passes(job, runtime, shapes, has_recomputed=bool(stages.again.any()))
@@ -430,7 +468,7 @@ def stage_needed_bytes(
 
 
 def _is_wanted(stages: StageKinds, stage: WhichStage) -> NDArray[np.bool_]:
-    """Which kinds of stages may be the one that is asked for [c, 1]."""
+    """Select the kinds of stages that the measured stage may be [c, 1]."""
     ends = {"first": Block.EMBEDDING, "last": Block.HEAD}
     return stages.held(ends[stage]) > 0 if stage in ends else np.ones((len(stages.count), 1), dtype=np.bool_)
 
@@ -438,14 +476,17 @@ def _is_wanted(stages: StageKinds, stage: WhichStage) -> NDArray[np.bool_]:
 def _states(
     job: TrainingJob, runtime: RuntimeProfile, weights: ConfigGrid, stages: StageKinds
 ) -> dict[str, FloatArray]:
-    """Weights, gradients and optimizer states, and what stands beside them of single layers, each [c, w].
+    """Compute weights, gradients, optimizer states and the buffers of single layers, each [c, w].
 
     ZeRO shards the states one after the other (ZeRO, section 5).
     """
     local = local_parameters(job, weights, stages.blocks)
     whole, shard = local.dense + local.expert, sharded_parameters(weights, local)
+    # ZeRO stages from which weights, gradients and optimizer states are sharded.
     sharded_from = (3, 1 if runtime.shards_gradients else 2, 1)
     kept, gradients, optimizer = (np.where(weights.zero_stage >= first, shard, whole) for first in sharded_from)
+    # A runtime that trains in 16 bits keeps an fp32 master copy among the optimizer states. If it keeps fp32 weights
+    # instead, that copy is the weight itself.
     weight_bytes = 4 if runtime.fp32_weights else job.element_bytes
     own_copy = weight_bytes - job.element_bytes if not job.is_single else 0
     return {
@@ -457,14 +498,15 @@ def _states(
 
 
 def _single_layers(job: TrainingJob, runtime: RuntimeProfile, weights: ConfigGrid, stages: StageKinds) -> FloatArray:
-    """Weights and gradients of single layers that stand beside the sharded or summed ones [c, w].
+    """Compute the weights and gradients of single layers that stand beside the sharded or summed ones [c, w].
 
-    ZeRO-3: the weights of the layer at work and of the next, its gradient before it is scattered, and the tables.
-    Fused accumulation: Transformer Engine hands autograd an empty gradient of each shape of weight, and keeps it
+    ZeRO-3: the weights of the current layer and of the next, its gradient before it is scattered, and the tables. Fused
+    accumulation: Transformer Engine hands autograd an empty gradient of each shape of weight, and keeps it
     (transformer_engine module/base.py, get_dummy_wgrad).
     """
     each, width = layer_parameters(job, weights), job.element_bytes
     has_dense, has_moe = stages.held(Block.DENSE_MLP) > 0, stages.held(Block.MOE_MLP) > 0
+    # A stage with both kinds of layers needs room for the larger one.
     layer = np.maximum(each.dense * has_dense, (each.moe + each.expert) * has_moe)
     num_tables = stages.held(Block.EMBEDDING) + stages.held(Block.HEAD)
     sharded = 3 * layer + each.table * num_tables
@@ -477,13 +519,13 @@ def _single_layers(job: TrainingJob, runtime: RuntimeProfile, weights: ConfigGri
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Ends:
-    """Bytes of one micro-batch at the ends of a pipeline and between its stages [u].
+    """Memory of one micro-batch at the ends of a pipeline and between its stages [bytes], each array [u].
 
     Attributes:
-        logits: Logits, their copies and gradients that are alive at once.
-        beside_logits: The head's input, that input's gradient and the weight's.
+        logits: Logits, their copies and their gradients that are alive at once.
+        beside_logits: Input of the head, its gradient, and the gradient of the head's weight.
         table_gradient: Gradient of the embedding.
-        handed_on: What a stage hands to the next.
+        handed_on: Message that a stage hands to the next.
     """
 
     logits: FloatArray
@@ -492,17 +534,18 @@ class _Ends:
     handed_on: FloatArray
 
     def take(self, row: IntArray) -> _Ends:
-        """The bytes of configurations whose shapes are those rows."""
+        """Select the memory of configurations by their shape rows."""
         return _Ends(**{f.name: getattr(self, f.name).take(row) for f in fields(self)})
 
 
 def _ends(job: TrainingJob, runtime: RuntimeProfile, shapes: ConfigGrid) -> _Ends:
-    """The head's at the loss, or at the head's backward pass, whichever needs more.
+    """Compute the head's memory at the loss or at the head's backward pass, whichever needs more.
 
-    A fused loss overwrites the logits with their gradient. Otherwise fp32 copies stand beside them, which are gone
+    A fused loss overwrites the logits with their gradient. Otherwise fp32 copies stand beside the logits. They are gone
     once the gradient is back in the width of the logits and the weight's gradient is computed.
     """
     width, tokens, residual = job.element_bytes, local_tokens(job, shapes), residual_tokens(job, shapes)
+    # The head works on the whole sequence with its share of the vocabulary, so it gathers a sequence-parallel input.
     elements = tokens * job.model.vocab_size / shapes.tp
     handed_on = width * residual * job.model.hidden_size
     inputs = 3 * handed_on + np.where(residual < tokens, 2 * width * tokens * job.model.hidden_size, 0.0)
@@ -518,7 +561,7 @@ def _ends(job: TrainingJob, runtime: RuntimeProfile, shapes: ConfigGrid) -> _End
 
 
 class _Passes:
-    """What the passes of micro-batches keep; computed once per shape row [u]."""
+    """Memory that the passes of micro-batches keep, computed once per shape row [u]."""
 
     def __init__(self, job: TrainingJob, runtime: RuntimeProfile, shapes: ConfigGrid, *, has_recomputed: bool) -> None:
         self.runtime = runtime
@@ -528,10 +571,13 @@ class _Passes:
         self.ends = _ends(job, runtime, shapes)
 
     def parts(self, stages: StageKinds, in_flight: FloatArray, row: IntArray) -> dict[str, FloatArray]:
-        """The parts that are no training states, each [c, k]; `row` tells the shape row of each configuration."""
+        """Compute the parts that are no training states, each [c, k]; `row` is the shape row of each configuration."""
         dynamic = self._dynamic(stages, in_flight, row)
+        # The allocator's slack grows with all short-lived tensors. Gathered inputs of several micro-batches fragment
+        # the memory in addition.
         slack = self.runtime.activation_slack * np.asarray(sum(dynamic.values()))
         if self.runtime.gathered_share:
+            # Every layer has one attention block, so these are the numbers of layers.
             once, again = stages.held(Block.ATTENTION), stages.held_again(Block.ATTENTION)
             gathered = self.layers.gathered[row] * (once - again) + self.again.gathered[row] * again
             gathered = gathered * in_flight
@@ -540,10 +586,11 @@ class _Passes:
         return dynamic | {"fragmentation": slack, "overhead": overhead}
 
     def _dynamic(self, stages: StageKinds, in_flight: FloatArray, row: IntArray) -> dict[str, FloatArray]:
-        """Activations, logits and buffers at the fullest of the three moments [c, k]."""
+        """Compute activations, logits and buffers at the fullest of the three moments [c, k]."""
         layers, ends = self.layers.take(row), self.ends.take(row)
         num_dense, num_moe = stages.held(Block.DENSE_MLP), stages.held(Block.MOE_MLP)
         dense_again, moe_again = stages.held_again(Block.DENSE_MLP), stages.held_again(Block.MOE_MLP)
+        # Activations of one micro-batch on the stage: layers that recompute in full are counted with their own figures.
         one = layers.dense * (num_dense - dense_again) + layers.moe * (num_moe - moe_again)
         working = np.maximum(
             layers.dense_working * (num_dense > dense_again), layers.moe_working * (num_moe > moe_again)
@@ -553,12 +600,15 @@ class _Passes:
             one = one + again.dense * dense_again + again.moe * moe_again
             working = np.maximum(working, again.dense_working * (dense_again > 0))
             working = np.maximum(working, again.moe_working * (moe_again > 0))
+        # Three moments compete for the peak: a layer in the middle of the backward pass, the head at its beginning, and
+        # the embedding at its end, when one micro-batch's activations are released already.
         kept = one * in_flight
         gradient = np.maximum(layers.dense_gradient * (num_dense > 0), layers.moe_gradient * (num_moe > 0))
         logits, beside_logits = (values * stages.held(Block.HEAD) for values in (ends.logits, ends.beside_logits))
         table = ends.table_gradient * stages.held(Block.EMBEDDING)
         released = np.minimum(one, kept)
         in_layer, at_head, at_end = working + gradient, logits + beside_logits, table - released
+        # Only the winning moment's logits, buffers and working memory count towards the peak.
         head_wins = (at_head > in_layer) & (at_head >= at_end)
         end_wins = ~head_wins & (at_end > in_layer)
         layer_wins = ~head_wins & ~end_wins

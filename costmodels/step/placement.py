@@ -1,4 +1,4 @@
-"""Which ranks form a group of each parallel dimension, and the share of the weights that one rank keeps.
+"""Groups of ranks of each parallel dimension, and the share of the weights that one rank keeps.
 
 Ranks stand in Megatron-Core's order: tp fastest, then up and cp, then dp, then pp (megatron-core parallel_state.py,
 order "tp-cp-ep-dp-pp"). A dimension's stride is the product of the faster degrees.
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.runtime import RuntimeProfile
+from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.layer_operators import BLOCKS, Block, local_kv_size
 from costmodels.step.schedules import StageLayers, assign_layers
@@ -25,12 +26,21 @@ from hardware.distinct import distinct_rows
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Groups:
-    """The links that each dimension's groups cross, for every configuration [n].
+    """Links that each dimension's groups cross, for every configuration [n].
 
-    `weights` is the group over which a dense weight is reduced (up, cp and dp together), or sharded where dp_shard
-    splits it; `weight_copies` are the ranks that hold a copy of one shard. `expert_weights` and `expert_copies` are the
-    same for an expert, `expert_tp` is the group that splits it. `ends` are a rank of the first stage and its partner on
-    the last. `all_hosts` is the number of the cluster's hosts.
+    Attributes:
+        all_hosts: Number of the cluster's hosts.
+        tp: Group of tensor parallelism.
+        expert_tp: Group that splits an expert.
+        up: Group of Ulysses attention.
+        cp: Group of ring attention.
+        ep: Group of expert parallelism.
+        pp: Neighbouring stages of a pipeline.
+        ends: Rank of the first stage and its partner on the last.
+        weights: Group over which a dense weight is reduced (up, cp and dp together), or sharded if dp_shard splits it.
+        weight_copies: Ranks that hold a copy of one shard of a dense weight.
+        expert_weights: Group over which an expert's weight is reduced or sharded.
+        expert_copies: Ranks that hold a copy of one shard of an expert's weight.
     """
 
     all_hosts: int
@@ -47,17 +57,18 @@ class Groups:
     expert_copies: GroupLinks
 
     def take(self, index: IntArray) -> Groups:
-        """The groups of the configurations at the positions `index`."""
+        """Select the groups of the configurations at the positions `index`."""
         links = {f.name: getattr(self, f.name).take(index) for f in fields(self) if f.name != "all_hosts"}
         return Groups(all_hosts=self.all_hosts, **links)
 
 
 def place(cluster: Cluster, grid: ConfigGrid) -> Groups:
-    """The groups of every configuration on `cluster`; every configuration occupies all of its devices.
+    """Return the groups of every configuration on `cluster`; every configuration occupies all of its devices.
 
     Experts are dealt over all ranks of a stage, neighbours first, as in Megatron-Core's expert groups (order
-    "tp-ep-dp", with an expert tensor degree of its own), so the same holds where `ep` divides dp alone.
+    "tp-ep-dp", with an expert tensor degree of its own). The same holds where `ep` divides dp alone.
     """
+    # One call for all dimensions: the group links are computed over the concatenated strides and sizes.
     strides, sizes = zip(*extents(grid).values(), strict=True)
     links = cluster.group_links(np.concatenate(strides), np.concatenate(sizes)).split(len(strides))
     ends = cluster.end_links(grid.tp * grid.up * grid.cp * grid.dp)
@@ -65,14 +76,15 @@ def place(cluster: Cluster, grid: ConfigGrid) -> Groups:
 
 
 def place_on(cluster: Cluster, device: Device, grid: ConfigGrid) -> Groups:
-    """The same as the ranks on one kind of device see them.
+    """Return the groups as the ranks on one kind of device see them.
 
-    Groups inside a stage cross the links of their own hosts alone, where they can all be on such hosts.
+    Groups inside a stage cross the links of their own hosts alone, if all of their ranks can be on such hosts.
     """
     whole, part = place(cluster, grid), cluster.only(device)
     found = {}
     for name in ("tp", "expert_tp", "up", "cp", "ep"):
         stride, size = extents(grid)[name]
+        # A group that the hosts of this kind cannot hold as a whole spans other hosts too.
         fits = part.num_devices % (stride * size) == 0
         own = part.group_links(np.where(fits, stride, 1), np.where(fits, size, 1))
         found[name] = getattr(whole, name).where(fits, own)
@@ -80,11 +92,11 @@ def place_on(cluster: Cluster, device: Device, grid: ConfigGrid) -> Groups:
 
 
 def place_replica(cluster: Cluster, grid: ConfigGrid, stage: int, replica: int) -> Groups:
-    """The groups of the one configuration in `grid` as one replica of one stage sees them.
+    """Return the groups of the one configuration in `grid` as one replica of one stage sees them.
 
     Args:
-        cluster: Where.
-        grid: One configuration.
+        cluster: Cluster on which the configuration runs.
+        grid: Grid of one configuration.
         stage: Number of the stage.
         replica: Number of the data parallel replica.
     """
@@ -92,6 +104,8 @@ def place_replica(cluster: Cluster, grid: ConfigGrid, stage: int, replica: int) 
     of_stage = ranks.reshape(int(grid.pp[0]), -1)[stage]
     of_replica = of_stage.reshape(int(grid.dp[0]), -1)[replica]
     of_pipeline = ranks.reshape(int(grid.pp[0]), int(grid.dp[0]), -1)[:, replica].ravel()
+    # Groups of tp, expert_tp, up and cp lie inside the replica, those of pp along its pipeline, and all others span the
+    # whole stage.
     inside = dict.fromkeys(("tp", "expert_tp", "up", "cp"), of_replica)
     entries = []
     for name, (stride, size) in extents(grid).items():
@@ -107,7 +121,10 @@ def place_replica(cluster: Cluster, grid: ConfigGrid, stage: int, replica: int) 
 
 
 def extents(grid: ConfigGrid) -> dict[str, tuple[IntArray, IntArray]]:
-    """The distance of neighbours in each dimension's groups, and their sizes [n]; all of `Groups` but its `ends`."""
+    """Return the distance of neighbours in each dimension's groups and the groups' sizes [n].
+
+    The keys are the fields of `Groups` but `ends`.
+    """
     ones = np.ones_like(grid.tp)
     inner = grid.tp * grid.up * grid.cp
     shared = grid.up * grid.cp * grid.dp
@@ -128,26 +145,26 @@ def extents(grid: ConfigGrid) -> dict[str, tuple[IntArray, IntArray]]:
 
 
 def expert_shards(grid: ConfigGrid) -> IntArray:
-    """Ranks over which ZeRO shards an expert's states [n]: those that hold it, less the copies of the states."""
+    """Return the number of ranks over which ZeRO shards an expert's states [n]: those that hold it, less the copies."""
     replicas = grid.tp * grid.dp * grid.cp * grid.up // (grid.expert_tensor * grid.ep)
     return np.maximum(replicas // grid.copies, 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StageKinds:
-    """The kinds of stages of one pipeline [c]; stages of one kind hold the same layers on the same kinds of devices.
+    """Kinds of stages of one pipeline [c]; stages of one kind hold the same layers on the same kinds of devices.
 
-    Kinds stand in the order of their first stages. A pipeline of many stages has few: the first, the last, and one or
-    two between them.
+    Kinds stand in the order of their first stages. A pipeline of many stages has few kinds: the first, the last, and
+    one or two between them.
 
     Attributes:
-        blocks: Blocks that a stage of each kind holds [c, len(BLOCKS)].
-        again: Those of them that run again in full, whatever the configuration recomputes [c, len(BLOCKS)].
-        has_device: Whether some of its ranks stand on each of `cluster.devices` [c, d].
-        count: Stages of each kind [c].
-        first: Number of the first of them [c].
-        before: Stages of each kind that come before the first of another [c, c], the other's row.
-        kind_of_stage: The kind of every stage [pp].
+        blocks: Number of blocks that a stage of each kind holds [c, len(BLOCKS)].
+        again: Number of these blocks that run again in full, whatever the configuration recomputes [c, len(BLOCKS)].
+        has_device: Whether some ranks of the stage stand on each of `cluster.devices` [c, d].
+        count: Number of stages of each kind [c].
+        first: Number of the first stage of each kind [c].
+        before: Number of stages of each kind (column) before the first stage of another (row) [c, c].
+        kind_of_stage: Kind of every stage [pp].
     """
 
     blocks: FloatArray
@@ -159,7 +176,7 @@ class StageKinds:
     kind_of_stage: IntArray
 
     def apart(self) -> StageKinds:
-        """The same pipeline with every stage as a kind of its own [pp]."""
+        """Return the same pipeline with every stage as a kind of its own [pp]."""
         kind, num_stages = self.kind_of_stage, len(self.kind_of_stage)
         return StageKinds(
             blocks=self.blocks[kind],
@@ -172,45 +189,57 @@ class StageKinds:
         )
 
     def held(self, block: Block) -> FloatArray:
-        """How many such blocks a stage of each kind holds [c, 1]."""
+        """Return the number of such blocks that a stage of each kind holds [c, 1]."""
         return self.blocks[:, [BLOCKS.index(block)]]
 
     def held_again(self, block: Block) -> FloatArray:
-        """How many of these run again in full [c, 1]."""
+        """Return the number of such blocks that run again in full [c, 1]."""
         return self.again[:, [BLOCKS.index(block)]]
 
     def total(self, costs: FloatArray) -> FloatArray:
-        """What costs of single blocks make of each kind of stage [..., c, k].
+        """Add up the costs of single blocks for each kind of stage [..., c, k].
 
         Args:
-            costs: Of every block [..., len(BLOCKS), k], and where some run again, then of those that do
-                [..., 2 * len(BLOCKS), k].
+            costs: Costs of every block [..., len(BLOCKS), k]. If some blocks run again, the costs of those that do
+                follow as further rows [..., 2 * len(BLOCKS), k].
         """
         if costs.shape[-2] == len(BLOCKS):
             return np.asarray(self.blocks @ costs)
         return np.asarray(np.concatenate([self.blocks - self.again, self.again], axis=1) @ costs)
 
     def slowest(self, seconds: FloatArray) -> FloatArray:
-        """The parts of its time [p, c, k] on the device that makes each kind of stage slowest, from those of each [d].
+        """Return the parts of the time [p, c, k] on the device that makes each kind of stage slowest.
 
-        Ranks of a stage wait for each other in every micro-batch, in collectives or at its end.
+        The ranks of a stage wait for each other in every micro-batch, in collectives or at its end.
+
+        Args:
+            seconds: Parts of the time on each kind of device [d, p, c, k].
         """
         if len(seconds) == 1:
             return np.asarray(seconds[0])
+        # The device with the longest total time sets the pace. The parts are those of that device, so that they add up.
         is_on = self.has_device.T[:, :, None]
         slowest = np.where(is_on, seconds.sum(axis=1), -np.inf).argmax(axis=0)
         return np.asarray(np.take_along_axis(seconds, slowest[None, None], axis=0)[0])
 
     def smallest(self, figures: Sequence[float]) -> FloatArray:
-        """The smallest of a figure of `cluster.devices` among the devices of each kind of stage [c]."""
+        """Return the smallest of a figure of `cluster.devices` among the devices of each kind of stage [c]."""
         return np.asarray(np.where(self.has_device, figures, np.inf).min(axis=1))
 
 
 def stage_kinds(blocks: FloatArray, again: FloatArray, has_device: NDArray[np.bool_]) -> StageKinds:
-    """The kinds of stages that hold those blocks, some of which run again [pp, len(BLOCKS)], on devices [pp, d]."""
+    """Group stages into kinds.
+
+    Args:
+        blocks: Blocks that each stage holds [pp, len(BLOCKS)].
+        again: Blocks among them that run again in full [pp, len(BLOCKS)].
+        has_device: Devices of each stage [pp, d].
+    """
     numbers: dict[tuple[float, ...], int] = {}
     rows = np.concatenate([blocks, again, has_device], axis=1).tolist()
     kind = np.array([numbers.setdefault(tuple(row), len(numbers)) for row in rows])
+    # Row k of the cumulative sum counts the stages of every kind up to stage k; subtracting is_kind leaves those before
+    # it.
     is_kind = kind[:, None] == np.arange(len(numbers))
     first = is_kind.argmax(axis=0)
     return StageKinds(
@@ -230,11 +259,11 @@ class Pipeline:
 
     Attributes:
         pp: Number of stages.
-        stages: Their kinds.
+        stages: Kinds of the stages.
         at: Positions of the configurations in their grid [k].
-        weights: Rows of the grid that differ in how weights are kept and reduced [w].
-        weights_at: Positions of these among those of all pipelines [w].
-        weights_of: The row of `weights` that each configuration has [k].
+        weights: Rows of the grid that differ in the way weights are kept and reduced [w].
+        weights_at: Positions of these rows among those of all pipelines [w].
+        weights_of: Row of `weights` that each configuration has [k].
     """
 
     pp: int
@@ -247,12 +276,12 @@ class Pipeline:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Pipelines:
-    """A grid [n] by the layout of its stages.
+    """Grid [n] grouped by the layout of its stages.
 
     Attributes:
-        each: The layouts.
-        weights: Rows of the grid that differ in how weights are kept and reduced [w].
-        weights_of: The row of `weights` that each configuration has [n].
+        each: Layouts, each with its configurations.
+        weights: Rows of the grid that differ in the way weights are kept and reduced [w].
+        weights_of: Row of `weights` that each configuration has [n].
     """
 
     each: tuple[Pipeline, ...]
@@ -261,30 +290,26 @@ class Pipelines:
 
 
 def pipelines(
-    job: TrainingJob,
-    cluster: Cluster,
-    runtime: RuntimeProfile,
+    setting: Setting,
     grid: ConfigGrid,
     has_device: NDArray[np.bool_] | None = None,
 ) -> Pipelines:
-    """The configurations of each layout; chunks per stage make another layout only where layers fall differently.
+    """Group the configurations by layout; chunks per stage make another layout only if layers fall differently.
 
     Args:
-        job: What is trained.
-        cluster: Its hosts stand in the order of the ranks.
-        runtime: How it lays layers on stages.
-        grid: The configurations.
-        has_device: The devices of the stages [pp, d] where the configurations, all of one pp, do not use all of them.
+        setting: Job, cluster and runtime. The cluster's hosts stand in the order of the ranks.
+        grid: Configurations [n].
+        has_device: Devices of the stages [pp, d], if the configurations, all of one pp, do not use all of them.
     """
-    layouts, layout = _layouts(job, runtime, grid)
+    layouts, layout = _layouts(setting.job, setting.runtime, grid)
     replicas = grid.dp * grid.cp * grid.up
-    # the layout comes first, so that the rows of one layout stand side by side
+    # The layout is the first column, so that the rows of one layout stand side by side.
     columns = [layout, grid.tp, replicas, grid.ep, grid.expert_tp, grid.zero_stage, grid.copies]
     kept, weights_of = distinct_rows(columns)
     weights = grid.take(kept)
     each = []
     for stages, at, weights_at in zip(layouts, _positions(layout), _positions(layout[kept]), strict=True):
-        devices = stage_devices(cluster, len(stages.dense)) if has_device is None else has_device
+        devices = stage_devices(setting.cluster, len(stages.dense)) if has_device is None else has_device
         each.append(
             Pipeline(
                 pp=len(stages.dense),
@@ -299,12 +324,14 @@ def pipelines(
 
 
 def _layouts(job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid) -> tuple[list[StageLayers], IntArray]:
-    """What layers the stages hold, each way once, and the number of each configuration's [n]."""
+    """Return the distinct layouts of layers over stages, and the number of each configuration's layout [n]."""
+    # Layers depend on pp, vpp and the assignment alone: each combination is assigned once.
     first, cut = distinct_rows([grid.pp, grid.vpp, grid.assignment])
     found = []
     for at in first.tolist():
         assignment = grid.assignments[grid.assignment[at]]
         found.append(assign_layers(job.model, runtime, int(grid.pp[at]), int(grid.vpp[at]), assignment))
+    # Different cuts may give the stages the same layers: equal layouts get one number.
     numbers: dict[bytes, int] = {}
     keys = [np.stack([own.dense, own.moe, own.dense_again, own.moe_again]).tobytes() for own in found]
     number = np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
@@ -312,20 +339,21 @@ def _layouts(job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid) -> tup
 
 
 def _positions(number: IntArray) -> list[IntArray]:
-    """The positions of every number from 0 on [n]."""
+    """Return the positions of every number, from 0 on."""
     counts = np.bincount(number)
-    order = np.argsort(number.astype(np.min_scalar_type(len(counts))), kind="stable")  # fast for short integers
+    # the sort is fast for short integers
+    order = np.argsort(number.astype(np.min_scalar_type(len(counts))), kind="stable")
     return np.split(order, np.cumsum(counts)[:-1]) if len(counts) else []
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LocalParameters:
-    """Parameters that one rank of each stage keeps before ZeRO shards them [s, k].
+    """Parameters that one rank of each stage keeps before ZeRO shards them, each array [s, k].
 
     Attributes:
         dense: Weights that all ranks of the `weights` group share.
         expert: Weights that the `expert_weights` group shares.
-        tied: Those of the dense that the stage has a copy of, and the stage at the pipeline's other end another.
+        tied: Dense weights of which the stage at the pipeline's other end has a copy.
     """
 
     dense: FloatArray
@@ -335,14 +363,14 @@ class LocalParameters:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LayerParameters:
-    """Parameters of the parts of a model that one rank keeps before ZeRO shards them [n].
+    """Parameters of the parts of a model that one rank keeps before ZeRO shards them, each array [n].
 
     Attributes:
         attention: Attention of one layer, with the layer's norms.
         dense_mlp: MLP of a dense layer.
-        shared: What a layer with experts has in place of that, without its routed experts.
+        shared: MLP of a layer with experts, without its routed experts: shared experts and the router.
         expert: All routed experts of one layer that the rank keeps.
-        table: The embedding, or the output head.
+        table: Embedding, or output head.
     """
 
     attention: FloatArray
@@ -353,28 +381,30 @@ class LayerParameters:
 
     @property
     def dense(self) -> FloatArray:
-        """A dense layer."""
+        """Parameters of a dense layer."""
         return self.attention + self.dense_mlp
 
     @property
     def moe(self) -> FloatArray:
-        """A layer with experts, without the routed experts."""
+        """Parameters of a layer with experts, without the routed experts."""
         return self.attention + self.shared
 
 
 def layer_parameters(job: TrainingJob, grid: ConfigGrid) -> LayerParameters:
-    """Parameters per rank of each part.
+    """Compute the parameters per rank of each part.
 
-    Matrices are divided by tp (experts by a degree of their own and by ep), norms, routers and MLA's down projections
+    tp divides matrices; ep and the experts' own tensor degree divide experts. Norms, routers and MLA's down projections
     are copied (Megatron-LM, Shoeybi et al. 2019, section 3; megatron-core multi_latent_attention.py).
     """
     model = job.model
     tp = grid.tp.astype(np.float64)
+    # MLA's down projections produce the latent on every rank of tp, so they are copied with the norms.
     copied = model.norm_parameters
     if model.kv_lora_rank:
         copied += model.hidden_size * (model.q_lora_rank + model.kv_lora_rank + model.qk_rope_head_dim)
         attention = (model.attention_parameters - (copied - model.norm_parameters)) / tp + copied
     else:
+        # A rank has whole key-value heads: where tp exceeds their number, the heads are copied.
         extra_kv = local_kv_size(job, grid) - model.num_kv_heads * model.head_dim / tp
         attention = model.attention_parameters / tp + 2 * model.hidden_size * extra_kv + copied
     return LayerParameters(
@@ -387,11 +417,12 @@ def layer_parameters(job: TrainingJob, grid: ConfigGrid) -> LayerParameters:
 
 
 def local_parameters(job: TrainingJob, grid: ConfigGrid, blocks: FloatArray) -> LocalParameters:
-    """Parameters per rank of stages that hold so many `blocks` [s, len(BLOCKS)], for configurations [k].
+    """Compute the parameters per rank of stages that hold so many `blocks` [s, len(BLOCKS)], for configurations [k].
 
     A tied head is a copy of the embedding on the last stage.
     """
     model, each = job.model, layer_parameters(job, grid)
+    # With one stage a tied head is the embedding itself and counts once.
     has_own_head = (grid.pp > 1) | (not model.tied_embeddings)
     held = {
         Block.ATTENTION: each.attention,
@@ -411,13 +442,14 @@ def local_parameters(job: TrainingJob, grid: ConfigGrid, blocks: FloatArray) -> 
 
 
 def sharded_parameters(grid: ConfigGrid, local: LocalParameters) -> FloatArray:
-    """Parameters of each stage whose states one rank keeps where ZeRO shards them [s, k]."""
+    """Return the number of parameters of each stage whose states one rank keeps if ZeRO shards them [s, k]."""
     dense = local.dense / (grid.dp * grid.cp * grid.up // grid.copies)
     return np.asarray(dense + local.expert / expert_shards(grid))
 
 
 def stage_devices(cluster: Cluster, pp: int) -> NDArray[np.bool_]:
-    """Whether some ranks of each stage stand on each of `cluster.devices` [pp, d]."""
+    """Return whether some ranks of each stage stand on each of `cluster.devices` [pp, d]."""
+    # Stages and host groups are intervals of ranks: a stage stands on a group where the intervals overlap.
     ends = np.cumsum([group.num_devices for group in cluster.groups])
     last = np.arange(1, pp + 1)[:, None] * (cluster.num_devices // pp)
     first = last - cluster.num_devices // pp

@@ -1,7 +1,8 @@
-"""Which data parallel replicas of a configuration are alike, so that one of them stands for all.
+"""Group the data parallel replicas of a configuration into kinds of equal replicas, of which one stands for all.
 
-The ranks of one replica on one stage are a cell. Cells are alike where they stand on the same kinds of hosts and cross
-these in the same places; replicas are alike where their cells are, on every stage, and they run as many micro-batches.
+The ranks of one replica on one stage are a cell. Cells are alike if they stand on the same kinds of hosts and cross
+hosts in the same places. Replicas are alike if their cells are alike on every stage, and if they run equal numbers of
+micro-batches.
 
 Letters: p stages, r replicas, d kinds of devices, k rows.
 """
@@ -25,9 +26,9 @@ class ReplicaKind:
     """Replicas that are alike.
 
     Attributes:
-        replicas: Their numbers, ascending.
-        micro_batches: What each of them runs in a step.
-        devices: The kinds of devices of its cells, as numbers of `cluster.devices`, of every stage.
+        replicas: Numbers of the replicas, ascending.
+        micro_batches: Number of micro-batches that each of them runs in a step.
+        devices: Kinds of devices of its cell on every stage, as numbers of `cluster.devices`.
     """
 
     replicas: tuple[int, ...]
@@ -36,28 +37,29 @@ class ReplicaKind:
 
     @property
     def first(self) -> int:
-        """The one that is simulated."""
+        """Number of the replica that is simulated."""
         return self.replicas[0]
 
     @property
     def count(self) -> int:
-        """How many they are."""
+        """Number of replicas of this kind."""
         return len(self.replicas)
 
 
 def replica_kinds(cluster: Cluster, config: ParallelConfig, micro_batches: IntArray) -> tuple[ReplicaKind, ...]:
-    """The kinds of replicas, in the order of their first ones.
+    """Return the kinds of replicas, in the order of their first ones.
 
     Args:
-        cluster: Where.
-        config: The configuration.
-        micro_batches: What each replica runs in a step [r].
+        cluster: Cluster on which the configuration runs.
+        config: Configuration with its degrees.
+        micro_batches: Number of micro-batches of each replica in a step [r].
     """
     shape = (config.pp, config.dp, -1)
     hosts = cluster.rank_host().reshape(shape)
     device, host_kind = cluster.rank_device_index().reshape(shape), cluster.rank_host_kind().reshape(shape)
-    inside = hosts - hosts.min(axis=2, keepdims=True)  # tells where a cell crosses hosts
+    inside = hosts - hosts.min(axis=2, keepdims=True)  # shows where a cell crosses hosts
     moves = hosts[1:, :, 0] != hosts[:-1, :, 0]
+    # Replicas are alike if these columns are: hosts inside the cells, kinds of hosts, hops that leave a host, and work.
     columns = [
         *inside.swapaxes(0, 1).reshape(config.dp, -1).T,
         *host_kind.swapaxes(0, 1).reshape(config.dp, -1).T,
@@ -81,13 +83,13 @@ def replica_kinds(cluster: Cluster, config: ParallelConfig, micro_batches: IntAr
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ReplicaRows:
-    """Configurations of a grid, each as one kind of its replicas sees it; where all are alike, that is all of them.
+    """Configurations of a grid, each as one kind of its replicas sees it, or as all replicas do if they are alike.
 
     Attributes:
         at: Positions in the grid [k].
-        num_micro_batches: What each of these replicas runs in a step [k].
-        has_device: Whether some of their ranks stand on each of the cluster's devices, by stage [p, d]; None where
-            those of all replicas count.
+        num_micro_batches: Number of micro-batches that each of these replicas runs in a step [k].
+        has_device: Whether some of their ranks stand on each of the cluster's devices, by stage [p, d]. None counts the
+            devices of all replicas.
     """
 
     at: IntArray
@@ -96,14 +98,15 @@ class ReplicaRows:
 
 
 def even_rows(job: TrainingJob, grid: ConfigGrid) -> ReplicaRows:
-    """All configurations of a grid whose replicas run equal numbers of micro-batches."""
+    """Return all configurations of a grid whose replicas run equal numbers of micro-batches."""
     return ReplicaRows(at=np.arange(len(grid)), num_micro_batches=job.global_batch_size // (grid.dp * grid.mbs))
 
 
 def replica_rows(job: TrainingJob, cluster: Cluster, grid: ConfigGrid) -> list[ReplicaRows]:
-    """The same of any grid: replicas that run unequal numbers of micro-batches are told apart by their devices."""
+    """Return the rows of any grid; replicas with unequal numbers of micro-batches are grouped by their devices."""
     shares = [grid.assignments[code].micro_batches for code in grid.assignment.tolist()]
     even = even_rows(job, grid)
+    # Configurations with equal shares are one batch. The others are batched by the devices of their replicas' stages.
     plain = np.flatnonzero([not share for share in shares])
     found = [ReplicaRows(at=plain, num_micro_batches=even.num_micro_batches[plain])] if len(plain) else []
     unlike: dict[tuple[tuple[int, ...], ...], list[tuple[int, int]]] = {}

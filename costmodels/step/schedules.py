@@ -1,4 +1,4 @@
-"""Pipeline schedules: which layers a stage holds, how long the pipeline takes, how many micro-batches are in flight."""
+"""Pipeline schedules: layers of each stage, bubble time, and micro-batches in flight."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from hardware.arrays import FloatArray, IntArray
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StageLayers:
-    """What each of `pp` stages holds.
+    """Layers that each of `pp` stages holds.
 
     Attributes:
-        dense: Layers with a dense MLP [pp].
-        moe: Layers with experts [pp].
-        dense_again: Those of `dense` whose forward pass runs again in full, whatever the configuration recomputes [pp].
-        moe_again: Those of `moe` [pp].
+        dense: Number of layers with a dense MLP [pp].
+        moe: Number of layers with experts [pp].
+        dense_again: Number of dense layers whose forward pass runs again in full, whatever the configuration recomputes
+            [pp].
+        moe_again: Number of layers with experts whose forward pass runs again in full [pp].
     """
 
     dense: IntArray
@@ -33,7 +34,7 @@ class StageLayers:
 
     @property
     def blocks(self) -> FloatArray:
-        """How many of each Block a stage holds [pp, len(BLOCKS)]; the first has the embedding, the last the head."""
+        """Number of each Block that a stage holds [pp, len(BLOCKS)]; the first has the embedding, the last the head."""
         is_first = np.arange(len(self.dense)) == 0
         held = {
             Block.ATTENTION: self.dense + self.moe,
@@ -46,7 +47,7 @@ class StageLayers:
 
     @property
     def again(self) -> FloatArray:
-        """How many of each Block run again in full [pp, len(BLOCKS)]."""
+        """Number of each Block that runs again in full [pp, len(BLOCKS)]."""
         held = dict.fromkeys(BLOCKS, np.zeros_like(self.dense)) | {
             Block.ATTENTION: self.dense_again + self.moe_again,
             Block.DENSE_MLP: self.dense_again,
@@ -58,18 +59,19 @@ class StageLayers:
 def assign_layers(
     model: ModelSpec, runtime: RuntimeProfile, pp: int, vpp: int, assignment: Assignment = EVEN
 ) -> StageLayers:
-    """The layers of each stage; of those of a virtual stage the first `assignment.recomputed` ones run again.
+    """Assign the layers to stages; the first `assignment.recomputed` layers of each virtual stage run again in full.
 
     "even": the layer count, padded with no-op layers to the runtime's multiple, is cut into pp*vpp equal chunks, and
     chunk c stands on stage c % pp (Narayanan et al. 2021, section 2.2). "balanced": contiguous blocks of about equal
     compute (nanotron models/base.py: a stage ends with the block that takes the cumulative cost past its share).
-    "least-bottleneck": contiguous blocks of which the largest is as small as can be (AMP, Li et al. 2022, section 3.4).
-    A count that can't be cut evenly is spread as evenly as possible (Megatron-LM's pipeline layout).
+    "least-bottleneck": contiguous blocks of which the largest is as small as possible (AMP, Li et al. 2022, section
+    3.4). A count that cannot be cut evenly is spread as evenly as possible (Megatron-LM's pipeline layout).
     """
     virtual = chunk_of_layer(model, runtime, pp, vpp, assignment.layers)
     is_moe, again = moe_layers(model), np.zeros(len(virtual), dtype=np.bool_)
     if assignment.recomputed:
-        place = np.arange(len(virtual)) - np.searchsorted(virtual, virtual)  # within its virtual stage
+        # Layers of a virtual stage are contiguous, so the first of them is found by search.
+        place = np.arange(len(virtual)) - np.searchsorted(virtual, virtual)  # position within its virtual stage
         again = place < np.array(assignment.recomputed)[virtual]
 
     def held(chosen: NDArray[np.bool_]) -> IntArray:
@@ -83,13 +85,17 @@ def assign_layers(
 def chunk_of_layer(
     model: ModelSpec, runtime: RuntimeProfile, pp: int, vpp: int, layers: tuple[int, ...] = ()
 ) -> IntArray:
-    """The virtual stage of each layer [num_layers], as `assign_layers` says; virtual stage c stands on stage c % pp."""
+    """Return the virtual stage of each layer [num_layers]; virtual stage c stands on stage c % pp.
+
+    See `assign_layers` for the rules.
+    """
     if layers:
         assert (len(layers), sum(layers)) == (pp * vpp, model.num_layers), "every layer is in a virtual stage"
         return np.repeat(np.arange(pp * vpp), layers)
     num_layers = model.num_layers
     padded = -(-num_layers // runtime.layer_padding) * runtime.layer_padding
     layer = np.arange(num_layers)
+    # Without a layout by hand, the runtime's own rule cuts the layers.
     if runtime.layer_split == "balanced":
         return _balanced_stages(model, pp * vpp)
     if runtime.layer_split == "least-bottleneck":
@@ -101,13 +107,13 @@ def chunk_of_layer(
 
 @lru_cache(maxsize=64)
 def moe_layers(model: ModelSpec) -> NDArray[np.bool_]:
-    """Whether each layer has experts [num_layers]."""
+    """Return whether each layer has experts [num_layers]."""
     return np.array([model.is_moe_layer(layer) for layer in range(model.num_layers)], dtype=np.bool_)
 
 
 @lru_cache(maxsize=64)
 def _balanced_stages(model: ModelSpec, pp: int) -> IntArray:
-    """Stage of each layer [num_layers] when blocks are cut at equal shares of the compute, the head's included."""
+    """Return the stage of each layer [num_layers] by cuts at equal shares of the compute, including the head's."""
     cumulative = np.cumsum(_block_costs(model))
     thresholds = cumulative[-1] * (np.arange(1, pp + 1) / pp)
     stages = np.zeros(model.num_layers, dtype=np.int64)
@@ -120,7 +126,7 @@ def _balanced_stages(model: ModelSpec, pp: int) -> IntArray:
 
 
 def _block_costs(model: ModelSpec) -> FloatArray:
-    """The compute of each layer and of the head, in parameters that a token meets [num_layers + 1]."""
+    """Return the compute of each layer and of the head, in active parameters per token [num_layers + 1]."""
     layers = [
         model.moe_layer_active_parameters if model.is_moe_layer(layer) else model.dense_layer_parameters
         for layer in range(model.num_layers)
@@ -130,12 +136,12 @@ def _block_costs(model: ModelSpec) -> FloatArray:
 
 @lru_cache(maxsize=64)
 def _least_bottleneck_stages(model: ModelSpec, pp: int) -> IntArray:
-    """Stage of each layer [num_layers] when the costliest stage costs as little as can be.
+    """Return the stage of each layer [num_layers] if the costliest stage costs as little as possible.
 
-    Of such cuts the one whose stages differ least, by their squares. The last stage may hold the head alone.
+    Among such cuts, choose the one whose stages differ least, by their squares. The last stage may hold the head alone.
     """
     ends = np.concatenate([[0.0], np.cumsum(_block_costs(model))])
-    # cost[i, j] of a stage that holds the blocks from i to j - 1; one without a block is none
+    # Entry cost[i, j] belongs to a stage that holds the blocks from i to j - 1. A stage must hold at least one block.
     cost = np.where(np.tri(len(ends), k=-1, dtype=np.bool_).T, ends - ends[:, None], np.inf)
     largest = _cut(cost, pp, np.maximum)[0]
     _, cuts = _cut(np.where(cost <= largest * (1 + 1e-9), cost**2, np.inf), pp, np.add)
@@ -143,12 +149,14 @@ def _least_bottleneck_stages(model: ModelSpec, pp: int) -> IntArray:
 
 
 def _cut(cost: FloatArray, pp: int, joined: np.ufunc) -> tuple[float, list[int]]:
-    """The least cost of `pp` stages of all blocks, joined by sum or maximum, and where the stages but the last end."""
+    """Find the least cost of `pp` stages, joined by sum or maximum, and the ends of all stages but the last."""
     best, chosen = cost[0], []
     for _ in range(pp - 1):
-        through = joined(best[:, None], cost)  # so far up to the row's block, then one stage up to the column's
+        # Bellman step of the dynamic program.
+        through = joined(best[:, None], cost)  # all stages up to the row's block, then one stage up to the column's
         chosen.append(through.argmin(axis=0))
         best = through.min(axis=0)
+    # The choices are read backwards: each one names the end of the stage before.
     cuts, end = [], len(best) - 1
     for at in reversed(chosen):
         end = int(at[end])
@@ -157,11 +165,16 @@ def _cut(cost: FloatArray, pp: int, joined: np.ufunc) -> tuple[float, list[int]]
 
 
 def bubble_s(stage_s: FloatArray, count: IntArray, vpp: IntArray | int) -> FloatArray:
-    """Time that the slowest stage waits in one step [k], from the time per micro-batch [c, k] of `count` stages each.
+    """Compute the time that the slowest stage waits in one step [s], [k].
 
-    With 1F1B the step lasts m times the slowest stage plus one micro-batch through all others; interleaving with vpp
-    chunks divides that by vpp. Source: Narayanan et al. 2021, sections 2.2.1 and 2.2.2, (p-1)/m and (p-1)/(m*v) for
-    equal stages.
+    With 1F1B the step takes m times the slowest stage plus one micro-batch through all others; interleaving with vpp
+    chunks divides the latter by vpp. Source: Narayanan et al. 2021, sections 2.2.1 and 2.2.2, (p-1)/m and (p-1)/(m*v)
+    for equal stages.
+
+    Args:
+        stage_s: Time of one micro-batch on each kind of stage [c, k].
+        count: Number of stages of each kind [c].
+        vpp: Chunks per stage [k].
     """
     return np.asarray((count @ stage_s - stage_s.max(axis=0)) / vpp)
 
@@ -173,19 +186,20 @@ def stage_in_flight(
     num_micro_batches: IntArray,
     schedule: str = "1f1b",
 ) -> FloatArray:
-    """Micro-batches whose activations a stage holds at its peak, in units of the whole stage's layers; elementwise.
+    """Return the peak number of micro-batches whose activations a stage holds, in units of all its layers.
 
-    1F1B: stage i (from 0) holds min(m, pp - i). Interleaved: 2(pp - i - 1) + (vpp - 1) pp + 1 chunks of a vpp-th of the
-    stage. Sources: Narayanan et al. 2021, section 2.2; megatron-core pipeline_parallel/schedules.py,
-    get_pp_rank_microbatches (warm-up count); stage 0 then gives Korthikanti et al. 2022, section 4.2.3:
-    L(1 + (p-1)/(p m)).
+    All arguments are broadcast elementwise. 1F1B: stage i (from 0) holds min(m, pp - i). Interleaved: 2(pp - i - 1) +
+    (vpp - 1) pp + 1 chunks of a vpp-th of the stage. Sources: Narayanan et al. 2021, section 2.2; megatron-core
+    pipeline_parallel/schedules.py, get_pp_rank_microbatches (warm-up count). Stage 0 then gives Korthikanti et al.
+    2022, section 4.2.3: L(1 + (p-1)/(p m)).
 
-    The other schedules of `passes.py` know no chunks: gpipe holds all m on every stage, zero-bubble as many as 1F1B's
+    The other schedules of `passes.py` have no chunks: gpipe holds all m on every stage, zero-bubble as many as 1F1B's
     first stage (Qi et al. 2023, section 2).
     """
     if schedule != "1f1b":
         held = num_micro_batches if schedule == "gpipe" else np.minimum(num_micro_batches, pp)
         return np.asarray(held + np.zeros_like(stage), dtype=np.float64)
+    # Without chunks, a stage holds one micro-batch for each stage behind it, and its own.
     behind = pp - stage - 1
     chunks = np.where(np.asarray(vpp) == 1, behind + 1, 2 * behind + (np.asarray(vpp) - 1) * pp + 1)
     return np.asarray(np.minimum(num_micro_batches * vpp, chunks) / vpp, dtype=np.float64)

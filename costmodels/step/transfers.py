@@ -1,6 +1,8 @@
-"""Transfers between the stages of a pipeline: how long they take, and how much of that is exposed.
+"""Transfers between the stages of a pipeline: their duration, and the part of it that is exposed.
 
-Each micro-batch's activations go to the next stage, and their gradients back. Letters: n configurations.
+Each micro-batch's activations go to the next stage, and their gradients come back.
+
+Letters: n configurations.
 """
 
 from __future__ import annotations
@@ -19,15 +21,16 @@ from hardware.arrays import FloatArray, IntArray
 def transfer_collectives(
     job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid, groups: Groups
 ) -> dict[str, Collective]:
-    """What one hop calls, by its name, for every configuration [n].
+    """Return the collectives of one hop, by their names, for every configuration [n].
 
-    With sequence parallelism each tp rank sends its own share (Narayanan et al. 2021, section 4.1, scatter/gather); a
-    runtime that scatters without it has to gather what arrives. `pp.activations` is what goes forward where that is
-    something else than what comes back; `pp.send_recv` is the rest.
+    With sequence parallelism each tp rank sends its own share (Narayanan et al. 2021, section 4.1, scatter/gather). A
+    runtime that scatters without it has to gather the message at the receiver. `pp.activations` goes forward if it
+    differs from the message that comes back; `pp.send_recv` is the rest.
     """
     efficiency = runtime.network_efficiency
     message = job.element_bytes * residual_tokens(job, grid) * job.model.hidden_size / efficiency
     gather = {}
+    # Without sequence parallelism every tp rank holds the whole message and may send a share of it.
     share = np.where(_is_whole(grid), message / grid.tp, message)
     forward = share if _scatters(runtime, Phase.FORWARD) else message
     if runtime.sends_mask:
@@ -54,9 +57,9 @@ def transfer_collectives(
 def transfer_executions(
     runtime: RuntimeProfile, grid: ConfigGrid, num_micro_batches: IntArray
 ) -> tuple[tuple[str, Phase, FloatArray], ...]:
-    """How often a step executes them on one pipeline [n]: the name, the phase, the number.
+    """Count the executions of each transfer in one step on one pipeline: name, phase and number [n].
 
-    `pp.start` is no execution of its own: it is what a hidden transfer still costs.
+    `pp.start` is no execution of its own: it is the remaining cost of a hidden transfer.
     """
     hops = np.where(grid.pp > 1, (grid.pp * grid.vpp - 1.0) * num_micro_batches, 0.0)
     return tuple(
@@ -65,7 +68,7 @@ def transfer_executions(
 
 
 def hop_collectives(runtime: RuntimeProfile, grid: ConfigGrid, phase: Phase) -> tuple[tuple[str, FloatArray], ...]:
-    """What handing one micro-batch on, or its gradients back, executes: the name, the number of executions [n]."""
+    """Return the collectives that hand one micro-batch on, or its gradients back: name and number of executions [n]."""
     gathers = _is_whole(grid).astype(np.float64)
     sends = ((_hop_name(runtime, phase), np.ones(len(grid))),)
     return (*sends, ("pp.all_gather", gathers)) if _scatters(runtime, phase) else sends
@@ -79,15 +82,16 @@ def exposed_transfers_s(
     num_micro_batches: IntArray,
     collective_time: CollectiveTime = collective_s,
 ) -> FloatArray:
-    """What a step waits for transfers between stages [n]."""
+    """Compute the time that a step waits for transfers between stages [s], [n]."""
     collectives = transfer_collectives(job, runtime, grid, groups)
     total = np.zeros(len(grid))
     for phase in Phase:
         each = hop_collectives(runtime, grid, phase)
         hop = np.sum([count * collective_time(collectives[name]) for name, count in each], axis=0)
+        # Not overlapped, each of the m + pp - 1 slots of the pipeline waits for one hop per chunk.
         exposed = hop * (num_micro_batches + grid.pp - 1) * grid.vpp
         if runtime.overlaps_p2p:
-            # beside compute in the steady state, where each chunk still waits for its message to begin
+            # In the steady state transfers run beside compute, but each chunk still waits for its message to begin.
             beginnings = collective_time(collectives["pp.start"]) * num_micro_batches * grid.vpp
             exposed = np.where(grid.vpp > 1, hop * (grid.pp - 1) + beginnings, exposed)
         total += exposed
@@ -95,19 +99,20 @@ def exposed_transfers_s(
 
 
 def _hop_name(runtime: RuntimeProfile, phase: Phase) -> str:
+    """Return the name of the message of one pass."""
     return "pp.activations" if phase == Phase.FORWARD and _is_lopsided(runtime) else "pp.send_recv"
 
 
 def _is_lopsided(runtime: RuntimeProfile) -> bool:
-    """Whether other bytes go forward than come back."""
+    """Return whether other bytes go forward than come back."""
     return runtime.sends_mask or runtime.scatters_p2p == "activations"
 
 
 def _scatters(runtime: RuntimeProfile, phase: Phase) -> bool:
-    """Whether tp ranks send their share of what goes to the next stage, or comes back."""
+    """Return whether tp ranks send only their share of the message of this pass."""
     return runtime.scatters_p2p is True or (phase == Phase.FORWARD and runtime.scatters_p2p == "activations")
 
 
 def _is_whole(grid: ConfigGrid) -> np.ndarray:
-    """Whether every tp rank holds all of what is sent [n]."""
+    """Return whether every tp rank holds the whole message [n]."""
     return np.asarray(~grid.sequence_parallel & (grid.tp > 1))

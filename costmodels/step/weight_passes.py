@@ -1,4 +1,4 @@
-"""Passes over the weights' gradients and states that memory bandwidth sets the pace of.
+"""Passes over gradients and optimizer states whose time is set by memory bandwidth.
 
 Letters: c kinds of stages, w rows of weights (see `placement.Pipeline`).
 """
@@ -20,13 +20,13 @@ three written with the 16-bit weight (14), and the gradient read once more for i
 def accumulation_s(
     runtime: RuntimeProfile, weights: ConfigGrid, local: LocalParameters, memory_bandwidth: FloatArray
 ) -> FloatArray:
-    """What summing up the gradients of one micro-batch takes beside its products [c, w].
+    """Compute the time to add up the gradients of one micro-batch, beyond its products [s], [c, w].
 
     Args:
-        runtime: How gradients are kept.
-        weights: Rows of weights.
+        runtime: Runtime profile; it says how gradients are kept.
+        weights: Rows of weights [w].
         local: Parameters on one rank.
-        memory_bandwidth: Of the slowest device of each kind of stage [bytes/s], [c].
+        memory_bandwidth: Memory bandwidth of the slowest device of each kind of stage [bytes/s], [c].
     """
     reached = runtime.memory_efficiency * memory_bandwidth[:, None]
     return np.asarray(_accumulated_bytes(runtime, weights) * (local.dense + local.expert) / reached)
@@ -35,16 +35,20 @@ def accumulation_s(
 def optimizer_pass_s(
     runtime: RuntimeProfile, weights: ConfigGrid, local: LocalParameters, memory_bandwidth: FloatArray
 ) -> FloatArray:
-    """What the optimizer's step takes on each stage [c, w]; as `accumulation_s`."""
+    """Compute the time of the optimizer's step on each stage [s], [c, w].
+
+    The arguments are those of `accumulation_s`.
+    """
+    # From ZeRO 1 on each rank updates its shard alone.
     owned = np.where(weights.zero_stage >= 1, sharded_parameters(weights, local), local.dense + local.expert)
     return np.asarray(OPTIMIZER_PASS_BYTES * owned / (runtime.memory_efficiency * memory_bandwidth[:, None]))
 
 
 def _accumulated_bytes(runtime: RuntimeProfile, weights: ConfigGrid) -> FloatArray:
-    """Bytes per parameter that one micro-batch moves beyond its products to sum up the weights' gradients [w].
+    """Return the bytes per parameter that one micro-batch moves beyond its products to add up gradients [w].
 
-    Inside the product, the fp32 (or 16-bit) sum is read and written where a bare product writes 2 bytes; in a pass of
-    its own the product's result is read once more. Under ZeRO 3 nothing is summed: the gathered weights and the whole
+    Inside the product, the fp32 (or 16-bit) sum is read and written where a bare product writes 2 bytes. In a pass of
+    its own the product's result is read once more. Under ZeRO 3 nothing is added up: the gathered weights and the whole
     gradients are copied into and out of the collectives' buffers, forward and backward (FSDP2, copy-in and copy-out).
     """
     sum_bytes = runtime.gradient_message_bytes

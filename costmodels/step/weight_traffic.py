@@ -1,11 +1,11 @@
-"""Data parallel traffic: what reducing the gradients and gathering the weights of a pipeline's stages exposes.
+"""Data parallel traffic: exposed time of reducing the gradients and gathering the weights of a pipeline's stages.
 
 Sources: gradients leave bucket by bucket beside the last micro-batch's backward pass, the last bucket after it (Li et
-al. 2020, PyTorch Distributed, section 3.2.3). ZeRO 1 and 2 scatter the gradients and gather the weights once per step,
-ZeRO 3 does both for every micro-batch (ZeRO, Rajbhandari et al. 2020, section 7.2); a runtime may scatter as often at
+al. 2020, PyTorch Distributed, section 3.2.3). ZeRO 1 and 2 scatter the gradients and gather the weights once per step;
+ZeRO 3 does both for every micro-batch (ZeRO, Rajbhandari et al. 2020, section 7.2). A runtime may scatter as often at
 ZeRO 2 (`reduces_each_micro_batch`). Where dp_shard leaves copies of the shards, they add up their gradients once per
-step (HSDP, PyTorch FSDP2). Where the head is the embedding's table, the first and the last stage add up the gradients
-of their copies once per step, after everything else (Megatron-LM, allreduce_word_embedding_grads; DeepSpeed
+step (HSDP, PyTorch FSDP2). If the head is the embedding's table, the first and the last stage add up the gradients of
+their copies once per step, after everything else (Megatron-LM, allreduce_word_embedding_grads; DeepSpeed
 runtime/pipe/module.py, allreduce_tied_weight_gradients).
 
 Letters: c kinds of stages, w rows of weights (see `placement.Pipeline`), k configurations.
@@ -32,16 +32,16 @@ from hardware.cluster import GroupLinks
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class WeightTraffic:
-    """Seconds of each stage's collectives, hidden or not, each [c, w].
+    """Time of each stage's collectives over weights [s], hidden or not, each array [c, w].
 
     Attributes:
-        each_gather: Gathering the weights before a pass, under ZeRO 3.
-        each_scatter: Scattering the gradients after a backward pass, under ZeRO 3 and perhaps 2.
-        once_reduce: Reducing the gradients once per step.
-        once_gather: Gathering the weights once per step, under ZeRO 1 and 2.
-        once_tied: Adding up the gradients of a tied table once per step; nothing hides it.
-        one_layer: ZeRO 3's gathering and scattering of one layer, which no compute of a step's begin and end hides.
-        once_more: What a sharding plan adds once per step; nothing hides it.
+        each_gather: Gathering of the weights before a pass, under ZeRO 3.
+        each_scatter: Scattering of the gradients after a backward pass, under ZeRO 3 and perhaps 2.
+        once_reduce: Reduction of the gradients once per step.
+        once_gather: Gathering of the weights once per step, under ZeRO 1 and 2.
+        once_tied: Addition of the gradients of a tied table once per step; nothing hides it.
+        one_layer: Gathering and scattering of one layer under ZeRO 3, which no compute hides at a step's begin and end.
+        once_more: Further traffic of a sharding plan once per step; nothing hides it.
     """
 
     each_gather: FloatArray
@@ -53,12 +53,13 @@ class WeightTraffic:
     once_more: FloatArray
 
     def changed(self, once_s: FloatArray) -> WeightTraffic:
-        """The traffic with what sharding plans add once per step [c, w].
+        """Return the traffic with the time that sharding plans add once per step [c, w].
 
-        What they save is taken from what is reduced and gathered then, and a runtime hides as much of the rest.
+        Savings are subtracted from the reductions and gathers of once per step; the rest of these is hidden as before.
         """
         if not once_s.any():
             return self
+        # A saving is a share of the plain traffic, and cannot exceed it.
         once = self.once_reduce + self.once_gather
         saved = np.divide(-once_s, once, out=np.zeros_like(once), where=(once > 0) & (once_s < 0))
         left = np.maximum(1.0 - saved, 0.0)
@@ -70,11 +71,11 @@ class WeightTraffic:
         )
 
     def take(self, row: IntArray) -> WeightTraffic:
-        """The traffic of configurations whose weights are those rows [c, k]."""
+        """Select the traffic of configurations by their rows of weights [c, k]."""
         return WeightTraffic(**{f.name: getattr(self, f.name).take(row, axis=1) for f in fields(self)})
 
     def per_micro_batch_s(self, runtime: RuntimeProfile, forward: FloatArray, backward: FloatArray) -> FloatArray:
-        """What each micro-batch waits for its stage's traffic [c, k], beside passes of those lengths [c, k]."""
+        """Compute the wait of each micro-batch for its stage's traffic beside passes of given lengths, all [c, k]."""
         if not (self.each_gather.any() or self.each_scatter.any()):
             return np.zeros(forward.shape)
         after = self.each_gather + self.each_scatter
@@ -90,17 +91,19 @@ class WeightTraffic:
         head_start: FloatArray,
         layers: int,
     ) -> tuple[FloatArray, FloatArray]:
-        """What a step waits once, and how much longer for a tied table [k].
+        """Compute the time that a step waits once, and the additional wait for a tied table [k].
 
-        Of `layers` the last one's gradients leave after the backward pass. A later stage ends its last backward pass
+        The gradients of the last of `layers` leave after the backward pass. A later stage ends its last backward pass
         earlier, by its `head_start` [c, k].
         """
         reduction, gather = self.once_reduce, self.once_gather
+        # At least the last layer's message remains, since no backward pass is left to hide it.
         if runtime.overlaps_gradients:
             reduction = np.maximum(exposed_s(runtime, reduction, backward), reduction / layers)
         if runtime.overlaps_weight_gather:
             gather = np.maximum(exposed_s(runtime, gather, forward), self.one_layer)
         reduction = reduction + self.once_more
+        # The step ends with the last stage whose reduction ends. A head start hides that much of a stage's reduction.
         waits = np.maximum(reduction - head_start, 0.0).max(axis=0)
         with_tied = np.maximum(reduction + self.once_tied - head_start, 0.0).max(axis=0)
         return np.asarray(waits + gather.max(axis=0)), np.asarray(with_tied - waits)
@@ -109,7 +112,7 @@ class WeightTraffic:
 def weight_collectives(
     job: TrainingJob, runtime: RuntimeProfile, weights: ConfigGrid, groups: Groups, local: LocalParameters
 ) -> dict[str, Collective]:
-    """Every collective over all parameters of each stage, by its name, for every row of `weights` [c, w]."""
+    """Return every collective over all parameters of each stage, by its name, for every row of `weights` [c, w]."""
     efficiency = runtime.network_efficiency
     layers = job.model.num_layers / int(weights.pp[0])
     found: dict[str, Collective] = {}
@@ -137,11 +140,13 @@ def weight_collectives(
         between_copies = parameters / shards * (runtime.gradient_message_bytes / efficiency)
         add(f"{prefix}copies.all_reduce", OpKind.ALL_REDUCE, between_copies, copies)
 
+    # Dense weights are reduced over dp, cp and up together, experts over the ranks that hold the same experts.
     shards = weights.dp * weights.cp * weights.up // weights.copies
     add_all("", local.dense, groups.weights, shards, groups.weight_copies)
     if job.model.is_moe:
         add_all("expert_", local.expert, groups.expert_weights, expert_shards(weights), groups.expert_copies)
     if job.model.tied_embeddings:
+        # A runtime may exchange a tied table's gradients after they were scattered, so that each rank sends its shard.
         is_sharded = runtime.shards_tied_gradients & (weights.zero_stage > 0)
         added = local.tied * (runtime.gradient_bytes / efficiency) / np.where(is_sharded, shards, 1)
         add("tied.all_reduce", OpKind.ALL_REDUCE, added, groups.ends)
@@ -151,9 +156,9 @@ def weight_collectives(
 def weight_executions(
     runtime: RuntimeProfile, weights: ConfigGrid, num_micro_batches: IntArray
 ) -> tuple[tuple[str, Phase, FloatArray], ...]:
-    """How often a step executes them on each stage [w]: the name after `expert_` or nothing, the phase, the number.
+    """Count the executions of each collective over weights in one step: name without `expert_`, phase and number [w].
 
-    Stages that send nothing don't execute it.
+    Stages that send nothing do not execute it.
     """
     stage = weights.zero_stage
     each = np.where(stage == 3, num_micro_batches, 0).astype(np.float64)
@@ -177,7 +182,10 @@ def weight_traffic(
     local: LocalParameters,
     collective_time: CollectiveTime = collective_s,
 ) -> WeightTraffic:
-    """The traffic of a pipeline's stages, for every row of `weights`; `local` are the parameters on one rank."""
+    """Compute the traffic of a pipeline's stages, for every row of `weights`.
+
+    `local` holds the parameters on one rank.
+    """
     pp, stage, each = int(weights.pp[0]), weights.zero_stage, _scatters_each(runtime, weights)
     collectives = weight_collectives(job, runtime, weights, groups, local)
     alone_s = {site: collective_time(collective) for site, collective in collectives.items()}
@@ -198,30 +206,31 @@ def weight_traffic(
 
 
 def _scatters_each(runtime: RuntimeProfile, weights: ConfigGrid) -> NDArray[np.bool_]:
-    """Whether the gradients of every micro-batch are scattered [w]."""
+    """Return whether the gradients of every micro-batch are scattered [w]."""
     return np.asarray(weights.zero_stage >= (2 if runtime.reduces_each_micro_batch else 3))
 
 
 def _sent_s(
     collectives: Mapping[str, Collective], alone_s: Mapping[str, FloatArray], site: str, like: FloatArray
 ) -> FloatArray:
-    """Time of a collective that some stages execute, or none [c, w]; `like` has the shape."""
+    """Return the time of a collective that only some stages execute [c, w]; `like` has the shape of the result."""
     if site not in collectives:
         return np.zeros(like.shape)
     return np.where(collectives[site].wire_bytes > 0, alone_s[site], 0.0)
 
 
 def _dense_and_expert_s(alone_s: Mapping[str, FloatArray], site: str) -> FloatArray:
-    """Time of a collective over the dense weights and the one over the experts [c, w]."""
+    """Add up the time of a collective over the dense weights and the one over the experts [c, w]."""
     expert = f"expert_{site}"
     return alone_s[site] + alone_s[expert] if expert in alone_s else alone_s[site]
 
 
 def _further_messages(weights: ConfigGrid, parameters: FloatArray, layers: float, bucket: int) -> FloatArray:
-    """Messages beyond the first, of `bucket` parameters each [c, w].
+    """Return the number of messages beyond the first, of `bucket` parameters each [c, w].
 
-    With a bucket of 0 or under ZeRO 3 a layer is one message.
+    With a bucket of 0 or under ZeRO 3 each layer is one message.
     """
+    # Each message pays its latency: many small buckets cost more than one large message.
     per_layer = max(layers - 1.0, 0.0)
     further = np.maximum(np.ceil(parameters / bucket) - 1.0, 0.0) if bucket else per_layer
     return np.where(weights.zero_stage == 3, per_layer, further)

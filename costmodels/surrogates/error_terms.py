@@ -32,6 +32,7 @@ from scipy.sparse import csr_array
 
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.runtime import RuntimeProfile
+from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.kernels import (
     CollectiveTime,
@@ -61,7 +62,6 @@ from costmodels.step.step_time import estimate_step
 from costmodels.step.transfers import transfer_collectives, transfer_executions
 from costmodels.step.weight_traffic import weight_collectives, weight_executions
 from hardware.arrays import FloatArray, IntArray
-from hardware.cluster import Cluster
 from hardware.device import Device
 from hardware.distinct import distinct_rows
 
@@ -180,32 +180,28 @@ class _Bundle:
 
 
 def step_terms(
-    job: TrainingJob,
-    cluster: Cluster,
-    runtime: RuntimeProfile,
+    setting: Setting,
     grid: ConfigGrid,
     *,
     memory: MemoryEstimate | None = None,
 ) -> StepTerms:
     """The terms of the step of every candidate [n]; see `estimate_step` for the arguments."""
     kernel_time = remembered_kernel_s()
-    base_s = estimate_step(job, cluster, runtime, grid, kernel_time=kernel_time, memory=memory).step_time_s
+    base_s = estimate_step(setting, grid, kernel_time=kernel_time, memory=memory).step_time_s
     bundles = chain(
-        _operator_bundles(job, cluster, runtime, grid),
-        _collective_bundles(job, cluster, runtime, grid),
+        _operator_bundles(setting, grid),
+        _collective_bundles(setting, grid),
     )
 
     def elasticity_at(
         at: IntArray, is_longer: Callable[[Operator, Device], bool], collective_time: CollectiveTime
     ) -> FloatArray:
         longer = estimate_step(
-            job,
-            cluster,
-            runtime,
+            setting,
             grid.take(at),
             kernel_time=_longer_kernels(kernel_time, is_longer),
             collective_time=collective_time,
-            memory=_taken(memory, at),
+            memory=None if memory is None else memory.take(at),
         )
         return np.asarray((longer.step_time_s / base_s[at] - 1.0) / math.expm1(LOG_STEP))
 
@@ -258,10 +254,9 @@ def _summing_to(total: FloatArray, elasticities: csr_array) -> csr_array:
     return scaled
 
 
-def _operator_bundles(
-    job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile, grid: ConfigGrid
-) -> Iterator[_Bundle]:
+def _operator_bundles(setting: Setting, grid: ConfigGrid) -> Iterator[_Bundle]:
     """Operators of one block, phase and device beside which the same communication hides."""
+    job, runtime = setting.job, setting.runtime
     shapes, shape_of = unique_shapes(grid)
     tokens, token_of = unique_tokens(job, shapes)
     outside = [operator for operator in step_operators(job, runtime, tokens) if not is_core(operator)]
@@ -270,7 +265,7 @@ def _operator_bundles(
         (attention_core(job, runtime, shapes), shapes, shape_of),
     )
     everywhere = np.arange(len(grid))
-    for device in cluster.devices:
+    for device in setting.cluster.devices:
         for operators, rows, row in parts:
             by_effect: dict[tuple[Block, Phase | None, bool, bool], list[Operator]] = {}
             for operator in operators:
@@ -329,10 +324,9 @@ def _longer_kernels(kernel_time: KernelTime, is_meant: Callable[[Operator, Devic
     return longer_s
 
 
-def _collective_bundles(
-    job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile, grid: ConfigGrid
-) -> Iterator[_Bundle]:
+def _collective_bundles(setting: Setting, grid: ConfigGrid) -> Iterator[_Bundle]:
     """Each collective by itself, for the candidates that use it."""
+    job, runtime = setting.job, setting.runtime
     num_micro_batches = job.global_batch_size // (grid.dp * grid.mbs)
     shapes, shape_of = unique_shapes(grid)
     uses = layer_uses(job, runtime, shapes)
@@ -340,11 +334,11 @@ def _collective_bundles(
     for use in uses:
         used[use.site] |= use.count > 0
     used["cp.start"] = used["cp.send_recv"]
-    for name, collective in layer_collectives(job, runtime, shapes, place(cluster, shapes)).items():
+    for name, collective in layer_collectives(job, runtime, shapes, place(setting.cluster, shapes)).items():
         yield _of_one(_collective_member([collective]), shape_of, used[name][shape_of])
 
-    layouts = pipelines(job, cluster, runtime, grid)
-    groups = place(cluster, layouts.weights)
+    layouts = pipelines(setting, grid)
+    groups = place(setting.cluster, layouts.weights)
     by_name: dict[str, list[Collective]] = {}
     for pipeline in layouts.each:
         local = local_parameters(job, pipeline.weights, pipeline.stages.blocks)
@@ -414,17 +408,6 @@ def _longer_collectives(is_meant: Callable[[Collective], bool]) -> CollectiveTim
 def _distinct_shapes(shape: FloatArray) -> tuple[IntArray, IntArray]:
     """Where each distinct row of `shape` [b, d] stands first [r], and which of these every row is [b]."""
     return distinct_rows([np.unique(column, return_inverse=True)[1].ravel() for column in shape.T])
-
-
-def _taken(memory: MemoryEstimate | None, at: IntArray) -> MemoryEstimate | None:
-    """The memory of the candidates at some positions."""
-    if memory is None:
-        return None
-    return MemoryEstimate(
-        peak_bytes=memory.peak_bytes[at],
-        parts_bytes={part: values[at] for part, values in memory.parts_bytes.items()},
-        capacity_bytes=memory.capacity_bytes[at],
-    )
 
 
 class _Entries:

@@ -74,19 +74,19 @@ class Predicted:
         return len(self.step_time_s)
 
 
-def predict(setting: MeasuredSetting, grid: ConfigGrid, *, memory: MemoryEstimate | None = None) -> Predicted:
+def predict(measured: MeasuredSetting, grid: ConfigGrid, *, memory: MemoryEstimate | None = None) -> Predicted:
     """What is predicted of the candidates of one setting.
 
     Args:
-        setting: The job, the cluster, the runtime, and what a measured peak counts.
+        measured: The job, the cluster, the runtime, and what a measured peak counts.
         grid: The candidates.
         memory: Their memory, if it is at hand.
     """
+    setting = measured.setting
     if memory is None:
-        memory = estimate_memory(setting.job, setting.cluster, setting.runtime, grid)
-    step = (setting.job, setting.cluster, setting.runtime, grid)
-    estimate = estimate_step(*step, memory=memory)
-    effects = constant_effects(*step, memory=memory)
+        memory = estimate_memory(setting, grid)
+    estimate = estimate_step(setting, grid, memory=memory)
+    effects = constant_effects(setting, grid, memory=memory)
     needed = memory.needed_bytes
     return Predicted(
         step_time_s=estimate.step_time_s,
@@ -94,17 +94,17 @@ def predict(setting: MeasuredSetting, grid: ConfigGrid, *, memory: MemoryEstimat
         features=configuration_features(setting.job, setting.cluster, grid, estimate),
         needed_bytes=needed,
         capacity_bytes=memory.capacity_bytes,
-        peak_bytes=_measured_peak(setting, grid, memory),
+        peak_bytes=_measured_peak(measured, grid, memory),
         memory_shares=np.stack([memory.parts_bytes[part] / needed for part in MEMORY_PARTS], axis=1),
         memory_error=setting.runtime.memory_error,
     )
 
 
-def _measured_peak(setting: MeasuredSetting, grid: ConfigGrid, memory: MemoryEstimate) -> FloatArray:
+def _measured_peak(measured: MeasuredSetting, grid: ConfigGrid, memory: MemoryEstimate) -> FloatArray:
     """The peak as the setting's trials count it [n], of the stage that they look at."""
-    if setting.stage != "fullest":
-        memory = estimate_memory(setting.job, setting.cluster, setting.runtime, grid, stage=setting.stage)
-    return memory.peak_as(setting.memory)
+    if measured.stage != "fullest":
+        memory = estimate_memory(measured.setting, grid, stage=measured.stage)
+    return memory.peak_as(measured.memory)
 
 
 def together(parts: Sequence[Predicted], at: Sequence[IntArray]) -> Predicted:

@@ -4,7 +4,7 @@ A prediction misses large operators all by much the same factor, and small ones 
 start-up, caches, tiles that are left half empty. So a size counts in doublings up to a knee and in a third of that
 beyond. What is small may further be wrong by a fixed time, which no large operator tells of; columns that grow as a
 size falls below its floor say so. Knees and floors were chosen on A100, V100 and L40S operators and quoted on others
-(`python -m benchmarks.operator_calibration`).
+(`python -m benchmarks.calibration.operator_calibration`).
 
 Letters: k shapes, d sizes of a shape, f features, c columns.
 """

@@ -13,18 +13,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.runtime import CONSTANTS, RuntimeProfile
-from costmodels.job.training_job import TrainingJob
+from costmodels.job.setting import Setting
 from costmodels.operators.kernels import remembered_kernel_s
 from costmodels.step.memory import MemoryEstimate
 from costmodels.step.step_time import estimate_step
 from hardware.arrays import FloatArray
-from hardware.cluster import Cluster
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -46,30 +45,26 @@ class StepUncertainty:
         return tuple((name, effect) for name, effect in ordered[:count] if effect > 0)
 
 
-def step_uncertainty(
-    job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile, grid: ConfigGrid, *, memory: MemoryEstimate
-) -> StepUncertainty:
+def step_uncertainty(setting: Setting, grid: ConfigGrid, *, memory: MemoryEstimate) -> StepUncertainty:
     """The uncertainty of `estimate_step` on a grid: what all constants contribute, and the profile's `step_error`."""
-    effects = {
-        name: np.abs(effect) for name, effect in constant_effects(job, cluster, runtime, grid, memory=memory).items()
-    }
+    effects = {name: np.abs(effect) for name, effect in constant_effects(setting, grid, memory=memory).items()}
     of_constants = np.sqrt(np.sum([effect**2 for effect in effects.values()], axis=0))
-    return StepUncertainty(log_error=np.maximum(runtime.step_error, of_constants), from_constants=effects)
+    return StepUncertainty(log_error=np.maximum(setting.runtime.step_error, of_constants), from_constants=effects)
 
 
-def constant_effects(
-    job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile, grid: ConfigGrid, *, memory: MemoryEstimate
-) -> dict[str, FloatArray]:
+def constant_effects(setting: Setting, grid: ConfigGrid, *, memory: MemoryEstimate) -> dict[str, FloatArray]:
     """Change of the log step time if one constant of the profile errs by a standard deviation, by its name, each [n].
 
     It is the slope of the log step time over the constant's logarithm, times its `log_error`. The slope is a difference
     over one standard deviation, to the side where the bounds leave more room: overlap and launches have kinks that a
     derivative would not see.
     """
+    runtime = setting.runtime
     kernel_time = remembered_kernel_s()
 
     def log_step(profile: RuntimeProfile) -> FloatArray:
-        return np.log(estimate_step(job, cluster, profile, grid, kernel_time=kernel_time, memory=memory).step_time_s)
+        under_profile = replace(setting, runtime=profile)
+        return np.log(estimate_step(under_profile, grid, kernel_time=kernel_time, memory=memory).step_time_s)
 
     base = log_step(runtime)
     effects = {}

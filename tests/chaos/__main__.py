@@ -21,8 +21,8 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from typing import Any
 
-from benchmarks.postgresql_server import PostgresqlServer, server_programs
-from benchmarks.timing import answer, count_at_least, publish, reasons, tell
+from benchmarks.support.postgresql_server import PostgresqlServer, server_programs
+from benchmarks.support.timing import answer, count_at_least, publish, reasons, tell
 from hardware.io.errors import ConfigError
 from tests.chaos.disk import why_no_disk
 from tests.chaos.rounds import FAULTS, Played, Stage, by_kind, planned

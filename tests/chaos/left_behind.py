@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.process_table import marked_processes
+from benchmarks.support.process_table import marked_processes
 
 LISTENS = "0A"
 """The state of a listening socket in /proc/net/tcp."""

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.postgresql_server import PostgresqlServer
-from benchmarks.process_table import marked_processes
-from benchmarks.timing import tell
+from benchmarks.support.postgresql_server import PostgresqlServer
+from benchmarks.support.process_table import marked_processes
+from benchmarks.support.timing import tell
 from tests.chaos.disk import why_no_disk
 from tests.chaos.driver_faults import InterruptDriver, KillDriver, SuspendDriver, TerminateDriver
 from tests.chaos.fault import AbstractFault

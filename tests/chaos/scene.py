@@ -13,10 +13,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from benchmarks.postgresql_server import PostgresqlServer
-from benchmarks.process_table import marked_processes
-from benchmarks.ray_nodes import RayNodes
-from benchmarks.timing import tell
+from benchmarks.support.postgresql_server import PostgresqlServer
+from benchmarks.support.process_table import marked_processes
+from benchmarks.support.ray_nodes import RayNodes
+from benchmarks.support.timing import tell
 from tests.chaos.disk import SmallDisk, why_no_disk
 from tests.chaos.invariants import End
 from tests.chaos.stored import Stored, read_stored

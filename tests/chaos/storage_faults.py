@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass
 from typing import ClassVar
 
-from benchmarks.process_table import below
+from benchmarks.support.process_table import below
 from tests.chaos.fault import AbstractFault
 from tests.chaos.scene import Scene, send
 

@@ -10,7 +10,7 @@ from multiprocessing.shared_memory import SharedMemory
 
 import pytest
 
-from benchmarks.process_table import marked_processes
+from benchmarks.support.process_table import marked_processes
 from tests.chaos.ledger import read_ledger, running
 from tests.chaos.left_behind import held_by, held_now
 from tests.chaos.rounds import FAULTS, planned

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 from sqlalchemy import create_engine, text
 
-from benchmarks.postgresql_server import PostgresqlServer, server_programs
+from benchmarks.support.postgresql_server import PostgresqlServer, server_programs
 
 PASSWORD = "canary-7f3a"  # noqa: S105 # of a server that lives for this test run; tests look for it in messages
 

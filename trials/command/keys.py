@@ -15,7 +15,7 @@ from trials.command.backend import CommandBackend, Launch
 from trials.command.log_pattern import LogPattern, named_pattern
 from trials.command.placeholders import FLAGS, PROFILE, check_text, names_in, without_wildcards
 from trials.framework_flags import FlagExporter, WriteFlags
-from trials.trial_keys import AbstractTrialKeys, TrialSetting
+from trials.trial_keys import AbstractTrialKeys, StudyParts
 
 
 class LogKeys(DocumentedModel):
@@ -83,7 +83,7 @@ class CommandKeys(AbstractTrialKeys):
     proxy: None = None
     """Refused: the command trains one job."""
 
-    def build(self, setting: TrialSetting) -> CommandBackend:
+    def build(self, study: StudyParts) -> CommandBackend:
         """Build the backend that runs the study's command.
 
         Raises:
@@ -96,7 +96,7 @@ class CommandKeys(AbstractTrialKeys):
             with _errors_under(f"trial.environment.{name}"):
                 check_text(text or "", flags=False)
         _check_profile(self)
-        groups = setting.cluster.groups
+        groups = study.setting.cluster.groups
         if len(groups) > 1 and self.launch == "per_host":
             raise ConfigError(
                 f"needs hosts with equally many devices, and the cluster has {len(groups)} groups of them",
@@ -104,13 +104,13 @@ class CommandKeys(AbstractTrialKeys):
                 value=self.launch,
                 nearest="launch: once, with a command that reaches all hosts",
             )
-        base_dir = setting.base_dir
+        base_dir = study.base_dir
         return CommandBackend(
-            job=setting.job,
-            cluster=setting.cluster,
+            job=study.setting.job,
+            cluster=study.setting.cluster,
             arguments=tuple(self.command),
             environment=tuple(self.environment.items()),
-            flags=_find_flags(self, setting.flag_exporters),
+            flags=_find_flags(self, study.flag_exporters),
             directory=(base_dir / self.directory).absolute(),
             pattern=_find_pattern(self.log),
             launch=self.launch,

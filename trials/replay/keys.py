@@ -10,7 +10,7 @@ from pydantic import Field
 
 from costmodels.calibration.measured_runs import MeasuredGroup, read_measured_group
 from trials.replay.backend import ReplayBackend
-from trials.trial_keys import AbstractTrialKeys, ProxyKeys, TrialSetting
+from trials.trial_keys import AbstractTrialKeys, ProxyKeys, StudyParts
 
 
 class ReplayKeys(AbstractTrialKeys):
@@ -37,10 +37,10 @@ class ReplayKeys(AbstractTrialKeys):
     proxy: ProxyKeys | None = None
     """Refused: there are no rows of smaller jobs."""
 
-    def build(self, setting: TrialSetting) -> ReplayBackend:
+    def build(self, study: StudyParts) -> ReplayBackend:
         """Build the backend that replays the study's measured runs."""
-        assert setting.measured is not None, "a replay has measured rows"
-        return ReplayBackend(group=setting.measured, seconds_per_trial=self.seconds_per_trial)
+        assert study.measured is not None, "a replay has measured rows"
+        return ReplayBackend(group=study.measured, seconds_per_trial=self.seconds_per_trial)
 
     def measured_runs(self, base_dir: Path) -> MeasuredGroup:
         """Read the rows that `measured` and `where` choose.

@@ -34,6 +34,7 @@ from costmodels.job.parallel_config import (
 )
 from costmodels.job.proxy_job import Reduction
 from costmodels.job.runtime import RuntimeProfile
+from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.kernels import collective_s, kernel_s
 from costmodels.operators.layer_operators import Collective, Operator, Phase
@@ -116,6 +117,11 @@ class SimulatedBackend(AbstractBackend):
             raise ConfigError("must be at least 1", key="num_steps", value=self.num_steps)
         if self.seed < 0:
             raise ConfigError("must be at least 0", key="seed", value=self.seed)
+
+    @property
+    def setting(self) -> Setting:
+        """Setting of the world, before its hidden errors."""
+        return Setting(job=self.job, cluster=self.cluster, runtime=self.runtime)
 
     @property
     def origin(self) -> Origin:
@@ -207,9 +213,7 @@ class SimulatedBackend(AbstractBackend):
     def _closed_form(self, grid: ConfigGrid) -> StepEstimate:
         """Compute the steps [n] with the closed form."""
         return estimate_step(
-            self.job,
-            self.cluster,
-            self.runtime,
+            self.setting,
             grid,
             kernel_time=self._kernel_s,
             collective_time=self._collective_s,
@@ -220,9 +224,7 @@ class SimulatedBackend(AbstractBackend):
         """Compute the steps [n] with the event simulator, one configuration after the other."""
         steps = [
             simulate_step(
-                self.job,
-                self.cluster,
-                self.runtime,
+                self.setting,
                 config,
                 kernel_time=self._kernel_s,
                 collective_time=self._collective_s,
@@ -237,7 +239,7 @@ class SimulatedBackend(AbstractBackend):
 
     def hidden_memory(self, grid: ConfigGrid) -> MemoryEstimate:
         """Compute the world's own memory [n], for judging a tuner that never sees it."""
-        believed = estimate_memory(self.job, self.cluster, self.runtime, grid)
+        believed = estimate_memory(self.setting, grid)
         error = np.exp(_smooth(_log2(grid.matrix(DEGREES)), MEMORY_ERROR, (self.seed, _code("memory"))))
         return MemoryEstimate(
             peak_bytes=believed.peak_bytes * error,
@@ -267,7 +269,7 @@ class SimulatedBackend(AbstractBackend):
         for operator, count in operator_executions(self.job, self.runtime, grid):
             seconds = self._kernel_s(operator, device, self.job, self.runtime)
             samples += self._samples(operator, operator.phase, operator.shape, seconds, count, rng)
-        for collective, phase, count in collective_executions(self.job, self.cluster, self.runtime, grid):
+        for collective, phase, count in collective_executions(self.setting, grid):
             messages = collective.messages
             seconds = self._collective_s(collective) / messages
             samples += self._samples(collective, phase, collective.shape, seconds, count * messages, rng)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from trials.simulated.backend import Fidelity, SimulatedBackend
-from trials.trial_keys import AbstractTrialKeys, ProxyKeys, TrialSetting
+from trials.trial_keys import AbstractTrialKeys, ProxyKeys, StudyParts
 
 
 class SimulatedKeys(AbstractTrialKeys):
@@ -42,12 +42,12 @@ class SimulatedKeys(AbstractTrialKeys):
     proxy: ProxyKeys | None = None
     """Smaller jobs that run in place of candidates before any runs at full size; see below."""
 
-    def build(self, setting: TrialSetting) -> SimulatedBackend:
+    def build(self, study: StudyParts) -> SimulatedBackend:
         """Build the simulated world of these keys."""
         return SimulatedBackend(
-            job=setting.job,
-            cluster=setting.cluster,
-            runtime=setting.runtime,
+            job=study.setting.job,
+            cluster=study.setting.cluster,
+            runtime=study.setting.runtime,
             fidelity=self.fidelity,
             seed=self.seed,
             noise=self.noise,

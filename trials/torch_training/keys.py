@@ -10,7 +10,7 @@ from hardware.io.errors import ConfigError
 from trials.rank_backend import is_cpu_cluster
 from trials.torch_training.backend import ClockChoice, TorchBackend
 from trials.torch_training.trainable import check_trainable
-from trials.trial_keys import AbstractTrialKeys, ProxyKeys, TrialSetting
+from trials.trial_keys import AbstractTrialKeys, ProxyKeys, StudyParts
 
 
 class TorchKeys(AbstractTrialKeys):
@@ -63,7 +63,7 @@ class TorchKeys(AbstractTrialKeys):
     proxy: ProxyKeys | None = None
     """Smaller jobs that run in place of candidates before any runs at full size; see below."""
 
-    def build(self, setting: TrialSetting) -> TorchBackend:
+    def build(self, study: StudyParts) -> TorchBackend:
         """Build the backend that trains the study's model.
 
         Raises:
@@ -73,7 +73,7 @@ class TorchKeys(AbstractTrialKeys):
             raise ConfigError(
                 f"must be at least min_steps, which is {self.min_steps}", key="trial.max_steps", value=self.max_steps
             )
-        runtime = setting.runtime
+        runtime = study.setting.runtime
         if runtime.rule_set != "torch-reference":
             raise ConfigError(
                 "is not a runtime that the torch backend can train with",
@@ -81,8 +81,8 @@ class TorchKeys(AbstractTrialKeys):
                 value=runtime.name,
                 nearest="runtime: torch-reference",
             )
-        check_trainable(setting.job)
-        device = self.device if self.device != "auto" else "cpu" if is_cpu_cluster(setting.cluster) else "cuda"
+        check_trainable(study.setting.job)
+        device = self.device if self.device != "auto" else "cpu" if is_cpu_cluster(study.setting.cluster) else "cuda"
         if device == "cuda" and self.clock == "virtual":
             raise ConfigError(
                 "measures CPU time, which says nothing about a GPU",
@@ -91,8 +91,8 @@ class TorchKeys(AbstractTrialKeys):
                 nearest="clock: wall",
             )
         return TorchBackend(
-            job=setting.job,
-            cluster=setting.cluster,
+            job=study.setting.job,
+            cluster=study.setting.cluster,
             runtime=runtime,
             device=device,
             chosen_clock=self.clock,

@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
+from costmodels.job.setting import Setting
 from hardware.cluster import Cluster
 from trials.backend import Clock, Observation, OnStep, OperatorSample, Status, tail_of
 from trials.profiling.operator_profile import RankProfile, merge_pipeline, mismatches
@@ -240,7 +241,8 @@ class _Watch:
             remarks += mismatches(plan.job, plan.runtime, plan.config, self._profiles())
             recordings = [told.recording for told in self.finished.values() if told.recording is not None]
             if recordings:
-                remarks += call_mismatches(plan.job, self.cluster, plan.runtime, plan.config, recordings)
+                setting = Setting(job=plan.job, cluster=self.cluster, runtime=plan.runtime)
+                remarks += call_mismatches(setting, plan.config, recordings)
         return remarks
 
     def _others_share(self) -> float | None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from costmodels.job.parallel_config import FURTHER_DIMENSIONS, ConfigGrid, ParallelConfig
+from costmodels.job.setting import Setting
 from costmodels.step.memory import MemoryEstimate, estimate_memory
 from costmodels.step.step_time import StepEstimate, estimate_step, model_flops_utilisation
 from costmodels.surrogates.features import configuration_features
@@ -15,7 +16,6 @@ from costmodels.surrogates.uncertainty import likely_range, step_uncertainty
 from hardware.arrays import FloatArray, IntArray
 from tuner.plans.layer_plans import shape_text
 from tuner.space.enumeration import Space, why_not
-from tuner.space.rules import Setting
 from tuner.study_file.config import StudyConfig
 
 
@@ -37,7 +37,7 @@ class Candidates:
 def candidates_of(config: StudyConfig) -> Candidates:
     """Enumerates, prunes and predicts the candidates of a study."""
     space, setting = config.space(), config.setting
-    estimate = estimate_step(setting.job, setting.cluster, setting.runtime, space.grid, memory=space.memory)
+    estimate = estimate_step(setting, space.grid, memory=space.memory)
     features = configuration_features(setting.job, setting.cluster, space.grid, estimate)
     return Candidates(space=space, estimate=estimate, features=features)
 
@@ -130,8 +130,8 @@ def predicted(config: StudyConfig, chosen: ParallelConfig) -> dict[str, Any]:
     """The prediction of one configuration, whether it is in the study's space or not."""
     setting = config.setting
     grid = ConfigGrid.from_configs([chosen], config.options.opened)
-    memory = estimate_memory(setting.job, setting.cluster, setting.runtime, grid)
-    estimate = estimate_step(setting.job, setting.cluster, setting.runtime, grid, memory=memory)
+    memory = estimate_memory(setting, grid)
+    estimate = estimate_step(setting, grid, memory=memory)
     return prediction_json(setting, estimate, memory, 0, config.options.memory_headroom) | plan_of(config, chosen)
 
 
@@ -139,9 +139,9 @@ def prediction_errors(config: StudyConfig, chosen: ParallelConfig) -> dict[str, 
     """How far the prediction of one configuration can be trusted, and which of the profile's constants weigh most."""
     setting, headroom = config.setting, config.options.memory_headroom
     grid = ConfigGrid.from_configs([chosen], config.options.opened)
-    memory = estimate_memory(setting.job, setting.cluster, setting.runtime, grid)
-    estimate = estimate_step(setting.job, setting.cluster, setting.runtime, grid, memory=memory)
-    uncertainty = step_uncertainty(setting.job, setting.cluster, setting.runtime, grid, memory=memory)
+    memory = estimate_memory(setting, grid)
+    estimate = estimate_step(setting, grid, memory=memory)
+    uncertainty = step_uncertainty(setting, grid, memory=memory)
     step_error, memory_error = float(uncertainty.log_error[0]), setting.runtime.memory_error
     return {
         "step_time_log_error": step_error,

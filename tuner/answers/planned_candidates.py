@@ -136,10 +136,11 @@ def _decided(config: StudyConfig, grid: ConfigGrid, found: Sequence[_Found]) -> 
     changes = tuple(each.change for each in found if each.change is not None)
     if not changes:
         return list(found)
-    job, cluster, runtime = config.setting.job, config.setting.cluster, config.setting.runtime
+    setting = config.setting
     fastest_s: list[dict[tuple[int, ...], float]] = []
     for own in ((), changes):
-        step_time_s = estimate_step(job, cluster, replace(runtime, layer_changes=own), grid).step_time_s.tolist()
+        changed = replace(setting, runtime=replace(setting.runtime, layer_changes=own))
+        step_time_s = estimate_step(changed, grid).step_time_s.tolist()
         fastest: dict[tuple[int, ...], float] = {}
         for key, seconds in zip(shape_keys(grid), step_time_s, strict=True):
             fastest[key] = min(fastest.get(key, math.inf), seconds)

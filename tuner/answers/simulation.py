@@ -32,7 +32,7 @@ def simulated(config: StudyConfig, chosen: ParallelConfig, schedule: str = SCHED
     _check(config, chosen, schedule)
     setting = config.setting
     memory = _memory(config, chosen, schedule)
-    return simulate_step(setting.job, setting.cluster, setting.runtime, chosen, schedule=schedule, memory=memory)
+    return simulate_step(setting, chosen, schedule=schedule, memory=memory)
 
 
 def simulation_json(
@@ -80,7 +80,7 @@ def write_trace(simulation: Simulation, out: Path) -> None:
 def _memory(config: StudyConfig, chosen: ParallelConfig, schedule: str) -> MemoryEstimate:
     setting = config.setting
     grid = ConfigGrid.from_configs([chosen], config.options.opened)
-    return estimate_memory(setting.job, setting.cluster, setting.runtime, grid, schedule=schedule)
+    return estimate_memory(setting, grid, schedule=schedule)
 
 
 def _check(config: StudyConfig, chosen: ParallelConfig, schedule: str) -> None:

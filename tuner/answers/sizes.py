@@ -111,7 +111,7 @@ def _best_of(config: StudyConfig, hosts: int) -> Size:
     if not len(fitting):
         return Size(hosts=hosts, devices=devices, reason=_why_none(space))
     setting = planned_study(replace(config, setting=setting), space.grid.take(fitting)).setting
-    estimate = estimate_step(setting.job, setting.cluster, setting.runtime, space.grid, memory=space.memory)
+    estimate = estimate_step(setting, space.grid, memory=space.memory)
     best = int(fitting[np.argmin(estimate.step_time_s[fitting])])
     step_time_s = float(estimate.step_time_s[best])
     return Size(

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from costmodels.job.parallel_config import ConfigGrid
+from costmodels.job.setting import Setting
 from costmodels.operators.isolated import LoneCall, lone_call_s, lone_role
 from costmodels.operators.layer_operators import OpKind, Phase
 from costmodels.step.memory import MemoryEstimate
 from costmodels.surrogates.error_terms import StepTerms, step_terms
 from costmodels.surrogates.shape_features import feature_values, features_of
 from hardware.arrays import FloatArray
-from tuner.space.rules import Setting
 
 MOST_CALLS = 64
 """Calls of one kind and phase that are measured: a surrogate's cost grows with their cube, and more teach little."""
@@ -79,7 +79,7 @@ def calls_of(setting: Setting, grid: ConfigGrid, memory: MemoryEstimate | None =
         memory: What is predicted of their memory; None where it is no issue.
         most_ranks: Ranks of the largest group that can be formed here.
     """
-    terms = step_terms(setting.job, setting.cluster, setting.runtime, grid, memory=memory)
+    terms = step_terms(setting, grid, memory=memory)
     shares: dict[LoneCall, float] = {}
     left_out = 0.0
     for term, of_shapes in zip(terms.terms, _mean_shares(terms), strict=True):

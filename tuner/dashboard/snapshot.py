@@ -107,6 +107,6 @@ def step_errors(config: StudyConfig, candidates: Sequence[Mapping[str, Value]]) 
         return {}
     setting = config.setting
     grid = ConfigGrid.from_configs([config.config_of(each) for each in candidates], config.options.opened)
-    memory = estimate_memory(setting.job, setting.cluster, setting.runtime, grid)
-    errors = step_uncertainty(setting.job, setting.cluster, setting.runtime, grid, memory=memory).log_error
+    memory = estimate_memory(setting, grid)
+    errors = step_uncertainty(setting, grid, memory=memory).log_error
     return {tuple(each.values()): float(error) for each, error in zip(candidates, errors, strict=True)}

@@ -17,10 +17,10 @@ import json
 from typing import Any
 
 from costmodels.job.parallel_config import ParallelConfig
+from costmodels.job.setting import Setting
 from costmodels.job.uneven_work import numbers_in_words
 from tuner.export.exporter import Export
 from tuner.export.parts import layers_of_parts, runtime_note, uneven
-from tuner.space.rules import Setting
 
 
 def export_deepspeed(setting: Setting, config: ParallelConfig) -> Export:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from costmodels.job.parallel_config import ParallelConfig
-from tuner.space.rules import Setting
+from costmodels.job.setting import Setting
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

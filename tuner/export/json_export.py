@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from costmodels.job.parallel_config import DEGREES, FURTHER_DIMENSIONS, ParallelConfig
+from costmodels.job.setting import Setting
 from tuner.export.exporter import Export
-from tuner.space.rules import Setting
 
 
 def export_json(setting: Setting, config: ParallelConfig) -> Export:

@@ -9,9 +9,9 @@ grammar); its Megatron-FSDP guide for the flags that sharded gradients and weigh
 from __future__ import annotations
 
 from costmodels.job.parallel_config import ParallelConfig
+from costmodels.job.setting import Setting
 from tuner.export.exporter import Export
 from tuner.export.parts import Environment, Part, export_flags, layers_of_parts, runtime_note, uneven
-from tuner.space.rules import Setting
 
 ARRAY = "PARALLEL_ARGS"
 """Name of the bash array that the text defines."""

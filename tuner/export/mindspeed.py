@@ -8,10 +8,10 @@ features_manager/pipeline_parallel/noop_layers.py (layers are counted from 0, no
 from __future__ import annotations
 
 from costmodels.job.parallel_config import ParallelConfig
+from costmodels.job.setting import Setting
 from tuner.export.exporter import Export
 from tuner.export.megatron import ARRAY, BLOCK, batch, environment, experts, head, tensor
 from tuner.export.parts import Part, export_flags, layers_of_parts, runtime_note, uneven
-from tuner.space.rules import Setting
 
 
 def export_mindspeed(setting: Setting, config: ParallelConfig) -> Export:

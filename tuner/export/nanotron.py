@@ -14,9 +14,9 @@ from typing import Any
 import yaml
 
 from costmodels.job.parallel_config import ParallelConfig
+from costmodels.job.setting import Setting
 from tuner.export.exporter import Export
 from tuner.export.parts import comments, runtime_note, uneven
-from tuner.space.rules import Setting
 
 
 def export_nanotron(setting: Setting, config: ParallelConfig) -> Export:

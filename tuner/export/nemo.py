@@ -11,12 +11,12 @@ from __future__ import annotations
 import shlex
 
 from costmodels.job.parallel_config import ParallelConfig
+from costmodels.job.setting import Setting
 from tuner.export.exporter import Export
+from tuner.export.flag_table import FlagValue, Values, read_flags
 from tuner.export.megatron import megatron_parts
+from tuner.export.megatron_flags import MEGATRON_FLAGS
 from tuner.export.parts import comments, runtime_note
-from tuner.export.rules.flag_table import FlagValue, Values, read_flags
-from tuner.export.rules.megatron import MEGATRON_FLAGS
-from tuner.space.rules import Setting
 
 FIELDS = {
     "--tensor-model-parallel-size": "trainer.strategy.tensor_model_parallel_size",

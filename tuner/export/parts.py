@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from costmodels.job.parallel_config import ParallelConfig
+from costmodels.job.setting import Setting
 from costmodels.job.uneven_work import numbers_in_words
 from costmodels.step.schedules import assign_layers
 from tuner.export.exporter import Export
-from tuner.space.rules import Setting
 
 Environment = tuple[tuple[str, str | None], ...]
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 from itertools import accumulate
 
 from costmodels.job.parallel_config import ParallelConfig
+from costmodels.job.setting import Setting
 from tuner.export.exporter import Export
 from tuner.export.parts import Part, export_flags, layers_of_parts, runtime_note, uneven
-from tuner.space.rules import Setting
 
 ARRAY = "TORCHTITAN_ARGS"
 """Name of the bash array that the text defines."""

@@ -9,7 +9,7 @@ Source: torchtitan 0.3.0 trainer.py (`Trainer.Config`: the sections) and config/
 
 from __future__ import annotations
 
-from tuner.export.rules.torchtitan import POLICY, TORCHTITAN_FLAGS
+from tuner.export.torchtitan_flags import POLICY, TORCHTITAN_FLAGS
 from tuner.imports.bash.script import Script
 from tuner.imports.bash.texts import Argument
 from tuner.imports.imported import LaunchCommand

@@ -1,6 +1,7 @@
 """Planners: searches for the best plan of one configuration, with a proof of how good it is.
 
-What shards a function of JAX or a module of torch stands here too, and is loaded, with its library, where it is used:
+The functions that shard a JAX function or a torch module are exported here. Each is loaded, with its library, on first
+use:
 
     from tuner.planners import plan_jax, plan_torch
 """
@@ -24,9 +25,16 @@ _LIBRARIES = {
     "plan_jax": ("jax", "JAX"),
     "plan_torch": ("torch", "torch"),
 }
+"""Module and title of the library that each name needs."""
 
 
 def __getattr__(name: str) -> Any:
+    """Load a name from the module of its library.
+
+    Raises:
+        AttributeError: there is no such name.
+        ImportError: the library is not installed.
+    """
     if name not in _LIBRARIES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     library, title = _LIBRARIES[name]

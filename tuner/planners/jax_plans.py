@@ -1,4 +1,4 @@
-"""A JAX function sharded over a mesh, for who wrote it: specs, constraints, and the function with both applied.
+"""Sharding of a JAX function over a mesh: PartitionSpecs, constraints, and the function with both applied.
 
     plan = plan_jax(train_step, params, optimizer, batch, mesh=mesh, donated=("params", "optimizer"))
     step = jax.jit(
@@ -8,7 +8,7 @@
         donate_argnums=plan.donate_argnums,
     )
 
-Nothing is computed and no device is needed until `in_shardings` are asked for.
+Nothing is computed, and no device is needed before `in_shardings` is read.
 """
 
 from __future__ import annotations
@@ -29,22 +29,26 @@ from hardware.cluster import Cluster
 from tuner.planners.planning import Planned, PlannerOptions, planned
 
 WHOLE_AXES = PlannerOptions(whole_axes=True)
-"""Specs name the caller's own axes. Otherwise the plan's mesh has an axis for each prime factor, as `model.0`."""
+"""Default options, with which specs name the caller's own axes.
+
+Otherwise the plan's mesh has an axis for each prime factor of an axis, named as `model.0`.
+"""
 
 At = Literal["written", "read"]
+"""Side of an operator: its results or its operands."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayoutConstraint:
-    """Where a tensor changes its layout.
+    """Change of a tensor's layout.
 
     Attributes:
-        op: An operator of the function, by its scopes and primitive.
-        at: `written` where it leaves partial sums, which are added up into `spec`; `read` where it reads the tensor
-            otherwise than it lies.
-        slot: Which of its results, or operands.
-        tensor: What changes: the name of an argument, or of the operator that makes it.
-        spec: What it becomes.
+        op: Operator of the function, by its scopes and primitive.
+        at: Side of the operator: `written` where it leaves partial sums, which are added up into `spec`; `read` where
+            it reads the tensor in another layout.
+        slot: Index of the result or operand.
+        tensor: Name of the tensor: that of an argument, or of the operator that makes it.
+        spec: New layout of the tensor.
     """
 
     op: str
@@ -56,16 +60,16 @@ class LayoutConstraint:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class JaxPlan:
-    """A function with a plan.
+    """Plan of a JAX function, in JAX's own terms.
 
     Attributes:
-        planned: The plan, what a step costs with it, and how it was found.
-        function: Computes what the function does, with each layout of the plan pinned; for `jax.jit`.
-        in_specs: A tree of PartitionSpecs for each argument.
-        out_specs: A tree of them like what is returned.
-        constraints: Where layouts change, in the order of the operators. What changes nowhere is pinned, too.
-        donate_argnums: The arguments whose memory the outputs take over, as `jax.jit` counts them.
-        more_sent: Tensors and operators between which JAX moves more than the plan says; see
+        planned: Plan with its cost, and the way it was found.
+        function: Function with each layout of the plan pinned, to be passed to `jax.jit`.
+        in_specs: Tree of PartitionSpecs for each argument.
+        out_specs: Tree of PartitionSpecs for the returned value.
+        constraints: Changes of layouts, in the order of the operators. Tensors that never change are pinned, too.
+        donate_argnums: Arguments whose memory the outputs take over, for `jax.jit`.
+        more_sent: Pairs of a tensor and an operator between which JAX sends more than the plan says; see
             `costmodels.sharding.exports.axis_order`.
     """
 
@@ -82,9 +86,9 @@ class JaxPlan:
 
     @property
     def mesh(self) -> Mesh:
-        """The plan's mesh: of the devices of the caller's, or of JAX's first ones.
+        """Mesh of the plan, on the devices of the caller's mesh or on JAX's first ones.
 
-        Its axes have the type `Auto`, whatever the caller's have: constraints mean nothing on others.
+        Its axes have the type `Auto`, whatever type the caller's axes have, because constraints only work on such axes.
 
         Raises:
             ConfigError: there are fewer devices than the plan needs.
@@ -93,23 +97,23 @@ class JaxPlan:
 
     @property
     def in_shardings(self) -> tuple[Any, ...]:
-        """The specs of the arguments on `mesh`, which may raise."""
+        """Shardings of the arguments on `mesh`, with the same errors."""
         found: tuple[Any, ...] = on_mesh(self.mesh, self.in_specs)
         return found
 
     @property
     def out_shardings(self) -> Any:
-        """The specs of what is returned on `mesh`, which may raise."""
+        """Shardings of the returned value on `mesh`, with the same errors."""
         return on_mesh(self.mesh, self.out_specs)
 
     def shardy(self, *, platform: str | None = None) -> str:
-        """The function as StableHLO with Shardy's annotations; needs no devices.
+        """Return the function as StableHLO with Shardy's annotations; this needs no devices.
 
         Args:
-            platform: What it is lowered for (`cpu`, `cuda`, `tpu`); None for JAX's default backend.
+            platform: Platform to lower for (`cpu`, `cuda`, `tpu`); None for JAX's default backend.
 
         Raises:
-            ConfigError: JAX is told to do without Shardy.
+            ConfigError: JAX is configured to run without Shardy.
         """
         return annotated_stablehlo(self._original, self._program, self.planned.plan, platform=platform)
 
@@ -122,21 +126,22 @@ def plan_jax(
     donated: Sequence[str | int] = (),
     options: PlannerOptions = WHOLE_AXES,
 ) -> JaxPlan:
-    """Shards a function of arrays over a mesh; nothing is computed.
+    """Shard a function of arrays over a mesh, without computing anything.
 
     Args:
-        function: Typically one training step, of which `jax.value_and_grad` and the optimizer are part.
-        abstract_arguments: Trees of `jax.ShapeDtypeStruct`s or arrays, of which shapes and types are read.
-        mesh: JAX's, or axes with their sizes, the slowest first, also as `data=4,model=2`. A dim that an axis can't
-            divide is whole along it.
-        cluster: What the mesh's devices are, from the first host on in the order of the mesh: a cluster, or a name of
-            the catalog for as few hosts as the mesh can fill. A `DeviceMesh` stands on its own.
-        donated: Names or numbers of the arguments whose memory the outputs take over, as parameters and moments are.
-        options: How it is planned.
+        function: Function to shard, typically one training step with `jax.value_and_grad` and the optimizer.
+        abstract_arguments: Trees of `jax.ShapeDtypeStruct`s or arrays, of which only shapes and types are read.
+        mesh: Mesh of JAX, or axes with their sizes, the slowest first, also as `data=4,model=2`. An axis that does not
+            divide a dim leaves it whole.
+        cluster: Cluster of the mesh's devices, from its first host on in the order of the mesh, or a name of the
+            catalog for as few hosts as the mesh can fill. A `DeviceMesh` brings its own cluster.
+        donated: Names or numbers of the arguments whose memory the outputs take over, such as parameters and moments.
+        options: Planner and its options.
 
     Raises:
         ConfigError: the mesh can't be formed, `donated` names no argument, or no plan is found that fits.
     """
+    # JAX is asked only to trace the function. The plan is made on the traced graph.
     own_mesh = mesh_from(dict(mesh.shape) if isinstance(mesh, (Mesh, AbstractMesh)) else mesh, cluster)
     program = traced(function, *abstract_arguments, donated=donated)
     found = planned(graph_of(program), own_mesh, options)

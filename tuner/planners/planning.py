@@ -1,4 +1,4 @@
-"""A graph on a mesh, planned: the planners by their names, their options, and what is known of the plan they found."""
+"""Planning of a graph on a mesh: the planners by name, their options, and the plan with all that is known of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hardware.io.errors import ConfigError
 from tuner.planners.engine.outcome import Known, Limits
 from tuner.planners.engine.workers import AbstractWorkers
 from tuner.planners.sharding.class_costs import Figures
-from tuner.planners.sharding.manumatic import MEMORY_KEY, Perturbed, PinnedPlan, perturbed, pinned_plan, report_of
+from tuner.planners.sharding.manumatic import MEMORY_KEY, Perturbed, PinnedPlan, PinnedSearch, report_of
 from tuner.planners.sharding.pins import Pin, pinned
 from tuner.planners.sharding.recursive import ORDERS, Order, refined, whole
 from tuner.planners.sharding.sharding_milp import shard_by_milp
@@ -22,29 +22,33 @@ from tuner.planners.sharding.sharding_terms import ShardingTerms
 from tuner.planners.toast.search import Step, ToastOptions, toast_plan
 
 Planner = Literal["descent", "recursive", "toast"]
+"""Name of a planner."""
 PLANNERS: tuple[Planner, ...] = get_args(Planner)
+"""Names of all planners."""
 
 OrderChoice = Order | Literal["best"]
+"""Order of D-Rec's visits as a user chooses it."""
 ORDER_CHOICES: tuple[OrderChoice, ...] = ("best", *ORDERS)
+"""All orders that a user can choose."""
 
 
 MANY_OPS = 1000
-"""With more operators only the cheapest of D-Rec's plans is gone on from."""
+"""Number of operators above which only the cheapest of D-Rec's plans is descended from."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannerOptions:
-    """How a graph is planned.
+    """Options of the planners.
 
     Attributes:
-        planner: `recursive` is D-Rec alone; `descent` goes on from its plan, axis by axis; `toast` is a tree search
-            over colours of dims, from D-Rec's plan and others, that goes on in the same way.
-        order: In which D-Rec visits operators; `best` tries all and keeps the cheapest.
-        whole_axes: Whether an axis of the mesh cuts one dim only, which is what frameworks can express.
-        pins: What a user asks for.
-        memory_bytes: The most that a device may hold, which D-Rec alone does not mind; None for anything.
-        diagnose: Whether it is told what slightly wrong pins would have cost.
-        prove_s: How long HiGHS may take to prove how short a step can be at least; None does not ask.
+        planner: Name of the planner. `recursive` is D-Rec alone. `descent` improves D-Rec's plan axis by axis. `toast`
+            is a tree search over colours of dims, from D-Rec's plan and others, with the same descent at its end.
+        order: Order in which D-Rec visits operators; `best` tries every order and keeps the cheapest plan.
+        whole_axes: Whether each axis of the mesh cuts one dim only, which is all that frameworks can express.
+        pins: Dims that the user wants cut in a certain way.
+        memory_bytes: Most memory that a device may hold, which `recursive` ignores; None for no limit.
+        diagnose: Whether to report what slightly wrong pins would have cost.
+        prove_s: Time that HiGHS may take to prove a lower bound of the step [s]; None for no such proof.
     """
 
     planner: Planner = "descent"
@@ -58,17 +62,17 @@ class PlannerOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Planned:
-    """A graph that was planned.
+    """Plan of a graph, with all that is known of it.
 
     Attributes:
-        found: The plan, its cost, and what became of the pins.
-        order: The order that found it.
-        search_s: What finding it took, and what was asked beside it.
-        memory_bytes: The limit, if there was one.
-        perturbed: What slightly wrong pins would have led to; None if nobody asked.
-        bound_s: No plan without pins has a shorter step, within the limit of memory; None if nobody asked and the
-            planner tells none.
-        steps: The plans on the way there, where the planner tells.
+        found: Plan, its cost, and the report on each pin.
+        order: Order of D-Rec's visits that led to the plan.
+        search_s: Time of the search, with counterfactual and perturbed plans [s].
+        memory_bytes: Limit of a device's memory; None for no limit.
+        perturbed: Plans with slightly wrong pins; None unless `diagnose` was set.
+        bound_s: Lower bound of the step time of all plans without pins within the limit of memory [s]; None if
+            neither `prove_s` was set nor the planner computes one.
+        steps: Plans from the first to the last, of a planner that reports its progress.
     """
 
     found: PinnedPlan
@@ -81,28 +85,29 @@ class Planned:
 
     @property
     def plan(self) -> Plan:
-        """The plan."""
+        """Plan of the whole graph."""
         return self.found.plan
 
     @property
     def cost(self) -> PlanCost:
-        """What a step costs with it."""
+        """Time and memory of a step with the plan."""
         return self.found.cost
 
 
 def planned(
     graph: Graph, mesh: DeviceMesh, options: PlannerOptions, *, workers: AbstractWorkers | None = None
 ) -> Planned:
-    """The plan of a graph, under pins if there are any.
+    """Plan a graph on a mesh, under pins if there are any.
 
     Args:
-        graph: What to shard.
-        mesh: Over what.
-        options: How.
-        workers: Who grows TOAST's trees; None for this process.
+        graph: Graph of the training step to shard.
+        mesh: Mesh of devices to shard it over.
+        options: Planner and its options.
+        workers: Workers that grow TOAST's trees; None to grow them in this process.
 
     Raises:
-        ConfigError: the pins can't hold, the planner holds none, or no plan is found that fits into memory.
+        ConfigError: the pins can't hold, the planner supports no limit or no diagnosis, or no plan is found that fits
+            into memory.
     """
     if options.memory_bytes is not None and options.planner == "recursive":
         raise ConfigError(
@@ -110,7 +115,9 @@ def planned(
             key=MEMORY_KEY,
             nearest="take --planner descent or toast",
         )
-    found = _toasted(graph, mesh, options, workers) if options.planner == "toast" else _halved(graph, mesh, options)
+    found = (
+        _run_toast(graph, mesh, options, workers) if options.planner == "toast" else _run_d_rec(graph, mesh, options)
+    )
     if options.prove_s is None:
         return found
     limits = Limits(time_s=options.prove_s)
@@ -118,59 +125,48 @@ def planned(
     return replace(found, bound_s=max(outcome.bound, found.bound_s or 0.0))
 
 
-def _halved(graph: Graph, mesh: DeviceMesh, options: PlannerOptions) -> Planned:
-    """The plan by D-Rec, and by descent from there if that is asked for."""
+def _run_d_rec(graph: Graph, mesh: DeviceMesh, options: PlannerOptions) -> Planned:
+    """Plan by D-Rec, followed by the descent where `options.planner` asks for it.
+
+    Raises:
+        ConfigError: the pins can't hold, or no plan is found that fits into memory.
+    """
     began_s = time.perf_counter()
     own_mesh, levels = whole(mesh) if options.whole_axes else refined(mesh)
     orders = ORDERS if options.order == "best" else (options.order,)
     terms = ShardingTerms(graph, own_mesh) if options.planner == "descent" else None
+    search = PinnedSearch(graph=graph, mesh=mesh, refined_mesh=own_mesh, levels=levels, descent=terms)
     if len(orders) > 1 and len(graph.ops) > MANY_OPS:
-        halved = {
-            order: pinned_plan(graph, mesh, own_mesh, levels, options.pins, order=order, counterfactuals=False)
+        # on a large graph the descent takes long, so that only the cheapest of D-Rec's plans is descended from
+        undescended = {
+            order: replace(search, order=order, descent=None).plan(options.pins, counterfactuals=False)
             for order in orders
         }
-        orders = (_cheapest(halved),)
-    tried = {
-        order: pinned_plan(
-            graph, mesh, own_mesh, levels, options.pins, order=order, descent=terms, counterfactuals=False
-        )
-        for order in orders
-    }
+        orders = (_cheapest(undescended),)
+    tried = {order: replace(search, order=order).plan(options.pins, counterfactuals=False) for order in orders}
     best = _cheapest(tried)
     limit_bytes = options.memory_bytes
+    limited = replace(search, order=best, memory_bytes=limit_bytes)
     if limit_bytes is not None and tried[best].cost.peak_memory_bytes > limit_bytes:
+        # Plans of other orders may fit as they are, and are compared with the best plan brought below the limit.
         small = {order: plan for order, plan in tried.items() if plan.cost.peak_memory_bytes <= limit_bytes}
         try:
-            small[best] = pinned_plan(
-                graph,
-                mesh,
-                own_mesh,
-                levels,
-                options.pins,
-                order=best,
-                descent=terms,
-                memory_bytes=limit_bytes,
-                counterfactuals=False,
-            )
+            small[best] = limited.plan(options.pins, counterfactuals=False)
         except ConfigError:
             if not small:
                 raise
         tried, best = small, _cheapest(small)
-    found, others = tried[best], None
-    if options.pins:
-        found = pinned_plan(
-            graph, mesh, own_mesh, levels, options.pins, order=best, descent=terms, memory_bytes=limit_bytes
-        )
-    if options.diagnose:
-        others = perturbed(
-            graph, mesh, own_mesh, levels, options.pins, order=best, descent=terms, memory_bytes=limit_bytes
-        )
+        limited = replace(limited, order=best)
+    found = limited.plan(options.pins) if options.pins else tried[best]
+    others = limited.perturb(options.pins) if options.diagnose else None
     search_s = time.perf_counter() - began_s
     return Planned(found=found, order=best, search_s=search_s, memory_bytes=limit_bytes, perturbed=others)
 
 
-def _toasted(graph: Graph, mesh: DeviceMesh, options: PlannerOptions, workers: AbstractWorkers | None) -> Planned:
-    """The plan by TOAST, from D-Rec's plan and what people write, with its bound; what fits comes first.
+def _run_toast(graph: Graph, mesh: DeviceMesh, options: PlannerOptions, workers: AbstractWorkers | None) -> Planned:
+    """Plan by TOAST, from D-Rec's plan and plans by hand, with its bound on the step time.
+
+    Where TOAST's plan does not fit into the memory of a device, the descent looks for one that does.
 
     Raises:
         ConfigError: the pins can't hold, or no plan is found below the limit of memory.
@@ -180,23 +176,24 @@ def _toasted(graph: Graph, mesh: DeviceMesh, options: PlannerOptions, workers: A
             "needs another planner", key="--diagnose", value=options.planner, nearest="--planner descent tells it"
         )
     began_s = time.perf_counter()
-    halved = _halved(graph, mesh, replace(options, planner="recursive", memory_bytes=None))
+    d_rec = _run_d_rec(graph, mesh, replace(options, planner="recursive", memory_bytes=None))
     levels = (whole if options.whole_axes else refined)(mesh)[1]
     pins = pinned(options.pins, graph, mesh, levels) if options.pins else None
     limit_bytes = options.memory_bytes
+    # Without a limit TOAST still keeps to the memory of the smallest device, but a plan above that is accepted.
     least_bytes = min(device.memory_bytes for device in mesh.cluster.devices) if limit_bytes is None else limit_bytes
     toast = toast_plan(
         graph,
-        halved.plan.mesh,
+        d_rec.plan.mesh,
         ToastOptions(memory_bytes=least_bytes),
-        given=[halved.plan],
+        given=[d_rec.plan],
         pins=pins,
         workers=workers,
     )
     plan, cost, steps = toast.plan, cost_of(toast.plan), toast.steps
     if cost.peak_memory_bytes > least_bytes:
         try:
-            below = _halved(graph, mesh, replace(options, planner="descent", memory_bytes=least_bytes)).found
+            below = _run_d_rec(graph, mesh, replace(options, planner="descent", memory_bytes=least_bytes)).found
         except ConfigError:
             if limit_bytes is not None:
                 raise
@@ -210,7 +207,7 @@ def _toasted(graph: Graph, mesh: DeviceMesh, options: PlannerOptions, workers: A
     found = PinnedPlan(plan=plan, cost=cost, is_optimum=is_optimum, reports=tuple(reports))
     return Planned(
         found=found,
-        order=halved.order,
+        order=d_rec.order,
         search_s=time.perf_counter() - began_s,
         memory_bytes=limit_bytes,
         bound_s=toast.bound_s,
@@ -219,4 +216,5 @@ def _toasted(graph: Graph, mesh: DeviceMesh, options: PlannerOptions, workers: A
 
 
 def _cheapest(plans: Mapping[Order, PinnedPlan]) -> Order:
+    """Return the order whose plan has the shortest step."""
     return min(plans, key=lambda order: plans[order].cost.step_time_s)

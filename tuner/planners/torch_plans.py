@@ -1,12 +1,12 @@
-"""A torch module's training step sharded over a mesh, for who wrote it: DTensor placements, and how to deal them out.
+"""Sharding of a torch module's training step over a mesh: DTensor placements, and their distribution to the ranks.
 
     plan = plan_torch(module, tokens, targets, loss=loss, mesh="data=4,model=2")
     device_mesh = plan.device_mesh("cuda")  # on every rank
     plan.distribute(module, device_mesh)
     found = loss(module, *plan.distribute_inputs(tokens, targets, device_mesh=device_mesh))
 
-Placements say how a step's tensors begin. In between, DTensor decides by itself how operators compute and what is sent:
-`redistributions` tell what the plan does there, and a module may follow with `redistribute`.
+Placements describe the tensors with which a step begins. In between, DTensor decides by itself how operators compute
+and what is sent. `redistributions` lists what the plan does there, which a module may follow with `redistribute`.
 """
 
 from __future__ import annotations
@@ -32,20 +32,23 @@ from hardware.io.errors import ConfigError
 from tuner.planners.planning import Planned, PlannerOptions, planned
 
 WHOLE_AXES = PlannerOptions(whole_axes=True)
-"""A mesh dim shards one dim of a tensor. Otherwise the plan's mesh has a dim for each prime factor, as `model.0`."""
+"""Default options, with which a mesh dim shards at most one dim of a tensor.
+
+Otherwise the plan's mesh has a dim for each prime factor, named as `model.0`.
+"""
 
 Placements = tuple[Placement, ...]
-"""Of one tensor, by dims of the mesh."""
+"""Placements of one tensor, by dims of the mesh."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unsaid:
-    """Where DTensor has no words for what the plan does.
+    """Redistribution of the plan that DTensor can't express.
 
     Attributes:
-        tensor: What is moved.
-        op: The operator that writes or reads it.
-        why: What DTensor does instead.
+        tensor: Name of the tensor that is sent.
+        op: Name of the operator that writes or reads it.
+        why: Sentence on what DTensor does instead.
     """
 
     tensor: str
@@ -55,17 +58,17 @@ class Unsaid:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TorchPlan:
-    """A module's training step with a plan.
+    """Plan of a module's training step, in DTensor's terms.
 
     Attributes:
-        planned: The plan, what a step costs with it, and how it was found.
+        planned: Plan with its cost, and the way it was found.
         mesh: Names and sizes of the mesh's dims.
         parameters: Placements of the module's parameters and buffers, by name.
-        optimizer: The same of Adam's moments, as `NAME.mean` and `NAME.square`.
-        inputs: A tree like the tuple of inputs, with placements in place of tensors and None in place of all else.
-        gradients: How the plan has the gradients of parameters, by the parameters' names.
-        redistributions: Where the plan changes layouts, in the order of the operators.
-        unsaid: Of these, what DTensor can't do as the plan does.
+        optimizer: Placements of Adam's moments, named `NAME.mean` and `NAME.square`.
+        inputs: Tree like the tuple of inputs, with placements for tensors and None for everything else.
+        gradients: Placements of the parameters' gradients in the plan, by the parameters' names.
+        redistributions: Changes of layouts in the plan, in the order of the operators.
+        unsaid: Redistributions that DTensor can't do as the plan does.
     """
 
     planned: Planned
@@ -79,10 +82,10 @@ class TorchPlan:
     _shapes: dict[str, tuple[int, ...]]
 
     def device_mesh(self, device_type: str) -> torch_meshes.DeviceMesh:
-        """The plan's mesh of the ranks of the process group; called on all of them.
+        """Build the plan's mesh from the ranks of the process group; to be called on all of them.
 
         Raises:
-            ConfigError: these are not as many as the plan has devices.
+            ConfigError: there are more or fewer ranks than the plan has devices.
         """
         num_ranks, num_devices = torch.distributed.get_world_size(), self.planned.plan.mesh.num_devices
         if num_ranks != num_devices:
@@ -95,12 +98,12 @@ class TorchPlan:
         return torch_meshes.init_device_mesh(device_type, tuple(self.mesh.values()), mesh_dim_names=tuple(self.mesh))
 
     def distribute(self, module: torch.nn.Module, device_mesh: torch_meshes.DeviceMesh) -> torch.nn.Module:
-        """Makes a module's parameters and buffers DTensors as the plan has them, in place; called on all ranks.
+        """Replace a module's parameters and buffers by DTensors in place, as planned; to be called on all ranks.
 
-        Rank 0's values are what all get. A parameter that stands in several places stays one.
+        All ranks get rank 0's values. A parameter that is used in several places stays one parameter.
 
         Raises:
-            ConfigError: the module has others than what was planned, or the mesh is another.
+            ConfigError: the module has other parameters or buffers than the planned one, or the mesh is another.
         """
         self._check(device_mesh)
         named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
@@ -113,6 +116,7 @@ class TorchPlan:
                     value=name,
                     nearest="plan the module that is distributed",
                 )
+        # Tensors are identified by id, so that a shared parameter is distributed once.
         dealt: dict[int, torch.Tensor] = {}
         for name, tensor in named.items():
             found = distribute_tensor(tensor.detach(), device_mesh, self.parameters[name])
@@ -126,10 +130,10 @@ class TorchPlan:
         return module
 
     def distribute_inputs(self, *inputs: Any, device_mesh: torch_meshes.DeviceMesh) -> tuple[Any, ...]:
-        """Inputs as DTensors as the plan has them, of which rank 0's values are what all get; called on all ranks.
+        """Return inputs as DTensors, as planned, with rank 0's values; to be called on all ranks.
 
         Raises:
-            ConfigError: they are no tree like the inputs of the plan, or the mesh is another.
+            ConfigError: the inputs are no tree like the planned ones, or the mesh is another.
         """
         self._check(device_mesh)
         leaves, tree = pytree.tree_flatten(inputs)
@@ -144,6 +148,11 @@ class TorchPlan:
         return made
 
     def _check(self, device_mesh: torch_meshes.DeviceMesh) -> None:
+        """Check that a mesh is the plan's.
+
+        Raises:
+            ConfigError: it has other dims or sizes.
+        """
         if _axes_of(device_mesh) != self.mesh:
             raise ConfigError(
                 "is not the plan's", key="device_mesh", value=_axes_of(device_mesh), nearest=f"that is {self.mesh}"
@@ -158,21 +167,21 @@ def plan_torch(
     cluster: Cluster | str = "dgx-a100",
     options: PlannerOptions = WHOLE_AXES,
 ) -> TorchPlan:
-    """Shards the training step of a module over a mesh: forward, backward and Adam; nothing is computed.
+    """Shard the training step of a module over a mesh: forward, backward and Adam; nothing is computed.
 
     Args:
-        module: On any device, also `meta`; of its parameters those are trained that require gradients.
-        inputs: Trees of tensors, of which shapes and types are read.
-        mesh: torch's, or dims with their sizes, the slowest first, also as `data=4,model=2`. A dim of a tensor that
-            one can't divide is whole along it.
-        loss: What is differentiated, as `loss(module, *inputs)`; None where that is `module(*inputs)`.
-        cluster: What the mesh's devices are, from the first host on in the order of the mesh: a cluster, or a name of
-            the catalog for as few hosts as the mesh can fill. A `costmodels.sharding.device_mesh.DeviceMesh` stands on
-            its own.
-        options: How it is planned.
+        module: Module on any device, also `meta`; its parameters that require gradients are trained.
+        inputs: Trees of tensors, of which only shapes and types are read.
+        mesh: Mesh of torch, or dims with their sizes, the slowest first, also as `data=4,model=2`. A mesh dim that does
+            not divide a dim of a tensor leaves it whole.
+        loss: Function to differentiate, called as `loss(module, *inputs)`; None for `module(*inputs)`.
+        cluster: Cluster of the mesh's devices, from its first host on in the order of the mesh, or a name of the
+            catalog for as few hosts as the mesh can fill. A `costmodels.sharding.device_mesh.DeviceMesh` brings its own
+            cluster.
+        options: Planner and its options.
 
     Raises:
-        ConfigError: there is no module, its loss can't be differentiated, the mesh can't be formed, or no plan is found
+        ConfigError: the module is none, its loss can't be differentiated, the mesh can't be formed, or no plan is found
             that fits.
     """
     if not isinstance(module, torch.nn.Module):
@@ -187,7 +196,8 @@ def plan_torch(
     plan, words = found.plan, torch_placements(found.plan)
     numbers = {tensor.name: number for number, tensor in enumerate(plan.graph.tensors)}
 
-    def lying(name: str) -> Placements:
+    def placements_of(name: str) -> Placements:
+        """Return the placements of a tensor."""
         # buffers that no step changes are constants in the graph, which each device has
         return _placements(plan.layout(numbers[name])) if name in numbers else _placements((-1,) * len(plan.mesh.sizes))
 
@@ -195,17 +205,17 @@ def plan_torch(
     return TorchPlan(
         planned=found,
         mesh=words.mesh,
-        parameters={name: lying(name) for name in named},
-        optimizer={name: lying(name) for one in named for name in _moments(one) if name in numbers},
-        inputs=_input_tree(inputs, lying),
+        parameters={name: placements_of(name) for name in named},
+        optimizer={name: placements_of(name) for one in named for name in _moments(one) if name in numbers},
+        inputs=_input_tree(inputs, placements_of),
         gradients=_gradients(plan),
         redistributions=words.redistributions,
         unsaid=tuple(
             Unsaid(
                 tensor=tensor,
                 op=op,
-                why="two dims of the mesh cut one dim, the earlier as the major one; what stays there is not the "
-                "major part before and after, so that DTensor moves more than the plan says",
+                why="two dims of the mesh shard one dim of the tensor, and DTensor takes the earlier one as the major "
+                "one; this change of layout does not keep that order, so that DTensor sends more than the plan says",
             )
             for tensor, op in words.broken
         ),
@@ -214,10 +224,10 @@ def plan_torch(
 
 
 def _axes_of(mesh: torch_meshes.DeviceMesh) -> dict[str, int]:
-    """Names and sizes of a mesh's dims.
+    """Return names and sizes of a mesh's dims.
 
     Raises:
-        ConfigError: they have no names.
+        ConfigError: the dims have no names.
     """
     if mesh.mesh_dim_names is None:
         raise ConfigError("must have names of its dims", key="mesh", nearest="init_device_mesh(..., mesh_dim_names=)")
@@ -225,29 +235,30 @@ def _axes_of(mesh: torch_meshes.DeviceMesh) -> dict[str, int]:
 
 
 def _placements(layout: Layout) -> Placements:
-    """How a tensor lies, by dims of the mesh; what lies has no partial sums."""
+    """Convert a layout to placements; a layout here has no partial sums."""
     return tuple(Shard(dim) if dim >= 0 else Replicate() for dim in layout)
 
 
 def _is_placements(node: Any) -> bool:
+    """Return whether a node of a tree is the placements of a tensor."""
     return isinstance(node, tuple) and len(node) > 0 and all(isinstance(each, Placement) for each in node)
 
 
-def _input_tree(inputs: tuple[Any, ...], lying: Callable[[str], Placements]) -> tuple[Any, ...]:
-    """Placements in place of tensors, and None in place of all else."""
+def _input_tree(inputs: tuple[Any, ...], placements_of: Callable[[str], Placements]) -> tuple[Any, ...]:
+    """Return the inputs with placements for tensors and None for everything else."""
     leaves, tree = pytree.tree_flatten(inputs)
     names = iter(input_names(inputs))
-    places = [lying(next(names)) if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
+    places = [placements_of(next(names)) if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
     made: tuple[Any, ...] = pytree.tree_unflatten(places, tree)
     return made
 
 
 def _moments(name: str) -> list[str]:
-    """What the optimizer keeps of a parameter."""
+    """Return the names of a parameter's moments in the optimizer."""
     return [f"{name}.{moment}" for moment in MOMENTS]
 
 
 def _gradients(plan: Plan) -> dict[str, Placements]:
-    """How gradients lie when the optimizer begins."""
+    """Return the placements of gradients when the optimizer begins."""
     updates = {op.name.removesuffix(".update"): op for op in plan.graph.ops if op.primitive == UPDATE}
     return {name: _placements(plan.layout(op.operands[1])) for name, op in updates.items()}

@@ -37,7 +37,7 @@ from hardware.device import GIB
 from tuner.planners.engine.outcome import ROUNDING
 from tuner.planners.sharding.axis_descent import descended
 from tuner.planners.sharding.hand_made import hand_made, layer_axes
-from tuner.planners.sharding.manumatic import pinned_plan
+from tuner.planners.sharding.manumatic import PinnedSearch
 from tuner.planners.sharding.pins import Pin, Pinned, matched, pinned
 from tuner.planners.sharding.recursive import whole
 from tuner.planners.sharding.sharding_terms import Charge, Row, ShardingTerms, together
@@ -179,9 +179,8 @@ def _cheapest(
     terms = ShardingTerms(graph, own_mesh) if planning.name == "descent" else None
     charge = _no_more_than(by_hand)
     is_pinned = any(pin != _nothing(pin) for pin in pins)
-    plans: list[Plan] = [
-        pinned_plan(graph, mesh, own_mesh, levels, pins, descent=terms, charge=charge, counterfactuals=False).plan
-    ]
+    search = PinnedSearch(graph=graph, mesh=mesh, refined_mesh=own_mesh, levels=levels, descent=terms, charge=charge)
+    plans: list[Plan] = [search.plan(pins, counterfactuals=False).plan]
     held = pinned(pins, graph, mesh, levels)
     start = _with_pins(by_hand, held)
     if terms is not None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from costmodels.job.parallel_config import ParallelConfig
+from costmodels.job.setting import Setting
 from costmodels.sharding.exports.jax_specs import Spec, jax_specs
 from costmodels.sharding.exports.megatron_template import MegatronParallelism, megatron_parallelism
 from costmodels.sharding.exports.mindspore_strategies import NOT_CUT, mindspore_strategies
@@ -16,7 +17,6 @@ from costmodels.sharding.exports.torch_placements import torch_placements
 from costmodels.sharding.plan import Plan
 from hardware.io.errors import ConfigError, did_you_mean
 from tuner.export import find_exporter
-from tuner.space.rules import Setting
 
 NUM_SHOWN = 8
 """Lines of a list that a terminal shows."""

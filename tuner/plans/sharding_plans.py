@@ -9,6 +9,7 @@ from typing import Any
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.proxy_job import least_layers, with_layers
+from costmodels.job.setting import Setting
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.frontends.transformer.model_graph import transformer_graph
 from costmodels.sharding.graph import Graph
@@ -18,7 +19,6 @@ from hardware.io.errors import ConfigError
 from tuner.planners.planning import Planned
 from tuner.planners.sharding.manumatic import Perturbed, PinReport
 from tuner.planners.toast.search import Step
-from tuner.space.rules import Setting
 
 
 def of_candidate(setting: Setting, config: ParallelConfig, num_layers: int | None = None) -> tuple[Graph, DeviceMesh]:

@@ -207,8 +207,8 @@ class Pricing:
             space, setting = self.space_on(base), self.config.setting
             self._ranked[scene] = Ranked(configs=(), best_s=math.inf)
             if len(space.grid):
-                step = (setting.job, cluster, setting.runtime, space.grid)
-                step_time_s = estimate_step(*step, memory=space.memory).step_time_s
+                changed = replace(setting, cluster=cluster)
+                step_time_s = estimate_step(changed, space.grid, memory=space.memory).step_time_s
                 misfit = ~space.memory.fits(self.config.options.memory_headroom)
                 order = np.lexsort((step_time_s, misfit))[:MOST_KEPT]
                 configs = tuple(map(space.grid.config, order.tolist()))
@@ -252,7 +252,7 @@ class Pricing:
             if not launchable(setting, chosen):
                 continue
             grid = ConfigGrid.from_configs([chosen], self.config.options.opened)
-            memory = estimate_memory(setting.job, setting.cluster, setting.runtime, grid)
+            memory = estimate_memory(setting, grid)
             if memory.fits(self.config.options.memory_headroom)[0]:
                 return Setup(hosts=hosts, config=chosen)
         return None
@@ -344,7 +344,7 @@ def _priced(
     own_grid = ConfigGrid.from_configs(own, opened)
     grids = [ConfigGrid.from_configs(list(pool[base]), opened) for base, _ in scenes]
     memories = [
-        estimate_memory(setting.job, cluster, setting.runtime, grid)
+        estimate_memory(replace(setting, cluster=cluster), grid)
         for (_, cluster), grid in zip(scenes, grids, strict=True)
     ]
     evidence = _evidence(trials, own_grid)
@@ -354,7 +354,7 @@ def _priced(
             scene: _figures(
                 scene[1],
                 list(pool[scene[0]]),
-                estimate_step(setting.job, scene[1], setting.runtime, grid, memory=memory).step_time_s,
+                estimate_step(replace(setting, cluster=scene[1]), grid, memory=memory).step_time_s,
                 memory.fits(headroom),
                 memory,
             )
@@ -362,7 +362,7 @@ def _priced(
         }, 0
     # what the prior says of each scene, to tell how alike they are and for what is taken over
     log_prior_s = [
-        np.log(estimate_step(setting.job, cluster, setting.runtime, grid, memory=memory).step_time_s)
+        np.log(estimate_step(replace(setting, cluster=cluster), grid, memory=memory).step_time_s)
         for (_, cluster), grid, memory in zip(scenes, grids, memories, strict=True)
     ]
     stands_for = _representatives([base for base, _ in scenes], log_prior_s)
@@ -385,7 +385,10 @@ def _priced(
         concatenate([own_grid, *(grids[at] for at in changed)]),
         past_of(config),
         elsewhere=[
-            (replace(measured, cluster=scenes[at][1]), np.arange(starts[at], starts[at] + len(grids[at])))
+            (
+                replace(measured, setting=replace(measured.setting, cluster=scenes[at][1])),
+                np.arange(starts[at], starts[at] + len(grids[at])),
+            )
             for at in changed
         ],
         on_progress=on_progress,

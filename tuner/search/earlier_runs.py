@@ -13,6 +13,7 @@ from costmodels.calibration.fitting import TimedRun
 from costmodels.calibration.sources import NO_FACTS, MeasuredSetting
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import RuntimeProfile
+from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.isolated import LoneCall
 from costmodels.operators.layer_operators import OpKind, Phase
@@ -66,12 +67,10 @@ class PastRun:
     clock: Clock = "wall"
     is_clean: bool = True
 
-    def setting(self, profile: RuntimeProfile) -> MeasuredSetting:
+    def measured_setting(self, profile: RuntimeProfile) -> MeasuredSetting:
         """What predicts the run with the constants of `profile`: the facts stay the run's own."""
         return MeasuredSetting(
-            job=self.job,
-            cluster=self.cluster,
-            runtime=replace(profile, **dict(self.facts)),
+            setting=Setting(job=self.job, cluster=self.cluster, runtime=replace(profile, **dict(self.facts))),
             memory=self.memory,
             stage=self.stage,
         )
@@ -192,7 +191,7 @@ class Past:
             TimedRun(
                 group=run.group,
                 source=run.group,
-                setting=run.setting(profile),
+                measured=run.measured_setting(profile),
                 config=run.config,
                 step_time_s=run.step_time_s,
             )

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from costmodels.calibration.sources import MeasuredSetting
+from costmodels.job.setting import Setting
 from costmodels.operators.isolated import is_run_by, lone_call_s, operator_role
 from costmodels.operators.layer_operators import COLLECTIVES, OpKind, Phase
 from costmodels.surrogates.error_terms import StepTerms
@@ -142,7 +142,7 @@ def errors_of(timings: Iterable[Timing], predicted_s: Mapping[Key, float]) -> tu
 
 
 def lone_errors(
-    samples: Iterable[LoneSample], setting: MeasuredSetting, *, is_absorbed: bool = False
+    samples: Iterable[LoneSample], setting: Setting, *, is_absorbed: bool = False
 ) -> tuple[OperatorErrors, ...]:
     """Operators that ran alone on the study's device and in its precision beside t_hat, by kind, phase and role.
 

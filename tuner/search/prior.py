@@ -19,6 +19,7 @@ from costmodels.calibration.fitting import fit_to_runs
 from costmodels.calibration.sources import MeasuredSetting
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.runtime import CONSTANTS, RuntimeProfile
+from costmodels.job.setting import Setting
 from costmodels.surrogates.error_terms import step_terms
 from costmodels.surrogates.hypotheses import FEWEST_PAST, FOREIGN_TRUST, TRUST, Experience, PastGroup
 from costmodels.surrogates.operator_surrogate import OperatorErrors
@@ -93,24 +94,27 @@ def prior_belief(
             own cluster teach of them too.
         on_progress: Called with a line of text before what takes seconds.
     """
-    learned = learn(past, parts[0][0], on_progress=on_progress) if past else None
+    learned = learn(past, parts[0][0].setting, on_progress=on_progress) if past else None
     experience = None
     every = [*parts, *elsewhere]
     if learned:
         fitted = [(under(setting, learned.runtime), at) for setting, at in every]
         experience = Experience(predicted=_predicted(fitted, grid), groups=learned.groups, trust=learned.trust)
     operators, proxies = None, None
-    if len(parts) == 1 and len(parts[0][0].cluster.devices) == 1:
-        setting = under(parts[0][0], learned.runtime) if learned else parts[0][0]
-        proxies = ProxyBelief(setting=parts[0][0], fitted=setting)
-        terms_of = partial(step_terms, setting.job, runtime=setting.runtime)
+    if len(parts) == 1 and len(parts[0][0].setting.cluster.devices) == 1:
+        fitted_study = under(parts[0][0], learned.runtime) if learned else parts[0][0]
+        setting = fitted_study.setting
+        proxies = ProxyBelief(measured=parts[0][0], fitted=fitted_study)
         operators = OperatorBelief(
-            terms_of=partial(terms_of, cluster=setting.cluster, grid=grid.take(parts[0][1]) if elsewhere else grid),
+            terms_of=partial(step_terms, setting, grid.take(parts[0][1]) if elsewhere else grid),
             past=learned.operators if learned else (),
-            alone=lone_errors(past.alone, parts[0][0], is_absorbed=bool(learned and learned.trust == TRUST))
+            alone=lone_errors(past.alone, parts[0][0].setting, is_absorbed=bool(learned and learned.trust == TRUST))
             if past
             else (),
-            elsewhere_of=tuple(partial(terms_of, cluster=other.cluster, grid=grid.take(at)) for other, at in elsewhere),
+            elsewhere_of=tuple(
+                partial(step_terms, replace(setting, cluster=other.setting.cluster), grid.take(at))
+                for other, at in elsewhere
+            ),
         )
     return belief_of(_predicted(every, grid), grid, experience=experience, operators=operators, proxies=proxies)
 
@@ -119,7 +123,7 @@ def _predicted(parts: Sequence[Part], grid: ConfigGrid) -> Predicted:
     return together([predict(setting, grid.take(at)) for setting, at in parts], [at for _, at in parts])
 
 
-def learn(past: Past, setting: MeasuredSetting, *, on_progress: OnProgress = unheard) -> Learned | None:
+def learn(past: Past, setting: Setting, *, on_progress: OnProgress = unheard) -> Learned | None:
     """What the past teaches of a study's setting; None if it holds too few runs of the runtime.
 
     Args:
@@ -155,7 +159,7 @@ def _open_minded(runtime: RuntimeProfile) -> RuntimeProfile:
     return replace(runtime, log_errors=tuple(widened))
 
 
-def nearest_groups(runs: Sequence[PastRun], setting: MeasuredSetting) -> list[list[PastRun]]:
+def nearest_groups(runs: Sequence[PastRun], setting: Setting) -> list[list[PastRun]]:
     """The runs of the setting's runtime by job, the nearest jobs first, thinned to MOST_GROUPS and MOST_RUNS."""
     by_group: dict[str, list[PastRun]] = {}
     for run in runs:
@@ -171,7 +175,7 @@ def _thinned(runs: list[PastRun], most: int) -> list[PastRun]:
     return [runs[position] for position in at]
 
 
-def _distance(run: PastRun, setting: MeasuredSetting) -> float:
+def _distance(run: PastRun, setting: Setting) -> float:
     """How unlike two jobs are, in octaves of devices and parameters."""
     octaves = abs(math.log2(run.cluster.num_devices / setting.cluster.num_devices))
     octaves += abs(math.log2(run.job.model.num_parameters / setting.job.model.num_parameters))
@@ -193,7 +197,7 @@ def _by_setting(runs: Sequence[PastRun]) -> list[list[PastRun]]:
 def _past_group(runs: Sequence[PastRun], runtime: RuntimeProfile) -> PastGroup:
     grid = ConfigGrid.from_configs([run.config for run in runs])
     return PastGroup(
-        predicted=predict(runs[0].setting(runtime), grid),
+        predicted=predict(runs[0].measured_setting(runtime), grid),
         step_time_s=np.array([math.nan if run.step_time_s is None else run.step_time_s for run in runs]),
         peak_bytes=np.array(
             [math.nan if run.peak_memory_bytes is None else float(run.peak_memory_bytes) for run in runs]
@@ -207,24 +211,22 @@ def _operators(
     """Operator times of one study beside what the profile says of the operators of its runs, proxies among them."""
     predicted_s: dict[Key, float] = {}
     for part in _by_setting(runs):
-        setting = part[0].setting(runtime)
+        setting = part[0].measured_setting(runtime).setting
         grid = ConfigGrid.from_configs(list(dict.fromkeys(run.config for run in part)))
-        predicted_s |= predicted_times(step_terms(setting.job, setting.cluster, setting.runtime, grid))
+        predicted_s |= predicted_times(step_terms(setting, grid))
     return errors_of(samples, predicted_s)
 
 
-def under(setting: MeasuredSetting, runtime: RuntimeProfile) -> MeasuredSetting:
+def under(measured: MeasuredSetting, runtime: RuntimeProfile) -> MeasuredSetting:
     """The setting with the constants of `runtime`; what its own runtime is known to do stays."""
-    own = setting.runtime
+    own = measured.setting.runtime
     constants = {name: getattr(runtime, name) for name in CONSTANTS if getattr(own, name) != 0}
-    return replace(
-        setting,
-        runtime=replace(
-            own,
-            **constants,
-            device_speed=runtime.device_speed,
-            log_errors=runtime.log_errors,
-            step_error=runtime.step_error,
-            residuals=runtime.residuals,
-        ),
+    fitted = replace(
+        own,
+        **constants,
+        device_speed=runtime.device_speed,
+        log_errors=runtime.log_errors,
+        step_error=runtime.step_error,
+        residuals=runtime.residuals,
     )
+    return replace(measured, setting=replace(measured.setting, runtime=fitted))

@@ -24,6 +24,7 @@ from costmodels.job.parallel_config import (
     concatenate,
 )
 from costmodels.job.runtime import RuntimeProfile
+from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.job.uneven_work import EVEN
 from costmodels.step.memory import MemoryEstimate, estimate_memory
@@ -32,7 +33,7 @@ from hardware.arrays import IntArray
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError, did_you_mean
 from tuner.planners.pipeline.uneven import planned, refined
-from tuner.space.rules import DUPLICATE_RULES, LAYER_PADDING, RULE_SETS, RULES, Columns, Keep, Rule, Setting
+from tuner.space.rules import DUPLICATE_RULES, LAYER_PADDING, RULE_SETS, RULES, Columns, Keep, Rule
 
 MAX_CANDIDATES = 5_000_000
 MAX_COMBINATIONS = 40_000_000
@@ -322,17 +323,16 @@ def with_plans(setting: Setting, options: SpaceOptions, grid: ConfigGrid) -> Con
     Where there are very many, work is planned for the MOST_PLANNED that are predicted to be the fastest with even work;
     for the MOST_PROVEN fastest of these, branch and bound looks for better stages.
     """
-    job, cluster, runtime = setting.job, setting.cluster, setting.runtime
     headroom, parts = options.memory_headroom, options.uneven
     chosen = np.arange(len(grid))
     if len(grid) > MOST_PLANNED:
-        chosen = np.sort(np.argsort(estimate_step(job, cluster, runtime, grid).step_time_s)[:MOST_PLANNED])
-    found = planned(job, cluster, runtime, grid.take(chosen), parts, memory_headroom=headroom)
+        chosen = np.sort(np.argsort(estimate_step(setting, grid).step_time_s)[:MOST_PLANNED])
+    found = planned(setting, grid.take(chosen), parts, memory_headroom=headroom)
     found = found.take(found.assignment > 0)
     if not len(found):
         return grid
-    order = np.argsort(estimate_step(job, cluster, runtime, found).step_time_s)
-    best = refined(job, cluster, runtime, found.take(order[:MOST_PROVEN]), parts, memory_headroom=headroom)
+    order = np.argsort(estimate_step(setting, found).step_time_s)
+    best = refined(setting, found.take(order[:MOST_PROVEN]), parts, memory_headroom=headroom)
     return concatenate([grid, best, found.take(np.sort(order[MOST_PROVEN:]))])
 
 
@@ -389,7 +389,7 @@ def why_not(setting: Setting, options: SpaceOptions, config: ParallelConfig) -> 
     reasons = broken_rules(setting, options, config)
     if launchable(setting, config):
         grid = ConfigGrid.from_configs([config], options.opened)
-        memory = estimate_memory(setting.job, setting.cluster, setting.runtime, grid)
+        memory = estimate_memory(setting, grid)
         if not _kept(setting, memory, options)[0]:
             reasons["memory"] = f"{_needed_in_words(memory, 0)}, and {options.memory_headroom:.0%} must stay free"
     return reasons
@@ -421,14 +421,14 @@ def build_space(
     if measured is not None:
         removed: dict[str, int] = {}
         grid = measured
-        memory = estimate_memory(setting.job, setting.cluster, setting.runtime, grid)
+        memory = estimate_memory(setting, grid)
         fitting = np.ones(len(grid), dtype=np.bool_)
     else:
         grid, removed = enumerate_space(setting, options)
         warnings += _unused_values(setting, options, grid)
         if options.uneven and len(grid):
             grid = with_plans(setting, options, grid)
-        memory = estimate_memory(setting.job, setting.cluster, setting.runtime, grid)
+        memory = estimate_memory(setting, grid)
         fitting = _kept(setting, memory, options)
     predicted, num_before_memory = grid, len(grid)
     dropped = int((~fitting).sum())
@@ -449,7 +449,7 @@ def build_space(
         )
         grid = concatenate([grid, ConfigGrid.from_configs([current], grid.opened)])
     if grid is not predicted:
-        memory = estimate_memory(setting.job, setting.cluster, setting.runtime, grid)
+        memory = estimate_memory(setting, grid)
     return Space(
         grid=grid,
         memory=memory,

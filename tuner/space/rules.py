@@ -13,28 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodels.job.parallel_config import RECOMPUTE_MODES
-from costmodels.job.runtime import RuntimeProfile
-from costmodels.job.training_job import TrainingJob
+from costmodels.job.setting import Setting
 from hardware.arrays import IntArray
-from hardware.cluster import Cluster
 
 Keep = NDArray[np.bool_]
 Columns = Mapping[str, IntArray]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Setting:
-    """What the rules refer to: one job on one cluster under one runtime."""
-
-    job: TrainingJob
-    cluster: Cluster
-    runtime: RuntimeProfile
-
-    @property
-    def padded_layers(self) -> int:
-        """Layers with the no-op layers that the runtime adds."""
-        multiple = self.runtime.layer_padding
-        return -(-self.job.model.num_layers // multiple) * multiple
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

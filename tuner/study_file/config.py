@@ -17,6 +17,7 @@ from costmodels.calibration.sources import MeasuredSetting, source_of
 from costmodels.job.model_catalog import load_model
 from costmodels.job.parallel_config import DEGREES, ParallelConfig, Value
 from costmodels.job.runtime import RuntimeProfile, find_runtime, read_profile
+from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from hardware.cluster import described_cluster
 from hardware.dynamics import Trace
@@ -24,12 +25,11 @@ from hardware.io.config_file import checked, parse_yaml, read_mapping
 from hardware.io.errors import ConfigError, shown_url
 from hardware.trace_file import read_trace
 from trials.backend import AbstractBackend
-from trials.trial_keys import AbstractTrialKeys, TrialSetting
+from trials.trial_keys import AbstractTrialKeys, StudyParts
 from tuner.planners.sharding.pins import Pin
 from tuner.plans.layer_plans import LayerPlanning
 from tuner.search.proxy.proxy_trials import ProxyOptions
 from tuner.space.enumeration import Space, SpaceOptions, build_space, setting_for
-from tuner.space.rules import Setting
 from tuner.study_file.exported_flags import flag_exporters
 from tuner.study_file.key_errors import under
 from tuner.study_file.meaning import describe_trials
@@ -119,9 +119,7 @@ class StudyConfig:
         """Setting, with the meaning of memory peaks: those of the device, or those that a sweep published."""
         source = source_of(self.measured.runs[0]) if self.measured else None
         return MeasuredSetting(
-            job=self.setting.job,
-            cluster=self.setting.cluster,
-            runtime=self.setting.runtime,
+            setting=self.setting,
             memory=source.memory if source else "device",
             stage=source.stage if source else "fullest",
         )
@@ -213,7 +211,7 @@ def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths) -> St
     check_absent_dimensions(setting, options)
     if group is None:
         check_possible_values(setting, options)
-    backend = keys.trial.build(_trial_setting(setting, group, base_dir))
+    backend = keys.trial.build(_study_parts(setting, group, base_dir))
     planning = _planning(keys.planner, backend)
     check_storage(storage)
     check_history(keys.history, base_dir, storage)
@@ -238,11 +236,9 @@ def _resolve(keys: StudyKeys, path: Path, storage: str, paths: StudyPaths) -> St
     )
 
 
-def _trial_setting(setting: Setting, group: MeasuredGroup | None, base_dir: Path) -> TrialSetting:
-    return TrialSetting(
-        job=setting.job,
-        cluster=setting.cluster,
-        runtime=setting.runtime,
+def _study_parts(setting: Setting, group: MeasuredGroup | None, base_dir: Path) -> StudyParts:
+    return StudyParts(
+        setting=setting,
         base_dir=base_dir,
         measured=group,
         flag_exporters=flag_exporters(setting),

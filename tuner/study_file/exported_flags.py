@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from costmodels.job.parallel_config import ParallelConfig
+from costmodels.job.setting import Setting
 from trials.framework_flags import FlagExporter, Flags
 from tuner.export import find_exporter
-from tuner.space.rules import Setting
 
 WITH_FLAGS = ("megatron", "mindspeed", "torchtitan")
 """Exporters that write flags."""

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from costmodels.job.setting import Setting
 from hardware.cluster import Cluster
 from trials.backend import AbstractBackend
 from trials.trial_keys import AbstractTrialKeys
 from tuner.plans.layer_plans import LayerPlanning
 from tuner.space.enumeration import SpaceOptions
-from tuner.space.rules import Setting
 
 
 def describe_trials(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from costmodels.job.proxy_job import Reduction, least_layers
+from costmodels.job.setting import Setting
 from hardware.io.errors import ConfigError
 from trials.backend import AbstractBackend
 from trials.registry import TrialKeys
 from tuner.search.proxy.proxy_trials import ProxyOptions
-from tuner.space.rules import Setting
 
 
 def proxy_options(keys: TrialKeys, setting: Setting, backend: AbstractBackend, max_trials: int) -> ProxyOptions | None:

@@ -13,11 +13,11 @@ from costmodels.job.parallel_config import (
     Value,
 )
 from costmodels.job.runtime import RuntimeProfile
+from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
 from tuner.space.enumeration import SpaceOptions, active_rules, broken_rules, impossible_values, launchable
-from tuner.space.rules import Setting
 from tuner.study_file.study_keys import SpaceKeys, StudyKeys
 
 

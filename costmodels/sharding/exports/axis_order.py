@@ -1,17 +1,19 @@
-"""In which order axes that cut one dim do so, where a framework deals contiguous parts.
+"""Order of the axes that partition one dim together, for frameworks that deal contiguous parts.
 
-In a plan every axis cuts by a digit of its own (costmodels/sharding/layouts.py), so that a slice moves nothing and a
-gather only what it gathers. A framework deals contiguous parts instead: of a dim that `(a, b)` cut, a device has part
-`i_a * n_b + i_b`. There both hold only where the axes that stay on a dim come first, in one order, before and after:
+In a plan every axis partitions a dim by a digit of its own (costmodels/sharding/layouts.py), so that a slice moves
+nothing and a gather moves only the gathered part. A framework deals contiguous parts instead: if `(a, b)` partition a
+dim, a device holds part `i_a * n_b + i_b`. The two properties then hold only if the axes that stay on a dim come first,
+in one order, before and after:
 
-    slice   (a) -> (a, b)       each part is cut in place; from (b) alone, parts would have to move first
+    slice   (a) -> (a, b)       each part is split in place; from (b) alone, parts would have to move first
     gather  (a, b) -> (a)       the parts of one group along b are neighbours; to (b) alone, they are not
 
-Axes that leave one dim for another must be the last on both, in one order, or parts move before they are exchanged.
+Axes that move from one dim to another must be the last on both, in one order. Otherwise parts move before they are
+exchanged.
 
-The order is a choice: `axis_orders` makes one for each factor of each operator and each dim of each tensor, such that
-few bytes lie where that condition is broken, and tells where it is. Results are right in any order: a framework moves
-more there than the plan says. A dim that one axis cuts has nothing to choose.
+`axis_orders` chooses an order for each factor of each operator and each dim of each tensor, so that few bytes violate
+these conditions, and reports the violations. Results are correct in any order, but a framework then moves more data
+than the plan says. A dim under a single axis leaves no choice.
 """
 
 from __future__ import annotations
@@ -28,18 +30,18 @@ Order = tuple[int, ...]
 """Axes, major to minor."""
 
 _MOST_SWEEPS = 10
-"""How often all orders are looked at again (assumed; two or three change something)."""
+"""Maximum number of sweeps over all orders (assumed; usually two or three sweeps change something)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AxisOrders:
-    """The axes on every dim, major to minor.
+    """Order of the axes on every dim of a plan.
 
     Attributes:
-        plan: Of what.
-        of_factor: By operator and factor, where several axes serve one.
-        of_dim: By tensor and dim, where several cut one.
-        broken: Tensors, and operators that write or read them, where parts move beyond what the plan says.
+        plan: Plan that the orders belong to.
+        of_factor: Order by (operator, factor), for factors that several axes serve.
+        of_dim: Order by (tensor, dim), for dims that several axes partition.
+        broken: Pairs (tensor, operator that writes or reads it) between which more data moves than the plan says.
     """
 
     plan: Plan
@@ -48,19 +50,19 @@ class AxisOrders:
     broken: tuple[tuple[int, int], ...]
 
     def lying(self, tensor: int) -> tuple[Order, ...]:
-        """The axes on each dim of a tensor as it lies."""
+        """Return the axes on each dim of a tensor in its own layout, without partial sums."""
         layout = self.plan.layout(tensor)
         rank = len(self.plan.graph.tensors[tensor].shape)
         return tuple(self.of_dim.get((tensor, dim), _axes_on(layout, dim)) for dim in range(rank))
 
     def read(self, op: int, operand: int) -> tuple[Order, ...]:
-        """The same of an operand as an operator reads it."""
+        """Return the axes on each dim of an operand as an operator reads it."""
         layout = self.plan.wanted(op, operand)
         rank = len(self.plan.graph.tensors[self.plan.graph.ops[op].operands[operand]].shape)
         return tuple(self._of_op(op, _axes_on(layout, dim)) for dim in range(rank))
 
     def written(self, op: int, result: int) -> tuple[Order, ...]:
-        """The same of a result as an operator leaves it."""
+        """Return the axes on each dim of a result as an operator writes it."""
         layout = self.plan.written(op, result)
         rank = len(self.plan.graph.tensors[self.plan.graph.ops[op].results[result]].shape)
         return tuple(self._of_op(op, _axes_on(layout, dim)) for dim in range(rank))
@@ -75,7 +77,7 @@ def _axes_on(layout: tuple[int, ...], dim: int) -> Order:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Node:
-    """Something with an order: a factor of an operator, or a dim of a tensor as it lies."""
+    """Owner of an order: a factor of an operator, or a dim of a tensor in its own layout."""
 
     is_tensor: bool
     owner: int
@@ -84,12 +86,12 @@ class _Node:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Wish:
-    """Axes that shall stand in one order on both sides.
+    """Axes that should have one order on both sides of an edge.
 
     Attributes:
-        common: Which.
-        behind: Where they leave one dim for another, the axes of each side behind which they shall stand; None where
-            they stay, which is in front of all others.
+        common: Axes that both sides share.
+        behind: For axes that move from one dim to another, the axes of each side that must come before them; None for
+            axes that stay on their dim, which must come first.
     """
 
     common: frozenset[int]
@@ -97,14 +99,16 @@ class _Wish:
 
     @property
     def turned(self) -> _Wish:
-        """The same with the sides changed."""
+        """Wish with both sides exchanged."""
         return self if self.behind is None else _Wish(common=self.common, behind=(self.behind[1], self.behind[0]))
 
     def fits(self, one: Order, other: Order) -> bool:
-        """Whether they do."""
+        """Return whether the orders of both sides fulfil the wish."""
         if self.behind is None:
+            # Axes that stay must be the first ones on both sides, in one order.
             count = len(self.common)
             return one[:count] == other[:count] and frozenset(one[:count]) == self.common
+        # Axes that move must have one relative order, behind all other axes.
         moved = [[axis for axis in order if axis in self.common] for order in (one, other)]
         return moved[0] == moved[1] and all(
             order.index(each[0]) > max(map(order.index, behind), default=-1)
@@ -114,9 +118,9 @@ class _Wish:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Edge:
-    """A dim on the way between a tensor and an operator, with the axes on both sides and the bytes of the tensor.
+    """A dim of a tensor at an operator, with the axes on both sides and the size of the tensor.
 
-    Two dims, where axes leave one for the other.
+    If axes move from one dim to another, the sides are two different dims.
     """
 
     ends: tuple[_Node, _Node]
@@ -127,9 +131,10 @@ class _Edge:
 
 
 def axis_orders(plan: Plan) -> AxisOrders:
-    """The orders of a plan."""
-    edges = list(_edges(plan))
-    class_of, axes_of = _classes(edges)
+    """Choose the orders of a plan by coordinate descent on the bytes that violate the conditions."""
+    edges = list(_list_edges(plan))
+    class_of, axes_of = _group_nodes(edges)
+    # Add up the weights between pairs of groups, in both directions, so that a group sees all its neighbours.
     links: dict[_Node, dict[tuple[_Node, _Wish], float]] = defaultdict(lambda: defaultdict(float))
     for edge in edges:
         one, other = (class_of[end] for end in edge.ends)
@@ -141,8 +146,10 @@ def axis_orders(plan: Plan) -> AxisOrders:
         before = dict(orders)
         for node, axes in axes_of.items():
             if len(axes) > 1 and links[node]:
-                # the first of equals, so that the mesh's own order is kept where nothing speaks against it
-                orders[node] = min(itertools.permutations(axes), key=lambda order: _broken(order, links[node], orders))
+                # `min` keeps the first of equal orders, so that the mesh's own order stays without a reason to change
+                orders[node] = min(
+                    itertools.permutations(axes), key=lambda order: _count_broken_bytes(order, links[node], orders)
+                )
         if orders == before:
             break
     return AxisOrders(
@@ -167,13 +174,13 @@ def axis_orders(plan: Plan) -> AxisOrders:
     )
 
 
-def _broken(order: Order, links: dict[tuple[_Node, _Wish], float], orders: dict[_Node, Order]) -> float:
-    """The bytes of tensors whose parts would move."""
+def _count_broken_bytes(order: Order, links: dict[tuple[_Node, _Wish], float], orders: dict[_Node, Order]) -> float:
+    """Return the bytes of tensors whose parts would move under this order."""
     return sum(num_bytes for (other, wish), num_bytes in links.items() if not wish.fits(order, orders[other]))
 
 
-def _edges(plan: Plan) -> Iterator[_Edge]:
-    """Every dim of every tensor on its way from who writes it, and to everyone who reads it."""
+def _list_edges(plan: Plan) -> Iterator[_Edge]:
+    """Yield every dim of every tensor at the operator that writes it, and at each operator that reads it."""
     graph = plan.graph
     for tensor, array in enumerate(graph.tensors):
         maker, slot = graph.maker[tensor]
@@ -192,8 +199,11 @@ def _edges(plan: Plan) -> Iterator[_Edge]:
                     frozenset(axis for axis in there if lies[axis] < 0 or lies[axis] == other),
                 )
                 if dim == other and here and there:
+                    # Axes that stay on the same dim.
                     wish = _Wish(common=common)
                 elif common and (len(common) > 1 or any(behind)):
+                    # Axes that move between dims need a wish only if there is an order: several of them, or others
+                    # before them.
                     wish = _Wish(common=common, behind=behind)
                 else:
                     continue
@@ -209,12 +219,17 @@ def _edges(plan: Plan) -> Iterator[_Edge]:
                 )
 
 
-def _classes(edges: list[_Edge]) -> tuple[dict[_Node, _Node], dict[_Node, Order]]:
-    """What must have one order, since the same axes cut it on both sides: each one's first, and the axes of those."""
+def _group_nodes(edges: list[_Edge]) -> tuple[dict[_Node, _Node], dict[_Node, Order]]:
+    """Group nodes that must share one order because the same axes partition both, by union-find.
+
+    Returns:
+        The representative of each node, and the axes of each representative.
+    """
     first: dict[_Node, _Node] = {}
     axes_of: dict[_Node, Order] = {}
 
     def root(node: _Node) -> _Node:
+        # Path halving keeps the trees of the union-find flat.
         while first[node] != node:
             first[node] = first[first[node]]
             node = first[node]
@@ -224,6 +239,7 @@ def _classes(edges: list[_Edge]) -> tuple[dict[_Node, _Node], dict[_Node, Order]
         for end, axes in zip(edge.ends, edge.axes, strict=True):
             first.setdefault(end, end)
             axes_of[end] = axes
+        # The same axes on both sides of a dim: one shared order costs nothing.
         if edge.axes[0] == edge.axes[1] and edge.wish.behind is None:
             one, other = map(root, edge.ends)
             first[other] = one

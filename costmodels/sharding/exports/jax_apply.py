@@ -1,9 +1,9 @@
-"""A JAX function with a plan's layouts pinned, so that XLA sends what the plan says.
+"""Application of a plan to a JAX function: all layouts are pinned, so that XLA communicates as the plan says.
 
-The function's jaxpr is computed again, equation by equation as the frontend reads it (`jax_flat`), with a sharding
-constraint on what every operator writes and on what it reads otherwise than that lies. A tensor that several operators
-read in one layout is constrained once. Nothing is computed that the function doesn't; an argument that is not what the
-function was planned with (other shapes, another function) is refused.
+The function's jaxpr is evaluated again, equation by equation in the order of the frontend (`frontends/jax/flat.py`).
+Sharding constraints are added to the results of every operator, and to operands that it reads in another layout. A
+tensor that several operators read in one layout is constrained once. The new function computes nothing beyond the
+original. Arguments that differ from those of planning (other shapes, another function) are refused.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from costmodels.sharding.plan import Plan
 from hardware.io.errors import ConfigError
 
 UNCUT_BY_XLA = frozenset({"top_k"})
-"""Primitives that XLA's partitioner computes whole on every device, though they have dims that can be cut."""
+"""Primitives that XLA's partitioner computes whole on every device, although some of their dims can be partitioned."""
 
 
 def jax_mesh(plan: Plan, devices: Sequence[Any] | None = None) -> Mesh:
-    """The plan's mesh of JAX's devices, the first ones where none are given.
+    """Return the plan's mesh of JAX devices, by default the first ones.
 
     Raises:
-        ConfigError: there are fewer than the mesh has.
+        ConfigError: There are fewer devices than the mesh has.
     """
     found = list(jax.devices() if devices is None else devices)
     count = plan.mesh.num_devices
@@ -50,27 +50,27 @@ def jax_mesh(plan: Plan, devices: Sequence[Any] | None = None) -> Mesh:
 
 
 def abstract_mesh(plan: Plan) -> AbstractMesh:
-    """The plan's mesh without devices."""
+    """Return the plan's mesh without devices."""
     return AbstractMesh(plan.mesh.sizes, plan.mesh.names)
 
 
 def partition_spec(spec: Spec) -> PartitionSpec:
-    """A spec as JAX has it."""
+    """Return a spec as a JAX PartitionSpec."""
     return PartitionSpec(*(axes or None for axes in spec))  # type: ignore[no-untyped-call] # JAX has no types there
 
 
 def apply_plan(function: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
-    """A function that computes the same, with every layout of the plan pinned; to be called under `jax.jit`.
+    """Return a function that computes the same with every layout of the plan pinned, for use under `jax.jit`.
 
-    It needs no devices: the constraints name axes, and the shardings of the arguments say where these are.
+    It needs no devices: the constraints name axes, and the shardings of the arguments determine the devices.
 
     Args:
-        function: What was planned (`jax_graph.graph_of_jax`).
-        plan: How.
+        function: Function that was planned (`frontends.jax.graph.graph_of_jax`).
+        plan: Sharding plan of the function.
     """
     orders = axis_orders(plan)
 
-    @functools.wraps(function)  # so that arguments can be donated by their names
+    @functools.wraps(function)  # lets callers donate arguments by name
     def planned(*arguments: Any) -> Any:
         program = traced(function, *arguments)
         run = _Run.of(program, orders)
@@ -82,7 +82,7 @@ def apply_plan(function: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
 
 
 def specs_of(program: Program, plan: Plan) -> tuple[tuple[Any, ...], Any]:
-    """PartitionSpecs of a planned program: a tree like its arguments, and one like what it returns."""
+    """Return the PartitionSpecs of a planned program: a tree like its arguments, and one like its outputs."""
     run = _Run.of(program, axis_orders(plan))
     inputs = [run.spec(run.lying(value)) for value in run.arguments]
     outputs = [run.spec(run.returned(value)) for value in run.results]
@@ -91,7 +91,7 @@ def specs_of(program: Program, plan: Plan) -> tuple[tuple[Any, ...], Any]:
 
 
 def on_mesh(mesh: Mesh | AbstractMesh, specs: Any) -> Any:
-    """A tree of PartitionSpecs as shardings on a mesh."""
+    """Return a tree of PartitionSpecs as shardings on a mesh."""
     return jax.tree_util.tree_map(
         lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda node: isinstance(node, PartitionSpec)
     )
@@ -100,14 +100,14 @@ def on_mesh(mesh: Mesh | AbstractMesh, specs: Any) -> Any:
 def shardings(
     function: Callable[..., Any], plan: Plan, *arguments: Any, mesh: Mesh | None = None
 ) -> tuple[tuple[Any, ...], Any]:
-    """How the arguments and the outputs of a planned function lie: `in_shardings` and `out_shardings` of `jax.jit`."""
+    """Return `in_shardings` and `out_shardings` of a planned function for `jax.jit`."""
     inputs, outputs = specs_of(traced(function, *arguments), plan)
     own_mesh = jax_mesh(plan) if mesh is None else mesh
     return on_mesh(own_mesh, inputs), on_mesh(own_mesh, outputs)
 
 
 def outputs_of(program: Program) -> tuple[tuple[str, str | None], ...]:
-    """The paths of what a function returns, and the tensors of its graph that these are."""
+    """Return the path of each output of a function, and the name of its tensor in the graph."""
     flat, _, outputs = flattened(program)
     return tuple(
         (path, flat.values[value].name if flat.values[value].varies else None)
@@ -117,7 +117,7 @@ def outputs_of(program: Program) -> tuple[tuple[str, str | None], ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Array:
-    """A value of the run, and its number in the flat program; None for what depends on no argument."""
+    """A value of the run and its number in the flat program; None if it depends on no argument."""
 
     value: Any
     number: int | None
@@ -125,18 +125,18 @@ class _Array:
 
 @dataclass(slots=True)
 class _Run:
-    """A jaxpr under evaluation, beside its flat program.
+    """A jaxpr under evaluation, next to its flat program.
 
     Attributes:
-        flat: The program.
-        arguments: Numbers of its arguments.
-        results: Numbers of its outputs.
-        orders: The plan's.
-        mesh: The plan's.
-        ops: The number of each operator by its name.
-        tensors: The number of each tensor by its name.
-        position: The next step of the flat program.
-        copies: Values in other layouts than they lie in.
+        flat: Flat form of the program.
+        arguments: Numbers of the program's arguments.
+        results: Numbers of the program's outputs.
+        orders: Axis orders of the plan.
+        mesh: Mesh of the plan.
+        ops: Number of each operator in the graph, by its name.
+        tensors: Number of each tensor in the graph, by its name.
+        position: Index of the next step of the flat program.
+        copies: Values in layouts other than their own, by number and layout.
     """
 
     flat: Flat
@@ -151,19 +151,20 @@ class _Run:
 
     @classmethod
     def of(cls, program: Program, orders: AxisOrders) -> _Run:
-        """At the begin of a program.
+        """Return a run at the start of a program.
 
         Raises:
-            ConfigError: it isn't the one that the plan is of.
+            ConfigError: The plan belongs to another program.
         """
         flat, arguments, results = flattened(program)
         graph = orders.plan.graph
+        # The plan fits if every tensor of its graph has its name and shape in this program; constants have other names.
         shapes = {value.name: value.shape for value in flat.values if value.varies}
         arrays = [graph.tensors[tensor] for op in graph.ops for tensor in op.results if op.primitive != CONSTANT]
         wrong = [array.name for array in arrays if shapes.get(array.name) != array.shape]
         if wrong:
             raise ConfigError(
-                f"is a plan of another function, or other shapes, than {program.name}: that has no such {wrong[0]!r}",
+                f"belongs to another function or other shapes than {program.name}, which has no such {wrong[0]!r}",
                 key="plan",
                 value=graph.name,
                 nearest="plan what `graph_of_jax` makes of the same function and arguments",
@@ -179,94 +180,103 @@ class _Run:
         )
 
     def outputs(self, program: Program, leaves: Sequence[Any]) -> list[Any]:
-        """What the function returns."""
+        """Evaluate the function and return its outputs."""
         given = [
-            self._written(leaf, number if self.flat.values[number].varies else None)
+            self._place_value(leaf, number if self.flat.values[number].varies else None)
             for leaf, number in zip(leaves, self.arguments, strict=True)
         ]
         jaxpr = program.jaxpr
-        found = self._inline(jaxpr.jaxpr, [_Array(value=const, number=None) for const in jaxpr.consts], given)
+        found = self._run_jaxpr(jaxpr.jaxpr, [_Array(value=const, number=None) for const in jaxpr.consts], given)
         return [
-            self._moved(each.value, self.lying(number), self.returned(number))
+            self._move(each.value, self.lying(number), self.returned(number))
             for each, number in zip(found, self.results, strict=True)
         ]
 
     def lying(self, value: int) -> Orders:
-        """The axes on each dim of a value of the flat program; none, where no graph has it."""
+        """Return the axes on each dim of a value of the flat program; empty if the graph lacks the value."""
         number = self.tensors.get(self.flat.values[value].name)
         return () if number is None else self.orders.lying(number)
 
     def returned(self, value: int) -> Orders:
-        """The same of one that is returned."""
+        """Return the axes on each dim of a returned value; empty if the graph lacks the value."""
         number = self.tensors.get(self.flat.values[value].name)
         return () if number is None else returned(self.orders, number)
 
     def sharding(self, axes: Orders) -> NamedSharding:
-        """The axes on each dim, on the mesh."""
+        """Return a layout as a sharding on the mesh."""
         return NamedSharding(self.mesh, self.spec(axes))
 
     def spec(self, axes: Orders) -> PartitionSpec:
-        """The same without the mesh."""
+        """Return a layout as a PartitionSpec."""
         return partition_spec(named(self.orders.plan, axes))
 
-    def _pinned(self, value: Any, axes: Orders) -> Any:
+    def _pin(self, value: Any, axes: Orders) -> Any:
         return lax.with_sharding_constraint(value, self.sharding(axes))  # type: ignore[no-untyped-call] # JAX has no types there
 
-    def _moved(self, value: Any, before: Orders, after: Orders) -> Any:
-        """A value as it shall lie, on the way that a partitioner finds cheap."""
+    def _move(self, value: Any, before: Orders, after: Orders) -> Any:
+        """Return a value in another layout, on the way that a partitioner finds cheap (`reorders`)."""
         if before == after:
-            return self._pinned(value, after)
+            return self._pin(value, after)
         for axes in way(before, after, float(np.size(value)), self.orders.plan.mesh.sizes).layouts:
-            value = self._pinned(value, axes)
+            value = self._pin(value, axes)
         return value
 
-    def _written(self, value: Any, number: int | None, before: Orders | None = None) -> _Array:
-        """A value as it shall lie, if the graph has it; an operator may have left it otherwise."""
+    def _place_value(self, value: Any, number: int | None, before: Orders | None = None) -> _Array:
+        """Return a value in its own layout, if the graph has it; `before` is the layout that an operator left it in."""
         if number is None or self.flat.values[number].name not in self.tensors:
             return _Array(value=value, number=number)
         lies = self.lying(number)
         if before is None:
-            return _Array(value=self._pinned(value, lies), number=number)
+            return _Array(value=self._pin(value, lies), number=number)
         if any(one and len(other) > len(one) for one, other in zip(before, lies, strict=True)):
-            # sums that are scattered along a dim that others cut: added up first, for XLA gathers that dim else
-            value = self._pinned(value, before)
-        return _Array(value=self._moved(value, before, lies), number=number)
+            # Sums scattered along a dim that other axes partition, too: reduce them first, or XLA gathers that dim.
+            value = self._pin(value, before)
+        return _Array(value=self._move(value, before, lies), number=number)
 
-    def _left(self, step: Step, values: Sequence[Any]) -> list[_Array]:
-        """What an operator leaves, as it shall lie."""
+    def _place_results(self, step: Step, values: Sequence[Any]) -> list[_Array]:
+        """Return an operator's results in their own layouts."""
         op = self.ops.get(step.name)
         return [
-            self._written(value, number, None if op is None else self.orders.written(op, slot))
+            self._place_value(value, number, None if op is None else self.orders.written(op, slot))
             for slot, (value, number) in enumerate(zip(values, step.results, strict=True))
         ]
 
-    def _read(self, step: Step, operands: Sequence[_Array]) -> list[Any]:
-        """Operands as the operator of a step reads them; one that nobody needs has none in the graph."""
+    def _place_operands(self, step: Step, operands: Sequence[_Array]) -> list[Any]:
+        """Return operands in the layouts in which the operator of a step reads them.
+
+        The graph lacks operators that no output needs; their operands stay as they are.
+        """
         found = [operand.value for operand in operands]
         op = self.ops.get(step.name)
         if op is None:
             return found
         for operand, slot in enumerate(operand_slots(self.flat.values, step)):
             array = operands[slot]
+            # Constants have no layout yet and are made directly in the wanted one.
             wanted = self.orders.read(op, operand)
             if array.number is None:
-                found[slot] = self._pinned(array.value, wanted)
+                found[slot] = self._pin(array.value, wanted)
             elif wanted != self.lying(array.number):
+                # Several operators that want one layout share the copy, as the plan counts it.
                 key = (array.number, wanted)
                 if key not in self.copies:
-                    self.copies[key] = self._moved(array.value, self.lying(array.number), wanted)
+                    self.copies[key] = self._move(array.value, self.lying(array.number), wanted)
                 found[slot] = self.copies[key]
         return found
 
-    def _performed(self, step: Step, equation: JaxprEqn, operands: list[Any]) -> list[Any]:
-        """The results of an operator; of one that XLA would not cut, of each device's part for itself."""
+    def _run_operator(self, step: Step, equation: JaxprEqn, operands: list[Any]) -> list[Any]:
+        """Return the results of an operator.
+
+        An operator that XLA would not partition runs under `shard_map`, on each device's part.
+        """
         number = self.ops.get(step.name)
         if number is None or step.primitive not in UNCUT_BY_XLA:
-            return _computed(equation, operands)
+            return _bind_primitive(equation, operands)
         reads = [self.spec(self.orders.read(number, slot)) for slot in range(len(operands))]
         writes = [self.spec(self.orders.written(number, slot)) for slot in range(len(step.results))]
+        # Only map factors of these primitives can be partitioned, so each device can compute its part alone.
         local = jax.shard_map(
-            lambda *parts: tuple(_computed(equation, parts)),
+            lambda *parts: tuple(_bind_primitive(equation, parts)),
             mesh=self.mesh,
             in_specs=tuple(reads),
             out_specs=tuple(writes),
@@ -274,13 +284,15 @@ class _Run:
         )
         return list(local(*operands))  # type: ignore[no-untyped-call] # JAX has no types there
 
-    def _next(self, primitive: str) -> Step:
+    def _take_step(self, primitive: str) -> Step:
+        """Return the next step of the flat program, which must have this primitive."""
         step = self.flat.steps[self.position]
-        assert step.primitive == primitive, f"{step.name!r} stands where the jaxpr has {primitive}"
+        assert step.primitive == primitive, f"the flat program has {step.name!r} where the jaxpr has {primitive}"
         self.position += 1
         return step
 
-    def _inline(self, jaxpr: Jaxpr, consts: Sequence[_Array], arguments: Sequence[_Array]) -> list[_Array]:
+    def _run_jaxpr(self, jaxpr: Jaxpr, consts: Sequence[_Array], arguments: Sequence[_Array]) -> list[_Array]:
+        """Evaluate a jaxpr in step with the flat program, and return its outputs."""
         known: dict[Var, _Array] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *arguments), strict=True))
 
         def read(atom: Any) -> _Array:
@@ -290,58 +302,65 @@ class _Run:
             operands = [read(atom) for atom in equation.invars]
             is_empty = all(0 in shape_of(var.aval) for var in equation.outvars)
             if is_empty or all(operand.number is None for operand in operands):
-                values = _computed(equation, [operand.value for operand in operands])
+                # Nothing here depends on an argument, so the flat program has no step for it.
+                values = _bind_primitive(equation, [operand.value for operand in operands])
                 results = [_Array(value=value, number=None) for value in values]
             elif equation.primitive.name in INLINED:
-                results = self._called(equation, operands)
+                results = self._run_call(equation, operands)
             elif equation.primitive.name == "scan":
-                results = self._scanned(equation, operands)
+                results = self._run_scan(equation, operands)
             else:
-                step = self._next(equation.primitive.name)
-                values = self._performed(step, equation, self._read(step, operands))
-                results = self._left(step, values)
+                step = self._take_step(equation.primitive.name)
+                values = self._run_operator(step, equation, self._place_operands(step, operands))
+                results = self._place_results(step, values)
             known.update(zip(equation.outvars, results, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
-    def _called(self, equation: JaxprEqn, operands: list[_Array]) -> list[_Array]:
+    def _run_call(self, equation: JaxprEqn, operands: list[_Array]) -> list[_Array]:
+        """Evaluate a called function."""
         inner = next(equation.params[key] for key in INLINED[equation.primitive.name] if key in equation.params)
         if equation.params.get("differentiated") and equation.params.get("prevent_cse"):
-            # as JAX lowers a checkpoint: without it, XLA keeps what is computed a second time to save memory
+            # JAX lowers a checkpoint in the same way. Without the barrier, XLA would merge the recomputation with the
+            # first computation and keep its results in memory.
             values = lax.optimization_barrier(tuple(operand.value for operand in operands))  # type: ignore[no-untyped-call] # JAX has no types there
             operands = [
                 _Array(value=value, number=operand.number) for value, operand in zip(values, operands, strict=True)
             ]
         if isinstance(inner, ClosedJaxpr):
-            return self._inline(inner.jaxpr, [_Array(value=const, number=None) for const in inner.consts], operands)
-        return self._inline(inner, [], operands)
+            return self._run_jaxpr(inner.jaxpr, [_Array(value=const, number=None) for const in inner.consts], operands)
+        return self._run_jaxpr(inner, [], operands)
 
-    def _scanned(self, equation: JaxprEqn, operands: list[_Array]) -> list[_Array]:
+    def _run_scan(self, equation: JaxprEqn, operands: list[_Array]) -> list[_Array]:
+        """Evaluate a scan with constraints on its loop-carried values and stacks."""
         params = equation.params
         body, num_consts, num_carry = params["jaxpr"], params["num_consts"], params["num_carry"]
         begins, stacks = operands[num_consts : num_consts + num_carry], operands[num_consts + num_carry :]
         varies = [operand.number is not None for operand in operands]
         carries = varying_carries(body.jaxpr, varies, num_consts, num_carry)
         begun = [
-            self._through(CARRY, begin) if is_carried else begin
+            self._pass_into_loop(CARRY, begin) if is_carried else begin
             for begin, is_carried in zip(begins, carries, strict=True)
         ]
-        cut = [self._through(UNSTACK, stack) if stack.number is not None else stack for stack in stacks]
+        cut = [self._pass_into_loop(UNSTACK, stack) if stack.number is not None else stack for stack in stacks]
         consts = [_Array(value=const, number=None) for const in body.consts]
         first, numbers = self.position, list[int | None]()
 
         def iteration(carried: Sequence[Any], parts: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+            # JAX traces the body several times, but the flat program has its steps once, so each trace starts at the
+            # same step.
             self.position = first
+            # Copies made inside the body do not exist outside of it.
             outer, self.copies = self.copies, dict(self.copies)
-            inputs = [self._written(value, each.number) for value, each in zip(carried, begun, strict=True)]
-            inputs += [self._written(value, each.number) for value, each in zip(parts, cut, strict=True)]
-            found = self._inline(body.jaxpr, consts, [*operands[:num_consts], *inputs])
+            inputs = [self._place_value(value, each.number) for value, each in zip(carried, begun, strict=True)]
+            inputs += [self._place_value(value, each.number) for value, each in zip(parts, cut, strict=True)]
+            found = self._run_jaxpr(body.jaxpr, consts, [*operands[:num_consts], *inputs])
             numbers[:] = []
             after = []
             for before, end, is_carried in zip(inputs, found[:num_carry], carries, strict=False):
                 if is_carried and end.number != before.number:
-                    step = self._next(NEXT)
+                    step = self._take_step(NEXT)
                     numbers.append(step.results[0])
-                    after.append(self._written(self._read(step, [end])[0], step.results[0]).value)
+                    after.append(self._place_value(self._place_operands(step, [end])[0], step.results[0]).value)
                 else:
                     numbers.append(None)
                     after.append(end.value)
@@ -351,9 +370,9 @@ class _Run:
                     numbers.append(None)
                     done.append(part.value)
                 else:
-                    step = self._next(STACK)
+                    step = self._take_step(STACK)
                     numbers.append(step.results[0])
-                    done.append(self._read(step, [part])[0])
+                    done.append(self._place_operands(step, [part])[0])
             self.copies = outer
             return after, done
 
@@ -370,18 +389,19 @@ class _Run:
             for begin, is_carried, number, value in zip(begins, carries, numbers, carried, strict=False)
         ]
         return [
-            *(self._written(each.value, each.number) for each in ends),
-            *(self._written(value, number) for value, number in zip(stacked, numbers[num_carry:], strict=True)),
+            *(self._place_value(each.value, each.number) for each in ends),
+            *(self._place_value(value, number) for value, number in zip(stacked, numbers[num_carry:], strict=True)),
         ]
 
-    def _through(self, primitive: str, array: _Array) -> _Array:
-        """What passes into a loop; it lies as it is wanted there."""
-        step = self._next(primitive)
-        return _Array(value=self._read(step, [array])[0], number=step.results[0])
+    def _pass_into_loop(self, primitive: str, array: _Array) -> _Array:
+        """Return a value that enters a loop, in the layout that the loop wants."""
+        step = self._take_step(primitive)
+        return _Array(value=self._place_operands(step, [array])[0], number=step.results[0])
 
 
-def _computed(equation: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
+def _bind_primitive(equation: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
+    """Apply the primitive of an equation to operands, and return its results as a list."""
     given = equation.primitive.get_bind_params(equation.params)  # type: ignore[no-untyped-call] # JAX has no types there
-    functions, params = given if isinstance(given, tuple) else ((), given)  # older versions of JAX tell both
+    functions, params = given if isinstance(given, tuple) else ((), given)  # older versions of JAX return both
     found = equation.primitive.bind(*functions, *operands, **params)  # type: ignore[no-untyped-call] # JAX has no types there
     return list(found) if equation.primitive.multiple_results else [found]

@@ -1,7 +1,8 @@
-"""A planned JAX function as StableHLO with Shardy's annotations, for tools that read neither Python nor JAX.
+"""Export of a planned JAX function as StableHLO with Shardy annotations, for tools that read neither Python nor JAX.
 
-The text has the mesh, a sharding of each argument and result, and a constraint wherever the plan pins a layout. It is
-what `jax.jit` would give its compiler: nothing is partitioned yet. No device is needed, for the mesh is abstract.
+The text contains the mesh, a sharding of each argument and result, and a constraint wherever the plan pins a layout. It
+is the text that `jax.jit` would hand to its compiler, before partitioning. No device is needed, because the mesh is
+abstract.
 
 Source: JAX's ahead-of-time lowering (`Traced.lower`), and Shardy's `sdy` dialect.
 """
@@ -24,20 +25,20 @@ SWITCH = "jax_use_shardy_partitioner"
 def annotated_stablehlo(
     function: Callable[..., Any], program: Program, plan: Plan, *, platform: str | None = None
 ) -> str:
-    """The text of a planned function.
+    """Return the StableHLO text of a planned function.
 
     Args:
-        function: What was planned.
-        program: Its trace.
-        plan: How.
-        platform: What it is lowered for (`cpu`, `cuda`, `tpu`); None for JAX's default backend.
+        function: Function that was planned.
+        program: Trace of the function.
+        plan: Sharding plan of the function.
+        platform: Platform to lower for (`cpu`, `cuda`, `tpu`); None for JAX's default backend.
 
     Raises:
-        ConfigError: JAX is told to do without Shardy.
+        ConfigError: JAX is configured to use GSPMD instead of Shardy.
     """
     if not getattr(jax.config, SWITCH, True):  # JAX may drop the switch along with GSPMD
         raise ConfigError(
-            "is off, so that JAX writes GSPMD's annotations",
+            "is off, so that JAX would write GSPMD annotations",
             key=SWITCH,
             nearest=f"jax.config.update({SWITCH!r}, True)",
         )
@@ -50,7 +51,7 @@ def annotated_stablehlo(
         in_shardings=on_mesh(mesh, inputs),
         out_shardings=on_mesh(mesh, outputs),
         donate_argnums=program.donated,
-        keep_unused=True,  # so that the text's arguments are the function's
+        keep_unused=True,  # the text then has all of the function's arguments
     )
     lowered = jitted.trace(*arguments).lower(lowering_platforms=(platform or jax.default_backend(),))
     text: str = lowered.as_text()

@@ -1,10 +1,10 @@
-"""A plan as JAX's PartitionSpecs: of arguments and outputs, and of every place where the layout changes.
+"""Export of a plan as JAX's PartitionSpecs: for arguments, outputs and every layout change.
 
-Given the specs of its arguments alone, JAX's partitioner decides anew how all else lies, and moves more than the plan
-does. So each place stands here where partial sums must go somewhere (`def`) and where an operator reads a tensor
-otherwise than it lies (`use`). `jax_apply.apply_plan` puts all of them into a function.
+With the specs of the arguments alone, JAX's partitioner chooses all other layouts anew, and moves more data than the
+plan. Therefore the export also lists every place where partial sums are reduced (`def`) and where an operator reads a
+tensor in another layout (`use`). `jax_apply.apply_plan` adds all of these constraints to a function.
 
-A spec has of each dim the axes that cut it, major to minor, in the order that `axis_order` chooses.
+A spec holds the axes that partition each dim, major to minor, in the order that `axis_order` chooses.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from costmodels.sharding.graph import INPUT, STATE
 from costmodels.sharding.plan import Plan
 
 Spec = tuple[tuple[str, ...], ...]
-"""Of each dim the axes that cut it, major to minor; as a PartitionSpec takes them."""
+"""Axes that partition each dim, major to minor, in the form that a PartitionSpec takes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Constraint:
-    """Where a layout changes.
+    """A layout change of a tensor at one operator.
 
     Attributes:
-        op: The operator that writes partial sums, or reads the tensor otherwise than it lies.
-        at: Which of both.
-        slot: Which of its results, or operands.
-        tensor: What changes.
-        spec: What it becomes.
+        op: Name of the operator that writes partial sums, or that reads the tensor in another layout.
+        at: Side of the change: `def` or `use`.
+        slot: Index of the tensor among the operator's results (`def`) or operands (`use`).
+        tensor: Name of the tensor.
+        spec: Spec of the tensor after the change.
     """
 
     op: str
@@ -46,11 +46,11 @@ class JaxSpecs:
     """A plan for JAX.
 
     Attributes:
-        mesh: The mesh's axes and their sizes, the slowest first.
-        arguments: Of each leaf of the function's arguments, by its path.
-        outputs: Of each leaf that it returns.
-        constraints: Where layouts change, in the order of the operators.
-        broken: Tensors and operators between which JAX moves more than the plan says; see `axis_order`.
+        mesh: Axes of the mesh and their sizes, the slowest first.
+        arguments: Spec of each leaf of the function's arguments, by its path.
+        outputs: Spec of each leaf of the function's outputs, by its path.
+        constraints: Layout changes, in the order of the operators.
+        broken: Pairs (tensor, operator) between which JAX moves more data than the plan says; see `axis_order`.
     """
 
     mesh: dict[str, int]
@@ -60,34 +60,34 @@ class JaxSpecs:
     broken: tuple[tuple[str, str], ...]
 
     def to_json(self) -> dict[str, Any]:
-        """As the command writes it; docs/sharding-plans.md tells the form."""
+        """Return the content of the exported file; docs/sharding-plans.md describes the format."""
         return {
             "format": "jax",
             "mesh": self.mesh,
-            "arguments": {name: _lists(spec) for name, spec in self.arguments.items()},
-            "outputs": {name: _lists(spec) for name, spec in self.outputs.items()},
+            "arguments": {name: _list_axes(spec) for name, spec in self.arguments.items()},
+            "outputs": {name: _list_axes(spec) for name, spec in self.outputs.items()},
             "constraints": [
-                {"op": each.op, "at": each.at, "slot": each.slot, "tensor": each.tensor, "spec": _lists(each.spec)}
+                {"op": each.op, "at": each.at, "slot": each.slot, "tensor": each.tensor, "spec": _list_axes(each.spec)}
                 for each in self.constraints
             ],
         }
 
 
-def _lists(spec: Spec) -> list[list[str]]:
+def _list_axes(spec: Spec) -> list[list[str]]:
     return [list(axes) for axes in spec]
 
 
 def jax_specs(plan: Plan, outputs: Sequence[tuple[str, str | None]] | None = None) -> JaxSpecs:
-    """The specs of a plan.
+    """Return the PartitionSpecs of a plan.
 
     Args:
-        plan: Which; of a JAX function or any other graph.
-        outputs: The paths of what the function returns, and the tensors that these are, None for what depends on no
-            argument (`jax_apply.outputs_of` knows both); None for a graph of no function, of which the states are
-            told that it keeps.
+        plan: Plan of a JAX function or of any other graph.
+        outputs: Path and tensor name of each output of the function, with the name None if it depends on no argument
+            (see `jax_apply.outputs_of`). None for a graph without a function; its updated states are listed instead.
     """
     graph, orders = plan.graph, axis_orders(plan)
     numbers = {tensor.name: number for number, tensor in enumerate(graph.tensors)}
+    # A graph without a function "returns" the updated states.
     if outputs is None:
         outputs = [
             (op.name, graph.tensors[op.operands[0]].name) for op in graph.ops if op.primitive == STATE and op.operands
@@ -117,12 +117,15 @@ def jax_specs(plan: Plan, outputs: Sequence[tuple[str, str | None]] | None = Non
 
 
 def named(plan: Plan, axes: Sequence[Sequence[int]]) -> Spec:
-    """Axes of dims by their names."""
+    """Return the axes of each dim by their names."""
     return tuple(tuple(plan.mesh.names[axis] for axis in each) for each in axes)
 
 
 def returned(orders: AxisOrders, tensor: int) -> tuple[tuple[int, ...], ...]:
-    """How a tensor lies that the function returns: as the state does whose place it takes, else as it lies itself."""
+    """Return the axes of a tensor that the function returns.
+
+    A tensor that replaces a state has the state's layout. Any other tensor has its own.
+    """
     graph = orders.plan.graph
     keeps = next((use for use in graph.uses[tensor] if graph.ops[use.op].primitive == STATE), None)
     return orders.lying(tensor) if keeps is None else orders.lying(graph.ops[keeps.op].results[0])

@@ -1,17 +1,20 @@
-"""Plans of the transformer frontend that Megatron-LM runs: each axis of the mesh is one of its kinds of parallelism.
+"""Export of transformer plans to Megatron-LM: each axis of the mesh is identified with one kind of parallelism.
 
-A kind says of every operator which factor it cuts; `_expected` is that table. An axis is the kind from which the fewest
-operators differ, and the plan is Megatron-LM's where none does. Else it is refused, with the first of them and what
-Megatron-LM would do there. The kinds, after Megatron-Core's layers:
+A kind determines the factor of every operator that its axis partitions; `_expected` is that table. An axis gets the
+kind from which the fewest operators differ. Megatron-LM can run the plan if no operator differs. Otherwise the plan is
+refused, with the first operator that differs and Megatron-LM's behaviour there. The kinds follow Megatron-Core's
+layers:
 
     data      the batch everywhere
     context   the sequence everywhere; keys and values are gathered for the core
     ulysses   the sequence, and heads in the core
-    tensor    heads, ffn and vocabulary (columns of qkv and up, rows of out and down, rows of embedding and head); with
-              sequence parallelism norms, residuals and the way of tokens to experts by the sequence, else whole
+    tensor    heads, ffn and vocabulary (columns of qkv and up, rows of out and down, rows of embedding and head);
+              norms, residuals and the dispatch of tokens to experts are whole, or by the sequence with sequence
+              parallelism
 
-Experts are cut as the rest is, or along any kind of axis by expert. Along data and context axes the optimizer's states
-may be cut by whatever dim (ZeRO 1: Megatron-LM cuts a flat buffer, and sends the same), and parameters too (ZeRO 3).
+Experts are partitioned like the rest of the layer, or by expert along any kind of axis. Along data and context axes,
+any dim of the optimizer's states may be partitioned (ZeRO 1: Megatron-LM partitions a flat buffer, with the same
+traffic), and of the parameters, too (ZeRO 3).
 
 Sources: Megatron-Core 0.16, tensor_parallel/layers.py, transformer/attention.py, multi_latent_attention.py and
 moe/moe_layer.py, distributed/distrib_optimizer.py; Korthikanti et al. 2022 (arXiv 2205.05198), section 4.2.2.
@@ -57,21 +60,25 @@ SEQUENCE_PARALLEL_OPS = (
     "*.shared.scale*",
     "*.shared.down_bias*",
 )
-"""What stands between the products that tensor parallelism cuts; a key's norm does not, where all heads share a key."""
+"""Operators between the products that tensor parallelism partitions. The norm of a key shared by all heads is excluded.
+"""
 
 ZERO_STAGES = (0, 1, 3)
-"""What plans can tell apart: gradients are cut where they are added up, with the optimizer's states or not at all."""
+"""ZeRO stages that plans can distinguish.
+
+Stage 2 is missing: gradients are partitioned where they are summed, together with the optimizer's states or not at all.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Role:
-    """What an axis is.
+    """Role of an axis in Megatron-LM.
 
     Attributes:
-        kind: By what it cuts.
-        by_expert: Whether it cuts the experts' own operators by expert.
-        sequence_parallel: See the module; of a tensor axis.
-        zero_stage: Of the other axes.
+        kind: Kind of parallelism along the axis.
+        by_expert: Whether the axis partitions the experts' own operators by expert.
+        sequence_parallel: Whether a tensor axis uses sequence parallelism (see the module).
+        zero_stage: ZeRO stage along an axis of another kind.
     """
 
     kind: Kind
@@ -81,7 +88,7 @@ class Role:
 
     @property
     def in_words(self) -> str:
-        """As error messages say it."""
+        """Description of the role for error messages."""
         words = f"{self.kind} parallelism" + (" with sequence parallelism" if self.sequence_parallel else "")
         words += " and expert parallelism" if self.by_expert else ""
         return words + (f" and ZeRO {self.zero_stage}" if self.zero_stage else "")
@@ -104,18 +111,18 @@ ROLES = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MegatronParallelism:
-    """A plan in Megatron-LM's degrees.
+    """A plan in terms of Megatron-LM's parallel degrees.
 
     Attributes:
-        roles: Of each axis of more than one device, by its name.
+        roles: Role of each axis of more than one device, by its name.
         dp: Data parallel degree.
         cp: Context parallel degree that gathers keys and values.
         up: Context parallel degree that exchanges heads.
-        tp: Tensor parallel degree; embedding and head are cut by the vocabulary with it.
+        tp: Tensor parallel degree, which also partitions embedding and head by the vocabulary.
         ep: Expert parallel degree.
         expert_tp: Tensor parallel degree of the experts.
-        sequence_parallel: Whether norms and residuals are cut by the sequence along the tensor axes.
-        zero_stage: 0, 1 or 3, over data and context axes together.
+        sequence_parallel: Whether norms and residuals are partitioned by the sequence along the tensor axes.
+        zero_stage: ZeRO stage (0, 1 or 3) over data and context axes together.
         is_in_rank_order: Whether tensor axes are the mesh's fastest and data axes its slowest, as in Megatron-LM.
     """
 
@@ -132,38 +139,41 @@ class MegatronParallelism:
 
 
 def megatron_parallelism(plan: Plan) -> MegatronParallelism:
-    """The degrees of a plan of the transformer frontend.
+    """Return the parallel degrees of a plan of a transformer graph.
 
     Raises:
-        ConfigError: Megatron-LM can't run it.
+        ConfigError: Megatron-LM cannot run the plan.
     """
     names = {op.name for op in plan.graph.ops}
     if not {"embedding.lookup", "head.logits"} <= names:
         raise ConfigError(
-            "is no plan of a study's model, and Megatron-LM trains no other programs", key="plan", value=plan.graph.name
+            "is not a plan of a study's model; Megatron-LM trains no other programs", key="plan", value=plan.graph.name
         )
     axes = [axis for axis, size in enumerate(plan.mesh.sizes) if size > 1]
-    wrong = {axis: min((_wrong(plan, axis, role) for role in ROLES), key=lambda each: len(each.ops)) for axis in axes}
+    # Closest role of each axis, with the operators that differ from it.
+    wrong = {axis: min((_compare(plan, axis, role) for role in ROLES), key=lambda each: len(each.ops)) for axis in axes}
     first = min((each for each in wrong.values() if each.ops), key=lambda each: each.ops[0], default=None)
     if first is not None:
         raise first.error(plan)
-    return _together(plan, {axis: each.role for axis, each in wrong.items()})
+    return _combine_roles(plan, {axis: each.role for axis, each in wrong.items()})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Wrong:
-    """The operators that differ from a role of an axis."""
+class _Mismatch:
+    """Operators that differ from a role of an axis."""
 
     axis: int
     role: Role
     ops: tuple[int, ...]
 
     def error(self, plan: Plan) -> ConfigError:
+        """Return an error that names the first operator that differs."""
         number, op = self.ops[0], plan.graph.ops[self.ops[0]]
-        served, expected = _served(plan, number, self.axis), _expected_at(plan, number, self.role)
+        served, expected = _served_factor(plan, number, self.axis), _expected_at(plan, number, self.role)
         seen = "leaves it whole" if not served else f"cuts its {served}"
         others = len(self.ops) - 1
         count = f", from which {others} more operators differ" if others else ""
+        # Describe Megatron-LM's layout at this operator in the words of the plan's layout.
         there = (
             "leaves it whole"
             if expected == WHOLE
@@ -172,33 +182,35 @@ class _Wrong:
             else (f"cuts its {expected[0]}")
         )
         return ConfigError(
-            f"can't be run by Megatron-LM: axis {plan.mesh.names[self.axis]} is most like {self.role.in_words}{count}; "
-            f"at {op.name} the plan {seen} along it, and Megatron-LM {there}",
+            f"can't be run by Megatron-LM: axis {plan.mesh.names[self.axis]} is closest to "
+            f"{self.role.in_words}{count}; at {op.name} the plan {seen} along it, but Megatron-LM {there}",
             key="plan",
             nearest="pin the operators that differ (--pin, --whole-axes), or export for another framework",
         )
 
 
-def _wrong(plan: Plan, axis: int, role: Role) -> _Wrong:
+def _compare(plan: Plan, axis: int, role: Role) -> _Mismatch:
+    """Return the operators that differ from a role along an axis."""
     ops = []
     for number in range(len(plan.graph.ops)):
-        served, expected = _served(plan, number, axis), _expected_at(plan, number, role)
+        served, expected = _served_factor(plan, number, axis), _expected_at(plan, number, role)
         if expected == ANY:
+            # ZeRO may partition any dim, and must if one is divisible.
             is_right = bool(served) or not _can_be_cut(plan, number, axis)
         else:
             is_right = served == (expected[0] if expected else "") or _is_as_good(plan, number, role, served)
         if not is_right:
             ops.append(number)
-    return _Wrong(axis=axis, role=role, ops=tuple(ops))
+    return _Mismatch(axis=axis, role=role, ops=tuple(ops))
 
 
-def _served(plan: Plan, op: int, axis: int) -> str:
+def _served_factor(plan: Plan, op: int, axis: int) -> str:
     factor = int(plan.served[op, axis])
     return "" if factor == NONE else plan.graph.ops[op].rule.factors[factor].name
 
 
 def _expected_at(plan: Plan, number: int, role: Role) -> tuple[str, ...]:
-    """What the role cuts of an operator: the first factor of the table that it has; ANY; or WHOLE."""
+    """Return the factor that the role partitions at an operator: the first of the table that it has, ANY or WHOLE."""
     op = plan.graph.ops[number]
     wanted = _expected(op, plan.graph.tensors[op.results[0]].kind, role)
     if wanted == ANY:
@@ -208,10 +220,11 @@ def _expected_at(plan: Plan, number: int, role: Role) -> tuple[str, ...]:
 
 
 def _expected(op: Op, kind: TensorKind, role: Role) -> Sequence[str]:
-    """The table: factors in the order of preference."""
+    """Return the factors that the role partitions at an operator, in the order of preference."""
     is_expert = any(fnmatch(op.name, pattern) for pattern in EXPERT_OPS)
     if is_expert and role.by_expert:
         return EXPERTS
+    # Updates run on the layout of the states.
     is_state = op.primitive == STATE or op.name.endswith(".update")
     if role.kind == "tensor":
         is_between = any(fnmatch(op.name, pattern) for pattern in SEQUENCE_PARALLEL_OPS)
@@ -227,10 +240,10 @@ def _expected(op: Op, kind: TensorKind, role: Role) -> Sequence[str]:
 
 
 def _is_as_good(plan: Plan, number: int, role: Role, served: str) -> bool:
-    """What Megatron-LM's way differs from in nothing that is sent.
+    """Return whether a difference from Megatron-LM's layout changes no traffic.
 
-    Data that all devices have cost nothing to cut. Sums of a parameter's gradients lie as its states or as it does
-    itself, where the states are cut.
+    Sharding data that all devices hold costs nothing. With ZeRO, a sum of parameter gradients may have the layout of
+    the states or that of the parameter itself.
     """
     op = plan.graph.ops[number]
     if op.primitive == INPUT:
@@ -240,8 +253,9 @@ def _is_as_good(plan: Plan, number: int, role: Role, served: str) -> bool:
 
 
 def _can_be_cut(plan: Plan, number: int, axis: int) -> bool:
-    """Whether the axis divides some factor, beside the axes that serve it."""
+    """Return whether the axis divides some factor, in addition to the axes that already serve it."""
     op, sizes = plan.graph.ops[number], plan.mesh.sizes
+    # Number of parts into which the served axes already divide each factor.
     ways = [1] * len(op.rule.factors)
     for other, factor in enumerate(plan.served[number].tolist()):
         if factor != NONE:
@@ -249,13 +263,14 @@ def _can_be_cut(plan: Plan, number: int, axis: int) -> bool:
     return any(op.rule.factors[factor].size % (ways[factor] * sizes[axis]) == 0 for factor in op.rule.cuttable)
 
 
-def _together(plan: Plan, roles: dict[int, Role]) -> MegatronParallelism:
-    """The degrees, if all axes agree on what Megatron-LM has one switch for."""
+def _combine_roles(plan: Plan, roles: dict[int, Role]) -> MegatronParallelism:
+    """Return the parallel degrees, after a check that all axes agree on settings that Megatron-LM has only once."""
     names, sizes = plan.mesh.names, plan.mesh.sizes
 
     def degree(*kinds: Kind) -> int:
         return math.prod(sizes[axis] for axis, role in roles.items() if role.kind in kinds)
 
+    # Megatron-LM has one switch for sequence parallelism, and one ZeRO stage for the other axes.
     tensor = {axis: role.sequence_parallel for axis, role in roles.items() if role.kind == "tensor"}
     other = {axis: role.zero_stage for axis, role in roles.items() if role.kind != "tensor"}
     for found, words in ((tensor, "sequence parallelism"), (other, "the ZeRO stage")):
@@ -266,6 +281,7 @@ def _together(plan: Plan, roles: dict[int, Role]) -> MegatronParallelism:
                 key="plan",
                 nearest="--whole-axes, or export for another framework",
             )
+    # Kinds from the slowest to the fastest axis in Megatron-LM's order of ranks.
     speed: dict[Kind, int] = {"data": 0, "context": 1, "ulysses": 2, "tensor": 3}
     order = [speed[role.kind] for role in roles.values()]
     return MegatronParallelism(

@@ -1,12 +1,13 @@
-"""A plan as MindSpore's strategies: of every operator how its inputs and outputs are cut, for `Primitive.shard`.
+"""Export of a plan as MindSpore's strategies: the sharding of every operator for `Primitive.shard`.
 
-A strategy tells of each dim into how many parts it is cut, `((8, 1), (1, 4))`. That says which axes do so only where
-each dim has one candidate, so that every tensor has a `Layout(device_matrix, alias_name)` beside it: of each dim the
-alias, a tuple of aliases where several axes cut it, the major one first, or "None". MindSpore inserts the
-redistribution between an output and the next input by itself, and the sum of partial results behind their operator.
+A strategy gives the number of parts of each dim, for example `((8, 1), (1, 4))`. The numbers identify the axes only if
+each dim has a single candidate. Therefore every tensor also has a `Layout(device_matrix, alias_name)`: for each dim an
+alias, a tuple of aliases with the major one first if several axes partition it, or "None". MindSpore itself inserts the
+redistribution between an output and the next input, and the sum of partial results behind an operator.
 
-Written after the documentation of `mindspore.Layout` and `Primitive.shard` (2.4), and never executed: MindSpore runs on
-none of the machines that Meshtune is tested on. `shape_errors` holds what these pages demand of the form.
+This export follows the documentation of `mindspore.Layout` and `Primitive.shard` (2.4). It has never been executed,
+because MindSpore runs on none of the machines on which Meshtune is tested. `shape_errors` checks the rules of form that
+these pages state.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from costmodels.sharding.graph import INPUT, STATE
 from costmodels.sharding.plan import Plan
 
 NOT_CUT = "None"
-"""How a layout names a dim that no axis cuts."""
+"""Layout entry of a dim that no axis partitions."""
 
 Cut = str | tuple[str, ...]
-"""Of a dim the alias that cuts it, several of them the major one first, or NOT_CUT."""
+"""Alias that partitions a dim, several aliases with the major one first, or NOT_CUT."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,9 +33,9 @@ class CutTensor:
     """A tensor as an operator reads or writes it.
 
     Attributes:
-        shape: Whole.
-        strategy: Into how many parts each dim is cut.
-        layout: By what.
+        shape: Shape of the whole tensor.
+        strategy: Number of parts of each dim.
+        layout: Aliases of the axes that partition each dim.
     """
 
     shape: tuple[int, ...]
@@ -42,7 +43,7 @@ class CutTensor:
     layout: tuple[Cut, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """As the command writes it."""
+        """Return the tensor's entry in the exported file."""
         return {
             "strategy": list(self.strategy),
             "layout": [list(each) if isinstance(each, tuple) else each for each in self.layout],
@@ -54,10 +55,10 @@ class Strategy:
     """An operator with its inputs and outputs.
 
     Attributes:
-        op: Its name.
-        primitive: What it computes, in Meshtune's words.
-        inputs: What it reads.
-        outputs: What it writes, once partial sums are added up or scattered.
+        op: Name of the operator.
+        primitive: Name of its computation in Meshtune.
+        inputs: Tensors that it reads.
+        outputs: Tensors that it writes, after partial sums are reduced or scattered.
     """
 
     op: str
@@ -71,11 +72,11 @@ class MindSporeStrategies:
     """A plan for MindSpore.
 
     Attributes:
-        device_matrix: Devices along each axis, the slowest first.
-        alias_name: What the axes are called; a point in a name became an underscore.
-        arguments: How the tensors lie that the step begins with.
-        operators: Every operator that isn't one of these.
-        broken: Tensors and operators between which parts move beyond what the plan says; see `axis_order`.
+        device_matrix: Number of devices along each axis, the slowest first.
+        alias_name: Names of the axes; a point in a name is replaced by an underscore.
+        arguments: Layouts of the tensors that exist at the start of the step.
+        operators: All operators except those that provide the arguments.
+        broken: Pairs (tensor, operator) between which more data moves than the plan says; see `axis_order`.
     """
 
     device_matrix: tuple[int, ...]
@@ -85,7 +86,7 @@ class MindSporeStrategies:
     broken: tuple[tuple[str, str], ...]
 
     def to_json(self) -> dict[str, Any]:
-        """As the command writes it; docs/sharding-plans.md tells the form."""
+        """Return the content of the exported file; docs/sharding-plans.md describes the format."""
         return {
             "format": "mindspore",
             "device_matrix": list(self.device_matrix),
@@ -104,12 +105,14 @@ class MindSporeStrategies:
 
 
 def mindspore_strategies(plan: Plan) -> MindSporeStrategies:
-    """The strategies of a plan."""
+    """Return the MindSpore strategies of a plan."""
     graph, orders = plan.graph, axis_orders(plan)
     aliases = tuple(name.replace(".", "_") for name in plan.mesh.names)
-    assert len(set(aliases)) == len(aliases), f"{plan.mesh.names} stay apart without their points"
+    # MindSpore's aliases must be identifiers without points.
+    assert len(set(aliases)) == len(aliases), f"{plan.mesh.names} must differ in more than points"
 
     def cut(tensor: int, axes: Sequence[Sequence[int]]) -> CutTensor:
+        # MindSpore writes a single alias as a string and several as a tuple.
         names = [tuple(aliases[axis] for axis in each) for each in axes]
         return CutTensor(
             shape=graph.tensors[tensor].shape,
@@ -137,16 +140,17 @@ def mindspore_strategies(plan: Plan) -> MindSporeStrategies:
         ),
         broken=tuple((graph.tensors[tensor].name, graph.ops[op].name) for tensor, op in orders.broken),
     )
+    # A plan without violations has a valid form; anything else is a defect of this export.
     errors = shape_errors(found)
     assert not errors, errors[0]
     return found
 
 
 def shape_errors(strategies: MindSporeStrategies) -> tuple[str, ...]:
-    """What of the form MindSpore would refuse, a sentence each.
+    """Return the errors of form that MindSpore would refuse, one sentence each.
 
-    The ways of a dim divide it and are the product of its aliases' devices; the product of a tensor's ways divides the
-    number of devices; no alias cuts a tensor twice.
+    The number of parts of a dim must divide the dim, and be the product of its aliases' devices. The product of a
+    tensor's parts must divide the number of devices. An alias may partition a tensor only once.
     """
     devices = dict(zip(strategies.alias_name, strategies.device_matrix, strict=True))
     count = math.prod(strategies.device_matrix)
@@ -155,6 +159,7 @@ def shape_errors(strategies: MindSporeStrategies) -> tuple[str, ...]:
     found = []
     for name, each in named:
         aliases = [(cut,) if isinstance(cut, str) else cut for cut in each.layout]
+        # Collect the aliases of all dims, to find one that partitions two of them.
         used = [alias for one in aliases for alias in one if alias != NOT_CUT]
         ways = tuple(math.prod(devices[alias] for alias in one if alias != NOT_CUT) for one in aliases)
         if ways != each.strategy or len(ways) != len(each.shape):

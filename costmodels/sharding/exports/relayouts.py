@@ -1,4 +1,4 @@
-"""Where a plan changes the layout of a tensor: where it is written and its partial sums go, and where it is read."""
+"""Layout changes of a plan: after partial sums at the writing operator, and before reading operators."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ At = Literal["def", "use"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Relayout:
-    """A tensor that changes its layout.
+    """A change of a tensor's layout at one operator.
 
     Attributes:
-        at: `def` where an operator leaves partial sums, `use` where one reads the tensor otherwise than it lies.
+        at: Side of the change: `def` after an operator that leaves partial sums, `use` before one that reads the tensor
+            in another layout.
         op: Number of that operator.
-        slot: Which of its results, or operands.
+        slot: Index of the tensor among the operator's results (`def`) or operands (`use`).
         tensor: Number of the tensor.
-        before: As it was written, or lies.
-        after: As it lies, or is read.
+        before: Layout in which the tensor was written or lies.
+        after: Layout in which the tensor lies or is read.
     """
 
     at: At
@@ -34,9 +35,9 @@ class Relayout:
 
 
 def relayouts(plan: Plan) -> tuple[Relayout, ...]:
-    """All of them, in the order of the operators; what an operator reads comes before what it writes.
+    """Return all layout changes in the order of the operators; reads of an operator come before its writes.
 
-    Constants change no layout: every device makes what it reads.
+    Constants never change their layout, because every device makes the part that it reads.
     """
     graph, found = plan.graph, []
     for number, op in enumerate(graph.ops):
@@ -45,6 +46,7 @@ def relayouts(plan: Plan) -> tuple[Relayout, ...]:
             if before != after and graph.ops[graph.maker[tensor][0]].primitive != CONSTANT:
                 found.append(Relayout(at="use", op=number, slot=slot, tensor=tensor, before=before, after=after))
         for slot, tensor in enumerate(op.results):
+            # Partial sums become the tensor's own layout.
             before, after = plan.written(number, slot), plan.layout(tensor)
             if before != after:
                 found.append(Relayout(at="def", op=number, slot=slot, tensor=tensor, before=before, after=after))

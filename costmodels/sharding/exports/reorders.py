@@ -1,11 +1,12 @@
-"""The way from one order of axes to another that a partitioner finds cheap: reorder, move, reorder.
+"""Intermediate layouts that let a partitioner change the order of axes cheaply: reorder, move, reorder.
 
-Where an order is broken (`axis_order`), XLA gathers more than it needs, at worst everything. It does as the plan says
-once the layout in between is written down: axes that stay on a dim come first there, in one order on both sides, and
-those that leave it together too. What is left to pay is a permutation: each device sends what it has, once.
+If an order is broken (see `axis_order`), XLA gathers more than it needs, in the worst case the whole tensor. It
+communicates as the plan says once the intermediate layout is written down. In that layout, the axes that stay on a dim
+come first, in one order on both sides, and axes that leave it together stay together. The remaining cost is a
+permutation, in which each device sends its part once.
 
-    gather  (a, b) -> (b)       as  (a, b) -> (b, a), a permutation, and  (b, a) -> (b)
-    slice   (b) -> (a, b)       as  (b) -> (b, a), and  (b, a) -> (a, b), a permutation
+    gather  (a, b) -> (b)       becomes  (a, b) -> (b, a), a permutation, then  (b, a) -> (b)
+    slice   (b) -> (a, b)       becomes  (b) -> (b, a), then  (b, a) -> (a, b), a permutation
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from costmodels.sharding.exports.axis_order import AxisOrders, Order
 from costmodels.sharding.graph import CONSTANT
 
 Orders = tuple[Order, ...]
-"""The axes on each dim of a tensor, major to minor."""
+"""Axes on each dim of a tensor, major to minor."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Way:
-    """How a tensor gets from one layout to another.
+    """Sequence of layouts from one layout of a tensor to another.
 
     Attributes:
-        layouts: Those that it takes, without the first one; the last is where it shall lie.
-        permuted_bytes: What each device sends only to reorder its parts.
+        layouts: Layouts on the way without the first one; the last is the wanted layout.
+        permuted_bytes: Bytes that each device sends only to reorder its parts.
     """
 
     layouts: tuple[Orders, ...]
@@ -38,13 +39,13 @@ class Way:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reorder:
-    """A place where parts are permuted.
+    """A tensor whose parts are permuted at one operator.
 
     Attributes:
-        tensor: Number of what is.
+        tensor: Number of the permuted tensor.
         op: Number of the operator that writes or reads it.
-        permuted_bytes: What each device sends for that in one execution.
-        times: How often it runs in a step.
+        permuted_bytes: Bytes that each device sends for the permutation in one execution.
+        times: Number of executions in a step.
     """
 
     tensor: int
@@ -54,24 +55,25 @@ class Reorder:
 
 
 def way(before: Orders, after: Orders, num_bytes: float, sizes: Sequence[int]) -> Way:
-    """The cheaper of both ways that reorder to what the one side has.
+    """Return the cheaper of two ways: reorder to the order of the layout before, or to that of the layout after.
 
     Args:
-        before: How the tensor lies; partial sums cut no dim.
-        after: How it shall lie.
-        num_bytes: Of the whole tensor.
-        sizes: Devices along each axis.
+        before: Current layout; partial sums occupy no dim.
+        after: Wanted layout of the tensor.
+        num_bytes: Size of the whole tensor [bytes].
+        sizes: Number of devices along each axis.
     """
     ways = []
     for leader in (before, after):
-        first = _reordered(before, after, leader)
-        last = _reordered(after, before, leader)
+        first = _sort_axes(before, after, leader)
+        last = _sort_axes(after, before, leader)
+        # A permutation costs each device its whole local part, in the layout in which it takes place.
         permuted_bytes = sum(
             num_bytes / math.prod(sizes[axis] for order in orders for axis in order)
             for orders, is_permuted in ((before, first != before), (after, last != after))
             if is_permuted
         )
-        layouts = (first, *_between(first, last), last, after)
+        layouts = (first, *_find_middle(first, last), last, after)
         ways.append(
             Way(
                 layouts=tuple(each for one, each in itertools.pairwise((before, *layouts)) if each != one),
@@ -82,7 +84,7 @@ def way(before: Orders, after: Orders, num_bytes: float, sizes: Sequence[int]) -
 
 
 def reorders(orders: AxisOrders) -> tuple[Reorder, ...]:
-    """Every place of a plan where parts are permuted, a tensor that several operators want in one layout once."""
+    """Return all permutations of a plan; a tensor that several operators want in one layout counts once."""
     plan = orders.plan
     graph, sizes = plan.graph, plan.mesh.sizes
     found = []
@@ -92,6 +94,7 @@ def reorders(orders: AxisOrders) -> tuple[Reorder, ...]:
         lies = orders.lying(tensor)
         places = [(maker, orders.written(maker, slot), lies, graph.sums[tensor])]
         if graph.ops[maker].primitive != CONSTANT:
+            # Reversed, so that the first reader of each layout remains.
             wanted = {orders.read(use.op, use.operand): use for use in reversed(graph.uses[tensor])}
             places += [(use.op, lies, layout, use.times) for layout, use in wanted.items()]
         for op, before, after, times in places:
@@ -101,14 +104,15 @@ def reorders(orders: AxisOrders) -> tuple[Reorder, ...]:
     return tuple(found)
 
 
-def _reordered(one: Orders, other: Orders, leader: Orders) -> Orders:
-    """The dims of one side: first the axes that stay and last those that leave, both in the leader's order."""
+def _sort_axes(one: Orders, other: Orders, leader: Orders) -> Orders:
+    """Return one layout with sorted axes: first those that stay, last those that leave, in the leader's order."""
     rank = {axis: number for order in leader for number, axis in enumerate(order)}
     dim_of = {axis: dim for dim, order in enumerate(other) for axis in order}
 
     def place(dim: int, order: Order, axis: int) -> tuple[int, int, int]:
         target = dim_of.get(axis)
         if target is None:
+            # Axes that are gathered stand between those that stay on the dim and those that leave it for another dim.
             return 1, order.index(axis), 0
         if target == dim:
             return 0, rank[axis], 0
@@ -117,11 +121,12 @@ def _reordered(one: Orders, other: Orders, leader: Orders) -> Orders:
     return tuple(tuple(sorted(order, key=functools.partial(place, dim, order))) for dim, order in enumerate(one))
 
 
-def _between(first: Orders, last: Orders) -> tuple[Orders, ...]:
-    """The layout before all gathers, which come last; none where a dim is gathered that others come to."""
+def _find_middle(first: Orders, last: Orders) -> tuple[Orders, ...]:
+    """Return the layout before all gathers, which come last; empty if a dim both gathers axes and receives others."""
     kept = frozenset(axis for order in last for axis in order)
     found = list[Order]()
     for one, other in zip(first, last, strict=True):
+        # The axes that stay lead, those to be gathered follow, and those that arrive come last.
         gathered = tuple(axis for axis in one if axis not in kept)
         stays = tuple(axis for axis in other if axis in one)
         if gathered and len(stays) < len(other):

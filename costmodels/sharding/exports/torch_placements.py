@@ -1,9 +1,10 @@
-"""A plan as torch's DTensor placements: one per dim of the device mesh, of every tensor that lies or is moved.
+"""Export of a plan as torch's DTensor placements: one per mesh dim, for every argument and every layout change.
 
-The mesh is the plan's, axis by axis, and so are the placements: `Shard(d)` cuts dim d, `Replicate()` is all the same,
-and `Partial()` parts of a sum. Where two axes cut one dim, DTensor deals contiguous parts with the mesh's earlier axis
-as the major one, and has no other order; `broken` names where that order makes it move more than the plan says
-(`axis_order` says why), so that a redistribution there is right, but dearer.
+The device mesh has the plan's axes, in their order, and so do the placements. `Shard(d)` partitions dim d,
+`Replicate()` holds the same data everywhere, and `Partial()` holds parts of a sum. If two axes partition one dim,
+DTensor deals contiguous parts with the earlier mesh axis as the major one; it has no other order. `broken` lists the
+places where this order makes DTensor move more data than the plan says (`axis_order` gives the reasons). A
+redistribution there is correct, but more expensive.
 
 Source: torch.distributed.tensor (2.13), placement types and `distribute_tensor`.
 """
@@ -21,15 +22,15 @@ from costmodels.sharding.plan import Plan
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Redistribution:
-    """Where a layout changes: `tensor.redistribute(placements=after)`.
+    """A layout change, `tensor.redistribute(placements=after)`.
 
     Attributes:
-        op: The operator that writes partial sums (`def`), or reads the tensor otherwise than it lies (`use`).
-        at: Which of both.
-        slot: Which of its results, or operands.
-        tensor: What changes.
-        before: Its placements, as DTensor's constructors.
-        after: What they become.
+        op: Name of the operator that writes partial sums (`def`), or that reads the tensor in another layout (`use`).
+        at: Side of the change: `def` or `use`.
+        slot: Index of the tensor among the operator's results (`def`) or operands (`use`).
+        tensor: Name of the tensor.
+        before: Placements before the change, as DTensor's constructors.
+        after: Placements after the change, as DTensor's constructors.
     """
 
     op: str
@@ -46,9 +47,9 @@ class TorchPlacements:
 
     Attributes:
         mesh: Names and sizes of the mesh's dims, for `init_device_mesh`.
-        arguments: Placements of what the step begins with: parameters, moments and data.
-        redistributions: Where layouts change, in the order of the operators.
-        broken: Tensors and operators between which DTensor moves more than the plan says.
+        arguments: Placements of the step's arguments: parameters, moments and data.
+        redistributions: Layout changes, in the order of the operators.
+        broken: Pairs (tensor, operator) between which DTensor moves more data than the plan says.
     """
 
     mesh: dict[str, int]
@@ -57,7 +58,7 @@ class TorchPlacements:
     broken: tuple[tuple[str, str], ...]
 
     def to_json(self) -> dict[str, Any]:
-        """As the command writes it; docs/sharding-plans.md tells the form."""
+        """Return the content of the exported file; docs/sharding-plans.md describes the format."""
         return {
             "format": "torch",
             "mesh": self.mesh,
@@ -77,9 +78,10 @@ class TorchPlacements:
 
 
 def torch_placements(plan: Plan) -> TorchPlacements:
-    """The placements of a plan."""
+    """Return the DTensor placements of a plan."""
     graph = plan.graph
     names = [tensor.name for tensor in graph.tensors]
+    # DTensor needs a redistribution exactly where the plan changes a layout.
     moved = relayouts(plan)
     return TorchPlacements(
         mesh=dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True)),
@@ -106,14 +108,15 @@ def torch_placements(plan: Plan) -> TorchPlacements:
 
 
 def placements_of(layout: Layout) -> tuple[str, ...]:
-    """A layout, axis by axis."""
+    """Return a layout as DTensor's constructors, one per axis."""
     known = {REPLICATED: "Replicate()", PARTIAL: "Partial()"}
     return tuple(known[dim] if dim < 0 else f"Shard({dim})" for dim in layout)
 
 
 def keeps_leading_axes(before: Layout, after: Layout, rank: int) -> bool:
-    """Whether the axes that stay on a dim are, on both sides, the first in the mesh's order that cut it."""
+    """Return whether the axes that stay on a dim come first on it, in the mesh's order, before and after a change."""
     for dim in range(rank):
+        # DTensor's order of axes on a dim is that of the mesh.
         one, other = ([axis for axis, cut in enumerate(layout) if cut == dim] for layout in (before, after))
         count = len(set(one) & set(other))
         if one[:count] != other[:count]:

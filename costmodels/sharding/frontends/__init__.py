@@ -1,1 +1,1 @@
-"""Make graphs of training steps: from a transformer's sizes, from JAX programs and from torch modules."""
+"""Build graphs for the sharding planners from transformer sizes, JAX functions and torch modules."""

@@ -1,9 +1,9 @@
-"""A user's step by the name of the function that makes it: `module:factory`, which takes nothing.
+"""Load a user's training step from a factory function, named as `module:factory`, that takes no arguments.
 
-A JAX factory returns a function, its abstract arguments (a tuple of trees of `jax.ShapeDtypeStruct`), and perhaps the
-names or numbers of the arguments whose memory the outputs take over. A torch factory returns a module, its inputs (a
-tuple of trees of tensors; the device `meta` will do), and perhaps the loss as a function of the module and the inputs;
-without it the module's result is the loss.
+A JAX factory returns a function, its abstract arguments (a tuple of trees of `jax.ShapeDtypeStruct`), and optionally
+the names or numbers of the arguments whose memory is donated to the outputs. A torch factory returns a module, its
+inputs (a tuple of trees of tensors, for example on the device `meta`), and optionally a loss function of the module and
+the inputs. Without a loss function, the module's result is the loss.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:  # JAX may be missing
     from costmodels.sharding.frontends.jax.program import Program
 
 JaxStep = tuple[Callable[..., Any], tuple[Any, ...], tuple[str | int, ...]]
-"""A function, its abstract arguments, and the donated ones."""
+"""A function, its abstract arguments, and the names or numbers of donated arguments."""
 
 EXAMPLE = "for example my_training:step, found from the directory that the command runs in"
 
 
 def graph_of_factory(name: str, *, option: str = "--jax") -> Graph:
-    """The graph of the step that `module:factory` makes; see `program_of_factory`."""
+    """Return the graph of the JAX step that `module:factory` returns; see `program_of_factory`."""
     program = program_of_factory(name, option=option)
     from costmodels.sharding.frontends.jax.graph import graph_of  # noqa: PLC0415 # JAX may be missing
 
@@ -38,7 +38,7 @@ def graph_of_factory(name: str, *, option: str = "--jax") -> Graph:
 
 
 def program_of_factory(name: str, *, option: str = "--jax") -> Program:
-    """The trace of the step that `module:factory` makes; see `step_of_factory`."""
+    """Return the trace of the JAX step that `module:factory` returns; see `step_of_factory`."""
     function, arguments, donated = step_of_factory(name, option=option)
     from costmodels.sharding.frontends.jax.program import traced  # noqa: PLC0415 # JAX may be missing
 
@@ -46,13 +46,13 @@ def program_of_factory(name: str, *, option: str = "--jax") -> Program:
 
 
 def step_of_factory(name: str, *, option: str = "--jax") -> JaxStep:
-    """The JAX step that `module:factory` makes; its module is imported, and runs as any import does.
+    """Return the JAX step that `module:factory` returns. Its module is imported, which runs the module's code.
 
     Raises:
-        ConfigError: there is no such factory, JAX is missing, or it returns something else.
+        ConfigError: The factory does not exist, JAX is missing, or the factory returns something else.
     """
-    made = _made(name, option, "jax", "JAX")
-    if not (_is_call(made) and callable(made[0])):
+    made = _call_factory(name, option, "jax", "JAX")
+    if not (_is_step(made) and callable(made[0])):
         raise ConfigError(
             "must return (function, arguments) or (function, arguments, donated)",
             key=option,
@@ -63,15 +63,18 @@ def step_of_factory(name: str, *, option: str = "--jax") -> JaxStep:
 
 
 def graph_of_torch_factory(name: str, *, option: str = "--torch") -> Graph:
-    """The graph of the training step of the torch module that `module:factory` makes, imported as above.
+    """Return the graph of the training step of the torch module that `module:factory` returns.
+
+    The factory's module is imported, which runs the module's code.
 
     Raises:
-        ConfigError: there is no such factory, torch is missing, it returns something else, or that can't be traced.
+        ConfigError: The factory does not exist, torch is missing, the factory returns something else, or its step
+            cannot be traced.
     """
-    made = _made(name, option, "torch", "torch")
+    made = _call_factory(name, option, "torch", "torch")
     from costmodels.sharding.frontends.torch.graph import graph_of_torch, is_module  # noqa: PLC0415 # torch may be missing
 
-    if not (_is_call(made) and is_module(made[0]) and all(map(callable, made[2:]))):
+    if not (_is_step(made) and is_module(made[0]) and all(map(callable, made[2:]))):
         raise ConfigError(
             "must return (module, inputs) or (module, inputs, loss)",
             key=option,
@@ -80,10 +83,10 @@ def graph_of_torch_factory(name: str, *, option: str = "--torch") -> Graph:
         )
     log = logging.getLogger("torch._subclasses.fake_tensor")
     level = log.level
-    log.setLevel(logging.CRITICAL)  # it would print the traceback of what the message below says
+    log.setLevel(logging.CRITICAL)  # its traceback would repeat the message below
     try:
         return graph_of_torch(*made)
-    except RuntimeError as error:  # torch's for shapes that do not fit and values that nobody has while it traces
+    except RuntimeError as error:  # torch raises it for wrong shapes and for values that are unknown while tracing
         reason = " ".join(str(error).splitlines()[0].split())
         raise ConfigError(
             f"can't be traced: {reason}", key=option, value=name, nearest="a module that runs on the device meta"
@@ -92,16 +95,17 @@ def graph_of_torch_factory(name: str, *, option: str = "--torch") -> Graph:
         log.setLevel(level)
 
 
-def _is_call(made: Any) -> bool:
-    """Whether there is something to call, what to call it with, and perhaps a third thing."""
+def _is_step(made: Any) -> bool:
+    """Return whether a value looks like (callable, arguments), with or without a third item."""
     return isinstance(made, tuple) and len(made) in (2, 3) and isinstance(made[1], (tuple, list))
 
 
-def _made(name: str, option: str, library: str, title: str) -> Any:
-    """What a factory returns, if its library is here."""
+def _call_factory(name: str, option: str, library: str, title: str) -> Any:
+    """Return the factory's result, after a check that its library is installed."""
     module_name, colon, factory_name = name.partition(":")
     if not (module_name and colon and factory_name):
         raise ConfigError("must be module:factory", key=option, value=name, nearest=EXAMPLE)
+    # Without this check, the library's absence would look like an import error of the user's module.
     if importlib.util.find_spec(library) is None:
         raise ConfigError(
             f"needs {title}, which is not installed here",
@@ -109,14 +113,14 @@ def _made(name: str, option: str, library: str, title: str) -> Any:
             value=name,
             nearest=f"pip install 'meshtune[{library}]'",
         )
-    factory = _factory(module_name, factory_name, name, option)
+    factory = _find_factory(module_name, factory_name, name, option)
     if not callable(factory):
-        raise ConfigError("is no function", key=option, value=name, nearest=EXAMPLE)
+        raise ConfigError("is not a function", key=option, value=name, nearest=EXAMPLE)
     return factory()
 
 
-def _factory(module_name: str, factory_name: str, name: str, option: str) -> Any:
-    """What the module calls so; modules of the working directory are found, too."""
+def _find_factory(module_name: str, factory_name: str, name: str, option: str) -> Any:
+    """Return the attribute of that name in the module; modules of the working directory can be imported."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -133,6 +137,6 @@ def _factory(module_name: str, factory_name: str, name: str, option: str) -> Any
             and not each.startswith("_")
         ]
         raise ConfigError(
-            f"is nothing that {module_name} has", key=option, value=name, nearest=did_you_mean(factory_name, able)
+            f"is not defined in {module_name}", key=option, value=name, nearest=did_you_mean(factory_name, able)
         )
     return getattr(module, factory_name)

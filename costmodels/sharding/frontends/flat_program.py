@@ -1,7 +1,7 @@
-"""A traced program as one list of values and one of steps, and the graph of it.
+"""Flat form of a traced program: one list of values and one list of steps, and the builder that makes a graph of them.
 
-What depends on no argument (positions, masks, zeros) is no work of the step: where a real operator reads such a value,
-it stands as a source `constant` just before; scalars of that kind aren't operands at all.
+Values that depend on no argument (positions, masks, zeros) are not computed by the step. If an operator reads such a
+value, it becomes a source `constant` just before that operator. Scalar constants are not operands at all.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from costmodels.sharding.dims import Rule
 from costmodels.sharding.graph import CONSTANT, GraphBuilder, TensorKind
 
 PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp32"}
-"""What the catalog of devices calls the types of products; 8-bit floats are `fp8`, all else has no name there."""
+"""Precision names of the device catalog by dtype; 8-bit floats are `fp8`, and other dtypes have no name there."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Value:
-    """An array of the flat program. Names of constants are empty; they get one where they are read."""
+    """An array of the flat program. A constant has an empty name until an operator reads it."""
 
     name: str
     shape: tuple[int, ...]
@@ -31,7 +31,7 @@ class Value:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """An operator of the flat program; values are named by their numbers."""
+    """An operator of the flat program; values are identified by their numbers."""
 
     name: str
     primitive: str
@@ -44,13 +44,13 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kernel:
-    """An operator and its rule.
+    """An operator and its sharding rule.
 
     Attributes:
-        step: The operator.
-        rule: Its iteration space.
-        is_known: Whether somebody wrote the rule; all dims are blocked if not.
-        is_backward: Whether the backward pass does it.
+        step: Operator of the flat program.
+        rule: Sharding rule of the operator.
+        is_known: Whether the rule table has a rule for it; otherwise all dims are blocked.
+        is_backward: Whether the operator belongs to the backward pass.
     """
 
     step: Step
@@ -61,12 +61,12 @@ class Kernel:
 
 @dataclass(slots=True)
 class Names:
-    """Gives every operator a name that nobody has yet."""
+    """Registry of operator names that makes each name unique."""
 
     counts: dict[str, int] = field(default_factory=dict)
 
     def new(self, scopes: Sequence[str], primitive: str, *, is_backward: bool) -> str:
-        """Of an operator in these scopes; what the backward pass does begins with `grad`."""
+        """Return a new name for an operator in these scopes; names of the backward pass begin with `grad`."""
         name = ".".join((*(("grad",) if is_backward else ()), *scopes, primitive))
         count = self.counts.get(name, 0)
         self.counts[name] = count + 1
@@ -74,15 +74,16 @@ class Names:
 
 
 def alive(steps: Sequence[Step], outputs: Iterable[int], also: Mapping[int, int] | None = None) -> set[int]:
-    """The numbers of the steps that somebody needs.
+    """Return the numbers of the steps that the outputs depend on.
 
     Args:
-        steps: All of them.
-        outputs: The values that the program is for.
-        also: Of a value a further step that is needed where the value is.
+        steps: All steps of the program.
+        outputs: Values that the program returns.
+        also: Further step that is needed whenever a value is needed, by that value.
     """
     maker = {result: number for number, step in enumerate(steps) for result in step.results}
     found: set[int] = set()
+    # Depth-first search from the outputs back to the steps that write their operands.
     waiting = list(outputs)
     while waiting:
         value = waiting.pop()
@@ -94,20 +95,20 @@ def alive(steps: Sequence[Step], outputs: Iterable[int], also: Mapping[int, int]
 
 
 def operand_slots(values: Sequence[Value], step: Step) -> list[int]:
-    """Which operands of a step its operator reads: no scalar constants, and nothing that is empty."""
+    """Return the slots of the operands that the graph keeps: no scalar constants and no empty arrays."""
     arrays = [values[operand] for operand in step.operands]
     return [slot for slot, array in enumerate(arrays) if 0 not in array.shape and (array.varies or array.shape)]
 
 
 @dataclass(slots=True)
 class FlatBuilder:
-    """A graph under construction from a flat program.
+    """Builder of a graph from a flat program.
 
     Attributes:
-        values: Those of the program.
-        builder: The graph so far.
-        tensors: The number of each value's tensor.
-        rules: Each rule once, so that equal operators share it.
+        values: Values of the program.
+        builder: Builder of the graph.
+        tensors: Number of the tensor in the graph for each value.
+        rules: Rules so far, each mapped to itself, so that equal operators share one object.
     """
 
     values: Sequence[Value]
@@ -117,12 +118,12 @@ class FlatBuilder:
     num_constants: int = 0
 
     def source(self, primitive: str, value: int) -> None:
-        """Adds an argument."""
+        """Add an argument of the program."""
         array = self.values[value]
         self.tensors[value] = self.builder.source(primitive, array.name, array.shape, array.element_bytes, array.kind)
 
     def read(self, value: int) -> int:
-        """The tensor of a value; one that depends on no argument is made where it is read first."""
+        """Return the tensor of a value; a constant becomes a source when it is first read."""
         if value not in self.tensors:
             array = self.values[value]
             assert not array.varies, f"{array.name!r} is written before it is read"
@@ -134,10 +135,11 @@ class FlatBuilder:
         return self.tensors[value]
 
     def step(self, step: Step, rule: Rule) -> None:
-        """Adds an operator, without operands that are scalar constants or empty."""
+        """Add an operator, without operands that are scalar constants or empty."""
         values = self.values
         kept = operand_slots(values, step)
         if len(kept) < len(step.operands):
+            # Keep the rule's places in step with the operands that remain.
             rule = Rule(
                 factors=rule.factors, operands=tuple(rule.operands[slot] for slot in kept), results=rule.results
             )
@@ -150,19 +152,21 @@ class FlatBuilder:
             step.primitive,
             operands,
             [self.tensors[result] for result in step.results],
+            # Equal rules share one object, and with it its cached properties.
             self.rules.setdefault(rule, rule),
             flop=step.flop,
             times=step.times,
-            precision=_precision([values[operand].dtype for operand in step.operands]) if step.flop else "",
+            precision=_find_precision([values[operand].dtype for operand in step.operands]) if step.flop else "",
         )
 
     def count_unknown(self, primitive: str) -> None:
-        """Counts a primitive that no rule is known for."""
+        """Count one occurrence of a primitive without a known rule."""
         unknown = self.builder.unknown
         unknown[primitive] = unknown.get(primitive, 0) + 1
 
 
-def _precision(dtypes: Sequence[str]) -> str:
-    """That of the first operand whose type has a name there."""
+def _find_precision(dtypes: Sequence[str]) -> str:
+    """Return the precision of the first operand whose dtype the device catalog names; empty if none is named."""
+    # Operands such as indices have no precision; the first one with a named dtype decides.
     names = ["fp8" if dtype.startswith("float8") else PRECISIONS.get(dtype, "") for dtype in dtypes]
     return next(filter(None, names), "")

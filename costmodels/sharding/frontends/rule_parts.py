@@ -1,6 +1,7 @@
-"""What rules of primitives are made of, whatever library the primitives are from: calls, and factors one after another.
+"""Building blocks of sharding rules for primitives of any library.
 
-Dims of size 1 carry no factor. A rule is read from shapes and parameters alone.
+A `Call` describes a primitive by shapes and parameters, and `Loops` collects the factors of its rule. Dims of size 1
+carry no factor. A rule depends on shapes and parameters only.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Call:
-    """A primitive as it is called.
+    """One call of a primitive.
 
     Attributes:
-        primitive: Its name.
-        operands: Shapes of what it reads.
-        results: Shapes of what it writes.
-        params: Its parameters, as its library has them.
+        primitive: Name of the primitive.
+        operands: Shapes of the tensors that it reads.
+        results: Shapes of the tensors that it writes.
+        params: Parameters of the call, in the form of its library.
     """
 
     primitive: str
@@ -34,44 +35,48 @@ class Call:
 
 @dataclass(slots=True)
 class Loops:
-    """The factors of a rule under construction."""
+    """Factors of a rule under construction."""
 
     factors: list[Factor] = field(default_factory=list)
 
     def dim(self, size: int, kind: FactorKind = FactorKind.MAP) -> tuple[int, ...]:
-        """A dim with a factor of its own; with none where there is nothing to loop over."""
+        """Return the factors of a new dim: one factor of its own, or none for a size of at most 1."""
         if size <= 1:
             return ()
         self.factors.append(Factor(size=size, kind=kind))
         return (len(self.factors) - 1,)
 
     def dims(self, shape: Shape, kind: FactorKind = FactorKind.MAP, *, blocked: Collection[int] = ()) -> Place:
-        """A tensor whose dims have a factor each."""
+        """Return the factors of a tensor's dims, one new factor for each dim."""
         return tuple(self.dim(size, FactorKind.BLOCKED if dim in blocked else kind) for dim, size in enumerate(shape))
 
     def rule(self, operands: Sequence[Place], results: Sequence[Place]) -> Rule:
-        """What has come together."""
+        """Return the rule with all factors so far."""
         return Rule(factors=tuple(self.factors), operands=tuple(operands), results=tuple(results))
 
 
 def replaced(place: Place, changes: Mapping[int, tuple[int, ...]]) -> Place:
-    """A place with the factors of some dims changed."""
+    """Return a place with the factors of some dims replaced."""
     return tuple(changes.get(dim, factors) for dim, factors in enumerate(place))
 
 
 def without(place: Place, dims: Collection[int]) -> Place:
-    """A place without some dims."""
+    """Return a place without some dims."""
     return tuple(factors for dim, factors in enumerate(place) if dim not in dims)
 
 
 def broadcast(place: Place, shape: Shape, operand: Shape) -> Place:
-    """Where an operand lies that is broadcast to a shape, whose place is given; dims are counted from the last."""
+    """Return the place of an operand that is broadcast to `shape`, which lies at `place`.
+
+    Dims are matched from the last one, as in NumPy.
+    """
+    # Dims of size 1 that are broadcast carry no factor.
     lead = len(shape) - len(operand)
     return tuple(place[lead + dim] if size == shape[lead + dim] else () for dim, size in enumerate(operand))
 
 
 def blocked_rule(call: Call) -> Rule:
-    """A rule under which nothing can be cut."""
+    """Return a rule under which nothing can be partitioned."""
     loops = Loops()
     return loops.rule(
         [loops.dims(shape, FactorKind.BLOCKED) for shape in call.operands],
@@ -80,7 +85,10 @@ def blocked_rule(call: Call) -> Rule:
 
 
 def elementwise(call: Call) -> Rule:
-    """Of what depends on the operands at one place alone, some of which may be broadcast."""
+    """Return the rule of an operator that computes each element from the operands' elements at the same index.
+
+    Operands may be broadcast.
+    """
     loops = Loops()
     shape = call.results[0]
     place = loops.dims(shape)
@@ -88,9 +96,13 @@ def elementwise(call: Call) -> Rule:
 
 
 def along(call: Call, dim: int) -> Rule:
-    """Of what needs one dim whole and has equal results for equal elements of the others; sizes differ there alone."""
+    """Return the rule of an operator that needs one dim whole and maps over the others, such as a sort or a softmax.
+
+    Operands and results may differ in size along that dim only.
+    """
     loops = Loops()
     place = loops.dims(call.operands[0], blocked=(dim,))
+    # Operands and results of equal size along the dim share its factor.
     known = {call.operands[0][dim]: place[dim]}
 
     def of(shape: Shape) -> Place:
@@ -103,9 +115,9 @@ def along(call: Call, dim: int) -> Rule:
 
 
 def changed(call: Call, dims: Collection[int]) -> Rule:
-    """Of one operand and one result of its rank, some dims of which are made anew; further operands are scalars.
+    """Return the rule of an operator that rearranges some dims of one operand; further operands are scalars.
 
-    Elements move along such a dim where it keeps its size; else the operator needs all of it.
+    Elements move along such a dim if it keeps its size. Otherwise the operator needs the whole dim.
     """
     loops = Loops()
     shape, *scalars = call.operands
@@ -115,6 +127,7 @@ def changed(call: Call, dims: Collection[int]) -> Rule:
             operand.append(loops.dim(size, FactorKind.BLOCKED))
             result.append(loops.dim(new_size, FactorKind.BLOCKED))
         else:
+            # A dim that keeps its size has one factor on both sides, along which elements may move.
             factor = loops.dim(size, FactorKind.PERMUTATION if dim in dims else FactorKind.MAP)
             operand.append(factor)
             result.append(factor)
@@ -122,18 +135,20 @@ def changed(call: Call, dims: Collection[int]) -> Rule:
 
 
 def resized(call: Call) -> Rule:
-    """Of a slice: what is as large as before is whole."""
+    """Return the rule of a slice: dims that keep their size are maps."""
     sizes = zip(call.operands[0], call.results[0], strict=True)
     return changed(call, [dim for dim, (size, new_size) in enumerate(sizes) if size != new_size])
 
 
 def reshaped(before: Shape, after: Shape) -> Rule:
-    """Elements keep their order, so that a factor that both sides have in front is cut alike.
+    """Return the rule of a reshape, under which a leading factor that both shapes share can be partitioned.
 
-    Dims are walked from the slowest; what two of them have in common is a factor of both. Where they have nothing in
-    common before their products meet again, all up to there is blocked.
+    Elements keep their order. Dims are walked from the slowest on both sides. The greatest common divisor of the two
+    current dims is a factor of both. If it is 1, all dims up to the next position where both products agree are
+    blocked.
     """
     loops = Loops()
+    # An empty tensor has no elements whose order matters, and the walk below would not end.
     if math.prod(before) == 0:
         return loops.rule([((),) * len(before)], [((),) * len(after)])
     places: list[list[tuple[int, ...]]] = [[() for _ in before], [() for _ in after]]
@@ -141,10 +156,12 @@ def reshaped(before: Shape, after: Shape) -> Rule:
     at = [0, 0]
     while True:
         for side in (0, 1):
+            # Skip dims that are used up.
             while at[side] < len(left[side]) and left[side][at[side]] == 1:
                 at[side] += 1
         if at[0] == len(before):
             break
+        # The common divisor is the slowest remaining part of both dims.
         common = math.gcd(left[0][at[0]], left[1][at[1]])
         if common > 1:
             factor = loops.dim(common)
@@ -157,9 +174,11 @@ def reshaped(before: Shape, after: Shape) -> Rule:
 
 
 def _block_until_even(loops: Loops, places: list[list[tuple[int, ...]]], left: list[list[int]], at: list[int]) -> None:
-    """Blocks dims from where a reshape stands until as many elements lie behind it on both sides."""
+    """Block dims on both sides from the current position until both sides have consumed equally many elements."""
+    # Product of the dims that each side has consumed.
     done = [1, 1]
     while done[0] != done[1] or done[0] == 1:
+        # The side that lags behind takes its next dim.
         side = 0 if done[0] <= done[1] else 1
         dim = at[side]
         done[side] *= left[side][dim]

@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from benchmarks.automap import ArgumentGame, automap_plan
-from benchmarks.propagated_plans import PlanReader
-from benchmarks.propagation import Propagation
+from benchmarks.papers.automap import ArgumentGame, automap_plan
+from benchmarks.papers.propagated_plans import PlanReader
+from benchmarks.papers.propagation import Propagation
 from costmodels.operators.layer_operators import OpKind
 from costmodels.sharding.device_mesh import mesh_of
 from costmodels.sharding.frontends.jax.graph import graph_of

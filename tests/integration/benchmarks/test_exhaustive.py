@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import exhaustive
+from benchmarks.calibration import exhaustive
 
 ROOT = Path(__file__).resolve().parents[3]
 STUDY = ROOT / "configs" / "studies" / "cpu-gpt.yaml"

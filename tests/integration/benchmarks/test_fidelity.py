@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import fidelity, fit_profiles
-from benchmarks.noise_floor import noise_floor
+from benchmarks import fidelity
+from benchmarks.calibration import fit_profiles
+from benchmarks.calibration.noise_floor import noise_floor
 from costmodels.calibration.fidelity import GROUP, predict, settings_of
 from costmodels.calibration.measured_runs import read_measured
 from costmodels.job.runtime import catalog_path, find_prior, read_profile

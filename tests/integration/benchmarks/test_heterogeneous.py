@@ -3,7 +3,17 @@
 import numpy as np
 import pytest
 
-from benchmarks.heterogeneous import CASES, bands, fastest, setting_of, slowed, undivided_s, unlike, v100s, works_s
+from benchmarks.papers.heterogeneous import (
+    CASES,
+    bands,
+    fastest,
+    setting_of,
+    slowed,
+    undivided_s,
+    unlike,
+    v100s,
+    works_s,
+)
 from tuner.space.enumeration import SpaceOptions, enumerate_space
 
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks import manumatic_tables
-from benchmarks.manumatic_rows import (
+from benchmarks.papers import manumatic_tables
+from benchmarks.papers.manumatic_rows import (
     D_REC,
     EXPERT,
     FULL,
@@ -18,7 +18,7 @@ from benchmarks.manumatic_rows import (
     candidates,
     rows_of,
 )
-from benchmarks.manumatic_tables import PAPER, swapped
+from benchmarks.papers.manumatic_tables import PAPER, swapped
 
 MIXTRAL = replace(SCENARIOS[1], layers=4, order="reverse")
 LLAMA = replace(SCENARIOS[2], layers=4)

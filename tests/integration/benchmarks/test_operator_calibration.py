@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks import operator_calibration
-from benchmarks.measured_operators import FILES, OPERATORS, read_operators
-from benchmarks.operator_calibration import CHOSEN_ON, HeldOut, by_kind, figures, held_out, ranges
+from benchmarks.calibration import operator_calibration
+from benchmarks.calibration.measured_operators import FILES, OPERATORS, read_operators
+from benchmarks.calibration.operator_calibration import CHOSEN_ON, HeldOut, by_kind, figures, held_out, ranges
 from costmodels.operators.layer_operators import COLLECTIVES, OpKind, Phase
 from costmodels.surrogates.operator_surrogate import Form
 

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("jax", reason="the benchmark plans a JAX program")
 
-from benchmarks import planning_time
+from benchmarks.speed import planning_time
 
 
 def test_layers_and_meshes_have_rows(answered):

@@ -4,8 +4,8 @@ import json
 
 import numpy as np
 
-from benchmarks import proxy_regret
-from benchmarks.problems import groups_of, problem_of, read_runs
+from benchmarks.calibration import proxy_regret
+from benchmarks.support.problems import groups_of, problem_of, read_runs
 
 LAYOUTS = ((8, 1, 1), (8, 1, 2), (4, 1, 1), (4, 1, 2), (4, 2, 1), (4, 2, 2), (2, 2, 1), (2, 2, 2), (2, 1, 4))
 """tp, pp and mbs of the runs; dp fills the devices."""

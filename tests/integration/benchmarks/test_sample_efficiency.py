@@ -10,10 +10,11 @@ import pytest
 from optuna.samplers import PartialFixedSampler, RandomSampler
 from optuna.trial import TrialState
 
-from benchmarks import peers, sample_efficiency
-from benchmarks.problems import Problem, groups_of, problem_of, read_runs, stranger_to
-from benchmarks.searchers import run_trials
-from benchmarks.trial_metrics import Trials, is_stopped_on_best, quantile, regret_at, share_explored, trials_to
+from benchmarks import sample_efficiency
+from benchmarks.support import peers
+from benchmarks.support.problems import Problem, groups_of, problem_of, read_runs, stranger_to
+from benchmarks.support.searchers import run_trials
+from benchmarks.support.trial_metrics import Trials, is_stopped_on_best, quantile, regret_at, share_explored, trials_to
 from costmodels.calibration.fidelity import GROUP
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.surrogates.predicted import Predicted

@@ -74,7 +74,7 @@ def test_mfu_counts_the_masked_half():
     setting = replace(variant, hosts=1, runtime="megatron-core", job=tuple(job.items())).setting
     grid = ConfigGrid.from_configs([ParallelConfig(dp=4, cp=2)])
 
-    step_s = estimate_step(setting.job, setting.cluster, setting.runtime, grid).step_time_s
+    step_s = estimate_step(setting, grid).step_time_s
 
     assert model_flops_utilisation(setting.job, setting.cluster, step_s)[0] > 1
     assert 0.5 < share_of_peak(setting, step_s)[0] < 1

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("jax", reason="the benchmark plans JAX programs")
 
-from benchmarks import search_time
+from benchmarks.speed import search_time
 
 
 def test_quick_rows(answered):

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import simulated_worlds
 from benchmarks.simulated_worlds import A2_FEASIBLE, SEARCHED, Search, feasible_counts, prepared, row_of, search_in
-from benchmarks.workers import mapper
+from benchmarks.support.workers import mapper
 from tests.support.benchmark_runs import run_from_root
 from trials.backend import Status
 

@@ -6,9 +6,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from benchmarks import step_calibration
-from benchmarks.problems import problem_of, read_groups
-from benchmarks.step_calibration import HeldOut, figures, held_out, run_and_look
+from benchmarks.calibration import step_calibration
+from benchmarks.calibration.step_calibration import HeldOut, figures, held_out, run_and_look
+from benchmarks.support.problems import problem_of, read_groups
 from tests.support.benchmark_runs import FAILED, RUNS, run_from_root
 
 ROW = {"trials", "groups", "n", "coverage", "worst_tenth", "error", "width"}
@@ -152,7 +152,7 @@ def test_mistakes_are_one_message(write, tmp_path, monkeypatch, capsys, argument
 
 
 def test_it_starts_from_the_root_of_the_project(told, write):
-    """`python -m benchmarks.step_calibration` works as documented, and says the same each time."""
+    """`python -m benchmarks.calibration.step_calibration` works as documented, and says the same each time."""
     path = write("runs.csv", *RUNS)
     arguments = ["--measured", str(path), "--seeds", "1", "--trials", "0,2", "--min-candidates", "2"]
     done = run_from_root("step_calibration", *arguments, "--workers", "1", "--json")

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from benchmarks import surrogate_tau
-from benchmarks.surrogate_tau import _against
+from benchmarks.calibration import surrogate_tau
+from benchmarks.calibration.surrogate_tau import _against
 from tests.support.benchmark_runs import RUNS, TIMES_S
 
 

@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("jax", reason="the benchmark plans JAX programs")
 
-from benchmarks import toast_planners, toast_tables
-from benchmarks.toast_tables import MODELS, Model, mesh_for, over_manual
+from benchmarks.papers import toast_planners, toast_tables
+from benchmarks.papers.toast_tables import MODELS, Model, mesh_for, over_manual
 from costmodels.sharding.device_mesh import DeviceMesh
 from hardware.cluster import find_cluster
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import training_operators
+from benchmarks.calibration import training_operators
 from costmodels.operators.isolated import LoneCall
 from costmodels.operators.layer_operators import OpKind, Phase
 

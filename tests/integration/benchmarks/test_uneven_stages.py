@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from benchmarks import uneven_stages
-from benchmarks.uneven_stages import Compared, _layouts, compared, summary
+from benchmarks.papers import uneven_stages
+from benchmarks.papers.uneven_stages import Compared, _layouts, compared, summary
 from costmodels.job.parallel_config import ParallelConfig
 from tests.support.benchmark_runs import run_from_root
 from tuner.planners.engine.outcome import Known
@@ -91,7 +91,7 @@ def test_the_figures_in_json_and_in_words(figures, capsys):
 
 
 def test_no_layout_that_fits_is_one_message():
-    """`python -m benchmarks.uneven_stages` works as documented, and says so where nothing fits."""
+    """`python -m benchmarks.papers.uneven_stages` works as documented, and says so where nothing fits."""
     done = run_from_root("uneven_stages", "--pp", "80", "--hosts", "10", "--workers", "1")
 
     assert (done.returncode, done.stdout) == (2, "")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks.xla_groups import axes_of, groups_of
-from benchmarks.xla_program import on_device
+from benchmarks.support.xla_groups import axes_of, groups_of
+from benchmarks.support.xla_program import on_device
 
 MESH = {"data": 4, "model": 2}
 LINE = "  %all-reduce.1 = bf16[8,128]{1,0} all-reduce(%dot.2), channel_id=1, "

@@ -4,7 +4,7 @@ import pytest
 
 jax = pytest.importorskip("jax", reason="the zoo needs JAX: pip install 'meshtune[jax]'")
 
-from benchmarks.toast_planners import Problem, cell_of  # noqa: E402 # only where JAX is
+from benchmarks.papers.toast_planners import Problem, cell_of  # noqa: E402 # only where JAX is
 from benchmarks.zoo import FACTORIES  # noqa: E402 # as above
 from costmodels.sharding.frontends.jax.graph import graph_of_jax  # noqa: E402 # as above
 from costmodels.sharding.graph import STATE  # noqa: E402 # as above

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from benchmarks.sent_bytes import planned_bytes
+from benchmarks.support.sent_bytes import planned_bytes
 from benchmarks.zoo import shape_of
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.exports.jax_apply import apply_plan, jax_mesh, outputs_of
@@ -71,7 +71,7 @@ def test_a_plan_of_another_function_is_refused():
     """A plan and a function that don't belong together are told apart before anything is computed."""
     plan = served(graph_of_jax(product, *ARGUMENTS), mesh_of(data=8), data=8)
 
-    with pytest.raises(ConfigError, match="is a plan of another function, or other shapes, than product"):
+    with pytest.raises(ConfigError, match="belongs to another function or other shapes than product"):
         apply_plan(product, plan)(jax.numpy.ones((4, 16)), jax.numpy.ones((16, 32)))
 
 

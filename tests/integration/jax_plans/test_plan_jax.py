@@ -213,5 +213,5 @@ def test_other_shapes_than_planned_are_refused():
     """The planned function takes what it was planned with."""
     plan = plan_jax(step, *ARGUMENTS, mesh="data=2")
 
-    with pytest.raises(ConfigError, match="is a plan of another function, or other shapes, than step"):
+    with pytest.raises(ConfigError, match="belongs to another function or other shapes than step"):
         jax.eval_shape(plan.function, *jax.tree.map(lambda _: array(4, 4), ARGUMENTS))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.process_table import marked_processes
+from benchmarks.support.process_table import marked_processes
 from hardware.io.errors import ConfigError
 from tests.support.programs.misbehaving_backend import NUM_STEPS, MisbehavingBackend, config_that
 from trials.backend import Status

@@ -7,17 +7,17 @@ from unittest.mock import MagicMock
 import pytest
 from hypothesis import example, given
 
-from benchmarks.export_samples import MUTATIONS, differences, mutants, samples
 from benchmarks.exported_flags import failed, main, measure
-from benchmarks.framework_parsers import PARSERS
+from benchmarks.support.export_samples import MUTATIONS, differences, mutants, samples
+from benchmarks.support.framework_parsers import PARSERS
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.uneven_work import Assignment
 from hardware.io.errors import ConfigError
+from tests.oracles.frameworks.checks import CHECKS
+from tests.oracles.frameworks.published_rules import facts_of
 from tests.unit.tuner.export.test_export import configs, setting_of, settings
 from tuner.export import EXPORTERS, Export, find_exporter
-from tuner.export.rules.checks import CHECKS
-from tuner.export.rules.flag_table import Flag, read_flags
-from tuner.export.rules.published_rules import facts_of
+from tuner.export.flag_table import Flag, read_flags
 from tuner.study_file.exported_flags import WITH_FLAGS
 
 COUNT = int(os.environ.get("MESHTUNE_EXPORTS", "50"))

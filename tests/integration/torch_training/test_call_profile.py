@@ -6,6 +6,7 @@ import pytest
 
 from costmodels.job.parallel_config import ParallelConfig, parse_config
 from costmodels.job.runtime import find_runtime
+from costmodels.job.setting import Setting
 from costmodels.operators.layer_operators import OpKind
 from tests.support.programs.small_backends import cluster_of
 from tests.support.programs.training_ranks import GPT, LLAMA, MIXTRAL, job_of, train_recorded
@@ -22,7 +23,9 @@ def _told(on_ranks, model, text, **changes):
     config = parse_config(text, {"zero_stage": 1, "sequence_parallel": "tp=" in text})
     steps = on_ranks(config.num_devices, train_recorded, job, RUNTIME, config)
     recordings = [recordings[-1] for recordings in steps]
-    return call_mismatches(job, cluster_of(config.num_devices), RUNTIME, config, recordings)
+    return call_mismatches(
+        Setting(job=job, cluster=cluster_of(config.num_devices), runtime=RUNTIME), config, recordings
+    )
 
 
 @pytest.mark.parametrize(
@@ -76,7 +79,7 @@ def test_dimensions_with_the_same_ranks_are_compared_together():
     """With experts over dp alone, tokens and weights are exchanged by the same two ranks, and told by their kind."""
     config = dataclasses.replace(REPLICAS, ep=2)
 
-    found = predicted_calls(job_of(MIXTRAL), cluster_of(2), RUNTIME, config)
+    found = predicted_calls(Setting(job=job_of(MIXTRAL), cluster=cluster_of(2), runtime=RUNTIME), config)
 
     assert {channel: traffic.sites for channel, traffic in found.items()} == {
         Channel(kind=OpKind.ALL_TO_ALL, stride=1, size=2): ("ep.all_to_all",),
@@ -89,7 +92,7 @@ def _of_replicas(share, further=()):
     """The mismatches of two ranks that gather and scatter this share of what is predicted, and do something further."""
     job, cluster = job_of(LLAMA), cluster_of(2)
     group = RankGroup(name="0", ranks=(0, 1))
-    predicted = predicted_calls(job, cluster, RUNTIME, REPLICAS)
+    predicted = predicted_calls(Setting(job=job, cluster=cluster, runtime=RUNTIME), REPLICAS)
     calls = [(channel.kind, round(share * traffic.num_bytes)) for channel, traffic in predicted.items() if share]
     recordings = [
         RankRecording(
@@ -101,4 +104,4 @@ def _of_replicas(share, further=()):
         )
         for rank in range(2)
     ]
-    return call_mismatches(job, cluster, RUNTIME, REPLICAS, recordings)
+    return call_mismatches(Setting(job=job, cluster=cluster, runtime=RUNTIME), REPLICAS, recordings)

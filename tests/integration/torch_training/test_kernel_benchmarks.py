@@ -54,13 +54,13 @@ def test_time_grows_with_the_work(kind, phase, role, small, large):
 def data(monkeypatch):
     """The tensors that a benchmark has made, in order."""
     made = []
-    make = kernel_benchmarks._data
+    make = kernel_benchmarks._make_data
 
     def keep(*shape, **options):
         made.append(make(*shape, **options))
         return made[-1]
 
-    monkeypatch.setattr(kernel_benchmarks, "_data", keep)
+    monkeypatch.setattr(kernel_benchmarks, "_make_data", keep)
     return made
 
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from benchmarks.process_table import ranks_by_server, running_ranks
+from benchmarks.support.process_table import ranks_by_server, running_ranks
 from costmodels.job.parallel_config import ParallelConfig
 from hardware.io.errors import ConfigError
 from tests.support.programs.small_backends import DP, PP, backend_of, cluster_of

@@ -203,7 +203,7 @@ def test_what_can_not_be_recorded(on_ranks):
     """While a step is recorded, receives from anybody and calls of other threads raise."""
     for [(first, second)] in on_ranks(2, recorded_ranks.what_can_not_be_recorded):
         assert "name the source" in first
-        assert "another one communicates" in second
+        assert "another thread communicates" in second
 
 
 def test_waiting_is_not_computing(on_ranks):

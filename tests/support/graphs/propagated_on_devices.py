@@ -15,10 +15,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from benchmarks.propagated_plans import PlanReader
-from benchmarks.propagation import Propagation
-from benchmarks.sent_bytes import by_kind, planned_bytes
-from benchmarks.xla_program import compiled
+from benchmarks.papers.propagated_plans import PlanReader
+from benchmarks.papers.propagation import Propagation
+from benchmarks.support.sent_bytes import by_kind, planned_bytes
+from benchmarks.support.xla_program import compiled
 from costmodels.sharding.device_mesh import mesh_of
 from costmodels.sharding.frontends.jax.graph import graph_of
 from costmodels.sharding.frontends.jax.program import traced

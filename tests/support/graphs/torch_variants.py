@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # as everybody calls it
 from torch import nn
 
-from benchmarks.zoo_torch import FACTORIES, SMALL, decoder_program
+from benchmarks.zoo.torch_modules import FACTORIES, SMALL, decoder_program
 
 
 class Varied(nn.Module):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from costmodels.job.model_catalog import find_model, model_names
 from costmodels.job.parallel_config import RECOMPUTE_MODES, ZERO_STAGES, ConfigGrid, ParallelConfig
 from costmodels.job.runtime import RuntimeProfile, find_runtime, runtime_names
+from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from hardware.cluster import Cluster, cluster_from_mapping, find_cluster
 
@@ -37,6 +38,11 @@ class Case:
     cluster: Cluster
     runtime: RuntimeProfile
     grid: ConfigGrid
+
+    @property
+    def setting(self) -> Setting:
+        """The setting of its configurations."""
+        return Setting(job=self.job, cluster=self.cluster, runtime=self.runtime)
 
 
 def divisors(number: int) -> list[int]:

@@ -10,10 +10,10 @@ import numpy as np
 from costmodels.job.model_catalog import find_model
 from costmodels.job.parallel_config import DEGREES, FURTHER_DIMENSIONS, ConfigGrid, ParallelConfig
 from costmodels.job.runtime import find_runtime
+from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from hardware.cluster import cluster_from_mapping
 from tuner.space.enumeration import SpaceOptions, active_rules, divisors, setting_for
-from tuner.space.rules import Setting
 
 RUNTIME_OF = {
     "flexparallel": "mindspeed",

@@ -63,10 +63,10 @@ def timed_by(runs: Sequence[MeasuredRun], truth: RuntimeProfile, log_noise: np.n
     """The runs with the step times that `truth` gives them, times e to the power of `log_noise` [n]."""
     timed = []
     for run, noise in zip(runs, log_noise, strict=True):
-        setting = setting_of(run, {truth.name: truth}, truth.name)
+        setting = setting_of(run, {truth.name: truth}, truth.name).setting
         grid = ConfigGrid.from_configs([run.config])
-        memory = estimate_memory(setting.job, setting.cluster, setting.runtime, grid)
-        seconds = estimate_step(setting.job, setting.cluster, setting.runtime, grid, memory=memory).step_time_s[0]
+        memory = estimate_memory(setting, grid)
+        seconds = estimate_step(setting, grid, memory=memory).step_time_s[0]
         timed.append(replace(run, step_time_s=float(seconds * np.exp(noise))))
     return timed
 

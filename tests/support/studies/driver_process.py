@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.process_table import marked_processes
+from benchmarks.support.process_table import marked_processes
 
 ROOT = Path(__file__).resolve().parents[3]
 STUDY = ROOT / "configs" / "studies" / "ultrascale-llama-8b-128.yaml"

@@ -1,4 +1,4 @@
-"""Benchmarks of this machine's devices in processes of their own, so that no crash of a kernel ends the command."""
+"""Benchmarks of this machine's devices in separate processes, so that a crashing kernel does not end the command."""
 
 from __future__ import annotations
 
@@ -15,63 +15,67 @@ from trials.torch_training.benchmarks.messages import Accelerators, Refusal, Tim
 DeviceType = Literal["cpu", "cuda"]
 
 RANKS = "trials.torch_training.benchmarks.ranks"
-"""The module whose functions the ranks run; it imports torch, and nothing here does."""
+"""Module whose functions the ranks run; it imports torch, and nothing here does."""
 
 LIMIT_S = 120.0
-"""How long one call may take, data and warm-up included."""
+"""Maximum time of one call, including data and warm-up [s]."""
 
 Measured = tuple[LoneCall, Timing | Refusal]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceBenchmarks:
-    """Times calls on this machine.
+    """Timer of calls on this machine.
 
     Attributes:
-        processes: Where the ranks come from.
-        device: What they run on.
+        processes: Launcher of the ranks' processes.
+        device: Type of the device that the ranks use.
     """
 
     processes: RankProcesses
     device: DeviceType
 
     def accelerators(self) -> Accelerators:
-        """The GPUs of this machine."""
+        """Return the GPUs of this machine."""
         self._launch("tell_accelerators", num_ranks=1)
-        found = [value for value in self._told() if isinstance(value, Accelerators)]
+        found = [value for value in self._receive() if isinstance(value, Accelerators)]
         self.processes.kill()
         return found[0] if found else Accelerators(count=0, name="")
 
     def measure(self, calls: Sequence[LoneCall]) -> Generator[Measured, None, None]:
-        """The time of each call in turn, or why there is none; whoever has enough may leave at any time.
+        """Yield each call with its time, or with the reason why it has none; the caller may stop at any point.
 
         Args:
-            calls: All operators, or all collectives of one number of ranks.
+            calls: Calls to measure: all operators, or all collectives of one number of ranks.
         """
         left = list(calls)
         try:
             while left:
-                yield from self._until_it_ends(left)
+                yield from self._measure_launch(left)
         finally:
             self.processes.kill()
 
-    def _until_it_ends(self, left: list[LoneCall]) -> Iterator[Measured]:
-        """What one launch measures; takes it off `left`, and with it the call that ended the launch, if one did."""
+    def _measure_launch(self, left: list[LoneCall]) -> Iterator[Measured]:
+        """Yield the results of one launch.
+
+        Measured calls are removed from `left`, and so is the call that ended the launch, if any.
+        """
         function = "time_collectives" if left[0].is_collective else "time_operators"
         self._launch(function, self.device, tuple(left), num_ranks=left[0].group_size)
-        for value in self._told():
+        for value in self._receive():
             assert isinstance(value, Timing | Refusal), value
             yield left.pop(0), value
             if not left:
                 return
         self.processes.kill()
-        yield left.pop(0), Refusal(reason=self._last_words())
+        # The launch ended early, so the call in progress is the one that ended it.
+        yield left.pop(0), Refusal(reason=self._read_last_line())
 
     def _launch(self, function: str, *arguments: Any, num_ranks: int) -> None:
         self.processes.launch(f"{RANKS}:{function}", *arguments, num_ranks=num_ranks)
 
-    def _told(self) -> Iterator[Any]:
-        """What the ranks tell, until the one that tells ends, another one fails, or all are silent for too long."""
+    def _receive(self) -> Iterator[Any]:
+        """Yield messages of the ranks until rank 0 ends, another rank fails, or all are silent for too long."""
         until_s = time.monotonic() + LIMIT_S
         while time.monotonic() < until_s:
             events = self.processes.events(until_s - time.monotonic())
@@ -79,9 +83,11 @@ class DeviceBenchmarks:
                 if isinstance(event, Told):
                     until_s = time.monotonic() + LIMIT_S
                     yield event.value
+            # Rank 0 sends all results, so its end is the end of the launch, and a failure of any rank is, too.
             if any(isinstance(event, Exit) and (event.code or event.rank == 0) for event in events):
                 return
 
-    def _last_words(self) -> str:
+    def _read_last_line(self) -> str:
+        """Return the last line that the process printed, as the reason of its failure."""
         lines = self.processes.printed().strip().splitlines()
         return lines[-1].strip() if lines else f"its process ended, or was silent for {LIMIT_S:.0f} s"

@@ -1,8 +1,8 @@
-"""Runs one operator by itself, on arbitrary data and by the kernels that the trainer calls.
+"""Benchmarks of single operators on arbitrary data, with the kernels that the trainer calls.
 
-Letters of products: x [m, k] meets a weight [n, k], which torch keeps transposed; g [m, n] is the output's gradient.
-The shape of a backward product names its own sizes: m rows of the result, k the length of its sums, n columns. Sizes
-that are no whole numbers, as uneven splits have them, are rounded.
+Letters of products: x [m, k] is multiplied by a weight [n, k], which torch keeps transposed; g [m, n] is the gradient
+of the output. The shape of a backward product gives its own sizes: m rows of the result, k the length of its sums, n
+columns. Fractional sizes, which occur in uneven splits, are rounded.
 """
 
 from __future__ import annotations
@@ -25,82 +25,92 @@ Run = Callable[[], object]
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "tf32": torch.float32}
 
 RANDOM_ELEMENTS = 2**20
-"""Random numbers that large tensors repeat: making them anew would take longer than most operators."""
+"""Number of random values that large tensors repeat; new ones would take longer than most operators."""
 
 COLUMNS = 1024
-"""Row length of elementwise operators, whose shape doesn't tell it."""
+"""Row length of elementwise operators, which their shape does not contain."""
 
 VOCABULARY = 8192
-"""The same of the cross entropy."""
+"""Row length of the cross entropy's logits."""
 
 HEAD_SIZE = 64
-"""The same of the rotary embedding."""
+"""Head size of the rotary embedding."""
 
 ROTATED_BYTES = 2**24
-"""On a CPU, sets of data of so many bytes take turns: inputs that a layer has kept for its backward pass, and its
-weights, have left the inner caches."""
+"""Total size of the data sets that take turns on a CPU.
+
+In training, inputs that a layer has kept for its backward pass and its weights are no longer in the inner caches.
+"""
 
 MOST_SETS = 8
 
 
 def time_call(call: LoneCall, device: torch.device) -> Timing:
-    """Runs the operator until its time is known."""
+    """Run the operator until its time is known."""
     torch.backends.cuda.matmul.allow_tf32 = call.precision == "tf32"
     make = _MAKERS[call.kind]
     sets = 1
     if device.type == "cpu":
+        # Use as many data sets as fill ROTATED_BYTES.
         moved_bytes = float(lone_operator(call).moved_bytes[0])
         sets = max(1, min(MOST_SETS, round(ROTATED_BYTES / moved_bytes)))
     return time_runs([make(call, device) for _ in range(sets)], device)
 
 
 def matmul(call: LoneCall, device: torch.device) -> Callable[[], Tensor]:
-    """A product as `functional.linear` and its backward pass run it."""
-    m, k, n = _whole(call.shape)
+    """Return a product as `functional.linear` and its backward pass compute it."""
+    m, k, n = _round_sizes(call.shape)
     dtype = DTYPES[call.precision]
     match call.role:
         case "forward":
-            x, weight = _data(m, k, dtype=dtype, device=device), _data(n, k, dtype=dtype, device=device)
+            x, weight = _make_data(m, k, dtype=dtype, device=device), _make_data(n, k, dtype=dtype, device=device)
             return lambda: functional.linear(x, weight)
-        case "data_gradient":  # g [m, k] meets the weight [k, n]
-            g, weight = _data(m, k, dtype=dtype, device=device), _data(k, n, dtype=dtype, device=device)
+        case "data_gradient":  # g [m, k] times the weight [k, n]
+            g, weight = _make_data(m, k, dtype=dtype, device=device), _make_data(k, n, dtype=dtype, device=device)
             return lambda: g @ weight
-        case "weight_gradient":  # the weight's [n, m] sums over k tokens
-            g, x = _data(k, n, dtype=dtype, device=device), _data(k, m, dtype=dtype, device=device)
+        case "weight_gradient":  # the weight's gradient [m, n] sums over k tokens
+            g, x = _make_data(k, n, dtype=dtype, device=device), _make_data(k, m, dtype=dtype, device=device)
             return lambda: g.t() @ x
-    raise AssertionError(f"no product is called {call.role}")
+    raise AssertionError(f"unknown role of a product: {call.role}")
 
 
 def grouped_matmul(call: LoneCall, device: torch.device) -> Callable[[], Tensor]:
-    """The same of several weights, each of which has an equal share of the tokens."""
-    groups, m, k, n = _whole(call.shape)
+    """Return a product with several weights, each of which has an equal share of the tokens."""
+    groups, m, k, n = _round_sizes(call.shape)
     dtype = DTYPES[call.precision]
     tokens = k if call.role == "weight_gradient" else m
+    # Ends of the groups' rows, in equal shares up to rounding.
     ends = torch.linspace(0, tokens, groups + 1, device=device).round()[1:].int()
     match call.role:
         case "forward":
-            x, weights = _data(m, k, dtype=dtype, device=device), _data(groups, n, k, dtype=dtype, device=device)
+            x, weights = (
+                _make_data(m, k, dtype=dtype, device=device),
+                _make_data(groups, n, k, dtype=dtype, device=device),
+            )
             return lambda: torch._grouped_mm(x, weights.transpose(1, 2), offs=ends)
         case "data_gradient":
-            g, weights = _data(m, k, dtype=dtype, device=device), _data(groups, k, n, dtype=dtype, device=device)
+            g, weights = (
+                _make_data(m, k, dtype=dtype, device=device),
+                _make_data(groups, k, n, dtype=dtype, device=device),
+            )
             return lambda: torch._grouped_mm(g, weights, offs=ends)
         case "weight_gradient":
-            g, x = _data(k, n, dtype=dtype, device=device), _data(k, m, dtype=dtype, device=device)
+            g, x = _make_data(k, n, dtype=dtype, device=device), _make_data(k, m, dtype=dtype, device=device)
             return lambda: torch._grouped_mm(g.t(), x, offs=ends)
-    raise AssertionError(f"no product is called {call.role}")
+    raise AssertionError(f"unknown role of a product: {call.role}")
 
 
 def attention(call: LoneCall, device: torch.device) -> Run:
-    """Causal attention; where a rank of a ring has a part of the queries, all blocks that it meets."""
-    batch, heads, queries, keys, size = _whole(call.shape)
+    """Return causal attention; for a part of the queries in a ring, attention to all blocks of keys."""
+    batch, heads, queries, keys, size = _round_sizes(call.shape)
     dtype = DTYPES[call.precision]
-    q, k, v, g = (_data(batch, queries, heads, size, dtype=dtype, device=device) for _ in range(4))
+    q, k, v, g = (_make_data(batch, queries, heads, size, dtype=dtype, device=device) for _ in range(4))
     if keys == queries:
         if call.phase is Phase.FORWARD:
             return lambda: attend_whole(q, k, v)
         leaves = tuple(x.requires_grad_() for x in (q, k, v))
         return _gradients(attend_whole(*leaves), leaves, g)
-    # on a balanced ring the own block is causal, and of every other one half is seen
+    # In a balanced ring, the own block is causal, and half of every other block is visible.
     half = max(1, queries // 2)
     passed = [(k, v, True), *[(k[:, :half], v[:, :half], False)] * (round(keys / queries) - 1)]
 
@@ -118,11 +128,11 @@ def attention(call: LoneCall, device: torch.device) -> Run:
 
 
 def norm(call: LoneCall, device: torch.device) -> Run:
-    """RMSNorm or LayerNorm over the columns."""
-    rows, columns = _whole(call.shape)
+    """Return RMSNorm or LayerNorm over the columns."""
+    rows, columns = _round_sizes(call.shape)
     dtype = DTYPES[call.precision]
-    x = _data(rows, columns, dtype=dtype, device=device)
-    weight, bias = (_data(columns, dtype=dtype, device=device) for _ in range(2))
+    x = _make_data(rows, columns, dtype=dtype, device=device)
+    weight, bias = (_make_data(columns, dtype=dtype, device=device) for _ in range(2))
 
     def forward() -> Tensor:
         if call.role == "rms_norm":
@@ -130,33 +140,34 @@ def norm(call: LoneCall, device: torch.device) -> Run:
         return functional.layer_norm(x, (columns,), weight, bias, NORM_EPSILON)
 
     leaves = (x, weight) if call.role == "rms_norm" else (x, weight, bias)
-    return _phase(call, forward, leaves)
+    return _choose_phase(call, forward, leaves)
 
 
 def elementwise(call: LoneCall, device: torch.device) -> Run:
-    """An activation, the residual's addition, the rotary embedding or the loss."""
-    (elements,) = _whole(call.shape)
+    """Return an activation, the residual's addition, the rotary embedding or the loss."""
+    (elements,) = _round_sizes(call.shape)
     dtype = DTYPES[call.precision]
+    # The shape gives only the number of elements; choose a typical row length.
     columns = min(elements, VOCABULARY if call.role == "cross_entropy" else COLUMNS)
     rows = max(1, round(elements / columns))
     gates = 2 if call.role == "swiglu" else 1
-    x = _data(rows, gates * columns, dtype=dtype, device=device)
+    x = _make_data(rows, gates * columns, dtype=dtype, device=device)
     match call.role:
         case "swiglu" | "gelu":
-            return _phase(call, lambda: activated(x, gates), (x,))
-        case "residual":  # its gradient is handed on as it is, and added to that of the block
-            y = _data(rows, columns, dtype=dtype, device=device)
+            return _choose_phase(call, lambda: activated(x, gates), (x,))
+        case "residual":  # its gradient is the output's gradient, added to that of the block
+            y = _make_data(rows, columns, dtype=dtype, device=device)
             return lambda: x + y
         case "rotary":
             size = min(columns, HEAD_SIZE)
             heads = x.view(1, rows, -1, size)
-            angles = _data(rows, 1, size // 2, dtype=torch.float32, device=device)
+            angles = _make_data(rows, 1, size // 2, dtype=torch.float32, device=device)
             cosine, sine = angles.cos(), angles.sin()
-            return _phase(call, lambda: rotated(heads, cosine, sine), (heads,))
+            return _choose_phase(call, lambda: rotated(heads, cosine, sine), (heads,))
         case "cross_entropy":
             target = torch.arange(rows, device=device) % columns
-            return _phase(call, lambda: functional.cross_entropy(x.float(), target, reduction="sum"), (x,))
-    raise AssertionError(f"no elementwise operator is called {call.role}")
+            return _choose_phase(call, lambda: functional.cross_entropy(x.float(), target, reduction="sum"), (x,))
+    raise AssertionError(f"unknown role of an elementwise operator: {call.role}")
 
 
 _MAKERS: dict[OpKind, Callable[[LoneCall, torch.device], Run]] = {
@@ -168,8 +179,8 @@ _MAKERS: dict[OpKind, Callable[[LoneCall, torch.device], Run]] = {
 }
 
 
-def _phase(call: LoneCall, forward: Callable[[], Tensor], leaves: tuple[Tensor, ...]) -> Run:
-    """The forward function, or its gradients of the leaves."""
+def _choose_phase(call: LoneCall, forward: Callable[[], Tensor], leaves: tuple[Tensor, ...]) -> Run:
+    """Return the forward function, or the computation of its gradients with respect to the leaves."""
     if call.phase is Phase.FORWARD:
         return forward
     for leaf in leaves:
@@ -182,12 +193,12 @@ def _gradients(out: Tensor, leaves: tuple[Tensor, ...], g: Tensor) -> Run:
     return lambda: torch.autograd.grad(out, leaves, g, retain_graph=True)
 
 
-def _whole(shape: tuple[float, ...]) -> tuple[int, ...]:
+def _round_sizes(shape: tuple[float, ...]) -> tuple[int, ...]:
     return tuple(max(1, round(size)) for size in shape)
 
 
-def _data(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Numbers of a normal distribution."""
+def _make_data(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return normally distributed values."""
     elements = 1
     for size in shape:
         elements *= size

@@ -1,4 +1,4 @@
-"""What the ranks of a benchmark tell of a device and of its calls; nothing here imports torch."""
+"""Messages from the ranks of a benchmark about the device and its calls; nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
-    """What a benchmark measured.
+    """Result of a benchmark.
 
     Attributes:
-        time_s: Median of the runs.
-        runs: How many there were.
+        time_s: Median time of one run [s].
+        runs: Number of runs.
     """
 
     time_s: float
@@ -20,10 +20,10 @@ class Timing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refusal:
-    """Why a call could not be run.
+    """Failure of a call.
 
     Attributes:
-        reason: What torch said, or how the process ended.
+        reason: Error message of torch, or a description of how the process ended.
     """
 
     reason: str
@@ -31,11 +31,11 @@ class Refusal:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Accelerators:
-    """The GPUs of this machine as torch sees them.
+    """GPUs of this machine as torch sees them.
 
     Attributes:
-        count: How many.
-        name: What the first one calls itself; empty without any.
+        count: Number of GPUs.
+        name: Name of the first GPU; empty without any.
     """
 
     count: int

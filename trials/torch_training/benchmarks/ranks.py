@@ -1,4 +1,4 @@
-"""What the ranks of benchmarks run."""
+"""Functions that the ranks of benchmarks run."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ LONGEST_REASON = 300
 
 
 def tell_accelerators(place: Place) -> None:
-    """Tells the GPUs of this machine."""
+    """Send the GPUs of this machine."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     place.tell(Accelerators(count=count, name=torch.cuda.get_device_name(0) if count else ""))
 
 
 def time_operators(place: Place, device: str, calls: Sequence[LoneCall]) -> None:
-    """Tells the time of each operator on one core or one GPU, or why it can't be run."""
+    """Send the time of each operator on one core or one GPU, or the reason why it cannot run."""
     torch.set_num_threads(1)
     for call in calls:
         try:
             place.tell(time_call(call, torch.device(device)))
-        except (RuntimeError, ValueError, MemoryError) as error:  # torch's words for what it can't do
+        except (RuntimeError, ValueError, MemoryError) as error:  # torch raises these for unsupported calls
             place.tell(_refusal(error))
 
 
 def time_collectives(place: Place, device: str, calls: Sequence[LoneCall]) -> None:
-    """Runs collectives among all ranks; the first one tells their times."""
+    """Run collectives among all ranks; the first rank sends their times."""
     with process_group(place, device) as found:
         for call in calls:
             timing = time_collective(call, found)

@@ -1,4 +1,4 @@
-"""How long a call takes: its warmed-up median on a CPU core or a GPU."""
+"""Timing of a call: the median of warmed-up runs on a CPU core or a GPU."""
 
 from __future__ import annotations
 
@@ -12,24 +12,28 @@ from trials.torch_training.benchmarks.messages import Timing
 
 FEWEST_RUNS, MOST_RUNS = 5, 1000
 LEAST_S = 0.02
-"""Runs go on until they are FEWEST_RUNS and have taken so long: the median of five that scatter by 10% is known to 6%,
-and that of short ones, of which there are many, better."""
+"""Minimum time of all runs [s]; there are at least FEWEST_RUNS.
+
+The median of five runs that scatter by 10% is known to 6%. Short runs are repeated more often, so theirs is more
+precise.
+"""
 
 ENOUGH_S = 2.0
-"""Runs that have taken so long are enough, however few."""
+"""Time after which no further run begins, however few there were [s]."""
 
 FLUSHED_BYTES = 2**28
-"""What is overwritten between two runs on a GPU: several times the level 2 cache of any (H200: 50 MB)."""
+"""Number of bytes overwritten between two runs on a GPU: several times any level 2 cache (H200: 50 MB)."""
 
 
 def time_runs(runs: Sequence[Callable[[], object]], device: torch.device) -> Timing:
-    """The time of one run.
+    """Return the time of one run.
 
     Args:
-        runs: The same call on one or several sets of data, which take turns.
-        device: Where they run.
+        runs: Runs of one call on one or several sets of data, in turn.
+        device: Device on which the runs compute.
     """
     one = _cuda_timer(device) if device.type == "cuda" else _cpu_time_s
+    # The first run of each data set is a warm-up.
     for run in runs:
         one(run)
     times_s: list[float] = []
@@ -46,14 +50,14 @@ def _is_enough(runs: int, spent_s: float) -> bool:
 
 
 def _cpu_time_s(run: Callable[[], object]) -> float:
-    """Time that the core worked for it: other programs that share the core are none of the operator's time."""
+    """Return the CPU time of a run [s], which excludes other programs on the same core."""
     start_s = time.thread_time()
     run()
     return time.thread_time() - start_s
 
 
 def _cuda_timer(device: torch.device) -> Callable[[Callable[[], object]], float]:
-    """Times by the device's own clock; the flush keeps the device busy while the host launches what is timed."""
+    """Return a timer that uses the device's clock; a flush keeps the device busy while the host launches the run."""
     filling = torch.empty(FLUSHED_BYTES, dtype=torch.int8, device=device)
     start, end = (
         torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call] # torch leaves it untyped
@@ -61,6 +65,7 @@ def _cuda_timer(device: torch.device) -> Callable[[Callable[[], object]], float]
     )
 
     def time_s(run: Callable[[], object]) -> float:
+        # Overwrite the caches, so that the data of the last run is gone, as in training.
         filling.zero_()
         start.record()
         run()

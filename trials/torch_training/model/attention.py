@@ -1,7 +1,7 @@
-"""Causal attention of a sequence that is split over ranks: by a ring (context parallel, cp), by Ulysses (up), or both.
+"""Causal attention of a sequence split over ranks: by a ring (context parallel, cp), by Ulysses (up), or by both.
 
-With both, each rank of the ring is itself a group of up ranks: the ring deals out the sequence, and Ulysses splits what
-one place of the ring got. Letters as in attention_kernels.py; s_local is the number of positions that one rank holds.
+With both, each place of the ring is a group of up ranks: the ring distributes the sequence, and Ulysses splits the part
+of one place. Letters as in attention_kernels.py; s_local is the number of positions that one rank holds.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from trials.torch_training.model.ulysses import split_heads, split_sequence
 
 
 def local_positions(sequence_length: int, *, cp: int, up: int, cp_rank: int, up_rank: int) -> Tensor:
-    """The positions of the sequence that a rank holds, in its order: int64 [sequence_length / (cp * up)].
+    """Return the positions of the sequence that a rank holds, in its order: int64 [sequence_length / (cp * up)].
 
-    The ring is balanced for the causal mask: the sequence is cut into 2 cp chunks, and place i of the ring has chunks i
-    and 2 cp - 1 - i (Llama team 2024, The Llama 3 Herd of Models, section 3.3.2). The up ranks of that place have
-    contiguous slices of what it got.
+    The ring is balanced for the causal mask: the sequence is divided into 2 cp chunks, and place i of the ring holds
+    chunks i and 2 cp - 1 - i (Llama team 2024, The Llama 3 Herd of Models, section 3.3.2). The up ranks of a place hold
+    contiguous slices of its chunks.
     """
     divisor = 2 * cp * up if cp > 1 else up
-    assert sequence_length % divisor == 0, f"a sequence of {sequence_length} is split by a multiple of {divisor}"
+    assert sequence_length % divisor == 0, f"the sequence length {sequence_length} must be a multiple of {divisor}"
     positions = torch.arange(sequence_length)
     if cp > 1:
+        # An early and a late chunk together see about as many keys on every rank.
         positions = positions.view(2 * cp, -1)[[cp_rank, 2 * cp - 1 - cp_rank]].flatten()
     return positions.view(up, -1)[up_rank]
 
@@ -35,25 +36,26 @@ def local_positions(sequence_length: int, *, cp: int, up: int, cp_rank: int, up_
 def attend(
     q: Tensor, k: Tensor, v: Tensor, *, ring: dist.ProcessGroup | None, ulysses: dist.ProcessGroup | None
 ) -> Tensor:
-    """Causal attention of this rank's queries to the whole sequence, with autograd: [b, s_local, h, d].
+    """Compute causal attention of this rank's queries to the whole sequence, with autograd; return [b, s_local, h, d].
 
     Args:
-        q: Queries at `local_positions`, rotated by their positions; [b, s_local, h, d].
-        k: Keys at the same positions, rotated as well; [b, s_local, g, d] with g a divisor of h.
-        v: Values at the same positions; [b, s_local, g, d].
-        ring: The ranks of the ring, in order; None or a single rank if there is none.
-        ulysses: The ranks that exchange heads for positions, in order; None or a single rank if there are none. Their
-            number divides h. Where it does not divide g, keys and values are repeated until it does.
+        q: Queries at `local_positions`, with rotary embedding [b, s_local, h, d].
+        k: Keys at the same positions, with rotary embedding [b, s_local, g, d], with g a divisor of h.
+        v: Values at the same positions [b, s_local, g, d].
+        ring: Ranks of the ring, in order; None or a single rank without a ring.
+        ulysses: Ranks that exchange heads for positions, in order; None or a single rank without Ulysses. Their number
+            divides h. If it does not divide g, keys and values are repeated until it does.
     """
-    assert q.shape[2] % k.shape[2] == 0, "heads of keys and values divide those of queries"
-    up = _size(ulysses)
+    assert q.shape[2] % k.shape[2] == 0, "the number of key heads must divide that of query heads"
+    up = _group_size(ulysses)
     if ulysses is not None and up > 1:
+        # Repeat the heads of keys and values up to the least common multiple of g and up.
         repeats = math.lcm(k.shape[2], up) // k.shape[2]
         k, v = repeat_heads(k, repeats), repeat_heads(v, repeats)
         q, k, v = (split_heads(x, ulysses) for x in (q, k, v))
-    out = attend_on_ring(q, k, v, ring) if ring is not None and _size(ring) > 1 else attend_whole(q, k, v)
+    out = attend_on_ring(q, k, v, ring) if ring is not None and _group_size(ring) > 1 else attend_whole(q, k, v)
     return split_sequence(out, ulysses) if ulysses is not None and up > 1 else out
 
 
-def _size(group: dist.ProcessGroup | None) -> int:
+def _group_size(group: dist.ProcessGroup | None) -> int:
     return 1 if group is None else dist.get_world_size(group)

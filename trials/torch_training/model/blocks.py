@@ -1,8 +1,7 @@
-"""The blocks of a transformer as one rank holds them: norms, attention, MLP, embedding and head.
+"""Blocks of a transformer on one rank: norms, attention, MLP, embedding and head.
 
 Letters: b sequences, s positions of this rank, h hidden size, d head size. Ranges `@block.role` mark the operators of
-costmodels/operators/layer_operators.py in a profile, and `@block.role+` what belongs to the execution that began
-before.
+costmodels/operators/layer_operators.py in a profile. Ranges `@block.role+` continue the execution that began before.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ Weight = nn.Parameter
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Surroundings:
-    """What all blocks of a rank have in common.
+    """Objects that all blocks of a rank share.
 
     Attributes:
-        model: The whole model's sizes.
-        layout: How tensors are laid out over the tensor-parallel ranks.
-        make: Makes weights.
-        positions: Of the tokens that attention sees here [s].
-        residual_positions: Of those that norms and residuals see [s, or s/tp with sequence parallelism].
-        ring: The ranks of this rank's ring; None without context parallelism.
-        ulysses: The ranks that share its heads; None without.
-        recomputes_attention: Whether the attention core is computed again in the backward pass.
+        model: Sizes of the whole model.
+        layout: Layout of tensors over the tensor-parallel ranks.
+        make: Factory for weights.
+        positions: Positions of the tokens that attention sees on this rank [s].
+        residual_positions: Positions of the tokens that norms and residuals see [s, or s/tp with sequence parallelism].
+        ring: Ranks of this rank's ring; None without context parallelism.
+        ulysses: Ranks that share this rank's heads; None without Ulysses.
+        recomputes_attention: Whether the backward pass computes the attention core again.
     """
 
     model: ModelSpec
@@ -54,29 +53,29 @@ class Surroundings:
     recomputes_attention: bool
 
     def matrix(self, name: str, role: str, *shape: int, columns: int = 1) -> Weight:
-        """A weight of the whole `shape`, laid out as the table says of its role."""
+        """Return this rank's part of a random weight of the whole `shape`, laid out by its role."""
         layout = self.layout
         cuts = cuts_of(layout.sharding.weights[role], layout.index, layout.size)
         return self.make.matrix(name, shape, cuts, columns=columns)
 
     def vector(self, value: float, role: str, *shape: int) -> Weight:
-        """The same of one value."""
+        """Return this rank's part of a constant weight of the whole `shape`, laid out by its role."""
         layout = self.layout
         return self.make.constant(value, shape, cuts_of(layout.sharding.weights[role], layout.index, layout.size))
 
 
 class Meeting(NamedTuple):
-    """The role of a weight, and that of the activation that it meets."""
+    """Role of a weight, and role of the activation that it is applied to."""
 
     weight: str
     activation: str
 
 
 class Block(nn.Module):
-    """Part of a model that knows the roles of its weights, from which their gradients' layout follows.
+    """Part of a model that knows the roles of its weights; these determine the layout of the gradients.
 
     Attributes:
-        meetings: Of each weight, by its name; an expert's weights are in none.
+        meetings: Roles of each weight and its activation, by the weight's name; expert weights have none.
     """
 
     def __init__(self) -> None:
@@ -84,7 +83,7 @@ class Block(nn.Module):
         self.meetings: dict[str, Meeting] = {}
 
     def hold(self, name: str, weight: Weight | None, role: str, meets: str) -> None:
-        """Keeps a weight under `name`; None where the model has none."""
+        """Register a weight under `name`; None if the model lacks it."""
         self.register_parameter(name, weight)
         if weight is not None:
             self.meetings[name] = Meeting(role, meets)
@@ -102,7 +101,7 @@ class Norm(Block):
         self.hold("bias", own.vector(0.0, role, size) if own.model.norm == "layer" else None, role, meets)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., h]."""
+        """Normalise x [..., h]."""
         size = (x.shape[-1],)
         if self.bias is None:
             return functional.rms_norm(x, size, self.weight, NORM_EPSILON)
@@ -110,7 +109,7 @@ class Norm(Block):
 
 
 class Attention(Block):
-    """Norm, projections, rotary positions, the core and the output, without the residual's addition."""
+    """Norm, projections, rotary positions, core and output projection, without the residual's addition."""
 
     qkv: Weight
     qkv_bias: Weight | None
@@ -124,6 +123,7 @@ class Attention(Block):
         model, layout = own.model, own.layout
         self.own = own
         self.kv_heads = model.num_kv_heads // layout.size
+        # A group holds the query heads of one key head, the key head and the value head.
         self.per_group = model.num_heads // model.num_kv_heads + 2
         rows = (model.num_kv_heads, self.per_group, model.head_dim)
         self.norm = Norm(own, "norm", model.hidden_size, meets="residual")
@@ -140,18 +140,19 @@ class Attention(Block):
         bias = own.vector(0.0, role, model.hidden_size) if model.attention_output_bias else None
         self.hold("proj_bias", bias, role, "residual")
         if not model.learned_positions:
-            angles = _rotary_angles(own.positions, model.head_dim)
+            angles = _compute_rotary_angles(own.positions, model.head_dim)
             self.register_buffer("cosine", angles.cos(), persistent=False)
             self.register_buffer("sine", angles.sin(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[b, s, h] in the residual's layout."""
+        """Compute the block's output for x [b, s, h] in the residual's layout."""
         own, model = self.own, self.own.model
         with record_function("@attention.norm"):
             x = self.norm(x)
         x = own.layout.move(x, "residual", "attention.input")
         with record_function("@attention.qkv"):
             x = functional.linear(x, self.qkv, self.qkv_bias)
+        # Rows of the weight are grouped as in Megatron-LM: the query heads of a key head, then its key and its value.
         x = x.view(*x.shape[:2], self.kv_heads, self.per_group, model.head_dim)
         q = x[..., :-2, :].flatten(2, 3)
         k, v = x[..., -2, :], x[..., -1, :]
@@ -175,7 +176,7 @@ class Attention(Block):
 
 
 class FeedForward(Block):
-    """The MLP's two products with its activation between them; without a norm, and without the residual's addition."""
+    """Two products of an MLP with the activation between them, without norm and without the residual's addition."""
 
     up: Weight
     up_bias: Weight | None
@@ -186,6 +187,7 @@ class FeedForward(Block):
         super().__init__()
         model = own.model
         self.own = own
+        # SwiGLU stacks two inputs of the activation in one product; GELU has one.
         self.gates = 1 + int(model.gated_ffn)
         shape = (self.gates, inner_size)
         role, meets = "mlp.up", "mlp.input"
@@ -197,7 +199,7 @@ class FeedForward(Block):
         self.hold("down_bias", own.vector(0.0, role, model.hidden_size) if model.mlp_bias else None, role, "residual")
 
     def forward(self, x: Tensor, role: str) -> Tensor:
-        """[b, s, h] in the residual's layout; `role` is the block's in a profile."""
+        """Compute the output for x [b, s, h] in the residual's layout; `role` names the block in a profile."""
         x = self.own.layout.move(x, "residual", "mlp.input")
         with record_function(f"@{role}.up"):
             x = functional.linear(x, self.up, self.up_bias)
@@ -218,7 +220,7 @@ class DenseMlp(Block):
         self.mlp = FeedForward(own, f"{name}.mlp", own.model.ffn_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[b, s, h] in the residual's layout."""
+        """Compute the block's output for x [b, s, h] in the residual's layout."""
         with record_function("@dense_mlp.norm"):
             x = self.norm(x)
         y: Tensor = self.mlp(x, "dense_mlp")
@@ -243,19 +245,21 @@ class Embedding(Block):
         self.hold("positions", table, role, "residual")
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """[b, s] to [b, s, h] in the residual's layout."""
+        """Look up tokens [b, s]; return [b, s, h] in the residual's layout."""
         own = self.own
         with record_function("@embedding.lookup"):
+            # Rows of other ranks yield zeros here; the sum over ranks completes them.
             row = tokens - own.layout.index * self.tokens.shape[0]
             is_here = (row >= 0) & (row < self.tokens.shape[0])
             x = functional.embedding(torch.where(is_here, row, 0), self.tokens)
+            # Row 0 stands in for rows of other ranks and must add nothing.
             x = x if own.layout.size == 1 else x * is_here[..., None]
         x = own.layout.move(x, "embedding.output", "residual")
         return x if self.positions is None else x + self.positions[own.residual_positions]
 
 
 class Head(Block):
-    """The last norm and the logits."""
+    """Final norm and logits."""
 
     table: Weight
 
@@ -264,11 +268,12 @@ class Head(Block):
         model = own.model
         self.own = own
         self.norm = Norm(own, "norm", model.hidden_size, meets="residual")
+        # Equal names give equal values, so a tied head on another stage starts from the embedding's table.
         name = "table" if model.tied_embeddings else "head"
         self.hold("table", own.matrix(name, "head", model.vocab_size, model.hidden_size), "head", "head.input")
 
     def forward(self, x: Tensor) -> Tensor:
-        """[b, s, h] to this rank's part of the logits [b, s, v]."""
+        """Compute this rank's part of the logits [b, s, v] from x [b, s, h]."""
         with record_function("@head.norm"):
             x = self.norm(x)
         x = self.own.layout.move(x, "residual", "head.input")
@@ -277,7 +282,10 @@ class Head(Block):
 
 
 def activated(x: Tensor, gates: int) -> Tensor:
-    """SiLU of the first half times the second one where there are two gates, else GELU [..., gates * f] to [..., f]."""
+    """Apply the activation to x [..., gates * f]; return [..., f].
+
+    With two gates it is the SiLU of the first half times the second half, otherwise GELU.
+    """
     if gates == 1:
         return functional.gelu(x)
     gate, value = x.chunk(2, dim=-1)
@@ -285,20 +293,21 @@ def activated(x: Tensor, gates: int) -> Tensor:
 
 
 def added(x: Tensor, block: Callable[[Tensor], Tensor], role: str) -> Tensor:
-    """A block with its residual."""
+    """Apply a block and add its residual."""
     y = block(x)
     with record_function(f"@{role}.residual"):
         return x + y
 
 
-def _rotary_angles(positions: Tensor, head_size: int) -> Tensor:
-    """[s, 1, d/2] (RoFormer, Su et al. 2021, section 3.2.2)."""
+def _compute_rotary_angles(positions: Tensor, head_size: int) -> Tensor:
+    """Return the angles of the rotary embedding [s, 1, d/2] (RoFormer, Su et al. 2021, section 3.2.2)."""
+    # Angle of pair i at position p: p * ROTARY_BASE^(-2i/d); float64 keeps large positions exact.
     steps = torch.arange(0, head_size, 2, device=positions.device, dtype=torch.float64) / head_size
     return (positions[:, None].double() * ROTARY_BASE**-steps).float()[:, None]
 
 
 def rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """[b, s, heads, d], the first half of d paired with the second."""
+    """Rotate x [b, s, heads, d], where the first half of d is paired with the second half."""
     first, second = x.chunk(2, dim=-1)
     cosine, sine = cosine.to(x.dtype), sine.to(x.dtype)
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)

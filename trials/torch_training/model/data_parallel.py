@@ -1,8 +1,9 @@
-"""Replicas of the weights: FSDP2 over the ranks that hold the same ones, at every ZeRO stage.
+"""Data parallelism: FSDP2 over the ranks that hold the same weights, at every ZeRO stage.
 
-ZeRO 0 is a sharding over one rank each with all-reduced gradients. At 0 and 1 gradients are reduced once per step, at 2
-and 3 after every micro-batch, but between copies of the shards once per step. Weights are gathered once per step, at 3
-for every pass. All gradients are sums, never means: the loss is divided by the tokens of the whole batch.
+ZeRO 0 is FSDP2 with shards over one rank each, and all-reduced gradients. Stages 0 and 1 reduce gradients once per
+step. Stages 2 and 3 reduce them after every micro-batch, except between copies of the shards, where it is once per
+step. Weights are gathered once per step, and at stage 3 for every pass. All gradients are sums, never means, because
+the loss is divided by the tokens of the whole batch.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Replicated(nn.Module):
-    """A chunk whose weights are sharded or replicated, told when its last micro-batch of a step runs backward.
+    """A chunk with sharded or replicated weights, which detects the backward pass of a step's last micro-batch.
 
     Args:
-        chunk: What it holds.
-        zero_stage: The stage.
-        num_micro_batches: Backward passes per step.
+        chunk: Chunk of the model.
+        zero_stage: ZeRO stage of the configuration.
+        num_micro_batches: Number of backward passes per step.
     """
 
     def __init__(self, chunk: Chunk, *, zero_stage: int, num_micro_batches: int) -> None:
@@ -41,13 +42,15 @@ class Replicated(nn.Module):
         self._sharded = [part for part in chunk.modules() if isinstance(part, FSDPModule)]
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the chunk does."""
+        """Run the chunk."""
         y: Tensor = self.chunk(x)
         if self._sharded and y.requires_grad:
             y.register_hook(self._before_backward)  # type: ignore[no-untyped-call] # torch leaves it untyped
         return y
 
     def _before_backward(self, gradient: Tensor) -> Tensor:
+        """Switch FSDP's communication for the backward pass that begins with this gradient."""
+        # Count backward passes cyclically; the last one of a step reduces all gradients.
         self._num_backward = self._num_backward % self._num_micro_batches + 1
         is_last = self._num_backward == self._num_micro_batches
         for part in self._sharded:
@@ -60,11 +63,11 @@ class Replicated(nn.Module):
 def replicate(
     chunks: Sequence[Chunk], mesh: RankMesh, *, zero_stage: int, precision: str, num_micro_batches: int
 ) -> list[Replicated]:
-    """The chunks with their weights shared among replicas, and computing in the job's precision."""
+    """Return the chunks with their weights shared among replicas, computing in the job's precision."""
     dtype = NARROW.get(precision, torch.float32)
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32) if dtype != torch.float32 else None
     for chunk in chunks:
-        alone = set[nn.Parameter]()  # experts that no other rank holds
+        alone = set[nn.Parameter]()  # expert weights that no other rank holds
         for part in chunk.modules():
             if isinstance(part, Experts) and not _shard(part, mesh, _EXPERTS, zero_stage, policy):
                 alone.update(part.parameters())
@@ -81,7 +84,10 @@ def _shard(
     policy: MixedPrecisionPolicy | None,
     ignored: set[nn.Parameter] | None = None,
 ) -> bool:
-    """Shards the module's own weights, unless one rank alone holds them and nothing is to be done; whether it did."""
+    """Apply FSDP2 to the module's own weights, and return whether it was needed.
+
+    It is not needed if one rank alone holds the weights and no cast is to be done.
+    """
     copies, shards = dimensions
     if mesh.size(copies) * mesh.size(shards) == 1 and policy is None:
         return False
@@ -93,7 +99,7 @@ def _shard(
         mp_policy=policy or MixedPrecisionPolicy(),
         ignored_params=ignored,
     )
-    assert isinstance(module, FSDPModule), "this is what fully_shard makes of it"
+    assert isinstance(module, FSDPModule), "fully_shard turns the module into one"
     module.set_gradient_divide_factor(1.0)
     module.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sums
     return True

@@ -1,8 +1,8 @@
-"""Where a rank stands in the mesh of a configuration, and the process groups that it belongs to.
+"""Position of a rank in a configuration's mesh, and its process groups.
 
-Ranks stand in the cost model's order (costmodels/step/placement.py): tp fastest, then up and cp, then dp, then pp.
-Experts are dealt over all ranks of a stage, neighbours first, as in Megatron-Core ("tp-ep-dp" with an expert tensor
-degree of its own). Only groups of more than one rank are formed, and only once for the same ranks.
+Ranks have the cost model's order (costmodels/step/placement.py): tp fastest, then up and cp, then dp, then pp. Experts
+are distributed over all ranks of a stage, neighbours first, as in Megatron-Core ("tp-ep-dp" with a tensor parallel
+degree of the experts' own). Only groups of more than one rank are formed, and only once for the same ranks.
 """
 
 from __future__ import annotations
@@ -20,32 +20,33 @@ from costmodels.step.placement import expert_shards
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Extent:
-    """A dimension of the mesh: how far apart neighbours in its groups are, how many ranks a group has."""
+    """A dimension of the mesh: distance of neighbours in its groups, and number of ranks in a group."""
 
     stride: int
     size: int
 
     def index(self, rank: int) -> int:
-        """The place of a rank in its group."""
+        """Return the index of a rank in its group."""
         return rank // self.stride % self.size
 
     def members(self, rank: int) -> tuple[int, ...]:
-        """The ranks of its group, in order."""
+        """Return the ranks of a rank's group, in order."""
         first = rank - self.index(rank) * self.stride
         return tuple(first + place * self.stride for place in range(self.size))
 
 
 def extents(config: ParallelConfig) -> dict[str, Extent]:
-    """Every dimension of the mesh of a configuration.
+    """Return every dimension of a configuration's mesh.
 
-    `weights` are the ranks that hold the same dense weights; ZeRO shards them over `shards` and keeps `copies` of each
-    shard. The experts' dimensions are named alike.
+    `weights` are the ranks that hold the same dense weights. ZeRO shards these over `shards` and keeps `copies` of each
+    shard. The experts' dimensions have the corresponding names.
     """
     grid = ConfigGrid.from_configs([config])
     tp, up, cp, dp, ep = config.tp, config.up, config.cp, config.dp, config.ep
     expert_tp, copies = int(grid.expert_tensor[0]), int(grid.copies[0])
     replicas = dp * cp * up
     shards, of_experts = replicas // copies, int(expert_shards(grid)[0])
+    # Without ZeRO every rank keeps a whole copy of its weights.
     if config.zero_stage == 0:
         copies, shards, of_experts = replicas, 1, 1
     expert_replicas = replicas * tp // (expert_tp * ep)
@@ -66,15 +67,15 @@ def extents(config: ParallelConfig) -> dict[str, Extent]:
 
 
 class RankMesh:
-    """The place of this rank.
+    """Mesh of a configuration, seen from this rank.
 
     Args:
-        config: The configuration; it occupies all ranks of the process group.
-        device: Where this rank computes.
+        config: Configuration that occupies all ranks of the process group.
+        device: Device on which this rank computes.
     """
 
     def __init__(self, config: ParallelConfig, device: torch.device) -> None:
-        assert config.num_devices == dist.get_world_size(), "a configuration occupies all ranks"
+        assert config.num_devices == dist.get_world_size(), "a configuration must occupy all ranks"
         self.config = config
         self.device = device
         self.rank = dist.get_rank()
@@ -82,20 +83,23 @@ class RankMesh:
         self._formed: dict[tuple[int, ...], dist.ProcessGroup] = {}
 
     def size(self, dimension: str) -> int:
-        """Ranks in each group of a dimension."""
+        """Return the number of ranks in each group of a dimension."""
         return self.extents[dimension].size
 
     def index(self, dimension: str) -> int:
-        """The place of this rank in its group."""
+        """Return the index of this rank in its group of a dimension."""
         return self.extents[dimension].index(self.rank)
 
     def group(self, dimension: str) -> dist.ProcessGroup | None:
-        """The group of this rank; None where it is alone. All ranks ask for the same dimensions in the same order."""
+        """Return this rank's group of a dimension; None if the rank is alone in it.
+
+        All ranks must ask for the same dimensions in the same order.
+        """
         members = self.extents[dimension].members(self.rank)
         return self._group(members) if len(members) > 1 else None
 
     def ends(self) -> dist.ProcessGroup | None:
-        """The ranks of the first and the last stage that hold the same part of a tied table; None for other ranks."""
+        """Return the ranks of the first and last stage that hold one part of a tied table; None for other ranks."""
         pipeline = self.extents["pp"]
         members = pipeline.members(self.rank)
         if pipeline.size == 1 or self.rank not in (members[0], members[-1]):
@@ -103,7 +107,9 @@ class RankMesh:
         return self._group((members[0], members[-1]))
 
     def device_mesh(self, *dimensions: str) -> DeviceMesh:
-        """The ranks of some nested dimensions, the slowest first, as torch's own parallel parts want them."""
+        """Return the ranks of some nested dimensions, the slowest first, as a torch DeviceMesh."""
+        # Build the grid from the fastest dimension outwards; each step adds the offsets of the next dimension's
+        # members.
         ranks = np.array([self.rank])
         for dimension in reversed(dimensions):
             inner = ranks
@@ -119,10 +125,11 @@ class RankMesh:
         )
 
     def _group(self, members: tuple[int, ...]) -> dist.ProcessGroup:
-        """The group of these ranks, formed by them alone."""
+        """Return the process group of these ranks, formed once and by its members only."""
         if members not in self._formed:
             world = dist.group.WORLD
-            assert world is not None, "the process group is formed before the mesh"
+            assert world is not None, "the process group must exist before the mesh"
+            # Only members take part in forming the group, so no rank has to wait for unrelated ones.
             is_world = len(members) == world.size()
             self._formed[members] = world if is_world else dist.new_group(list(members), use_local_synchronization=True)
         return self._formed[members]

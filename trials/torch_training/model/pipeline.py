@@ -1,4 +1,4 @@
-"""The passes of one step: by torch's pipeline schedules, or a plain loop where there is one stage only."""
+"""Forward and backward passes of one step: torch's pipeline schedules, or a plain loop for a single stage."""
 
 from __future__ import annotations
 
@@ -16,25 +16,28 @@ from trials.torch_training.model.mesh import RankMesh
 from trials.torch_training.model.stage_model import activation_shape
 
 LossOf = Callable[[Tensor, Tensor], Tensor]
-"""The loss of a micro-batch, given this rank's logits [b, s, v] and targets [b, s]."""
+"""Function that returns the loss of a micro-batch from this rank's logits [b, s, v] and targets [b, s]."""
 
 Passes = Callable[[Tensor, Tensor], Tensor]
-"""All passes of a step, given tokens and targets [n, s] of this rank; the sum of its losses, 0 off the last stage."""
+"""Function that runs all passes of a step on this rank's tokens and targets [n, s].
+
+It returns the sum of the losses; 0 on ranks outside of the last stage.
+"""
 
 
 def passes(
     job: TrainingJob, config: ParallelConfig, mesh: RankMesh, chunks: Sequence[Replicated], loss_of: LossOf
 ) -> Passes:
-    """The passes of this rank."""
+    """Return the function that runs this rank's passes."""
     num_micro_batches, rest = divmod(job.global_batch_size, config.dp * config.mbs)
-    assert not rest, f"dp {config.dp} times mbs {config.mbs} divides the batch of {job.global_batch_size}"
+    assert not rest, f"dp {config.dp} times mbs {config.mbs} must divide the batch of {job.global_batch_size}"
     if config.pp == 1:
-        return _accumulation(chunks[0], config.mbs, loss_of)
-    stages: list[Any] = [_stage(job, config, mesh, chunk) for chunk in chunks]
+        return _accumulate(chunks[0], config.mbs, loss_of)
+    stages: list[Any] = [_make_stage(job, config, mesh, chunk) for chunk in chunks]
     schedule: ScheduleInterleaved1F1B | ScheduleGPipe | Schedule1F1B
     if config.vpp > 1:
         schedule = ScheduleInterleaved1F1B(stages, num_micro_batches, loss_fn=loss_of, scale_grads=False)
-    elif num_micro_batches < config.pp:  # no steady state, in which 1F1B would be another order
+    elif num_micro_batches < config.pp:  # without a steady state, 1F1B has no different order
         schedule = ScheduleGPipe(stages[0], num_micro_batches, loss_fn=loss_of, scale_grads=False)
     else:
         schedule = Schedule1F1B(stages[0], num_micro_batches, loss_fn=loss_of, scale_grads=False)
@@ -52,7 +55,9 @@ def passes(
     return run
 
 
-def _accumulation(chunk: Replicated, mbs: int, loss_of: LossOf) -> Passes:
+def _accumulate(chunk: Replicated, mbs: int, loss_of: LossOf) -> Passes:
+    """Return the passes of a single stage: a loop that accumulates gradients over micro-batches."""
+
     def run(tokens: Tensor, targets: Tensor) -> Tensor:
         total = torch.zeros((), device=tokens.device)
         for inputs, wanted in zip(torch.split(tokens, mbs), torch.split(targets, mbs), strict=True):
@@ -64,8 +69,8 @@ def _accumulation(chunk: Replicated, mbs: int, loss_of: LossOf) -> Passes:
     return run
 
 
-def _stage(job: TrainingJob, config: ParallelConfig, mesh: RankMesh, chunk: Replicated) -> PipelineStage:
-    """A chunk as torch's schedules know it; shapes are told, so that no pass is run to find them."""
+def _make_stage(job: TrainingJob, config: ParallelConfig, mesh: RankMesh, chunk: Replicated) -> PipelineStage:
+    """Return a chunk as a stage of torch's schedules, with given shapes, so that no pass is run to infer them."""
     virtual, num_virtual = chunk.chunk.virtual, config.pp * config.vpp
     dtype = NARROW.get(job.precision, torch.float32)
     passed = torch.empty(activation_shape(job, config), dtype=dtype, device="meta", requires_grad=True)

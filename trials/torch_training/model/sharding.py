@@ -1,7 +1,7 @@
-"""How the tensors of the trainer are laid out over tensor-parallel ranks: one table, which everything else follows.
+"""Layouts of the trainer's tensors over tensor-parallel ranks, in one table that all other code follows.
 
-Weights have logical dims (see weights.py), activations are [sequences, positions, features]. A placement is torch's:
-Shard(dim), Replicate, or Partial for terms of a sum. The table here is Megatron's (Shoeybi et al. 2019, section 3;
+Weights have logical dims (see weights.py). Activations are [sequences, positions, features]. Placements are torch's:
+Shard(dim), Replicate, or Partial for terms of a sum. The table follows Megatron-LM (Shoeybi et al. 2019, section 3;
 Korthikanti et al. 2022, section 4.2.2 with sequence parallelism).
 """
 
@@ -17,10 +17,10 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sharding:
-    """The layout of all tensors over one axis of the mesh.
+    """Layout of all tensors over one axis of the mesh.
 
     Attributes:
-        weights: Placement of each weight by its role. Experts' weights name those inside one expert.
+        weights: Placement of each weight by its role; expert weights have that of tensor parallelism inside one expert.
         activations: Placement of each activation by its role.
     """
 
@@ -28,12 +28,13 @@ class Sharding:
     activations: Mapping[str, Placement]
 
     def has_partial_gradient(self, weight: str, meets: str) -> bool:
-        """Whether ranks hold terms of a weight's gradient: a whole weight that meets a part of an activation."""
+        """Return whether ranks hold terms of a weight's gradient: a whole weight applied to a part of an activation."""
         return self.weights[weight].is_replicate() and not self.activations[meets].is_replicate()
 
 
 def megatron_sharding(*, sequence_parallel: bool) -> Sharding:
-    """Columns, then rows; residuals and norms whole, or split over the positions."""
+    """Return Megatron-LM's layout: columns, then rows; residuals and norms are whole or split over the positions."""
+    # Sequence parallelism splits the dim of positions.
     residual = Shard(1) if sequence_parallel else Replicate()
     return Sharding(
         weights={
@@ -64,12 +65,12 @@ def megatron_sharding(*, sequence_parallel: bool) -> Sharding:
 
 
 class Layout:
-    """Moves activations from one placement to another.
+    """Conversion of activations between placements.
 
     Args:
-        sharding: The table.
-        mesh: The tensor-parallel ranks; None for one rank alone.
-        index: The place of this rank among them.
+        sharding: Table of placements.
+        mesh: Mesh of the tensor-parallel ranks; None for a single rank.
+        index: Index of this rank in the mesh.
     """
 
     def __init__(self, sharding: Sharding, mesh: DeviceMesh | None, index: int) -> None:
@@ -79,17 +80,18 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """Tensor-parallel ranks."""
+        """Number of tensor-parallel ranks."""
         return 1 if self.mesh is None else self.mesh.size()
 
     def move(self, tensor: Tensor, source: str, target: str) -> Tensor:
-        """This rank's part of an activation under the role `target`, from its part under `source`.
+        """Return this rank's part of an activation in the role `target`, from its part in the role `source`.
 
-        What is done to a whole activation differs from rank to rank, so that its gradients are terms of a sum.
+        If the target is a whole activation, each rank uses it differently, so its gradients are terms of a sum.
         """
         if self.mesh is None:
             return tensor
         have, want = self.sharding.activations[source], self.sharding.activations[target]
         moved = DTensor.from_local(tensor, self.mesh, [have], run_check=False).redistribute(placements=[want])
+        # A whole activation is used differently on each rank, so each rank has a term of its gradient.
         gradient = Partial() if want.is_replicate() and not have.is_partial() else want
         return moved.to_local(grad_placements=[gradient])

@@ -1,4 +1,4 @@
-"""The chunks of a transformer that one rank holds: its pipeline stage, or with interleaving several pieces of it."""
+"""Chunks of a transformer on one rank: its pipeline stage, or several pieces of it with interleaving."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trials.torch_training.model.weights import WeightMaker
 
 
 class Layer(nn.Module):
-    """Attention and MLP with their residuals."""
+    """Attention and MLP with their residual connections."""
 
     def __init__(self, attention: Attention, mlp: DenseMlp | MoeMlp, *, recomputed: bool) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Layer(nn.Module):
         self.recomputed = recomputed
 
     def forward(self, x: Tensor) -> Tensor:
-        """[b, s, h] in the residual's layout."""
+        """Compute the layer's output for x [b, s, h] in the residual's layout."""
         if self.recomputed:
             return checkpoint(self._forward, x, use_reentrant=False, preserve_rng_state=False)  # type: ignore[no-any-return] # torch leaves it untyped
         return self._forward(x)
@@ -41,14 +41,14 @@ class Layer(nn.Module):
 
 
 class Chunk(nn.Module):
-    """Some layers in a row, with the embedding before the first and the head after the last of the model.
+    """Consecutive layers, with the embedding before the model's first layer and the head after its last.
 
     Attributes:
         virtual: Number of the virtual stage.
-        embedding: Only of the first.
-        layers: In order.
-        head: Only of the last.
-        is_tied: Whether the model's embedding and head have one table.
+        embedding: Embedding of the first chunk; None in all others.
+        layers: Layers of the chunk, in order.
+        head: Head of the last chunk; None in all others.
+        is_tied: Whether the model's embedding and head share one table.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Chunk(nn.Module):
         self.head = head
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens [b, s], or activations [b, s, h]; activations, or logits [b, s, v]."""
+        """Compute activations [b, s, h], or logits [b, s, v], from tokens [b, s] or activations [b, s, h]."""
         if self.embedding is not None:
             x = self.embedding(x)
         for layer in self.layers:
@@ -80,16 +80,16 @@ def build_chunks(
     seed: int = 0,
     keep: Keep = keep_all,
 ) -> list[Chunk]:
-    """The chunks of this rank, in the order of their virtual stages.
+    """Return the chunks of this rank, in the order of their virtual stages.
 
     Args:
-        job: What is trained; `trainable.check_trainable` accepts it.
-        runtime: How layers fall to stages.
-        config: The configuration.
-        mesh: The place of this rank.
-        sharding: How tensors are laid out over tp.
-        seed: Of the weights.
-        keep: Which tokens experts take.
+        job: Training job that `trainable.check_trainable` accepts.
+        runtime: Runtime profile, which determines the assignment of layers to stages.
+        config: Configuration to train with.
+        mesh: Mesh of the configuration, seen from this rank.
+        sharding: Layout of the tensors over tensor-parallel ranks.
+        seed: Seed of all weights.
+        keep: Selection of the copies of tokens that experts accept.
     """
     model = job.model
     positions = local_positions(
@@ -115,13 +115,16 @@ def build_chunks(
         expert_tp=mesh.group("expert_tp") if model.is_moe else None,
         keep=keep,
     )
+    # Virtual stage v belongs to pipeline rank v mod pp, as in Megatron-LM's interleaved schedule.
     of_layer = chunk_of_layer(model, runtime, config.pp, config.vpp, config.assignment.layers)
     last = config.pp * config.vpp - 1
     chunks = []
     for virtual in range(mesh.index("pp"), last + 1, config.pp):
         layers = []
         for place, number in enumerate((of_layer == virtual).nonzero()[0].tolist()):
+            # Weights are named by the layer's number in the model, whatever stage holds it.
             name = f"layers.{number}"
+            # An uneven assignment may recompute only the first layers of a chunk.
             again = config.assignment.recomputed[virtual] if config.assignment.recomputed else 0
             layers.append(
                 Layer(
@@ -133,12 +136,13 @@ def build_chunks(
         embedding = Embedding(own) if virtual == 0 else None
         head = Head(own) if virtual == last else None
         if model.tied_embeddings and embedding is not None and head is not None:
+            # With a single stage, embedding and head share one parameter.
             head.table = embedding.tokens
         chunks.append(Chunk(virtual, embedding, layers, head, is_tied=model.tied_embeddings))
     return chunks
 
 
 def activation_shape(job: TrainingJob, config: ParallelConfig) -> torch.Size:
-    """Of what one stage hands to the next: [mbs, s, h] in the residual's layout."""
+    """Return the shape of the activations between stages: [mbs, s, h] in the residual's layout."""
     parts = config.cp * config.up * (config.tp if config.sequence_parallel else 1)
     return torch.Size([config.mbs, job.sequence_length // parts, job.model.hidden_size])

@@ -1,12 +1,13 @@
-"""What a recorded step communicated, and where that is not what the cost model makes of it.
+"""Comparison of a recorded step's communication with the cost model's prediction.
 
-The process groups tell kind, bytes and ranks of every call (rank_recording.py). Groups stand in the mesh of
-costmodels/step/placement.py, so the distance of a group's neighbours and its size say to which dimension it belongs.
-Several dimensions may share groups: with dp = 2 and ep = 2 alone, both have the same two ranks. Calls of one kind on
-the same groups are therefore compared together, under the names of all collectives that the cost model has there.
+The process groups report kind, bytes and ranks of every call (rank_recording.py). Groups lie in the mesh of
+costmodels/step/placement.py, so the distance of a group's neighbours and its size identify its dimension. Several
+dimensions may share groups: with only dp = 2 and ep = 2, both consist of the same two ranks. Therefore calls of one
+kind on the same groups are compared together, under the names of all collectives that the cost model has there.
 
-Bytes are compared, of all calls of a step together. The number of calls is told beside them but decides nothing: the
-cost model counts the weights of an outer module to some layer's, and Ulysses' four tensors as one.
+The comparison uses the total bytes of a step's calls. The number of calls is reported, but does not count as a
+difference: the cost model attributes an outer module's weights to some layer, and counts Ulysses' four tensors as one
+call.
 """
 
 from __future__ import annotations
@@ -15,42 +16,46 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
-from costmodels.job.runtime import RuntimeProfile
-from costmodels.job.training_job import TrainingJob
+from costmodels.job.setting import Setting
 from costmodels.operators.layer_operators import OpKind
 from costmodels.step.executions import collective_executions
 from costmodels.step.placement import extents
-from hardware.cluster import Cluster
 from trials.torch_training.profiling.rank_recording import Issued, RankRecording
 
 TOLERANCE = 0.03
-"""Share of the predicted bytes that may come in addition or lack: FSDP2 fills shards up to equal rows, up to 1.5% of
-tiny models' weights (measured)."""
+"""Tolerated deviation from the predicted bytes.
+
+FSDP2 pads shards to equal rows, which adds up to 1.5% of a tiny model's weights (measured).
+"""
 
 ROUTED_TOLERANCE = 0.5
-"""The same where the router decides who gets how much. The larger of what a rank sends and receives counts: under
-random weights on average 13% above its even share with 2 ranks of experts, 24% with 4 (measured). A capacity factor
-leaves out some."""
+"""Tolerated deviation if the router decides the distribution of tokens.
+
+The larger one of a rank's sent and received bytes counts. With random weights, it is on average 13% above the even
+share with 2 expert parallel ranks, and 24% with 4 (measured). A capacity factor drops some tokens.
+"""
 
 SHARE_WORTH_SAYING = 0.01
-"""A difference below this share of all bytes of the step is not told: the loss, the norm of the gradients, the counts
-of routed tokens, and the gradients of norms and biases that tp ranks add up under sequence parallelism, up to 0.9% of
-tiny models' bytes (measured)."""
+"""Share of the step's bytes below which a difference is not reported.
+
+It covers the loss, the gradient norm, the counts of routed tokens, and the gradients of norms and biases that tp ranks
+add up under sequence parallelism: up to 0.9% of a tiny model's bytes (measured).
+"""
 
 _DIMENSIONS = {"copies": "weight_copies", "tied": "ends"}
-"""The dimension of a site whose name begins otherwise."""
+"""Dimension of collectives whose names begin differently."""
 
 _ROUTED = ("ep", "expert_tp")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Channel:
-    """Calls of one kind on all groups of one form.
+    """Calls of one kind on all groups of one shape.
 
     Attributes:
-        kind: Of the calls.
-        stride: How far apart neighbours in a group are.
-        size: Ranks in a group.
+        kind: Kind of the calls.
+        stride: Distance between neighbours in a group.
+        size: Number of ranks in a group.
     """
 
     kind: OpKind
@@ -60,13 +65,13 @@ class Channel:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Traffic:
-    """The calls of a channel in one step of one pipeline: of one rank of every stage, the mean over a stage's ranks.
+    """Calls of a channel in one step of one pipeline, summed over the stages and averaged over the ranks of a stage.
 
     Attributes:
-        num_calls: How many.
-        num_bytes: Their messages together, as hardware/collectives.py defines these [bytes].
-        allowed_bytes: What may be more or less where these are predicted [bytes].
-        sites: Names of the collectives that the cost model has there; none where these were recorded.
+        num_calls: Number of calls.
+        num_bytes: Total size of their messages, as hardware/collectives.py defines them [bytes].
+        allowed_bytes: Tolerated deviation from predicted bytes [bytes].
+        sites: Names of the predicted collectives; empty for recorded calls.
     """
 
     num_calls: float
@@ -75,6 +80,7 @@ class Traffic:
     sites: tuple[str, ...] = ()
 
     def __add__(self, other: Traffic) -> Traffic:
+        """Return the sum of two traffics, with all their sites."""
         return Traffic(
             num_calls=self.num_calls + other.num_calls,
             num_bytes=self.num_bytes + other.num_bytes,
@@ -86,15 +92,14 @@ class Traffic:
 NOTHING = Traffic(num_calls=0, num_bytes=0)
 
 
-def predicted_calls(
-    job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile, config: ParallelConfig
-) -> dict[Channel, Traffic]:
-    """What a step communicates by the cost model; experts get even shares."""
+def predicted_calls(setting: Setting, config: ParallelConfig) -> dict[Channel, Traffic]:
+    """Return the traffic of a step by the cost model, with even shares for all experts."""
     grid = ConfigGrid.from_configs([config])
-    forms = _forms(config)
+    forms = _find_forms(config)
     found: dict[Channel, Traffic] = {}
-    balanced = replace(runtime, expert_imbalance=0.0)
-    for collective, _, count in collective_executions(job, cluster, balanced, grid):
+    # The recorded bytes of routed tokens are compared with even shares, within ROUTED_TOLERANCE.
+    balanced = replace(setting, runtime=replace(setting.runtime, expert_imbalance=0.0))
+    for collective, _, count in collective_executions(balanced, grid):
         dimension = collective.name.split(".")[0]
         stride, size = forms[_DIMENSIONS.get(dimension, dimension)]
         channel = Channel(kind=collective.kind, stride=stride, size=size)
@@ -110,13 +115,14 @@ def predicted_calls(
 
 
 def recorded_calls(recordings: Sequence[RankRecording], config: ParallelConfig) -> dict[Channel, Traffic]:
-    """What a step communicated; of messages those that a rank sent.
+    """Return the recorded traffic of a step; messages count at their sender.
 
     Args:
-        recordings: Of all ranks.
-        config: What they ran.
+        recordings: Recordings of all ranks.
+        config: Configuration that the ranks ran.
     """
-    assert len(recordings) == config.num_devices, "every rank has a recording"
+    assert len(recordings) == config.num_devices, "every rank needs a recording"
+    # Mean over the ranks of each stage, summed over the pp stages.
     part = config.pp / config.num_devices
     found: dict[Channel, Traffic] = {}
     for recording in recordings:
@@ -130,30 +136,27 @@ def recorded_calls(recordings: Sequence[RankRecording], config: ParallelConfig) 
 
 
 def call_mismatches(
-    job: TrainingJob,
-    cluster: Cluster,
-    runtime: RuntimeProfile,
+    setting: Setting,
     config: ParallelConfig,
     recordings: Sequence[RankRecording],
 ) -> tuple[str, ...]:
-    """Where a step communicated other bytes than the cost model predicts, one sentence each; empty if nowhere.
+    """Return the differences between recorded and predicted bytes, one sentence each; empty if they agree.
 
     Args:
-        job: What was trained.
-        cluster: Where.
-        runtime: The framework as the cost model knows it.
-        config: What the ranks ran.
-        recordings: Of all ranks.
+        setting: Job, cluster and runtime of the ranks.
+        config: Configuration that the ranks ran.
+        recordings: Recordings of all ranks.
     """
-    predicted = predicted_calls(job, cluster, runtime, config)
+    predicted = predicted_calls(setting, config)
     recorded = recorded_calls(recordings, config)
     total_bytes = sum(traffic.num_bytes for traffic in recorded.values())
     found = []
     for channel in (*predicted, *(channel for channel in recorded if channel not in predicted)):
         expected, saw = predicted.get(channel, NOTHING), recorded.get(channel, NOTHING)
+        # Report a difference only if it exceeds both the channel's tolerance and a share of the whole step.
         if abs(saw.num_bytes - expected.num_bytes) > max(expected.allowed_bytes, SHARE_WORTH_SAYING * total_bytes):
-            name = ", ".join(expected.sites) or _unpredicted(channel, config)
-            found.append(f"{name}: predicted {_written(expected)}, saw {_written(saw)}")
+            name = ", ".join(expected.sites) or _name_unpredicted(channel, config)
+            found.append(f"{name}: predicted {_describe(expected)}, saw {_describe(saw)}")
     return tuple(found)
 
 
@@ -161,31 +164,31 @@ def _is_own(call: Issued, rank: int) -> bool:
     return call.ends is None or call.ends[0] == rank
 
 
-def _forms(config: ParallelConfig) -> dict[str, tuple[int, int]]:
-    """The distance of neighbours and the size of every dimension's groups."""
+def _find_forms(config: ParallelConfig) -> dict[str, tuple[int, int]]:
+    """Return the distance of neighbours and the size of every dimension's groups."""
     each = extents(ConfigGrid.from_configs([config]))
     forms = {name: (int(stride[0]), int(size[0])) for name, (stride, size) in each.items()}
     return forms | {"ends": ((config.pp - 1) * forms["pp"][0], 2)}
 
 
-def _unpredicted(channel: Channel, config: ParallelConfig) -> str:
-    """What to call a channel on which the cost model has nothing: the dimensions of its groups, and the kind."""
+def _name_unpredicted(channel: Channel, config: ParallelConfig) -> str:
+    """Return a name for a channel without prediction: the dimensions of its groups, and the kind."""
     form = channel.stride, channel.size
-    names: Iterable[str] = [name for name, own in _forms(config).items() if own == form]
+    names: Iterable[str] = [name for name, own in _find_forms(config).items() if own == form]
     if channel.size == config.num_devices:
         names = ("world",)
     return f"{'/'.join(names) or f'groups of {channel.size}'}.{channel.kind}"
 
 
-def _written(traffic: Traffic) -> str:
+def _describe(traffic: Traffic) -> str:
     if not traffic.num_bytes:
         return "nothing"
     num_calls = round(traffic.num_calls)
-    return f"{_size(traffic.num_bytes)} in {num_calls} call{'s' if num_calls != 1 else ''}"
+    return f"{_format_bytes(traffic.num_bytes)} in {num_calls} call{'s' if num_calls != 1 else ''}"
 
 
-def _size(num_bytes: float) -> str:
-    """In the unit that leaves a number below 1000."""
+def _format_bytes(num_bytes: float) -> str:
+    """Format a size in the unit that leaves a number below 1000."""
     for unit in ("bytes", "kB", "MB"):
         if num_bytes < 999.5:
             return f"{num_bytes:.3g} {unit}"

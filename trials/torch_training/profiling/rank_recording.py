@@ -1,6 +1,6 @@
-"""What one rank did in one step: its compute, and its calls of the communication library, in order.
+"""Recording of one rank in one step: its compute and its calls of the communication library, in order.
 
-The recording is made by recording.py and replayed by virtual_clock.py; nothing here imports torch.
+recording.py makes the recording and virtual_clock.py replays it. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ class RankGroup:
     """A group of ranks that communicate.
 
     Attributes:
-        name: What the ranks call it, all of them the same; two groups of the same ranks have two names.
-        ranks: Its members, by their numbers in the trial.
+        name: Name of the group, equal on all its ranks; two groups of the same ranks have different names.
+        ranks: Numbers of its members in the trial.
     """
 
     name: str
@@ -25,10 +25,10 @@ class RankGroup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Computed:
-    """The rank computed between two calls.
+    """Compute of the rank between two calls.
 
     Attributes:
-        cpu_s: CPU time of its main thread [s].
+        cpu_s: CPU time of the rank's main thread [s].
     """
 
     cpu_s: float
@@ -36,15 +36,15 @@ class Computed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Issued:
-    """The rank issued a call.
+    """Start of a call by the rank.
 
     Attributes:
         call: Number of the call in this step of this rank, from 0.
-        kind: What it does, of costmodels.operators.layer_operators.COLLECTIVES.
-        message_bytes: Its message, as hardware/collectives.py defines that for each kind [bytes].
-        group: On which group.
-        ends: Of a SEND_RECV the sender and the receiver, one of which is the rank itself; None for others.
-        tag: Of a SEND_RECV; messages from one rank to another arrive in the order in which those of one tag leave.
+        kind: Kind of the call, one of costmodels.operators.layer_operators.COLLECTIVES.
+        message_bytes: Size of its message, as hardware/collectives.py defines it for each kind [bytes].
+        group: Group on which the call runs.
+        ends: Sender and receiver of a SEND_RECV, one of which is the rank itself; None for other kinds.
+        tag: Tag of a SEND_RECV; messages of one tag between two ranks arrive in the order of sending.
     """
 
     call: int
@@ -55,12 +55,14 @@ class Issued:
     tag: int = 0
 
     def __post_init__(self) -> None:
-        assert (self.ends is None) == (self.kind != OpKind.SEND_RECV), "one message has two ends, others have a group"
+        assert (self.ends is None) == (self.kind != OpKind.SEND_RECV), (
+            "a SEND_RECV needs two ends, and only a SEND_RECV has them"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Waited:
-    """The rank needed what a call brings, and waited until it was there.
+    """Wait of the rank for the result of a call.
 
     Attributes:
         call: Number of the call.
@@ -77,8 +79,8 @@ class RankRecording:
     """One step of one rank.
 
     Attributes:
-        rank: Its number.
-        events: In order; compute stands before, between and after the calls and waits, even where it took no time.
+        rank: Number of the rank.
+        events: Events in order; compute stands before, between and after calls and waits, even if it took no time.
     """
 
     rank: int
@@ -86,5 +88,5 @@ class RankRecording:
 
     @property
     def busy_s(self) -> float:
-        """What it computed in all [s of CPU]."""
+        """Total compute time of the rank [s of CPU]."""
         return sum(event.cpu_s for event in self.events if isinstance(event, Computed))

@@ -1,6 +1,6 @@
-"""Process groups on gloo that record what their rank computes and communicates.
+"""Process groups on gloo that record the compute and the communication of their rank.
 
-A trainer registers the backend, trains as always, and asks for the recording of any step that it likes:
+A trainer registers the backend, trains as usual, and requests the recording of any step:
 
     recorder = register_recorded_backend()
     dist.init_process_group("recorded", ...)
@@ -8,28 +8,29 @@ A trainer registers the backend, trains as always, and asks for the recording of
     train_one_step()
     recording = recorder.stop()
 
-What counts as compute is the CPU time of the thread that trains, between its calls and waits: all compute runs on it
-where OMP_NUM_THREADS=1 and the tensors are on the CPU, whose backward pass runs in the calling thread. What is left
-out is what a call itself costs that thread: gloo's copies and hand-over, the wait, which uses no CPU, and the recorder.
-On an accelerator a collective costs the stream of the kernels nothing of that; how long the call takes is the link
-model's to say (virtual_clock.py). The Python of torch.distributed around a call does count, as all of a trainer's
-Python does. Other ranks on the same cores leave this time alone, but for what they take of caches and memory.
+Compute is the CPU time of the training thread between its calls and waits. All compute runs on that thread if
+OMP_NUM_THREADS=1 and the tensors are on the CPU, whose backward pass runs in the calling thread. Excluded is the cost
+of the call itself on that thread: gloo's copies and hand-over, the wait, which uses no CPU, and the recorder. On an
+accelerator, a collective costs the kernels' stream nothing of the kind. The link model gives the duration of a call
+(virtual_clock.py). The Python code of torch.distributed around a call is included, like all Python code of a trainer.
+Other ranks on the same cores affect this time only through caches and memory.
 
-Every way into a group arrives here: torch.distributed, functional collectives with or without autograd, DTensor, FSDP2,
-pipelining. gloo has no streams: a blocking call holds up its rank, also where an accelerator would run it beside the
-kernels, as FSDP2's reductions. Calls that the link model does not know are recorded as the nearest that it knows
-(assumed): a broadcast and a gather as an all-gather of the whole, a reduce and a scatter as a reduce-scatter, a barrier
-as an empty all-reduce.
+All calls of a group pass through this module: torch.distributed, functional collectives with or without autograd,
+DTensor, FSDP2, pipelining. gloo has no streams. A blocking call therefore stops its rank even where an accelerator
+would run it beside the kernels, as for FSDP2's reductions. Calls that the link model lacks are recorded as the nearest
+kind that it has (assumed): a broadcast and a gather as an all-gather of the whole, a reduce and a scatter as a
+reduce-scatter, a barrier as an empty all-reduce.
 
-What can't be seen:
+Limits of the recording:
 
-- Whoever takes a call's future may wait for it unseen; taking it is recorded as the wait. DistributedDataParallel does
-  so: its gradients look as if nothing overlapped with them.
-- A call that is polled until it is completed is recorded as not waited for.
-- A receive from any source, and a call of a thread that did not start the step, raise while a step is recorded.
-- From C++, torch._C._distributed_c10d's single-tensor calls `_allgather_base` and `_reduce_scatter_base` and what
-  `torch.ops.c10d.*` offers can't be overridden from Python. Nothing in eager torch 2.13 takes these ways, but the
-  `_out` forms of functional collectives do; they work, unrecorded.
+- Code that takes a call's future may wait for it unseen, so taking the future is recorded as the wait.
+  DistributedDataParallel does this: its gradients look as if nothing overlapped with them.
+- A call that is polled until completion is recorded without a wait.
+- A receive from any source, and a call from a thread that did not start the step, raise an error while a step is
+  recorded.
+- Python cannot override the C++ single-tensor calls `_allgather_base` and `_reduce_scatter_base` of
+  torch._C._distributed_c10d, nor `torch.ops.c10d.*`. In eager torch 2.13 only the `_out` forms of functional
+  collectives use them; these work, but are not recorded.
 """
 
 from __future__ import annotations
@@ -51,17 +52,17 @@ from costmodels.operators.layer_operators import OpKind
 from trials.torch_training.profiling.rank_recording import Computed, Event, Issued, RankGroup, RankRecording, Waited
 
 BACKEND = "recorded"
-"""The name for `init_process_group` and `new_group`."""
+"""Name of the backend for `init_process_group` and `new_group`."""
 
 NO_LIMIT = timedelta(0)
-"""What torch passes where a wait has no limit of its own."""
+"""Timeout that torch passes for a wait without a limit of its own."""
 
 
 class Recorder:
-    """Writes down what the groups of one rank do between `start` and `stop`; costs next to nothing outside.
+    """Recorder of one rank's groups between `start` and `stop`; it costs almost nothing outside.
 
     Args:
-        clock: CPU time of the calling thread [s].
+        clock: Function for the CPU time of the calling thread [s].
     """
 
     def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
@@ -69,23 +70,23 @@ class Recorder:
         self._events: list[Event] | None = None
         self._step = 0
         self._num_calls = 0
-        self._settled: set[int] = set()  # calls of which another wait is no news
+        self._settled: set[int] = set()  # calls whose wait is already recorded
         self._since_s = 0.0
         self._thread = 0
 
     @property
     def is_on(self) -> bool:
-        """Whether it records."""
+        """Whether a step is being recorded."""
         return self._events is not None
 
     @property
     def step(self) -> int:
-        """Number of the step that is recorded, or was last; from 1."""
+        """Number of the step that is recorded, or of the last one; counted from 1."""
         return self._step
 
     def start(self) -> None:
-        """Begins to record a step."""
-        assert not self.is_on, "one step after the other"
+        """Begin to record a step."""
+        assert not self.is_on, "a step is being recorded already"
         self._events = []
         self._step += 1
         self._num_calls = 0
@@ -94,46 +95,49 @@ class Recorder:
         self._since_s = self._clock()
 
     def stop(self) -> RankRecording:
-        """Ends the step; what was recorded."""
+        """End the step and return its recording."""
         self.pause()
-        assert self._events is not None, "start it first"
+        assert self._events is not None, "no step is being recorded: call start() first"
         recording = RankRecording(rank=dist.get_rank(), events=tuple(self._events))
         self._events = None
         return recording
 
     def pause(self) -> None:
-        """The rank computes no more, but calls."""
+        """Record the compute so far; the time until `resume` belongs to a call."""
         now_s = self._clock()
-        assert self._events is not None, "start it first"
+        assert self._events is not None, "no step is being recorded: call start() first"
         if threading.get_ident() != self._thread:
-            raise RuntimeError("a step is recorded on the thread that started it, but another one communicates")
+            raise RuntimeError("a step is recorded on the thread that started it, but another thread communicates")
         self._events.append(Computed(cpu_s=now_s - self._since_s))
 
     def resume(self) -> None:
-        """The rank computes again."""
+        """Begin to measure compute again."""
         self._since_s = self._clock()
 
     def issue(self, kind: OpKind, message_bytes: int, group: RankGroup, ends: tuple[int, int] | None, tag: int) -> int:
-        """Writes down a call; returns its number."""
-        assert self._events is not None, "start it first"
+        """Record a call and return its number."""
+        assert self._events is not None, "no step is being recorded: call start() first"
         call = self._num_calls
         self._num_calls += 1
         self._events.append(Issued(call=call, kind=kind, message_bytes=message_bytes, group=group, ends=ends, tag=tag))
         return call
 
     def wait(self, call: int) -> None:
-        """Writes down that a call was waited for."""
-        assert self._events is not None, "start it first"
+        """Record a wait for a call."""
+        assert self._events is not None, "no step is being recorded: call start() first"
         self._settled.add(call)
         self._events.append(Waited(call=call))
 
     def awaits(self, step: int, call: int) -> bool:
-        """Whether a wait for a call would be news."""
+        """Return whether a wait for this call still has to be recorded."""
         return self.is_on and step == self._step and call not in self._settled
 
 
 def register_recorded_backend(clock: Callable[[], float] = time.thread_time) -> Recorder:
-    """Makes "recorded" a backend of torch.distributed in this process, once, for tensors on the CPU; its recorder."""
+    """Register "recorded" as a backend of torch.distributed for CPU tensors, and return its recorder.
+
+    This can be done once per process.
+    """
     recorder = Recorder(clock)
 
     def create(options: Any, _: Any) -> _RecordedGroup:
@@ -144,12 +148,12 @@ def register_recorded_backend(clock: Callable[[], float] = time.thread_time) -> 
 
 
 class _Message(NamedTuple):
-    """Where the message of a call stands.
+    """Location of the message in a call's arguments.
 
     Attributes:
-        kind: What the call is recorded as.
-        arguments: Positions of arguments that hold tensors; the larger counts.
-        per_member: Whether these are the part of one member of the group only.
+        kind: Kind under which the call is recorded.
+        arguments: Positions of arguments that hold tensors; the larger one counts.
+        per_member: Whether the tensors are only the part of one member of the group.
     """
 
     kind: OpKind
@@ -180,56 +184,56 @@ _COLLECTIVES = {
     "scatter": _Message(OpKind.REDUCE_SCATTER, (0,), per_member=True),
     "barrier": _Message(OpKind.ALL_REDUCE, ()),
 }
-"""The collectives of a process group, by their names in torch 2.13 and before."""
+"""Collectives of a process group, by their names in torch 2.13 and earlier."""
 
 
 class _RecordedGroup(dist.ProcessGroup):
-    """A group whose calls go to an inner group on gloo, and to the recorder; its collectives are those above."""
+    """Group that forwards its calls to an inner group on gloo, and to the recorder."""
 
     def __init__(self, recorder: Recorder, options: Any) -> None:
         rank, size = options.group_rank, options.group_size
         super().__init__(rank, size)  # type: ignore[call-arg] # the form for subclasses; its stub is missing
         gloo = ProcessGroupGloo(options.store, rank, size, options.timeout)
         self._recorder = recorder
-        self._inner = _on_gloo(dist.ProcessGroup(options.store, rank, size), gloo)
-        _on_gloo(self, gloo)  # which keeps its name, and serves what can't be overridden
+        self._inner = _attach_gloo(dist.ProcessGroup(options.store, rank, size), gloo)
+        _attach_gloo(self, gloo)  # keeps gloo's name, and serves calls that can't be overridden
         self._group = RankGroup(name=options.group_id, ranks=tuple(options.global_ranks_in_group) or tuple(range(size)))
 
     def collective(self, name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Calls a collective of the inner group; its work."""
+        """Call a collective of the inner group and return its work."""
         method = getattr(self._inner, name)
         if not self._recorder.is_on:
             return method(*arguments, **named)
         kind, positions, per_member = _COLLECTIVES[name]
         parts = len(self._group.ranks) if per_member else 1
-        message_bytes = parts * max((_bytes(arguments[at]) for at in positions), default=0)
-        return self._recorded(method, arguments, named, kind, message_bytes)
+        message_bytes = parts * max((_count_bytes(arguments[at]) for at in positions), default=0)
+        return self._record_call(method, arguments, named, kind, message_bytes)
 
     def send(self, tensors: list[torch.Tensor], dstRank: int, tag: int) -> Any:  # noqa: N803 # torch calls it so
-        """Sends to a member of the group."""
+        """Send tensors to a member of the group."""
         if not self._recorder.is_on:
             return self._inner.send(tensors, dstRank, tag)
         ends = (self._group.ranks[self.rank()], self._group.ranks[dstRank])
-        return self._recorded(
-            self._inner.send, (tensors, dstRank, tag), {}, OpKind.SEND_RECV, _bytes(tensors), ends, tag
+        return self._record_call(
+            self._inner.send, (tensors, dstRank, tag), {}, OpKind.SEND_RECV, _count_bytes(tensors), ends, tag
         )
 
     def recv(self, tensors: list[torch.Tensor], srcRank: int, tag: int) -> Any:  # noqa: N803 # torch calls it so
-        """Receives from a member of the group."""
+        """Receive tensors from a member of the group."""
         if not self._recorder.is_on:
             return self._inner.recv(tensors, srcRank, tag)
         ends = (self._group.ranks[srcRank], self._group.ranks[self.rank()])
-        return self._recorded(
-            self._inner.recv, (tensors, srcRank, tag), {}, OpKind.SEND_RECV, _bytes(tensors), ends, tag
+        return self._record_call(
+            self._inner.recv, (tensors, srcRank, tag), {}, OpKind.SEND_RECV, _count_bytes(tensors), ends, tag
         )
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int) -> Any:
-        """Receives from anybody, unrecorded steps only."""
+        """Receive tensors from any member; not possible while a step is recorded."""
         if self._recorder.is_on:
             raise RuntimeError("a receive from any source can't be recorded; name the source")
         return self._inner.recv_anysource(tensors, tag)
 
-    def _recorded(
+    def _record_call(
         self,
         method: Callable[..., Any],
         arguments: tuple[Any, ...],
@@ -239,6 +243,7 @@ class _RecordedGroup(dist.ProcessGroup):
         ends: tuple[int, int] | None = None,
         tag: int = 0,
     ) -> Any:
+        """Run a call of the inner group, and record it without its CPU time."""
         self._recorder.pause()
         try:
             call = self._recorder.issue(kind, message_bytes, self._group, ends, tag)
@@ -247,7 +252,9 @@ class _RecordedGroup(dist.ProcessGroup):
             self._recorder.resume()
 
 
-def _forward(name: str) -> Callable[..., Any]:
+def _make_forwarder(name: str) -> Callable[..., Any]:
+    """Return a method that forwards the collective of this name."""
+
     def call(self: _RecordedGroup, *arguments: Any, **named: Any) -> Any:
         return self.collective(name, arguments, named)
 
@@ -255,11 +262,11 @@ def _forward(name: str) -> Callable[..., Any]:
 
 
 for _name in _COLLECTIVES:
-    setattr(_RecordedGroup, _name, _forward(_name))
+    setattr(_RecordedGroup, _name, _make_forwarder(_name))
 
 
 class _RecordedWork(Work):
-    """A call in flight; torch sees it as any other."""
+    """A call in progress, with the interface of torch's Work."""
 
     def __init__(self, work: Work, recorder: Recorder, call: int) -> None:
         super().__init__()
@@ -267,6 +274,7 @@ class _RecordedWork(Work):
         self._step, self._call = recorder.step, call
 
     def wait(self, timeout: timedelta = NO_LIMIT) -> bool:
+        """Wait for the call, and record the wait once."""
         if not self._recorder.awaits(self._step, self._call):
             return self._work.wait(timeout)
         self._recorder.pause()
@@ -308,14 +316,14 @@ class _RecordedWork(Work):
         return self._work.result()
 
 
-def _on_gloo(group: dist.ProcessGroup, gloo: ProcessGroupGloo) -> dist.ProcessGroup:
+def _attach_gloo(group: dist.ProcessGroup, gloo: ProcessGroupGloo) -> dist.ProcessGroup:
     group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
     group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
     return group
 
 
-def _bytes(tensors: torch.Tensor | Iterable[Any]) -> int:
-    """Of a tensor, or of all in a list or a list of lists [bytes]."""
+def _count_bytes(tensors: torch.Tensor | Iterable[Any]) -> int:
+    """Return the size of a tensor, or of all tensors in a nested list [bytes]."""
     if isinstance(tensors, torch.Tensor):
         return tensors.numel() * tensors.element_size()
-    return sum(map(_bytes, tensors))
+    return sum(map(_count_bytes, tensors))

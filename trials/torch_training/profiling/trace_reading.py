@@ -1,16 +1,17 @@
-"""Finds the executions of operators among the events of a rank's profile.
+"""Recognition of operator executions among the events of a rank's profile.
 
-A forward operator is what runs in the range `@block.role`, also where a recomputation runs it again. A backward one is
-what the nodes do that operations of the range have made. Three matters want care:
+A forward execution is the work inside a range `@block.role`, also when a recomputation runs the range again. A backward
+execution is the work of the autograd nodes that the range's operations created. Three cases need care:
 
-- A recomputation runs inside of the backward node that needs its results first, with gradients enabled as in any
-  forward pass. So its operations have sequence numbers, and those of the node itself have none.
-- It ends as soon as the last tensor is at hand that the backward pass needs (torch.utils.checkpoint's early stop). Its
-  last operation is stopped before it computes anything if that tensor is an operand, as those of a product are.
-- The gradient of a residual is a sum that torch's engine forms, once the norm hands its term to the node that has
-  the residual's already.
+- A recomputation runs inside the first backward node that needs its results, with gradients enabled as in any forward
+  pass. So its operations have sequence numbers, and those of the node itself have none.
+- A recomputation ends as soon as the last tensor is available that the backward pass needs (early stop of
+  torch.utils.checkpoint). If that tensor is an operand, as for a product, the last operation stops before it computes
+  anything.
+- The gradient of a residual is a sum that torch's engine forms when the norm hands its term to a node that already has
+  the residual's term.
 
-Times are those of operations: what Python does between them is in none, nor are collectives.
+Times are those of operations. They include neither the Python code between them nor collectives.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from trials.profiling.trace_events import TraceEvent
 
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::_grouped_mm")
 CORE = "aten::_scaled_dot_product"
-"""How the fused attention kernels' names begin."""
+"""Prefix of the fused attention kernels' names."""
 
 _MARK, _CONTINUED = "@", "+"
 _NODE = "autograd::engine::evaluate_function: "
@@ -35,14 +36,14 @@ _COLLECTIVES = ("c10d::", "_c10d_functional::", "gloo:", "nccl:", "record_param_
 
 
 class Work(NamedTuple):
-    """An operation with the seconds that are its own; those of a matrix product or attention kernel are all it has."""
+    """An operation with its own time [s]; for a matrix product or an attention kernel, that of its children, too."""
 
     event: TraceEvent
     time_s: float
 
 
 class Node(NamedTuple):
-    """What a backward node did, and the operation that had made it."""
+    """Work of a backward node, and the operation that created the node."""
 
     name: str
     made_by: TraceEvent
@@ -54,10 +55,10 @@ class Execution:
     """One execution of a marked operator, and of its gradient.
 
     Attributes:
-        name: Block and role.
-        forward: What it did.
-        backward: What the nodes did that it made.
-        fork: The sum of the gradients of what a norm and the residual beside it both read.
+        name: Block and role of the operator.
+        forward: Work of the forward pass.
+        backward: Work of the autograd nodes that the forward pass created.
+        fork: Sum of the two gradients of a tensor that both a norm and the residual read.
     """
 
     name: str
@@ -67,22 +68,22 @@ class Execution:
 
     @property
     def block(self) -> str:
-        """The part of the model that it belongs to."""
+        """Block of the model that the operator belongs to."""
         return self.name.partition(".")[0]
 
     @property
     def role(self) -> str:
-        """What it does there."""
+        """Role of the operator in its block."""
         return self.name.rpartition(".")[2]
 
     @property
     def products(self) -> list[TraceEvent]:
-        """The matrix products of the forward pass."""
+        """Matrix products of the forward pass."""
         return [work.event for work in self.forward if work.event.name in PRODUCTS]
 
 
 class _Place(NamedTuple):
-    """Where the reader stands: in an execution or in none, in a backward node or in none, in a recomputation or not."""
+    """Context of an event: its execution, its backward node, and whether it belongs to a recomputation."""
 
     execution: Execution | None = None
     node: Node | None = None
@@ -90,11 +91,11 @@ class _Place(NamedTuple):
 
 
 class TraceReader:
-    """Reads the events of one rank.
+    """Reader of the events of one rank.
 
     Attributes:
-        executions: In the order of their begin.
-        unexplained: Seconds of each pass's other operations, by their names.
+        executions: Executions in the order of their start.
+        unexplained: Time of all other operations by pass and name [s].
     """
 
     def __init__(self, events: Iterable[TraceEvent]) -> None:
@@ -107,17 +108,21 @@ class TraceReader:
             self._visit(event, _Place())
 
     def _visit(self, event: TraceEvent, place: _Place) -> None:
+        """Assign an event and its children to the executions they belong to."""
         if event.name.startswith((*_COLLECTIVES, *_OF_WEIGHTS)):
             return
         if event.name.startswith(_NODE):
             self._visit_node(event)
             return
         if event.name.startswith(_MARK):
+            # A range inside a backward node can only come from a recomputation.
             is_again = place.is_again or place.node is not None
-            place = _Place(execution=self._execution(event), is_again=is_again)
-        elif place.node is not None and event.sequence >= 0 and not _is_part(event, place.node):
+            place = _Place(execution=self._find_execution(event), is_again=is_again)
+        elif place.node is not None and event.sequence >= 0 and not _is_part_of_node(event, place.node):
+            # A sequence number inside a node means that a recomputation has begun (see the module).
             place = _Place(is_again=True)
         elif place.node is None and event.sequence >= 0 and not place.is_again:
+            # Remember which operation creates the node of this sequence number.
             self._makers[event.thread, event.sequence] = place.execution, event
         is_whole = event.name in PRODUCTS or event.name.startswith(CORE)
         if event.is_operation:
@@ -129,8 +134,8 @@ class TraceReader:
         for event in events:
             self._visit(event, place)
 
-    def _execution(self, mark: TraceEvent) -> Execution:
-        """The execution that a mark begins or continues."""
+    def _find_execution(self, mark: TraceEvent) -> Execution:
+        """Return the execution that a mark begins or continues."""
         name = mark.name.removeprefix(_MARK)
         key = mark.thread, name.removesuffix(_CONTINUED)
         if not name.endswith(_CONTINUED):
@@ -139,29 +144,33 @@ class TraceReader:
         return self._begun[key]
 
     def _visit_node(self, event: TraceEvent) -> None:
+        """Assign a backward node's work to the execution that created the node."""
         name = event.name.removeprefix(_NODE)
         execution, made_by = self._makers.get((event.forward_thread, event.sequence), (None, event))
         node = Node(name, made_by, [])
         self._last_again = None
         for child in event.children:
-            is_kept = child.name in _SUMS and self._keeps_sum(Work(child, child.own_s), execution)
+            is_kept = child.name in _SUMS and self._claim_sum(Work(child, child.own_s), execution)
             if not is_kept:
                 self._visit(child, _Place(execution=execution, node=node))
         if execution is not None:
             execution.backward.append(node)
         if self._last_again is not None:
+            # The recomputation's last product was stopped before it ran (see the module).
             stopped, work = self._last_again
             if stopped is not None and work.event.name in PRODUCTS:
                 stopped.forward.remove(work)
 
-    def _keeps_sum(self, work: Work, execution: Execution | None) -> bool:
-        """Whether a sum that the engine forms after a node is not part of the node's operator, and kept elsewhere.
+    def _claim_sum(self, work: Work, execution: Execution | None) -> bool:
+        """Assign a sum that the engine forms after a node; return whether it lies outside of the node's operator.
 
-        The first one after the nodes of a layer's norm has the residual's gradient for its other term. One after a
-        product belongs to no operator.
+        The first sum after the nodes of a layer's norm adds the residual's gradient. A sum after a product belongs to
+        no operator.
         """
         if execution is None:
             return False
+        # Only the first sum after a layer's norm adds the residual's gradient; the head's norm has no residual beside
+        # it.
         if execution.role == "norm" and execution.block != "head" and not execution.fork:
             execution.fork.append(work)
             return True
@@ -171,6 +180,7 @@ class TraceReader:
         return False
 
     def _add(self, work: Work, place: _Place) -> None:
+        """Add an operation to its execution, or to the unexplained time."""
         if place.is_again and work.event.sequence >= 0:
             self._last_again = place.execution, work
         if place.execution is None:
@@ -182,6 +192,6 @@ class TraceReader:
             place.node.works.append(work)
 
 
-def _is_part(event: TraceEvent, node: Node) -> bool:
-    """Whether an event with a number is the node's own: its body, or its function applied to gradients."""
+def _is_part_of_node(event: TraceEvent, node: Node) -> bool:
+    """Return whether an event with a sequence number is the node's own: its body, or its function on gradients."""
     return event.name in (node.name, node.name.removesuffix("Backward"))

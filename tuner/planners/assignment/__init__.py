@@ -1,1 +1,1 @@
-"""The assignment problem below sharding plans: one strategy for every node, under one memory limit."""
+"""Strategy assignment below sharding plans: choose one strategy for every node under one memory limit."""

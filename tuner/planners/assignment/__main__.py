@@ -1,4 +1,4 @@
-"""`python -m tuner.planners.assignment INSTANCE.json.gz`: solves a file of the contest's form."""
+"""Command `python -m tuner.planners.assignment INSTANCE.json.gz`: solve a strategy assignment in the contest's form."""
 
 from __future__ import annotations
 
@@ -22,27 +22,40 @@ from tuner.planners.engine.outcome import Limits, Outcome
 
 
 class _Interrupts:
-    """Notes the first interrupt; a second one ends the program at once."""
+    """Handler that notes the first interrupt; a second one ends the program at once.
+
+    Attributes:
+        is_stopped: Whether an interrupt has come.
+    """
 
     def __init__(self) -> None:
+        """Begin without an interrupt."""
         self.is_stopped = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 # the form of a signal's handler
+        """Note an interrupt."""
         if self.is_stopped:
             raise KeyboardInterrupt
         self.is_stopped = True
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Solves a file and prints what came out; the exit status is 0, or 2 after a mistake in what was given."""
+    """Solve a file and print the result; return the exit status: 0, or 2 after a mistake in the input."""
     start_s = _process_start_s() if arguments is None else time.perf_counter()
     parser = argparse.ArgumentParser(prog="python -m tuner.planners.assignment", description=__doc__)
     parser.add_argument("file", type=Path, help="a problem in the contest's JSON, plain or .gz")
-    parser.add_argument("--time-limit", type=_seconds, default=60.0, metavar="S", help="seconds, reading included")
-    parser.add_argument("--seed", type=int, default=0, help="of the search's random choices")
+    parser.add_argument(
+        "--time-limit",
+        type=_seconds,
+        default=60.0,
+        metavar="S",
+        help="seconds to solve the problem, with the time to read it",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the search's random choices")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write each node's strategy as a JSON list")
     options = parser.parse_args(arguments)
+    # The first interrupt ends the search, which then returns its best assignment.
     interrupts = _Interrupts()
     before = signal.signal(signal.SIGINT, interrupts)
     try:
@@ -66,7 +79,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _process_start_s() -> float:
-    """When this process started, as `time.perf_counter` tells it; where the system does not say, when it had to work.
+    """Return when this process started, on the clock of `time.perf_counter`.
+
+    Where the system does not tell it, the processor time spent so far is taken off the present time.
 
     Source: proc(5), field 22 of /proc/self/stat, in clock ticks since the machine started.
     """
@@ -80,6 +95,7 @@ def _process_start_s() -> float:
 
 
 def _seconds(text: str) -> float:
+    """Parse a positive, finite number of seconds."""
     seconds = float(text)
     if not 0.0 < seconds < math.inf:
         raise argparse.ArgumentTypeError(f"{text} must be positive and finite")
@@ -87,6 +103,7 @@ def _seconds(text: str) -> float:
 
 
 def _write(path: Path, strategies: IntArray) -> None:
+    """Write the strategies of all nodes as a JSON list."""
     try:
         path.write_text(json.dumps(strategies.tolist()) + "\n", encoding="utf-8")
     except OSError as error:
@@ -94,6 +111,7 @@ def _write(path: Path, strategies: IntArray) -> None:
 
 
 def _as_json(found: Outcome[IntArray]) -> str:
+    """Format a result as a JSON object."""
     return json.dumps(
         {
             "cost": None if found.best is None else _plain(found.best.cost),
@@ -107,11 +125,13 @@ def _as_json(found: Outcome[IntArray]) -> str:
 
 
 def _as_text(found: Outcome[IntArray]) -> str:
+    """Format a result as a line of text."""
     cost = "no assignment found" if found.best is None else f"cost {found.best.cost:.10g}, gap {100 * found.gap:.2f}%"
     return f"{cost}, bound {found.bound:.10g}, {found.seconds:.1f} s: {found.known.value}"
 
 
 def _plain(number: float) -> int | float:
+    """Return a whole number as an integer."""
     return int(number) if number == int(number) else number
 
 

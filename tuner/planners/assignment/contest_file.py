@@ -1,7 +1,7 @@
-"""Reads and writes assignment problems in the JSON of the ASPLOS 2025 contest, plain or compressed.
+"""Reading and writing of strategy assignments in the JSON of the ASPLOS 2025 contest, plain or compressed.
 
-Files may hold tens of millions of numbers, so each kind of number is checked in one go, and only a list that fails is
-looked through for its first bad entry.
+Files may hold tens of millions of numbers. Each kind of number is therefore checked at once, and only a list that fails
+is searched for its first bad entry.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from hardware.io.input_file import read_input, unpacked
 from tuner.planners.assignment.problem import AssignmentProblem, starts_of
 
 MAX_FILE_BYTES = 1_000_000_000
-"""Packed or not: tens of millions of numbers as text."""
+"""Most bytes of a file, packed or not: tens of millions of numbers as text."""
 _KEYS = ("name", "nodes", "edges", "usage_limit")
+"""Keys of a problem in the file."""
 
 
 def read_problem(path: Path) -> AssignmentProblem:
-    """The problem that a file holds.
+    """Read the problem of a file.
 
     Args:
-        path: Of a JSON file, which may be compressed by gzip.
+        path: JSON file, possibly compressed by gzip.
 
     Raises:
-        ConfigError: If the file cannot be read, or is no problem of the contest's form.
+        ConfigError: the file cannot be read, or is no problem of the contest's form.
     """
     try:
         return _problem(_json_of(path))
@@ -41,20 +42,20 @@ def read_problem(path: Path) -> AssignmentProblem:
 
 
 def write_problem(problem: AssignmentProblem, path: Path) -> None:
-    """Writes a problem, compressed if the file's name ends in `.gz`.
+    """Write a problem, compressed if the file's name ends in `.gz`.
 
     Raises:
-        ConfigError: If the file cannot be written.
+        ConfigError: the file cannot be written.
     """
     content = {
         "problem": {
             "name": problem.name,
             "nodes": {
                 "intervals": problem.intervals.tolist(),
-                "costs": _nested(problem.costs, problem.starts),
-                "usages": _nested(problem.usages, problem.starts),
+                "costs": _nest(problem.costs, problem.starts),
+                "usages": _nest(problem.usages, problem.starts),
             },
-            "edges": {"nodes": problem.edges.tolist(), "costs": _nested(problem.edge_costs, problem.edge_starts)},
+            "edges": {"nodes": problem.edges.tolist(), "costs": _nest(problem.edge_costs, problem.edge_starts)},
             "usage_limit": _plain(problem.limit),
         }
     }
@@ -66,6 +67,7 @@ def write_problem(problem: AssignmentProblem, path: Path) -> None:
 
 
 def _json_of(path: Path) -> Any:
+    """Parse the JSON of a file."""
     content = read_input(path, most_bytes=MAX_FILE_BYTES)
     try:
         return json.loads(unpacked(content, most_bytes=MAX_FILE_BYTES, path=path))
@@ -80,6 +82,7 @@ def _json_of(path: Path) -> Any:
 
 
 def _problem(content: Any) -> AssignmentProblem:
+    """Convert parsed JSON to a problem."""
     problem = _mapping(content, "problem")
     for key in problem:
         if key not in _KEYS:
@@ -101,6 +104,7 @@ def _problem(content: Any) -> AssignmentProblem:
     ):
         if found != wanted:
             raise ConfigError(f"must hold {wanted} lists, but holds {found}", key=f"problem.{key}")
+    # The first start that differs stands behind the node at fault.
     if (differs := starts != usage_starts).any():
         node = int(differs.argmax()) - 1
         raise ConfigError("must hold as many as the node's costs", key=f"problem.nodes.usages.{node}")
@@ -121,12 +125,14 @@ def _problem(content: Any) -> AssignmentProblem:
 
 
 def _value(mapping: Mapping[str, Any], key: str, above: str = "") -> Any:
+    """Return a required entry of a mapping."""
     if key not in mapping:
         raise ConfigError("is required and missing", key=f"{above}{key}")
     return mapping[key]
 
 
 def _mapping(content: Any, key: str, above: str = "") -> Mapping[str, Any]:
+    """Return a required mapping inside a mapping."""
     if not isinstance(content, dict):
         raise ConfigError("must be a mapping", key=above.rstrip(".") or None, value=content)
     value = _value(content, key, above)
@@ -136,6 +142,7 @@ def _mapping(content: Any, key: str, above: str = "") -> Mapping[str, Any]:
 
 
 def _lists(mapping: Mapping[str, Any], key: str, above: str) -> list[list[Any]]:
+    """Return a required list of lists inside a mapping."""
     value = _value(mapping, key, above)
     if not isinstance(value, list):
         raise ConfigError("must be a list", key=f"{above}{key}", value=value)
@@ -146,10 +153,12 @@ def _lists(mapping: Mapping[str, Any], key: str, above: str) -> list[list[Any]]:
 
 
 def _ragged(mapping: Mapping[str, Any], key: str, above: str, *, least: float = -np.inf) -> tuple[FloatArray, IntArray]:
+    """Return the numbers of a list of lists in one array, and the start of each list."""
     lists = _lists(mapping, key, above)
     starts = starts_of([len(own) for own in lists])
 
     def where(place: int) -> str:
+        """Return the key of a number in the flat array."""
         own = int(np.searchsorted(starts, place, side="right")) - 1
         return f"{above}{key}.{own}.{place - int(starts[own])}"
 
@@ -157,6 +166,7 @@ def _ragged(mapping: Mapping[str, Any], key: str, above: str, *, least: float = 
 
 
 def _pairs(mapping: Mapping[str, Any], key: str, above: str) -> IntArray:
+    """Return a list of pairs of whole numbers as an array [pairs, 2]."""
     lists = _lists(mapping, key, above)
     for place, own in enumerate(lists):
         if len(own) != 2 or not all(type(number) is int and 0 <= number < 2**62 for number in own):
@@ -165,10 +175,13 @@ def _pairs(mapping: Mapping[str, Any], key: str, above: str) -> IntArray:
 
 
 def _numbers(flat: list[Any], where: Any, *, least: float = -np.inf) -> FloatArray:
+    """Check a list of numbers and convert it to an array."""
+    # A set of types is found in one pass. It also excludes bool, which is a subclass of int.
     if set(map(type, flat)) <= {int, float}:
         try:
             numbers = np.array(flat, dtype=np.float64)
         except OverflowError:
+            # Integers beyond the range of a float count as extremely large, for the check below.
             numbers = np.array([min(max(number, -1e300), 1e300) for number in flat], dtype=np.float64)
         wrong = ~(np.isfinite(numbers) & (numbers >= least))
         if not wrong.any():
@@ -180,7 +193,8 @@ def _numbers(flat: list[Any], where: Any, *, least: float = -np.inf) -> FloatArr
     raise ConfigError(rule, key=where(place), value=flat[place])
 
 
-def _nested(flat: FloatArray, starts: Sequence[int] | IntArray) -> list[list[int | float]]:
+def _nest(flat: FloatArray, starts: Sequence[int] | IntArray) -> list[list[int | float]]:
+    """Split an array into lists, with whole numbers as integers where all are whole."""
     whole = (
         flat.astype(np.int64).tolist()
         if bool((flat == np.rint(flat)).all() and np.abs(flat).max(initial=0) < 2**62)
@@ -190,4 +204,5 @@ def _nested(flat: FloatArray, starts: Sequence[int] | IntArray) -> list[list[int
 
 
 def _plain(number: float) -> int | float:
+    """Return a whole number as an integer."""
     return int(number) if number == int(number) else number

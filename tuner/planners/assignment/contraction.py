@@ -1,11 +1,11 @@
-"""A smaller problem with the same solutions: what is forbidden or decided goes, and what moves together becomes one.
+"""Contraction to a smaller problem with the same solutions.
 
-Strategies that have no allowed partner beside a neighbour are dropped. A node with one strategy left is folded into its
-neighbours' costs, and so is an edge whose costs are a sum of one part for each end. Where an edge leaves one partner
-to each strategy of a node, the partner is no choice at all: it joins the node, whose states from then on decide what
-both cost and hold.
+Strategies without an allowed partner at a neighbour are dropped. A node with one strategy left is folded into its
+neighbours' costs, and so is an edge whose costs are a sum of one part for each end. Where an edge allows only one
+partner for each strategy of a node, the partner has no choice of its own: it joins the node, whose states then
+determine the cost and memory of both.
 
-What is left are variables with states. Each state stands for one strategy of every node that joined.
+The remaining nodes are variables with states. Each state stands for one strategy of every node that joined.
 """
 
 from __future__ import annotations
@@ -22,26 +22,27 @@ from hardware.arrays import FloatArray, IntArray
 from tuner.planners.assignment.problem import FORBIDDEN, AssignmentProblem, starts_of
 
 Pair = tuple[int, int]
+"""Numbers of two nodes or variables."""
 
 _MOST_ADDED = 200_000
-"""Entries by which the edges of a node may grow when another joins it."""
+"""Most entries by which the edges of a node may grow when another joins it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Core:
-    """What is left to decide.
+    """Decisions that remain after contraction.
 
     Letters: `v` variables, `X` states of all variables together.
 
     Attributes:
-        starts: Where each variable's states start among all [v + 1].
-        costs: Of each state [X].
-        edges: The costs of two variables' states, by their numbers in ascending order; inf where forbidden.
-        constant: What every assignment costs beside these.
-        held: What each node holds in each state; nodes without a choice are columns that no state fills [X, n].
-        base: What the nodes without a choice hold [n].
-        variable_of: The variable that each node joined, -1 if it has no choice [n].
-        strategies: Of each node by the states of its variable; one entry if it has no choice.
+        starts: Index of each variable's first state among all states [v + 1].
+        costs: Cost of each state [X].
+        edges: Costs of two variables' states, by their numbers in ascending order; inf where forbidden.
+        constant: Cost of every assignment beside these.
+        held: Memory that each node holds in each state; columns of nodes without a choice are empty [X, n].
+        base: Memory of the nodes without a choice [n].
+        variable_of: Variable that each node joined, -1 if it has no choice [n].
+        strategies: Strategy of each node by the states of its variable; one entry if it has no choice.
     """
 
     starts: IntArray
@@ -53,11 +54,11 @@ class Core:
     variable_of: IntArray
     strategies: tuple[IntArray, ...]
 
-    def lifted(self, states: IntArray) -> IntArray:
-        """The strategy of each node [n].
+    def lift(self, states: IntArray) -> IntArray:
+        """Return the strategy of each node [n].
 
         Args:
-            states: Of each variable [v].
+            states: State of each variable [v].
         """
         picked = np.append(states, 0)[self.variable_of]
         return np.array(
@@ -66,9 +67,22 @@ class Core:
 
 
 class _Contraction:
-    """The graph while it shrinks."""
+    """Graph of nodes and edges while it shrinks.
+
+    Attributes:
+        problem: Problem to contract.
+        sizes: Number of strategies of each node.
+        costs: Cost of each state that a node still has.
+        labels: Strategy that each of these states stands for.
+        beside: Neighbours of each node, with the costs of both nodes' states.
+        joined: Root, node that joined it, and that node's strategy by the root's strategies.
+        has_joined: Whether each node has joined another.
+        is_possible: Whether any assignment without forbidden choices may exist.
+        queue: Edges to examine.
+    """
 
     def __init__(self, problem: AssignmentProblem) -> None:
+        """Begin with the whole problem."""
         num_nodes = problem.num_nodes
         starts = problem.starts.tolist()
         costs = np.where(problem.costs >= FORBIDDEN, np.inf, problem.costs)
@@ -87,7 +101,7 @@ class _Contraction:
             self.add(first, second, edge_costs[start:end].reshape(self.sizes[first], self.sizes[second]))
 
     def add(self, first: int, second: int, table: FloatArray) -> None:
-        """Adds costs of two nodes' states."""
+        """Add costs of two nodes' states."""
         there = self.beside[first].get(second)
         if there is not None:
             table = there + table
@@ -96,16 +110,18 @@ class _Contraction:
         self.queue.append((first, second))
 
     def shrink(self) -> None:
-        """Drops, folds and joins until nothing is left to do, or no choice is possible."""
+        """Drop, fold and join until nothing changes, or no choice is possible."""
         for node, costs in enumerate(self.costs):
             self.keep(node, np.isfinite(costs))
         while self.queue and self.is_possible:
             first, second = self.queue.popleft()
+            # An edge may have been removed or replaced since it was put in the queue.
             table = self.beside[first].get(second)
             if table is None:
                 continue
             allowed = np.isfinite(table)
             if not allowed.all():
+                # A state without any allowed partner is dropped. The edge is then examined again.
                 rows, columns = np.asarray(allowed.any(axis=1)), np.asarray(allowed.any(axis=0))
                 if not (rows.all() and columns.all()):
                     self.keep(first, rows)
@@ -117,7 +133,7 @@ class _Contraction:
                 self.fold(first, second, table)
 
     def keep(self, node: int, kept: NDArray[np.bool_]) -> None:
-        """Drops all other states of a node."""
+        """Keep some states of a node and drop all others."""
         if kept.all():
             return
         if not kept.any():
@@ -132,12 +148,13 @@ class _Contraction:
             self.queue.append((node, other))
 
     def take(self, first: int, second: int) -> FloatArray:
-        """Removes an edge."""
+        """Remove an edge and return its costs."""
         del self.beside[second][first]
         return self.beside[first].pop(second)
 
     def fold(self, first: int, second: int, table: FloatArray) -> None:
-        """Removes an edge whose costs are a sum of a part for each end."""
+        """Remove an edge whose costs are a sum of a part for each end."""
+        # A table is a sum of two parts if all its rows differ by a constant from the first.
         rest = table - table[:1]
         if (rest == rest[:, :1]).all():
             self.take(first, second)
@@ -145,7 +162,7 @@ class _Contraction:
             self.costs[second] = self.costs[second] + (table[0] - table[0, 0])
 
     def join(self, first: int, second: int, table: FloatArray, allowed: NDArray[np.bool_]) -> None:
-        """Lets one node join the other if that leaves it no choice."""
+        """Join one node to the other if that leaves it no choice."""
         by_first, by_second = bool((allowed.sum(axis=1) == 1).all()), bool((allowed.sum(axis=0) == 1).all())
         if by_first and by_second:
             by_first = len(self.beside[second]) <= len(self.beside[first])
@@ -155,7 +172,8 @@ class _Contraction:
             self.absorb(second, first, table.T, allowed.argmax(axis=0))
 
     def absorb(self, root: int, node: int, table: FloatArray, state_of: IntArray) -> None:
-        """A node joins a root, whose states say what state it is in."""
+        """Join a node to a root, whose states determine the node's."""
+        # The node's edges get a row for each state of the root, so that they grow where the root has more states.
         growth = len(state_of) - len(self.labels[node])
         if growth * sum(len(self.labels[other]) for other in self.beside[node]) > _MOST_ADDED:
             return
@@ -169,11 +187,12 @@ class _Contraction:
             self.add(root, other, self.take(node, other)[state_of])
 
     def core(self) -> Core:
-        """What is left."""
+        """Return the remaining variables, states and edges."""
         problem = self.problem
         num_nodes = problem.num_nodes
         root_of = list(range(num_nodes))
         strategies: list[IntArray] = list(self.labels)
+        # A root may itself have joined another later. Going backwards, its own root is known already.
         for root, node, by_strategy in reversed(self.joined):
             root_of[node] = root_of[root]
             strategies[node] = by_strategy[strategies[root]]
@@ -186,6 +205,7 @@ class _Contraction:
         free = np.flatnonzero(variable_of >= 0)
         rows = [np.arange(starts[var], starts[var + 1]) for var in variable_of[free]]
         columns = np.repeat(free, [len(own) for own in rows])
+        # One row for each state, with an entry for each node of the state's variable.
         held = csr_array(
             (
                 np.concatenate([*(usages[node] for node in free), np.zeros(0)]),
@@ -194,6 +214,7 @@ class _Contraction:
             shape=(int(starts[-1]), num_nodes),
         )
         base = np.array([own[0] if var < 0 else 0.0 for own, var in zip(usages, variable_of, strict=True)])
+        # Nodes with a single state cost the same in every assignment.
         singles = (node for node in range(num_nodes) if not self.has_joined[node] and len(self.labels[node]) == 1)
         return Core(
             starts=starts,
@@ -212,10 +233,10 @@ class _Contraction:
         )
 
 
-def contracted(problem: AssignmentProblem) -> Core | None:
-    """The problem's core; None if every assignment takes something forbidden.
+def contract(problem: AssignmentProblem) -> Core | None:
+    """Contract a problem; None if every assignment makes a forbidden choice.
 
-    Raises nothing: a problem whose memory cannot suffice has a core like any other.
+    A problem whose memory cannot suffice is contracted like any other.
     """
     contraction = _Contraction(problem)
     contraction.shrink()

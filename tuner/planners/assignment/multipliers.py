@@ -1,9 +1,9 @@
-"""Prices of memory at each time: they turn the limit into costs, and raise the lower bound.
+"""Prices of memory at each time, which turn the limit into costs and raise the lower bound.
 
-For any prices that are not negative, the least cost of all assignments that pay for their memory, less the price of the
-whole limit, is a bound. After each sweep of the messages the prices follow what the assignment found holds above or
-below the limit (a deflected subgradient). The step is the one that would lift the bound by a share of it, and that
-share shrinks as time goes on.
+For any prices that are not negative, a lower bound follows: the least cost of all assignments that pay for their
+memory, less the price of the whole limit. After each sweep of the messages, the prices follow the excess of the present
+assignment's memory over the limit (a deflected subgradient). The step is the one that would raise the bound by a
+certain fraction, which shrinks with time.
 
 Source: Held, Wolfe and Crowder, *Validation of subgradient optimization* (1974); Polyak's step.
 """
@@ -22,37 +22,39 @@ from tuner.planners.assignment.problem import is_close, starts_of
 from tuner.planners.assignment.timeline import Timeline
 
 _FIRST_STEP, _LAST_STEP = 0.1, 0.0005
-"""Share of the bound that a step aims to lift it by: at the start, and when all time is spent."""
+"""Fraction of the bound by which a step aims to raise it: at the start, and when all time is spent."""
 
 _DEFLECTION = 0.7
-"""Weight of all earlier directions."""
+"""Weight of all earlier directions in the next one."""
 
 
 _EXCESS_WEIGHT = 1000.0
-"""An assignment that holds 1% above the limit is as good a start for repairs as one that costs this many % more."""
+"""Weight of excess memory against cost, for assignments from which repairs start.
+
+An assignment 1% above the limit is as good as one that costs this many percent more.
+"""
 
 _FORBIDDEN_WEIGHT = 100.0
-"""An assignment with something forbidden is as good a start as one that costs this many times the bound."""
+"""Assumed cost of an assignment with a forbidden choice, as a multiple of the bound."""
 
 
 class Ascent:
-    """Raises the bound and finds assignments.
+    """Ascent of the bound, with the assignments found on the way.
 
     Attributes:
-        bound: No feasible assignment costs less.
-        prices: The mean of those of the second half of the time [times].
-        states: Of the cheapest feasible assignment; if there is none, of one that costs little and holds little above
-            the limit.
-        cost: Of the cheapest feasible assignment; inf while there is none.
+        bound: Lower bound of all feasible assignments.
+        states: States of the cheapest feasible assignment. Without one, those of an assignment of low cost and little
+            excess memory.
+        cost: Cost of the cheapest feasible assignment; inf while there is none.
     """
 
     def __init__(self, core: Core, timeline: Timeline, limit: float) -> None:
-        """Prepares the messages.
+        """Prepare the messages.
 
         Args:
-            core: The variables.
-            timeline: When they hold memory.
-            limit: The most that they may hold.
+            core: Variables of the contracted problem.
+            timeline: Times at which nodes hold memory.
+            limit: Most memory that nodes may hold at one time.
         """
         self._core, self._timeline, self._limit = core, timeline, limit
         self._base = timeline.held(core.base)
@@ -71,15 +73,15 @@ class Ascent:
 
     @property
     def prices(self) -> FloatArray:
-        """The mean of those of the second half of the time; the present ones before."""
+        """Mean of the prices in the second half of the time [times]; the present prices before."""
         return self._sum / self._num_summed if self._num_summed else self._prices
 
     def run(self, spent: Callable[[], float], *, gap: float) -> None:
-        """Sweeps until all is spent, or the bound comes close to the cost.
+        """Sweep until the time is spent, or the bound comes close to the cost.
 
         Args:
-            spent: The share of the time that is spent; called once for each sweep.
-            gap: Share of the cost that it may be above the bound.
+            spent: Function that returns the fraction of the time that is spent; called once for each sweep.
+            gap: Accepted gap between cost and bound, as a fraction of the cost.
         """
         share = 0.0
         while share < 1.0:
@@ -89,9 +91,12 @@ class Ascent:
             share = spent()
 
     def _step(self, share: float) -> None:
+        """Sweep once, keep the assignment if it is the best, and change the prices."""
         core, timeline, limit = self._core, self._timeline, self._limit
         least = self._messages.sweep(is_forward=self._is_forward)
         self._is_forward = not self._is_forward
+        # The dual bound: least cost with prices, less the price of the limit that remains beside nodes without a
+        # choice.
         self.bound = max(self.bound, least + core.constant + float(self._prices @ (self._base - limit)))
         states = self._messages.states
         over = self._base + timeline.held(held_by_node(core, states)) - limit
@@ -99,6 +104,7 @@ class Ascent:
         if excess <= 0.0 and cost < self.cost:
             self.states, self.cost = states.copy(), cost
         elif math.isinf(self.cost):
+            # Without a feasible assignment, keep the one from which repairs promise most.
             assumed = cost if math.isfinite(cost) else _FORBIDDEN_WEIGHT * abs(self.bound)
             badness = assumed + _EXCESS_WEIGHT * excess * abs(assumed)
             if badness < self._least_badness:
@@ -107,31 +113,35 @@ class Ascent:
             self._reprice(over, share)
 
     def _reprice(self, over: FloatArray, share: float) -> None:
+        """Move the prices along the deflected subgradient."""
         now = over / max(self._limit, 1.0)
         ahead = now if self._direction is None else _DEFLECTION * self._direction + (1.0 - _DEFLECTION) * now
         self._direction = ahead
+        # A price of zero can't fall, so that its direction does not count in the length of the step.
         active = np.where((self._prices > 0.0) | (ahead > 0.0), ahead, 0.0)
         squared = float(active @ active)
         if squared > 0.0:
             aim = _FIRST_STEP * (_LAST_STEP / _FIRST_STEP) ** share * max(abs(self.bound), 1.0)
             self._prices = np.maximum(0.0, self._prices + aim / squared / max(self._limit, 1.0) * active)
+        # Only the change of the prices is added, because the messages have already moved the former costs.
         paid = self._core.held @ self._timeline.paid(self._prices)
         self._messages.costs += paid - self._paid
         self._paid = paid
+        # The mean of late prices is closer to the optimum than the last ones, which oscillate.
         if share > 0.5:
             self._sum += self._prices
             self._num_summed += 1
 
 
 class CoreCosts:
-    """What states of all variables cost together, their constant included."""
+    """Cost of states of all variables together, with the constant."""
 
     def __init__(self, core: Core, *, forbidden: float = math.inf) -> None:
-        """Lays the edges' costs out in a row.
+        """Lay out the edges' costs in a row.
 
         Args:
-            core: The variables.
-            forbidden: What each choice costs that is forbidden.
+            core: Variables of the contracted problem.
+            forbidden: Cost of each forbidden choice.
         """
         self._core = core
         pairs = np.array(list(core.edges), dtype=np.int64).reshape(-1, 2)
@@ -143,20 +153,20 @@ class CoreCosts:
         self._entries = np.where(self._is_forbidden, forbidden, entries)
 
     def of(self, states: IntArray) -> float:
-        """The cost.
+        """Return the cost of an assignment.
 
         Args:
-            states: Of each variable [v].
+            states: State of each variable [v].
         """
         places = self._begins + states[self._firsts] * self._widths + states[self._seconds]
         own = self._core.costs[self._core.starts[:-1] + states]
         return self._core.constant + float(own.sum() + self._entries[places].sum())
 
     def forbidden_ends(self, states: IntArray) -> IntArray:
-        """The variables on edges that are forbidden now; one on several edges comes several times.
+        """Return the variables on edges with a forbidden choice; a variable on several such edges comes several times.
 
         Args:
-            states: Of each variable [v].
+            states: State of each variable [v].
         """
         places = self._begins + states[self._firsts] * self._widths + states[self._seconds]
         wrong = self._is_forbidden[places]
@@ -164,11 +174,11 @@ class CoreCosts:
 
 
 def held_by_node(core: Core, states: IntArray) -> FloatArray:
-    """What each node with a choice holds [n].
+    """Return the memory that each node with a choice holds [n].
 
     Args:
-        core: The variables.
-        states: Of each [v].
+        core: Variables of the contracted problem.
+        states: State of each variable [v].
     """
     rows = core.held[core.starts[:-1] + states]
     return np.asarray(np.bincount(rows.indices, rows.data, core.held.shape[1]), dtype=np.float64)

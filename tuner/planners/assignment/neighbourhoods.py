@@ -1,11 +1,11 @@
-"""Large neighbourhoods: regions of variables that are assigned anew, exactly, while all others stay.
+"""Large neighbourhood search: regions of variables are assigned anew, exactly, while all others keep their states.
 
-A region is what grows at random around one to three variables. Within it costs and the price of memory are minimised
-by elimination; where that would take too large tables, some of its variables stay as well. What comes out may hold too
-much at some times: these become dearer, and the region is assigned again. Prices do not reach every assignment that
-fits, so of regions with few combinations all are tried as well. An assignment is taken if it is cheaper, or if it frees
-memory that is worth more than it costs: what it frees is spent elsewhere. How much dearer than the best one that may be
-shrinks to nothing as time goes on.
+A region grows at random around one to three variables. Costs and the price of memory inside it are minimised by
+elimination. Where that takes too large tables, some of the region's variables keep their states as well. If the result
+holds too much memory at some times, these times become dearer and the region is assigned again. Prices do not lead to
+every assignment that fits. In regions with few combinations, all of them are therefore tried as well. An assignment is
+accepted if it is cheaper, or if it frees memory that is worth more than its extra cost, because the freed memory can be
+used elsewhere. The accepted distance to the best cost shrinks to zero with time.
 """
 
 from __future__ import annotations
@@ -25,41 +25,56 @@ from tuner.planners.assignment.timeline import Timeline
 from tuner.planners.engine.elimination import Term, cheapest_order, least
 
 _REGION_SIZES = (8, 20, 50, 120, 300)
+"""Numbers of variables of a region for elimination."""
 _TRIED_SHARE = 0.3
-"""Of the moves: those that try all combinations of a few variables."""
+"""Fraction of the moves that try all combinations of a few variables."""
 
 _MOST_TRIED = 3
+"""Most variables of which all combinations are tried."""
 _MOST_COMBINATIONS = 1_000
+"""Most combinations that are tried."""
 _MOST_SEEDS = 3
+"""Most variables around which a region grows."""
 _AIMED_SHARE, _REPAIRING_SHARE = 0.2, 0.6
-"""Of the moves: those that start where memory is dear, or where something is wrong; the others start anywhere."""
+"""Fractions of the moves that aim at a weak point, with and without a feasible assignment; others start anywhere.
+
+Weak points are times at which memory is dear or exceeded, and forbidden choices.
+"""
 
 _MOST_NEIGHBOURS = 12
-"""Neighbours of one variable by which a region grows: hubs would fill it with what has nothing else in common."""
+"""Most neighbours of one variable by which a region grows.
+
+Without this limit, hubs would fill the region with variables that have nothing else in common.
+"""
 
 _PRICE_FACTORS = (0.0, 0.3, 0.7, 1.0, 1.3)
+"""Factors on the prices of memory, of which each move draws one."""
 _REPAIRING_FACTORS = (0.7, 1.0, 3.0, 10.0)
+"""Factors on the prices while no feasible assignment is known."""
 _REPAIRING_PRICE = 0.3
-"""Of the mean price: what memory costs beside its price at each time while no feasible assignment is known."""
+"""Additional price of memory at all times while no feasible assignment is known, as a fraction of the mean price."""
 
 _MOST_ENTRIES = 20_000
+"""Most entries of one table of an elimination."""
 _ATTEMPTS = 4
+"""Most attempts of one elimination, with growing prices."""
 _FIRST_SURCHARGE, _SURCHARGE_GROWTH = 0.3, 4.0
-"""Of the mean price: what times become dearer by at which too much is held, and how that grows by attempt."""
+"""First surcharge on times at which memory is exceeded, as a fraction of the mean price, and its growth by attempt."""
 
 _TOLERANCE = 0.01
-"""Share of the best cost by which the present one may be above it at the start."""
+"""Accepted distance of the present cost from the best one at the start, as a fraction of the best cost."""
 
 _ROUNDING = 1e-9
+"""Relative difference below which costs count as equal."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Profile:
-    """What a variable holds: at some times the amount changes.
+    """Memory of a variable, as changes at some times.
 
     Attributes:
-        times: When it does [c].
-        changes: By how much in each state [c, states]; they add up to nothing.
+        times: Times at which the memory changes [c].
+        changes: Change in each state [c, states]; the changes of a state add up to zero.
     """
 
     times: IntArray
@@ -70,22 +85,22 @@ class LocalSearch:
     """An assignment that becomes cheaper region by region.
 
     Attributes:
-        best_states: Of the cheapest feasible assignment found; of the present one while there is none.
-        best_cost: Its cost; inf while there is none.
-        num_moves: Regions assigned anew.
+        best_states: States of the cheapest feasible assignment found; of the present one while there is none.
+        best_cost: Cost of the cheapest feasible assignment; inf while there is none.
+        num_moves: Number of regions that were assigned anew.
     """
 
     def __init__(
         self, problem: AssignmentProblem, core: Core, timeline: Timeline, states: IntArray, prices: FloatArray
     ) -> None:
-        """Prepares the graph.
+        """Prepare the graph and begin with an assignment.
 
         Args:
-            problem: What is solved.
-            core: Its variables.
-            timeline: When they hold memory.
-            states: Where the search starts; it need not be feasible [v].
-            prices: Of a unit of memory at each time [times].
+            problem: Problem to solve.
+            core: Variables of the contracted problem.
+            timeline: Times at which nodes hold memory.
+            states: States with which the search begins; they need not be feasible [v].
+            prices: Price of a unit of memory at each time [times].
         """
         num_variables = len(core.starts) - 1
         begins = core.starts.tolist()
@@ -99,6 +114,8 @@ class LocalSearch:
             table = np.where(np.isinf(costs), self._forbidden, costs)
             self._beside[first][second] = table
             self._beside[second][first] = np.ascontiguousarray(table.T)
+        # Lists of neighbours serve random draws, tables serve costs. Transposed tables are made contiguous, as they are
+        # read row by row.
         self._neighbours = [list(own) for own in self._beside]
         self._profiles = _profiles(problem, core, timeline, num_variables)
         self._given_prices = prices
@@ -117,14 +134,14 @@ class LocalSearch:
     def run(
         self, spent: Callable[[], float], *, bound: float, gap: float, rng: Generator, report: Callable[[], None]
     ) -> None:
-        """Moves until all is spent, or the cost comes close to the bound.
+        """Move until the time is spent, or the cost comes close to the bound.
 
         Args:
-            spent: The share of the time that is spent; called once for each move.
-            bound: No assignment costs less.
-            gap: Share of the cost that it may be above the bound.
-            rng: Chooses the regions.
-            report: Called at every improvement.
+            spent: Function that returns the fraction of the time that is spent; called once for each move.
+            bound: Lower bound of all assignments.
+            gap: Accepted gap between cost and bound, as a fraction of the cost.
+            rng: Source of the random choices.
+            report: Function called at every improvement.
         """
         while (share := spent()) < 1.0 and not is_close(self.best_cost, bound, gap):
             tolerance = _TOLERANCE * (1.0 - share) ** 1.5
@@ -137,6 +154,7 @@ class LocalSearch:
             self.num_moves += 1
             if self._note():
                 report()
+            # Return to the best assignment if the present one has drifted too far from it.
             elif self._cost > self.best_cost + 2.0 * _TOLERANCE * abs(self.best_cost):
                 self._set(self.best_states)
 
@@ -146,13 +164,14 @@ class LocalSearch:
         return math.isfinite(self.best_cost)
 
     def _set(self, states: IntArray) -> None:
+        """Replace the present assignment."""
         self._states = states.tolist()
         self._cost = self._sum.of(states)
         self._over = self._base + self._timeline.held(held_by_node(self._core, states)) - self._limit
         self._note()
 
     def _note(self) -> bool:
-        """Keeps the present assignment if it is feasible and the best."""
+        """Keep the present assignment if it is feasible and the best; return whether it is."""
         if self._over.max(initial=0.0) > 0.0 or self._cost >= 0.5 * self._forbidden:
             return False
         if not self._cost < self.best_cost - _ROUNDING * abs(self._cost):
@@ -162,7 +181,10 @@ class LocalSearch:
         return True
 
     def _seeds(self, number: int, rng: Generator) -> list[int]:
-        """Some variables: any, or those that hold memory when it is dear, or those that make the present infeasible."""
+        """Draw the variables around which a region grows.
+
+        They are any variables, or those that hold memory when it is dear, or those that make the assignment infeasible.
+        """
         pool: IntArray | None = None
         if rng.random() < (_AIMED_SHARE if self._is_found else _REPAIRING_SHARE):
             is_over = self._over > 0.0
@@ -171,6 +193,7 @@ class LocalSearch:
             elif self._cost >= 0.5 * self._forbidden:
                 pool = self._sum.forbidden_ends(np.array(self._states, dtype=np.int64))
             elif self._total_price > 0.0:
+                # Draw a time in proportion to its price.
                 paid = float(rng.random()) * self._total_price
                 pool = self._held_at(int(np.searchsorted(self._paid_until, paid, side="right")))
         if pool is None or not len(pool):
@@ -178,17 +201,18 @@ class LocalSearch:
         return [int(seed) for seed in rng.choice(pool, number)]
 
     def _held_at(self, when: int) -> IntArray:
-        """The variables of nodes that hold memory at a time, once for each node."""
+        """Return the variables of nodes that hold memory at a time, once for each node."""
         timeline, variable_of = self._timeline, self._core.variable_of
         return variable_of[(timeline.first <= when) & (when < timeline.end) & (variable_of >= 0)]
 
     def _region(self, size: int, seeds: list[int], rng: Generator) -> list[int]:
-        """Some variables around others, in ascending order."""
+        """Grow a region of variables around seeds, and return it in ascending order."""
         border = list(seeds)
         found: set[int] = set()
         while border and len(found) < size:
             place = int(rng.random() * len(border))
             variable = border[place]
+            # Remove the entry by overwriting it with the last one, which costs the same for every length.
             border[place] = border[-1]
             border.pop()
             if variable in found:
@@ -201,7 +225,7 @@ class LocalSearch:
         return sorted(found)
 
     def _try_all(self, region: list[int], factor: float, tolerance: float) -> None:
-        """Gives a small region the best of all combinations that fit, if that is worth it."""
+        """Assign the best of all fitting combinations to a small region, if that is worth it."""
         sizes = [self._sizes[variable] for variable in region]
         if math.prod(sizes) > _MOST_COMBINATIONS:
             return
@@ -212,6 +236,8 @@ class LocalSearch:
         times = np.unique(np.concatenate([[0], *(each.times for each in profiles if each is not None)])).astype(
             np.int64
         )
+        # Tables have an axis for each variable of the region. `more` is the additional memory of each combination at
+        # each time.
         costs, paid = np.zeros(sizes), np.zeros(sizes)
         more = np.zeros((len(times), *sizes))
         for place, profile in enumerate(profiles):
@@ -219,6 +245,7 @@ class LocalSearch:
             costs += own[place].reshape(shape)
             if profile is not None:
                 paid -= (total_prices[profile.times] @ profile.changes).reshape(shape)
+                # Memory counts relative to the present states, so that `_over` plus `more` is the new excess.
                 changes = profile.changes - profile.changes[:, now[place], None]
                 more[np.searchsorted(times, profile.times)] += changes.reshape(len(changes), *shape)
         for first, second, table in pairs:
@@ -229,6 +256,8 @@ class LocalSearch:
             most = np.maximum.reduceat(self._over, times[within])
             held = np.cumsum(more, axis=0)[within]
             paid = np.where((held.T + most > 0.0).T.any(axis=0), np.inf, paid)
+        # Take the cheapest combination that fits. If it is no cheaper than the present one, take the best including the
+        # price of memory.
         best = np.where(np.isinf(paid), np.inf, costs).argmin()
         if not costs.flat[best] < costs[tuple(now)]:
             best = (costs + paid).argmin()
@@ -248,16 +277,16 @@ class LocalSearch:
         change: FloatArray,
         tolerance: float,
     ) -> bool:
-        """Assigns a region anew if that is worth it; whether it was.
+        """Assign new states to a region if that is worth it; return whether it was.
 
         Args:
-            region: The variables.
-            values: Their new states.
-            over: What all then hold above the limit [times].
-            dearer: What the assignment then costs more.
-            factor: What a unit of memory is worth, in prices.
-            change: What all then hold more [times].
-            tolerance: How much above the best cost it may be.
+            region: Variables of the region.
+            values: New states of the variables.
+            over: Memory of the new assignment above the limit [times].
+            dearer: Additional cost of the new assignment.
+            factor: Factor on the prices of memory.
+            change: Additional memory of the new assignment [times].
+            tolerance: Accepted distance from the best cost.
         """
         if not self._is_worth(over, dearer, factor * float(self._prices @ change), tolerance):
             return False
@@ -268,26 +297,31 @@ class LocalSearch:
         return True
 
     def _eliminate(self, region: list[int], factor: float, tolerance: float) -> None:
-        """Assigns a region anew by elimination, if that is worth it."""
+        """Assign new states to a region by elimination, if that is worth it."""
         now = [self._states[variable] for variable in region]
         own, pairs = self._terms(region)
         sizes = [self._sizes[variable] for variable in region]
+        # Variables that would make the tables too large keep their states; their edges become costs of their
+        # neighbours.
         order = cheapest_order(sizes, [(first, second) for first, second, _ in pairs], most_entries=_MOST_ENTRIES)
-        pairs = _conditioned(own, pairs, order.fixed, now)
+        pairs = _condition(own, pairs, order.fixed, now)
         between = [Term(scope=(first, second), table=table) for first, second, table in pairs]
 
         def cost_of(values: list[int]) -> float:
+            """Return the cost of the region's free variables."""
             alone = sum(own[place][values[place]] for place in order.variables)
             return float(alone + sum(table[values[first], values[second]] for first, second, table in pairs))
 
         prices = factor * self._prices
         over = self._over
         for attempt in range(_ATTEMPTS):
+            # Times that were exceeded by the last attempt become dearer.
             if attempt or over.max(initial=0.0) > 0.0:
                 prices = prices + (over > 0.0) * (self._mean_price * _FIRST_SURCHARGE * _SURCHARGE_GROWTH**attempt)
             total = np.concatenate([[0.0], np.cumsum(prices)])
             alone = [
-                Term(scope=(place,), table=own[place] + self._paid(region[place], total)) for place in order.variables
+                Term(scope=(place,), table=own[place] + self._price_of(region[place], total))
+                for place in order.variables
             ]
             values = list(least(sizes, [*alone, *between], order.variables).values)
             for place in order.fixed:
@@ -302,6 +336,11 @@ class LocalSearch:
                 return
 
     def _is_worth(self, over: FloatArray, dearer: float, paid_more: float, tolerance: float) -> bool:
+        """Return whether a new assignment is accepted.
+
+        While memory is exceeded, less excess counts. Afterwards the cost counts, or close to the best cost, the cost
+        with the price of memory.
+        """
         if self._over.max(initial=0.0) > 0.0:
             return float(over.clip(min=0.0).sum()) < float(self._over.clip(min=0.0).sum())
         if over.max(initial=0.0) > 0.0:
@@ -311,7 +350,7 @@ class LocalSearch:
         return dearer < least_gain or (is_near and dearer + paid_more < least_gain)
 
     def _terms(self, region: list[int]) -> tuple[list[FloatArray], list[tuple[int, int, FloatArray]]]:
-        """What each variable of a region costs by itself and beside those that stay; the edges within."""
+        """Return the costs of a region's variables, with edges to variables outside, and the edges within it."""
         place_of = {variable: place for place, variable in enumerate(region)}
         own: list[FloatArray] = []
         pairs: list[tuple[int, int, FloatArray]] = []
@@ -326,13 +365,13 @@ class LocalSearch:
             own.append(costs)
         return own, pairs
 
-    def _paid(self, variable: int, total_prices: FloatArray) -> FloatArray | float:
-        """What each state pays for its memory: what is held from a change on is paid for from then on."""
+    def _price_of(self, variable: int, total_prices: FloatArray) -> FloatArray | float:
+        """Return the price that each state of a variable pays for its memory; a change is paid from its time on."""
         profile = self._profiles[variable]
         return 0.0 if profile is None else -(total_prices[profile.times] @ profile.changes)
 
     def _held_more(self, moves: list[tuple[int, int, int]]) -> FloatArray:
-        """By how much more variables hold at each time: each with its state now and then."""
+        """Return the additional memory at each time for moves of a variable from one state to another [times]."""
         changes = np.zeros(self._timeline.size + 1)
         for variable, now, then in moves:
             profile = self._profiles[variable]
@@ -342,16 +381,16 @@ class LocalSearch:
 
 
 def _above_all(core: Core) -> float:
-    """A cost far above that of any assignment, which makes each forbidden choice the worst; finite, to be summed."""
+    """Return a finite cost far above that of any assignment, for forbidden choices that are summed up."""
     dearest = np.abs(core.costs).sum() + abs(core.constant)
     dearest += sum(float(np.abs(table[np.isfinite(table)]).max()) for table in core.edges.values())
     return 10.0 * float(dearest) + 1.0
 
 
-def _conditioned(
+def _condition(
     own: list[FloatArray], pairs: list[tuple[int, int, FloatArray]], fixed: frozenset[int], now: list[int]
 ) -> list[tuple[int, int, FloatArray]]:
-    """The edges between variables that are not fixed; the others' costs are added to their free ends' own."""
+    """Return the edges between variables that are not fixed, and add those of fixed variables to `own`."""
     if not fixed:
         return pairs
     free: list[tuple[int, int, FloatArray]] = []
@@ -366,6 +405,7 @@ def _conditioned(
 
 
 def _profiles(problem: AssignmentProblem, core: Core, timeline: Timeline, num_variables: int) -> list[_Profile | None]:
+    """Return the memory profile of each variable; None for a variable that holds none."""
     members: list[list[int]] = [[] for _ in range(num_variables)]
     for node in np.flatnonzero((core.variable_of >= 0) & (timeline.end > timeline.first)).tolist():
         members[core.variable_of[node]].append(node)
@@ -374,6 +414,7 @@ def _profiles(problem: AssignmentProblem, core: Core, timeline: Timeline, num_va
         if not own:
             profiles.append(None)
             continue
+        # Members of one variable hold memory at different times; their changes add up to one profile.
         usages = np.stack([problem.usages[problem.starts[node] + core.strategies[node]] for node in own])
         times, place = np.unique(np.concatenate([timeline.first[own], timeline.end[own]]), return_inverse=True)
         changes = np.zeros((len(times), usages.shape[1]))

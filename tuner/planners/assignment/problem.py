@@ -1,9 +1,9 @@
-"""The assignment problem: one strategy for each node, a cost for each pair of neighbours, and one memory limit.
+"""Strategy assignment: one strategy for each node, with costs of nodes and of edges, under one memory limit.
 
-Every node holds memory during an interval of time, as much as its strategy says; at no time may the nodes together
-hold more than the limit. The least sum of the costs of nodes and edges is sought.
+Every node holds memory during an interval of time, as much as its strategy says. At no time may the nodes together hold
+more than the limit. The goal is the least sum of the costs of nodes and edges.
 
-Source: the ASPLOS 2025 contest on intra-operator parallelism (Moffitt and Fegade, 2025), whose words are used here.
+Source: the ASPLOS 2025 contest on intra-operator parallelism (Moffitt and Fegade, 2025), whose terms are used here.
 
 Letters: `n` nodes, `m` edges, `S` strategies of all nodes together.
 """
@@ -22,23 +22,23 @@ from hardware.arrays import FloatArray, IntArray
 from hardware.io.errors import ConfigError
 
 FORBIDDEN = 1e17
-"""A cost from here on says that a choice is not allowed; the contest's files write 1e18."""
+"""Cost from which a choice counts as forbidden; the contest's files write 1e18."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class AssignmentProblem:
-    """What is to be assigned; none of the arrays can be written to.
+    """Nodes, edges and the memory limit of a strategy assignment; its arrays are read-only.
 
     Attributes:
-        name: As the file tells it.
-        intervals: From when and until when each node holds its memory [n, 2]; the end is excluded.
-        starts: Where each node's strategies start among all [n + 1].
-        costs: Of each strategy [S].
-        usages: What each strategy holds [S].
-        edges: The two nodes of each edge [m, 2]; two nodes may share several.
-        edge_starts: Where each edge's costs start among those of all [m + 1].
-        edge_costs: Of each edge, row by row: a row for each strategy of its first node.
-        limit: The most that nodes may hold at one time, in the unit of the usages.
+        name: Name of the problem in its file.
+        intervals: Begin and end of the time when each node holds memory [n, 2]; the end is excluded.
+        starts: Index of each node's first strategy among all strategies [n + 1].
+        costs: Cost of each strategy [S].
+        usages: Memory that each strategy holds [S].
+        edges: Two nodes of each edge [m, 2]; two nodes may share several edges.
+        edge_starts: Index of each edge's first cost among those of all edges [m + 1].
+        edge_costs: Costs of all edges, row by row: a row for each strategy of the edge's first node.
+        limit: Most memory that nodes may hold at one time, in the unit of the usages.
     """
 
     name: str
@@ -52,10 +52,10 @@ class AssignmentProblem:
     limit: float
 
     def __post_init__(self) -> None:
-        """Locks the arrays.
+        """Check the arrays and make them read-only.
 
         Raises:
-            ConfigError: If they do not fit each other.
+            ConfigError: the arrays do not fit each other.
         """
         sizes = np.diff(self.starts)
         _check(np.asarray(sizes > 0), "must have a strategy at least", "nodes.costs")
@@ -67,6 +67,7 @@ class AssignmentProblem:
             ends,
         )
         _check(np.asarray(ends[:, 0] != ends[:, 1]), "must join two different nodes", "edges.nodes", ends)
+        # An edge needs a cost for each pair of its ends' strategies.
         wrong = np.diff(self.edge_starts) != sizes[ends[:, 0]] * sizes[ends[:, 1]]
         if wrong.any():
             edge = int(wrong.argmax())
@@ -81,32 +82,32 @@ class AssignmentProblem:
 
     @property
     def num_nodes(self) -> int:
-        """Nodes."""
+        """Number of nodes."""
         return len(self.intervals)
 
     def cost_of(self, strategies: ArrayLike) -> float:
-        """The sum of the costs of all nodes and edges.
+        """Return the sum of the costs of all nodes and edges.
 
         Args:
-            strategies: Of each node [n].
+            strategies: Strategy of each node [n].
         """
-        own, between = self._chosen(strategies)
+        own, between = self._costs_of(strategies)
         return float(own.sum() + between.sum())
 
     def is_allowed(self, strategies: ArrayLike) -> bool:
-        """Whether nothing forbidden is chosen.
+        """Return whether nothing forbidden is chosen.
 
         Args:
-            strategies: Of each node [n].
+            strategies: Strategy of each node [n].
         """
-        own, between = self._chosen(strategies)
+        own, between = self._costs_of(strategies)
         return bool((own < FORBIDDEN).all() and (between < FORBIDDEN).all())
 
     def peak_usage(self, strategies: ArrayLike) -> float:
-        """The most that nodes hold at one time.
+        """Return the most memory that nodes hold at one time.
 
         Args:
-            strategies: Of each node [n].
+            strategies: Strategy of each node [n].
         """
         held = self.usages[self.starts[:-1] + np.asarray(strategies, dtype=np.int64)]
         lasts = self.intervals[:, 1] > self.intervals[:, 0]
@@ -116,18 +117,19 @@ class AssignmentProblem:
         return float(np.cumsum(changes[order]).max(initial=0.0))
 
     def is_feasible(self, strategies: ArrayLike) -> bool:
-        """Whether memory suffices at all times and nothing forbidden is chosen.
+        """Return whether the memory suffices at all times and nothing forbidden is chosen.
 
         Args:
-            strategies: Of each node [n].
+            strategies: Strategy of each node [n].
         """
         return self.peak_usage(strategies) <= self.limit and self.is_allowed(strategies)
 
-    def _chosen(self, strategies: ArrayLike) -> tuple[FloatArray, FloatArray]:
-        """The costs of all nodes [n] and of all edges [m]."""
+    def _costs_of(self, strategies: ArrayLike) -> tuple[FloatArray, FloatArray]:
+        """Return the costs of all nodes [n] and of all edges [m]."""
         chosen = np.asarray(strategies, dtype=np.int64)
         sizes = np.diff(self.starts)
         first, second = self.edges[:, 0], self.edges[:, 1]
+        # Each edge's table is stored row by row.
         entries = self.edge_starts[:-1] + chosen[first] * sizes[second] + chosen[second]
         return self.costs[self.starts[:-1] + chosen], self.edge_costs[entries]
 
@@ -142,12 +144,13 @@ def problem_of(
     *,
     name: str = "assignment",
 ) -> AssignmentProblem:
-    """A problem from its lists: see `AssignmentProblem` for what they say.
+    """Build a problem from lists, with arguments as in `AssignmentProblem`.
 
     Raises:
-        ConfigError: If they do not fit each other.
+        ConfigError: the lists do not fit each other.
     """
     flat = partial(np.ravel, order="C")
+    # Ragged lists are stored flat, with the start of each node's or edge's part.
     by_node = [np.asarray(own, dtype=np.float64) for own in costs]
     held_by_node = [np.asarray(own, dtype=np.float64) for own in usages]
     by_edge = [flat(np.asarray(own, dtype=np.float64)) for own in edge_costs]
@@ -168,22 +171,27 @@ def problem_of(
 
 
 def is_close(cost: float, bound: float, gap: float) -> bool:
-    """Whether a cost that is known stands at most a share of it above a bound.
+    """Return whether a cost is above a bound by at most a fraction of the cost.
 
     Args:
-        cost: inf while none is known.
-        bound: No assignment costs less.
-        gap: The share.
+        cost: Cost of the best assignment; inf while none is known.
+        bound: Lower bound of all assignments.
+        gap: Accepted fraction of the cost.
     """
     return math.isfinite(cost) and cost - bound <= gap * abs(cost)
 
 
 def starts_of(sizes: ArrayLike) -> IntArray:
-    """Where each part starts in a row of parts of these sizes, and where the last one ends [parts + 1]."""
+    """Return the start of each part in a row of parts of these sizes, and the end of the last one [parts + 1]."""
     return np.concatenate([[0], np.cumsum(np.asarray(sizes, dtype=np.int64))]).astype(np.int64)
 
 
 def _check(holds: NDArray[np.bool_], rule: str, key: str, values: IntArray | None = None) -> None:
+    """Raise an error for the first entry for which a rule does not hold.
+
+    Raises:
+        ConfigError: the rule does not hold everywhere.
+    """
     if not holds.all():
         place = int(holds.argmin())
         raise ConfigError(rule, key=f"{key}.{place}", value=None if values is None else values[place].tolist())

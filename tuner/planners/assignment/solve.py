@@ -1,4 +1,4 @@
-"""Solves assignment problems: contraction, then prices and messages, then large neighbourhoods."""
+"""Solver of strategy assignments: contraction, then prices and messages, then large neighbourhoods."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.random import Generator
 
 from hardware.arrays import IntArray
 from hardware.io.errors import ConfigError
-from tuner.planners.assignment.contraction import Core, contracted
+from tuner.planners.assignment.contraction import Core, contract
 from tuner.planners.assignment.multipliers import Ascent
 from tuner.planners.assignment.neighbourhoods import LocalSearch
 from tuner.planners.assignment.problem import AssignmentProblem, is_close
@@ -20,31 +20,37 @@ from tuner.planners.assignment.timeline import Timeline, timeline_of
 from tuner.planners.engine.outcome import ROUNDING, Incumbent, Known, Limits, Outcome, Progress, Stop
 
 _MOST_TRIED = 500
-"""Assignments of a core up to which all are tried."""
+"""Most assignments of a core of which all are tried."""
 
 _ASCENT_SHARE = 0.4
-"""Of what the limits leave: for prices and messages."""
+"""Fraction of the limits that prices and messages may spend."""
 
 _TO_FINISH_S, _TO_FINISH_SHARE = 0.5, 0.01
-"""Seconds, and the share of the limit, for the last checks, beside twice the longest step so far."""
+"""Time reserved for the last checks: seconds, and a fraction of the limit, beside twice the longest step so far."""
 
 
 class _Meter:
-    """How much of the limits is spent; once `is_stopped` says so, everything is."""
+    """Meter of the limits; everything counts as spent once `is_stopped` returns True.
+
+    Attributes:
+        steps: Number of sweeps and moves so far.
+    """
 
     def __init__(self, limits: Limits, start_s: float, is_stopped: Callable[[], bool]) -> None:
+        """Begin to count."""
         self._limits, self._is_stopped, self._start_s = limits, is_stopped, start_s
         self.steps = 0
 
     @property
     def seconds(self) -> float:
-        """Since the time began to run."""
+        """Time since the start [s]."""
         return time.perf_counter() - self._start_s
 
     def phase(self, share: float) -> Callable[[], float]:
-        """A phase that begins now, and may spend a share of what is left; it asks once a step how much of it is spent.
+        """Begin a phase that may spend a fraction of what is left; return the function that tells how much is spent.
 
-        Steps that take long end a phase before its time, so that the next one does not pass the limit.
+        The function must be called once per step. Long steps end a phase early, so that the next one does not pass the
+        limit.
         """
         begin_s, begin_steps = time.perf_counter(), self.steps
         end_s = self._start_s + (1.0 - _TO_FINISH_SHARE) * self._limits.time_s - _TO_FINISH_S
@@ -52,13 +58,16 @@ class _Meter:
         last_s, longest_s = begin_s, 0.0
 
         def spent() -> float:
+            """Count one step, and return the fraction of the phase that is spent."""
             nonlocal last_s, longest_s
             now_s = time.perf_counter()
             longest_s, last_s = max(longest_s, now_s - last_s), now_s
             self.steps += 1
+            # Another step may take as long as the longest one so far, twice for safety.
             left_s = end_s - now_s - 2.0 * longest_s
             if self._is_stopped() or left_s <= 0.0 or num_steps <= 0.0:
                 return 1.0
+            # The limit that is nearer decides: of time, or of steps.
             by_time = (now_s - begin_s) / (share * (end_s - begin_s))
             return min(1.0, max(by_time, (self.steps - begin_steps) / num_steps))
 
@@ -73,23 +82,25 @@ def solve(
     start_s: float | None = None,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> Outcome[IntArray]:
-    """The cheapest assignment found within the limits, and a bound below all of them.
+    """Find the cheapest assignment within the limits, and a lower bound of all assignments.
 
     Args:
-        problem: What is to be assigned.
-        limits: Seconds, sweeps and moves (`nodes`), and the gap to the bound at which the search ends. Without a limit
-            on the time, equal arguments give equal assignments.
-        rng: Chooses the neighbourhoods.
-        start_s: When the time began to run, as `time.perf_counter` tells it; None for now.
-        is_stopped: Asked between steps; once it says so, the best assignment so far is returned.
+        problem: Problem to solve.
+        limits: Limits of seconds, of sweeps and moves (`nodes`), and the gap to the bound at which the search ends.
+            Without a limit of time, equal arguments give equal assignments.
+        rng: Source of the random choices.
+        start_s: Time when the clock began to run, from `time.perf_counter`; None for now.
+        is_stopped: Function that is asked between steps; the search ends once it returns True.
 
     Raises:
-        ConfigError: If neither the time nor the number of sweeps and moves is limited.
+        ConfigError: neither the time nor the number of sweeps and moves is limited.
     """
     if math.isinf(limits.time_s) and math.isinf(limits.nodes):
         raise ConfigError("must be limited where nodes are not", key="limits.time_s", value=limits.time_s)
     meter = _Meter(limits, time.perf_counter() if start_s is None else start_s, is_stopped)
-    core = contracted(problem)
+    # Contraction finds problems in which every assignment is forbidden, and the leanest strategies those without
+    # memory.
+    core = contract(problem)
     timeline = timeline_of(problem)
     if core is None or _never_fits(problem):
         return _outcome(problem, None, math.inf, meter, [], limits, is_stopped)
@@ -100,7 +111,7 @@ def solve(
         bound = math.inf if strategies is None else problem.cost_of(strategies)
         return _outcome(problem, strategies, bound, meter, trace, limits, is_stopped)
     states, bound = _search(problem, core, timeline, gap, meter, rng, trace)
-    return _outcome(problem, core.lifted(states), bound, meter, trace, limits, is_stopped)
+    return _outcome(problem, core.lift(states), bound, meter, trace, limits, is_stopped)
 
 
 def _search(
@@ -112,6 +123,7 @@ def _search(
     rng: Generator,
     trace: list[Progress],
 ) -> tuple[IntArray, float]:
+    """Search by prices and messages, then by large neighbourhoods; return the best states and the bound."""
     ascent = Ascent(core, timeline, problem.limit)
     ascent.run(meter.phase(_ASCENT_SHARE), gap=gap)
     trace.append(Progress(seconds=meter.seconds, nodes=meter.steps, cost=ascent.cost, bound=ascent.bound))
@@ -120,6 +132,7 @@ def _search(
     local = LocalSearch(problem, core, timeline, ascent.states, ascent.prices)
 
     def report() -> None:
+        """Append the best assignment to the trace."""
         trace.append(Progress(seconds=meter.seconds, nodes=meter.steps, cost=local.best_cost, bound=ascent.bound))
 
     local.run(meter.phase(1.0), bound=ascent.bound, gap=gap, rng=rng, report=report)
@@ -127,11 +140,11 @@ def _search(
 
 
 def _best_of_all(problem: AssignmentProblem, core: Core) -> IntArray | None:
-    """The cheapest of all feasible assignments; None if there is none."""
+    """Try all assignments, and return the cheapest feasible one; None if there is none."""
     found: IntArray | None = None
     least = math.inf
     for states in itertools.product(*map(range, np.diff(core.starts).tolist())):
-        strategies = core.lifted(np.array(states, dtype=np.int64))
+        strategies = core.lift(np.array(states, dtype=np.int64))
         cost = problem.cost_of(strategies)
         if cost < least and problem.is_feasible(strategies):
             found, least = strategies, cost
@@ -139,7 +152,7 @@ def _best_of_all(problem: AssignmentProblem, core: Core) -> IntArray | None:
 
 
 def _never_fits(problem: AssignmentProblem) -> bool:
-    """Whether even the leanest strategies hold too much."""
+    """Return whether even the strategies of least memory exceed the limit."""
     if problem.num_nodes == 0:
         return False
     leanest = [int(own.argmin()) for own in np.split(problem.usages, problem.starts[1:-1])]
@@ -155,12 +168,14 @@ def _outcome(
     limits: Limits,
     is_stopped: Callable[[], bool],
 ) -> Outcome[IntArray]:
+    """Return the assignment with its status and the reason for stopping."""
     best = None
     if strategies is not None and problem.is_feasible(strategies):
         best = Incumbent(cost=problem.cost_of(strategies), solution=strategies)
     cost = math.inf if best is None else best.cost
     if best is not None:
         bound = min(bound, cost)  # a bound above a cost is one by rounding alone
+    # Without an assignment, an infinite bound proves that there is none.
     if best is None:
         known = Known.INFEASIBLE if bound == math.inf else Known.UNKNOWN
     else:

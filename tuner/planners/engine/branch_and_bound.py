@@ -2,16 +2,17 @@
 
 Source: "Rethinking Dynamic Networks and Heterogeneous Computing with Automatic Parallelization", Algorithm 1.
 
-Lifecycle: `branch_and_bound(problem)` asks the problem for its root and for a greedy solution; then it takes the open
-node with the least bound, completes it greedily now and then, opens its children, and forgets those whose bound is no
-less than the cost of the best solution (lines 6 to 16). It ends with an `Outcome`: the solution, how far above the
-optimum it can be at most, and why the search stopped. It may be stopped at any moment.
+Lifecycle: `branch_and_bound(problem)` asks the problem for its root and for a greedy solution. It then repeatedly takes
+the open node with the least bound, completes some of these greedily, opens the children, and forgets nodes whose bound
+is no less than the cost of the best solution (lines 6 to 16). It ends with an `Outcome`: the solution, its largest
+possible distance from the optimum, and the reason for stopping. It may be stopped at any moment.
 
-Beyond Algorithm 1: a node is dropped if another one is no worse in any respect (`Merit`), and complete nodes are
-compared when they are made, not when their turn comes, which gives earlier solutions.
+Two points go beyond Algorithm 1. A node is dropped if another one is no worse in any respect (`Merit`). Complete nodes
+are compared when they are made, not when their turn comes, which gives earlier solutions.
 
-With workers the open nodes with the least bounds are dealt to them, and each searches below its own for a slice of
-time, with the cost of the best solution shared among all. What they leave open is gathered and dealt again.
+With workers, the open nodes with the least bounds are distributed among them. Each worker searches below its own nodes
+for a slice of time, and all share the cost of the best solution. The nodes that they leave open are gathered and
+distributed again.
 """
 
 from __future__ import annotations
@@ -42,21 +43,25 @@ Node = TypeVar("Node")
 Solution = TypeVar("Solution")
 
 GREEDY_EVERY = 200
-"""Nodes between two greedy completions: one costs about as much as a handful of nodes."""
+"""Nodes between two greedy completions; one completion costs about as much as a handful of nodes."""
 
 RECORD_EVERY = 1000
 """Nodes between two entries of the trace without an improvement."""
 
 FIRST_DEAL = 32
-"""Open nodes per worker before any are dealt: enough that one with nothing below it leaves no worker idle."""
+"""Open nodes per worker before any are distributed: enough to keep a worker busy whose first nodes are dropped."""
 
 LARGEST_DEAL = 3000
-"""Open nodes that a worker is dealt at most. With fewer it soon expands nodes that would not have their turn yet; with
-more they take longer on their way (measured)."""
+"""Most open nodes that a worker is given.
+
+With fewer nodes it soon expands some whose turn would come later. With more nodes they take longer to send (measured).
+"""
 
 FIRST_SLICE_S, LAST_SLICE_S = 0.1, 5.0
-"""How long workers search between two deals: short at first, when few nodes are open; then so long that sending nodes
-to and fro hardly counts."""
+"""Time that workers search between two deals [s], doubled from the first to the last.
+
+It is short at first, when few nodes are open, and finally so long that sending nodes hardly counts.
+"""
 
 
 class AbstractProblem(ABC, Generic[Node, Solution]):
@@ -67,47 +72,51 @@ class AbstractProblem(ABC, Generic[Node, Solution]):
 
     @abstractmethod
     def root(self) -> Node:
-        """The node in which nothing is decided."""
+        """Return the node in which nothing is decided."""
 
     @abstractmethod
     def children(self, node: Node, cutoff: float) -> Iterable[Node]:
-        """The next decisions; none where the node cannot be completed.
+        """Return the next decisions; none where the node cannot be completed.
 
-        Every solution below the node that costs less than `cutoff` must be below one of the children, or be matched
-        by a solution of the same cost that is: that is where symmetries end.
+        Every solution below the node that costs less than `cutoff` must be below one of the children, or another
+        solution of the same cost must be. This is the place to break symmetries.
         """
 
     @abstractmethod
     def lower_bound(self, node: Node) -> float:
-        """No solution below the node costs less; inf where none exists. It never falls from a node to its child."""
+        """Return a lower bound of all solutions below the node; inf if there are none.
+
+        The bound of a child must not be below that of its parent.
+        """
 
     @abstractmethod
     def complete(self, node: Node) -> Incumbent[Solution] | None:
-        """The solution that the node is; None while decisions are open."""
+        """Return the solution that the node is; None while decisions are open."""
 
     @abstractmethod
     def greedy(self, node: Node) -> Incumbent[Solution] | None:
-        """A good solution below the node, found quickly; None where the attempt finds none."""
+        """Return a good solution below the node, found quickly; None if the attempt finds none."""
 
     @abstractmethod
     def merit(self, node: Node) -> Merit:
-        """What the node is compared by."""
+        """Return the key and values by which nodes are compared for dominance."""
 
 
 @dataclass(slots=True)
 class _Search(Generic[Node, Solution]):
-    """The state of a search in one process.
+    """State of a search in one process.
 
     Attributes:
-        problem: What is searched.
-        frontier: Its open nodes.
-        known: The least cost known, which others may lower.
-        clock: Seconds.
-        start_s: When the search began.
-        nodes: Expanded nodes.
-        best: The best solution found here.
-        trace: Where the search stood.
-        on_progress: Is told of it.
+        problem: Problem to solve.
+        frontier: Open nodes.
+        known: Least cost known, which other workers may lower.
+        clock: Clock in seconds.
+        start_s: Time when the search began.
+        nodes: Number of expanded nodes.
+        dominated: Number of nodes dropped by dominance in former frontiers.
+        best: Best solution found in this process.
+        trace: Progress so far.
+        on_progress: Function called with each new entry of the trace; None for no such function.
     """
 
     problem: AbstractProblem[Node, Solution]
@@ -123,22 +132,22 @@ class _Search(Generic[Node, Solution]):
 
     @property
     def cost(self) -> float:
-        """Of the best solution that is known anywhere."""
+        """Cost of the best solution that any worker knows."""
         return min(self.known.get(), math.inf if self.best is None else self.best.cost)
 
     @property
     def cutoff(self) -> float:
-        """A node with such a bound or a higher one holds nothing better."""
+        """Bound from which a node holds nothing better."""
         return self.cost * (1 - ROUNDING)
 
     @property
     def bound(self) -> float:
-        """No solution costs less; never less than said before."""
+        """Lower bound of every solution; it never falls."""
         before = self.trace[-1].bound if self.trace else 0.0
         return max(before, min(self.frontier.least_bound, self.cost))
 
     def record(self) -> None:
-        """Adds to the trace."""
+        """Append an entry to the trace."""
         self.trace.append(
             Progress(seconds=self.clock() - self.start_s, nodes=self.nodes, cost=self.cost, bound=self.bound)
         )
@@ -146,7 +155,7 @@ class _Search(Generic[Node, Solution]):
             self.on_progress(self.trace[-1])
 
     def offer(self, found: Incumbent[Solution] | None) -> bool:
-        """Keeps a solution if it is the best; whether it is."""
+        """Keep a solution if it is the best; return whether it is."""
         if found is None or not found.cost < self.cost:
             return False
         self.best = found
@@ -154,7 +163,7 @@ class _Search(Generic[Node, Solution]):
         return True
 
     def open(self, node: Node, depth: int) -> bool:
-        """Puts a node where it belongs; whether it is a better solution."""
+        """Add a node to the frontier unless it is complete or too costly; return whether it is a better solution."""
         bound = self.problem.lower_bound(node)
         if bound >= self.cutoff:
             return False
@@ -165,11 +174,11 @@ class _Search(Generic[Node, Solution]):
         return False
 
     def run(self, limits: Limits, enough: int | None = None) -> Stop | None:
-        """Expands nodes until a limit is met.
+        """Expand nodes until a limit is reached.
 
         Args:
-            limits: Time counts from the start of the search.
-            enough: Open nodes at which to return without a reason: they can be dealt to others.
+            limits: Limits of the search; time counts from its start.
+            enough: Number of open nodes at which to return without a reason, to distribute them; None to go on.
         """
         while True:
             if self.frontier.least_bound >= self.cutoff:
@@ -187,7 +196,7 @@ class _Search(Generic[Node, Solution]):
                 self.expand(entry)
 
     def expand(self, entry: OpenNode[Node]) -> None:
-        """Opens the children of a node."""
+        """Open the children of a node."""
         self.nodes += 1
         is_better = self.nodes % GREEDY_EVERY == 0 and self.offer(self.problem.greedy(entry.node))
         for child in self.problem.children(entry.node, self.cutoff):
@@ -196,7 +205,7 @@ class _Search(Generic[Node, Solution]):
             self.record()
 
     def outcome(self, stop: Stop) -> Outcome[Solution]:
-        """The end of the search."""
+        """Return the result of the search."""
         if stop is Stop.EXHAUSTED:
             self.frontier.drop_from(self.cutoff)
         self.record()
@@ -225,14 +234,14 @@ def branch_and_bound(
     clock: Callable[[], float] = time.monotonic,
     on_progress: OnProgress | None = None,
 ) -> Outcome[Solution]:
-    """The cheapest solution, with a proof if the limits allow for one.
+    """Find the cheapest solution, with a proof if the limits allow for one.
 
     Args:
-        problem: What is searched.
-        limits: When to stop before that; never, if there are none.
-        workers: Search together; None searches in this process alone.
-        clock: Seconds; must be a function of a module if workers are other processes.
-        on_progress: Is told of every improvement, and now and then of the bound.
+        problem: Problem to solve.
+        limits: Limits of the search; None to search until the optimum is proven.
+        workers: Workers that search together; None to search in this process alone.
+        clock: Clock in seconds; a function of a module if workers are other processes.
+        on_progress: Function called with every improvement, and regularly with the bound.
     """
     limits = limits or Limits()
     search = _Search(
@@ -244,6 +253,7 @@ def branch_and_bound(
         on_progress=on_progress,
     )
     root = problem.root()
+    # A first solution lets the search drop nodes from the beginning.
     search.offer(problem.greedy(root))
     search.open(root, 0)
     search.record()
@@ -257,7 +267,12 @@ def branch_and_bound(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Task(Generic[Node]):
-    """Nodes that one worker searches below."""
+    """Nodes below which one worker searches.
+
+    Attributes:
+        nodes: Open nodes of the worker.
+        limits: Limits of its search.
+    """
 
     nodes: tuple[OpenNode[Node], ...]
     limits: Limits
@@ -265,7 +280,14 @@ class _Task(Generic[Node]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Report(Generic[Node, Solution]):
-    """What a worker did: its best solution, what it left open, and how many nodes it expanded and dropped."""
+    """Result of a worker's search.
+
+    Attributes:
+        best: Best solution that it found; None without a better one.
+        left: Nodes that it left open.
+        nodes: Number of nodes that it expanded.
+        dominated: Number of nodes that it dropped.
+    """
 
     best: Incumbent[Solution] | None
     left: list[OpenNode[Node]]
@@ -274,12 +296,14 @@ class _Report(Generic[Node, Solution]):
 
 
 def _run_together(search: _Search[Node, Solution], limits: Limits, workers: AbstractWorkers) -> Stop:
-    """As `_Search.run`, with the nodes below dealt to workers."""
+    """Expand nodes until a limit is reached, distributing them among workers once there are enough."""
+    # Nodes are dealt like cards, so that every worker gets some of the best ones.
     enough = FIRST_DEAL * workers.num_workers
     slice_s = FIRST_SLICE_S
     while (stop := search.run(limits, enough)) is None:
         dealt = search.frontier.take(LARGEST_DEAL * workers.num_workers)
         spent_s = search.clock() - search.start_s
+        # Workers go on to the end of their slice without a gap of their own, because they see only a part of the tree.
         slice_limits = replace(
             limits,
             time_s=min(slice_s, limits.time_s - spent_s),
@@ -310,7 +334,7 @@ def _run_together(search: _Search[Node, Solution], limits: Limits, workers: Abst
 def _explore(
     problem: AbstractProblem[Node, Solution], clock: Callable[[], float], task: _Task[Node], known: AbstractBound
 ) -> _Report[Node, Solution]:
-    """One worker's share of a deal."""
+    """Search below the nodes of one worker's task."""
     search = _Search(problem=problem, frontier=Frontier.of(task.nodes), known=known, clock=clock, start_s=clock())
     search.run(task.limits)
     search.frontier.drop_from(search.cutoff)

@@ -1,9 +1,9 @@
-"""The exact minimum of a sum of small tables, by eliminating one variable after the other.
+"""Exact minimum of a sum of small tables, by variable elimination.
 
-A variable takes one of a few values, and a term costs something for each combination of the values of those variables
-that it spans. To eliminate a variable, all terms that span it are added up and minimised over it: what is left is one
-term over its neighbours. In reverse order every variable then takes the value that its neighbours' leave as the best.
-The work is exponential in the neighbours that a variable has when its turn comes, and linear in the variables.
+A variable takes one of a few values. A term has a cost for each combination of values of the variables in its scope. To
+eliminate a variable, all terms with it in their scope are added up and minimised over it, which leaves one term over
+its neighbours. In reverse order, every variable then takes the best value for the values of its neighbours. The work is
+exponential in the number of neighbours that a variable has at its turn, and linear in the variables.
 
 Source: Bertelè and Brioschi, *Nonserial Dynamic Programming* (1972); Dechter, *Bucket elimination* (1999).
 """
@@ -20,15 +20,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 Table = NDArray[np.float64]
+"""Costs by the values of some variables, with an axis for each."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Term:
-    """What some variables cost together.
+    """Cost of some variables together.
 
     Attributes:
-        scope: The variables, in ascending order.
-        table: The cost by their values, an axis for each variable.
+        scope: Variables in ascending order.
+        table: Cost by their values, with an axis for each variable.
     """
 
     scope: tuple[int, ...]
@@ -37,11 +38,11 @@ class Term:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Order:
-    """In which order variables are eliminated.
+    """Order of elimination.
 
     Attributes:
-        variables: Those that are.
-        fixed: Those whose value must be fixed before, so that no table becomes too large.
+        variables: Variables to eliminate, in their order.
+        fixed: Variables to fix beforehand, so that no table becomes too large.
     """
 
     variables: tuple[int, ...]
@@ -50,11 +51,11 @@ class Order:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Least:
-    """The minimum.
+    """Minimum of a sum of terms.
 
     Attributes:
-        cost: The sum of all terms.
-        values: Of each variable.
+        cost: Sum of all terms.
+        values: Value of each variable.
     """
 
     cost: float
@@ -68,15 +69,15 @@ def cheapest_order(
     most_entries: float = math.inf,
     spared: Container[int] = (),
 ) -> Order:
-    """An order that makes small tables: next is always the variable whose own table is the smallest.
+    """Choose an order with small tables: the next variable is always the one whose own table is the smallest.
 
-    Where even that has too many entries, the variable with the most others beside it is fixed.
+    Where even that table has too many entries, the variable with the most neighbours is fixed.
 
     Args:
-        sizes: Values of each variable.
-        scopes: Of the terms.
-        most_entries: Of one table.
-        spared: Variables that are fixed only where no others are left beside the next.
+        sizes: Number of values of each variable.
+        scopes: Scopes of the terms.
+        most_entries: Most entries of one table.
+        spared: Variables that are fixed only if the next one has no other neighbours.
     """
     beside: list[set[int]] = [set() for _ in sizes]
     for scope in scopes:
@@ -86,8 +87,10 @@ def cheapest_order(
         others.discard(variable)
 
     def entries_of(variable: int) -> float:
+        """Return the entries of the table over a variable and all its neighbours."""
         return sizes[variable] * math.prod(sizes[other] for other in beside[variable])
 
+    # Sizes in the heap may be outdated. `latest` holds the valid one of each variable that is left.
     heap = [(entries_of(variable), variable) for variable in range(len(sizes))]
     heapq.heapify(heap)
     latest = {variable: entries for entries, variable in heap}
@@ -98,6 +101,7 @@ def cheapest_order(
         entries, variable = heapq.heappop(heap)
         if latest.get(variable) != entries:
             continue
+        # Fixing a neighbour makes this table smaller; the variable comes again afterwards.
         if entries > most_entries and beside[variable]:
             heapq.heappush(heap, (entries, variable))
             variable = max(beside[variable], key=lambda other: (other not in spared, len(beside[other]), -other))
@@ -117,14 +121,15 @@ def cheapest_order(
 
 
 def least(sizes: Sequence[int], terms: Iterable[Term], variables: Sequence[int]) -> Least:
-    """The values at which the terms cost least together.
+    """Find the values for which the sum of the terms is least.
 
     Args:
-        sizes: Values of each variable.
-        terms: Over some of them each.
-        variables: All that have several values, in the order in which they are eliminated.
+        sizes: Number of values of each variable.
+        terms: Terms over some of the variables.
+        variables: Variables with several values, in the order of their elimination.
     """
     place = {variable: position for position, variable in enumerate(variables)}
+    # A term waits in the bucket of the first of its variables that is eliminated.
     buckets: list[list[Term]] = [[] for _ in variables]
     constant = 0.0
     for term in terms:
@@ -138,19 +143,22 @@ def least(sizes: Sequence[int], terms: Iterable[Term], variables: Sequence[int])
         if not bucket:
             chosen_by.append(((), None))
             continue
+        # The eliminated variable is the last axis of the sum.
         scope = (*others, variable)
-        total = _laid_out(bucket[0], scope)
+        total = _lay_out(bucket[0], scope)
         for term in bucket[1:]:
-            total = total + _laid_out(term, scope)
+            total = total + _lay_out(term, scope)
         shape = tuple(sizes[other] for other in scope)
         total = np.broadcast_to(total, shape) if total.shape != shape else total
         best = total.argmin(axis=-1)
         chosen_by.append((others, best))
+        # What is left is the minimum for each combination of the neighbours' values.
         rest = np.take_along_axis(total, best[..., None], axis=-1)[..., 0]
         if others:
             buckets[min(place[other] for other in others)].append(Term(scope=others, table=rest))
         else:
             constant += float(rest)
+    # Going backwards, the values of a variable's neighbours are known when it chooses its own.
     values = [0] * len(sizes)
     for variable, (others, choice) in reversed(list(zip(variables, chosen_by, strict=True))):
         if choice is not None:
@@ -158,8 +166,8 @@ def least(sizes: Sequence[int], terms: Iterable[Term], variables: Sequence[int])
     return Least(cost=constant, values=tuple(values))
 
 
-def _laid_out(term: Term, scope: Sequence[int]) -> Table:
-    """A term's table with an axis for each variable of a scope that holds all of its own."""
+def _lay_out(term: Term, scope: Sequence[int]) -> Table:
+    """Return a term's table with an axis for each variable of a larger scope."""
     present = [variable for variable in scope if variable in term.scope]
     table: Any = term.table.transpose([term.scope.index(variable) for variable in present])
     return table[tuple(slice(None) if variable in term.scope else None for variable in scope)]  # type: ignore[no-any-return] # numpy's indexing is not typed by shape

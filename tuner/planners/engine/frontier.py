@@ -1,4 +1,4 @@
-"""The open nodes of a search: the one with the least bound first, and none that another one makes superfluous."""
+"""Open nodes of a search, ordered by their bounds, without nodes that are dominated by another one."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ Node = TypeVar("Node")
 
 
 class Merit(NamedTuple):
-    """What decides whether one node makes another superfluous.
+    """Key and values that decide whether one node dominates another.
 
     Attributes:
-        key: Nodes are comparable if their keys are equal: what can follow one can follow the other.
-        values: Smaller is better in each. A node that is no larger in any is completed at no higher cost.
+        key: Key of comparable nodes: the same decisions can follow nodes with equal keys.
+        values: Numbers of which smaller is better. A node that is no larger in any is completed at no higher cost.
     """
 
     key: Hashable
@@ -23,14 +23,14 @@ class Merit(NamedTuple):
 
 
 class OpenNode(NamedTuple, Generic[Node]):
-    """An open node as the queue orders it.
+    """Open node in the order of the queue.
 
     Attributes:
-        bound: Of its cost.
-        height: Minus its depth: among equal bounds the search dives, and so finds a solution early.
-        order: A counter: a stable order of what is equal so far, and the end of every comparison.
-        node: The problem's.
-        merit: Of the node.
+        bound: Lower bound of the node's solutions.
+        height: Minus the depth: among equal bounds the deepest node comes first, which finds a solution early.
+        order: Counter that makes the order of otherwise equal nodes stable and ends every comparison.
+        node: Node of the problem.
+        merit: Merit of the node.
     """
 
     bound: float
@@ -41,24 +41,30 @@ class OpenNode(NamedTuple, Generic[Node]):
 
 
 class Frontier(Generic[Node]):
-    """Open nodes, and the merits of all nodes that were ever open and that none dominates."""
+    """Open nodes, with the merits of all nodes that were ever open and are not dominated.
+
+    Attributes:
+        dominated: Number of nodes dropped because another one dominates them.
+    """
 
     def __init__(self) -> None:
+        """Begin without any node."""
         self._heap: list[OpenNode[Node]] = []
         self._fronts: dict[Hashable, list[tuple[float, ...]]] = {}
         self._counter = itertools.count()
         self.dominated = 0
 
     def __len__(self) -> int:
+        """Return the number of open nodes, including dominated ones that were not dropped yet."""
         return len(self._heap)
 
     @property
     def least_bound(self) -> float:
-        """Of all open nodes; inf if there is none."""
+        """Least bound of all open nodes; inf if there is none."""
         return self._heap[0].bound if self._heap else float("inf")
 
     def push(self, node: Node, *, bound: float, depth: int, merit: Merit) -> None:
-        """Opens a node, unless a node seen before is no worse in any respect."""
+        """Open a node, unless a node seen before dominates it."""
         values = merit.values
         front = self._fronts.setdefault(merit.key, [])
         for other in front:
@@ -72,21 +78,22 @@ class Frontier(Generic[Node]):
         heapq.heappush(self._heap, OpenNode(bound, -depth, next(self._counter), node, merit))
 
     def pop(self) -> OpenNode[Node] | None:
-        """The node with the least bound that is not dominated by now; None if there is none."""
+        """Return the open node with the least bound that is not dominated by now; None if there is none."""
         while self._heap:
             entry = heapq.heappop(self._heap)
+            # A node that was dominated after it was opened is no longer on the front of its key.
             if any(values is entry.merit.values for values in self._fronts[entry.merit.key]):
                 return entry
             self.dominated += 1
         return None
 
     def drop_from(self, cutoff: float) -> None:
-        """Forgets the open nodes whose bound is `cutoff` or more."""
+        """Forget the open nodes whose bound is `cutoff` or more."""
         self._heap = [entry for entry in self._heap if entry.bound < cutoff]
         heapq.heapify(self._heap)
 
     def take(self, count: int) -> list[OpenNode[Node]]:
-        """Removes up to `count` nodes with the least bounds, in that order."""
+        """Remove up to `count` nodes with the least bounds, in that order."""
         taken: list[OpenNode[Node]] = []
         while len(taken) < count and (entry := self.pop()) is not None:
             taken.append(entry)
@@ -94,7 +101,7 @@ class Frontier(Generic[Node]):
 
     @classmethod
     def of(cls, entries: Iterable[OpenNode[Node]]) -> Frontier[Node]:
-        """The frontier of nodes that were open in others."""
+        """Build the frontier of nodes that were open in others."""
         frontier = cls()
         for entry in sorted(entries, key=lambda entry: entry[:3]):
             frontier.push(entry.node, bound=entry.bound, depth=-entry.height, merit=entry.merit)

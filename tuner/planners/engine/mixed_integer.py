@@ -1,4 +1,4 @@
-"""A mixed integer linear program, written row by row and solved by HiGHS through SciPy."""
+"""Mixed integer linear programs, written row by row and solved by HiGHS through SciPy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tuner.planners.engine.outcome import ROUNDING, Incumbent, Known, Limits, Ou
 Solution = TypeVar("Solution")
 
 Term = tuple[Any, float]
-"""A variable's number, which NumPy hands out as one of its integers, and its factor."""
+"""Number of a variable, which NumPy returns as one of its integers, and its coefficient."""
 
 Terms = list[Term]
 """A linear expression."""
@@ -26,9 +26,10 @@ _OPTIMAL, _LIMIT, _INFEASIBLE = 0, 1, 2  # scipy.optimize.milp's `status`
 
 
 class MixedInteger:
-    """Minimises a linear cost over variables that are never negative."""
+    """Linear cost to minimise over variables that are never negative."""
 
     def __init__(self) -> None:
+        """Begin without variables and constraints."""
         self._upper: list[float] = []
         self._is_integer: list[bool] = []
         self._cost: Terms = []
@@ -36,11 +37,11 @@ class MixedInteger:
         self._sides: list[tuple[float, float]] = []
 
     def variables(self, shape: Sequence[int], *, upper: ArrayLike = np.inf, integer: bool = False) -> NDArray[np.int64]:
-        """New variables; their numbers, in an array of this shape.
+        """Add variables, and return their numbers in an array of this shape.
 
         Args:
-            shape: Of the array.
-            upper: The most that each may be; broadcast to the shape.
+            shape: Shape of the array.
+            upper: Upper limit of each variable; broadcast to the shape.
             integer: Whether they are whole numbers.
         """
         limits = np.broadcast_to(np.asarray(upper, dtype=np.float64), tuple(shape))
@@ -50,32 +51,34 @@ class MixedInteger:
         return np.arange(first, first + limits.size).reshape(tuple(shape))
 
     def add(self, terms: Iterable[Term], *, at_least: float = -np.inf, at_most: float = np.inf) -> None:
-        """A constraint on a linear expression."""
+        """Add a constraint on a linear expression."""
         self._rows.append(list(terms))
         self._sides.append((at_least, at_most))
 
     def cost(self, terms: Iterable[Term]) -> None:
-        """Adds a linear expression to what is minimised."""
+        """Add a linear expression to the objective."""
         self._cost.extend(terms)
 
     def solve(
         self, limits: Limits, read: Callable[[NDArray[np.float64]], tuple[float, Solution]], *, unit: float = 1.0
     ) -> Outcome[Solution]:
-        """The optimum, or what is known of it when a limit is met.
+        """Find the optimum, or what is known of it when a limit is reached.
 
         Args:
-            limits: Time, nodes of HiGHS's tree, and its relative gap.
-            read: The cost and the solution that the values of all variables mean.
-            unit: What one of the program's cost is in what `read` counts.
+            limits: Limits of time, nodes of HiGHS's tree, and its relative gap.
+            read: Function from the values of all variables to the cost and the solution that they stand for.
+            unit: Value of one unit of the program's cost in the unit of `read`.
         """
         size = len(self._upper)
         start_s = time.perf_counter()
+        # HiGHS's default gap is 1e-4, far above what counts as proof here.
         options: dict[str, float | int] = {"mip_rel_gap": max(limits.gap, ROUNDING)}
         if math.isfinite(limits.time_s):
             options["time_limit"] = limits.time_s
         if math.isfinite(limits.nodes):
             options["node_limit"] = int(limits.nodes)
         cost = np.zeros(size)
+        # Several terms may name the same variable, so that their coefficients add up.
         np.add.at(cost, [var for var, _ in self._cost], [factor for _, factor in self._cost])
         lower, upper = np.array(self._sides).T
         found = milp(
@@ -93,6 +96,7 @@ class MixedInteger:
             best = Incumbent(cost=value, solution=solution)
         bound = math.inf if found.status == _INFEASIBLE else float(found.mip_dual_bound or 0.0) * unit
         nodes = int(found.mip_node_count or 0)
+        # HiGHS also reports an optimum when it stops at a wider gap that was asked for.
         is_proven = found.status == _OPTIMAL and limits.gap <= ROUNDING
         return Outcome(
             known=_known(found.status, has_solution=best is not None, is_proven=is_proven),
@@ -106,6 +110,7 @@ class MixedInteger:
         )
 
     def _matrix(self, size: int) -> csr_array:
+        """Return the coefficients of all constraints as a sparse matrix [rows, size]."""
         rows = [row for row, terms in enumerate(self._rows) for _ in terms]
         columns = [var for terms in self._rows for var, _ in terms]
         factors = [factor for terms in self._rows for _, factor in terms]
@@ -113,12 +118,14 @@ class MixedInteger:
 
 
 def _known(status: int, *, has_solution: bool, is_proven: bool) -> Known:
+    """Return what HiGHS's status proves."""
     if has_solution:
         return Known.OPTIMAL if is_proven else Known.FEASIBLE
     return Known.INFEASIBLE if status == _INFEASIBLE else Known.UNKNOWN
 
 
 def _stop(status: int, seconds: float, limits: Limits) -> Stop:
+    """Return why HiGHS stopped."""
     if status == _LIMIT:
         return Stop.TIME if seconds >= limits.time_s else Stop.NODES
     return Stop.GAP if status == _OPTIMAL and limits.gap > 0 else Stop.EXHAUSTED

@@ -1,4 +1,4 @@
-"""What a search ends with, as data: what is known, why it stopped, and how it came there."""
+"""Outcome of a search as data: what is proven, why the search stopped, and its progress."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Generic, TypeVar
 Solution = TypeVar("Solution")
 
 ROUNDING = 1e-9
-"""Costs that differ by less than this share are the same: sums of the same times in another order differ as well."""
+"""Relative difference below which costs are equal: sums of the same times in another order differ by as much."""
 
 
 class Known(Enum):
-    """What is known of the problem."""
+    """Knowledge of the problem after a search."""
 
     OPTIMAL = "no solution costs less than the one found"
     FEASIBLE = "there is a solution; whether a cheaper one exists is open"
@@ -24,7 +24,7 @@ class Known(Enum):
 
 
 class Stop(Enum):
-    """Why the search stopped."""
+    """Reason why the search stopped."""
 
     EXHAUSTED = "nothing is left to explore"
     GAP = "the solution is as close to the lower bound as was asked for"
@@ -34,12 +34,12 @@ class Stop(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """When a search ends before it is done.
+    """Limits at which a search ends early.
 
     Attributes:
-        time_s: Seconds.
-        nodes: Expanded nodes.
-        gap: Share of the solution's cost that it may be above the lower bound.
+        time_s: Wall time [s].
+        nodes: Number of expanded nodes.
+        gap: Accepted gap between the solution's cost and the lower bound, as a fraction of the cost.
     """
 
     time_s: float = math.inf
@@ -49,13 +49,13 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """Where a search stands.
+    """State of a search at one moment.
 
     Attributes:
-        seconds: Since its start.
-        nodes: Expanded so far.
-        cost: Of the best solution; inf while there is none.
-        bound: No solution costs less.
+        seconds: Time since the start [s].
+        nodes: Number of nodes expanded so far.
+        cost: Cost of the best solution; inf while there is none.
+        bound: Lower bound of the cost of every solution.
     """
 
     seconds: float
@@ -65,13 +65,18 @@ class Progress:
 
     @property
     def gap(self) -> float:
-        """By what share of its cost the best solution may be too dear; inf while there is none."""
+        """Relative gap between the best solution and the bound; inf without a solution."""
         return gap_of(self.cost, self.bound)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Incumbent(Generic[Solution]):
-    """A solution and its cost."""
+    """A solution and its cost.
+
+    Attributes:
+        cost: Cost of the solution.
+        solution: Solution itself.
+    """
 
     cost: float
     solution: Solution
@@ -79,17 +84,17 @@ class Incumbent(Generic[Solution]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome(Generic[Solution]):
-    """The end of a search.
+    """Result of a search.
 
     Attributes:
-        known: What is known of the problem.
-        stop: Why the search stopped.
-        best: The cheapest solution found; None if there is none.
-        bound: No solution costs less; inf where there is none.
-        nodes: Expanded nodes.
-        dominated: Nodes dropped because another one is no worse in any respect.
-        seconds: Wall time.
-        trace: Where the search stood at its start, at every improvement, now and then, and at its end.
+        known: Knowledge of the problem.
+        stop: Reason why the search stopped.
+        best: Cheapest solution found; None if there is none.
+        bound: Lower bound of the cost of every solution; inf if there is no solution.
+        nodes: Number of expanded nodes.
+        dominated: Number of nodes dropped because another one is no worse in any respect.
+        seconds: Wall time [s].
+        trace: Progress at the start, at every improvement, at regular intervals, and at the end.
     """
 
     known: Known
@@ -103,16 +108,16 @@ class Outcome(Generic[Solution]):
 
     @property
     def gap(self) -> float:
-        """By what share of its cost the best solution may be too dear; inf while there is none."""
+        """Relative gap between the best solution and the bound; inf without a solution."""
         return gap_of(math.inf if self.best is None else self.best.cost, self.bound)
 
 
 OnProgress = Callable[[Progress], None]
-"""Is told where the search stands, as often as its trace grows."""
+"""Function that is called with each new entry of a search's trace."""
 
 
 def gap_of(cost: float, bound: float) -> float:
-    """(cost - bound) / cost: 0 is proof of optimality, inf says that there is no solution yet."""
+    """Return (cost - bound) / cost: 0 proves optimality, inf means that there is no solution yet."""
     if math.isinf(cost):
         return math.inf
     return max(0.0, cost - bound) / cost if cost > 0 else 0.0

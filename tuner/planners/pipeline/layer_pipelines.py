@@ -1,10 +1,10 @@
-"""The pipeline problem of layers that a sharding plan has planned (`costmodels.sharding.layer_figures`).
+"""Pipeline problem of layers from a sharding plan (`costmodels.sharding.layer_figures`).
 
-Every stage has as many layers as the model over the stages, or what branch and bound gives it; all layers are
-recomputed, none, or as many of each stage as it proves to be best, which is BMPipe's part of ManuMatic's Table 3.
-What runs once a step stands behind the last micro-batch, on the stage where it takes longest; where a runtime overlaps
-it, its collectives hide behind one micro-batch, the backward pass that makes the gradients and the forward pass that
-waits for the parameters.
+Every stage has an equal number of layers, or the number that branch and bound finds. All layers are recomputed, or
+none, or as many of each stage as branch and bound proves best, which is BMPipe's part of ManuMatic's Table 3. Work that
+runs once per step follows the last micro-batch, on the stage where it takes longest. Where a runtime overlaps it, its
+collectives hide behind one micro-batch: the backward pass that makes the gradients and the forward pass that waits for
+the parameters.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from tuner.planners.pipeline.stages import Pipeline, StagePlan, plan_of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PipelineScore:
-    """A step of all layers.
+    """Time and memory of a step of all layers.
 
     Attributes:
-        step_s: Time of it.
-        peak_bytes: Of the fullest stage.
+        step_s: Time of the step [s].
+        peak_bytes: Peak memory of the fullest stage [bytes].
         fits: Whether every stage fits.
-        layers: Of each stage.
-        recomputed: Of these, each stage's.
-        is_proven: Whether no cut into stages and no recomputation is faster; nothing is proven of equal shares.
+        layers: Number of layers of each stage.
+        recomputed: Number of recomputed layers of each stage.
+        is_proven: Whether no other cut into stages and no other recomputation is faster; False for equal shares.
     """
 
     step_s: float
@@ -52,28 +52,33 @@ def pipeline_of_figures(
     capacity_bytes: float,
     may_recompute: bool,
 ) -> Pipeline:
-    """The pipeline problem of equal layers on one kind of devices.
+    """Build the pipeline problem of equal layers on one kind of device.
 
-    A layer that is recomputed runs its forward pass again, collectives and all, and keeps what it reads of the one
-    before; a stage that may recompute needs one layer's activations once.
+    A recomputed layer runs its forward pass again, with its collectives, and keeps its input only. A stage that may
+    recompute needs the activations of one layer once.
 
     Args:
-        figures: Of the planned layers.
-        num_layers: Of the model.
-        pp: Stages.
-        num_micro_batches: Of a step.
-        capacity_bytes: Of a device.
+        figures: Times and memory of the planned layers.
+        num_layers: Number of layers of the model.
+        pp: Number of stages.
+        num_micro_batches: Number of micro-batches of a step.
+        capacity_bytes: Memory of a device [bytes].
         may_recompute: Whether layers may be recomputed.
     """
     layer = figures.layer
 
     def states(share: Share) -> float:
+        """Return the memory that lives through the step [bytes]."""
         return share.state_bytes + (share.partial_gradient_bytes if num_micro_batches > 1 else 0.0)
 
     def kept(share: Share, kept_bytes: float) -> float:
-        """Gradients of a single micro-batch take the place of what the backward pass is done with."""
+        """Return the activations that are kept [bytes].
+
+        Gradients of a single micro-batch take the place of activations that the backward pass has used.
+        """
         return max(kept_bytes, share.gradient_bytes) if num_micro_batches == 1 else kept_bytes
 
+    # A recomputed layer keeps its input only, but never more than it keeps without recomputation.
     kept_bytes = kept(layer, layer.kept_bytes)
     entry_bytes = min(kept(layer, figures.entry_bytes), kept_bytes)
     none = np.zeros(1)
@@ -101,7 +106,7 @@ def pipeline_of_figures(
 def with_equal_shares(
     pipeline: Pipeline, figures: LayerFigures, *, recomputes: bool, overlaps: bool = False
 ) -> PipelineScore:
-    """Equal numbers of layers, all recomputed or none; the stages must divide the layers."""
+    """Score equal numbers of layers, all recomputed or none; the stages must divide the layers."""
     count, rest = divmod(pipeline.num_layers, pipeline.num_stages)
     assert rest == 0, f"{pipeline.num_stages} stages divide the layers, but there are {pipeline.num_layers}"
     num_layers = [count] * pipeline.num_stages
@@ -113,7 +118,7 @@ def with_equal_shares(
 def with_best_stages(
     pipeline: Pipeline, figures: LayerFigures, *, limits: Limits, overlaps: bool = False
 ) -> PipelineScore | None:
-    """The layers and the recomputation of each stage that branch and bound finds; None where it finds none that fit."""
+    """Score the stages and the recomputation that branch and bound finds; None if it finds none that fit."""
     outcome = branch_and_bound(StagesProblem(pipeline), limits=limits)
     if outcome.best is None:
         return None
@@ -123,14 +128,17 @@ def with_best_stages(
 def _score(
     pipeline: Pipeline, figures: LayerFigures, plan: StagePlan, *, overlaps: bool, is_proven: bool
 ) -> PipelineScore:
+    """Score a plan of the stages, with the work that runs once per step."""
     num_layers = np.array([stage.num_layers for stage in plan.stages])
 
     def of_stages(name: str) -> FloatArray:
+        """Add up a figure of layers, embedding and head on each stage [S]."""
         found = num_layers * float(getattr(figures.layer, name))
         found[0] += getattr(figures.first, name)
         found[-1] += getattr(figures.last, name)
         return found
 
+    # With overlap, collectives hide behind one micro-batch's compute of the same stage.
     synced_s = of_stages("synced_s")
     if overlaps:
         synced_s = np.maximum(synced_s - of_stages("forward_s") - of_stages("backward_s"), 0.0)

@@ -1,10 +1,11 @@
-"""The time of every segment of layers as every stage, with the least recomputation that lets it fit.
+"""Times of every segment of layers on every stage, with the least recomputation that makes it fit.
 
-Once a stage's layers, position and kind are known, nothing is left to choose but what it recomputes, and both terms
-of the objective grow with its time. So it recomputes what frees enough memory in the least time: a small knapsack,
-solved for all segments at once. What is left of the pipeline problem is where to cut and which kind serves.
+Once the layers, position and kind of a stage are known, only its recomputation is left to choose, and both parts of the
+objective grow with its time. A stage therefore recomputes what frees enough memory in the least time. That is a small
+knapsack problem, solved for all segments at once. The remaining decisions of the pipeline problem are the cuts and the
+kinds.
 
-Letters as in `stages`; w is a segment's number of layers less one.
+Letters as in `stages`; w is the number of a segment's layers, less one.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from hardware.arrays import FloatArray, IntArray
 from tuner.planners.pipeline.stages import Pipeline
 
 SLACK = 1e-9
-"""Share of a capacity by which a stage may exceed it: less than what rounding makes of a sum of bytes."""
+"""Fraction of a capacity by which a stage may exceed it: below the rounding error of a sum of bytes."""
 
 
 def segment_times_s(pipeline: Pipeline) -> FloatArray:
-    """The time of each segment [K, S, L, L - S + 1]: kind, stage, first layer, w; inf where it can't be.
+    """Compute the time of each segment by kind, stage, first layer and w [K, S, L, L - S + 1].
 
-    It can't be where it ends after the last layer, does not fit, or leaves too few layers for the other stages.
+    The time is inf where the segment ends after the last layer, does not fit, or leaves too few layers for other
+    stages.
     """
     num_layers, num_stages = pipeline.num_layers, pipeline.num_stages
     before = pipeline.layers_before()
@@ -32,6 +34,7 @@ def segment_times_s(pipeline: Pipeline) -> FloatArray:
     counts = before[np.minimum(end, num_layers)] - before[first]
     times = np.full((pipeline.num_kinds, num_stages, *end.shape), np.inf)
     for stage in range(num_stages):
+        # Every stage before and after needs at least one layer.
         leaves_enough = (first >= stage) & (end <= num_layers - (num_stages - 1 - stage))
         if stage == 0:
             leaves_enough &= first == 0
@@ -48,22 +51,25 @@ def segment_times_s(pipeline: Pipeline) -> FloatArray:
 
 
 def least_recompute(pipeline: Pipeline, kind: int, stage: int, counts: IntArray) -> tuple[FloatArray, IntArray]:
-    """The time that the cheapest sufficient recomputation takes [n], and how many layers of each type it is [n, T].
+    """Find the cheapest sufficient recomputation of n stages.
 
-    Every number of layers of all types but one is tried, and of that one as many are recomputed as are still needed.
+    All numbers of layers of all types but one are tried. Of the last type, as many layers are recomputed as are still
+    needed.
 
     Args:
-        pipeline: The problem.
-        kind: Of the stage's devices.
-        stage: Its number.
+        pipeline: Pipeline problem.
+        kind: Kind of the stages' devices.
+        stage: Number of the stage.
         counts: Layers of each type of n stages [n, T].
 
     Returns:
-        inf and zeros where nothing suffices.
+        Time of the recomputation [n], and the number of recomputed layers of each type [n, T]; inf and zeros where
+            nothing suffices.
     """
     capacity = pipeline.capacity_bytes[kind]
     in_flight = pipeline.in_flight[stage]
     held = counts @ (pipeline.state_bytes + in_flight * pipeline.kept_bytes) + pipeline.fixed_bytes(stage)
+    # Bytes that recomputation must free, and bytes that each recomputed layer of a type frees.
     excess = held - capacity * (1 + SLACK)
     saved = in_flight * (pipeline.kept_bytes - pipeline.recomputed_bytes)
     cost_s = np.where(excess <= 0, 0.0, np.inf)
@@ -72,6 +78,7 @@ def least_recompute(pipeline: Pipeline, kind: int, stage: int, counts: IntArray)
     if not len(open_):
         return cost_s, recomputed
     most = counts[open_].max(axis=0)
+    # The type with the most layers is solved for, which leaves the fewest combinations to try.
     last = int(np.argmax(np.where(saved > 0, most, -1)))
     tried = [range(most[kind_] + 1 if saved[kind_] > 0 and kind_ != last else 1) for kind_ in range(len(most))]
     for numbers in itertools.product(*tried):
@@ -79,6 +86,7 @@ def least_recompute(pipeline: Pipeline, kind: int, stage: int, counts: IntArray)
         still = excess[open_] - number @ saved
         number[:, last] = np.maximum(np.ceil(still / saved[last]), 0)
         time_s = number @ pipeline.recompute_s[kind]
+        # A combination is possible if no type recomputes more layers than it has.
         better = (number <= counts[open_]).all(axis=1) & (time_s < cost_s[open_])
         cost_s[open_[better]] = time_s[better]
         recomputed[open_[better]] = number[better]

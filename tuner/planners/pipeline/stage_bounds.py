@@ -1,12 +1,13 @@
-"""What the stages still to come cost at least, for every state of the pipeline search: tables made backwards.
+"""Lower bounds of the remaining stages, for every state of the pipeline search, as tables computed backwards.
 
-A state is: the stages placed, how many of each kind they use, the kind of the last one, and the layers placed. For
-each there is a table of the least possible slowest stage, and of the least possible sum of stages and hops.
+A state consists of the number of stages placed, the number of stages of each kind, the kind of the last one, and the
+number of layers placed. For each state there is a table of the least possible slowest stage, and one of the least
+possible sum of stages and hops.
 
-The two come from different plans: the least sum crowds layers on the fast kinds, and the slowest stage pays. So there
-is one table of sums for each of several caps: the least sum if no stage takes longer than the cap. A plan whose
-slowest stage lies between two caps costs at least what the slower part of that interval allows in the sum and the
-faster part in the maximum; and the best plan lies in one of the intervals.
+The two minima come from different plans: the least sum crowds layers on the fast kinds, at the cost of the slowest
+stage. There is therefore one table of sums for each of several caps: the least sum if no stage takes longer than the
+cap. A plan whose slowest stage lies between two caps has at least the sum under the upper cap, and at least the lower
+cap as its slowest stage. The best plan lies in one of the intervals.
 
 Letters as in `stages`; U numbers the ways to use kinds, J caps.
 """
@@ -23,22 +24,22 @@ from tuner.planners.engine.outcome import ROUNDING
 from tuner.planners.pipeline.stages import Pipeline
 
 MOST_CAPS = 24
-"""Caps: with more of them the tables take longer than the nodes that they save (measured)."""
+"""Number of caps; with more of them the tables take longer than the nodes that they save (measured)."""
 
 Used = tuple[int, ...]
-"""Stages of each kind that are in use [K]."""
+"""Number of stages in use of each kind [K]."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StageBounds:
-    """The tables.
+    """Tables of lower bounds.
 
     Attributes:
-        used: For each number of stages placed, the row of every way to use kinds.
-        slowest_s: For each number of stages placed, the least slowest stage to come [U, K, L + 1].
-        sum_s: For each number of stages placed, the least sum of what is to come under each cap [U, K, L + 1, J].
-        floor_s: The least time that the slowest stage of a plan in each interval can have [J].
-        cap_s: The longest [J].
+        used: Row of every way to use kinds, for each number of stages placed.
+        slowest_s: Least slowest stage to come, for each number of stages placed [U, K, L + 1].
+        sum_s: Least sum to come under each cap, for each number of stages placed [U, K, L + 1, J].
+        floor_s: Least time of the slowest stage in each interval [J].
+        cap_s: Longest time of the slowest stage in each interval [J].
     """
 
     used: tuple[dict[Used, int], ...]
@@ -49,12 +50,12 @@ class StageBounds:
 
 
 def stage_bounds(pipeline: Pipeline, times_s: FloatArray, most_caps: int = MOST_CAPS) -> StageBounds | None:
-    """The tables of a pipeline; None if it has no plan.
+    """Compute the tables of a pipeline; None if it has no plan.
 
     Args:
-        pipeline: The problem.
-        times_s: Of every segment, from `segment_times_s`.
-        most_caps: More caps make tighter bounds and take longer.
+        pipeline: Pipeline problem.
+        times_s: Time of every segment, from `segment_times_s`.
+        most_caps: Most caps; more of them make tighter bounds and take longer.
     """
     used = _ways_to_use(pipeline)
     slowest = _to_go(times_s, used, np.maximum, np.zeros_like(pipeline.hop_s))
@@ -63,6 +64,7 @@ def stage_bounds(pipeline: Pipeline, times_s: FloatArray, most_caps: int = MOST_
         return None
 
     def sums(cap_s: float) -> tuple[FloatArray, ...]:
+        """Return the least sums to come if no stage takes longer than a cap."""
         return _to_go(np.where(times_s <= cap_s, times_s, np.inf), used, np.add, pipeline.hop_s)
 
     of_slowest, of_sum = pipeline.weights
@@ -70,6 +72,7 @@ def stage_bounds(pipeline: Pipeline, times_s: FloatArray, most_caps: int = MOST_
     cost_s = of_slowest * least_slowest_s + of_sum * _of_root(sums(least_slowest_s))
     longest_s = (cost_s - of_sum * _of_root(sums(np.inf))) / of_slowest if of_slowest > 0 else np.inf
     is_possible = (times_s >= least_slowest_s) & (times_s <= max(longest_s, least_slowest_s) * (1 + ROUNDING))
+    # The slowest stage takes one of these times. Caps divide them into intervals of about equally many.
     values = np.unique(times_s[is_possible & np.isfinite(times_s)])
     edges = np.unique(np.linspace(0, len(values), min(most_caps, len(values)) + 1).round().astype(np.int64))
     cap_s = values[edges[1:] - 1]
@@ -84,7 +87,7 @@ def stage_bounds(pipeline: Pipeline, times_s: FloatArray, most_caps: int = MOST_
 
 
 def _ways_to_use(pipeline: Pipeline) -> tuple[dict[Used, int], ...]:
-    """For each number of stages placed, the ways to use kinds, numbered."""
+    """Number the ways to use kinds, for each number of stages placed."""
     layers: list[set[Used]] = [{(0,) * pipeline.num_kinds}]
     for stage in range(pipeline.num_stages):
         layers.append(
@@ -99,23 +102,23 @@ def _ways_to_use(pipeline: Pipeline) -> tuple[dict[Used, int], ...]:
 
 
 def add(used: Used, kind: int) -> Used:
-    """The same with one more stage of the kind."""
+    """Add one stage of a kind."""
     return (*used[:kind], used[kind] + 1, *used[kind + 1 :])
 
 
 def _to_go(
     times_s: FloatArray, used: tuple[dict[Used, int], ...], join: np.ufunc, hop_s: FloatArray
 ) -> tuple[FloatArray, ...]:
-    """The least of what is to come, from every state; inf where nothing can come.
+    """Compute the least of what is to come from every state; inf where nothing can come.
 
     Args:
-        times_s: Of every segment [K, S, L, w].
-        used: From `_ways_to_use`.
-        join: How a stage and what comes after it make one number.
-        hop_s: Added between two stages [K, K].
+        times_s: Time of every segment [K, S, L, w].
+        used: Ways to use kinds, from `_ways_to_use`.
+        join: Operation that joins a stage and the stages after it to one number: maximum or sum.
+        hop_s: Time added between two stages [K, K].
 
     Returns:
-        For each number of stages placed [U, K, L + 1].
+        One table for each number of stages placed [U, K, L + 1].
     """
     num_kinds, num_stages, num_layers, _ = times_s.shape
     end = np.full((len(used[-1]), num_kinds, num_layers + 1), np.inf)
@@ -124,6 +127,7 @@ def _to_go(
     for stage in reversed(range(num_stages)):
         table = np.full((len(used[stage]), num_kinds, num_layers + 1), np.inf)
         for kind in range(num_kinds):
+            # Pair each way to use kinds with the way that follows once this stage has the kind.
             rows = [(row, used[stage + 1].get(add(way, kind))) for way, row in used[stage].items()]
             pairs = [(row, next_row) for row, next_row in rows if next_row is not None]
             own = times_s[kind, stage]
@@ -131,8 +135,11 @@ def _to_go(
             if not pairs or not width:
                 continue
             from_, to = map(list, zip(*pairs, strict=True))
+            # Windows over the table of the next stage pair every number of layers of this stage with the layers after
+            # it.
             after = np.pad(tables[-1][to, kind, 1:], ((0, 0), (0, width - 1)), constant_values=np.inf)
             joined = join(own[:, :width], sliding_window_view(after, width, axis=1)).min(axis=2)
+            # The first stage has no predecessor, and hence no hop.
             hops = np.zeros(num_kinds) if stage == 0 else hop_s[:, kind]
             through = joined[:, None, :] + hops[:, None]
             table[from_, :, :num_layers] = np.minimum(table[from_, :, :num_layers], through)
@@ -141,4 +148,5 @@ def _to_go(
 
 
 def _of_root(tables: tuple[FloatArray, ...]) -> float:
+    """Return the entry of the state without stages."""
     return float(tables[0][0, 0, 0])

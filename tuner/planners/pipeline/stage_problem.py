@@ -1,12 +1,12 @@
-"""The pipeline problem of one configuration: what the cost model says of its layers, as stages.py takes it.
+"""Pipeline problem of one configuration, with times and memory from the cost model in the form of `stages.Pipeline`.
 
 Branch and bound on it proves the best cut into stages, the best recomputation, and the best kind of hosts for each
-stage. A stage's time is not quite the sum of its layers', because a host's launches are hidden in part; the problem
-takes the slope of a stage of average size, and what is found is priced anew.
+stage. The time of a stage is not quite the sum of its layers' times, because a part of the host's launches is hidden.
+The problem takes the slope at a stage of average size, and the result is priced anew by the cost model.
 
-Source: BMPipe, as ManuMatic's Table 3 has it, chooses layers and recomputation per stage together under the memory
-limit; "Rethinking Dynamic Networks and Heterogeneous Computing with Automatic Parallelization", section 3.2, which
-device runs what.
+Source: BMPipe, in ManuMatic's Table 3, chooses layers and recomputation per stage together under the memory limit.
+"Rethinking Dynamic Networks and Heterogeneous Computing with Automatic Parallelization", section 3.2, chooses the
+device of each stage.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
-from costmodels.job.runtime import RuntimeProfile
-from costmodels.job.training_job import TrainingJob
+from costmodels.job.setting import Setting
 from costmodels.job.uneven_work import Assignment
 from costmodels.operators.layer_operators import BLOCKS, Block
 from costmodels.step.placement import stage_devices
@@ -32,9 +31,7 @@ from tuner.planners.pipeline.stages import Pipeline, StagePlan
 
 
 def best_stages(
-    job: TrainingJob,
-    cluster: Cluster,
-    runtime: RuntimeProfile,
+    setting: Setting,
     config: ParallelConfig,
     *,
     memory_headroom: float,
@@ -42,74 +39,67 @@ def best_stages(
     may_reorder: bool = True,
     limits: Limits | None = None,
 ) -> tuple[ParallelConfig, Outcome[StagePlan]]:
-    """The configuration with the best layers, recomputation and hosts of its stages, and how far that is proven.
+    """Return the configuration with the best layers, recomputation and hosts of its stages, and the search's outcome.
 
     Args:
-        job: What is trained.
-        cluster: Where.
-        runtime: Its constants.
-        config: A configuration with more than one stage; its own assignment counts for nothing.
-        memory_headroom: Share of the memory that must stay free.
+        setting: Job, cluster and runtime.
+        config: Configuration with more than one stage; its own uneven work is ignored.
+        memory_headroom: Fraction of the memory that must stay free.
         may_recompute: Whether layers may be recomputed in full, stage by stage.
-        may_reorder: Whether hosts may serve other stages than their order says, where each stage is on whole hosts.
-        limits: When to stop before the best is proven.
+        may_reorder: Whether hosts may serve other stages than in their order, if every stage is on whole hosts.
+        limits: Limits of the search; None to go on until the best is proven.
     """
     even = replace(config, assignment=Assignment())
-    supply = _supply(cluster, config) if may_reorder else None
-    problem = pipeline_of(
-        job, cluster, runtime, even, memory_headroom=memory_headroom, may_recompute=may_recompute, supply=supply
-    )
+    supply = _supply(setting.cluster, config) if may_reorder else None
+    problem = pipeline_of(setting, even, memory_headroom=memory_headroom, may_recompute=may_recompute, supply=supply)
     outcome = branch_and_bound(StagesProblem(problem), limits=limits or Limits())
     if outcome.best is None:
         return even, outcome
     stages = outcome.best.solution.stages
-    hosts = _hosts(cluster, config, [stage.kind for stage in stages]) if supply is not None else ()
+    hosts = _hosts(setting.cluster, config, [stage.kind for stage in stages]) if supply is not None else ()
     recomputed = np.array([stage.num_recomputed for stage in stages])
     assignment = Assignment(
         layers=over_chunks(np.array([stage.num_layers for stage in stages]), config.vpp),
         recomputed=over_chunks(recomputed, config.vpp) if recomputed.any() else (),
-        hosts=() if hosts == tuple(range(cluster.num_hosts)) else hosts,
+        hosts=() if hosts == tuple(range(setting.cluster.num_hosts)) else hosts,
     )
     return replace(config, assignment=assignment), outcome
 
 
 def over_chunks(of_stage: IntArray, vpp: int) -> tuple[int, ...]:
-    """What the virtual stages get of each stage's number, in equal shares; the first ones get what is left over."""
+    """Divide each stage's number into equal shares for its virtual stages; the first ones get the rest."""
     chunks = np.arange(vpp)[:, None]
     return tuple(int(number) for number in (of_stage // vpp + (chunks < of_stage % vpp)).ravel())
 
 
 def pipeline_of(
-    job: TrainingJob,
-    cluster: Cluster,
-    runtime: RuntimeProfile,
+    setting: Setting,
     config: ParallelConfig,
     *,
     memory_headroom: float,
     may_recompute: bool,
     supply: tuple[int, ...] | None = None,
 ) -> Pipeline:
-    """The pipeline problem of a configuration.
+    """Build the pipeline problem of a configuration.
 
     Args:
-        job: What is trained.
-        cluster: Where.
-        runtime: Its constants.
-        config: The configuration, its work in equal shares.
-        memory_headroom: Share of the memory that must stay free.
+        setting: Job, cluster and runtime.
+        config: Configuration with its work in equal shares.
+        memory_headroom: Fraction of the memory that must stay free.
         may_recompute: Whether layers may be recomputed in full.
-        supply: Stages that each kind of device can serve; None leaves hosts in their order, and a stage that stands on
-            several kinds at the pace of the first.
+        supply: Number of stages that each kind of device can serve. None keeps hosts in their order; a stage on several
+            kinds then has the pace of the first.
     """
-    figures = _Figures(job, cluster, runtime, config)
+    figures = _Figures(setting, config)
     in_flight = stage_in_flight(
-        np.arange(config.pp), config.pp, config.vpp, np.array(job.global_batch_size // (config.dp * config.mbs))
+        np.arange(config.pp), config.pp, config.vpp, np.array(setting.job.global_batch_size // (config.dp * config.mbs))
     )
+    # Weights and other states are what a layer needs beyond its activations in flight.
     kept, recomputed = figures.in_flight_bytes(in_flight, again=False), figures.in_flight_bytes(in_flight, again=True)
-    is_moe = moe_layers(job.model)
+    is_moe = moe_layers(setting.job.model)
     types = np.unique(is_moe)
-    on_stage = stage_devices(cluster, config.pp)
-    num_kinds = len(cluster.devices)
+    on_stage = stage_devices(setting.cluster, config.pp)
+    num_kinds = len(setting.cluster.devices)
     return Pipeline(
         layer_type=np.searchsorted(types, is_moe),
         layer_s=figures.layer_s[:, types.astype(np.int64)],
@@ -124,30 +114,43 @@ def pipeline_of(
         first_bytes=figures.first_bytes,
         last_bytes=figures.last_bytes,
         working_bytes=figures.working_bytes + (figures.again_once_bytes(in_flight) if may_recompute else 0.0),
-        capacity_bytes=(1 - memory_headroom) * np.array([float(device.memory_bytes) for device in cluster.devices]),
+        capacity_bytes=(1 - memory_headroom)
+        * np.array([float(device.memory_bytes) for device in setting.cluster.devices]),
         supply=np.full(num_kinds, config.pp) if supply is None else np.array(supply),
         in_flight=in_flight,
-        num_micro_batches=job.global_batch_size // (config.dp * config.mbs),
+        num_micro_batches=setting.job.global_batch_size // (config.dp * config.mbs),
         vpp=config.vpp,
         kinds=tuple(on_stage.argmax(axis=1).tolist()) if supply is None else None,
     )
 
 
 class _Figures:
-    """Times and memory of one layer, of the embedding and of the head, as differences between stages of average size.
+    """Times and memory of a layer, of the embedding and of the head, as differences between stages of average size.
+
+    Letters: d kinds of devices. Pairs [2] are a dense layer and a layer with experts, or the first and the last stage.
 
     Attributes:
-        layer_s: Of a dense layer and one with experts on each kind [d, 2]; `recompute_s` is what recomputing adds.
-        first_s, last_s, stage_s: Of the embedding, the head, and a stage without layers [d].
-        layer_bytes: What one more layer needs on the first stage, and on the last [2, 2].
+        layer_s: Time of a dense layer and of one with experts on each kind [d, 2].
+        recompute_s: Time that recomputing such a layer adds [d, 2].
+        first_s: Time of the embedding [d].
+        last_s: Time of the head [d].
+        stage_s: Time of a stage without layers [d].
+        layer_bytes: Memory that one more layer needs on the first stage and on the last [2, 2].
+        again_bytes: Memory that one more recomputed layer needs there [2, 2].
+        first_bytes: Memory of the embedding.
+        last_bytes: Memory of the head.
+        working_bytes: Memory of a stage without layers.
     """
 
-    def __init__(self, job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile, config: ParallelConfig) -> None:
-        model, num_kinds = job.model, len(cluster.devices)
+    def __init__(self, setting: Setting, config: ParallelConfig) -> None:
+        """Price stages with one part more than the average stage, all in one call."""
+        model, num_kinds = setting.job.model, len(setting.cluster.devices)
         moe = model.num_moe_layers / model.num_layers
         mean = _row({Block.ATTENTION: 1.0, Block.DENSE_MLP: 1.0 - moe, Block.MOE_MLP: moe})
         self.size = max(round(model.num_layers / config.pp), 1)
         layers = [_row({Block.ATTENTION: 1.0, mlp: 1.0}) for mlp in (Block.DENSE_MLP, Block.MOE_MLP)]
+        # Rows: the average stage; with a dense layer or one with experts more; with that layer recomputed; with the
+        # embedding; with the head. Differences from the first row are the figures of one part.
         base, none = self.size * mean, np.zeros(len(BLOCKS))
         rows = [(base, none), *((base + layer, none) for layer in layers), *((base + layer, layer) for layer in layers)]
         rows += [(base + _row({Block.EMBEDDING: 1.0}), none), (base + _row({Block.HEAD: 1.0}), none)]
@@ -157,7 +160,7 @@ class _Figures:
         kind, end, row = (index.ravel() for index in np.indices(shape))
         has_device = np.arange(num_kinds) == kind[:, None]
         stages = alternatives(blocks[row], again[row], has_device, end * (config.pp - 1))
-        times, needed = stage_figures(job, cluster, runtime, ConfigGrid.from_configs([config]), stages)
+        times, needed = stage_figures(setting, ConfigGrid.from_configs([config]), stages)
         # what a stage takes is the same at both ends, and what it needs the same on all kinds
         seconds, needed_bytes = times.reshape(shape)[:, 1], needed.reshape(shape)[0]
         self.layer_s = seconds[:, 1:3] - seconds[:, :1]
@@ -172,7 +175,9 @@ class _Figures:
         self.working_bytes = float((needed_bytes[:, 0] - self.size * self.layer_bytes @ shares).max())
 
     def in_flight_bytes(self, in_flight: FloatArray, *, again: bool) -> FloatArray:
-        """What a layer of each type keeps of one micro-batch in flight [2]."""
+        """Return the activations that a layer of each type keeps for one micro-batch in flight [2]."""
+        # The first and the last stage have a different number of micro-batches in flight, but the same weights. The
+        # difference of their memory is therefore due to activations.
         needed = self.again_bytes if again else self.layer_bytes
         if in_flight[0] == in_flight[-1]:
             # nothing tells weights and activations apart, and nothing needs to
@@ -182,18 +187,20 @@ class _Figures:
         return np.asarray((needed[0] - needed[1]) / (in_flight[0] - in_flight[-1]))
 
     def again_once_bytes(self, in_flight: FloatArray) -> float:
-        """What a stage that recomputes any layer needs once: that layer's activations, as it runs again."""
+        """Return the memory that any recomputation needs once per stage: activations of the layer that runs again."""
         kept, recomputed = (self.in_flight_bytes(in_flight, again=again) for again in (False, True))
+        # The increase for a recomputed layer, less its states and what it keeps in flight, is needed once.
         states = self.layer_bytes[0] - in_flight[0] * kept
         return float(np.max(self.again_bytes[0] - states - in_flight[0] * recomputed, initial=0.0))
 
 
 def _row(held: dict[Block, float]) -> FloatArray:
+    """Return numbers of blocks as an array in the order of BLOCKS."""
     return np.array([held.get(block, 0.0) for block in BLOCKS])
 
 
 def _supply(cluster: Cluster, config: ParallelConfig) -> tuple[int, ...] | None:
-    """Stages that the hosts of each kind of device can serve; None where a stage would share a host or a kind."""
+    """Return the stages that hosts of each kind can serve; None where a stage would share a host or mix kinds."""
     of_stage = config.num_devices // config.pp
     found = dict.fromkeys(cluster.devices, 0)
     for group in cluster.groups:
@@ -204,7 +211,7 @@ def _supply(cluster: Cluster, config: ParallelConfig) -> tuple[int, ...] | None:
 
 
 def _hosts(cluster: Cluster, config: ParallelConfig, kinds: list[int]) -> tuple[int, ...]:
-    """Hosts in the order of the stages that they serve."""
+    """Return the hosts in the order of the stages that they serve."""
     host_devices = [group.device for group in cluster.groups for _ in range(group.hosts)]
     sizes = [group.devices_per_host for group in cluster.groups for _ in range(group.hosts)]
     left = {device: [at for at, own in enumerate(host_devices) if own == device] for device in cluster.devices}

@@ -1,4 +1,4 @@
-"""The pipeline problem as branch and bound sees it: one stage after the other gets a kind and its layers.
+"""Pipeline problem for branch and bound: stage after stage is given a kind of device and its layers.
 
 Letters as in `stage_bounds`.
 """
@@ -25,12 +25,12 @@ class StageNode(NamedTuple):
 
     Attributes:
         used: Stages of each kind among them [K].
-        placed: Layers that they hold.
-        slowest_s: The longest of their times.
-        sum_s: Of their times and the hops between them.
-        bound: On the step time of every plan that begins so.
-        kinds: Of each.
-        num_layers: Of each.
+        placed: Number of layers that they hold.
+        slowest_s: Longest time of one of them [s].
+        sum_s: Sum of their times and of the hops between them [s].
+        bound: Lower bound of the step time of every plan that begins so [s].
+        kinds: Kind of each of them.
+        num_layers: Number of layers of each of them.
     """
 
     used: Used
@@ -46,17 +46,18 @@ class StagesProblem(AbstractProblem[StageNode, StagePlan]):
     """The pipeline problem.
 
     Args:
-        pipeline: What is to be planned.
+        pipeline: Pipeline to plan.
         most_caps: Tightness of the bounds, see `stage_bounds`.
     """
 
     def __init__(self, pipeline: Pipeline, *, most_caps: int = MOST_CAPS) -> None:
+        """Compute the times of all segments and the tables of bounds."""
         self.pipeline = pipeline
         self._times_s = segment_times_s(pipeline)
         self._bounds = stage_bounds(pipeline, self._times_s, most_caps)
 
     def root(self) -> StageNode:
-        """No stage placed; its bound is inf if there is no plan."""
+        """Return the node without stages; its bound is inf if there is no plan."""
         bounds, (of_slowest, of_sum) = self._bounds, self.pipeline.weights
         least = math.inf
         if bounds is not None:
@@ -64,7 +65,7 @@ class StagesProblem(AbstractProblem[StageNode, StagePlan]):
         return StageNode(used=(0,) * self.pipeline.num_kinds, placed=0, slowest_s=0.0, sum_s=0.0, bound=least)
 
     def children(self, node: StageNode, cutoff: float) -> Iterable[StageNode]:
-        """The next stage with every kind and every number of layers that may lead below `cutoff`."""
+        """Yield the next stage with every kind and every number of layers that may lead below `cutoff`."""
         bounds = self._bounds
         assert bounds is not None, "a pipeline without a plan has no node that is open"
         of_slowest, of_sum = self.pipeline.weights
@@ -74,6 +75,8 @@ class StagesProblem(AbstractProblem[StageNode, StagePlan]):
             row = bounds.used[stage + 1].get(used)
             if row is None or not self.pipeline.may_serve(kind, stage):
                 continue
+            # All numbers of layers of the next stage are tried at once: arrays below are by that number, and by
+            # interval.
             own_s = self._times_s[kind, stage, node.placed, : self.pipeline.num_layers - node.placed]
             after = slice(node.placed + 1, node.placed + 1 + len(own_s))
             hop_s = float(self.pipeline.hop_s[node.kinds[-1], kind]) if node.kinds else 0.0
@@ -98,11 +101,11 @@ class StagesProblem(AbstractProblem[StageNode, StagePlan]):
                 )
 
     def lower_bound(self, node: StageNode) -> float:
-        """From the tables: exact but for the width of the interval that the slowest stage lies in."""
+        """Return the bound from the tables, exact except for the width of the slowest stage's interval."""
         return node.bound
 
     def complete(self, node: StageNode) -> Incumbent[StagePlan] | None:
-        """The plan, once all stages are placed."""
+        """Return the plan once all stages are placed."""
         if len(node.kinds) < self.pipeline.num_stages:
             return None
         before = self.pipeline.layers_before()
@@ -116,11 +119,11 @@ class StagesProblem(AbstractProblem[StageNode, StagePlan]):
         return Incumbent(cost=plan.step_s, solution=plan)
 
     def greedy(self, node: StageNode) -> Incumbent[StagePlan] | None:
-        """Takes the child with the least bound again and again."""
+        """Take the child with the least bound repeatedly."""
         while math.isfinite(node.bound) and len(node.kinds) < self.pipeline.num_stages:
             node = min(self.children(node, math.inf), key=attrgetter("bound"))
         return self.complete(node) if math.isfinite(node.bound) else None
 
     def merit(self, node: StageNode) -> Merit:
-        """What follows depends on the layers placed, the kinds used and the last one; then maximum and sum decide."""
+        """Compare nodes with the same layers placed, kinds used and last kind, by their slowest stage and their sum."""
         return Merit((len(node.kinds), node.placed, node.used, node.kinds[-1:]), (node.slowest_s, node.sum_s))

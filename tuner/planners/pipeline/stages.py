@@ -1,13 +1,13 @@
-"""The pipeline problem: which layers each stage holds, which kind of device serves it, and what it recomputes.
+"""Pipeline problem: the layers of each stage, the kind of device that serves it, and the layers that it recomputes.
 
 The layers of a model stand in a fixed order and are cut into consecutive stages. A stage on a slow kind of device
-should hold fewer of them; one that holds many micro-batches in flight, or little memory, recomputes some.
+should hold fewer of them. A stage with many micro-batches in flight, or little memory, recomputes some.
 
-Letters: L layers of T types, S stages, K kinds of devices.
+Letters: L layers of T types, S stages, K kinds of devices, m micro-batches.
 
-Source of the objective: Narayanan et al. 2021, sections 2.2.1 and 2.2.2: m micro-batches pass the slowest stage one
-after the other, and each of the others delays the first one once, a vpp-th of that with vpp chunks per stage. It is
-m times the slowest stage plus `costmodels.step.schedules.bubble_s`, with the hand-overs between stages added.
+Source of the objective: Narayanan et al. 2021, sections 2.2.1 and 2.2.2. The m micro-batches pass the slowest stage one
+after the other. Each other stage delays the first micro-batch once, by its time over vpp with vpp chunks per stage. The
+step is m times the slowest stage plus `costmodels.step.schedules.bubble_s`, with the transfers between stages added.
 """
 
 from __future__ import annotations
@@ -24,31 +24,32 @@ from hardware.io.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Pipeline:
-    """A model's layers and the devices that may serve its stages.
+    """Layers of a model, and the devices that may serve its stages.
 
-    A device stands for all that work on one stage together. Times are forward and backward together, of one
-    micro-batch.
+    A device stands for all devices that work on one stage together. Times are those of one micro-batch, forward and
+    backward together.
 
     Attributes:
-        layer_type: Of every layer, from 0 [L].
+        layer_type: Type of every layer, from 0 [L].
         layer_s: Time of a layer of each type on each kind [K, T].
-        recompute_s: What recomputing it adds [K, T].
-        first_s: What the first stage does besides: the embedding [K].
-        last_s: What the last stage does besides: the head and the loss [K].
-        stage_s: What every stage does besides [K].
-        hop_s: Handing a micro-batch on from a stage of one kind to the next of another, and its gradient back [K, K].
+        recompute_s: Time that recomputing the layer adds [K, T].
+        first_s: Time of the embedding on the first stage [K].
+        last_s: Time of the head and the loss on the last stage [K].
+        stage_s: Time of every stage beside its layers [K].
+        hop_s: Time of handing a micro-batch from a stage of one kind to the next stage of another, and its gradient
+            back [K, K].
         state_bytes: Weights, gradients and optimizer state of a layer of each type [T].
-        kept_bytes: Its activations of one micro-batch in flight [T].
-        recomputed_bytes: The same if the layer is recomputed; no more than `kept_bytes` [T].
-        first_bytes: What the first stage holds besides.
-        last_bytes: What the last stage holds besides.
-        working_bytes: What every stage needs besides.
-        capacity_bytes: Of each kind [K].
-        supply: Stages that each kind can serve [K].
+        kept_bytes: Activations of a layer for one micro-batch in flight [T].
+        recomputed_bytes: Activations of a recomputed layer for one micro-batch in flight; at most `kept_bytes` [T].
+        first_bytes: Memory that the first stage needs besides [bytes].
+        last_bytes: Memory that the last stage needs besides [bytes].
+        working_bytes: Memory that every stage needs besides [bytes].
+        capacity_bytes: Memory of a device of each kind [K].
+        supply: Number of stages that each kind can serve [K].
         in_flight: Micro-batches whose activations each stage holds at its peak [S].
-        num_micro_batches: m.
+        num_micro_batches: Number of micro-batches of a step, m.
         vpp: Chunks per stage, which divide the bubble.
-        kinds: The kind of every stage where that is settled; None leaves it open.
+        kinds: Kind of every stage where that is fixed; None leaves it open.
     """
 
     layer_type: IntArray
@@ -72,7 +73,7 @@ class Pipeline:
     kinds: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Checks what a user can get wrong, and the shapes.
+        """Check the user's input and the shapes.
 
         Raises:
             ConfigError: there are fewer layers than stages, or fewer devices.
@@ -86,6 +87,7 @@ class Pipeline:
         }
         for shape, arrays in shapes.items():
             assert all(array.shape == shape for array in arrays), f"an array does not have the shape {shape}"
+        # Searches rely on this: recomputation only ever frees memory.
         assert (self.recomputed_bytes <= self.kept_bytes).all(), "recomputing a layer never takes memory"
         if self.num_stages > self.num_layers:
             raise ConfigError(
@@ -102,54 +104,55 @@ class Pipeline:
 
     @property
     def num_layers(self) -> int:
-        """L."""
+        """Number of layers, L."""
         return len(self.layer_type)
 
     @property
     def num_stages(self) -> int:
-        """S."""
+        """Number of stages, S."""
         return len(self.in_flight)
 
     @property
     def num_kinds(self) -> int:
-        """K."""
+        """Number of kinds of devices, K."""
         return len(self.layer_s)
 
     @property
     def num_types(self) -> int:
-        """T."""
+        """Number of types of layers, T."""
         return int(self.layer_s.shape[1])
 
     @property
     def weights(self) -> tuple[float, float]:
-        """What the slowest stage's time counts in the step, and what the sum of all stages and hops counts."""
+        """Weights in the step time of the slowest stage, and of the sum of all stages and hops."""
         return self.num_micro_batches - 1 / self.vpp, 1 / self.vpp
 
     def may_serve(self, kind: int, stage: int) -> bool:
-        """Whether it is not settled that another kind serves the stage."""
+        """Return whether a kind may serve a stage: kinds are open, or fixed to this one."""
         return self.kinds is None or self.kinds[stage] == kind
 
     def layers_before(self) -> IntArray:
-        """Layers of each type before every boundary [L + 1, T]."""
+        """Count the layers of each type before every boundary [L + 1, T]."""
+        # One column for each type, summed up along the layers.
         is_type = self.layer_type[:, None] == np.arange(self.num_types)
         return np.concatenate([np.zeros((1, self.num_types), dtype=np.int64), np.cumsum(is_type, axis=0)])
 
     def fixed_s(self, kind: int, stage: int) -> float:
-        """Time of a stage beside its layers."""
+        """Return the time of a stage beside its layers [s]."""
         fixed = self.stage_s[kind]
         fixed += self.first_s[kind] if stage == 0 else 0.0
         fixed += self.last_s[kind] if stage == self.num_stages - 1 else 0.0
         return float(fixed)
 
     def fixed_bytes(self, stage: int) -> float:
-        """Memory of a stage beside its layers."""
+        """Return the memory of a stage beside its layers [bytes]."""
         fixed = self.working_bytes
         fixed += self.first_bytes if stage == 0 else 0.0
         fixed += self.last_bytes if stage == self.num_stages - 1 else 0.0
         return fixed
 
     def step_s(self, stage_s: Sequence[float], kinds: Sequence[int]) -> float:
-        """Time of one step, from the time of each stage [S] and its kind [S]."""
+        """Return the time of one step, from the time of each stage [S] and its kind [S]."""
         of_slowest, of_sum = self.weights
         hops_s = sum(float(self.hop_s[pair]) for pair in itertools.pairwise(kinds))
         return of_slowest * max(stage_s) + of_sum * (sum(stage_s) + hops_s)
@@ -160,12 +163,12 @@ class Stage:
     """One stage of a plan.
 
     Attributes:
-        kind: Of the devices that serve it.
-        first_layer: From 0.
-        num_layers: From there on.
-        recomputed: How many of each type are recomputed [T].
-        time_s: Of one micro-batch, forward and backward.
-        memory_bytes: At its peak.
+        kind: Kind of the devices that serve the stage.
+        first_layer: Number of the first layer, from 0.
+        num_layers: Number of layers from there on.
+        recomputed: Number of recomputed layers of each type [T].
+        time_s: Time of one micro-batch, forward and backward [s].
+        memory_bytes: Peak memory of a device of the stage [bytes].
     """
 
     kind: int
@@ -177,13 +180,18 @@ class Stage:
 
     @property
     def num_recomputed(self) -> int:
-        """Layers that are recomputed."""
+        """Number of layers that are recomputed."""
         return sum(self.recomputed)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StagePlan:
-    """A solution of the pipeline problem."""
+    """A solution of the pipeline problem.
+
+    Attributes:
+        stages: Stages in their order.
+        step_s: Time of one step [s].
+    """
 
     stages: tuple[Stage, ...]
     step_s: float
@@ -192,21 +200,23 @@ class StagePlan:
 def plan_of(
     pipeline: Pipeline, kinds: Sequence[int], num_layers: Sequence[int], recomputed: Sequence[Sequence[int]]
 ) -> StagePlan:
-    """The plan that these decisions make; whether it fits is not asked.
+    """Build the plan of some decisions, without asking whether it fits.
 
     Args:
-        pipeline: The problem.
-        kinds: Of each stage [S].
-        num_layers: Of each stage [S].
-        recomputed: Layers of each type that each stage recomputes [S, T].
+        pipeline: Pipeline problem.
+        kinds: Kind of each stage [S].
+        num_layers: Number of layers of each stage [S].
+        recomputed: Number of layers of each type that each stage recomputes [S, T].
     """
     before = pipeline.layers_before()
     bounds = [0, *itertools.accumulate(num_layers)]
     stages = []
     for stage, (kind, count) in enumerate(zip(kinds, num_layers, strict=True)):
         counts = before[bounds[stage + 1]] - before[bounds[stage]]
+        # Recomputation adds time and lowers the memory of activations, but not of states.
         again = np.array(recomputed[stage])
         time_s = pipeline.fixed_s(kind, stage) + counts @ pipeline.layer_s[kind] + again @ pipeline.recompute_s[kind]
+        # Activations are held for every micro-batch in flight, states once.
         held = (counts - again) @ pipeline.kept_bytes + again @ pipeline.recomputed_bytes
         memory_bytes = pipeline.fixed_bytes(stage) + counts @ pipeline.state_bytes + pipeline.in_flight[stage] * held
         stages.append(

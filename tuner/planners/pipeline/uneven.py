@@ -1,12 +1,13 @@
 """Uneven work for many configurations at once: layers per stage, micro-batches per replica, and the order of hosts.
 
-Stages and replicas on faster devices get more to do, and stages at a pipeline's ends fewer layers beside the embedding
-and the head. A plan here is the best of a few cuts, found for thousands of candidates in one go; that one cut is the
-best there is, branch and bound proves for a single one (stages.py).
+Stages and replicas on faster devices get more work. Stages at the ends of a pipeline get fewer layers, because they
+also hold the embedding or the head. A plan here is the best of a few cuts, found for thousands of candidates at once.
+Branch and bound proves the best cut for a single configuration (`stage_problem`).
 
-Where a cut is found: with the slowest stage's time z given, every stage takes as many layers as it can in z; the least
-z at which all layers are taken is found by bisection (Pinar and Aykanat 2004, Fast optimal load balancing algorithms
-for 1D partitioning, section 3.3, whose probe this is), and what is taken beyond that is given back where it costs most.
+A cut is found by bisection. For a given time z of the slowest stage, every stage takes as many layers as it can in z.
+The least z at which all layers are taken is bisected (Pinar and Aykanat 2004, Fast optimal load balancing algorithms
+for 1D partitioning, section 3.3, whose probe this is). Layers that are taken beyond the model's number are returned by
+the stages where they cost most.
 
 Letters: p stages, L layers, k configurations of one pp and vpp.
 """
@@ -20,7 +21,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
-from costmodels.job.runtime import RuntimeProfile
+from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.job.uneven_work import Assignment
 from costmodels.step.memory import estimate_memory
@@ -33,53 +34,57 @@ from tuner.planners.engine.outcome import Limits
 from tuner.planners.pipeline.stage_problem import best_stages, over_chunks
 
 PARTS = ("layers", "recomputed", "micro_batches", "hosts")
-"""What may be uneven, by the fields of `Assignment`."""
+"""Parts of the work that may be uneven, by the fields of `Assignment`."""
 
 MOST_ORDERS = 6
-"""Orders of host groups that are tried; more than three groups have more orders than that."""
+"""Most orders of host groups that are tried; more than three groups have more orders than that."""
 PROOF_NODES = 2_000
-"""That branch and bound may expand for one configuration: counted, so that every machine finds the same stages."""
+"""Nodes that branch and bound may expand for one configuration.
+
+Nodes are limited instead of time, so that every machine finds the same stages.
+"""
 TABLE_NUMBERS = 4_000_000
-"""Numbers of a table that are held at once: some tens of megabytes."""
+"""Most numbers of a table that are held at once: some tens of megabytes."""
 BISECTIONS = 40
+"""Number of bisections; the result is precise to 1e-12 of the first interval."""
 SLACKS = (1.0, 1.01, 1.03, 1.1, 1.25, 1.5, 2.0, 4.0, 1e9)
-"""Multiples of the least time of the slowest stage: with few micro-batches it may pay to let it take a bit longer."""
+"""Multiples of the least time of the slowest stage that are tried.
+
+With few micro-batches a longer slowest stage may pay off.
+"""
 
 
 def planned(
-    job: TrainingJob,
-    cluster: Cluster,
-    runtime: RuntimeProfile,
+    setting: Setting,
     grid: ConfigGrid,
     parts: Sequence[str],
     *,
     memory_headroom: float,
 ) -> ConfigGrid:
-    """Every configuration with the uneven work that is predicted to be the fastest for it, or as it was [n].
+    """Return every configuration with the uneven work that is predicted to be the fastest for it, or with its own [n].
 
     Args:
-        job: What is trained.
-        cluster: Where.
-        runtime: Its constants.
-        grid: Configurations whose work is even [n].
-        parts: What may be uneven, of PARTS.
-        memory_headroom: Share of the memory that must stay free, where that can be had.
+        setting: Job, cluster and runtime.
+        grid: Configurations with even work [n].
+        parts: Parts of the work that may be uneven, of PARTS.
+        memory_headroom: Fraction of the memory that must stay free, where that is possible.
     """
     best = [grid.config(position) for position in range(len(grid))]
     variants = [ConfigGrid.from_configs(best, grid.opened)]
-    for hosts in host_orders(cluster) if "hosts" in parts else ((),):
-        ordered = cluster.reordered(hosts)
+    for hosts in host_orders(setting.cluster) if "hosts" in parts else ((),):
+        ordered = replace(setting, cluster=setting.cluster.reordered(hosts))
         found = list(best)
         if hosts:
             found = [replace(config, assignment=Assignment(hosts=hosts)) for config in best]
             variants.append(ConfigGrid.from_configs(found, grid.opened))
         if "layers" in parts:
-            found = _with_layers(job, ordered, runtime, found, "recomputed" in parts, memory_headroom)
+            found = _with_layers(ordered, found, "recomputed" in parts, memory_headroom)
             variants.append(ConfigGrid.from_configs(found, grid.opened))
         if "micro_batches" in parts:
-            found = _with_shares(job, ordered, runtime, found)
+            found = _with_shares(ordered, found)
             variants.append(ConfigGrid.from_configs(found, grid.opened))
-    seconds = np.stack([_judged_s(job, cluster, runtime, variant, memory_headroom) for variant in variants])
+    # All variants of all configurations are predicted, and the fastest is taken for each configuration.
+    seconds = np.stack([_predict_s(setting, variant, memory_headroom) for variant in variants])
     chosen = seconds.argmin(axis=0)
     return ConfigGrid.from_configs(
         [variants[number].config(position) for position, number in enumerate(chosen.tolist())], grid.opened
@@ -87,28 +92,30 @@ def planned(
 
 
 def refined(
-    job: TrainingJob,
-    cluster: Cluster,
-    runtime: RuntimeProfile,
+    setting: Setting,
     grid: ConfigGrid,
     parts: Sequence[str],
     *,
     memory_headroom: float,
 ) -> ConfigGrid:
-    """The configurations with the stages that branch and bound proves best, where that is predicted to be faster [n].
+    """Return the configurations with stages from branch and bound, where these are predicted to be faster [n].
 
-    Of layers that are unlike, and of stages of which some recompute, a cut by pace alone need not be the best.
+    With unlike layers, or stages of which some recompute, a cut by the bisection need not be the best.
+
+    Args:
+        setting: Job, cluster and runtime.
+        grid: Configurations with the work of `planned` [n].
+        parts: Parts of the work that may be uneven, of PARTS.
+        memory_headroom: Fraction of the memory that must stay free, where that is possible.
     """
     if "layers" not in parts:
         return grid
     found = []
     for config in (grid.config(position) for position in range(len(grid))):
         best = config
-        if 1 < config.pp * config.vpp <= job.model.num_layers and not config.assignment.micro_batches:
+        if 1 < config.pp * config.vpp <= setting.job.model.num_layers and not config.assignment.micro_batches:
             best, _ = best_stages(
-                job,
-                cluster,
-                runtime,
+                setting,
                 config,
                 memory_headroom=memory_headroom,
                 may_recompute="recomputed" in parts,
@@ -116,8 +123,9 @@ def refined(
                 limits=Limits(nodes=PROOF_NODES),
             )
         found.append(best)
+    # Branch and bound works with approximate times, so that the cost model decides between both.
     proven = ConfigGrid.from_configs(found, grid.opened)
-    seconds = np.stack([_judged_s(job, cluster, runtime, each, memory_headroom) for each in (grid, proven)])
+    seconds = np.stack([_predict_s(setting, each, memory_headroom) for each in (grid, proven)])
     is_better = seconds[1] < seconds[0]
     return ConfigGrid.from_configs(
         [(proven if better else grid).config(at) for at, better in enumerate(is_better.tolist())], grid.opened
@@ -125,10 +133,10 @@ def refined(
 
 
 def host_orders(cluster: Cluster) -> tuple[tuple[int, ...], ...]:
-    """Orders of the hosts worth trying; () is the cluster's own.
+    """Return orders of the hosts worth trying; () is the cluster's own order.
 
-    Group after group puts unlike devices on different stages; hosts of all groups in turns put them on different
-    replicas.
+    Putting group after group places unlike devices on different stages. Interleaving the hosts of all groups places
+    them on different replicas.
     """
     groups = cluster.groups
     ends = list(itertools.accumulate((group.hosts for group in groups), initial=0))
@@ -136,6 +144,7 @@ def host_orders(cluster: Cluster) -> tuple[tuple[int, ...], ...]:
     permutations = itertools.islice(itertools.permutations(hosts), 1, MOST_ORDERS)
     found = [tuple(itertools.chain(*order)) for order in permutations]
     if len(groups) > 1:
+        # A host's place is its relative position inside its group, so that the groups interleave evenly.
         place = [
             ((at + 0.5) / len(own), number, host) for number, own in enumerate(hosts) for at, host in enumerate(own)
         ]
@@ -144,34 +153,36 @@ def host_orders(cluster: Cluster) -> tuple[tuple[int, ...], ...]:
     return ((), *dict.fromkeys(order for order in found if order != own))
 
 
-def _judged_s(
-    job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile, grid: ConfigGrid, memory_headroom: float
-) -> FloatArray:
-    """Predicted step times [n]; what does not fit comes after everything that does, the least overfull first."""
-    memory = estimate_memory(job, cluster, runtime, grid)
-    seconds = estimate_step(job, cluster, runtime, grid, memory=memory).step_time_s
+def _predict_s(setting: Setting, grid: ConfigGrid, memory_headroom: float) -> FloatArray:
+    """Predict step times [n].
+
+    Configurations that do not fit come after all that do, the least overfull first.
+    """
+    memory = estimate_memory(setting, grid)
+    seconds = estimate_step(setting, grid, memory=memory).step_time_s
     overfull = memory.needed_bytes / memory.capacity_bytes
     return np.where(memory.fits(memory_headroom), seconds, 1e12 * overfull)
 
 
 def _with_layers(
-    job: TrainingJob,
-    cluster: Cluster,
-    runtime: RuntimeProfile,
+    setting: Setting,
     configs: Sequence[ParallelConfig],
     may_recompute: bool,
     memory_headroom: float,
 ) -> list[ParallelConfig]:
-    """The configurations with their layers cut, on hosts in the order of the ranks; one stage has nothing to cut."""
+    """Return the configurations with their layers cut, on hosts in the order of the ranks.
+
+    A configuration with a single stage has nothing to cut.
+    """
     found = list(configs)
-    for positions in _batches(configs, job.model.num_layers):
+    for positions in _batches(configs, setting.job.model.num_layers):
         even = [replace(configs[at], assignment=Assignment()) for at in positions]
-        tables = stage_tables(job, cluster, runtime, ConfigGrid.from_configs(even))
-        micro_batches = np.array([job.global_batch_size // (config.dp * config.mbs) for config in even])
+        tables = stage_tables(setting, ConfigGrid.from_configs(even))
+        micro_batches = np.array([setting.job.global_batch_size // (config.dp * config.mbs) for config in even])
         cut = cut_layers(tables, micro_batches, even[0].vpp, (1 - memory_headroom), may_recompute=may_recompute)
         for column, at in enumerate(positions):
             layers, again = cut.layers[:, column], cut.recomputed[:, column]
-            if (layers > 0).all() and layers.sum() == job.model.num_layers:
+            if (layers > 0).all() and layers.sum() == setting.job.model.num_layers:
                 own = replace(
                     configs[at].assignment,
                     layers=over_chunks(layers, even[0].vpp),
@@ -182,7 +193,7 @@ def _with_layers(
 
 
 def _batches(configs: Sequence[ParallelConfig], num_layers: int) -> Iterator[list[int]]:
-    """Positions of configurations of one pp and vpp, few enough to be cut together."""
+    """Yield positions of configurations of one pp and vpp, few enough to be cut together."""
     alike: dict[tuple[int, int], list[int]] = {}
     for at, config in enumerate(configs):
         if config.pp > 1 and config.pp * config.vpp <= num_layers:
@@ -198,8 +209,8 @@ class Cut:
     """Layers of every stage.
 
     Attributes:
-        layers: [p, k]; they add up to less than L where not all of them fit.
-        recomputed: Those of them that are recomputed [p, k].
+        layers: Number of layers [p, k]; they add up to less than L where not all of them fit.
+        recomputed: Number of these layers that are recomputed [p, k].
     """
 
     layers: IntArray
@@ -209,27 +220,29 @@ class Cut:
 def cut_layers(
     tables: StageTables, num_micro_batches: IntArray, vpp: int, usable_share: float, *, may_recompute: bool
 ) -> Cut:
-    """Cuts the layers of configurations over their stages.
+    """Cut the layers of configurations into stages.
 
     Args:
-        tables: What each stage would take.
-        num_micro_batches: Of each configuration [k].
-        vpp: Their chunks per stage; each chunk gets a layer at least.
-        usable_share: Share of the memory that may be used.
+        tables: Time and memory of each stage for each number of layers.
+        num_micro_batches: Micro-batches of each configuration [k].
+        vpp: Chunks per stage of all these configurations; each chunk gets at least one layer.
+        usable_share: Fraction of the memory that may be used.
         may_recompute: Whether stages may recompute layers that do not fit otherwise.
     """
     cost_s, again = _costs_s(tables, usable_share, may_recompute=may_recompute)
     num_layers = cost_s.shape[1] - 1
+    # Bisect the time of the slowest stage, for all configurations at once.
     low, high = np.zeros(cost_s.shape[2]), np.where(np.isfinite(cost_s), cost_s, 0.0).max(axis=(0, 1))
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        enough = _taken(cost_s, middle, vpp).sum(axis=0) >= num_layers
+        enough = _take_layers(cost_s, middle, vpp).sum(axis=0) >= num_layers
         low, high = np.where(enough, low, middle), np.where(enough, middle, high)
     best_s, best = np.full(len(low), np.inf), np.zeros(cost_s.shape[::2], dtype=np.int64)
     for slack in SLACKS:
-        layers = _given_back(cost_s, _taken(cost_s, slack * high, vpp), num_layers, vpp)
+        layers = _give_back(cost_s, _take_layers(cost_s, slack * high, vpp), num_layers, vpp)
         times_s = np.take_along_axis(cost_s, layers[:, None], axis=1)[:, 0]
         fits = np.isfinite(times_s).all(axis=0) & (layers.sum(axis=0) == num_layers)
+        # Step time as in `stages.Pipeline.weights`: (m - 1/v) times the slowest stage, plus the sum of all over v.
         times_s = np.where(fits, times_s, 0.0)
         step_s = (num_micro_batches - 1 / vpp) * times_s.max(axis=0) + times_s.sum(axis=0) / vpp
         better = fits & (step_s < best_s)
@@ -238,16 +251,18 @@ def cut_layers(
 
 
 def _costs_s(tables: StageTables, usable_share: float, *, may_recompute: bool) -> tuple[FloatArray, IntArray]:
-    """What each number of layers takes a stage and how many of them are recomputed [p, L + 1, k]; inf if none fits.
+    """Compute the time of each number of layers on a stage, and how many of them are recomputed [p, L + 1, k].
 
-    No more layers are recomputed than must be.
+    No more layers are recomputed than must be. The time is inf where the layers do not fit.
     """
     usable = usable_share * tables.capacity_bytes[:, None, None]
     saved = tables.needed_bytes - tables.again_bytes
+    # The layers to recompute are the bytes in excess over the bytes that each recomputed layer saves, rounded up.
     over = np.maximum(tables.needed_bytes - usable, 0.0)
     numbers = np.arange(tables.time_s.shape[1])[:, None]
     each_saves = np.divide(saved, numbers, out=np.zeros_like(saved), where=numbers > 0)
     again = np.ceil(np.divide(over, each_saves, out=np.where(over > 0, np.inf, 0.0), where=each_saves > 0))
+    # More recomputed layers than the stage has means that it does not fit.
     again = np.where(again <= (numbers if may_recompute else 0), again, np.inf)
     share = np.divide(again, numbers, out=np.where(again > 0, np.inf, 0.0), where=numbers > 0)
     fits = np.isfinite(share)
@@ -256,14 +271,14 @@ def _costs_s(tables: StageTables, usable_share: float, *, may_recompute: bool) -
     return np.maximum.accumulate(cost_s, axis=1), np.where(fits, again, 0.0).astype(np.int64)
 
 
-def _taken(cost_s: FloatArray, limit_s: FloatArray, least: int) -> IntArray:
-    """Layers that every stage takes in a time [k], `least` or more where so many fit [p, k]."""
+def _take_layers(cost_s: FloatArray, limit_s: FloatArray, least: int) -> IntArray:
+    """Return the layers that every stage takes in a time [k], at least `least` where so many fit [p, k]."""
     taken = (cost_s <= limit_s).sum(axis=1) - 1
     return np.asarray(np.where(np.isfinite(cost_s[:, least]), np.maximum(taken, least), taken))
 
 
-def _given_back(cost_s: FloatArray, layers: IntArray, num_layers: int, least: int) -> IntArray:
-    """The layers without those that are too many, each taken from the stage that it costs most; [p, k]."""
+def _give_back(cost_s: FloatArray, layers: IntArray, num_layers: int, least: int) -> IntArray:
+    """Return the layers without those beyond `num_layers`, each taken from the stage where it costs most [p, k]."""
     layers = layers.copy()
     columns = np.arange(layers.shape[1])
     while (too_many := layers.sum(axis=0) > num_layers).any():
@@ -279,25 +294,24 @@ def _given_back(cost_s: FloatArray, layers: IntArray, num_layers: int, least: in
     return layers
 
 
-def _with_shares(
-    job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile, configs: Sequence[ParallelConfig]
-) -> list[ParallelConfig]:
-    """The configurations with micro-batches for unlike replicas by their pace, on hosts in the order of the ranks."""
+def _with_shares(setting: Setting, configs: Sequence[ParallelConfig]) -> list[ParallelConfig]:
+    """Return the configurations with micro-batches shared among unlike replicas by pace, on hosts in rank order."""
     found = list(configs)
     alike: dict[tuple[object, ...], list[tuple[int, tuple[ReplicaKind, ...]]]] = {}
     for at, config in enumerate(configs):
-        even = job.global_batch_size // (config.dp * config.mbs)
-        kinds = replica_kinds(cluster, config, np.full(config.dp, even))
+        even = setting.job.global_batch_size // (config.dp * config.mbs)
+        kinds = replica_kinds(setting.cluster, config, np.full(config.dp, even))
         devices = tuple(kind.devices for kind in kinds)
         if len(set(devices)) > 1:
             alike.setdefault((config.pp, config.vpp, devices), []).append((at, kinds))
     for members in alike.values():
         chosen = [configs[at] for at, _ in members]
-        pace_s, fill_s = _paces_s(job, cluster, runtime, chosen, members[0][1])
+        pace_s, fill_s = _paces_s(setting, chosen, members[0][1])
         for column, (at, kinds) in enumerate(members):
             config = configs[at]
-            unit = config.pp if config.vpp > 1 else 1  # rounds of the interleaved schedule
-            rounds = job.global_batch_size // config.mbs // unit
+            # The interleaved schedule works in rounds of pp micro-batches.
+            unit = config.pp if config.vpp > 1 else 1
+            rounds = setting.job.global_batch_size // config.mbs // unit
             shares = share_micro_batches(pace_s[:, column], fill_s[:, column], kinds, rounds, unit)
             if shares is not None:
                 found[at] = replace(config, assignment=replace(config.assignment, micro_batches=shares))
@@ -305,20 +319,21 @@ def _with_shares(
 
 
 def _paces_s(
-    job: TrainingJob,
-    cluster: Cluster,
-    runtime: RuntimeProfile,
+    setting: Setting,
     configs: Sequence[ParallelConfig],
     kinds: Sequence[ReplicaKind],
 ) -> tuple[FloatArray, FloatArray]:
-    """What a micro-batch takes the slowest stage of each kind of replicas, and the others on its way [kinds, k]."""
-    layers = np.array([config.assignment.layers or _even_layers(job, config) for config in configs])
+    """Return a micro-batch's time on the slowest stage of each kind of replica, and on the others [kinds, k]."""
+    layers = np.array([config.assignment.layers or _even_layers(setting.job, config) for config in configs])
     layers = layers.reshape(len(configs), configs[0].vpp, configs[0].pp).sum(axis=1).T
     grid = ConfigGrid.from_configs([replace(config, assignment=Assignment()) for config in configs])
     pace_s, fill_s = [], []
     for kind in kinds:
-        has_device = np.array([[number in own for number in range(len(cluster.devices))] for own in kind.devices])
-        times_s = stage_tables(job, cluster, runtime, grid, has_device).time_s
+        # A stage of a replica may stand on several kinds of devices, of which the slowest sets its time.
+        has_device = np.array(
+            [[number in own for number in range(len(setting.cluster.devices))] for own in kind.devices]
+        )
+        times_s = stage_tables(setting, grid, has_device).time_s
         of_stage = np.take_along_axis(times_s, layers[:, None], axis=1)[:, 0]
         pace_s.append(of_stage.max(axis=0))
         fill_s.append((of_stage.sum(axis=0) - of_stage.max(axis=0)) / configs[0].vpp)
@@ -326,7 +341,7 @@ def _paces_s(
 
 
 def _even_layers(job: TrainingJob, config: ParallelConfig) -> list[int]:
-    """Layers of every virtual stage in equal shares, near enough for a pace."""
+    """Return the layers of every virtual stage in equal shares, which is precise enough for a pace."""
     each, more = divmod(job.model.num_layers, config.pp * config.vpp)
     return [each + (at < more) for at in range(config.pp * config.vpp)]
 
@@ -334,31 +349,33 @@ def _even_layers(job: TrainingJob, config: ParallelConfig) -> list[int]:
 def share_micro_batches(
     pace_s: FloatArray, fill_s: FloatArray, kinds: Sequence[ReplicaKind], rounds: int, unit: int
 ) -> tuple[int, ...] | None:
-    """Micro-batches of every replica such that the last one ends as early as can be; None if some would get none.
+    """Share micro-batches among replicas so that the last one ends as early as possible; None if one would get none.
 
     Args:
-        pace_s: What one micro-batch takes the slowest stage of each kind of replicas.
-        fill_s: What filling and emptying its pipeline takes.
-        kinds: The kinds of replicas.
-        rounds: All micro-batches in units of `unit`.
-        unit: Micro-batches that are shared out together.
+        pace_s: Time of one micro-batch on the slowest stage of each kind of replica [s].
+        fill_s: Time of filling and emptying the pipeline of each kind [s].
+        kinds: Kinds of replicas.
+        rounds: Number of all micro-batches in units of `unit`.
+        unit: Number of micro-batches that are shared out together.
     """
+    # Every replica needs at least one round.
     counts = np.array([kind.count for kind in kinds])
     if rounds < counts.sum():
         return None
 
-    def taken(limit_s: float) -> IntArray:
-        """Rounds that a replica of each kind ends in a time, one at least."""
+    def take_rounds(limit_s: float) -> IntArray:
+        """Return the rounds that a replica of each kind ends in a time, at least one."""
         return np.maximum(((limit_s - fill_s) / (unit * pace_s)).astype(np.int64), 1)
 
     low, high = 0.0, 1.001 * float((rounds * unit * pace_s + fill_s).max())
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        low, high = (low, middle) if counts @ taken(middle) >= rounds else (middle, high)
+        low, high = (low, middle) if counts @ take_rounds(middle) >= rounds else (middle, high)
+    # Rounds beyond the total are taken back from the replicas that end last.
     number = np.zeros(counts.sum(), dtype=np.int64)
     for at, kind in enumerate(kinds):
         number[list(kind.replicas)] = at
-    shares = taken(high)[number]
+    shares = take_rounds(high)[number]
     ends_s = (unit * pace_s)[number] * shares + fill_s[number]
     for replica in np.argsort(-ends_s, kind="stable").tolist():
         if shares.sum() > rounds and shares[replica] > 1:

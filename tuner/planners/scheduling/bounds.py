@@ -1,20 +1,21 @@
-"""Lower bounds on what partial schedules cost once they are complete; of many at once, which is ten times as fast.
+"""Lower bounds of the costs of partial schedules; computed for many at once, which is ten times as fast.
 
-Two things hold each model up, whatever is done:
+Two lower bounds hold for the end of each model:
 
-- Its critical path. Every operator still to run starts on a device when that is free and its inputs have come, each
-  input taking the way on which it comes first, as if nothing else were sent. After it, at least its quickest
-  successors follow.
-- Its load. The work that is left is spread over all devices, each from when it is free on. With any weights of the
-  devices that add up to 1, a second of device d counts weight d; an operator takes at least the least of its weighted
-  times; and what all devices give until T is no less than what all operators take (the dual of the linear program that
+- Its critical path. Every operator that has not run starts on a device when that is free and its inputs have come. Each
+  input takes the way on which it arrives first, as if nothing else were sent. At least its quickest successors follow
+  it.
+- Its load. The remaining work is spread over all devices, each from the time when it is free. With any weights of the
+  devices that add up to 1, a second of device d counts as weight d, and an operator takes at least the least of its
+  weighted times. All devices together give until T no less than all operators take (the dual of the linear program that
   splits operators at will).
 
-For a set of models the second holds together: they can't all be complete before the work of all is done. The bound is
-the least weighted sum of completion times that grants each set its load and each model its path. In it the models end
-one after the other, so it is found by a recursion over sets: the last to end takes the load of all.
+For a set of models the second bound holds together: they can't all be complete before the work of all is done. The
+bound is the least weighted sum of completion times that allows each set its load and each model its path. In it, the
+models end one after the other. It is therefore found by a recursion over sets, in which the last model to end waits for
+the load of the whole set.
 
-Letters as in `scheduling`; N states, W ways.
+Letters as in `problem`; N states, W ways.
 """
 
 from __future__ import annotations
@@ -32,7 +33,18 @@ from tuner.planners.scheduling.tables import ScheduleTables
 
 
 class _States(NamedTuple):
-    """The states as arrays; fields as in `ScheduleState`, `way_s` is when each way is free."""
+    """States as arrays, with fields as in `ScheduleState`.
+
+    Attributes:
+        done: Whether each operator has been added [N, V].
+        sent: Whether each edge's data have been sent [N, E].
+        home: Home of each operator, or NOWHERE [N, V].
+        end_s: End of each operator, or last arrival of its inputs [N, V].
+        device_s: Time when each device is free [N, D].
+        way_s: Time when all links of each way are free [N, W].
+        room_bytes: Free memory of each device [N, D].
+        last_s: Start of the last addition [N].
+    """
 
     done: NDArray[np.bool_]  # [N, V]
     sent: NDArray[np.bool_]  # [N, E]
@@ -45,16 +57,18 @@ class _States(NamedTuple):
 
 
 def cost_bounds_s(states: Sequence[ScheduleState], workload: Workload, tables: ScheduleTables) -> FloatArray:
-    """No complete schedule that begins with a state has a lower weighted sum; inf where none is possible [N]."""
+    """Return a lower bound of the weighted sum of every schedule that begins with a state; inf if there is none [N]."""
     if not states:
         return np.zeros(0)
     arrays = _arrays(states, workload, tables)
     path_s = _path_ends_s(arrays, workload, tables)
+    # A complete model adds its end to the bound.
     is_complete = np.stack([arrays.done[:, list(ops)].all(axis=1) for ops in tables.ops_of], axis=1)
     settled_s = np.where(is_complete, path_s, 0.0) @ workload.weights
     # a complete model has no work left and no say; it may come anywhere in the order of the others
     weights = np.where(is_complete, 0.0, workload.weights)
     path_s = np.where(is_complete, 0.0, path_s)
+    # Work left of each model [N, n], and devices in the order in which they are free [N, D].
     work_s = np.stack([~arrays.done[:, list(ops)] @ tables.least_work_s[list(ops)] for ops in tables.ops_of], axis=1)
     free_s = np.maximum(arrays.device_s, arrays.last_s[:, None])
     order = free_s.argsort(axis=1)
@@ -65,6 +79,8 @@ def cost_bounds_s(states: Sequence[ScheduleState], workload: Workload, tables: S
     for models in range(1, 1 << len(tables.ops_of)):
         members = [model for model in range(len(tables.ops_of)) if models >> model & 1]
         # the devices that are free first do the work; too few or too many of them only seem to end later
+        # With the first k devices, T is the work plus the weighted times at which they become free, over their weights.
+        # The least T over all k is the bound.
         load_s = ((work_s[:, members].sum(axis=1)[:, None] + given_s) / given).min(axis=1)
         ways = [
             least_s[models & ~(1 << model)] + weights[:, model] * np.maximum(path_s[:, model], load_s)
@@ -75,8 +91,10 @@ def cost_bounds_s(states: Sequence[ScheduleState], workload: Workload, tables: S
 
 
 def _arrays(states: Sequence[ScheduleState], workload: Workload, tables: ScheduleTables) -> _States:
+    """Convert states to arrays."""
     count = len(states)
     link_s = np.array([state.link_s for state in states]).reshape(count, -1)
+    # A way is free when the last of its links is.
     way_s = np.full((count, len(tables.way_links)), -np.inf)
     for way, links in enumerate(tables.way_links):
         way_s[:, way] = link_s[:, links[0]] if len(links) == 1 else link_s[:, list(links)].max(axis=1)
@@ -94,7 +112,7 @@ def _arrays(states: Sequence[ScheduleState], workload: Workload, tables: Schedul
 
 
 def _path_ends_s(states: _States, workload: Workload, tables: ScheduleTables) -> FloatArray:
-    """The earliest end of each model by its critical path [N, n]; inf where an operator can run nowhere."""
+    """Return the earliest end of each model by its critical path [N, n]; inf where an operator can run nowhere."""
     ends_s = np.zeros((len(states.last_s), len(tables.ops_of)))
     free_s = np.maximum(states.device_s, states.last_s[:, None])
     ready_s: list[FloatArray] = []
@@ -114,6 +132,7 @@ def _path_ends_s(states: _States, workload: Workload, tables: ScheduleTables) ->
         for edge, producer in tables.before[op]:
             start_s = np.maximum(start_s, _arrivals_s(states, tables, edge, producer, ready_s[producer]))
         end_s = start_s + tables.least_exec_s[op]
+        # An operator can't run where its home is another device, or where its memory does not fit.
         end_s[((home != NOWHERE) & (home != devices)) | (tables.least_bytes[op] > states.room_bytes)] = np.inf
         least_s = np.where(is_done, own_s, (end_s + tables.to_end_s[op]).min(axis=1))
         ends_s[:, model] = np.maximum(ends_s[:, model], least_s)
@@ -122,14 +141,14 @@ def _path_ends_s(states: _States, workload: Workload, tables: ScheduleTables) ->
 
 
 def _arrivals_s(states: _States, tables: ScheduleTables, edge: int, producer: int, ready_s: FloatArray) -> FloatArray:
-    """When an edge's data can be at each device [N, D]; 0 where they were sent.
+    """Return when an edge's data can be at each device [N, D]; 0 where they were sent.
 
     Args:
-        states: The partial schedules.
-        tables: Of the workload.
-        edge: Whose data.
-        producer: Of them.
-        ready_s: When they are ready on each device, if the producer runs there [N, D].
+        states: Partial schedules.
+        tables: Tables of the workload.
+        edge: Number of the edge.
+        producer: Operator that makes the data.
+        ready_s: Time when the data are ready on each device, if the producer runs there [N, D].
     """
     is_done = states.done[:, producer]
     if not is_done.any():
@@ -139,11 +158,13 @@ def _arrivals_s(states: _States, tables: ScheduleTables, edge: int, producer: in
     if len(tables.way_links):
         begin_s = np.maximum(states.last_s, states.end_s[:, producer])[:, None]
         over_s = np.maximum(begin_s, states.way_s) + tables.each_way_s[edge]
+        # Ways that do not begin at the producer's device can't be used.
         over_s[states.home[:, producer][:, None] != tables.way_source] = np.inf
         first = np.minimum.reduceat(over_s, tables.way_first, axis=1)
         targets = tables.way_targets
         arrivals_s[:, targets] = np.minimum(arrivals_s[:, targets], first)
     arrivals_s[states.sent[:, edge]] = 0.0
+    # A producer that has not run may run anywhere, over the quickest way from there.
     if not is_done.all():
         freely_s = (ready_s[:, :, None] + tables.transfer_s[edge]).min(axis=1)
         arrivals_s = np.where(is_done[:, None], arrivals_s, freely_s)

@@ -1,8 +1,8 @@
-"""A good schedule, quickly: operator after operator is placed with all its transfers, several attempts side by side.
+"""Greedy schedules: operator after operator is placed with all its transfers, with several attempts side by side.
 
-It is list scheduling with a beam (Topcuoglu et al. 2002, HEFT, places one operator after the other where it ends
-first; here the bound on the whole cost decides, and a few partial schedules are kept instead of one). Additions need
-not be made in the order of their starts here, so nothing waits for that order.
+This is list scheduling with a beam. HEFT (Topcuoglu et al. 2002) places one operator after the other where it ends
+first. Here the bound on the whole cost decides, and a few partial schedules are kept instead of one. Additions need not
+be made in the order of their starts, so that no operator waits for that order.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from tuner.planners.scheduling.state import NOWHERE, ScheduleState, with_run, wi
 from tuner.planners.scheduling.tables import ScheduleTables
 
 BEAM = 6
-"""Partial schedules that are kept."""
+"""Number of partial schedules that are kept."""
 
 _NONE_SPARED: frozenset[int] = frozenset()
+"""Value of `untouched` with which every device is tried."""
 
 
 def complete_greedily(state: ScheduleState, workload: Workload, tables: ScheduleTables) -> ScheduleState | None:
-    """A complete schedule that begins so; None if every attempt runs out of memory."""
+    """Complete a partial schedule; None if every attempt runs out of memory."""
     best, best_s = None, math.inf
     beam = [state]
     while beam:
@@ -46,23 +47,23 @@ def complete_greedily(state: ScheduleState, workload: Workload, tables: Schedule
 
 
 def _placements(state: ScheduleState, workload: Workload, tables: ScheduleTables) -> Iterator[ScheduleState]:
-    """Every operator whose predecessors are done on every device, with what it is sent."""
+    """Yield every operator whose predecessors are done, on every device, with the transfers of its inputs."""
     for op, is_done in enumerate(state.done):
         if is_done or not all(state.done[producer] for _, producer in tables.before[op]):
             continue
         homes = range(workload.num_devices) if state.home[op] == NOWHERE else (state.home[op],)
         for home in homes:
-            supplied = _supplied(state, workload, tables, op, home)
+            supplied = _send_inputs(state, workload, tables, op, home)
             if supplied is not None:
                 for child in with_run(supplied, workload, tables, op, _NONE_SPARED):
                     if child.home[op] == home:
                         yield child._replace(last_s=0.0)
 
 
-def _supplied(
+def _send_inputs(
     state: ScheduleState, workload: Workload, tables: ScheduleTables, op: int, home: int
 ) -> ScheduleState | None:
-    """All that the operator takes sent to a device, each over the way on which it comes first; None if it can't be."""
+    """Send all inputs of an operator to a device, each over the way of earliest arrival; None if that is impossible."""
     state = state._replace(last_s=0.0)
     for edge, producer in sorted(tables.before[op], key=lambda pair: state.end_s[pair[1]]):
         if state.home[producer] == home or state.sent[edge]:

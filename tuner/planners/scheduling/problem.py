@@ -1,18 +1,18 @@
-"""The scheduling problem: which device runs each operator of several models, and which links carry what is between.
+"""Scheduling problem: the device of each operator of several models, and the links that carry the data between them.
 
-Source: "Rethinking Dynamic Networks and Heterogeneous Computing with Automatic Parallelization", sections 2.3, 3.1
-and 3.2. What the paper leaves open is settled here:
+Source: "Rethinking Dynamic Networks and Heterogeneous Computing with Automatic Parallelization", sections 2.3, 3.1 and
+3.2. Points that the paper leaves open are settled as follows:
 
-- A device runs one operator at a time, and a link carries one transfer at a time, at its full rate. So the rates on a
-  link never exceed its bandwidth (equation 7).
-- Data of an edge take memory on the device of its producer and, if that is another, on that of its consumer, from
-  beginning to end (equation 6 knows no time).
-- A transfer goes over links that join its two devices. Of one exclusive group it uses one link; it may be split over
-  links that do not exclude each other, all of which it then holds until its end (assumed): their bandwidths add up,
-  and the largest latency counts.
-- An operator may be split: equal parts start together on unlike devices, the first of which is its home, takes its
-  inputs, and gathers the results. It may be fused with a successor: both are one operator then, and what is between
-  them takes neither time nor memory.
+- A device runs one operator at a time, and a link carries one transfer at a time, at its full rate. The rates on a link
+  then never exceed its bandwidth (equation 7).
+- Data of an edge take memory on the device of the producer, and on that of the consumer if it is another one, from
+  beginning to end (equation 6 has no notion of time).
+- A transfer uses links that join its two devices. Of one exclusive group it uses one link. It may be split over links
+  that do not exclude each other, and then holds all of them until its end (assumed): their bandwidths add up, and the
+  largest latency counts.
+- An operator may be split: equal parts start together on different devices. The first device is its home, takes its
+  inputs, and gathers the results. An operator may also be fused with a successor: both are then one operator, and the
+  data between them take neither time nor memory.
 
 Letters: V operators, D devices, E edges, n models.
 """
@@ -32,7 +32,13 @@ from hardware.link import Link
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceLink:
-    """A link from one device to another; one of its own leads back."""
+    """A link from one device to another; a second one leads back.
+
+    Attributes:
+        source: Device at which the link begins.
+        target: Device at which it ends.
+        link: Bandwidth and latency of the link.
+    """
 
     source: int
     target: int
@@ -44,10 +50,10 @@ class Split:
     """A way to run an operator on several devices.
 
     Attributes:
-        op: The operator.
-        parts: Equal parts, each on a device of its own, at least two.
+        op: Number of the operator.
+        parts: Number of equal parts, each on a device of its own; at least two.
         part_s: Time of one part on each device [D].
-        gather_s: Handing out the inputs and gathering the results at home, where it follows the longest part.
+        gather_s: Time of sending out the inputs and gathering the results at home, after the longest part [s].
     """
 
     op: int
@@ -61,10 +67,10 @@ class Fusion:
     """A way to run an operator and a successor of it as one.
 
     Attributes:
-        first: The operator.
-        second: Its successor; no other way leads from the one to the other.
-        exec_s: Time of both on each device [D].
-        memory_bytes: Of both.
+        first: Number of the operator.
+        second: Number of its successor; no other path leads from the first to the second.
+        exec_s: Time of both together on each device [D].
+        memory_bytes: Memory of both together [bytes].
     """
 
     first: int
@@ -75,19 +81,19 @@ class Fusion:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Workload:
-    """Models to be trained, and the devices and links to do it with.
+    """Models to train, with the devices and links to train them on.
 
     Attributes:
-        model_of: The model of each operator, from 0; operators stand after their predecessors [V].
-        weights: Of each model's completion in the objective [n].
+        model_of: Model of each operator, from 0; operators stand after their predecessors [V].
+        weights: Weight of each model's completion time in the objective [n].
         exec_s: Time of each operator on each device; inf where it can't run [V, D].
-        memory_bytes: Of each operator [V].
+        memory_bytes: Memory of each operator [V].
         edges: Producer and consumer of data [E, 2].
-        data_bytes: Sent along each edge, and stored [E].
+        data_bytes: Bytes sent along each edge, and stored [E].
         capacity_bytes: Memory of each device [D].
-        links: Between the devices.
-        splits: What may be split, and how.
-        fusions: What may be fused.
+        links: Links between the devices.
+        splits: Possible splits of operators.
+        fusions: Possible fusions of operators.
     """
 
     model_of: IntArray
@@ -102,7 +108,7 @@ class Workload:
     fusions: tuple[Fusion, ...] = ()
 
     def __post_init__(self) -> None:
-        """Checks the shapes and the order of the operators."""
+        """Check the shapes and the order of the operators."""
         num_ops, num_devices = self.exec_s.shape
         assert self.model_of.shape == self.memory_bytes.shape == (num_ops,), "one model and one size per operator"
         assert set(self.model_of.tolist()) == set(range(len(self.weights))), "every model has operators, and a weight"
@@ -115,23 +121,23 @@ class Workload:
 
     @property
     def num_ops(self) -> int:
-        """V."""
+        """Number of operators, V."""
         return len(self.model_of)
 
     @property
     def num_devices(self) -> int:
-        """D."""
+        """Number of devices, D."""
         return len(self.capacity_bytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Way:
-    """Links over which one transfer can go together.
+    """Links that one transfer can use together.
 
     Attributes:
-        links: Their numbers in `Workload.links`.
-        bandwidth_bytes_per_s: Of all together.
-        latency_s: The largest.
+        links: Numbers of the links in `Workload.links`.
+        bandwidth_bytes_per_s: Bandwidth of all links together.
+        latency_s: Largest latency of the links.
     """
 
     links: tuple[int, ...]
@@ -139,12 +145,13 @@ class Way:
     latency_s: float
 
     def transfer_s(self, data_bytes: float) -> float:
-        """Time of a transfer: T_comm of section 3.2.1."""
+        """Return the time of a transfer: T_comm of section 3.2.1 [s]."""
         return self.latency_s + data_bytes / self.bandwidth_bytes_per_s
 
 
 def ways_between(workload: Workload) -> dict[tuple[int, int], tuple[Way, ...]]:
-    """All ways from one device to another: every set of its links with at most one of each exclusive group."""
+    """Return all ways between each pair of devices: every set of its links with at most one of each exclusive group."""
+    # Sets of links are enumerated for each pair of devices; there are few links between two devices.
     between: dict[tuple[int, int], list[int]] = defaultdict(list)
     for number, link in enumerate(workload.links):
         between[link.source, link.target].append(number)
@@ -160,12 +167,15 @@ def ways_between(workload: Workload) -> dict[tuple[int, int], tuple[Way, ...]]:
 
 
 def _work_together(workload: Workload, numbers: tuple[int, ...]) -> bool:
+    """Return whether no two of the links exclude each other."""
+    # Links without a group exclude nobody.
     groups = [workload.links[number].link.exclusive_group for number in numbers]
     named = [group for group in groups if group is not None]
     return len(named) == len(set(named))
 
 
 def _way(workload: Workload, numbers: tuple[int, ...]) -> Way:
+    """Return the way over some links."""
     links = [workload.links[number].link for number in numbers]
     return Way(
         links=numbers,
@@ -178,10 +188,10 @@ class Run(NamedTuple):
     """An operator at work.
 
     Attributes:
-        ops: The operator, or the two that are fused.
-        devices: Where: the home first, and after it those of the other parts.
-        start_s: On all of them.
-        end_s: At home; other parts may end before.
+        ops: Number of the operator, or the two numbers of fused ones.
+        devices: Devices that run it: the home first, followed by those of the other parts.
+        start_s: Start on all of them [s].
+        end_s: End at home; other parts may end before [s].
     """
 
     ops: tuple[int, ...]
@@ -194,10 +204,10 @@ class Transfer(NamedTuple):
     """Data on their way.
 
     Attributes:
-        edge: Whose data.
-        links: Over which, all at once.
-        start_s: On all of them.
-        end_s: On all of them.
+        edge: Number of the edge whose data are sent.
+        links: Links that carry them, all at once.
+        start_s: Start on all links [s].
+        end_s: End on all links [s].
     """
 
     edge: int
@@ -208,13 +218,18 @@ class Transfer(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
-    """A solution of the scheduling problem."""
+    """A solution of the scheduling problem.
+
+    Attributes:
+        runs: Runs of all operators.
+        transfers: Transfers of all edges between two devices.
+    """
 
     runs: tuple[Run, ...]
     transfers: tuple[Transfer, ...]
 
     def completion_s(self, workload: Workload) -> FloatArray:
-        """When each model ends [n]; T_compl of equation 3."""
+        """Return the time when each model ends [n]; T_compl of equation 3."""
         ends_s = np.zeros(len(workload.weights))
         for run in self.runs:
             for op in run.ops:
@@ -222,9 +237,9 @@ class Schedule:
         return ends_s
 
     def cost_s(self, workload: Workload) -> float:
-        """The weighted sum of the completion times (equation 3)."""
+        """Return the weighted sum of the completion times (equation 3)."""
         return float(workload.weights @ self.completion_s(workload))
 
     def devices(self) -> dict[int, int]:
-        """D(v): the home of every operator."""
+        """Return the home of every operator, D(v)."""
         return {op: run.devices[0] for run in self.runs for op in run.ops}

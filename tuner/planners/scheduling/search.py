@@ -1,4 +1,4 @@
-"""The scheduling problem as branch and bound sees it."""
+"""Scheduling problem for branch and bound."""
 
 from __future__ import annotations
 
@@ -18,7 +18,12 @@ from tuner.planners.scheduling.tables import schedule_tables
 
 
 class ScheduleNode(NamedTuple):
-    """A partial schedule and the bound on its cost."""
+    """A partial schedule and the bound on its cost.
+
+    Attributes:
+        state: Partial schedule.
+        bound: Lower bound of the cost of every schedule that begins so [s].
+    """
 
     state: ScheduleState
     bound: float
@@ -28,16 +33,17 @@ class SchedulingProblem(AbstractProblem[ScheduleNode, Schedule]):
     """The scheduling problem of a workload."""
 
     def __init__(self, workload: Workload) -> None:
+        """Compute the tables of the workload."""
         self.workload = workload
         self._tables = schedule_tables(workload)
 
     def root(self) -> ScheduleNode:
-        """Nothing is scheduled."""
+        """Return the empty schedule."""
         state = empty_state(self.workload)
         return ScheduleNode(state, float(cost_bounds_s([state], self.workload, self._tables)[0]))
 
     def children(self, node: ScheduleNode, cutoff: float) -> Iterable[ScheduleNode]:
-        """The next run or transfer."""
+        """Yield the states with one more run or transfer."""
         states = list(next_states(node.state, self.workload, self._tables))
         bounds_s = cost_bounds_s(states, self.workload, self._tables)
         for state, bound_s in zip(states, np.maximum(bounds_s, node.bound).tolist(), strict=True):
@@ -45,11 +51,11 @@ class SchedulingProblem(AbstractProblem[ScheduleNode, Schedule]):
                 yield ScheduleNode(state, bound_s)
 
     def lower_bound(self, node: ScheduleNode) -> float:
-        """From critical paths and load."""
+        """Return the bound from critical paths and load."""
         return node.bound
 
     def complete(self, node: ScheduleNode) -> Incumbent[Schedule] | None:
-        """The schedule, once every operator has run."""
+        """Return the schedule once every operator has run."""
         if not all(node.state.done):
             return None
         events = node.state.events
@@ -60,14 +66,14 @@ class SchedulingProblem(AbstractProblem[ScheduleNode, Schedule]):
         return Incumbent(cost=schedule.cost_s(self.workload), solution=schedule)
 
     def greedy(self, node: ScheduleNode) -> Incumbent[Schedule] | None:
-        """See `schedule_greedy`."""
+        """Complete the schedule greedily, see `greedy`."""
         state = complete_greedily(node.state, self.workload, self._tables)
         return None if state is None else self.complete(ScheduleNode(state, node.bound))
 
     def merit(self, node: ScheduleNode) -> Merit:
-        """What follows depends on what is done, on homes that still matter, and on data that wait for a consumer.
+        """Compare nodes with equal operators done, equal homes that still matter, and equal data awaiting a consumer.
 
-        Then all times decide, none of which counts below the start of what was added last, and the memory in use.
+        All times and the memory in use are the values. No time counts below the start of the last addition.
         """
         state, tables = node.state, self._tables
         waiting = [
@@ -84,6 +90,7 @@ class SchedulingProblem(AbstractProblem[ScheduleNode, Schedule]):
         times = [*state.device_s, *(state.end_s[op] for op in waiting + settled)]
         # links that may be exchanged for each other are compared in the order in which they are free
         times += [time for _, time in sorted(zip(tables.link_class, state.link_s, strict=True))]
+        # Ends of open models matter as well, because a model ends no earlier than its last operator so far.
         times += self._ends_s(state)
         return Merit(
             (state.done, sent, homes),
@@ -96,7 +103,7 @@ class SchedulingProblem(AbstractProblem[ScheduleNode, Schedule]):
         )
 
     def _ends_s(self, state: ScheduleState) -> list[float]:
-        """The last end so far of every model that is not complete; a number of them that the key tells."""
+        """Return the last end so far of every model that is not complete; their number follows from the key."""
         return [
             max((state.end_s[op] for op in ops if state.done[op]), default=0.0)
             for ops in self._tables.ops_of
@@ -104,7 +111,7 @@ class SchedulingProblem(AbstractProblem[ScheduleNode, Schedule]):
         ]
 
     def _settled_s(self, state: ScheduleState) -> float:
-        """What the complete models cost."""
+        """Return the weighted completion times of the complete models [s]."""
         weights: list[float] = self.workload.weights.tolist()
         return sum(
             weights[model] * max(state.end_s[op] for op in ops)

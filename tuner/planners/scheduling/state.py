@@ -1,15 +1,15 @@
-"""A partial schedule, and what may be added to it next.
+"""Partial schedules, and the runs and transfers that may be added to them next.
 
-A schedule is built in the order in which its runs and transfers start. Whatever is added starts as soon as what it
-needs has arrived and its devices or links are free, and never before what was added last; every schedule without idle
-waiting is built so, in the order of its own starts. Runs and transfers are added one by one, because a transfer may
-have to pass a link long before its consumer runs. A transfer settles where its consumer will run.
+A schedule is built in the order in which its runs and transfers start. An addition starts as soon as its inputs have
+arrived and its devices or links are free, and never before the last addition. Every schedule without idle waiting can
+be built in the order of its own starts. Runs and transfers are added one by one, because a transfer may have to pass a
+link long before its consumer runs. A transfer fixes the device of its consumer.
 
-What could have started before the last addition would wait for nothing but that order, and need not be tried: added
+An addition that could have started before the last one would only wait for that order, and need not be tried. Added
 before the other, with which it shares neither a device nor a link, it starts and ends earlier, and all else is the
-same. An addition that takes no time ends no earlier, so it is tried nevertheless.
+same. An addition that takes no time ends no earlier, and is therefore tried nevertheless.
 
-Letters as in `scheduling`.
+Letters as in `problem`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from tuner.planners.scheduling.problem import Run, Transfer, Way, Workload
 from tuner.planners.scheduling.tables import ScheduleTables, prefixes_kept, subsets
 
 NOWHERE = -1
-"""The home of an operator for which none is settled."""
+"""Home of an operator for which none is fixed."""
 
 SLACK = 1e-9
-"""Share of a capacity by which a device may exceed it: less than what rounding makes of a sum of bytes."""
+"""Fraction of a capacity by which a device may exceed it: below the rounding error of a sum of bytes."""
 
 
 class ScheduleState(NamedTuple):
@@ -33,15 +33,15 @@ class ScheduleState(NamedTuple):
 
     Attributes:
         done: Whether each operator has been added [V].
-        sent: Whether each edge's data have been [E].
-        home: Of each operator, or NOWHERE [V].
-        end_s: Of each operator that is done; else the last arrival of what was sent to it [V].
-        device_s: When each device is free [D].
-        link_s: When each link is free [links].
-        used_bytes: Of each device [D].
-        last_s: The start of what was added last.
-        could_s: When it could have started, had nothing been added later than that before.
-        events: What was added.
+        sent: Whether each edge's data have been sent [E].
+        home: Home of each operator, or NOWHERE [V].
+        end_s: End of each operator that is done; otherwise the last arrival of data that were sent to it [V].
+        device_s: Time when each device is free [D].
+        link_s: Time when each link is free [links].
+        used_bytes: Memory in use on each device [D].
+        last_s: Start of the last addition [s].
+        could_s: Earliest start of the last addition, had no addition with a later start come before it [s].
+        events: Runs and transfers that were added.
     """
 
     done: tuple[bool, ...]
@@ -57,7 +57,7 @@ class ScheduleState(NamedTuple):
 
 
 def empty_state(workload: Workload) -> ScheduleState:
-    """Nothing is scheduled."""
+    """Return the schedule without any run or transfer."""
     num_ops, num_devices = workload.exec_s.shape
     return ScheduleState(
         done=(False,) * num_ops,
@@ -74,7 +74,7 @@ def empty_state(workload: Workload) -> ScheduleState:
 
 
 def next_states(state: ScheduleState, workload: Workload, tables: ScheduleTables) -> Iterator[ScheduleState]:
-    """Every state with one more run or transfer that must be tried; of choices that differ by a symmetry, one."""
+    """Yield the states with one more run or transfer that must be tried; of symmetric choices only one."""
     untouched = _untouched(state, workload)
     for op in range(workload.num_ops):
         if not state.done[op]:
@@ -89,13 +89,13 @@ def next_states(state: ScheduleState, workload: Workload, tables: ScheduleTables
 
 
 def _waits_in_vain(state: ScheduleState, added: ScheduleState) -> bool:
-    """Whether what was added could have started before the addition before it."""
+    """Return whether the last addition could have started before the addition preceding it."""
     event = added.events[-1]
     return added.could_s < state.last_s and event.end_s > event.start_s
 
 
 def _untouched(state: ScheduleState, workload: Workload) -> frozenset[int]:
-    """Devices on which nothing runs or will run for certain."""
+    """Return the devices on which nothing runs, and nothing is fixed to run."""
     devices = range(workload.num_devices)
     touched = {device for event in state.events if isinstance(event, Run) for device in event.devices}
     return frozenset(devices) - touched.union(state.home)
@@ -104,26 +104,28 @@ def _untouched(state: ScheduleState, workload: Workload) -> frozenset[int]:
 def with_run(
     state: ScheduleState, workload: Workload, tables: ScheduleTables, op: int, untouched: frozenset[int]
 ) -> Iterator[ScheduleState]:
-    """The operator on every device that has its inputs: whole, split, and fused with each of its successors.
+    """Yield the operator on every device that has its inputs: whole, split, and fused with each of its successors.
 
     Args:
-        state: Before.
-        workload: The problem.
-        tables: Of it.
-        op: Not yet done.
-        untouched: Devices that are spared where one that is like them is left.
+        state: State before the run.
+        workload: Workload to schedule.
+        tables: Tables of the workload.
+        op: Number of an operator that is not done.
+        untouched: Devices in use by nobody; of several that are alike only the first is tried.
     """
     for home in range(workload.num_devices):
         start_s = _inputs_s(state, tables, op, home)
         if math.isinf(start_s) or not prefixes_kept((home,), untouched, tables.device_class):
             continue
         yield from _run(state, workload, tables, (op,), (home,), (float(workload.exec_s[op, home]),), 0.0, start_s)
+        # A split runs at home and on any other devices; their order does not matter.
         for split in tables.splits[op]:
             for others in subsets(range(workload.num_devices), home, split.parts - 1):
                 devices = (home, *others)
                 if prefixes_kept(devices, untouched, tables.device_class):
                     part_s = tuple(split.part_s[device] for device in devices)
                     yield from _run(state, workload, tables, (op,), devices, part_s, split.gather_s, start_s)
+        # A fused run needs the inputs of both operators.
         for fusion in tables.fusions[op]:
             both = (op, fusion.second)
             if not state.done[fusion.second]:
@@ -135,7 +137,7 @@ def with_run(
 
 
 def _inputs_s(state: ScheduleState, tables: ScheduleTables, op: int, home: int, fused_with: int = NOWHERE) -> float:
-    """When all that the operator takes is at this device; inf if something is not settled to come there."""
+    """Return when all inputs of an operator are on a device [s]; inf if one of them is not fixed to arrive there."""
     if state.home[op] not in {NOWHERE, home}:
         return math.inf
     inputs_s = state.end_s[op]
@@ -160,25 +162,27 @@ def _run(
     inputs_s: float,
     memory_bytes: float | None = None,
 ) -> Iterator[ScheduleState]:
-    """The state with this run, if it is possible and fits.
+    """Yield the state with a run if it is possible and fits into memory.
 
     Args:
-        state: Before.
-        workload: The problem.
-        tables: Of it.
-        ops: One operator, or the two that are fused.
-        devices: The home first.
-        part_s: Time on each of them.
-        gather_s: At home, after the longest part.
-        inputs_s: When all inputs are there.
-        memory_bytes: Of the operators; None takes that of the one.
+        state: State before the run.
+        workload: Workload to schedule.
+        tables: Tables of the workload.
+        ops: Number of the operator, or the two numbers of fused ones.
+        devices: Devices that run it, the home first.
+        part_s: Time of its part on each of them [s].
+        gather_s: Time at home after the longest part [s].
+        inputs_s: Time when all inputs are there [s].
+        memory_bytes: Memory of the operators; None for that of the first one.
     """
+    # `could_s` ignores the order of additions, `start_s` keeps to it.
     could_s = max(inputs_s, *(state.device_s[device] for device in devices))
     start_s = max(could_s, state.last_s)
     end_s = start_s + max(part_s) + gather_s
     if math.isinf(end_s):
         return
     home = devices[0]
+    # A split divides the operator's memory among its devices. Data of edges are held at home.
     used = list(state.used_bytes)
     own_bytes = float(workload.memory_bytes[ops[0]]) if memory_bytes is None else memory_bytes
     for device in devices:
@@ -209,7 +213,7 @@ def _run(
 def _edges_bytes(
     state: ScheduleState, workload: Workload, tables: ScheduleTables, ops: tuple[int, ...], home: int
 ) -> float:
-    """Memory at home for what the operators make, and for what they were sent (equation 6)."""
+    """Return the memory at home for outputs of the operators, and for inputs sent from other devices (equation 6)."""
     made = [edge for op in ops for edge, consumer in tables.after[op] if consumer not in ops]
     sent = [
         edge
@@ -223,14 +227,14 @@ def _edges_bytes(
 def with_transfer(
     state: ScheduleState, workload: Workload, tables: ScheduleTables, edge: int, untouched: frozenset[int]
 ) -> Iterator[ScheduleState]:
-    """The edge's data sent to every device on which the consumer may run, over every way.
+    """Yield the edge's data sent to every device on which the consumer may run, over every way.
 
     Args:
-        state: Before.
-        workload: The problem.
-        tables: Of it.
-        edge: Its producer is done, its data are not sent.
-        untouched: As for `with_run`.
+        state: State before the transfer.
+        workload: Workload to schedule.
+        tables: Tables of the workload.
+        edge: Number of an edge whose producer is done and whose data were not sent.
+        untouched: Devices in use by nobody, as for `with_run`.
     """
     producer, consumer = workload.edges[edge].tolist()
     source = state.home[producer]
@@ -242,15 +246,17 @@ def with_transfer(
             continue
         seen: set[tuple[tuple[int, float], ...]] = set()
         for way in tables.ways.get((source, target), ()):
+            # Ways over links of one class that are free at the same time lead to the same schedules.
             alike = tuple(sorted((tables.link_class[link], state.link_s[link]) for link in way.links))
             if alike not in seen:
                 seen.add(alike)
-                yield _sent(state, way, edge, producer, consumer, target, float(workload.data_bytes[edge]))
+                yield _send(state, way, edge, producer, consumer, target, float(workload.data_bytes[edge]))
 
 
-def _sent(
+def _send(
     state: ScheduleState, way: Way, edge: int, producer: int, consumer: int, target: int, size: float
 ) -> ScheduleState:
+    """Return the state with a transfer over a way."""
     could_s = max(state.end_s[producer], *(state.link_s[link] for link in way.links))
     start_s = max(could_s, state.last_s)
     end_s = start_s + way.transfer_s(size)

@@ -1,6 +1,6 @@
-"""What the search for a schedule asks again and again, laid out for quick answers.
+"""Tables of a workload, in the layout in which the search for a schedule looks them up.
 
-Letters as in `scheduling`.
+Letters as in `problem`; W ways.
 """
 
 from __future__ import annotations
@@ -16,30 +16,29 @@ from tuner.planners.scheduling.problem import Fusion, Split, Way, Workload, ways
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ScheduleTables:
-    """A workload, looked up.
+    """Tables of a workload.
 
     Attributes:
-        before: Edge and producer of everything an operator takes [V].
-        after: Edge and consumer of everything it makes [V].
-        ways: From device to device.
-        way_links: Links of every way, those to one device together [W].
-        way_source: The device from which each leads [W].
-        way_first: For each device to which ways lead, the first of them.
-        way_targets: These devices.
+        before: Edge and producer of every input of an operator [V].
+        after: Edge and consumer of every output of an operator [V].
+        ways: Ways from device to device.
+        way_links: Links of every way; ways to one device stand together [W].
+        way_source: Device from which each way leads [W].
+        way_first: First way to each device that has any.
+        way_targets: Devices that have ways to them.
         each_way_s: Time of each edge's data over every way [E, W].
-        transfer_s: Least time of each edge's data from device to device; 0 on one device, inf where no link leads
-            [E, D, D].
-        splits: Of each operator [V].
-        fusions: Of each operator as the first [V].
-        least_exec_s: Time of each operator on each device that no split and no fusion can undercut: the shares of two
-            fused operators add up to no more than the fused one [V, D].
-        device_weight: How much a second of each device counts when work is spread over all; they add up to 1 [D].
-        least_work_s: What an operator takes of all devices together, in such seconds [V].
-        least_bytes: The same for the memory that it takes [V].
-        to_end_s: Least time from the end of an operator on a device to the end of all that follows [V, D].
-        device_class: Devices of one number may be exchanged for each other [D].
-        link_class: Links of one number may be exchanged for each other [links].
-        ops_of: Of each model [n].
+        transfer_s: Least time of each edge's data from device to device; 0 on one device, inf without a link [E, D, D].
+        splits: Splits of each operator [V].
+        fusions: Fusions in which each operator is the first [V].
+        least_exec_s: Time of each operator on each device that no split and no fusion can undercut. The shares of two
+            fused operators add up to no more than the fused time [V, D].
+        device_weight: Weight of a second of each device when work is spread over all; they add up to 1 [D].
+        least_work_s: Least work of each operator, in such weighted seconds of all devices [V].
+        least_bytes: Least memory of each operator on its device [V].
+        to_end_s: Least time from the end of an operator on a device to the end of all that follows it [V, D].
+        device_class: Class of each device; devices of one class may be exchanged for each other [D].
+        link_class: Class of each link; links of one class may be exchanged for each other [links].
+        ops_of: Operators of each model [n].
     """
 
     before: tuple[tuple[tuple[int, int], ...], ...]
@@ -64,12 +63,13 @@ class ScheduleTables:
 
 
 def schedule_tables(workload: Workload) -> ScheduleTables:
-    """The tables of a workload."""
+    """Compute the tables of a workload."""
     ops = range(workload.num_ops)
     ends = [(edge, int(u), int(v)) for edge, (u, v) in enumerate(workload.edges)]
     before = tuple(tuple((edge, u) for edge, u, v in ends if v == op) for op in ops)
     after = tuple(tuple((edge, v) for edge, u, v in ends if u == op) for op in ops)
     ways = ways_between(workload)
+    # Ways to one device stand together, so that the least arrival there is one `reduceat`.
     every_way = sorted(
         ((target, source, way) for (source, target), of_pair in ways.items() for way in of_pair),
         key=lambda entry: (entry[0], entry[1], entry[2].links),
@@ -106,6 +106,7 @@ def schedule_tables(workload: Workload) -> ScheduleTables:
 
 
 def _transfer_s(workload: Workload, ways: dict[tuple[int, int], tuple[Way, ...]]) -> FloatArray:
+    """Compute the least time of each edge's data from device to device [E, D, D]."""
     least = np.full((len(workload.data_bytes), workload.num_devices, workload.num_devices), np.inf)
     least[:, range(workload.num_devices), range(workload.num_devices)] = 0.0
     for edge, size in enumerate(workload.data_bytes.tolist()):
@@ -115,13 +116,16 @@ def _transfer_s(workload: Workload, ways: dict[tuple[int, int], tuple[Way, ...]]
 
 
 def _least_exec_s(workload: Workload) -> FloatArray:
+    """Compute the time of each operator on each device that no split and no fusion can undercut [V, D]."""
     least = workload.exec_s.copy()
     for split in workload.splits:
         for home in range(workload.num_devices):
+            # The home and the quickest other devices run the parts.
             others = sorted(time for device, time in enumerate(split.part_s) if device != home)
             longest_s = max(split.part_s[home], others[split.parts - 2])
             least[split.op, home] = min(least[split.op, home], longest_s + split.gather_s)
     for fusion in workload.fusions:
+        # The second operator's share is what the first one leaves of the fused time.
         both = np.array(fusion.exec_s)
         least[fusion.first] = np.minimum(least[fusion.first], both)
         least[fusion.second] = np.minimum(
@@ -131,19 +135,22 @@ def _least_exec_s(workload: Workload) -> FloatArray:
 
 
 def _device_weight(workload: Workload) -> FloatArray:
-    """The speed of each device, as a share of that of all: how much slower than the best one it runs operators.
+    """Compute the speed of each device as a fraction of the speed of all, from its slowness beside the best one.
 
-    Any positive weights make a valid bound on the load; these make it exact where a device is as much slower with
-    one operator as with another.
+    All positive weights make a valid bound on the load. These make it exact where a device is slower by the same factor
+    with every operator.
     """
+    # Operators that a device can't run do not count for its speed.
     slowness = workload.exec_s / workload.exec_s.min(axis=1, keepdims=True)
     speed = 1 / np.ma.masked_invalid(slowness).mean(axis=0).filled(1.0)
     return np.asarray(speed / speed.sum())
 
 
 def _least_work_s(workload: Workload, device_weight: FloatArray) -> FloatArray:
+    """Compute the least work of each operator, in weighted seconds of all devices [V]."""
     least: FloatArray = (workload.exec_s * device_weight).min(axis=1)
     for split in workload.splits:
+        # Parts on the devices of least weighted time are a lower bound for every choice of devices.
         parts = sorted((np.array(split.part_s) * device_weight).tolist())
         least[split.op] = min(least[split.op], sum(parts[: split.parts]))
     for fusion in workload.fusions:
@@ -154,6 +161,7 @@ def _least_work_s(workload: Workload, device_weight: FloatArray) -> FloatArray:
 
 
 def _least_bytes(workload: Workload) -> FloatArray:
+    """Compute the least memory of each operator on its device [V]."""
     least = workload.memory_bytes.copy()
     np.add.at(least, workload.edges[:, 0], workload.data_bytes)
     for split in workload.splits:  # other devices than the one that is asked may hold most of it
@@ -169,24 +177,28 @@ def _to_end_s(
     transfer_s: FloatArray,
     least_exec_s: FloatArray,
 ) -> FloatArray:
+    """Compute the least time from the end of an operator to the end of all that follows it [V, D]."""
     to_end_s = np.zeros_like(workload.exec_s)
     for op in reversed(range(workload.num_ops)):
         for edge, to in after[op]:
+            # The least over the devices of the successor, for each device of this operator.
             onward_s = (transfer_s[edge] + least_exec_s[to] + to_end_s[to]).min(axis=1)
             to_end_s[op] = np.maximum(to_end_s[op], onward_s)
     return to_end_s
 
 
 def _device_classes(workload: Workload) -> tuple[int, ...]:
-    """Devices are alike if exchanging the two leaves the workload as it is."""
+    """Classify devices: two are alike if exchanging them leaves the workload as it is."""
     classes: list[int] = []
     for device in range(workload.num_devices):
+        # Being alike is transitive, so that the first twin decides.
         twin = next((other for other in range(device) if _are_twins(workload, other, device)), None)
         classes.append(device if twin is None else classes[twin])
     return tuple(classes)
 
 
 def _are_twins(workload: Workload, one: int, other: int) -> bool:
+    """Return whether exchanging two devices leaves the workload as it is."""
     tables = [workload.exec_s, workload.capacity_bytes[None, :]]
     tables += [np.array([split.part_s]) for split in workload.splits]
     tables += [np.array([fusion.exec_s]) for fusion in workload.fusions]
@@ -199,18 +211,22 @@ def _are_twins(workload: Workload, one: int, other: int) -> bool:
 
 
 def _kind(workload: Workload, link: int) -> tuple[float, float, str]:
-    """What tells links of one pair apart."""
+    """Return the properties that distinguish links of one pair of devices."""
     of = workload.links[link].link
     return of.bandwidth_bytes_per_s, of.latency_s, of.exclusive_group or ""
 
 
 def _link_classes(workload: Workload) -> tuple[int, ...]:
+    """Classify links: two are alike if they join the same devices and have the same properties."""
     kinds = [(link.source, link.target, *_kind(workload, at)) for at, link in enumerate(workload.links)]
     return tuple(kinds.index(kind) for kind in kinds)
 
 
 def prefixes_kept(chosen: tuple[int, ...], untouched: frozenset[int], device_class: tuple[int, ...]) -> bool:
-    """Whether a choice of devices takes alike, untouched ones in their order, which spares all other orders."""
+    """Return whether a choice of devices takes untouched devices of one class in their order.
+
+    All other orders lead to the same schedules and are spared.
+    """
     taken = set()
     for device in chosen:
         if device in untouched:
@@ -226,5 +242,5 @@ def prefixes_kept(chosen: tuple[int, ...], untouched: frozenset[int], device_cla
 
 
 def subsets(devices: range, home: int, count: int) -> itertools.combinations[tuple[int, ...]]:
-    """Every choice of `count` further devices beside the home."""
+    """Return every choice of `count` further devices beside the home."""
     return itertools.combinations([device for device in devices if device != home], count)

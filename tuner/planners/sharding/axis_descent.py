@@ -1,9 +1,9 @@
-"""Makes a plan better, one mesh axis at a time: each time all operators choose anew what that axis serves, together.
+"""Improvement of a plan one mesh axis at a time: all operators choose together what that axis serves.
 
-While the other axes stay, an axis has only a few choices in each operator, and a step is a graph that hardly branches,
-so that `elimination` finds the best of all their combinations in milliseconds. Axis after axis follows until none finds
-anything. What is left is a plan that no change of one axis makes better, in any number of operators at once; on a mesh
-of one axis it is the optimum. Where a graph does branch, some operators keep what they have, and others the next time.
+While the other axes are fixed, an axis has only a few choices in each operator, and the graph of a step hardly
+branches. `elimination` then finds the best of all combinations in milliseconds. Axis follows axis until none improves
+the plan. No change of one axis, in any number of operators at once, then makes the plan better; on a mesh of one axis
+it is the optimum. Where a graph does branch, some operators keep what they have, and others the next time.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from tuner.planners.engine.outcome import ROUNDING
 from tuner.planners.sharding.sharding_terms import Charge, Row, ShardingTerms, rows_beside
 
 IsOpen = Callable[[int, int], bool]
-"""Whether an operator may choose anew what an axis serves."""
+"""Whether an operator, the first argument, may change the factor that an axis, the second, serves."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Descent:
-    """What became of a plan.
+    """Result of a descent.
 
     Attributes:
-        plan: The best that was found.
-        is_optimum: Whether it is known that no plan costs less.
+        plan: Best plan that was found.
+        is_optimum: Whether it is proven that no plan costs less.
     """
 
     plan: Plan
@@ -38,13 +38,13 @@ class Descent:
 def descended(
     plan: Plan, terms: ShardingTerms, *, is_open: IsOpen | None = None, charge: Charge | None = None
 ) -> Descent:
-    """The plan that axis after axis leads to.
+    """Improve a plan axis by axis until no axis improves it any more.
 
     Args:
-        plan: Where it begins.
-        terms: What plans of its graph on its mesh cost.
-        is_open: Restricts operators; None for no restriction.
-        charge: Further costs.
+        plan: Plan to begin with.
+        terms: Cost tables of the plan's graph on its mesh.
+        is_open: Restriction of operators; None for no restriction.
+        charge: Further costs per operator; None for no further costs.
     """
     axes = [axis for axis, size in enumerate(plan.mesh.sizes) if size > 1]
     rows: list[Row] = [tuple(row) for row in plan.served.tolist()]
@@ -58,9 +58,11 @@ def descended(
         is_known = is_known and not kept
         if found.cost_s < best_s * (1 - ROUNDING):
             best_s, rows = found.cost_s, list(found.rows)
+            # All other axes may gain from the change; this one only if some operators had to keep their row.
             later = axes.index(axis) + 1
             waiting = [*axes[later:], *axes[: later if kept else later - 1]]
     best = Plan(graph=plan.graph, mesh=plan.mesh, served=np.array(rows, dtype=np.int64).reshape(plan.served.shape))
+    # Inexact tables may prefer a plan that is in fact worse than the first one.
     if not terms.is_exact and _priced_s(best, terms, charge) > _priced_s(plan, terms, charge):
         return Descent(plan=plan, is_optimum=False)
     is_optimum = len(axes) <= 1 and is_known and is_open is None and charge is None and terms.is_exact
@@ -68,7 +70,7 @@ def descended(
 
 
 def charged_s(plan: Plan, charge: Charge | None) -> float:
-    """The step time of a plan, and what is charged beside it [s]."""
+    """Return the step time of a plan, with a charge [s]."""
     step_time_s = cost_of(plan).step_time_s
     if charge is None:
         return step_time_s
@@ -76,13 +78,13 @@ def charged_s(plan: Plan, charge: Charge | None) -> float:
 
 
 def _priced_s(plan: Plan, terms: ShardingTerms, charge: Charge | None) -> float:
-    """The same with what the tables' prices make of the memory that a plan takes."""
+    """Return the step time of a plan, with a charge and with the tables' prices of its memory [s]."""
     live: list[float] = live_bytes(plan).tolist()
     return charged_s(plan, charge) + sum(price_s * live[op] for op, price_s in terms.byte_s.items())
 
 
 def _choices(plan: Plan, rows: list[Row], axis: int, is_open: IsOpen | None) -> list[tuple[Row, ...]]:
-    """The rows that each operator may take while the other axes serve what they do."""
+    """Return the rows that each operator may take while the other axes keep their factors."""
     known: dict[tuple[int, Row], tuple[Row, ...]] = {}
     found: list[tuple[Row, ...]] = []
     for number, (op, row) in enumerate(zip(plan.graph.ops, rows, strict=True)):

@@ -1,9 +1,9 @@
-"""What tensors cost while a device holds them, where a byte that is alive at an operator has a price.
+"""Prices of the memory that tensors take, where each byte that is alive at an operator costs something.
 
-A tensor is held while it lies somewhere, in every other layout that is kept for those who read it, and whole where its
-partial sums are. How much of it is alive at an operator depends on the layouts alone in which it is written and read,
-so that the price of all that is a term of a tensor as its moves are. The sum over tensors is what
-`costmodels.sharding.plan.live_bytes` has of a plan, times the prices.
+A tensor takes memory in its own layout, in every other layout that is kept for its readers, and whole while it consists
+of partial sums. The time for which it is alive depends only on the layouts of its maker and readers. Its price is
+therefore a term of the tensor, as its moves are. The sum over all tensors is `costmodels.sharding.plan.live_bytes` of a
+plan, times the prices.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from costmodels.sharding.plan import Lifetime, lifetimes
 from tuner.planners.engine.elimination import Table
 
 BytePrices = Mapping[int, float]
-"""Of operators, what a byte costs that a device holds while they run [s per byte]; nothing of the others."""
+"""Price of a byte that a device holds while an operator runs, by operator [s per byte]; other operators have none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UsePrice:
-    """What copies cost that a use needs.
+    """Price of a copy that a use needs.
 
     Attributes:
-        op: The operator, counted from the tensor's first reader.
-        own_s: A byte while it runs [s]; None where it needs none.
-        until_s: A byte from the first reader on, to the end of this one [s].
+        op: Number of the operator, counted from the tensor's first reader.
+        own_s: Price of a byte while the operator runs [s]; None where the use needs no copy.
+        until_s: Price of a byte from the first reader to the end of this operator [s].
     """
 
     op: int
@@ -41,12 +41,12 @@ class UsePrice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorPrice:
-    """What a tensor costs.
+    """Price of a tensor's memory.
 
     Attributes:
-        held_s: A byte of it for as long as it is there [s].
-        written_s: A byte of it while it is written [s].
-        uses: Of its copies, use by use.
+        held_s: Price of a byte for the tensor's lifetime [s].
+        written_s: Price of a byte while the tensor is written [s].
+        uses: Prices of its copies, use by use.
         is_made_anew: Whether no copy is kept, because every reader can make it.
     """
 
@@ -57,16 +57,19 @@ class TensorPrice:
 
 
 def tensor_prices(graph: Graph, byte_s: BytePrices) -> tuple[TensorPrice | None, ...]:
-    """Of each tensor; None where it costs nothing in any layout."""
+    """Return the price of each tensor; None for a tensor that costs nothing in any layout."""
     own_s = np.zeros(len(graph.ops))
     own_s[list(byte_s)] = list(byte_s.values())
+    # Running sums of the prices give the price of any range of operators as a difference.
     until_s = np.concatenate(([0.0], np.cumsum(own_s)))
     return tuple(_price(graph, tensor, lifetime, own_s, until_s) for tensor, lifetime in enumerate(lifetimes(graph)))
 
 
 def _price(graph: Graph, tensor: int, lifetime: Lifetime | None, own_s: Table, until_s: Table) -> TensorPrice | None:
+    """Return the price of a tensor; None if it costs nothing in any layout."""
     maker, _ = graph.maker[tensor]
     uses = graph.uses[tensor]
+    # Operators are counted from the first reader, so that tensors of repeated layers have equal prices.
     first = uses[0].op if uses else maker
     found = TensorPrice(
         held_s=0.0 if lifetime is None else float(until_s[lifetime.last + 1] - until_s[lifetime.first]),
@@ -93,22 +96,26 @@ def price_table(
     is_again: Sequence[bool],
     mesh: DeviceMesh,
 ) -> Table:
-    """What a tensor of one byte costs, for arrays of layouts [..., axes] that broadcast [s per byte].
+    """Compute the price of a tensor of one byte, for arrays of layouts [..., axes] that broadcast [s per byte].
 
     Args:
-        price: Of the tensor.
-        written: How it is written.
-        lies: How it lies.
-        wanted: How each use reads it.
-        is_again: Of each use whether it needs copies of its own, those of the backward pass.
-        mesh: Whose layouts these are.
+        price: Prices of the tensor's lifetime and uses.
+        written: Layout of the tensor as its maker leaves it.
+        lies: Layout once partial sums are added up.
+        wanted: Layout that each use asks for.
+        is_again: Whether each use needs copies of its own, as in the backward pass.
+        mesh: Mesh of the layouts.
     """
     sizes = np.array(mesh.sizes, dtype=np.float64)
 
     def share(layout: Any) -> Any:
+        """Return the fraction of a tensor that a device holds in a layout."""
         return 1.0 / np.where(layout >= 0, sizes, 1.0).prod(axis=-1)
 
+    # Partial sums are held in their own layout only while the tensor is written.
     table = price.held_s * share(lies) + price.written_s * (share(written) - share(lies))
+    # A copy that was sent is paid from its previous reader on. A copy that costs no message is made anew for each
+    # operator.
     for number, use in enumerate(price.uses):
         if use.own_s is None:
             continue

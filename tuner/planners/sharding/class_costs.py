@@ -1,12 +1,13 @@
-"""What plans cost in which operators come in classes that are all served alike: thousands of plans in a second.
+"""Costs of plans in which all operators of a class are served alike: thousands of plans in a second.
 
-A step is a sum of terms: each operator's compute, and what happens to each tensor. Operators of one class with the same
-work are one term, and so are tensors whose makers and readers are of the same classes, so that repeated layers are
-charged once. A term depends on the rows of a few classes and knows what it has seen. The time is what
-`costmodels.sharding.plan.cost_of` charges, and so is the peak of memory, which needs every tensor where it stands.
+A step is a sum of terms: each operator's compute, and the moves of each tensor. Operators of one class with the same
+work are one term, and so are tensors whose makers and readers have the same classes. Repeated layers are therefore
+charged once. A term depends on the rows of a few classes and keeps what it has computed. The time equals
+`costmodels.sharding.plan.cost_of`, and so does the peak of memory, which needs every tensor at its place in the order
+of operators.
 
-A row, the factor that each axis serves, is one number here: with digits of base `BASE`, the first axis lowest, a digit
-is the factor plus one, and 0 for none.
+A row, the factor that each axis serves, is encoded as one number with digits of base `BASE`, the first axis lowest. A
+digit is the factor plus one, and 0 for none.
 
 Letters: o operators, t tensors, k classes.
 """
@@ -29,13 +30,14 @@ from costmodels.sharding.plan import NONE, Roofline, lifetimes, settled, wanted_
 from hardware.arrays import FloatArray
 
 BASE = 64
-"""More than the factors of any operator, and one."""
+"""Base of the encoded rows: more than the number of factors of any operator, plus one."""
 
 Row = tuple[int, ...]
+"""Factor that each axis serves in an operator, or NONE."""
 
 
 def coded(row: Sequence[int]) -> int:
-    """The number of a row."""
+    """Encode a row as a number."""
     code = 0
     for factor in reversed(row):
         code = code * BASE + factor + 1
@@ -43,7 +45,7 @@ def coded(row: Sequence[int]) -> int:
 
 
 def decoded(code: int, num_axes: int) -> Row:
-    """The row of a number."""
+    """Decode a number to a row."""
     found = []
     for _ in range(num_axes):
         code, digit = divmod(code, BASE)
@@ -53,11 +55,11 @@ def decoded(code: int, num_axes: int) -> Row:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figures:
-    """What a plan costs.
+    """Time and memory of a plan.
 
     Attributes:
-        step_time_s: Of one step.
-        peak_memory_bytes: The most that a device holds at a time.
+        step_time_s: Time of one step [s].
+        peak_memory_bytes: Most memory that a device holds at a time [bytes].
     """
 
     step_time_s: float
@@ -69,11 +71,11 @@ class _Term:
     """Operators or tensors that cost the same in every plan.
 
     Attributes:
-        count: How many.
-        classes: On whose rows that depends.
-        of: The rows of these, from the rows of all classes.
-        charge: What they cost, by these rows.
-        known: The numbers of what was charged already.
+        count: Number of these operators or tensors.
+        classes: Classes whose rows determine the cost.
+        of: Function that selects the rows of `classes` from the rows of all classes.
+        charge: Function from these rows to the cost of one operator or tensor.
+        known: Numbers of the costs computed so far, by the encoded rows.
     """
 
     count: int
@@ -85,14 +87,14 @@ class _Term:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Charge:
-    """What one operator or tensor costs.
+    """Cost of one operator or tensor.
 
     Attributes:
-        seconds: Its time.
-        held_bytes: What a device holds of it while it lives.
-        own_bytes: What its maker needs beside that.
-        copies: Further layouts: the bytes, and the uses that read them; kept from the first to the last of these, or
-            made for each of them.
+        seconds: Time of its compute or of its moves [s].
+        held_bytes: Memory that a device holds for it during its lifetime [bytes].
+        own_bytes: Memory that its maker needs beside that [bytes].
+        copies: Copies in further layouts: the bytes, the uses that read the copy, and whether it is kept from the first
+            to the last of these or made anew for each.
     """
 
     seconds: float
@@ -102,20 +104,20 @@ class _Charge:
 
 
 class ClassCosts:
-    """The terms of a graph on a mesh.
+    """Terms of a graph on a mesh.
 
     Attributes:
-        graph: What is planned.
-        mesh: On what.
+        graph: Graph of the training step.
+        mesh: Mesh of devices that it is planned on.
     """
 
     def __init__(self, graph: Graph, mesh: DeviceMesh, classes: Sequence[int]) -> None:
-        """Prepares the terms.
+        """Prepare the terms.
 
         Args:
-            graph: What is planned.
-            mesh: On what.
-            classes: Of each operator its class; those of one class have rules of the same shape [o].
+            graph: Graph of the training step.
+            mesh: Mesh of devices that it is planned on.
+            classes: Class of each operator [o]; operators of one class have rules of the same shape.
         """
         self.graph, self.mesh = graph, mesh
         self._classes = classes
@@ -138,11 +140,12 @@ class ClassCosts:
         for position, term in enumerate(self._terms):
             for own in term.classes:
                 self._terms_of[own].append(position)
+        # No code is negative, so that the first call looks up all terms.
         self._last_codes = [-1] * len(self._terms_of)
         self._last_numbers = np.zeros(len(self._terms), dtype=np.int64)
 
     def figures(self, codes: Sequence[int]) -> Figures:
-        """The cost of a plan, by the numbers of the rows of its classes [k]."""
+        """Return the cost of a plan, given by the encoded rows of its classes [k]."""
         numbers = self._numbers(codes)
         return Figures(
             step_time_s=float(self._seconds[numbers].sum()),
@@ -150,7 +153,8 @@ class ClassCosts:
         )
 
     def _numbers(self, codes: Sequence[int]) -> Any:
-        """What was charged for each term; only those are looked up of which a row is another than the last time."""
+        """Return the number of each term's cost; only terms with a row changed since the last call are looked up."""
+        # A search changes few classes at a time, so that most terms keep their number.
         changed = [own for own, (now, last) in enumerate(zip(codes, self._last_codes, strict=True)) if now != last]
         positions = set().union(*map(self._terms_of.__getitem__, changed)) if changed else set()
         for position in positions:
@@ -162,23 +166,30 @@ class ClassCosts:
         return self._last_numbers
 
     def _learn(self, position: int, key: Any) -> int:
+        """Compute the cost of a term for new rows, and return its number."""
         term = self._terms[position]
         codes = key if len(term.classes) > 1 else (key,)
         num_axes = len(self.mesh.sizes)
         charge = term.charge({own: decoded(code, num_axes) for own, code in zip(term.classes, codes, strict=False)})
         number = len(self._copies)
+        # Double the arrays when they are full.
         if number == len(self._seconds):
             self._seconds, self._held, self._own = (
                 np.concatenate([each, np.zeros(number)]) for each in (self._seconds, self._held, self._own)
             )
         self._seconds[number] = term.count * charge.seconds
         self._held[number], self._own[number] = charge.held_bytes, charge.own_bytes
-        self._copies.append(self._placed(position, charge) if charge.copies else None)
+        self._copies.append(self._place_copies(position, charge) if charge.copies else None)
         term.known[key] = number
         return number
 
-    def _placed(self, position: int, charge: _Charge) -> tuple[FloatArray, ...]:
-        """Where copies begin and end, for all tensors of a term: operators and bytes."""
+    def _place_copies(self, position: int, charge: _Charge) -> tuple[FloatArray, ...]:
+        """Place the begin and the end of copies at operators, for all tensors of a term.
+
+        Returns:
+            Operators at which kept copies begin or end, the change of bytes there, operators that make a copy for
+                themselves, and the bytes of that copy.
+        """
         uses = self._uses[position]
         begun: list[Any] = []
         ended: list[Any] = []
@@ -194,15 +205,21 @@ class ClassCosts:
                 sizes[1].extend([num_bytes] * len(readers))
         count = len(uses)
 
-        def joined(parts: list[Any]) -> Any:
+        def join(parts: list[Any]) -> Any:
+            """Concatenate arrays of operators; return an empty array for none."""
             return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
 
+        # Every tensor of the term has these copies, at its own operators.
         kept_bytes, own_bytes = (np.repeat(np.array(each, dtype=np.float64), count) for each in sizes)
-        changes = np.concatenate([joined(begun), joined(ended)])
-        return changes, np.concatenate([kept_bytes, -kept_bytes]), joined(own), own_bytes
+        # Kept copies add bytes at their first reader and remove them behind the last. Others count at their readers
+        # only.
+        changes = np.concatenate([join(begun), join(ended)])
+        return changes, np.concatenate([kept_bytes, -kept_bytes]), join(own), own_bytes
 
     def _peak_bytes(self, numbers: Any) -> float:
-        """As `costmodels.sharding.plan` counts it."""
+        """Compute the peak of memory as `costmodels.sharding.plan.live_bytes` does [bytes]."""
+        # The memory at an operator is the running sum of all begins and ends of lifetimes and kept copies, plus what
+        # the operator needs for itself.
         of_tensors = numbers[self._term_of]
         num_ops = len(self.graph.ops)
         change = self._lives @ self._held[of_tensors]
@@ -215,10 +232,12 @@ class ClassCosts:
         return float((np.cumsum(change[:-1]) + own).max(initial=0.0))
 
     def _add(self, count: int, classes: set[int], charge: Callable[[dict[int, Row]], _Charge]) -> None:
+        """Add a term of some classes."""
         scope = tuple(sorted(classes))
         self._terms.append(_Term(count=count, classes=scope, of=itemgetter(*scope), charge=charge, known={}))
 
     def _add_operators(self) -> None:
+        """Add a term for each group of operators with the same class and work."""
         graph = self.graph
         alike: dict[Hashable, list[int]] = defaultdict(list)
         for number, op in enumerate(graph.ops):
@@ -230,16 +249,20 @@ class ClassCosts:
             self._add(len(several), {self._classes[first]}, self._compute(first))
 
     def _compute(self, number: int) -> Callable[[dict[int, Row]], _Charge]:
+        """Return the function that charges an operator's compute."""
         own = self._classes[number]
         return lambda rows: _Charge(seconds=self._roofline.seconds(number, rows[own]))
 
     def _add_tensors(self) -> None:
+        """Add a term for each group of tensors with the same makers, readers and size."""
         graph = self.graph
         alike: dict[Hashable, list[int]] = defaultdict(list)
         turn = graph.first_backward
         for tensor, uses in enumerate(graph.uses):
             maker, slot = graph.maker[tensor]
+            # Only states and constants are charged by rules of their own.
             kind = graph.ops[maker].primitive if graph.ops[maker].primitive in (STATE, CONSTANT) else ""
+            # Two uses by the same operator share a copy, so that the key tells which uses have a common operator.
             places: dict[int, int] = {}
             key = (
                 self._classes[maker],
@@ -269,7 +292,7 @@ class ClassCosts:
             self._uses.append(np.array(ops, dtype=np.int64).reshape(len(several), -1))
 
     def _movement(self, tensor: int) -> Callable[[dict[int, Row]], _Charge]:
-        """What a tensor costs: as `costmodels.sharding.plan` says it, of one tensor alone."""
+        """Return the function that charges a tensor's moves and memory, as `costmodels.sharding.plan` counts them."""
         graph, sizes = self.graph, self.mesh.sizes
         maker, slot = graph.maker[tensor]
         uses, num_bytes = graph.uses[tensor], graph.tensors[tensor].num_bytes
@@ -278,10 +301,12 @@ class ClassCosts:
         turn, times = graph.first_backward, graph.sums[tensor]
 
         def charge(rows: dict[int, Row]) -> _Charge:
+            """Charge the tensor for given rows of its classes."""
             written = written_layout(made_by.rule, slot, rows[own])
             wanted = [wanted_layout(graph.ops[use.op].rule, use.operand, rows[self._classes[use.op]]) for use in uses]
             lies = settled(written, () if is_constant else list(dict.fromkeys(wanted)))
             seconds = times * self._seconds_of(written, lies, num_bytes)
+            # Readers of one layout share a copy, but a state is gathered again in the backward pass.
             readers: dict[tuple[Layout, bool], list[int]] = defaultdict(list)
             for number, (use, layout) in enumerate(zip(uses, wanted, strict=True)):
                 if layout != lies:
@@ -293,6 +318,7 @@ class ClassCosts:
                 held = [number for number in numbers if not uses[number].is_back]
                 is_kept = not is_constant and bool(moves(lies, layout, num_bytes, sizes))
                 if not is_kept:
+                    # A copy that costs no message is made once for each operator that reads it.
                     held = list({uses[number].op: number for number in reversed(held)}.values())
                 if held:
                     copies.append((num_bytes * local_share(layout, sizes), tuple(held), is_kept))
@@ -307,6 +333,7 @@ class ClassCosts:
         return charge
 
     def _seconds_of(self, before: Layout, after: Layout, num_bytes: float) -> float:
+        """Return the time of a tensor's move between two layouts [s]."""
         if before == after:
             return 0.0
         key = (before, after, num_bytes)
@@ -317,7 +344,7 @@ class ClassCosts:
         return self._move_s[key]
 
     def _life_matrix(self) -> Any:
-        """What a tensor adds to what is held, and where [o + 1, t]."""
+        """Return the sparse matrix that adds bytes as a lifetime begins and removes them behind its end [o + 1, t]."""
         at: list[int] = []
         of: list[int] = []
         signs: list[float] = []
@@ -325,13 +352,14 @@ class ClassCosts:
             if life is not None:
                 at += [life.first, life.last + 1]
                 of += [tensor, tensor]
+                # The running sum of a column is 1 during the tensor's lifetime.
                 signs += [1.0, -1.0]
         shape = (len(self.graph.ops) + 1, len(self.graph.tensors))
         return coo_array((signs, (at, of)), shape=shape).tocsr()
 
 
 def rows_served(codes: Sequence[int], classes: Sequence[int], num_axes: int) -> Any:
-    """The factors that the axes serve in each operator [o, axes]."""
+    """Decode the factors that the axes serve in each operator [o, axes]."""
     rows = np.array([decoded(code, num_axes) for code in codes], dtype=np.int64).reshape(-1, num_axes)
     assert (rows >= NONE).all(), "a digit is a factor plus one"
     return rows[np.asarray(classes, dtype=np.int64)]

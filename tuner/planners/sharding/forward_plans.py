@@ -1,9 +1,9 @@
 """Plans of a forward pass, and the training step that follows from one.
 
-D-Rec in MindSpore plans the forward graph, and so does who writes a plan by hand. The rest follows: a gradient takes
-the factors of its operator, a parameter lies as its first reader wants it, and the update with its moments lies as the
-parameter. ZeRO then cuts the update, and from stage 3 on the parameters, by the axes that are still free (Rajbhandari
-et al. 2020, section 5), which in MindSpore is the parallel optimizer.
+D-Rec in MindSpore plans the forward graph, and so do people who write a plan by hand. The rest follows from it. A
+gradient takes the factors of its operator, a parameter lies as its first reader wants it, and the update with its
+moments lies as the parameter. ZeRO then cuts the update, and from stage 3 on the parameters, by the axes that are still
+free (Rajbhandari et al. 2020, section 5). In MindSpore this is the parallel optimizer.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from hardware.arrays import IntArray
 
 
 def forward_of(graph: Graph) -> Graph:
-    """The forward pass of a training step; parameters are constants, which lie as they are wanted."""
+    """Return the forward pass of a step, with parameters as constants, which lie as their readers want them."""
     assert graph.first_backward is not None, f"{graph.name!r} says where its backward pass begins"
+    # Sources that only the optimizer reads are left out, and tensors are numbered anew.
     body = [op for op in graph.ops[: graph.first_backward] if not op.is_source]
     read = {tensor for op in body for tensor in op.operands}
     sources = [op for op in graph.ops if op.is_source and read.intersection(op.results)]
@@ -44,12 +45,12 @@ def forward_of(graph: Graph) -> Graph:
 
 
 def with_backward(graph: Graph, forward: Plan, *, zero_stage: int = 1) -> Plan:
-    """The plan of a whole training step that follows from one of its forward pass.
+    """Extend a plan of the forward pass to the whole training step.
 
     Args:
-        graph: The step.
-        forward: A plan of `forward_of` it, or of that with other factors blocked.
-        zero_stage: 0, 1 or 3.
+        graph: Graph of the training step.
+        forward: Plan of `forward_of` that graph, possibly with further factors blocked.
+        zero_stage: Stage of ZeRO: 0, 1 or 3.
     """
     mesh = forward.mesh
     rows: dict[str, list[int]] = dict(zip((op.name for op in forward.graph.ops), forward.served.tolist(), strict=True))
@@ -66,20 +67,22 @@ def with_backward(graph: Graph, forward: Plan, *, zero_stage: int = 1) -> Plan:
     }
     for number in range(graph.first_backward, len(graph.ops)):
         if number not in updates:
-            served[number] = _following(graph, served, number, leaders, mesh.sizes)
+            served[number] = _follow_forward(graph, served, number, leaders, mesh.sizes)
     return Plan(graph=graph, mesh=mesh, served=served)
 
 
 def _place_parameter(graph: Graph, served: IntArray, tensor: int, sizes: Sequence[int], zero_stage: int) -> int:
-    """A parameter, its moments and its update, whose number is returned."""
+    """Place a parameter, its moments and its update, and return the number of the update."""
     first = graph.uses[tensor][0]
     wanted = list(wanted_layout(graph.ops[first.op].rule, first.operand, served[first.op].tolist()))
+    # ZeRO 1 spreads moments and the update over the free axes; ZeRO 3 also spreads the parameter.
     spread = _spread(graph.tensors[tensor], wanted, sizes) if zero_stage >= 1 else wanted
     state = graph.maker[tensor][0]
     served[state] = spread if zero_stage >= 3 else wanted
     update, _ = graph.maker[graph.ops[state].operands[0]]
     rule = graph.ops[update].rule
     served[update] = [NONE if dim == REPLICATED else rule.results[0][dim][0] for dim in spread]
+    # Other states that the update reads are the moments.
     for operand in graph.ops[update].operands:
         maker = graph.maker[operand][0]
         if graph.ops[maker].primitive == STATE and maker != state:
@@ -88,7 +91,7 @@ def _place_parameter(graph: Graph, served: IntArray, tensor: int, sizes: Sequenc
 
 
 def _spread(tensor: Tensor, layout: Sequence[int], sizes: Sequence[int]) -> list[int]:
-    """A layout with every free axis on the first dim that it can cut as well."""
+    """Return a layout in which every free axis cuts the first dim that it divides."""
     left = list(tensor.shape)
     for dim, size in zip(layout, sizes, strict=True):
         if dim != REPLICATED:
@@ -103,31 +106,33 @@ def _spread(tensor: Tensor, layout: Sequence[int], sizes: Sequence[int]) -> list
 
 
 class _Leader:
-    """An operator of the forward pass, which its gradients follow.
+    """An operator of the forward pass that its gradients follow.
 
     Attributes:
-        known: The names of its factors.
-        served: Of each axis the name of the factor that it serves.
+        known: Names of the operator's factors.
+        served: Name of the factor that each axis serves; None for an axis that serves none.
     """
 
     def __init__(self, op: Op, row: Sequence[int]) -> None:
+        """Read the names from an operator and its row."""
         self.known = {factor.name for factor in op.rule.factors}
         self.served = [None if factor == NONE else op.rule.factors[factor].name for factor in row]
 
 
-def _following(
+def _follow_forward(
     graph: Graph, served: IntArray, number: int, leaders: Mapping[str, _Leader], sizes: Sequence[int]
 ) -> list[int]:
-    """The factors of an operator of the backward pass: those of its forward operator.
+    """Return the factors of a backward operator: those of its forward operator.
 
-    What that can't say, because one of the two does not have the factor, the operands do by how they are cut.
+    Where one of the two does not have the factor, the cuts of the operands decide.
     """
     op = graph.ops[number]
     own = {factor.name: at for at, factor in enumerate(op.rule.factors) if at in op.rule.cuttable}
-    leader = leaders[_leading(op.name, leaders)]
+    leader = leaders[_find_leader(op.name, leaders)]
     found = [NONE] * len(sizes)
     ways = [1] * len(op.rule.factors)
     for axis, name in enumerate(leader.served):
+        # An axis without a factor in the forward operator may still cut a factor that only the backward operator has.
         cut = _factors_cut(graph, served, number, axis)
         if name is None:
             choices = [factor for factor in cut if op.rule.factors[factor].name not in leader.known]
@@ -141,8 +146,8 @@ def _following(
     return found
 
 
-def _leading(name: str, leaders: Mapping[str, _Leader]) -> str:
-    """The operator of the forward pass whose name an operator's name begins with."""
+def _find_leader(name: str, leaders: Mapping[str, _Leader]) -> str:
+    """Return the name of the forward operator with which an operator's name begins."""
     while name not in leaders:
         assert "." in name, "a gradient is called after an operator of the forward pass"
         name = name.rpartition(".")[0]
@@ -150,7 +155,7 @@ def _leading(name: str, leaders: Mapping[str, _Leader]) -> str:
 
 
 def _factors_cut(graph: Graph, served: IntArray, number: int, axis: int) -> list[int]:
-    """The factors by which an axis cuts an operator's operands, where it can cut the operator so."""
+    """Return the factors that an axis cuts in an operator's operands and can cut in the operator, too."""
     op = graph.ops[number]
     found = []
     for slot, tensor in enumerate(op.operands):

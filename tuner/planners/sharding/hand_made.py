@@ -1,15 +1,15 @@
-"""The plan that frameworks write by hand, for a candidate's degrees: Megatron's, with context and Ulysses parallelism.
+"""Plans as frameworks write them by hand, for a candidate's degrees: Megatron's, with context and Ulysses parallelism.
 
-Every axis is called after its degree. `tp` cuts heads, ffn and vocabulary (Shoeybi et al. 2019, section 3), and with
-sequence parallelism what lies between them by the sequence (Korthikanti et al. 2022, section 4.2.2); `cp` and `up` cut
-the sequence, `up` in the attention core the heads instead (Jacobs et al. 2023); `dp` cuts the batch. Experts are dealt
-over ranks, neighbours first: the fastest axes cut their ffn as far as `expert_tp` goes, and the next ones the experts;
-of the others, those that cut the sequence or the batch cut what fills the slots of experts too. Keys and values are
-gathered where they are passed around a ring; both send as much.
+Every axis is named after its degree. `tp` cuts heads, ffn and vocabulary (Shoeybi et al. 2019, section 3); with
+sequence parallelism it cuts the operators between them by the sequence (Korthikanti et al. 2022, section 4.2.2). `cp`
+and `up` cut the sequence, but in the attention core `up` cuts the heads (Jacobs et al. 2023). `dp` cuts the batch.
+Experts are distributed over ranks, neighbours first: the fastest axes cut their ffn as far as `expert_tp` goes, and the
+next ones cut the experts. Other axes that cut the sequence or the batch also cut the tokens in the slots of experts.
+Keys and values are gathered where frameworks pass them around a ring; both send the same bytes.
 
-Moments and updates are cut by the axes that a parameter leaves free (ZeRO 1), whatever the candidate does: gradients
-are then scattered and parameters gathered, which is what adding gradients up sends. Without it, every other plan would
-be credited with the updates that it does not repeat, which the cost model knows of already.
+Moments and updates are cut by the axes that a parameter leaves free (ZeRO 1), whatever the candidate does. Gradients
+are then scattered and parameters gathered, which sends as much as an all-reduce of the gradients. Without it, every
+other plan would be credited with updates that it does not repeat, which the cost model already accounts for.
 """
 
 from __future__ import annotations
@@ -26,18 +26,22 @@ from tuner.planners.sharding.forward_plans import forward_of, with_backward
 
 BATCH, HEADS = ("batch",), ("kv_heads", "heads", "query_groups")
 TENSOR = (*HEADS, "ffn", "shared_ffn", "vocabulary")
+"""Factors that tensor parallelism cuts."""
 ALONG = ("sequence", "queries", "chunks", "slots")
+"""Factors that context, Ulysses and sequence parallelism cut."""
 EXPERT_OPS = tuple(f"*.moe_mlp.{role}" for role in ("up", "down", "activation"))
+"""Operators inside the experts."""
 BETWEEN = ("*norm", "*residual", "*.attention.*_down")
+"""Operators between the tensor-parallel ones, which sequence parallelism cuts by the sequence."""
 
 
 def layer_axes(config: ParallelConfig) -> dict[str, int] | None:
-    """The axes that a layer of a candidate is planned on, the slowest first; those of one device are left out.
+    """Return the mesh axes for a layer of a candidate, the slowest first, without axes of one device.
 
-    `dp` is among them as far as experts are dealt over it; the rest of it only adds gradients up.
+    `dp` is among them as far as experts are distributed over it. The rest of it only adds gradients up.
 
     Returns:
-        None where experts are dealt over a part of an axis.
+        None where experts are distributed over a part of an axis.
     """
     inner = {"cp": config.cp, "up": config.up, "tp": config.tp}
     inside = config.cp * config.up * config.tp
@@ -46,22 +50,22 @@ def layer_axes(config: ParallelConfig) -> dict[str, int] | None:
         return None
     axes = {"dp": max(dealt // inside, 1), **inner}
     found = {name: size for name, size in axes.items() if size > 1}
-    return found if config.ep == 1 or _dealt_over(found, config) is not None else None
+    return found if config.ep == 1 or _expert_factors(found, config) is not None else None
 
 
 def hand_made(graph: Graph, mesh: DeviceMesh, config: ParallelConfig) -> Plan | None:
-    """The plan of a training step of the transformer frontend.
+    """Return the plan of a training step of the transformer frontend.
 
     Args:
-        graph: The step.
-        mesh: With the axes of `layer_axes`.
-        config: The candidate.
+        graph: Graph of the training step.
+        mesh: Mesh with the axes of `layer_axes`.
+        config: Parallelism degrees of the candidate.
 
     Returns:
-        None where frameworks do what no plan of these axes says: they copy key heads where there are fewer than ranks,
-        and pad the vocabulary.
+        None where no plan of these axes expresses what frameworks do: they copy key heads where there are fewer heads
+            than ranks, and pad the vocabulary.
     """
-    experts = _dealt_over(dict(zip(mesh.names, mesh.sizes, strict=True)), config) or {}
+    experts = _expert_factors(dict(zip(mesh.names, mesh.sizes, strict=True)), config) or {}
     tensor: ByName = [("*", TENSOR)]
     if config.sequence_parallel:
         tensor = [*((name, ALONG) for name in BETWEEN), ("*.moe_mlp.*", ("shared_ffn", *ALONG)), *tensor]
@@ -81,7 +85,7 @@ def hand_made(graph: Graph, mesh: DeviceMesh, config: ParallelConfig) -> Plan | 
 
 
 def _is_served(plan: Plan, number: int, axes: Mapping[str, ByName]) -> bool:
-    """Whether every axis serves an operator that has a factor for it."""
+    """Return whether every axis that has a factor in an operator serves one there."""
     op, row = plan.graph.ops[number], plan.served[number].tolist()
     names = {factor.name for factor in op.rule.factors}
     wanted = (next((found for pattern, found in axes[name] if fnmatchcase(op.name, pattern)), ()) for name in axes)
@@ -89,11 +93,13 @@ def _is_served(plan: Plan, number: int, axes: Mapping[str, ByName]) -> bool:
 
 
 def _expert_tensor(config: ParallelConfig) -> int:
+    """Return the tensor parallelism of experts, which is that of the layer unless the candidate says otherwise."""
     return config.expert_tp or config.tp
 
 
-def _dealt_over(axes: dict[str, int], config: ParallelConfig) -> dict[str, tuple[str, ...]] | None:
-    """What the axes cut of experts; None where `expert_tp` or `ep` ends inside an axis."""
+def _expert_factors(axes: dict[str, int], config: ParallelConfig) -> dict[str, tuple[str, ...]] | None:
+    """Return the factors of experts that each axis cuts; None where `expert_tp` or `ep` ends inside an axis."""
+    # Neighbouring ranks share an expert: the fastest axes cut its ffn, the next ones distribute experts.
     left = [("expert_ffn", _expert_tensor(config)), ("experts", config.ep)]
     found: dict[str, tuple[str, ...]] = {}
     for name, size in reversed(axes.items()):

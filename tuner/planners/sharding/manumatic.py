@@ -1,7 +1,7 @@
-"""ManuMatic: D-Rec with a user's pins, and what became of each of them (ManuMatic section 3).
+"""ManuMatic: D-Rec under a user's pins, and a report on each pin (ManuMatic, section 3).
 
-Without pins the plan is D-Rec's to the bit. With pins it is found under them; what a pin has cost or saved is told by a
-plan without that one, and a perturbed pin shows what a slightly wrong one would have cost.
+Without pins the plan is exactly D-Rec's. With pins the plan is searched under them. A second plan without a pin tells
+the cost or gain of that pin, and a plan with a perturbed pin tells the cost of a slightly wrong one.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from hardware.device import GIB
 from hardware.io.errors import ConfigError
 from tuner.planners.engine.outcome import ROUNDING
 from tuner.planners.sharding.axis_descent import IsOpen, charged_s, descended
-from tuner.planners.sharding.memory_prices import fitted
+from tuner.planners.sharding.memory_prices import fit_to_memory
 from tuner.planners.sharding.pins import Pin, Pinned, deviation, pinned, words_of
 from tuner.planners.sharding.recursive import Level, Order, recursive_plan
 from tuner.planners.sharding.sharding_terms import Charge, ShardingTerms, together
 
 MEMORY_KEY = "memory_gib"
-"""Where the limit stands, in messages."""
+"""Key of the memory limit, as error messages name it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PinReport:
-    """What became of a pin.
+    """Report on one pin in a plan.
 
     Attributes:
-        pin: The pin.
-        num_ops: Operators that it matches.
-        num_held: Those of them that are cut into a multiple of its ways.
-        num_over_provisioned: Those of these that are cut further.
-        missing: Mean of D(split, target) over the operators; 0 where it holds everywhere.
-        saved_s: Step time of the plan without it, less that of the plan with it; infinite where without it no plan is
-            found that fits into memory, None if nobody asked.
+        pin: Pin as the user wrote it.
+        num_ops: Number of operators that the pin matches.
+        num_held: Number of matched operators that are cut into a multiple of the pin's ways.
+        num_over_provisioned: Number of matched operators that are cut into more parts than the pin asks for.
+        missing: Mean deviation D(split, target) over the operators; 0 where the pin holds everywhere.
+        saved_s: Step time of the plan without the pin, less that of the plan with it [s]; infinite if no plan without
+            the pin was found that fits into memory, None if it was not computed.
     """
 
     pin: Pin
@@ -49,19 +49,19 @@ class PinReport:
 
     @property
     def is_held(self) -> bool:
-        """Whether it holds everywhere."""
+        """Whether the pin holds at every operator that it matches."""
         return self.num_held == self.num_ops
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PinnedPlan:
-    """A plan under pins.
+    """A plan under pins, with a report on each pin.
 
     Attributes:
-        plan: The plan.
-        cost: What a step costs with it.
-        is_optimum: Whether it is known that no plan costs less.
-        reports: What became of each pin.
+        plan: Plan of the whole graph.
+        cost: Time and memory of a step with the plan.
+        is_optimum: Whether it is proven that no other plan costs less.
+        reports: Report on each pin, in the order of the pins.
     """
 
     plan: Plan
@@ -75,9 +75,9 @@ class Perturbed:
     """A plan with one pin changed.
 
     Attributes:
-        pin: The changed pin.
-        number: Which it replaces.
-        step_time_s: The step with it; None where it can't hold, or no plan is found that fits into memory.
+        pin: Changed pin, in full.
+        number: Index of the pin that it replaces.
+        step_time_s: Step time with the changed pin [s]; None if it can't hold, or no plan fits into memory.
     """
 
     pin: Pin
@@ -85,135 +85,100 @@ class Perturbed:
     step_time_s: float | None
 
 
-def pinned_plan(
-    graph: Graph,
-    mesh: DeviceMesh,
-    refined_mesh: DeviceMesh,
-    levels: Sequence[Level],
-    pins: Sequence[Pin],
-    *,
-    order: Order = "price",
-    descent: ShardingTerms | None = None,
-    charge: Charge | None = None,
-    memory_bytes: float | None = None,
-    counterfactuals: bool = True,
-) -> PinnedPlan:
-    """The plan under the pins.
-
-    Args:
-        graph: What to shard.
-        mesh: With the axes that the pins name.
-        refined_mesh: The same as `recursive.refined` or `whole` gives it.
-        levels: With these levels.
-        pins: What must hold, or costs something where it does not.
-        order: Of D-Rec's visits.
-        descent: What plans cost, for going on from D-Rec's plan axis by axis; None to stay with that.
-        charge: Further costs, for that way on alone.
-        memory_bytes: The most that a device may hold, which needs that way on; None for anything.
-        counterfactuals: Whether a plan without each pin says what it saved.
-
-    Raises:
-        ConfigError: the pins can't hold, or no plan is found that fits into memory.
-    """
-    task = _Task(
-        graph=graph,
-        mesh=mesh,
-        refined_mesh=refined_mesh,
-        levels=levels,
-        order=order,
-        descent=descent,
-        charge=charge,
-        memory_bytes=memory_bytes,
-    )
-    found = task.pinned(pins)
-    plan, is_optimum = task.planned(found)
-    cost = cost_of(plan)
-    reports = []
-    for number in range(len(pins)):
-        report = report_of(found, plan, number)
-        if counterfactuals:
-            others = task.pinned([pin for at, pin in enumerate(pins) if at != number])
-            try:
-                plan_without, _ = task.planned(others)
-                saved_s = cost_of(plan_without).step_time_s - cost.step_time_s
-            except ConfigError:
-                saved_s = math.inf
-            report = replace(report, saved_s=saved_s)
-        reports.append(report)
-    return PinnedPlan(plan=plan, cost=cost, is_optimum=is_optimum, reports=tuple(reports))
-
-
-def perturbed(
-    graph: Graph,
-    mesh: DeviceMesh,
-    refined_mesh: DeviceMesh,
-    levels: Sequence[Level],
-    pins: Sequence[Pin],
-    *,
-    order: Order = "price",
-    descent: ShardingTerms | None = None,
-    memory_bytes: float | None = None,
-) -> tuple[Perturbed, ...]:
-    """Plans with one pin changed at a time: half and double its ways, and each other dim that its operators can cut."""
-    task = _Task(
-        graph=graph,
-        mesh=mesh,
-        refined_mesh=refined_mesh,
-        levels=levels,
-        order=order,
-        descent=descent,
-        charge=None,
-        memory_bytes=memory_bytes,
-    )
-    found = task.pinned(pins)
-    changed: list[tuple[int, Pin]] = []
-    for number, (pin, ways, factors) in enumerate(zip(found.pins, found.ways, found.factors, strict=True)):
-        changed += [(number, replace(pin, ways=other)) for other in (ways // 2, ways * 2) if other > 1]
-        names: set[str] = set()
-        for op, pinned_factor in factors.items():
-            rule = graph.ops[op].rule
-            words = words_of(rule)
-            names.update(words[factor] for factor in rule.cuttable if factor != pinned_factor)
-        changed += [(number, replace(pin, dim=name)) for name in sorted(names)]
-    results = []
-    for number, pin in changed:
-        try:
-            own = task.pinned([pin if at == number else other for at, other in enumerate(pins)])
-            plan, _ = task.planned(own)
-            step_time_s = cost_of(plan).step_time_s
-        except ConfigError:
-            step_time_s = None
-        results.append(Perturbed(pin=pin, number=number, step_time_s=step_time_s))
-    return tuple(results)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Task:
-    """What is planned, and how: the arguments of `pinned_plan` but the pins."""
+class PinnedSearch:
+    """Search for plans of a graph under pins: D-Rec, and from its plan an optional descent axis by axis.
+
+    Attributes:
+        graph: Graph of the training step to shard.
+        mesh: Mesh with the axes that pins name.
+        refined_mesh: The same devices with the axes that `recursive.refined` or `recursive.whole` returns.
+        levels: Levels that belong to `refined_mesh`.
+        order: Order of D-Rec's visits to operators.
+        descent: Cost tables for the descent from D-Rec's plan; None to keep D-Rec's plan.
+        charge: Further costs per operator, for the descent only; None for no further costs.
+        memory_bytes: Most memory that a device may hold; requires `descent`. None for no limit.
+    """
 
     graph: Graph
     mesh: DeviceMesh
     refined_mesh: DeviceMesh
     levels: Sequence[Level]
-    order: Order
-    descent: ShardingTerms | None
-    charge: Charge | None
-    memory_bytes: float | None
+    order: Order = "price"
+    descent: ShardingTerms | None = None
+    charge: Charge | None = None
+    memory_bytes: float | None = None
 
-    def pinned(self, pins: Sequence[Pin]) -> Pinned:
-        """Pins, checked."""
-        return pinned(pins, self.graph, self.mesh, self.levels)
+    def plan(self, pins: Sequence[Pin], *, counterfactuals: bool = True) -> PinnedPlan:
+        """Plan under the pins.
 
-    def planned(self, pins: Pinned) -> tuple[Plan, bool]:
-        """The plan under pins, and whether it is known that none costs less.
+        Args:
+            pins: Pins of the user; hard ones must hold, soft ones cost something where they do not.
+            counterfactuals: Whether to plan once more without each pin, to report what the pin saved.
 
         Raises:
-            ConfigError: none is found that fits into memory.
+            ConfigError: the pins can't hold, or no plan is found that fits into memory.
         """
-        plan, is_optimum = self._from(pins, pins)
+        checked = self._check(pins)
+        plan, is_optimum = self._plan_under(checked)
+        cost = cost_of(plan)
+        reports = []
+        for number in range(len(pins)):
+            report = report_of(checked, plan, number)
+            if counterfactuals:
+                others = self._check([pin for at, pin in enumerate(pins) if at != number])
+                try:
+                    plan_without, _ = self._plan_under(others)
+                    saved_s = cost_of(plan_without).step_time_s - cost.step_time_s
+                except ConfigError:
+                    saved_s = math.inf
+                report = replace(report, saved_s=saved_s)
+            reports.append(report)
+        return PinnedPlan(plan=plan, cost=cost, is_optimum=is_optimum, reports=tuple(reports))
+
+    def perturb(self, pins: Sequence[Pin]) -> tuple[Perturbed, ...]:
+        """Plan with one pin changed at a time: half and twice its ways, and each other dim its operators can cut."""
+        checked = self._check(pins)
+        changed: list[tuple[int, Pin]] = []
+        for number, (pin, ways, factors) in enumerate(zip(checked.pins, checked.ways, checked.factors, strict=True)):
+            changed += [(number, replace(pin, ways=other)) for other in (ways // 2, ways * 2) if other > 1]
+            names: set[str] = set()
+            for op, pinned_factor in factors.items():
+                rule = self.graph.ops[op].rule
+                # Dims are named by the words of each operator, because operators of one pin may differ.
+                words = words_of(rule)
+                names.update(words[factor] for factor in rule.cuttable if factor != pinned_factor)
+            changed += [(number, replace(pin, dim=name)) for name in sorted(names)]
+        results = []
+        for number, pin in changed:
+            try:
+                own = self._check([pin if at == number else other for at, other in enumerate(pins)])
+                plan, _ = self._plan_under(own)
+                step_time_s = cost_of(plan).step_time_s
+            except ConfigError:
+                step_time_s = None
+            results.append(Perturbed(pin=pin, number=number, step_time_s=step_time_s))
+        return tuple(results)
+
+    def _check(self, pins: Sequence[Pin]) -> Pinned:
+        """Resolve pins to operators, factors and levels.
+
+        Raises:
+            ConfigError: a pin can't be meant, or the pins can't hold together.
+        """
+        return pinned(pins, self.graph, self.mesh, self.levels)
+
+    def _plan_under(self, pins: Pinned) -> tuple[Plan, bool]:
+        """Return the plan under checked pins, and whether it is proven that no other costs less.
+
+        Raises:
+            ConfigError: no plan is found that fits into memory.
+        """
+        plan, is_optimum = self._start_from(pins, pins)
         charge = together(pins.charge, self.charge)
+        # D-Rec's early levels may use up the room of a soft pin. Where one is violated, start from hard pins instead.
         if _charge_of(plan, pins.charge):
-            other, _ = self._from(self._hardened(pins), pins)
+            other, _ = self._start_from(self._harden(pins), pins)
             if charged_s(other, charge) < charged_s(plan, charge) * (1 - ROUNDING):
                 plan, is_optimum = other, False
         if self.memory_bytes is None:
@@ -222,18 +187,18 @@ class _Task:
         peak_bytes = cost_of(plan).peak_memory_bytes
         if peak_bytes <= self.memory_bytes:
             return plan, is_optimum
-        below = fitted(plan, self.descent, self.memory_bytes, is_open=_is_open(pins), charge=charge)
+        below = fit_to_memory(plan, self.descent, self.memory_bytes, is_open=_is_open(pins), charge=charge)
         if below.plan is None:
             raise ConfigError(
                 f"no plan was found that fits: without a limit {peak_bytes / GIB:.3g} are needed",
                 key=MEMORY_KEY,
                 value=self.memory_bytes / GIB,
-                nearest=f"the least that was found is {_rounded_up(below.least_bytes / GIB):g}",
+                nearest=f"the least that was found is {_round_up(below.least_bytes / GIB):g}",
             )
         return below.plan, False
 
-    def _from(self, begin: Pinned, pins: Pinned) -> tuple[Plan, bool]:
-        """D-Rec's plan under some pins, gone on from under others."""
+    def _start_from(self, begin: Pinned, pins: Pinned) -> tuple[Plan, bool]:
+        """Compute D-Rec's plan under the pins `begin`, then descend from it under `pins`."""
         plan = recursive_plan(
             self.graph, self.refined_mesh, self.levels, order=self.order, closed=begin.closed, extra=begin.extra
         )
@@ -242,39 +207,40 @@ class _Task:
         found = descended(plan, self.descent, is_open=_is_open(pins), charge=together(pins.charge, self.charge))
         return found.plan, found.is_optimum
 
-    def _hardened(self, pins: Pinned) -> Pinned:
-        """The same with soft pins hard, the weightiest first, as long as they can hold together.
+    def _harden(self, pins: Pinned) -> Pinned:
+        """Make soft pins hard, the weightiest first, as long as all hard ones can hold together.
 
-        What a level has cut may leave a soft pin no room at a later one, however much it weighs.
+        A level of D-Rec may leave a soft pin no room at a later level, however large its weight is.
         """
         own = list(pins.pins)
         found = pins
         for number in sorted(range(len(own)), key=lambda number: -(own[number].weight_s or 0.0)):
             hard = [*own[:number], replace(own[number], weight_s=None), *own[number + 1 :]]
             try:
-                found, own = self.pinned(hard), hard
+                found, own = self._check(hard), hard
             except ConfigError:
                 continue
         return found
 
 
 def _is_open(pins: Pinned) -> IsOpen | None:
+    """Return the restriction of the descent by hard pins; None if there are none."""
     return pins.is_open if pins.served else None
 
 
 def _charge_of(plan: Plan, charge: Charge | None) -> float:
-    """What is charged for a plan [s]."""
+    """Sum a charge over all operators of a plan [s]."""
     return 0.0 if charge is None else sum(charge(op, tuple(row)) for op, row in enumerate(plan.served.tolist()))
 
 
-def _rounded_up(number: float) -> float:
-    """To three digits, so that what is told is enough."""
+def _round_up(number: float) -> float:
+    """Round up to three digits, so that a limit of the printed size is large enough."""
     unit = 10.0 ** (math.floor(math.log10(number)) - 2)
     return float(f"{math.ceil(number / unit) * unit:.3g}")
 
 
 def report_of(pins: Pinned, plan: Plan, number: int) -> PinReport:
-    """What became of one of the pins in a plan, without a word on what it saved."""
+    """Report on one pin in a plan, without the time that it saved."""
     target, rows = pins.ways[number], plan.served.tolist()
     splits = [pins.split(number, op, rows[op]) for op in pins.factors[number]]
     return PinReport(

@@ -1,14 +1,15 @@
-"""Pins: what a user knows better than the planner, as targets for a few operators (ManuMatic section 3.1).
+"""Pins: choices of a user, as targets for some operators (ManuMatic, section 3.1).
 
-A pin says into how many parts an operator's dim is cut at least: into a multiple of its ways, which later levels may
-cut further. A hard pin closes the choice of its operators: at the first levels that can serve it they take its factor
-and nothing else, which is the paper's binary-compatible decomposition, and they are visited first, which is the paper's
-infinite price. What a pinned operator's tensors have in common (the couplings Phi) is what carries the same factor.
+A pin is a least number of parts for a dim of an operator: the dim is cut into a multiple of the pin's ways, and later
+levels may cut it further. A hard pin closes the choice of its operators. At the first levels that can serve it they
+take its factor and nothing else, which is the paper's binary-compatible decomposition. They are visited first, which is
+the paper's infinite price. The couplings Phi between a pinned operator's tensors are expressed by their common
+factor.
 
-A soft pin adds weight * D(split, target) to what an operator costs, with D = sum of log(target / gcd(split, target)):
+A soft pin adds weight * D(split, target) to the cost of an operator, with D = sum of log(target / gcd(split, target)):
 zero where the target is met, and the logarithm of what is missing elsewhere. The paper prints the two arguments of D
-the other way round, which would be zero for a pin that is ignored. Whether a pin is hard or soft is said, not told by a
-weight of zero; the paper says of both that they are hard.
+the other way round, which would be zero for a pin that is ignored. A pin without a weight is hard. The paper marks it
+by a weight of zero instead, and its text calls both kinds hard.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ from tuner.planners.sharding.recursive import Closed, Extra, Level
 from tuner.planners.sharding.sharding_terms import Charge, Row
 
 KEY = "pins"
-"""Where the pins stand, in messages."""
+"""Key of the pins, as error messages name it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pin:
-    """A target of some operators.
+    """A target for the cuts of some operators.
 
     Attributes:
-        op: Their names, with `*` for any text.
-        dim: The name of a factor of theirs, or of a dim of one of their tensors; without names a dim by its place, as
-            `operand1.0`, the first dim of the second operand, or `result.0`.
-        axis: The mesh axis that cuts it; None for whichever comes first.
-        ways: Into how many parts at least; None for the devices along the axis.
-        weight_s: What missing it by a factor of e costs [s], for a soft pin; None for a hard one.
+        op: Names of the operators, with `*` for any text.
+        dim: Name of a factor of these operators, or of a dim of one of their tensors; without names a dim by its place,
+            as `operand1.0`, the first dim of the second operand, or `result.0`.
+        axis: Mesh axis that cuts the dim; None for whichever comes first.
+        ways: Least number of parts; None for the number of devices along the axis.
+        weight_s: Cost of missing the target by a factor of e [s], for a soft pin; None for a hard pin.
     """
 
     op: str
@@ -53,12 +54,12 @@ class Pin:
 
     @property
     def is_hard(self) -> bool:
-        """Whether it must hold."""
+        """Whether the pin must hold."""
         return self.weight_s is None
 
     @property
     def in_words(self) -> str:
-        """As a report names it."""
+        """Pin in the words of a report."""
         where = f" on {self.axis}" if self.axis else ""
         ways = f" {self.ways} ways" if self.ways else ""
         return f"{self.op} {self.dim}{ways}{where}"
@@ -66,16 +67,16 @@ class Pin:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Pinned:
-    """Pins as a planner obeys them.
+    """Pins resolved to operators, factors and levels, for planners.
 
     Attributes:
-        pins: As they were given.
-        factors: Of each pin the factor of each operator that it matches.
-        ways: Into how many parts each pin cuts.
-        served: Which factor a hard pin wants an operator to take at a level.
-        graph: What is planned.
-        levels: The levels.
-        axes: The mesh's axis that each level is a part of.
+        pins: Pins as the user gave them.
+        factors: Factor of each operator that a pin matches, for each pin.
+        ways: Number of parts that each pin asks for.
+        served: Factor that a hard pin makes an operator take at a level, by operator and level.
+        graph: Graph of the training step.
+        levels: Levels of the refined mesh.
+        axes: Name of the user's mesh axis that each level is a part of.
     """
 
     pins: tuple[Pin, ...]
@@ -88,20 +89,20 @@ class Pinned:
 
     @property
     def closed(self) -> Closed | None:
-        """What hard pins leave open; None without any."""
-        return self._left if self.served else None
+        """Restriction of candidates by hard pins; None if there is none."""
+        return self._open_candidates if self.served else None
 
     def is_open(self, op: int, axis: int) -> bool:
-        """Whether hard pins leave open what an axis of the levels serves in an operator."""
+        """Return whether hard pins leave open which factor an axis of the refined mesh serves in an operator."""
         return all((op, number) not in self.served for number, level in enumerate(self.levels) if level.axis == axis)
 
     @property
     def charge(self) -> Charge | None:
-        """What soft pins charge for a whole row; None without any."""
-        return self._charged_s if any(not pin.is_hard for pin in self.pins) else None
+        """Cost that soft pins charge for a whole row; None if there is no soft pin."""
+        return self._charge_s if any(not pin.is_hard for pin in self.pins) else None
 
     def split(self, number: int, op: int, row: Row) -> int:
-        """Into how many parts a row cuts what a pin means of an operator."""
+        """Return the number of parts into which a row cuts the pinned factor of an operator."""
         pin, factor = self.pins[number], self.factors[number][op]
         return math.prod(
             level.ways
@@ -111,12 +112,17 @@ class Pinned:
 
     @property
     def extra(self) -> Extra | None:
-        """What soft pins charge; None without any."""
+        """Cost that soft pins charge for a candidate at a level; None if there is no soft pin."""
         return self._missing_s if any(not pin.is_hard for pin in self.pins) else None
 
-    def _left(self, op: int, level: int, ways: Sequence[int]) -> tuple[int, ...] | None:
+    def _open_candidates(self, op: int, level: int, ways: Sequence[int]) -> tuple[int, ...] | None:
+        """Return the candidates that hard pins leave an operator at a level; None for all.
+
+        An earlier level must leave enough of a factor for the hard pins that are served at later levels.
+        """
         if (op, level) in self.served:
             return (self.served[op, level],)
+        # Parts that hard pins will still need of each factor at later levels.
         later: dict[int, int] = {}
         for further in range(level + 1, len(self.levels)):
             if (op, further) in self.served:
@@ -134,7 +140,8 @@ class Pinned:
             ),
         )
 
-    def _charged_s(self, op: int, row: Row) -> float:
+    def _charge_s(self, op: int, row: Row) -> float:
+        """Return the cost of all soft pins for a row of an operator [s]."""
         return sum(
             pin.weight_s * deviation(self.split(number, op, row), self.ways[number])
             for number, pin in enumerate(self.pins)
@@ -142,7 +149,10 @@ class Pinned:
         )
 
     def _missing_s(self, op: int, level: int, ways: Sequence[int], candidate: int) -> float:
-        """What soft pins charge; at a level that can't serve one, whatever is chosen costs it the same."""
+        """Return the cost of all soft pins for a candidate at a level [s].
+
+        A level that can't serve a pin charges all candidates the same, which is left out.
+        """
         found = 0.0
         for pin, factors, target in zip(self.pins, self.factors, self.ways, strict=True):
             if pin.weight_s is not None and op in factors and pin.axis in (None, self.axes[level]):
@@ -153,18 +163,18 @@ class Pinned:
 
 
 def deviation(split: int, target: int) -> float:
-    """D(split, target) of one dim: the logarithm of what is missing; 0 where the split is a multiple of the target."""
+    """Return D(split, target) of one dim: log of the missing parts, 0 if the split is a multiple of the target."""
     return math.log(target / math.gcd(split, target))
 
 
 def pinned(pins: Sequence[Pin], graph: Graph, mesh: DeviceMesh, levels: Sequence[Level]) -> Pinned:
-    """The pins, checked, with the factor that each means of every operator.
+    """Check pins, and resolve them to a factor of every operator that they match.
 
     Args:
-        pins: Those of a user.
-        graph: What is planned.
-        mesh: With the axes that the pins name.
-        levels: Those of the mesh.
+        pins: Pins of the user.
+        graph: Graph of the training step.
+        mesh: Mesh with the axes that the pins name.
+        levels: Levels of the refined mesh.
 
     Raises:
         ConfigError: a pin matches no operator, names no dim of one or one that can't be cut, or hard pins can't hold
@@ -177,14 +187,14 @@ def pinned(pins: Sequence[Pin], graph: Graph, mesh: DeviceMesh, levels: Sequence
     for op in dict.fromkeys(op for found in factors for op in found):
         own = [number for number, pin in enumerate(pins) if pin.is_hard and op in factors[number]]
         _check_sizes(op, own, pins, factors, ways, graph)
-        served.update(_served(op, own, pins, factors, ways, graph, levels, axes))
+        served.update(_assign_levels(op, own, pins, factors, ways, graph, levels, axes))
     return Pinned(
         pins=tuple(pins), factors=factors, ways=ways, served=served, graph=graph, levels=tuple(levels), axes=axes
     )
 
 
 def matched(number: int, pin: Pin, graph: Graph) -> dict[int, int]:
-    """The factor that a pin means of each operator that it matches.
+    """Return the factor that a pin means, for each operator that it matches.
 
     Raises:
         ConfigError: it matches no operator, or names no dim of one or one that it can't cut.
@@ -200,13 +210,14 @@ def matched(number: int, pin: Pin, graph: Graph) -> dict[int, int]:
 
 
 def _general(graph: Graph) -> list[str]:
-    """The names of operators with their numbers left open, each once."""
+    """Return the names of operators with `*` in place of numbers, each once."""
     return list(dict.fromkeys(re.sub(r"\b\d+\.", "*.", op.name) for op in graph.ops if not op.is_source))
 
 
 def _factor(key: str, pin: Pin, graph: Graph, op: Op) -> int:
-    """The factor of an operator that has the pinned name, or is the first of a dim that has it."""
+    """Return the factor of an operator that has the pinned name, or is the first of a dim that has it."""
     rule = op.rule
+    # Factors' own names come first, then names of tensors' dims. Of equal names the first one counts.
     names = {factor.name: number for number, factor in reversed(list(enumerate(rule.factors))) if factor.name}
     for tensors, places in ((op.operands, rule.operands), (op.results, rule.results)):
         for tensor, place in zip(tensors, places, strict=True):
@@ -235,7 +246,7 @@ def _factor(key: str, pin: Pin, graph: Graph, op: Op) -> int:
 
 
 def words_of(rule: Rule) -> dict[int, str]:
-    """What a pin calls each factor: its name, or the first place where it can be told by that."""
+    """Return the word that names each factor in a pin: the factor's name, or else its first place."""
     found = {number: factor.name for number, factor in enumerate(rule.factors) if factor.name}
     for word, factor in _places(rule).items():
         found.setdefault(factor, word)
@@ -243,7 +254,7 @@ def words_of(rule: Rule) -> dict[int, str]:
 
 
 def _places(rule: Rule) -> dict[str, int]:
-    """The factor of each dim by its place; the first of several, which is the one that can be cut."""
+    """Return the factor of each dim by its place; of several factors the first, which is the one that can be cut."""
     found: dict[str, int] = {}
     for side, places in (("result", rule.results), ("operand", rule.operands)):
         for number, place in enumerate(places):
@@ -254,12 +265,12 @@ def _places(rule: Rule) -> dict[str, int]:
 
 
 def _first(rule: Rule, dim: Sequence[int]) -> int:
-    """The slowest factor of a dim that has iterations."""
+    """Return the slowest factor of a dim that has more than one iteration."""
     return next((factor for factor in dim if rule.factors[factor].size > 1), dim[0])
 
 
 def _ways(number: int, pin: Pin, mesh: DeviceMesh) -> int:
-    """Into how many parts a pin cuts."""
+    """Return the number of parts that a pin asks for."""
     key = f"{KEY}[{number}]"
     if pin.axis is not None and pin.axis not in mesh.names:
         raise ConfigError(
@@ -270,6 +281,7 @@ def _ways(number: int, pin: Pin, mesh: DeviceMesh) -> int:
         )
     if pin.ways is None and pin.axis is None:
         raise ConfigError("names neither an axis nor ways", key=key, value=pin.in_words, nearest="ways: 2")
+    # Ways must divide the devices, since levels only cut into equal parts.
     along = mesh.num_devices if pin.axis is None else mesh.sizes[mesh.names.index(pin.axis)]
     ways = along if pin.ways is None else pin.ways
     if along % ways:
@@ -291,12 +303,17 @@ def _check_sizes(
     ways: Sequence[int],
     graph: Graph,
 ) -> None:
-    """Whether the hard pins of an operator divide what they cut."""
+    """Check that the hard pins of an operator divide the factors that they cut.
+
+    Raises:
+        ConfigError: a factor's size is not divisible by the parts that its pins ask for together.
+    """
     together: dict[int, list[int]] = {}
     for number in own:
         together.setdefault(factors[number][op], []).append(number)
     for factor, numbers in together.items():
-        parts = math.prod(_needed(numbers, pins, ways).values())
+        # All hard pins of a factor together must divide its size.
+        parts = math.prod(_needed_parts(numbers, pins, ways).values())
         size = graph.ops[op].rule.factors[factor].size
         if size % parts:
             divisors = [divisor for divisor in range(1, parts + 1) if size % divisor == 0]
@@ -311,8 +328,11 @@ def _check_sizes(
             )
 
 
-def _needed(numbers: Sequence[int], pins: Sequence[Pin], ways: Sequence[int]) -> dict[str | None, int]:
-    """The parts that pins of one factor need by axis; what any axis may serve is what the named ones leave."""
+def _needed_parts(numbers: Sequence[int], pins: Sequence[Pin], ways: Sequence[int]) -> dict[str | None, int]:
+    """Return the parts that pins of one factor need, by axis.
+
+    Pins without an axis need what pins with an axis leave over.
+    """
     needed: dict[str | None, int] = {}
     for number in numbers:
         axis = pins[number].axis
@@ -323,7 +343,7 @@ def _needed(numbers: Sequence[int], pins: Sequence[Pin], ways: Sequence[int]) ->
     return needed
 
 
-def _served(
+def _assign_levels(
     op: int,
     own: Sequence[int],
     pins: Sequence[Pin],
@@ -333,10 +353,15 @@ def _served(
     levels: Sequence[Level],
     axes: Sequence[str],
 ) -> dict[tuple[int, int], int]:
-    """At which levels an operator takes which factor: pins that name an axis first, each at the first that can.
+    """Choose the levels at which an operator takes the factors of its hard pins.
 
-    Where that leaves a pin none, every other way to deal out the levels is tried.
+    Pins that name an axis go first, and each takes the first levels that can serve it. Where that leaves a pin without
+    levels, every other distribution of the levels is tried.
+
+    Raises:
+        ConfigError: no distribution of the levels satisfies all pins.
     """
+    # Pins without an axis take the levels that pins with an axis leave.
     wishes = [
         _Wish(number=number, factor=factors[number][op], axis=pins[number].axis, ways=ways[number])
         for number in sorted(own, key=lambda number: (pins[number].axis is None, number))
@@ -349,16 +374,23 @@ def _served(
                 taken[level] = wish.factor
     missed = [wish for wish in wishes if _missing(wish, taken, levels, axes) > 1]
     if missed:
-        found = _dealt(wishes, {}, 0, sizes, levels, axes, set())
+        found = _distribute_levels(wishes, {}, 0, sizes, levels, axes, set())
         if found is None:
-            raise _refused(missed[0], op, own, pins, factors, graph)
+            raise _refusal(missed[0], op, own, pins, factors, graph)
         taken = found
     return {(op, level): factor for level, factor in taken.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Wish:
-    """What a hard pin asks of an operator: its number, and a factor to cut along an axis or any into so many parts."""
+    """Request of a hard pin to an operator.
+
+    Attributes:
+        number: Index of the pin.
+        factor: Factor of the operator to cut.
+        axis: Mesh axis that must cut it; None for any.
+        ways: Number of parts.
+    """
 
     number: int
     factor: int
@@ -367,7 +399,7 @@ class _Wish:
 
 
 def _missing(wish: _Wish, taken: Mapping[int, int], levels: Sequence[Level], axes: Sequence[str]) -> int:
-    """What is missing of its ways; 1 for nothing."""
+    """Return the parts that a wish still misses; 1 if it is met."""
     done = math.prod(
         levels[level].ways
         for level, factor in taken.items()
@@ -384,7 +416,7 @@ def _helps(
     levels: Sequence[Level],
     axes: Sequence[str],
 ) -> bool:
-    """Whether a level brings a wish nearer; cutting further than needed is allowed where that divides."""
+    """Return whether a level brings a wish nearer; it may cut further than needed where that divides."""
     if wish.axis not in (None, axes[level]):
         return False
     parts = math.prod(levels[other].ways for other, factor in taken.items() if factor == wish.factor)
@@ -392,7 +424,7 @@ def _helps(
     return divides and math.gcd(levels[level].ways, _missing(wish, taken, levels, axes)) > 1
 
 
-def _dealt(
+def _distribute_levels(
     wishes: Sequence[_Wish],
     taken: dict[int, int],
     level: int,
@@ -401,7 +433,10 @@ def _dealt(
     axes: Sequence[str],
     hopeless: set[tuple[object, ...]],
 ) -> dict[int, int] | None:
-    """The levels from one on dealt out so that every wish is met; None if they can't be."""
+    """Distribute the levels from `level` on so that every wish is met; return None if that is impossible.
+
+    `hopeless` collects the states from which no distribution was found, so that each is searched once.
+    """
     missing = tuple(_missing(wish, taken, levels, axes) for wish in wishes)
     if max(missing) == 1:
         return taken
@@ -411,14 +446,14 @@ def _dealt(
     helped = dict.fromkeys(wish.factor for wish in wishes if _helps(wish, level, taken, sizes, levels, axes))
     for factor in (*helped, None):
         then = taken if factor is None else {**taken, level: factor}
-        found = _dealt(wishes, then, level + 1, sizes, levels, axes, hopeless)
+        found = _distribute_levels(wishes, then, level + 1, sizes, levels, axes, hopeless)
         if found is not None:
             return found
     hopeless.add((level, missing, cut))
     return None
 
 
-def _refused(
+def _refusal(
     wish: _Wish,
     op: int,
     own: Sequence[int],
@@ -426,7 +461,7 @@ def _refused(
     factors: Sequence[Mapping[int, int]],
     graph: Graph,
 ) -> ConfigError:
-    """That a pin can't hold, beside which other."""
+    """Return the error for a pin that can't hold, with the pin that stands in its way."""
     pin = pins[wish.number]
     others = [other for other in own if other != wish.number]
     rivals = [other for other in others if factors[other][op] != wish.factor] or others

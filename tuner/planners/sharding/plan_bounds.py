@@ -1,12 +1,12 @@
-"""How short a step is at least, on any plan of a graph: what tells a plan's gap.
+"""Lower bound of the step time over all plans of a graph, from which the gap of a plan follows.
 
-All operators choose all axes at once, and a step costs no less than the sum of terms of two operators each
-(`ShardingTerms.pairwise`). Operators with two neighbours at most are eliminated, which loses nothing; where repeated
-layers have the same tables that is computed once. Between those that are left messages are sent
-(`assignment.messages`), and each sweep of them ends with a bound that is no lower than the last.
+All operators choose all axes at once, and a step costs no less than a sum of terms of two operators each
+(`ShardingTerms.pairwise`). Operators with at most two neighbours are eliminated, which loses nothing. Where repeated
+layers have the same tables, these are computed once. Between the remaining operators, messages are sent
+(`assignment.messages`); each sweep of messages ends with a bound that is no lower than the last.
 
-The bound minds neither limits of memory nor pins, so that it holds under all of them. It stands below the optimum by
-what the shares of several readers and the messages leave open.
+The bound ignores limits of memory and pins, so that it holds under all of them. It is below the optimum by what the
+shares of several readers and the messages lose.
 """
 
 from __future__ import annotations
@@ -24,26 +24,29 @@ from tuner.planners.sharding.sharding_milp import choices_of
 from tuner.planners.sharding.sharding_terms import Row, ShardingTerms
 
 MOST_ENTRIES = 4e7
-"""Of all tables together; with more of them what is sent counts for nothing."""
+"""Most entries of all tables together; with more of them moves are left out of the bound."""
 
 MOST_SWEEPS = 200
-"""Of messages, forth or back."""
+"""Most sweeps of messages, each forward or backward."""
 
 MOST_VISITS = 1e9
-"""Of tables' entries by all sweeps together: seconds of work, counted so that the bound is the same on any machine."""
+"""Most visits of table entries by all sweeps together.
+
+They take seconds, and are counted in place of time so that the bound is the same on every machine.
+"""
 
 LEAST_GAIN = 1e-5
-"""Of the bound, by which a sweep forth and back raises it as long as they go on."""
+"""Least gain of the bound by one sweep forward and one backward, relative to the bound, for which sweeps go on."""
 
 SEGMENT = 64
-"""Operators that are visited one after the other, those of all segments at once."""
+"""Number of operators that a sweep visits one after the other; all segments are visited at the same time."""
 
 
 def step_time_bound(terms: ShardingTerms) -> float:
-    """A time that no plan's step is shorter than [s].
+    """Return a lower bound of the step time of every plan [s].
 
     Args:
-        terms: What plans of a graph on a mesh cost, without prices.
+        terms: Cost tables of a graph on a mesh, without prices.
     """
     graph, sizes = terms.graph, terms.mesh.sizes
     known: dict[int, tuple[Row, ...]] = {}
@@ -52,6 +55,7 @@ def step_time_bound(terms: ShardingTerms) -> float:
             known[id(op.rule)] = choices_of(op, sizes)
     rows = [known[id(op.rule)] for op in graph.ops]
     counts = [len(own) for own in rows]
+    # Entries of the tables between makers and readers tell in advance whether they are too large.
     entries = sum(
         counts[maker] * counts[use.op] for (maker, _), uses in zip(graph.maker, graph.uses, strict=True) for use in uses
     )
@@ -62,6 +66,7 @@ def step_time_bound(terms: ShardingTerms) -> float:
     if not network.open:
         return network.constant
     messages = network.messages()
+    # Sweeps go on while a pair of them, forward and backward, raises the bound enough.
     found = [-math.inf, -math.inf]
     for sweep in range(min(MOST_SWEEPS, max(2, int(MOST_VISITS // max(entries, 1))))):
         found.append(max(found[-1], messages.sweep(is_forward=sweep % 2 == 0)))
@@ -72,12 +77,14 @@ def step_time_bound(terms: ShardingTerms) -> float:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Made:
-    """A table, and what it was made of, which keeps these alive so that their identities stay theirs.
+class _CachedTable:
+    """Cached table, with the tables it was computed from.
+
+    The cache goes by the identities of tables. Keeping the tables alive keeps these identities unique.
 
     Attributes:
-        table: What was made.
-        of: Of what.
+        table: Table that was computed.
+        of: Tables from which it was computed.
     """
 
     table: Table
@@ -85,26 +92,27 @@ class _Made:
 
 
 class Network:
-    """Variables with a table each, and tables between two of them.
+    """Variables with a cost table each, and cost tables between pairs of variables.
 
     Attributes:
-        constant: What all assignments cost beside the tables.
-        own: Of each variable the cost by its value [v].
-        open: Variables that are left.
-        beside: Of each variable its neighbours, each with the costs by its own value and by the neighbour's.
+        constant: Cost of every assignment, beside the tables.
+        own: Cost of each variable by its value [v].
+        open: Variables that were not eliminated.
+        beside: Neighbours of each variable, each with the costs by the variable's value and by the neighbour's.
     """
 
     def __init__(self, counts: list[int]) -> None:
+        """Begin with variables of these numbers of values, and no costs."""
         self.constant = 0.0
         self._counts = counts
         zeros = {count: np.zeros(count) for count in set(counts)}
         self.own: list[Table] = [zeros[count] for count in counts]
         self.beside: list[dict[int, Table]] = [{} for _ in counts]
-        self._made: dict[tuple[object, ...], _Made] = {}
+        self._made: dict[tuple[object, ...], _CachedTable] = {}
         self.open = set(range(len(counts)))
 
     def add(self, scope: tuple[int, ...], table: Table) -> None:
-        """Adds a term of two variables at most."""
+        """Add a term of at most two variables."""
         if not scope:
             self.constant += float(table)
         elif len(scope) == 1:
@@ -114,7 +122,7 @@ class Network:
             self._join(first, second, table)
 
     def eliminate(self) -> None:
-        """Takes out variables with two neighbours at most until there is none."""
+        """Eliminate variables with at most two neighbours until none is left."""
         waiting = sorted(self.open, reverse=True)
         while waiting:
             variable = waiting.pop()
@@ -125,6 +133,8 @@ class Network:
             own = self.own[variable]
             for other in others:
                 del self.beside[other][variable]
+            # Minimise over the variable: its cost moves to the constant, to its only neighbour, or between its two
+            # neighbours.
             if not others:
                 self.constant += float(own.min())
             elif len(others) == 1:
@@ -138,7 +148,7 @@ class Network:
             waiting += others
 
     def messages(self) -> Messages:
-        """Messages between the variables that are left."""
+        """Return the messages between the variables that are left."""
         variables = sorted(self.open)
         place = {variable: number for number, variable in enumerate(variables)}
         edges = {
@@ -148,37 +158,40 @@ class Network:
             if variable < other
         }
         numbers = np.arange(len(variables))
+        # Visit the first operator of every segment, then the second ones, and so on.
         order = (numbers % SEGMENT) * len(variables) + numbers
         starts = starts_of([self._counts[variable] for variable in variables])
         return Messages(starts, np.concatenate([self.own[variable] for variable in variables]), edges, order)
 
     def _join(self, first: int, second: int, table: Table) -> None:
-        """Adds costs by the values of two variables."""
+        """Add a table of costs between two variables."""
         if second in self.beside[first]:
             table = self._sum(self.beside[first][second], table)
         self.beside[first][second] = table
         self.beside[second][first] = self._make(("turned", id(table)), (table,), np.transpose)
 
     def _sum(self, one: Table, other: Table) -> Table:
+        """Add two tables; the sum of the same tables is computed once."""
         return self._make(("sum", id(one), id(other)), (one, other), np.add)
 
     def _make(self, key: tuple[object, ...], of: tuple[Table, ...], make: Callable[..., Table]) -> Table:
-        """What is made of tables; of the same ones once."""
+        """Return the table that `make` computes from others, computing it once for the same tables."""
         if key not in self._made:
-            self._made[key] = _Made(table=make(*of), of=of)
+            self._made[key] = _CachedTable(table=make(*of), of=of)
         return self._made[key].table
 
 
 def _least_of_end(own: Table, table: Table) -> Table:
-    """What a variable costs at least by its only neighbour's value."""
+    """Return the least cost of a variable for each value of its only neighbour."""
     found: Table = (own[:, None] + table).min(axis=0)
     return found
 
 
 def _least_between(own: Table, to_first: Table, to_second: Table) -> Table:
-    """What a variable costs at least by the values of both neighbours."""
+    """Return the least cost of a variable for each pair of values of its two neighbours."""
     found = np.empty((to_first.shape[1], to_second.shape[1]))
     costs = (own[:, None] + to_first).T
+    # One row at a time, because the table over all three variables may be too large.
     for value, row in enumerate(costs):
         found[value] = (row[:, None] + to_second).min(axis=0)
     return found

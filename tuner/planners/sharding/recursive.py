@@ -1,19 +1,21 @@
-"""D-Rec shards a graph by halving, one level after the other (Wang et al., Euro-Par 2021; ManuMatic 2.4 and 2.5).
+"""D-Rec: sharding of a graph by repeated halving (Wang et al., Euro-Par 2021; ManuMatic, sections 2.4 and 2.5).
 
-There is a level for every prime factor of every mesh axis, so ceil(log2 d) of them where all are 2: a level cuts what
-the levels before have left into so many parts again. Inside a level every operator is visited once and gets, for good,
-the factor that the level serves there, or none. It takes what costs least: its own compute and partial sums, and the
-redistribution to and from neighbours that this level has visited already. What is not known yet costs nothing.
+Every prime factor of every mesh axis is a level, which makes ceil(log2 d) levels where all of them are 2. Each level
+cuts the parts that earlier levels have left into that many parts again. Inside a level every operator is visited once.
+It is given for good the factor that the level serves there, or none. It takes the candidate of the least cost: its own
+compute and partial sums, and the redistribution to and from neighbours that this level has visited already. Neighbours
+that were not visited yet cost nothing.
 
-The order of the visits decides how good that is. `price` is the paper's: by decreasing compromise price, what it costs
-an operator beyond its best to avoid every redistribution, infinite where it can't; it is known again after every visit.
-Equal prices (at the begin all are zero) go to operators with visited neighbours, then to the heaviest. `weight` goes by
-what an operator costs at most, `topological` and `reverse` as the graph runs.
+The quality of the plan depends on the order of the visits. `price` is the paper's order, by decreasing compromise
+price: the cost, beyond an operator's best candidate, of avoiding every redistribution; infinite where that is
+impossible. Prices are updated after every visit. Equal prices (all are zero in the beginning) go to operators with
+visited neighbours first, then to the heaviest operator. `weight` goes by the highest cost of an operator; `topological`
+and `reverse` follow the order of the graph.
 
-A partial sum is scattered where it stands, which is its operator's own cost, and gathered where it is wanted whole,
-which is the edge's. Not in the paper's objective, which holds communication alone: compute. Without it the best plan
-replicates everything and sends nothing. What things cost is an argument: seconds of a roofline and of the links, or
-other prices (`AbstractPrices`), such as the volumes of `symbolic_prices`; a name that ends in _s is then in their unit.
+A partial sum is scattered where it stands, which its operator pays, and gathered where it is wanted whole, which the
+edge pays. Compute is our addition: the paper's objective is communication alone, for which the best plan would
+replicate everything and send nothing. Costs are exchangeable: seconds of a roofline and of the links, or other prices
+(`AbstractPrices`) such as the volumes of `symbolic_prices`. Names that end in _s are then in their unit.
 
 Letters: o operators, e edges (one per use of a tensor), c candidates of an operator, at most C.
 """
@@ -36,24 +38,26 @@ from costmodels.sharding.layouts import PARTIAL, REPLICATED
 from costmodels.sharding.plan import NONE, Plan, settled
 
 Order = Literal["price", "weight", "topological", "reverse"]
+"""Order of D-Rec's visits."""
 ORDERS: tuple[Order, ...] = get_args(Order)
+"""All orders of D-Rec's visits."""
 
 Closed = Callable[[int, int, Sequence[int]], tuple[int, ...] | None]
-"""Of an operator, a level and the parts that its factors are cut into: the only candidates that it may take there, of
-those that divide; None for all."""
+"""Restriction of an operator at a level, from the parts that its factors are cut into so far: the only candidates that
+it may take there, of those that divide; None for all."""
 
 Extra = Callable[[int, int, Sequence[int], int], float]
-"""Further seconds of an operator at a level, with the parts that its factors are cut into, for a candidate."""
+"""Further seconds of an operator at a level for a candidate, from the parts that its factors are cut into so far."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Level:
-    """One cut of everything.
+    """One cut of the whole graph into equal parts.
 
     Attributes:
-        axis: The axis of the refined mesh.
-        of: The axis of the mesh that it is a part of.
-        ways: Into how many parts.
+        axis: Axis of the refined mesh.
+        of: Axis of the user's mesh that it is a part of.
+        ways: Number of parts that the level makes.
     """
 
     axis: int
@@ -63,14 +67,15 @@ class Level:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """What a device has to do for one execution of an operator, if a level serves a factor there, or none.
+    """Work of a device for one execution of an operator, for a factor served at a level or none.
 
     Attributes:
-        flop: Arithmetic.
-        read_bytes: Of each operand.
-        written_bytes: Of each result.
+        flop: Floating-point operations.
+        read_bytes: Bytes read of each operand.
+        written_bytes: Bytes written of each result.
         cuts_read: Whether the level cuts each operand.
-        cuts_written: Whether it cuts each result; one that it does not is a partial sum where a factor is served.
+        cuts_written: Whether the level cuts each result. A result that is not cut is a partial sum if a factor is
+            served.
         is_cut: Whether the level serves a factor.
     """
 
@@ -84,14 +89,14 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Redistribution:
-    """What it costs to bring a tensor from one layout to another along a level.
+    """Costs of bringing a tensor from one layout to another along a level.
 
     Attributes:
-        gather_s: Cut parts to whole ones.
-        exchange_s: To another dim cut.
-        sum_s: Partial sums to whole ones, beyond what their operator has paid for them.
-        scatter_s: Partial sums to cut parts, beyond that.
-        slice_s: Whole ones to cut parts.
+        gather_s: Cost of gathering cut parts to the whole tensor.
+        exchange_s: Cost of cutting another dim instead.
+        sum_s: Cost of partial sums to the whole tensor, beyond what their operator has paid for them.
+        scatter_s: Cost of partial sums to cut parts, beyond what their operator has paid for them.
+        slice_s: Cost of cutting the whole tensor into parts.
     """
 
     gather_s: float
@@ -102,25 +107,29 @@ class Redistribution:
 
 
 class AbstractPrices(ABC):
-    """What D-Rec counts: an operator by itself, and a tensor on its way from one operator to the next."""
+    """Prices that D-Rec minimises: of an operator by itself, and of a tensor on its way between two operators."""
 
     @abstractmethod
     def may_replicate(self, op: Op) -> bool:
-        """Whether a level may leave an operator whole that it could cut."""
+        """Return whether a level may leave an operator whole although it could cut it."""
 
     @abstractmethod
     def own_s(self, op: Op, work: Work, mesh: DeviceMesh, level: Level) -> float:
-        """C_local of one execution."""
+        """Return C_local of one execution."""
 
     @abstractmethod
     def redistribution(self, num_bytes: float, mesh: DeviceMesh, level: Level) -> Redistribution:
-        """C_redist of one tensor, of which a device holds so much before the level."""
+        """Return C_redist of one tensor, of which a device holds `num_bytes` before the level."""
 
 
 class Seconds(AbstractPrices):
-    """Time on the slowest device and on the links that the level crosses, as in `costmodels.sharding.plan.cost_of`."""
+    """Prices in seconds of the slowest device and of the links that a level crosses.
+
+    They are those of `costmodels.sharding.plan.cost_of`.
+    """
 
     def __init__(self, graph: Graph, mesh: DeviceMesh) -> None:
+        """Find the slowest device's time per byte and per floating-point operation."""
         devices = mesh.cluster.devices
         self.byte_s = 1.0 / min(device.memory_bandwidth_bytes_per_s for device in devices)
         self.flop_s = {
@@ -129,11 +138,12 @@ class Seconds(AbstractPrices):
         }
 
     def may_replicate(self, op: Op) -> bool:  # noqa: ARG002 # of the contract
-        """Always: compute has its price."""
+        """Return True for every operator: replicated compute has its price."""
         return True
 
     def own_s(self, op: Op, work: Work, mesh: DeviceMesh, level: Level) -> float:
-        """Compute, and scattering partial sums."""
+        """Return the time of compute and of scattering partial sums [s]."""
+        # The roofline: arithmetic or memory traffic, whichever takes longer.
         moved_bytes = sum(work.written_bytes) + sum(work.read_bytes)
         own_s = max(work.flop * self.flop_s[op.precision] if op.precision else 0.0, moved_bytes * self.byte_s)
         if work.is_cut:
@@ -143,20 +153,21 @@ class Seconds(AbstractPrices):
         return own_s
 
     def redistribution(self, num_bytes: float, mesh: DeviceMesh, level: Level) -> Redistribution:
-        """Collectives of so many bytes."""
+        """Return the times of collectives on `num_bytes` [s]."""
         axis = (level.axis,)
         scatter_s = mesh.seconds(OpKind.REDUCE_SCATTER, num_bytes, axis)
         return Redistribution(
             gather_s=mesh.seconds(OpKind.ALL_GATHER, num_bytes, axis),
             exchange_s=mesh.seconds(OpKind.ALL_TO_ALL, num_bytes / level.ways, axis),
+            # An all-reduce is a reduce-scatter, which the operator has paid for, and the rest.
             sum_s=max(mesh.seconds(OpKind.ALL_REDUCE, num_bytes, axis) - scatter_s, 0.0),
         )
 
 
 def refined(mesh: DeviceMesh) -> tuple[DeviceMesh, tuple[Level, ...]]:
-    """The mesh with an axis for every prime factor of each of its axes, and the levels that these are.
+    """Split every axis of a mesh into its prime factors, and return the new mesh with its levels.
 
-    The slowest axis comes first: what is cut there talks over the slowest links.
+    The slowest axis comes first: collectives along it use the slowest links.
     """
     names: list[str] = []
     sizes: list[int] = []
@@ -171,13 +182,16 @@ def refined(mesh: DeviceMesh) -> tuple[DeviceMesh, tuple[Level, ...]]:
 
 
 def whole(mesh: DeviceMesh) -> tuple[DeviceMesh, tuple[Level, ...]]:
-    """The mesh itself, each axis of which is one level: for who can't cut one tensor dim by a part of an axis."""
+    """Return the mesh as it is, with one level for each axis.
+
+    It serves frameworks that can't cut one tensor dim by a part of an axis.
+    """
     levels = [Level(axis=axis, of=axis, ways=size) for axis, size in enumerate(mesh.sizes) if size > 1]
     return mesh, tuple(levels)
 
 
 def _prime_factors(number: int) -> list[int]:
-    """In descending order."""
+    """Return the prime factors in descending order."""
     factors, divisor = [], 2
     while number > 1:
         while number % divisor == 0:
@@ -197,42 +211,43 @@ def recursive_plan(
     extra: Extra | None = None,
     prices: AbstractPrices | None = None,
 ) -> Plan:
-    """One plan of the whole graph.
+    """Plan the whole graph by D-Rec.
 
     Args:
-        graph: What to shard.
-        mesh: Over what; as `refined` or `whole` gives it, with its levels.
-        levels: In the order in which they are cut.
-        order: Of the visits.
-        closed: Restricts operators; these are visited first.
-        extra: Further costs.
-        prices: What is counted; None is `Seconds`.
+        graph: Graph of the training step to shard.
+        mesh: Mesh that `refined` or `whole` returns.
+        levels: Levels of that mesh, in the order of the cuts.
+        order: Order of a level's visits to operators.
+        closed: Restriction of operators, which are then visited first; None for no restriction.
+        extra: Further costs of candidates; None for no further costs.
+        prices: Prices to minimise; None for `Seconds`.
     """
-    known = _Known(graph, mesh, prices)
+    known = _Progress(graph, mesh, prices)
     for number, level in enumerate(levels):
         cut = _Cut(known, level)
         if closed is not None:
             cut.close(closed, number)
         if extra is not None:
             cut.charge(extra, number)
-        known.take_in(level, cut.visited(order))
+        known.apply(level, cut.visit(order))
     return Plan(graph=graph, mesh=mesh, served=known.served)
 
 
-class _Known:
-    """What is known of a graph between the levels.
+class _Progress:
+    """State of a graph between two levels.
 
     Attributes:
-        served: The factor of each operator that each axis serves [o, axes].
-        ways: Parts that each factor of each operator is cut into [o][factors].
-        held_bytes: What a device holds of each tensor [t].
-        read_bytes: What a device reads of each operand [o][operands].
-        written_bytes: What it writes of each result [o][results].
-        flop: What is left of the operators for a device [o].
-        prices: What is counted.
+        served: Factor of each operator that each axis serves, or NONE [o, axes].
+        ways: Number of parts that each factor of each operator is cut into [o][factors].
+        held_bytes: Bytes of each tensor that a device holds [t].
+        read_bytes: Bytes of each operand that a device reads [o][operands].
+        written_bytes: Bytes of each result that a device writes [o][results].
+        flop: Floating-point operations of each operator that are left for a device [o].
+        prices: Prices to minimise.
     """
 
     def __init__(self, graph: Graph, mesh: DeviceMesh, prices: AbstractPrices | None = None) -> None:
+        """Begin with nothing cut."""
         self.graph, self.mesh = graph, mesh
         self.prices = Seconds(graph, mesh) if prices is None else prices
         self.served = np.full((len(graph.ops), len(mesh.sizes)), NONE, dtype=np.int64)
@@ -242,8 +257,8 @@ class _Known:
         self.written_bytes = [[self.held_bytes[tensor] for tensor in op.results] for op in graph.ops]
         self.flop = [op.flop for op in graph.ops]
 
-    def take_in(self, level: Level, chosen: Sequence[int]) -> None:
-        """What a level has decided."""
+    def apply(self, level: Level, chosen: Sequence[int]) -> None:
+        """Apply the factors that a level has chosen to shares of work and memory."""
         for number, (op, factor) in enumerate(zip(self.graph.ops, chosen, strict=True)):
             if factor == NONE:
                 continue
@@ -257,6 +272,7 @@ class _Known:
                 for slot, of_factor in enumerate(dims):
                     if of_factor[factor] is not None:
                         parts[slot] /= level.ways
+        # A device holds a smaller part of a tensor only where the tensor lies cut once its partial sums are added up.
         for tensor, (maker, slot) in enumerate(self.graph.maker):
             targets = [
                 (_state(self.graph.ops[use.op].rule.operand_dims[use.operand], chosen[use.op], REPLICATED),)
@@ -268,7 +284,7 @@ class _Known:
 
 
 def _state(dims: Sequence[int | None], factor: int, otherwise: int) -> int:
-    """What becomes of a tensor along an axis that serves a factor: the dim that it cuts, or `otherwise` without one."""
+    """Return the dim that an axis cuts by serving a factor, or `otherwise` if the factor is on no dim of the tensor."""
     if factor == NONE:
         return REPLICATED
     dim = dims[factor]
@@ -280,12 +296,12 @@ class _Edge:
     """A use of a tensor, seen from one of its ends.
 
     Attributes:
-        other: The operator at the other end.
-        back: The number of the same edge there.
+        other: Operator at the other end.
+        back: Index of the same edge there.
         is_maker: Whether this end writes the tensor.
-        states: What each candidate of this end makes of the tensor.
-        price: What redistributing it once costs.
-        times: How often that is.
+        states: Dim of the tensor that each candidate of this end cuts, REPLICATED or PARTIAL.
+        price: Costs of redistributing the tensor once.
+        times: Number of redistributions in a step.
     """
 
     other: int
@@ -296,7 +312,7 @@ class _Edge:
     times: int
 
     def cost_s(self, own: int, others: int) -> float:
-        """What moves between a state at this end and one at the other."""
+        """Return the cost of moving the tensor between the state at this end and the state at the other."""
         written, wanted = (own, others) if self.is_maker else (others, own)
         price = self.price
         if written == wanted:
@@ -312,16 +328,18 @@ class _Cut:
     """One level at work.
 
     Attributes:
-        candidates: The factors that each operator may take, NONE first [o][c].
-        cost_s: What each costs with all neighbours that were visited [o][c].
-        conflicts: How many redistributions each has with these [o][c].
+        candidates: Factors that each operator may take, NONE first [o][c].
+        cost_s: Cost of each candidate, with all neighbours that were visited [o][c].
+        conflicts: Number of redistributions of each candidate with visited neighbours [o][c].
     """
 
-    def __init__(self, known: _Known, level: Level) -> None:
+    def __init__(self, known: _Progress, level: Level) -> None:
+        """Price the candidates of all operators by themselves."""
         self.known, self.level = known, level
         self.candidates: list[tuple[int, ...]] = []
         self.cost_s: list[list[float]] = []
         self.is_closed = [False] * len(known.graph.ops)
+        # Operators of repeated layers have the same rule and sizes, so that their candidates are priced once.
         alike: dict[tuple[object, ...], tuple[tuple[int, ...], list[float]]] = {}
         for number, op in enumerate(known.graph.ops):
             key = (
@@ -337,6 +355,7 @@ class _Cut:
             if key not in alike:
                 cuttable = self._cuttable(number)
                 is_open = not cuttable or op.is_free or known.prices.may_replicate(op)
+                # Some prices force a cut of operators that can be cut.
                 candidates = (NONE, *cuttable) if is_open else tuple(cuttable)
                 alike[key] = (candidates, [self._own_s(number, factor) for factor in candidates])
             candidates, costs_s = alike[key]
@@ -345,7 +364,7 @@ class _Cut:
         self.conflicts = [[0] * len(candidates) for candidates in self.candidates]
 
     def close(self, closed: Closed, level: int) -> None:
-        """Restricts operators to some of their candidates; these go first."""
+        """Restrict operators to some of their candidates; restricted operators are visited first."""
         for number, candidates in enumerate(self.candidates):
             if (only := closed(number, level, self.known.ways[number])) is not None:
                 kept = [position for position, factor in enumerate(candidates) if factor in only]
@@ -356,30 +375,31 @@ class _Cut:
                 self.is_closed[number] = True
 
     def charge(self, extra: Extra, level: int) -> None:
-        """Adds further costs."""
+        """Add further costs to candidates."""
         for number, candidates in enumerate(self.candidates):
             for position, factor in enumerate(candidates):
                 self.cost_s[number][position] += extra(number, level, self.known.ways[number], factor)
 
-    def visited(self, order: Order) -> list[int]:
-        """The factor of each operator, after all of them were visited in that order."""
+    def visit(self, order: Order) -> list[int]:
+        """Visit all operators in an order, and return the factor chosen for each."""
         edges = self._edges()
         chosen: list[int | None] = [None] * len(self.candidates)
         for number in self._order(order, edges, chosen):
             costs_s = self.cost_s[number]
+            # The first of equal candidates wins, which makes plans reproducible.
             position = costs_s.index(min(costs_s))
             chosen[number] = position
             for edge in edges[number]:
                 if chosen[edge.other] is None:
-                    self._tell(edges[edge.other][edge.back], edge.other, edge.states[position])
+                    self._add_edge_cost(edges[edge.other][edge.back], edge.other, edge.states[position])
         return [
             candidates[position]
             for candidates, position in zip(self.candidates, chosen, strict=True)
             if position is not None
         ]
 
-    def _tell(self, edge: _Edge, number: int, others: int) -> None:
-        """Lets an operator know what a neighbour has made of a tensor between them."""
+    def _add_edge_cost(self, edge: _Edge, number: int, others: int) -> None:
+        """Add the cost of a neighbour's choice to the candidates of an operator that was not visited yet."""
         costs_s, conflicts = self.cost_s[number], self.conflicts[number]
         for position, own in enumerate(edge.states):
             cost_s = edge.cost_s(own, others)
@@ -388,7 +408,11 @@ class _Cut:
                 conflicts[position] += 1
 
     def _order(self, order: Order, edges: Sequence[Sequence[_Edge]], chosen: Sequence[int | None]) -> Iterator[int]:
-        """The operators, restricted ones first; by price it depends on what was chosen before."""
+        """Yield the operators in an order, restricted ones first.
+
+        The order by price depends on the choices made in the meantime, so that the caller must add their costs before
+        it asks for the next operator.
+        """
         count = len(self.candidates)
         weights = [max(costs_s) for costs_s in self.cost_s]
         if order != "price":
@@ -399,6 +423,7 @@ class _Cut:
             }
             yield from sorted(range(count), key=keys[order])
             return
+        # Changed prices are pushed as new entries. An entry that is not the latest of its operator is skipped.
         heap = [(not self.is_closed[number], 0.0, 0, -weights[number], number) for number in range(count)]
         heapq.heapify(heap)
         latest = {entry[-1]: entry for entry in heap}
@@ -415,24 +440,26 @@ class _Cut:
                 heapq.heappush(heap, changed)
 
     def _price_s(self, number: int) -> float:
-        """The compromise price (ManuMatic section 2.4)."""
+        """Return the compromise price (ManuMatic, section 2.4)."""
         costs_s = self.cost_s[number]
+        # Candidates without any redistribution to or from visited neighbours.
         compatible = [
             cost_s for cost_s, conflicts in zip(costs_s, self.conflicts[number], strict=True) if not conflicts
         ]
         return min(compatible) - min(costs_s) if compatible else math.inf
 
     def _cuttable(self, number: int) -> list[int]:
-        """The factors that this level can cut."""
+        """Return the factors that this level can cut."""
         rule, ways = self.known.graph.ops[number].rule, self.known.ways[number]
         return [factor for factor in rule.cuttable if rule.factors[factor].size % (ways[factor] * self.level.ways) == 0]
 
     def _own_s(self, number: int, factor: int) -> float:
-        """C_local of all executions."""
+        """Return C_local of all executions of an operator."""
         known, ways = self.known, self.level.ways
         op = known.graph.ops[number]
         if op.is_free:
             return 0.0
+        # A result that is not cut although a factor is served is a partial sum.
         is_cut = factor != NONE
         cuts_read, cuts_written = (
             [is_cut and dims[factor] is not None for dims in sides]
@@ -440,6 +467,7 @@ class _Cut:
         )
 
         def parts(sizes: Sequence[float], cuts: Sequence[bool]) -> list[float]:
+            """Return the bytes of each tensor after the level."""
             return [size / ways if is_part else size for size, is_part in zip(sizes, cuts, strict=True)]
 
         work = Work(
@@ -453,13 +481,14 @@ class _Cut:
         return op.times * known.prices.own_s(op, work, known.mesh, self.level)
 
     def _edges(self) -> list[list[_Edge]]:
-        """The uses of tensors, at both of their ends; constants are made wherever they are wanted."""
+        """Return the edges at each operator; constants have none, because they are made wherever they are wanted."""
         known, graph = self.known, self.known.graph
         found: list[list[_Edge]] = [[] for _ in graph.ops]
         of_bytes: dict[float, Redistribution] = {}
         states: dict[tuple[int, bool, int, tuple[int, ...]], tuple[int, ...]] = {}
 
         def states_of(number: int, slot: int, *, is_maker: bool) -> tuple[int, ...]:
+            """Return the state of a tensor for each candidate of an operator."""
             rule, candidates = graph.ops[number].rule, self.candidates[number]
             key = (id(rule), is_maker, slot, candidates)
             if key not in states:
@@ -475,9 +504,11 @@ class _Cut:
                 of_bytes[num_bytes] = known.prices.redistribution(num_bytes, known.mesh, self.level)
             written = states_of(maker, slot, is_maker=True)
             for use in graph.uses[tensor]:
+                # An operator that reads its own result, as a state does, has one choice for both ends.
                 if use.op == maker:
                     continue
                 wanted = states_of(use.op, use.operand, is_maker=False)
+                # Each end keeps the edge's index at the other end, to find it when a choice is made.
                 ends = ((maker, use.op, written, True), (use.op, maker, wanted, False))
                 backs = (len(found[use.op]), len(found[maker]))
                 for (own, other, own_states, is_maker), back in zip(ends, backs, strict=True):

@@ -1,19 +1,19 @@
-"""The best sharding of a graph as an integer program, solved by HiGHS: an optimum that owes nothing to our heuristics.
+"""Optimal sharding of a graph as an integer program, solved by HiGHS independently of our heuristics.
 
-The formulation is Alpa's (Zheng et al., OSDI 2022, section 4.2), extended to all that
-`costmodels.sharding.plan.cost_of`
-charges: the cost of a solution is that of its plan. Variables and constraints, each beside the method that makes it:
+The formulation is Alpa's (Zheng et al., OSDI 2022, section 4.2), extended to everything that
+`costmodels.sharding.plan.cost_of` charges: the cost of a solution is the cost of its plan. Variables and constraints,
+each with the method that makes it:
 
-- x[o, c] is 1 if operator o takes choice c, which is a factor or none for every axis: one each (`_choices`).
-- e[u, w, l, a] is 1 if what use u reads was written in layout w, lies in l once its partial sums are added up, and is
-  read in a: for every use as much of w as its maker's choices leave, as much of a as its reader's want, and (w, l) is
-  the same for all uses (`_flows`). Only x is whole by demand; e follows.
-- Partial sums go to a dim if all uses want it, which is what pairs of l and a are left out for, and everywhere only if
-  they want different ones (`_sums`).
+- x[o, c] is 1 if operator o takes choice c, which is a factor or none for every axis: one choice each (`_choices`).
+- e[u, w, l, a] is 1 if the tensor of use u was written in layout w, lies in l once its partial sums are added up, and
+  is read in a. For every use, the sum over w follows its maker's choices, the sum over a its reader's choices, and (w,
+  l) is the same for all uses (`_flows`). Only x is integer; e follows from it.
+- Partial sums go to a dim if all uses want it: pairs of l and a that contradict this are left out. They are added up
+  everywhere only if the uses want different dims (`_sums`).
 - y[t, l, a] is at least each e of a pass with l and a, so that a move for several uses is paid once (`_moves`). Where
-  their operators run differently often, the first pays: y is per use, and less by the e of the uses before.
-- live[o] is what lies in memory at operator o, at most the limit (`_memory`): every tensor, with its partial sums and
-  copies (`_hold`), of which those that had to be sent stay from the first to the last who reads them (`_stretches`).
+  their operators run a different number of times, the first one pays: y is then per use, less the e of earlier uses.
+- live[o] is the memory at operator o, and at most the limit (`_memory`). It holds every tensor with its partial sums
+  and copies (`_hold`). Copies that had to be sent stay from their first to their last reader (`_stretches`).
 
 A tensor is read in few layouts, so that e has thousands of entries per operator on three axes, and hundreds on two.
 """
@@ -37,16 +37,19 @@ from tuner.planners.engine.outcome import Limits, Outcome
 Key = TypeVar("Key")
 
 Choice = tuple[int, ...]
-"""Of each axis the factor that it serves, or NONE."""
+"""Factor that each axis serves in an operator, or NONE."""
 
 Allowed = Callable[[int], Sequence[Choice] | None]
-"""The only choices that an operator may take; None for all."""
+"""Choices that an operator is restricted to; None for no restriction."""
 
 _COSTS = 1e3
-"""What HiGHS sees the step cost on one device: it takes 1e-6 for nothing."""
+"""Cost of a step on one device, in the program's unit.
+
+HiGHS treats differences of 1e-6 as zero, so that costs must not be small numbers.
+"""
 
 _BYTES = 1e4
-"""What it sees the limit of memory as, for the same reason."""
+"""Limit of memory in the program's unit, chosen for the same reason."""
 
 
 def shard_by_milp(
@@ -57,20 +60,20 @@ def shard_by_milp(
     memory_bytes: float | None = None,
     allowed: Allowed | None = None,
 ) -> Outcome[Plan]:
-    """The plan of the least step time, by HiGHS.
+    """Find the plan of the least step time with HiGHS.
 
     Args:
-        graph: What to shard.
-        mesh: Over what.
-        limits: When to stop; nodes are those of HiGHS's own tree.
-        memory_bytes: The most that a device may hold at a time; None for anything.
-        allowed: Restricts operators.
+        graph: Graph of the training step to shard.
+        mesh: Mesh of devices to shard it over.
+        limits: Limits of the search; nodes are those of HiGHS's own tree. None for no limits.
+        memory_bytes: Most memory that a device may hold at a time; None for no limit.
+        allowed: Restriction of the operators' choices; None for no restriction.
     """
     return _ShardingProgram(graph, mesh, memory_bytes, allowed or _everything).solve(limits or Limits())
 
 
 def choices_of(op: Op, sizes: Sequence[int]) -> tuple[Choice, ...]:
-    """All that axes of these sizes can serve in an operator; an axis of one device serves nothing."""
+    """Enumerate everything that axes of these sizes can serve in an operator; an axis of one device serves nothing."""
     found: list[tuple[Choice, tuple[int, ...]]] = [((), (1,) * len(op.rule.factors))]
     for size in sizes:
         found = [
@@ -83,21 +86,23 @@ def choices_of(op: Op, sizes: Sequence[int]) -> tuple[Choice, ...]:
 
 
 def _cut(ways: tuple[int, ...], factor: int, size: int) -> tuple[int, ...]:
+    """Multiply the parts of a factor by the size of an axis that serves it."""
     return ways if factor == NONE else (*ways[:factor], ways[factor] * size, *ways[factor + 1 :])
 
 
 def _everything(_: int) -> None:
-    return None
+    """Restrict no operator."""
+    return
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _State:
-    """How a tensor may be written and lie.
+    """One possible layout of a tensor as written, and one after its partial sums are added up.
 
     Attributes:
-        written: The former.
-        lies: The latter.
-        is_so: A linear expression that is 1 if it does.
+        written: Layout of the tensor as its maker leaves it.
+        lies: Layout once partial sums are added up.
+        is_so: Linear expression that is 1 if the tensor has these layouts.
     """
 
     written: Layout
@@ -107,13 +112,13 @@ class _State:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Flow:
-    """How one use may read a tensor.
+    """One possible way of a tensor from its maker to one of its uses.
 
     Attributes:
-        written: How the tensor was written.
-        lies: How it lies.
-        wanted: How it is read.
-        var: The variable that is 1 if so.
+        written: Layout of the tensor as its maker leaves it.
+        lies: Layout once partial sums are added up.
+        wanted: Layout that the use asks for.
+        var: Variable that is 1 if all three are so.
     """
 
     written: Layout
@@ -123,14 +128,15 @@ class _Flow:
 
 
 class _ShardingProgram:
-    """The program of one graph on one mesh.
+    """Integer program of one graph on one mesh.
 
     Attributes:
-        choices: Of each operator [o][c].
-        x: Their variables [o][c].
+        choices: Choices of each operator [o][c].
+        x: Variables of these choices [o][c].
     """
 
     def __init__(self, graph: Graph, mesh: DeviceMesh, memory_bytes: float | None, allowed: Allowed) -> None:
+        """Add all variables and constraints."""
         self.graph, self.mesh, self.memory_bytes = graph, mesh, memory_bytes
         self.program = MixedInteger()
         self.choices: list[tuple[Choice, ...]] = []
@@ -146,9 +152,10 @@ class _ShardingProgram:
             self._memory(memory_bytes)
 
     def solve(self, limits: Limits) -> Outcome[Plan]:
-        """The plan that the variables tell."""
+        """Solve the program, and read the plan from its variables."""
 
         def read(values: np.ndarray) -> tuple[float, Plan]:
+            """Return the cost and the plan of the variables' values."""
             rows = [
                 choices[int(values[numbers].argmax())] for choices, numbers in zip(self.choices, self.x, strict=True)
             ]
@@ -159,9 +166,10 @@ class _ShardingProgram:
         return self.program.solve(limits, read, unit=self.unit_s)
 
     def _choices(self, allowed: Allowed) -> None:
-        """One choice for each operator, and its compute."""
+        """Add one choice for each operator, with the cost of its compute."""
         roofline = Roofline(self.graph, self.mesh)
         nothing = (NONE,) * len(self.mesh.sizes)
+        # Costs are scaled by the compute of one device, because HiGHS works with absolute tolerances.
         alone_s = sum(roofline.seconds(number, nothing) for number in range(len(self.graph.ops)))
         self.unit_s = alone_s / _COSTS or self.unit_s
         known: dict[tuple[object, ...], tuple[tuple[Choice, ...], list[float]]] = {}
@@ -181,18 +189,18 @@ class _ShardingProgram:
             self.x.append(variables)
 
     def _charge(self, terms: Iterable[tuple[int, float]]) -> None:
-        """Adds seconds to what is minimised."""
+        """Add seconds to the objective."""
         self.program.cost((var, seconds / self.unit_s) for var, seconds in terms if seconds > 0)
 
     def _tensor(self, tensor: int) -> None:
-        """All that happens to a tensor."""
+        """Add the variables, moves and memory of a tensor."""
         maker, slot = self.graph.maker[tensor]
         uses = self.graph.uses[tensor]
         is_constant = self.graph.ops[maker].primitive == CONSTANT
         rule = self.graph.ops[maker].rule
-        written = self._grouped(maker, lambda choice: written_layout(rule, slot, choice))
+        written = self._group_by_layout(maker, lambda choice: written_layout(rule, slot, choice))
         wanted = [
-            self._grouped(use.op, lambda choice, use=use: self._wanted(use.op, use.operand, choice))  # type: ignore[misc] # mypy sees no default
+            self._group_by_layout(use.op, lambda choice, use=use: self._wanted(use.op, use.operand, choice))  # type: ignore[misc] # mypy sees no default
             for use in uses
         ]
         if is_constant and self.memory_bytes is None:
@@ -202,6 +210,7 @@ class _ShardingProgram:
             self._sums(states, wanted)
             times = self.graph.sums[tensor]
             for state in states:
+                # Adding up partial sums is the move from the written layout to where the tensor lies.
                 seconds = times * self._move_s(tensor, state.written, state.lies)
                 self._charge((var, factor * seconds) for var, factor in state.is_so)
             self._moves(tensor, flows)
@@ -209,17 +218,18 @@ class _ShardingProgram:
             self._hold(tensor, states, flows)
 
     def _wanted(self, op: int, operand: int, choice: Choice) -> Layout:
+        """Return the layout in which an operator reads an operand under a choice."""
         return wanted_layout(self.graph.ops[op].rule, operand, choice)
 
-    def _grouped(self, op: int, layout_of: Callable[[Choice], Layout]) -> dict[Layout, Terms]:
-        """The layouts that an operator's choices make, each with the expression that is 1 for it."""
+    def _group_by_layout(self, op: int, layout_of: Callable[[Choice], Layout]) -> dict[Layout, Terms]:
+        """Group an operator's choices by the layout that they make; a group's expression is 1 for that layout."""
         found: dict[Layout, Terms] = {}
         for choice, var in zip(self.choices[op], self.x[op], strict=True):
             found.setdefault(layout_of(choice), []).append((var, 1.0))
         return found
 
     def _move_s(self, tensor: int, before: Layout, after: Layout) -> float:
-        """What it takes to move a tensor [s]."""
+        """Return the time to move a tensor between two layouts [s]."""
         num_bytes = self.graph.tensors[tensor].num_bytes
         key = (before, after, num_bytes)
         if key not in self.seconds:
@@ -230,10 +240,10 @@ class _ShardingProgram:
     def _flows(
         self, written: dict[Layout, Terms], wanted: Sequence[dict[Layout, Terms]], *, is_constant: bool
     ) -> tuple[list[_State], list[list[_Flow]]]:
-        """The variables e, by use, and the states that follow from them."""
+        """Add the variables e of each use, and return them with the states that follow from them."""
         if not wanted:
             return [_State(written=each, lies=settled(each, []), is_so=terms) for each, terms in written.items()], []
-        pairs = [(each, lies) for each in written for lies in _lying(each, wanted)]
+        pairs = [(each, lies) for each in written for lies in _possible_layouts(each, wanted)]
         flows: list[list[_Flow]] = []
         for targets in wanted:
             found = [
@@ -249,21 +259,26 @@ class _ShardingProgram:
                     for (each, lies, target), var in zip(found, variables, strict=True)
                 ]
             )
-            self._balance(_summed(flows[-1], lambda flow: flow.wanted), targets)
-        first = _summed(flows[0], lambda flow: (flow.written, flow.lies))
-        self._balance(_summed(flows[0], lambda flow: flow.written), written)
+            self._balance(_sum_by(flows[-1], lambda flow: flow.wanted), targets)
+        # All uses see the tensor written and lying in the same layouts, so that the first use's flows stand for them.
+        first = _sum_by(flows[0], lambda flow: (flow.written, flow.lies))
+        self._balance(_sum_by(flows[0], lambda flow: flow.written), written)
         for others in flows[1:]:
-            self._balance(_summed(others, lambda flow: (flow.written, flow.lies)), first)
+            self._balance(_sum_by(others, lambda flow: (flow.written, flow.lies)), first)
         return [_State(written=each, lies=lies, is_so=terms) for (each, lies), terms in first.items()], flows
 
     def _balance(self, some: Mapping[Key, Terms], others: Mapping[Key, Terms]) -> None:
-        """Both expressions are equal for every key; where there is none it is zero."""
+        """Require both expressions to be equal for every key; a missing expression is zero."""
         for key in dict.fromkeys((*some, *others)):
+            # Keys that only one side has must be zero there.
             minus = [(var, -factor) for var, factor in others.get(key, [])]
             self.program.add([*some.get(key, []), *minus], at_least=0.0, at_most=0.0)
 
     def _sums(self, states: Sequence[_State], wanted: Sequence[dict[Layout, Terms]]) -> None:
-        """Partial sums go everywhere only where not all uses want the same dim; of one use its flows say that."""
+        """Forbid that partial sums are added up everywhere while all uses want the same dim.
+
+        With a single use, its flows already exclude that.
+        """
         if len(wanted) < 2:
             return
         for axis in range(len(self.mesh.sizes)):
@@ -276,6 +291,7 @@ class _ShardingProgram:
             if not everywhere:
                 continue
             for dim in _common(wanted, axis):
+                # Uses that want another dim on this axis permit that the sums are added up everywhere.
                 others = [
                     (var, -factor)
                     for targets in wanted
@@ -286,7 +302,7 @@ class _ShardingProgram:
                 self.program.add([*everywhere, *others], at_most=0.0)
 
     def _moves(self, tensor: int, flows: Sequence[Sequence[_Flow]]) -> None:
-        """What moves for one use or for several of a pass is paid once, as often as the first of them runs."""
+        """Charge each move once for all its uses in a pass, as often as the first of them runs."""
         times = [use.times for use in self.graph.uses[tensor]]
         by_move: dict[tuple[Layout, Layout, bool], dict[int, Terms]] = {}
         for use, found in enumerate(flows):
@@ -298,56 +314,58 @@ class _ShardingProgram:
             if seconds <= 0:
                 continue
             often = {times[use] for use in readers}
+            # All uses run equally often, so that any of them may pay.
             if len(often) == 1:
-                self._charge(_scaled(self._any(readers.values()), often.pop() * seconds))
+                self._charge(_scale(self._any(readers.values()), often.pop() * seconds))
                 continue
+            # The first use of a copy pays for it: a use pays unless an earlier use reads the same copy.
             before: Terms = []
             for use, terms in readers.items():
-                first = self._at_least([[*terms, *_scaled(before, -1.0)]])
-                self._charge(_scaled(first, times[use] * seconds))
+                first = self._at_least([[*terms, *_scale(before, -1.0)]])
+                self._charge(_scale(first, times[use] * seconds))
                 before += terms
 
     def _is_again(self, tensor: int, use: int) -> bool:
-        """Whether a use reads a state in the backward pass, for which that is moved again."""
+        """Return whether a use reads a state in the backward pass, for which the state is moved again."""
         turn, maker = self.graph.first_backward, self.graph.maker[tensor][0]
         is_state = self.graph.ops[maker].primitive == STATE
         return is_state and turn is not None and self.graph.uses[tensor][use].op >= turn
 
     def _any(self, several: Iterable[Terms]) -> Terms:
-        """1 if one of these expressions is, where that costs something."""
+        """Return an expression that is 1 if one of these is, wherever that costs something."""
         found = [terms for terms in several if terms]
         return found[0] if len(found) == 1 else self._at_least(found)
 
     def _at_least(self, several: Sequence[Terms]) -> Terms:
-        """The least that is no less than any of these expressions and than zero, where that costs something."""
+        """Return the least expression that is at least each of these and zero, wherever that costs something."""
         if not several:
             return []
         (var,) = self.program.variables((1,), upper=1.0).tolist()
         for terms in several:
-            self.program.add([(var, 1.0), *_scaled(terms, -1.0)], at_least=0.0)
+            self.program.add([(var, 1.0), *_scale(terms, -1.0)], at_least=0.0)
         return [(var, 1.0)]
 
     def _hold(self, tensor: int, states: Sequence[_State], flows: Sequence[Sequence[_Flow]]) -> None:
-        """What a device holds of a tensor, of its partial sums, and of its copies."""
+        """Add the memory that a device holds for a tensor, its partial sums and its copies."""
         maker, _ = self.graph.maker[tensor]
         num_bytes, sizes = self.graph.tensors[tensor].num_bytes, self.mesh.sizes
         lifetime = self.lifetimes[tensor]
         for state in states:
             held_bytes = num_bytes * local_share(state.lies, sizes)
             more_bytes = num_bytes * local_share(state.written, sizes) - held_bytes
-            self._stays(maker, maker, _scaled(state.is_so, more_bytes))
+            self._stays(maker, maker, _scale(state.is_so, more_bytes))
             if lifetime is not None:
-                self._stays(lifetime.first, lifetime.last, _scaled(state.is_so, held_bytes))
+                self._stays(lifetime.first, lifetime.last, _scale(state.is_so, held_bytes))
         for (target, _, is_free), readers in self._copies(tensor, flows).items():
             read = {op: self._any(several) for op, several in readers.items()}
             copy_bytes = num_bytes * local_share(target, sizes)
             for first, last, is_there in self._stretches(read, is_kept=not is_free):
-                self._stays(first, last, _scaled(is_there, copy_bytes))
+                self._stays(first, last, _scale(is_there, copy_bytes))
 
     def _copies(
         self, tensor: int, flows: Sequence[Sequence[_Flow]]
     ) -> dict[tuple[Layout, bool, bool], dict[int, list[Terms]]]:
-        """By layout, pass, and whether it costs nothing: each operator that may read such a copy, use by use."""
+        """Collect possible copies by layout, pass, and whether they are free, with the operators that may read each."""
         is_constant = self.graph.ops[self.graph.maker[tensor][0]].primitive == CONSTANT
         num_bytes = self.graph.tensors[tensor].num_bytes
         found: dict[tuple[Layout, bool, bool], dict[int, list[Terms]]] = {}
@@ -358,6 +376,7 @@ class _ShardingProgram:
             parts: dict[tuple[Layout, bool, bool], Terms] = {}
             for flow in alike:
                 if flow.lies != flow.wanted:
+                    # Slices and constants cost no message, and are not kept between readers.
                     is_free = is_constant or not moves(flow.lies, flow.wanted, num_bytes, self.mesh.sizes)
                     key = (flow.wanted, self._is_again(tensor, use), is_free)
                     parts.setdefault(key, []).append((flow.var, 1.0))
@@ -366,7 +385,11 @@ class _ShardingProgram:
         return found
 
     def _stretches(self, read: Mapping[int, Terms], *, is_kept: bool) -> Iterator[tuple[int, int, Terms]]:
-        """While which operators a copy is there: at each that reads it, and between the first and the last if kept."""
+        """Yield the ranges of operators during which a copy exists.
+
+        A copy exists at each operator that reads it and, if it is kept, from the first reader to the last.
+        """
+        # A kept copy exists between two readers if an earlier operator reads it and a later one does, too.
         ops = list(read)
         before: list[Terms] = [[]]  # whether the copy was read before each operator, and at it or later
         later: list[Terms] = [[]]
@@ -385,55 +408,58 @@ class _ShardingProgram:
                 yield op + 1, ops[number + 1] - 1, self._both(before[number + 1], later[number + 1])
 
     def _both(self, some: Terms, others: Terms) -> Terms:
-        """1 if both expressions are, where that costs something."""
+        """Return an expression that is 1 if both of these are, wherever that costs something."""
         if not some or not others:
             return []
         (var,) = self.program.variables((1,), upper=1.0).tolist()
-        self.program.add([(var, 1.0), *_scaled(some, -1.0), *_scaled(others, -1.0)], at_least=-1.0)
+        # The variable is at least the sum of both less one: 1 if both are 1.
+        self.program.add([(var, 1.0), *_scale(some, -1.0), *_scale(others, -1.0)], at_least=-1.0)
         return [(var, 1.0)]
 
     def _stays(self, first: int, last: int, held: Terms) -> None:
-        """Bytes that are in memory from one operator to another."""
+        """Hold bytes in memory from one operator to another."""
         if first <= last:
             self.changes[first] += held
-            self.changes[last + 1] += _scaled(held, -1.0)
+            self.changes[last + 1] += _scale(held, -1.0)
 
     def _memory(self, memory_bytes: float) -> None:
-        """The limit at each operator."""
+        """Limit the memory at each operator."""
+        # The memory at an operator is that at the operator before, plus the change in between.
         live: list[int] = self.program.variables((len(self.graph.ops),), upper=_BYTES).tolist()
         for number, var in enumerate(live):
             before: Terms = [(live[number - 1], 1.0)] if number else []
-            changes = _scaled(self.changes[number], _BYTES / memory_bytes)
+            changes = _scale(self.changes[number], _BYTES / memory_bytes)
             self.program.add([(var, -1.0), *before, *changes], at_least=0.0, at_most=0.0)
 
 
-def _lying(written: Layout, wanted: Sequence[dict[Layout, Terms]]) -> Iterator[Layout]:
-    """Where a tensor may lie once its partial sums are added up: on a dim that every use may want, or everywhere."""
+def _possible_layouts(written: Layout, wanted: Sequence[dict[Layout, Terms]]) -> Iterator[Layout]:
+    """Yield the layouts that partial sums may end in: each axis on a dim that every use may want, or on none."""
     ways = [(REPLICATED, *_common(wanted, axis)) if dim == PARTIAL else (dim,) for axis, dim in enumerate(written)]
     return itertools.product(*ways)
 
 
 def _common(wanted: Sequence[dict[Layout, Terms]], axis: int) -> list[int]:
-    """The dims that every use may want cut by an axis."""
+    """Return the dims that every use may want cut by an axis."""
     dims = set.intersection(*({target[axis] for target in targets} for targets in wanted))
     return sorted(dims - {REPLICATED})
 
 
 def _agree(written: Layout, lies: Layout, wanted: Layout, *, is_alone: bool) -> bool:
-    """Whether partial sums can lie so while a use, which may be the only one, wants the tensor like that."""
+    """Return whether partial sums can lie so while a use, possibly the only one, wants the tensor in another layout."""
     return all(
         old != PARTIAL or new == target or (new == REPLICATED and not is_alone)
         for old, new, target in zip(written, lies, wanted, strict=True)
     )
 
 
-def _summed(flows: Sequence[_Flow], key: Callable[[_Flow], Key]) -> dict[Key, Terms]:
-    """All flows of one key together."""
+def _sum_by(flows: Sequence[_Flow], key: Callable[[_Flow], Key]) -> dict[Key, Terms]:
+    """Add up the variables of all flows with the same key."""
     found: dict[Key, Terms] = {}
     for flow in flows:
         found.setdefault(key(flow), []).append((flow.var, 1.0))
     return found
 
 
-def _scaled(terms: Terms, by: float) -> Terms:
+def _scale(terms: Terms, by: float) -> Terms:
+    """Multiply a linear expression by a number."""
     return [(var, factor * by) for var, factor in terms]

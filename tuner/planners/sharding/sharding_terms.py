@@ -1,8 +1,8 @@
-"""What a plan costs as a sum of small tables: one of each operator's compute, one of what happens to each tensor.
+"""Cost of a plan as a sum of small tables: one for each operator's compute, and one for the moves of each tensor.
 
-A table has an axis for each operator that has a say: the one that writes a tensor and all that read it. So the minimum
-over some choices of some operators is a problem for `elimination`. The sum is what `costmodels.sharding.plan.cost_of`
-charges.
+A table has an axis for each operator that influences it: the operator that writes a tensor and all operators that read
+it. The minimum over some choices of some operators is therefore a problem for `elimination`. The sum of all tables
+equals the step time that `costmodels.sharding.plan.cost_of` computes.
 """
 
 from __future__ import annotations
@@ -24,36 +24,42 @@ from tuner.planners.engine.elimination import Table, Term, cheapest_order, least
 from tuner.planners.sharding.byte_prices import BytePrices, TensorPrice, price_table, tensor_prices
 
 Row = tuple[int, ...]
-"""Of each axis the factor that it serves in an operator, or NONE."""
+"""Factor that each axis serves in an operator, or NONE."""
 
 MOST_ENTRIES = 3e5
-"""Of a table."""
+"""Most entries that one table may have."""
 
 MOST_READERS = 6
-"""A tensor that more operators read is charged by shares, one for each of them beside the maker: what is moved for
-several at once is then right where they agree, and too little where they do not."""
+"""Most readers of a tensor that are charged together.
+
+A tensor with more readers is charged by shares, one share for each reader and the maker. The sum of the shares is exact
+where all readers want the same layout, and too low where they want different ones.
+"""
 
 Charge = Callable[[int, Row], float]
 """Further seconds of an operator with a row."""
 
 
 def together(*charges: Charge | None) -> Charge | None:
-    """The sum of those that are there; None if none is."""
+    """Add up the charges that are not None; return None if all are."""
     there = [charge for charge in charges if charge is not None]
     return (lambda number, row: sum(charge(number, row) for charge in there)) if there else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Kind:
-    """What tensors have in common that are charged alike.
+    """Properties of tensors that are charged alike.
 
     Attributes:
-        num_bytes: Of the whole tensor.
-        rank: Its dims.
-        times: How often its partial sums are added up.
-        reads: Of each use how often it reads, and whether in the pass that gathers again; none of a constant.
-        price: What a byte costs while a device holds it; None for nothing.
-        share: The part of it that is charged.
+        num_bytes: Size of the whole tensor [bytes].
+        rank: Number of the tensor's dims.
+        times: Number of times that its partial sums are added up in a step.
+        reads: Number of reads of each use, and whether it belongs to the pass that gathers again; no reads of a
+            constant.
+        price: Price of a byte while a device holds it; None for no price.
+        share: Fraction of the cost that this table charges.
+        is_least: Whether readers outside this table may want partial sums elsewhere. If so, the table holds the least
+            cost over all layouts in which the sums may end.
     """
 
     num_bytes: float
@@ -62,16 +68,17 @@ class _Kind:
     reads: tuple[tuple[int, bool], ...]
     price: TensorPrice | None = None
     share: float = 1.0
+    is_least: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Slot:
-    """Where an operator writes or reads a tensor.
+    """Result or operand of an operator.
 
     Attributes:
-        op: The operator.
-        number: Which of its results or operands.
-        is_maker: Whether it writes.
+        op: Number of the operator.
+        number: Index of the result or of the operand.
+        is_maker: Whether the operator writes the tensor.
     """
 
     op: int
@@ -81,11 +88,11 @@ class _Slot:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Part:
-    """What is charged together.
+    """Maker and readers of a tensor that share one table.
 
     Attributes:
-        kind: Of the tensor.
-        slots: Who writes it, and those who read it.
+        kind: Properties of the tensor that determine its cost.
+        slots: Place of its maker, followed by the places of its readers.
     """
 
     kind: _Kind
@@ -94,12 +101,12 @@ class _Part:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cheapest:
-    """What an elimination ends with.
+    """Result of an elimination.
 
     Attributes:
-        cost_s: What the step costs.
-        rows: Of each operator [o].
-        kept: Operators that had no choice, for the sake of smaller tables.
+        cost_s: Time of the step, with all charges and prices [s].
+        rows: Row chosen for each operator [o].
+        kept: Operators that kept their row because the tables would have been too large otherwise.
     """
 
     cost_s: float
@@ -108,17 +115,18 @@ class Cheapest:
 
 
 class ShardingTerms:
-    """The tables of a graph on a mesh; what is asked for twice is known the second time.
+    """Cost tables of a graph on a mesh, computed on first use and kept.
 
     Attributes:
-        graph: What is sharded.
-        mesh: Over what.
-        is_exact: Whether the tables say what `cost_of` does; they do not where very many read a tensor.
-        byte_s: Prices of what a device holds, charged beside that.
+        graph: Graph of the training step.
+        mesh: Mesh of devices to shard it over.
+        is_exact: Whether the tables add up to what `cost_of` computes; they do not where a tensor has very many
+            readers.
+        byte_s: Prices of the memory that a device holds, charged beside the step time.
     """
 
     def __init__(self, graph: Graph, mesh: DeviceMesh) -> None:
-        """Prepares the tables of a graph over a mesh."""
+        """Prepare the tables of a graph on a mesh."""
         self.graph, self.mesh = graph, mesh
         self.byte_s: BytePrices = {}
         self._roofline = Roofline(graph, mesh)
@@ -131,8 +139,8 @@ class ShardingTerms:
         self._tables: dict[tuple[object, ...], Table] = {}
         self._move_s: dict[tuple[Layout, Layout, float], float] = {}
 
-    def priced(self, byte_s: BytePrices) -> ShardingTerms:
-        """The same with prices of what a device holds; what this one knows is known there, too."""
+    def with_prices(self, byte_s: BytePrices) -> ShardingTerms:
+        """Return these tables with prices of the memory that a device holds; computed tables are reused."""
         found = copy(self)
         found.byte_s = byte_s
         found._tables = dict(self._tables)
@@ -149,23 +157,25 @@ class ShardingTerms:
         charge: Charge | None = None,
         spared: Container[int] = (),
     ) -> Cheapest:
-        """The cheapest of all combinations of rows.
+        """Find the cheapest combination of rows of all operators.
 
         Where that takes too large tables some operators keep the row that they have now.
 
         Args:
-            rows: What each operator may take [o][c].
-            now: What it has [o].
-            charge: Further costs.
-            spared: Operators that shall not be kept so if it can be avoided.
+            rows: Rows that each operator may take [o][c].
+            now: Row that each operator has now [o].
+            charge: Further costs per operator; None for no further costs.
+            spared: Operators that shall be free to change if that can be arranged.
         """
-        scopes = [self._varying(part, rows)[0] for part in self._parts]
+        scopes = [self._find_scope(part, rows)[0] for part in self._parts]
         sizes = [len(own) for own in rows]
+        # Operators that the elimination would need too large tables for keep their row, and their tables are made
+        # again.
         order = cheapest_order(sizes, scopes, most_entries=MOST_ENTRIES, spared=spared)
         open_rows = [(now[op],) if op in order.fixed else own for op, own in enumerate(rows)]
         sizes = [len(own) for own in open_rows]
         terms = [self._of_op(op, own, charge) for op, own in enumerate(open_rows)]
-        terms += [self._of_part(part, *self._varying(part, open_rows), sizes) for part in self._parts]
+        terms += [self._of_part(part, *self._find_scope(part, open_rows), sizes) for part in self._parts]
         found = least(sizes, [term for term in terms if term.table.any()], order.variables)
         return Cheapest(
             cost_s=found.cost,
@@ -174,33 +184,35 @@ class ShardingTerms:
         )
 
     def pairwise(self, rows: Sequence[tuple[Row, ...]]) -> list[Term]:
-        """Terms of two operators at most that add up to no more than any plan's step time.
+        """Return terms of at most two operators each that add up to no more than any plan's step time.
 
-        A tensor that several operators read is charged by shares, one for each of them beside the maker: what all of
-        them want alike is paid once, and what they want differently costs more than the mean of what each costs alone.
+        A tensor that several operators read is charged by shares, one for each pair of the maker and a reader. A move
+        that all readers need is then paid once in total. Where the readers want different layouts, all moves together
+        cost at least the mean of the least costs of single readers. For the least cost of a reader, partial sums may
+        end in any layout that other readers can bring about.
 
         Args:
-            rows: What each operator may take [o][c].
+            rows: Rows that each operator may take [o][c].
         """
         sizes = [len(own) for own in rows]
         terms = self.alone(rows)
         for tensor in range(len(self._kinds)):
             for part in self._shares_of(tensor):
-                terms.append(self._of_part(part, *self._varying(part, rows), sizes))
+                terms.append(self._of_part(part, *self._find_scope(part, rows), sizes))
         return terms
 
     def alone(self, rows: Sequence[tuple[Row, ...]]) -> list[Term]:
-        """The terms of operators' compute alone.
+        """Return the terms of the operators' compute, without any moves.
 
         Args:
-            rows: What each operator may take [o][c].
+            rows: Rows that each operator may take [o][c].
         """
         return [self._of_op(op, own, None) for op, own in enumerate(rows)]
 
     def _shares_of(self, tensor: int) -> list[_Part]:
-        """What is charged at least for each use of a tensor: its share of one copy for all uses of its pass.
+        """Return a lower bound of each use's share in the cost of a tensor: one copy, divided by the uses of its pass.
 
-        The first use of a copy pays for it, as often as that runs.
+        The first use of a copy pays for it, as often as that operator runs.
         """
         maker, slot = self.graph.maker[tensor]
         kind = self._kinds[tensor]
@@ -209,13 +221,17 @@ class ShardingTerms:
             return [_Part(kind=replace(kind, reads=()), slots=(written,))]
         found = []
         for number, (use, (_, again)) in enumerate(zip(self.graph.uses[tensor], kind.reads, strict=True)):
+            # The least number of times of this use and earlier ones of the pass bounds the payment of whichever use
+            # comes first.
             before = [times for times, other in kind.reads[: number + 1] if other == again]
             in_pass = sum(other == again for _, other in kind.reads)
-            own = replace(kind, reads=((min(before), again),), share=1.0 / in_pass)
+            is_least = len(kind.reads) > 1
+            own = replace(kind, reads=((min(before), again),), share=1.0 / in_pass, is_least=is_least)
             found.append(_Part(kind=own, slots=(written, _Slot(op=use.op, number=use.operand, is_maker=False))))
         return found
 
     def _of_op(self, number: int, rows: tuple[Row, ...], charge: Charge | None) -> Term:
+        """Return the term of an operator's compute, and of its charge if there is one."""
         op = self.graph.ops[number]
         num_bytes = [self.graph.tensors[tensor].num_bytes for tensor in (*op.operands, *op.results)]
         key = (id(op.rule), op.is_free, op.flop, op.times, op.precision, rows, *num_bytes)
@@ -226,16 +242,19 @@ class ShardingTerms:
             table = table + np.array([charge(number, row) for row in rows])
         return Term(scope=(number,), table=table) if len(rows) > 1 else Term(scope=(), table=table[0])
 
-    def _varying(
+    def _find_scope(
         self, part: _Part, rows: Sequence[tuple[Row, ...]]
     ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[Layout, ...], ...]]:
-        """The operators whose rows change a layout of a part; of each slot its place among them, and its layouts.
+        """Find the operators whose rows change a layout in a part.
 
-        A slot in one layout alone has place -1.
+        Returns:
+            These operators; for each slot its place among them, or -1 if the slot has one layout only; the layouts of
+                each slot.
         """
         layouts = []
         for slot in part.slots:
             own = self._layouts_of(slot, rows[slot.op])
+            # A layout that no row changes needs no axis in the table.
             layouts.append(own[:1] if own.count(own[0]) == len(own) else own)
         scope = tuple(sorted({slot.op for slot, own in zip(part.slots, layouts, strict=True) if len(own) > 1}))
         places = tuple(
@@ -251,6 +270,7 @@ class ShardingTerms:
         layouts: tuple[tuple[Layout, ...], ...],
         sizes: Sequence[int],
     ) -> Term:
+        """Return the term of a part; parts of the same kind and layouts share one table."""
         key = (part.kind, places, layouts)
         if key not in self._tables:
             table = self._table(part.kind, places, layouts, len(scope))
@@ -258,6 +278,7 @@ class ShardingTerms:
         return Term(scope=scope, table=self._tables[key])
 
     def _kind(self, tensor: int) -> _Kind:
+        """Return the properties of a tensor that determine its cost."""
         graph, array = self.graph, self.graph.tensors[tensor]
         maker = graph.ops[graph.maker[tensor][0]]
         turn, is_state = graph.first_backward, maker.primitive == STATE
@@ -273,7 +294,7 @@ class ShardingTerms:
         )
 
     def _parts_of(self, tensor: int) -> list[_Part]:
-        """What is charged for a tensor: all its uses together, or each with its share where there are many."""
+        """Return the parts of a tensor: one with all its uses, or one for each use where there are many."""
         maker, slot = self.graph.maker[tensor]
         kind = self._kinds[tensor]
         written = _Slot(op=maker, number=slot, is_maker=True)
@@ -289,6 +310,7 @@ class ShardingTerms:
         ]
 
     def _layouts_of(self, slot: _Slot, rows: tuple[Row, ...]) -> tuple[Layout, ...]:
+        """Return the layout in which a slot writes or reads its tensor, for each row."""
         rule = self.graph.ops[slot.op].rule
         key = (id(rule), slot.number, slot.is_maker, rows)
         if key not in self._layouts:
@@ -299,42 +321,47 @@ class ShardingTerms:
     def _table(
         self, kind: _Kind, places: Sequence[int], layouts: Sequence[tuple[Layout, ...]], num_places: int
     ) -> Table:
-        """What moves, and what is held; the same as `plan.settled` and `Plan.copies` say, for all rows at once."""
+        """Compute the cost of moves and of held memory for all rows at once [rows of each operator in scope].
+
+        Layouts follow the rules of `costmodels.sharding.plan.settled` and `Plan.copies`.
+        """
         num_axes = len(self.mesh.sizes)
 
-        def laid_out(place: int, own: tuple[Layout, ...]) -> Any:
+        def lay_out(place: int, own: tuple[Layout, ...]) -> Any:
+            """Return the layouts of a slot, with its rows along the axis of its operator."""
             digits = np.array(own, dtype=np.int64).reshape(len(own), num_axes)
             return digits.reshape(*(len(own) if at == place else 1 for at in range(num_places)), num_axes)
 
-        written, *wanted = (laid_out(place, own) for place, own in zip(places, layouts, strict=True))
-        lies = written
-        if (written == PARTIAL).any():
-            agreed: Any = np.array(REPLICATED)
-            if wanted:
-                is_one: Any = True
-                for other in wanted[1:]:
-                    is_one = is_one & (other == wanted[0])
-                agreed = np.where(is_one, wanted[0], REPLICATED)
-            lies = np.where(written == PARTIAL, agreed, written)
+        written, *wanted = (lay_out(place, own) for place, own in zip(places, layouts, strict=True))
+        tables = [self._moved_and_held(kind, written, lies, wanted) for lies in _where_it_lies(kind, written, wanted)]
+        return kind.share * np.asarray(np.minimum.reduce(tables), dtype=np.float64)
+
+    def _moved_and_held(self, kind: _Kind, written: Any, lies: Any, wanted: Sequence[Any]) -> Table:
+        """Compute the seconds of moves and the prices of held memory, for arrays of layouts [..., axes]."""
         table: Any = kind.times * self._seconds(written, lies, kind)
         for number, (times, again) in enumerate(kind.reads):
             own_s = times * self._seconds(lies, wanted[number], kind)
-            for earlier in range(number):  # a copy is made for the first who wants it
+            for earlier in range(number):
                 if kind.reads[earlier][1] == again:
+                    # A use pays nothing if an earlier use of the pass reads the same copy.
                     own_s = own_s * (wanted[earlier] != wanted[number]).any(axis=-1)
             table = table + own_s
         if kind.price is not None:
             is_again = [again for _, again in kind.reads]
             held_s = price_table(kind.price, written, lies, wanted, is_again, self.mesh)
             table = table + kind.num_bytes * held_s
-        return kind.share * np.asarray(table, dtype=np.float64)
+        found: Table = np.asarray(table, dtype=np.float64)
+        return found
 
     def _seconds(self, before: Any, after: Any, kind: _Kind) -> Table:
-        """What the moves between layouts take, for arrays of layouts [..., axes]."""
+        """Compute the time of moves between layouts, for arrays of layouts [..., axes] that broadcast [s]."""
+        # Encode each pair of layouts as one integer, so that each distinct pair is priced once. A digit is the dim plus
+        # two, because REPLICATED is -1 and PARTIAL is -2.
         radix = (kind.rank + 2) ** np.arange(len(self.mesh.sizes))
         many = (kind.rank + 2) ** len(self.mesh.sizes)
         pairs = ((before + 2) * radix).sum(axis=-1) * many + ((after + 2) * radix).sum(axis=-1)
         _, first, inverse = np.unique(pairs, return_index=True, return_inverse=True)
+        # Only one representative of each distinct pair goes through Python.
         shape = np.broadcast_shapes(before.shape, after.shape)
         old = np.broadcast_to(before, shape).reshape(-1, shape[-1])[first].tolist()
         new = np.broadcast_to(after, shape).reshape(-1, shape[-1])[first].tolist()
@@ -343,6 +370,7 @@ class ShardingTerms:
         return found
 
     def _of_move(self, before: Layout, after: Layout, num_bytes: float) -> float:
+        """Return the time of all collectives between two layouts [s]."""
         key = (before, after, num_bytes)
         if key not in self._move_s:
             changes = moves(before, after, num_bytes, self.mesh.sizes)
@@ -350,13 +378,39 @@ class ShardingTerms:
         return self._move_s[key]
 
 
+def _where_it_lies(kind: _Kind, written: Any, wanted: Sequence[Any]) -> list[Any]:
+    """Return the layouts [..., axes] that a tensor may have once its partial sums are added up.
+
+    There is one, as `costmodels.sharding.plan.settled` says, unless other readers have a say (`kind.is_least`). Then
+    each axis with partial sums may cut the dim that this reader wants, if all others want that too, or none. Both
+    count, because the second is sometimes cheaper: for a short message, one all-reduce along two axes costs less
+    latency than an all-reduce along the first and a reduce-scatter along the second.
+    """
+    is_partial = written == PARTIAL
+    if not is_partial.any():
+        return [written]
+    agreed: Any = np.array(REPLICATED)
+    if wanted:
+        # A dim is agreed on where all readers want the same one.
+        is_one: Any = True
+        for other in wanted[1:]:
+            is_one = is_one & (other == wanted[0])
+        agreed = np.where(is_one, wanted[0], REPLICATED)
+    found = [np.where(is_partial, agreed, written)]
+    if kind.is_least:
+        for axis in np.flatnonzero(is_partial.any(axis=tuple(range(written.ndim - 1)))):
+            is_open = is_partial & (np.arange(written.shape[-1]) == axis)
+            found += [np.where(is_open, REPLICATED, lies) for lies in found]
+    return found
+
+
 def _of_use(price: TensorPrice | None, number: int) -> TensorPrice | None:
-    """The price of a tensor of whose uses only one is seen."""
+    """Return the price of a tensor of which only one use is seen."""
     return None if price is None else replace(price, uses=price.uses[number : number + 1])
 
 
 def rows_beside(rule: Rule, sizes: Sequence[int], row: Row, axis: int) -> tuple[Row, ...]:
-    """The rows of an operator that differ from one along an axis alone, that one among them."""
+    """Return the rows of an operator that differ from a row along one axis only, that row included."""
     found = [NONE]
     for factor in rule.cuttable if sizes[axis] > 1 else ():
         ways = math.prod(size for other, size in enumerate(sizes) if other == axis or row[other] == factor)

@@ -1,10 +1,10 @@
-"""A planner's vocabulary: the factors that it knows how to cut (ManuMatic section 2.5, new split dimensions).
+"""Vocabulary of a planner: the factors that it knows how to cut (ManuMatic, section 2.5, new split dimensions).
 
-A framework may cut more than the planner has been told of: experts, or the sequence. `restricted` takes such factors
-out of a graph by blocking them, so that no planner can serve them there. A pin puts its own back where it names them:
-at the operators that it matches, and at those that follow these because they do no arithmetic of their own (norms,
-sums, activations, the way to experts), as far as the same dim of the tensors between them leads. Products and
-attention that no pin names stay as the planner knows them.
+A framework may cut factors that the planner has not been told of, for example experts or the sequence. `restricted`
+takes such factors out of a graph by blocking them, so that no planner can serve them there. A pin unblocks the factors
+that it names, at the operators that it matches. It also unblocks them at operators that follow these because they do no
+arithmetic of their own (norms, sums, activations, the way to experts), along the same dims of the tensors between them.
+Products and attention that no pin names stay as the planner knows them.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from costmodels.sharding.graph import Graph
 from tuner.planners.sharding.pins import Pin, matched
 
 EXPERTS = frozenset({"experts"})
-"""The factor of expert parallelism."""
+"""Factor of expert parallelism."""
 SEQUENCE = frozenset({"sequence", "queries", "chunks"})
-"""Those of sequence and context parallelism, as the transformer frontend calls them."""
+"""Factors of sequence and context parallelism, as the transformer frontend names them."""
 
 _Place = tuple[int, int]
-"""An operator and a factor of it."""
+"""An operator and one of its factors."""
 
 
 def restricted(graph: Graph, names: Collection[str], pins: Sequence[Pin] = ()) -> Graph:
-    """The same graph for a planner that does not know factors of these names, but where pins put them back.
+    """Block factors of these names, except where pins name them.
 
     Args:
-        graph: What is planned.
-        names: Of factors.
-        pins: What a user asks for; found in the graph as it is.
+        graph: Graph of the training step.
+        names: Names of the factors to block.
+        pins: Pins of the user, which are matched in the graph as it is.
 
     Raises:
         ConfigError: a pin matches no operator, or names no dim of one or one that can't be cut.
@@ -49,13 +49,14 @@ def restricted(graph: Graph, names: Collection[str], pins: Sequence[Pin] = ()) -
         if blocked:
             key = (id(op.rule), blocked)
             if key not in rules:
-                rules[key] = _blocked(op.rule, blocked)
+                rules[key] = _block(op.rule, blocked)
             op = replace(op, rule=rules[key])  # noqa: PLW2901 # the operator under its new rule
         ops.append(op)
     return replace(graph, ops=tuple(ops))
 
 
-def _blocked(rule: Rule, factors: Collection[int]) -> Rule:
+def _block(rule: Rule, factors: Collection[int]) -> Rule:
+    """Return a rule in which some factors are blocked."""
     return replace(
         rule,
         factors=tuple(
@@ -66,11 +67,11 @@ def _blocked(rule: Rule, factors: Collection[int]) -> Rule:
 
 
 def _followers(graph: Graph, names: Collection[str], given: Collection[_Place]) -> set[_Place]:
-    """Factors of those names that lie on the same dims as the given ones, at operators without arithmetic."""
+    """Find factors of those names that lie on the same dims as the given ones, at operators without arithmetic."""
     found: set[_Place] = set()
     waiting = list(given)
     while waiting:
-        for other, factor in _coupled(graph, *waiting.pop()):
+        for other, factor in _find_coupled(graph, *waiting.pop()):
             op = graph.ops[other]
             if not op.precision and op.rule.factors[factor].name in names and (other, factor) not in found:
                 found.add((other, factor))
@@ -78,8 +79,8 @@ def _followers(graph: Graph, names: Collection[str], given: Collection[_Place]) 
     return found
 
 
-def _coupled(graph: Graph, number: int, factor: int) -> Iterator[_Place]:
-    """The factors of other operators that lie on the same dim of a tensor, the first of each dim."""
+def _find_coupled(graph: Graph, number: int, factor: int) -> Iterator[_Place]:
+    """Yield the factors of other operators that lie on the same dim of a tensor, the first of each dim."""
     op = graph.ops[number]
     for tensors, dims in ((op.operands, op.rule.operand_dims), (op.results, op.rule.result_dims)):
         for tensor, of_factor in zip(tensors, dims, strict=True):

@@ -1,13 +1,14 @@
-"""What a search can do to a step: cut a colour by an axis, all its conflicts resolved one way (TOAST, 4.2 to 4.4).
+"""Actions of TOAST's search: cut a group of colours by an axis, with its conflicts resolved (TOAST, 4.2 to 4.4).
 
 An action is a group of colours, a bit for each group of its compatibility sets, and an axis. It serves the factors of
-these colours in all operators where the axis is still free and divides them. Where a state came from makes no
-difference: it is the row of every class of operators and nothing else, so that all orders of actions that end in the
-same plan meet there. In which order colours compete for the same axis does make a difference: batch before model dim
-shards weights as FSDP does, and gathers them where the batch is cut.
+these colours in all operators where the axis is still free and the factor is divisible. A state is the row of every
+class of operators and nothing else. All orders of actions that end in the same plan therefore meet in one state. The
+order in which colours compete for one axis does matter: batch before model dim shards weights as FSDP does, and gathers
+them where the batch is cut.
 
-A class is all operators with the same rule whose factors have the same groups of colours and the same choice where
-these are in conflict: they are served alike in every state. What computes from constants alone follows its readers.
+A class holds all operators with the same rule whose factors have the same groups of colours, and the same choice where
+these are in conflict. They are served alike in every state. Operators that compute from constants alone follow their
+readers.
 """
 
 from __future__ import annotations
@@ -29,27 +30,29 @@ from tuner.planners.toast.compatibility import Compatibility
 from tuner.planners.toast.named_dims import WHOLE
 
 MANY_COLOURS = 100
-"""With as many the paper's threshold holds."""
+"""Number of colours from which the paper's threshold LEAST_DIMS applies."""
 
 LEAST_DIMS = 10
-"""The paper's: what cuts fewer names makes no difference."""
+"""Fewest names that an action must cut in a large graph, as in the paper: cutting fewer makes no difference."""
 
 MOST_SETS = 4
-"""Groups of compatibility sets of one colour that are resolved each by itself, those with most conflicts; the others
-are resolved as the first of them."""
+"""Most groups of compatibility sets of one colour that are resolved independently.
+
+These are the groups with the most conflicts. The others are resolved as the first of them.
+"""
 
 State = bytes
-"""The rows of all classes [k], as numbers of `class_costs`."""
+"""Encoded rows of all classes [k], as numbers of `class_costs`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Action:
-    """What is done at once.
+    """One action of the search.
 
     Attributes:
-        group: The colours that are cut.
-        resolution: Of each of the group's sets which side is kept, a bit each, the first one lowest.
-        axis: By which axis.
+        group: Group of colours that is cut.
+        resolution: Side that is kept in each of the group's sets, one bit per set, the first set lowest.
+        axis: Mesh axis that cuts the colours.
     """
 
     group: int
@@ -59,12 +62,12 @@ class Action:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Effect:
-    """The factors that an action serves.
+    """Factors that an action serves, one in each class that it changes.
 
     Attributes:
-        classes: Of these classes.
-        factors: One in each.
-        sizes: Their iterations.
+        classes: Numbers of these classes.
+        factors: Factor that is served in each class.
+        sizes: Size of each of these factors.
     """
 
     classes: Any
@@ -73,16 +76,16 @@ class _Effect:
 
 
 class ColourActions:
-    """The actions on a graph and a mesh, and the states that they lead to.
+    """Actions on a graph and a mesh, and the states that they lead to.
 
     Attributes:
-        found: What of the graph is decided together.
-        mesh: What it is planned on.
-        pins: What a user asks for; operators that they match share a class with those that they match alike.
-        classes: Of each operator its class [o].
-        actions: All of them.
-        first: The state in which no axis serves anything but what hard pins want.
-        sets_of: Of each group of colours its groups of compatibility sets, in the order of the bits.
+        found: Named dims of the graph that are decided together.
+        mesh: Mesh that the graph is planned on.
+        pins: Pins of the user, or None; operators in one class are matched alike by all pins.
+        classes: Class of each operator [o].
+        actions: All actions.
+        first: State in which no axis serves anything but hard pins.
+        sets_of: Groups of compatibility sets of each group of colours, in the order of the bits.
     """
 
     def __init__(
@@ -93,13 +96,13 @@ class ColourActions:
         least_dims: int | None = None,
         pins: Pinned | None = None,
     ) -> None:
-        """Finds classes and actions.
+        """Find classes and actions.
 
         Args:
-            found: What of the graph is decided together.
-            mesh: What it is planned on.
-            least_dims: Actions that cut fewer names are left out; None for LEAST_DIMS in a graph of MANY_COLOURS.
-            pins: What a user asks for, on levels of this mesh: the first state has all that hard pins serve.
+            found: Named dims of the graph that are decided together.
+            mesh: Mesh that the graph is planned on.
+            least_dims: Fewest names that an action must cut; None for LEAST_DIMS in a graph of MANY_COLOURS, else 0.
+            pins: Pins of the user, on levels of this mesh; the first state serves all hard ones.
         """
         self.found, self.mesh, self.pins = found, mesh, pins
         self._classes = _Classes(found, {} if pins is None else _marks(pins, len(mesh.sizes)))
@@ -108,12 +111,14 @@ class ColourActions:
         if least_dims is None:
             least_dims = LEAST_DIMS if found.names.num_colours >= MANY_COLOURS else 0
         self._effects: dict[tuple[int, int], _Effect] = {}
-        self.actions = tuple(self._all(least_dims))
+        self.actions = tuple(self._enumerate(least_dims))
         self.first: State = np.array(self._classes.pinned, dtype=np.int64).tobytes()
 
     def after(self, state: State, action: Action) -> State:
-        """The state that an action leads to; the same one where it changes nothing."""
+        """Return the state that an action leads to; the same one where it changes nothing."""
         effect = self._effect(action.group, action.resolution)
+        # An axis is free in a class where its digit is 0. The factor must be divisible by all axes that would then
+        # serve it.
         codes = np.frombuffer(state, dtype=np.int64)
         own = codes[effect.classes]
         sizes, unit = self.mesh.sizes, BASE**action.axis
@@ -129,25 +134,27 @@ class ColourActions:
         return changed.tobytes()
 
     def codes(self, state: State) -> list[int]:
-        """The rows of all classes, those that follow filled in."""
+        """Return the encoded rows of all classes, including those that follow others."""
         found: list[int] = np.frombuffer(state, dtype=np.int64).tolist()
         self._classes.follow(found, self.mesh.sizes)
         return found
 
     def plan(self, state: State) -> Plan:
-        """The plan of a state."""
+        """Return the plan of a state."""
         served = rows_served(self.codes(state), self.classes, len(self.mesh.sizes))
         return Plan(graph=self.found.names.graph, mesh=self.mesh, served=served)
 
     def in_words(self, action: Action) -> str:
-        """An action for people: a dim that it cuts, the resolutions, and the axis."""
-        name = called(self.found, action.group)
+        """Describe an action by a dim that it cuts, the resolutions, and the axis."""
+        name = group_name(self.found, action.group)
         bits = "".join(str(action.resolution >> bit & 1) for bit in range(len(self.sets_of[action.group])))
         return f"{name}{f' [{bits}]' if bits else ''} by {self.mesh.names[action.axis]}"
 
-    def _all(self, least_dims: int) -> list[Action]:
+    def _enumerate(self, least_dims: int) -> list[Action]:
+        """Enumerate the actions: every group of enough names, by every axis that can cut it, with every resolution."""
         names = self.found.names
         own = (names.followed < 0) & (names.factors != WHOLE)
+        # Names that follow others, and dims that must be whole, do not make an action more useful.
         counts = np.bincount(self.found.colour_groups[names.colours[own]], minlength=self.found.num_groups)
         found = []
         for group in range(self.found.num_groups):
@@ -163,24 +170,27 @@ class ColourActions:
         return found
 
     def _sets_of(self) -> tuple[tuple[int, ...], ...]:
+        """Choose the sets of each group of colours that get a bit of their own: those with the most conflicts."""
         sizes: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
         for each in self.found.sets:
             sizes[int(self.found.colour_groups[each.colour])][each.group] += len(each.sides)
         found = []
         for group in range(self.found.num_groups):
+            # Each set group doubles the number of actions, so that only the largest get a bit.
             largest = sorted(sizes[group], key=lambda one, group=group: (-sizes[group][one], one))  # type: ignore[misc] # mypy sees no default
             found.append(tuple(sorted(largest[:MOST_SETS])))
         return tuple(found)
 
     def _effect(self, group: int, resolution: int) -> _Effect:
+        """Return the effect of an action on an unspecified axis."""
         if (group, resolution) not in self._effects:
             bits = {each: resolution >> bit & 1 for bit, each in enumerate(self.sets_of[group])}
             self._effects[group, resolution] = self._classes.effect(group, bits)
         return self._effects[group, resolution]
 
 
-def called(found: Compatibility, group: int) -> str:
-    """A group of colours by a dim of its first operator."""
+def group_name(found: Compatibility, group: int) -> str:
+    """Name a group of colours by a dim of its first operator."""
     names = found.names
     name = int(names.names_of(int(found.colours_of(group)[0]))[0])
     op = names.graph.ops[int(names.ops[name])]
@@ -193,11 +203,11 @@ def called(found: Compatibility, group: int) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Mark:
-    """What pins say of an operator.
+    """Pins of an operator.
 
     Attributes:
-        row: Which factor each axis serves by hard pins, or NONE.
-        factors: Of each pin that matches it, hard or soft, its number and the factor that it means.
+        row: Factor that each axis serves by hard pins, or NONE.
+        factors: Number of each pin that matches the operator, hard or soft, and the factor that it means.
     """
 
     row: tuple[int, ...]
@@ -205,7 +215,7 @@ class _Mark:
 
 
 def _marks(pins: Pinned, num_axes: int) -> dict[int, _Mark]:
-    """The marks of all operators that pins match."""
+    """Return the marks of all operators that pins match."""
     found = {}
     for op in dict.fromkeys(op for factors in pins.factors for op in factors):
         row = [NONE] * num_axes
@@ -218,15 +228,16 @@ def _marks(pins: Pinned, num_axes: int) -> dict[int, _Mark]:
 
 
 class _Classes:
-    """The classes of a graph's operators.
+    """Classes of a graph's operators.
 
     Attributes:
-        of_ops: Of each operator its class [o].
-        pinned: Of each class the row that hard pins want, as a number; 0 where they want none [k].
-        count: How many there are.
+        of_ops: Class of each operator [o].
+        pinned: Encoded row that hard pins want of each class; 0 where they want none [k].
+        count: Number of classes.
     """
 
     def __init__(self, found: Compatibility, marks: Mapping[int, _Mark]) -> None:
+        """Group operators into classes, from the last operator to the first."""
         names = found.names
         self.pinned: list[int] = []
         self.of_ops: list[int] = [0] * len(names.graph.ops)
@@ -235,6 +246,7 @@ class _Classes:
         for each in found.sets:
             for one, other in each.sides:
                 sides[ops[one]].append((each.group, factors[one], factors[other]))
+        # A class is described by the kind of its operators, the groups of their factors, their conflicts and pins.
         groups = found.colour_groups[names.colours].tolist() if len(ops) else []
         begins, followed = names.begins.tolist(), names.followed.tolist()
         known: dict[Hashable, int] = {}
@@ -246,6 +258,8 @@ class _Classes:
             rule = names.graph.ops[number].rule
             own = range(begins[number], begins[number] + len(rule.cuttable))
             mark = marks.get(number)
+            # Readers come before makers in this order, so that a follower finds the classes of the operators that it
+            # follows.
             is_following = number in names.constants and mark is None
             if is_following:
                 leaders = tuple(
@@ -276,7 +290,7 @@ class _Classes:
         self.count = len(known)
 
     def effect(self, group: int, bits: dict[int, int]) -> _Effect:
-        """The factors of a group of colours where its sets are resolved so."""
+        """Return the factors that a group of colours serves, with its sets resolved by `bits`."""
         by_class: dict[int, list[int]] = defaultdict(list)
         for own, factor in self._members[group]:
             by_class[own].append(factor)
@@ -289,10 +303,11 @@ class _Classes:
         )
 
     def follow(self, codes: list[int], sizes: Sequence[int]) -> None:
-        """Fills in the rows of classes that follow others, which stand before them."""
+        """Fill in the rows of classes that follow others, which stand before them in `codes`."""
         for own, leaders in self._followers:
             if not any(codes[leader] for _, leader, _ in leaders):
                 continue
+            # A follower takes the factors that its leaders serve, the first leader first, where they divide.
             row = [NONE] * len(sizes)
             for factor, leader, its_factor in leaders:
                 for axis, served in enumerate(decoded(codes[leader], len(sizes))):
@@ -304,12 +319,13 @@ class _Classes:
             codes[own] = coded(row)
 
     def _kept(self, own: int, factors: Sequence[int], bits: dict[int, int]) -> int:
-        """The factor that wins most of its conflicts; of several the first."""
+        """Return the factor that wins most of its conflicts; of several the first."""
         if len(factors) == 1:
             return factors[0]
         first = next(iter(bits.values()), 0)
         won = dict.fromkeys(factors, 0)
         for group, one, other in self._sides[own]:
             if one in won and other in won:
+                # The side that the resolution keeps wins the conflict.
                 won[other if bits.get(group, first) else one] += 1
         return max(factors, key=lambda factor: (won[factor], -factor))

@@ -1,7 +1,7 @@
-"""The named dimension analysis for people: colours, conflicts, compatibility sets, and a drawing of the graph.
+"""Report of the named dimension analysis: colours, conflicts, compatibility sets, and a drawing of the graph.
 
-The drawing is text for Graphviz, as figure 5d of TOAST has it: an arrow for each entry of the map M, and a red line for
-each conflict. Of each group of repeated sets it shows the first.
+The drawing is text for Graphviz, in the style of figure 5d of TOAST: an arrow for each entry of the map M, and a red
+line for each conflict. Of each group of repeated sets it shows the first.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from tuner.planners.toast.colour_actions import called
+from tuner.planners.toast.colour_actions import group_name
 from tuner.planners.toast.compatibility import Compatibility
 from tuner.planners.toast.named_dims import WHOLE
 
 MOST_LINES = 30
-"""Groups of colours that are listed; the largest."""
+"""Most groups of colours that are listed, the largest first."""
 
 
 def report_json(found: Compatibility) -> dict[str, Any]:
-    """The analysis as data."""
+    """Return the analysis as data."""
     names = found.names
     return {
         "names": len(names.ops),
@@ -32,7 +32,7 @@ def report_json(found: Compatibility) -> dict[str, Any]:
 
 
 def report_lines(found: Compatibility) -> list[str]:
-    """The analysis as text."""
+    """Return the analysis as lines of text."""
     names = found.names
     lines = [
         f"{len(names.ops):,} dims have {names.num_colours} colours in {found.num_groups} groups; "
@@ -52,7 +52,7 @@ def report_lines(found: Compatibility) -> list[str]:
 
 
 def drawing(found: Compatibility) -> str:
-    """The part of the dimension graph that is in conflict, as text for Graphviz."""
+    """Draw the part of the dimension graph that is in conflict, as text for Graphviz."""
     names = found.names
     shown: set[int] = set()
     groups: set[int] = set()
@@ -60,6 +60,7 @@ def drawing(found: Compatibility) -> str:
     for each in found.sets:
         if each.group not in groups:
             groups.add(each.group)
+            # Repeated layers would draw the same picture again.
             pairs += [(each.group, *sides) for sides in each.sides]
             shown |= {name for sides in each.sides for name in sides}
     lines = ["digraph dims {", "  node [shape=box, fontsize=10];"]
@@ -68,6 +69,7 @@ def drawing(found: Compatibility) -> str:
         factor = int(names.factors[name])
         label = f"{op.name}\\n{op.rule.factors[factor].name or f'factor {factor}'}"
         lines.append(f'  {name} [label="{label}"];')
+    # Several tensors may connect the same two names; one arrow is enough.
     entries = dict.fromkeys(zip(names.sources.tolist(), names.targets.tolist(), strict=True))
     lines += [f"  {source} -> {target};" for source, target in entries if source in shown and target in shown]
     lines += [
@@ -77,12 +79,13 @@ def drawing(found: Compatibility) -> str:
 
 
 def _by_names(found: Compatibility) -> list[int]:
-    """The groups of colours, those with most names first."""
+    """Sort the groups of colours, those with most names first."""
     counts = _counts(found)
     return sorted(range(found.num_groups), key=lambda group: (-counts[group], group))
 
 
 def _counts(found: Compatibility) -> list[int]:
+    """Count the names of each group of colours."""
     names = found.names
     own = (names.followed < 0) & (names.factors != WHOLE)
     counts: list[int] = np.bincount(
@@ -92,6 +95,7 @@ def _counts(found: Compatibility) -> list[int]:
 
 
 def _group(found: Compatibility, group: int) -> dict[str, Any]:
+    """Return the figures of one group of colours."""
     names = found.names
     colours = found.colours_of(group)
     members = set(colours.tolist())
@@ -99,7 +103,7 @@ def _group(found: Compatibility, group: int) -> dict[str, Any]:
     op = names.graph.ops[int(names.ops[name])]
     sets = [each for each in found.sets if each.colour in members]
     return {
-        "dim": called(found, group),
+        "dim": group_name(found, group),
         "size": op.rule.factors[int(names.factors[name])].size,
         "colours": len(members),
         "names": _counts(found)[group],

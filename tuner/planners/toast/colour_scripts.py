@@ -1,20 +1,21 @@
-"""Plans that people write by hand, and plans of other planners, as colour actions: where a search may begin.
+"""Plans by hand, and plans of other planners, as colour actions with which a search may begin.
 
-What a colour is for is read off the graph. Data, which is inputs and what a step keeps for the next, has the batch
-first, and then what else data is cut by, such as the sequence. Among the colours of parameters the one in most of them
-is the model's, which the residual stream carries; the others are inside a layer: heads, hidden dims, experts,
-vocabulary.
+The role of a colour follows from the graph. Data (inputs, and tensors that a step keeps for the next) has the batch as
+its first dim; its other dims are cut otherwise, such as the sequence. Of the colours of parameters, the one in most
+parameters is the model dim, which the residual stream carries. The others are inside a layer: heads, hidden dims,
+experts, vocabulary.
 
-    data       the batch by an axis; of several, such as nodes and edges, all or each alone, which is edge sharding
-    FSDP       then also parameters by it, which are gathered where the batch is cut (Rajbhandari et al. 2020)
-    Megatron   what is inside a layer by another axis (Shoeybi et al. 2019)
-    expert     the same, with another colour of the layer first, so that this one gets its operators
-    sequence   then also the sequence by that axis, where nothing inside a layer is cut (Korthikanti et al. 2022)
-    context    the sequence by an axis alone
-    queries    the batch by an axis that cuts what is inside a layer but one colour, the heads, where a step keeps keys
-               and values for the next
+    data       cut the batch by an axis; with several batch dims, such as nodes and edges, cut all of them or each
+        alone, which is edge sharding
+    FSDP       then also cut parameters by it, which are gathered where the batch is cut (Rajbhandari et al. 2020)
+    Megatron   cut the dims inside a layer by another axis (Shoeybi et al. 2019)
+    expert     as Megatron, but with another colour of the layer first, so that this one gets its operators
+    sequence   then also cut the sequence by that axis, where nothing inside a layer is cut (Korthikanti et al. 2022)
+    context    cut the sequence by an axis alone
+    queries    cut the batch by an axis that also cuts the dims inside a layer except one colour, the heads, where a
+        step keeps keys and values for the next
 
-and all their combinations over the axes of a mesh. TOAST's experts write the same (section 5.1.1).
+All combinations of these over the axes of a mesh are written. TOAST's experts write the same (section 5.1.1).
 """
 
 from __future__ import annotations
@@ -33,21 +34,21 @@ from tuner.planners.toast.colour_actions import Action, ColourActions
 from tuner.planners.toast.named_dims import WHOLE
 
 MOST_FIRST = 6
-"""Colours inside a layer that come first in turn."""
+"""Most colours inside a layer that come first in turn."""
 
 MOST_SCRIPTS = 512
-"""Combinations, unless more are asked for."""
+"""Most combinations, unless more are asked for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Roles:
-    """What groups of colours are for.
+    """Roles of groups of colours.
 
     Attributes:
-        data: Of the first dims of inputs, the one with most names first.
-        along: Of their other dims.
-        model: The one in most parameters.
-        inside: Of parameters otherwise, by decreasing bytes of the parameters that they cut.
+        data: First dims of inputs, the group with most names first.
+        along: Other dims of inputs.
+        model: Dim in most parameters.
+        inside: Other dims of parameters, by decreasing bytes of the parameters that they cut.
         is_kept: Whether a step keeps data for the next.
     """
 
@@ -59,7 +60,7 @@ class Roles:
 
 
 def roles(actions: ColourActions) -> Roles:
-    """Those of a graph, of groups that some action cuts."""
+    """Return the roles of a graph's groups of colours, for groups that some action cuts."""
     found = actions.found
     names, graph = found.names, found.names.graph
     able = {action.group for action in actions.actions}
@@ -79,34 +80,38 @@ def roles(actions: ColourActions) -> Roles:
                 bytes_of[group] += int(tensor.num_bytes)
                 parameters[group] += 1
             elif tensor.kind is TensorKind.DATA:
+                # The batch is the first dim of inputs by convention.
                 (first if names.factors[name] == 0 else along).append(group)
                 is_kept |= op.primitive == STATE
 
     def by_names(groups: Sequence[int]) -> list[int]:
+        """Sort groups by their number of names, and leave out those that no action cuts."""
         return sorted(set(groups) & able, key=lambda group: (-counts[group], group))
 
     data = by_names(first)
     others = [group for group in by_names(along) if group not in data and group not in bytes_of]
     weights = [group for group in bytes_of if group in able and group not in data and group not in others]
+    # The residual stream carries the dim that most parameters have.
     model = sorted(weights, key=lambda group: (-parameters[group], -counts[group], group))[:1]
     inside = sorted((group for group in weights if group not in model), key=lambda group: (-bytes_of[group], group))
     return Roles(data=tuple(data), along=tuple(others), model=tuple(model), inside=tuple(inside), is_kept=is_kept)
 
 
 def hand_written(actions: ColourActions, *, most: int = MOST_SCRIPTS) -> list[list[int]]:
-    """Combinations of what people do, each as the numbers of actions in their order.
+    """Enumerate combinations of plans by hand, each as the numbers of its actions in their order.
 
     Args:
-        actions: Of which graph on which mesh.
-        most: Combinations that are looked at; on three axes there are thousands.
+        actions: Actions of a graph on a mesh.
+        most: Most combinations that are looked at; on three axes there are thousands.
     """
     role = roles(actions)
     numbers = {action: number for number, action in enumerate(actions.actions)}
     axes = [axis for axis, size in enumerate(actions.mesh.sizes) if size > 1]
+    # As many resolutions are tried as the conflicts of the sequence have, such as that between queries and keys.
     resolutions = max((action.resolution + 1 for action in actions.actions if action.group in role.along), default=1)
 
     def cut(groups: Sequence[int], axis: int, bits: int) -> list[Action]:
-        """Groups without conflicts of so many bits take what they have of them."""
+        """Cut groups by an axis; each takes as many of the resolution's bits as it has sets."""
         found = []
         for group in groups:
             count = len(actions.sets_of[group])
@@ -114,7 +119,7 @@ def hand_written(actions: ColourActions, *, most: int = MOST_SCRIPTS) -> list[li
         return found
 
     def of_axis(way: str, axis: int, bits: int) -> tuple[list[Action], list[Action]]:
-        """What an axis does, and what it does after all others."""
+        """Return the actions of an axis, and those that follow the actions of all axes."""
         parameters = (*role.model, *role.inside)
         if way in ("data", "fsdp"):
             return cut(role.data, axis, bits), cut(parameters, axis, bits) if way == "fsdp" else []
@@ -131,6 +136,7 @@ def hand_written(actions: ColourActions, *, most: int = MOST_SCRIPTS) -> list[li
         rest = [group for group in role.inside if group not in first]
         return cut((*first, *rest), axis, bits), cut(role.along, axis, bits) if sequence else []
 
+    # Names of ways: a number is the colour inside a layer that comes first.
     layers = [str(position) for position in range(min(len(role.inside), MOST_FIRST))]
     ways = ["data", "fsdp", "context", *layers, *(f"{layer}+sequence" for layer in layers)]
     ways += [f"data:{position}" for position in range(len(role.data)) if len(role.data) > 1]
@@ -145,11 +151,11 @@ def hand_written(actions: ColourActions, *, most: int = MOST_SCRIPTS) -> list[li
 
 
 def multi_query(actions: ColourActions, plan: Plan, axis: int) -> Plan:
-    """The plan with the batch by an axis in all operators over past tokens, whatever the axis serves elsewhere.
+    """Return a plan with the batch cut by an axis in all operators over past tokens, whatever it cuts elsewhere.
 
-    Where heads share keys, that is multi-query attention by the batch: each device reads a part of the keys, and
-    queries are exchanged from heads to the batch and back (Pope et al. 2022, section 3.3). Colours can't say it, for
-    heads are of one colour in the products with parameters and over the past.
+    Where heads share keys, this is multi-query attention by the batch: each device reads a part of the keys, and
+    queries are exchanged from heads to the batch and back (Pope et al. 2022, section 3.3). Colours can't express it,
+    because heads have one colour in the products with parameters and over the past.
     """
     found, role = actions.found, roles(actions)
     names = found.names
@@ -169,11 +175,11 @@ def multi_query(actions: ColourActions, plan: Plan, axis: int) -> Plan:
 
 
 def nearest(actions: ColourActions, plan: Plan) -> list[int]:
-    """The actions that come close to a plan: of each axis those groups that it mostly serves, by decreasing work.
+    """Return the actions that come close to a plan: for each axis the groups that it mostly serves, by decreasing work.
 
     Args:
-        actions: Of the plan's graph on its mesh.
-        plan: Any.
+        actions: Actions of the plan's graph on its mesh.
+        plan: Plan of any planner.
     """
     found = actions.found
     names, graph = found.names, found.names.graph
@@ -185,17 +191,20 @@ def nearest(actions: ColourActions, plan: Plan) -> list[int]:
     for axis, size in enumerate(actions.mesh.sizes):
         if size == 1:
             continue
+        # Weigh a group by the work of the operators in which the plan's axis serves one of its factors.
         is_served = plan.served[names.ops[own], axis] == names.factors[own]
         served = np.bincount(groups, weights=is_served * work[names.ops[own]], minlength=found.num_groups)
         for group in np.flatnonzero(served > 0).tolist():
             several = [action for action in actions.actions if action.group == group and action.axis == axis]
             if several:
+                # Of the resolutions of a group, take the one that serves the same factors as the plan in most of the
+                # work.
                 best = max(several, key=lambda action: (_agreement(actions, action, plan, work), -action.resolution))
                 weighed.append((float(served[group]), numbers[best]))
     return [number for _, number in sorted(weighed, key=lambda each: (-each[0], each[1]))]
 
 
 def _agreement(actions: ColourActions, action: Action, plan: Plan, work: np.ndarray) -> float:
-    """How much work an action serves as the plan does."""
+    """Return the work of all operators in which an action serves the same factors as the plan."""
     served = actions.plan(actions.after(actions.first, action)).served[:, action.axis]
     return float(work[(served == plan.served[:, action.axis]) & (served != NONE)].sum())

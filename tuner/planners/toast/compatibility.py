@@ -1,17 +1,17 @@
-"""Which conflicts are resolved alike, and which colours are cut alike (TOAST, sections 3.5, 3.6 and 4.4).
+"""Compatibility sets: conflicts that are resolved alike, and colours that are cut alike (TOAST, 3.5, 3.6, 4.4).
 
-A conflict where a tensor is written and one where it is read form a box if M leads from the one pair of names to the
-other. Resolved alike, nothing moves between them; so they are compatible, unless another path through the dimension
-graph leads across the box, from one side of it to the other. Compatible conflicts form a set, which is resolved in one
-of two ways. Sets of repeated layers have the same shape, and share their resolution.
+A conflict where a tensor is written and one where it is read form a box if M leads from the first pair of names to the
+second. Resolved alike, nothing moves between them. They are therefore compatible, unless another path through the
+dimension graph leads across the box, from one side of it to the other. Compatible conflicts form a set, which is
+resolved in one of two ways. Sets of repeated layers have the same shape, and share their resolution.
 
-What the forward pass keeps for the backward pass does not tie the sets of both together, as the paper has a set for
-each direction: it may be moved once in between. All who read in the backward pass what one set has kept are tied to
-each other, as if it were written at the turn.
+Tensors that the forward pass keeps for the backward pass do not tie sets of both passes together, because the paper has
+a set for each direction: such a tensor may be moved once in between. All readers in the backward pass of one forward
+set are tied to each other, as if the set were written where the backward pass begins.
 
-Colours of repeated layers form a group, and are cut together: those of parameters that are used alike, and those of
-names of which as many stand in as many equal operators. Two colours that meet in one operator stay apart, though: of
-the products of a perceptron every second one is cut along its rows, and those between along their columns.
+Colours of repeated layers form a group, and are cut together. They are colours of parameters that are used alike, or
+colours with equally many names in equal operators. Two colours that meet in one operator stay apart: of the products of
+a perceptron every second one is cut along its rows, and the others along their columns.
 
 Sources: TOAST (Alabed et al. 2025), sections 3.5, 3.6 and 4.4.
 """
@@ -31,10 +31,10 @@ from hardware.arrays import IntArray
 from tuner.planners.toast.named_dims import WHOLE, Conflict, NamedDims
 
 BACKWARD = "grad."
-"""What the names of a backward pass begin with, where a graph does not say where it begins."""
+"""Prefix of operators of the backward pass, for a graph that does not say where that begins."""
 
 ROUNDS = 3
-"""How far the neighbours of a conflict tell it from others."""
+"""Number of refinement rounds in which neighbours distinguish a conflict from others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,11 +42,11 @@ class Box:
     """Two conflicts that a tensor connects.
 
     Attributes:
-        written: Where it is written.
-        read: Where it is read.
+        written: Conflict where the tensor is written.
+        read: Conflict where the tensor is read.
         is_kept: Whether it is written in the forward pass and read in the backward pass.
-        is_crossed: Whether the first name of one leads to the second name of the other.
-        is_compatible: Whether no other path leads across.
+        is_crossed: Whether the first name of one conflict leads to the second name of the other.
+        is_compatible: Whether no other path leads across the box.
     """
 
     written: Conflict
@@ -61,9 +61,9 @@ class CompatibilitySet:
     """Conflicts that are resolved alike.
 
     Attributes:
-        colour: Of all their names.
-        sides: Of each conflict the name that the first resolution keeps, and that of the second.
-        group: Sets of repeated layers have the same.
+        colour: Colour of all their names.
+        sides: Name that the first resolution keeps and name that the second keeps, for each conflict.
+        group: Number of the group; sets of repeated layers share it.
     """
 
     colour: int
@@ -73,16 +73,16 @@ class CompatibilitySet:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Compatibility:
-    """What of a graph is decided together.
+    """Parts of a graph that are decided together.
 
     Attributes:
-        names: The analysis.
-        boxes: Pairs of conflicts.
-        sets: The compatibility sets.
-        num_set_groups: How many resolutions there are to choose.
-        colour_groups: Of each colour its group; -1 of one that no operator can be cut by.
-        num_groups: How many groups of colours there are.
-        kinds: Of each operator its kind: those of one kind have the same primitive and rule.
+        names: Named dims of the graph.
+        boxes: Pairs of conflicts that tensors connect.
+        sets: Compatibility sets.
+        num_set_groups: Number of resolutions to choose.
+        colour_groups: Group of each colour; -1 for a colour by which no operator can be cut.
+        num_groups: Number of groups of colours.
+        kinds: Kind of each operator; operators of one kind have the same primitive and rule.
     """
 
     names: NamedDims
@@ -95,16 +95,16 @@ class Compatibility:
 
     @property
     def num_resolutions(self) -> int:
-        """In how many ways all conflicts can be resolved together."""
+        """Number of ways to resolve all conflicts together."""
         return int(2**self.num_set_groups)
 
     def colours_of(self, group: int) -> IntArray:
-        """The colours of a group."""
+        """Return the colours of a group."""
         return np.flatnonzero(self.colour_groups == group)
 
 
 def compatibility(names: NamedDims) -> Compatibility:
-    """What is decided together, by the analysis of a graph."""
+    """Find the conflicts and colours of a graph that are decided together."""
     kinds = _kinds(names.graph)
     boxes = _boxes(names)
     sets = _with_groups(names, _sets(names.conflicts, boxes), boxes, kinds)
@@ -121,14 +121,14 @@ def compatibility(names: NamedDims) -> Compatibility:
 
 
 def turn_of(graph: Graph) -> int | None:
-    """The number of the first operator of the backward pass; None where there is none, or nobody says."""
+    """Return the number of the first operator of the backward pass; None if there is none or it is unknown."""
     if graph.first_backward is not None:
         return graph.first_backward
     return next((number for number, op in enumerate(graph.ops) if op.name.startswith(BACKWARD)), None)
 
 
 def _kinds(graph: Graph) -> tuple[int, ...]:
-    """Numbers of what operators compute; factors that are called otherwise are no difference."""
+    """Number operators by what they compute; names of factors make no difference."""
     shapes: dict[int, Hashable] = {}
     known: dict[Hashable, int] = {}
     found = []
@@ -140,13 +140,15 @@ def _kinds(graph: Graph) -> tuple[int, ...]:
 
 
 def _shape(rule: Rule) -> Hashable:
+    """Return a rule without the names of its factors."""
     return tuple((factor.size, factor.kind) for factor in rule.factors), rule.operands, rule.results
 
 
 def _boxes(names: NamedDims) -> tuple[Box, ...]:
-    """All pairs of conflicts that a tensor connects inside one step."""
+    """Find all pairs of conflicts that a tensor connects inside one step."""
     graph, turn = names.graph, turn_of(names.graph)
     conflicts = set(names.conflicts)
+    # Only entries of M between names in conflict can form a box; entries of one tensor and one reader belong together.
     in_conflict = {name for pair in conflicts for name in pair}
     ops = names.ops.tolist()
     entries: dict[tuple[int, int, int], list[tuple[int, int]]] = defaultdict(list)
@@ -160,13 +162,15 @@ def _boxes(names: NamedDims) -> tuple[Box, ...]:
     for several in entries.values():
         for number, (one, to_one) in enumerate(several):
             for other, to_other in several[:number]:
-                written, read = _ordered(one, other), _ordered(to_one, to_other)
+                written, read = _order(one, other), _order(to_one, to_other)
                 if written in conflicts and read in conflicts:
                     pairs[written, read] = (one < other) != (to_one < to_other)
-    reached = _reached(names, {name for written, _ in pairs for name in written})
+    # A box is compatible if the names on one side of the conflict lead to no name on the other side of the second.
+    reached = _find_sources(names, {name for written, _ in pairs for name in written})
     found = []
     for (written, read), is_crossed in pairs.items():
         first, second = read[::-1] if is_crossed else read
+        # Bit k of a number tells whether name k leads there.
         across = reached[second] >> written[0] | reached[first] >> written[1]
         found.append(
             Box(
@@ -180,16 +184,18 @@ def _boxes(names: NamedDims) -> tuple[Box, ...]:
     return tuple(found)
 
 
-def _ordered(one: int, other: int) -> Conflict:
+def _order(one: int, other: int) -> Conflict:
+    """Return two names in ascending order."""
     return (one, other) if one < other else (other, one)
 
 
-def _reached(names: NamedDims, sources: set[int]) -> list[int]:
-    """Of each name the sources that lead to it inside one step, as a number with a bit for each."""
+def _find_sources(names: NamedDims, sources: set[int]) -> list[int]:
+    """Return the sources that lead to each name inside one step, as an integer with a bit for each source."""
     graph = names.graph
     found = [0] * len(names.ops)
     for name in sources:
         found[name] = 1 << name
+    # Entries to states lead to the next step and are left out.
     is_state = np.array([op.primitive == STATE for op in graph.ops], dtype=bool)
     inside = np.flatnonzero(~is_state[names.ops[names.targets]])
     inside = inside[np.argsort(names.sources[inside], kind="stable")]  # by the order of the operators
@@ -200,11 +206,15 @@ def _reached(names: NamedDims, sources: set[int]) -> list[int]:
 
 
 def _sets(conflicts: Sequence[Conflict], boxes: Sequence[Box]) -> list[list[Conflict]]:
-    """Compatible conflicts together, each with its sides as all of the set are turned."""
+    """Join compatible conflicts into sets, each conflict with its sides in the order of the set.
+
+    The sets are trees of conflicts (union-find). An edge of a tree tells whether the sides of its two ends are swapped.
+    """
     parent: dict[Conflict, Conflict] = {pair: pair for pair in conflicts}
     is_turned: dict[Conflict, bool] = dict.fromkeys(conflicts, False)
 
     def root(pair: Conflict) -> tuple[Conflict, bool]:
+        """Return the root of a conflict's set, and whether the sides are swapped on the way there."""
         path = []
         while parent[pair] != pair:
             path.append(pair)
@@ -216,6 +226,7 @@ def _sets(conflicts: Sequence[Conflict], boxes: Sequence[Box]) -> list[list[Conf
         return pair, turned
 
     def tie(one: Conflict, other: Conflict, *, is_crossed: bool) -> None:
+        """Join the sets of two conflicts."""
         (one, one_turned), (other, other_turned) = root(one), root(other)
         if one != other:  # else it is known how they stand to each other
             parent[other] = one
@@ -241,7 +252,7 @@ def _sets(conflicts: Sequence[Conflict], boxes: Sequence[Box]) -> list[list[Conf
 def _with_groups(
     names: NamedDims, sets: Sequence[Sequence[Conflict]], boxes: Sequence[Box], kinds: Sequence[int]
 ) -> tuple[CompatibilitySet, ...]:
-    """Sets of one shape have one group, and are turned alike."""
+    """Number the groups of sets with the same shape, and put their sides in the same order."""
     labels = _labels(names, boxes, kinds)
     known: dict[Hashable, int] = {}
     found = []
@@ -257,11 +268,12 @@ def _with_groups(
 
 
 def _side_key(names: NamedDims, labels: Mapping[Conflict, int], sides: Sequence[Conflict]) -> list[tuple[int, int]]:
-    return sorted((labels[_ordered(*pair)], int(names.factors[pair[0]])) for pair in sides)
+    """Return the labels and factors of the conflicts, seen from one side."""
+    return sorted((labels[_order(*pair)], int(names.factors[pair[0]])) for pair in sides)
 
 
 def _labels(names: NamedDims, boxes: Sequence[Box], kinds: Sequence[int]) -> dict[Conflict, int]:
-    """Numbers of conflicts by their operators and those near them; equal where these are (Weisfeiler and Leman)."""
+    """Label conflicts by their operators and their neighbours; equal labels for equal ones (Weisfeiler and Leman)."""
     turn = turn_of(names.graph)
     near: dict[Conflict, list[tuple[Conflict, bool, bool]]] = defaultdict(list)
     for box in boxes:
@@ -273,9 +285,10 @@ def _labels(names: NamedDims, boxes: Sequence[Box], kinds: Sequence[int]) -> dic
         op = int(names.ops[pair[0]])
         is_backward = turn is not None and op >= turn
         keys[pair] = (kinds[op], is_backward, int(names.factors[pair[0]]), int(names.factors[pair[1]]))
-    labels = _numbered(keys)
+    labels = _number(keys)
+    # Each round distinguishes conflicts by the labels of their neighbours, one box further away.
     for _ in range(ROUNDS):
-        labels = _numbered(
+        labels = _number(
             {
                 pair: (labels[pair], *sorted((labels[other], *how) for other, *how in near[pair]))
                 for pair in names.conflicts
@@ -284,13 +297,15 @@ def _labels(names: NamedDims, boxes: Sequence[Box], kinds: Sequence[int]) -> dic
     return labels
 
 
-def _numbered(keys: Mapping[Conflict, Hashable]) -> dict[Conflict, int]:
+def _number(keys: Mapping[Conflict, Hashable]) -> dict[Conflict, int]:
+    """Number equal keys alike, in the order of their first occurrence."""
     known: dict[Hashable, int] = {}
     return {pair: known.setdefault(key, len(known)) for pair, key in keys.items()}
 
 
 def _colour_groups(names: NamedDims, kinds: Sequence[int]) -> tuple[IntArray, int]:
-    """Of each colour its group, counted by the first operator of each, and how many there are."""
+    """Return the group of each colour, and the number of groups; groups are numbered by their first operator."""
+    # A colour is described by the kinds of its operators and its factors in them; equal descriptions join colours.
     own = np.flatnonzero((names.followed < 0) & (names.factors != WHOLE))
     num_colours = int(names.colours.max(initial=-1)) + 1
     places: dict[int, Counter[tuple[int, int]]] = {}
@@ -302,12 +317,13 @@ def _colour_groups(names: NamedDims, kinds: Sequence[int]) -> tuple[IntArray, in
         first.setdefault(colour, name)
     together = _Together(places)
     together.join(places, key=lambda colour: frozenset(places[colour].items()))
-    for dims in _used_alike(names, kinds):
+    for dims in _dims_used_alike(names, kinds):
         together.join([colour for colour in dims if colour in places], key=lambda _: None)
     groups = np.full(num_colours, -1, dtype=np.int64)
-    meeting = _meeting(names)
+    meeting = _colours_beside(names)
     count = 0
     for several in sorted(together.groups(), key=lambda colours: min(first[colour] for colour in colours)):
+        # Split a group so that no two colours of one part meet in an operator.
         parts: list[set[int]] = []
         for colour in sorted(several, key=lambda colour: first[colour]):
             part = next((part for part in parts if part.isdisjoint(meeting[colour])), None)
@@ -322,34 +338,36 @@ def _colour_groups(names: NamedDims, kinds: Sequence[int]) -> tuple[IntArray, in
 
 
 class _Together:
-    """A partition that becomes coarser."""
+    """A partition of items that becomes coarser (union-find)."""
 
     def __init__(self, items: Iterable[int]) -> None:
+        """Begin with every item in a part of its own."""
         self._parent = {item: item for item in items}
 
     def join(self, items: Iterable[int], *, key: Callable[[int], Hashable]) -> None:
-        """Puts together those of one key."""
+        """Join the parts of items with the same key."""
         first: dict[Hashable, int] = {}
         for item in items:
             one, other = self._top(item), self._top(first.setdefault(key(item), item))
             self._parent[max(one, other)] = min(one, other)
 
     def groups(self) -> list[list[int]]:
-        """The parts."""
+        """Return the parts."""
         found: dict[int, list[int]] = defaultdict(list)
         for item in self._parent:
             found[self._top(item)].append(item)
         return list(found.values())
 
     def _top(self, item: int) -> int:
+        """Return the representative of an item's part."""
         while self._parent[item] != item:
             self._parent[item] = self._parent[self._parent[item]]
             item = self._parent[item]
         return item
 
 
-def _used_alike(names: NamedDims, kinds: Sequence[int]) -> list[list[int]]:
-    """The colours of each dim of parameters with the same uses (section 4.4)."""
+def _dims_used_alike(names: NamedDims, kinds: Sequence[int]) -> list[list[int]]:
+    """Return the colours of each dim of parameters with the same uses (section 4.4)."""
     graph = names.graph
     found: dict[Hashable, list[int]] = defaultdict(list)
     for number, op in enumerate(graph.ops):
@@ -362,8 +380,8 @@ def _used_alike(names: NamedDims, kinds: Sequence[int]) -> list[list[int]]:
     return list(found.values())
 
 
-def _meeting(names: NamedDims) -> dict[int, set[int]]:
-    """Of each colour those that it meets in an operator."""
+def _colours_beside(names: NamedDims) -> dict[int, set[int]]:
+    """Return the other colours that each colour meets in an operator."""
     found: dict[int, set[int]] = defaultdict(set)
     colours, begins = names.colours.tolist(), names.begins.tolist()
     for begin, end in itertools.pairwise(begins):

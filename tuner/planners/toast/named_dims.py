@@ -1,16 +1,16 @@
-"""Named dimension analysis: which dims of a step are cut together, and where that leaves a choice (TOAST, section 3).
+"""Named dimension analysis: which dims of a step are cut together, and where there is a choice (TOAST, section 3).
 
-Every operator gives fresh names to the dims of what it reads and writes. Its rule identifies some of them (the paper's
-identities I): what is left of an operator is one name for each factor that an axis can serve. The map M leads from the
-names of a tensor where it is written to its names where it is read. Names that M connects have one colour: an axis that
-cuts one of them cuts them all, and nothing moves.
+Every operator gives fresh names to the dims of its operands and results. Its rule identifies some of them (the paper's
+identities I), which leaves one name for each factor that an axis can serve. The map M leads from the names of a tensor
+where it is written to its names where it is read. Names that M connects have one colour: an axis that cuts one of them
+cuts them all, and nothing moves.
 
-Two names of one operator may have one colour, as the queries and the keys of attention have that of the sequence. An
-axis serves one factor of an operator at most, so such a pair is a conflict: somebody must choose.
+Two names of one operator may have one colour, as queries and keys of attention both have that of the sequence. An axis
+serves at most one factor of an operator. Such a pair is therefore a conflict, which has to be resolved by a choice.
 
-Constants, and what is computed from constants alone (masks, positions), tie nothing together: any device can make the
-part that it wants. Their names follow the first operator that reads them. A dim that its operator needs whole has a
-name as well, where its readers can cut it.
+Constants, and tensors computed from constants alone (masks, positions), connect no names, because any device can make
+the part that it wants. Their names follow the first operator that reads them. A dim that its operator needs whole has a
+name as well, because its readers may be able to cut it.
 
 Letters: n names, m entries of M.
 
@@ -33,7 +33,7 @@ from costmodels.sharding.graph import CONSTANT, STATE, Graph, Op
 from hardware.arrays import IntArray
 
 WHOLE = -1
-"""In place of a factor: the name of a dim that its operator needs whole."""
+"""Value in place of a factor, for the name of a dim that its operator needs whole."""
 
 Conflict = tuple[int, int]
 """Two names of one operator that have one colour, in ascending order."""
@@ -41,19 +41,19 @@ Conflict = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NamedDims:
-    """The names of a graph, their colours and their conflicts.
+    """Names of a graph, their colours and their conflicts.
 
     Attributes:
-        graph: Of what.
-        ops: The operator of each name [n].
-        factors: Its factor, or WHOLE [n].
-        begins: Of each operator its first name; one more at the end [ops + 1].
-        sources: Where each entry of M begins, a name of an operator that writes a tensor [m].
-        targets: Where it ends, a name of an operator that reads it [m].
-        tensors: The tensor of each entry of M [m].
+        graph: Graph of the training step.
+        ops: Operator of each name [n].
+        factors: Factor of each name, or WHOLE [n].
+        begins: First name of each operator, and the number of names at the end [ops + 1].
+        sources: Source of each entry of M, a name of an operator that writes a tensor [m].
+        targets: Target of each entry of M, a name of an operator that reads it [m].
+        tensors: Tensor of each entry of M [m].
         constants: Operators that compute from constants alone.
-        followed: Of each name of such an operator the name that it follows, -1 without one; -1 of all others [n].
-        colours: Of each name; that of the followed one where there is one [n].
+        followed: Name that each name of such an operator follows; -1 without one, and for all other names [n].
+        colours: Colour of each name; a following name has that of the name it follows [n].
     """
 
     graph: Graph
@@ -69,13 +69,13 @@ class NamedDims:
 
     @cached_property
     def num_colours(self) -> int:
-        """How many there are among names that do not follow."""
+        """Number of colours among names that follow no other."""
         own = self.colours[self.followed < 0]
         return len(np.unique(own))
 
     @cached_property
     def conflicts(self) -> tuple[Conflict, ...]:
-        """All of them, in the order of the operators; what computes from constants alone has none."""
+        """All conflicts, in the order of the operators; operators that compute from constants alone have none."""
         found: list[Conflict] = []
         colours, begins, factors = self.colours.tolist(), self.begins.tolist(), self.factors.tolist()
         for op in range(len(self.graph.ops)):
@@ -87,7 +87,7 @@ class NamedDims:
 
     @cached_property
     def ambiguous(self) -> tuple[int, ...]:
-        """Tensors of which two dims have one colour where they are written: the conflicts that M shows."""
+        """Tensors with two dims of one colour where they are written: the conflicts that M shows."""
         at_op: dict[int, list[Conflict]] = {}
         for pair in self.conflicts:
             at_op.setdefault(int(self.ops[pair[0]]), []).append(pair)
@@ -101,17 +101,17 @@ class NamedDims:
         return tuple(sorted(found))
 
     def name_of(self, op: int, factor: int) -> int | None:
-        """The name of a factor that an axis can serve."""
+        """Return the name of a factor, or None if no axis can serve it."""
         cuttable = self.graph.ops[op].rule.cuttable
         return int(self.begins[op]) + cuttable.index(factor) if factor in cuttable else None
 
     def names_of(self, colour: int) -> IntArray:
-        """All names of a colour."""
+        """Return all names of a colour."""
         return np.flatnonzero(self.colours == colour)
 
 
 def named_dims(graph: Graph) -> NamedDims:
-    """The analysis of a graph."""
+    """Analyse the named dims of a graph."""
     leads = _Leads()
     begins = [0]
     ops: list[int] = []
@@ -127,15 +127,18 @@ def named_dims(graph: Graph) -> NamedDims:
                     ops.append(number)
                     factors.append(WHOLE)
         begins.append(len(ops))
-    sources, targets, tensors = _map(graph, leads, begins, whole)
+    sources, targets, tensors = _build_map(graph, leads, begins, whole)
     constants = _constant_only(graph.ops, graph)
     is_constant = np.zeros(len(graph.ops), dtype=bool)
     is_constant[list(constants)] = True
     ops_n = np.array(ops, dtype=np.int64)
+    # Colours are the connected components of M without the entries that leave constants.
     ties = ~is_constant[ops_n[sources]] if len(sources) else np.zeros(0, dtype=bool)
+    # Undirected components: a cut spreads along M in both directions.
     ones = np.ones(int(ties.sum()), dtype=np.int8)
     links = coo_array((ones, (sources[ties], targets[ties])), shape=(len(ops), len(ops)))
     colours = connected_components(links, directed=False)[1].astype(np.int64) if ops else np.zeros(0, dtype=np.int64)
+    # NumPy keeps the last of several values written to one place, so that readers are written in reverse order.
     followed = np.full(len(ops), -1, dtype=np.int64)
     late = np.flatnonzero(~ties)
     late = late[np.argsort(ops_n[targets[late]], kind="stable")][::-1]  # the first reader is written last
@@ -158,13 +161,14 @@ def named_dims(graph: Graph) -> NamedDims:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Places:
-    """What an axis cuts of the dims of a rule's tensors.
+    """Positions of the factors on the dims of a rule's tensors.
 
-    A dim has a factor's position among those that can be cut, WHOLE for one that can't be, None if it is one element.
+    The entry of a dim is the position of its factor among the cuttable ones, WHOLE for a dim that can't be cut, or None
+    for a dim of one element.
 
     Attributes:
-        operands: Of each operand.
-        results: Of each result.
+        operands: Entries of each operand's dims.
+        results: Entries of each result's dims.
     """
 
     operands: tuple[tuple[int | None, ...], ...]
@@ -172,17 +176,19 @@ class _Places:
 
 
 class _Leads:
-    """The places of rules; what is asked for twice is known the second time."""
+    """Places of rules, computed once per rule."""
 
     def __init__(self) -> None:
+        """Begin with no rule."""
         self._known: dict[int, _Places] = {}
 
     def of(self, rule: Rule) -> _Places:
-        """Those of one rule."""
+        """Return the places of one rule."""
         if id(rule) not in self._known:
             positions = {factor: position for position, factor in enumerate(rule.cuttable)}
 
             def lead(dim: Sequence[int]) -> int | None:
+                """Return the position of a dim's first factor of more than one iteration."""
                 first = next((factor for factor in dim if rule.factors[factor].size > 1), None)
                 return None if first is None else positions.get(first, WHOLE)
 
@@ -193,10 +199,10 @@ class _Leads:
         return self._known[id(rule)]
 
 
-def _map(
+def _build_map(
     graph: Graph, leads: _Leads, begins: Sequence[int], whole: dict[tuple[int, int], int]
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """The entries of M: their sources, targets and tensors."""
+    """Return the sources, targets and tensors of the entries of M."""
     found: list[tuple[int, int, int]] = []
     for tensor, (maker, slot) in enumerate(graph.maker):
         written = [
@@ -211,11 +217,13 @@ def _map(
                 for source, lead in zip(written, read, strict=True)
                 if source is not None and lead is not None and lead != WHOLE
             ]
+    # Columns are source, target and tensor.
     entries = np.array(found, dtype=np.int64).reshape(-1, 3)
     return entries[:, 0], entries[:, 1], entries[:, 2]
 
 
 def _constant_only(ops: Iterable[Op], graph: Graph) -> frozenset[int]:
+    """Find the operators that compute from constants alone."""
     found: set[int] = set()
     for number, op in enumerate(ops):
         reads = bool(op.operands) and op.primitive != STATE

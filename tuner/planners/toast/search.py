@@ -1,12 +1,13 @@
-"""TOAST: named dims, conflicts and their resolutions, and a tree search over what is left to decide (section 4).
+"""TOAST: named dims, conflicts and their resolutions, and a tree search over the remaining decisions (section 4).
 
-A state costs C = RT + MP (section 4.5): its step time over that of the unsharded step, and a penalty for what it needs
-beyond the memory of a device, over what the unsharded step needs. Times and memory are those of
+A state costs C = RT + MP (section 4.5). RT is its step time over that of the unsharded step. MP is a penalty for its
+memory beyond that of a device, relative to the memory of the unsharded step. Times and memory are those of
 `costmodels.sharding.plan`.
 
-Beyond the paper a further tree begins with trajectories that people would write (`colour_scripts`) and with what comes
-closest to D-Rec's plan; of every tree's end small changes of the actions are tried (`mcts.edited`); and the best
-plans go on by `axis_descent`, which is free of colours. Each of these steps is told.
+Three steps go beyond the paper. A further tree begins with trajectories as people would write them
+(`colour_scripts`) and with the closest state to D-Rec's plan. Small changes are tried on the best actions of every tree
+(`tree_search.edit_actions`). The best plans are improved by `axis_descent`, which does not depend on colours. The plans
+of all these steps are reported.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tuner.planners.engine.outcome import ROUNDING, Incumbent, Known, Limits, Ou
 from tuner.planners.engine.workers import AbstractBound, AbstractWorkers, InProcessWorkers
 from tuner.planners.sharding.axis_descent import descended
 from tuner.planners.sharding.class_costs import ClassCosts, Figures, decoded
-from tuner.planners.sharding.memory_prices import fitted
+from tuner.planners.sharding.memory_prices import fit_to_memory
 from tuner.planners.sharding.pins import Pinned
 from tuner.planners.sharding.plan_bounds import step_time_bound
 from tuner.planners.sharding.sharding_terms import ShardingTerms
@@ -33,31 +34,31 @@ from tuner.planners.toast.colour_actions import ColourActions, State
 from tuner.planners.toast.colour_scripts import hand_written, nearest
 from tuner.planners.toast.compatibility import Compatibility, compatibility
 from tuner.planners.toast.named_dims import named_dims
-from tuner.planners.toast.tree_search import SearchOptions, Tree, edited, search
+from tuner.planners.toast.tree_search import SearchOptions, Tree, edit_actions, search
 
 MEMORY_PENALTY = 100.0
-"""The paper's constant C, of which it says nothing: a hundredth of the unsharded peak too much is a whole step."""
+"""Constant C of the paper, which gives no value: a hundredth of the unsharded peak too much costs a whole step."""
 
 MOST_STATES = 4000
-"""Of a tree, where no limit is given."""
+"""Most states of a tree, unless a limit is given."""
 
 ENOUGH = 0.015
-"""A plan above the bound by that share of it is polished no further."""
+"""Gap to the bound, as a fraction of it, at which a plan is polished no further."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToastOptions:
-    """How TOAST plans.
+    """Options of TOAST.
 
     Attributes:
-        search: How a tree grows.
-        searches: Trees, each with random numbers of its own; the best counts.
-        seed: Of the random numbers.
-        least_dims: Actions that cut fewer names are left out; see `ColourActions`.
-        memory_bytes: Of a device; None for that of the smallest device of the mesh.
-        is_seeded: Whether a further tree begins with what people write, and with given plans.
+        search: Options of each tree search.
+        searches: Number of trees, each with random numbers of its own; the best one counts.
+        seed: Seed of the random numbers.
+        least_dims: Fewest names that an action must cut; see `ColourActions`.
+        memory_bytes: Memory of a device; None for that of the smallest device of the mesh.
+        is_seeded: Whether a further tree begins with plans by hand, and with given plans.
         is_edited: Whether small changes of every tree's best actions are tried.
-        is_polished: Whether the best plans go on by axis descent.
+        is_polished: Whether the best plans are improved by axis descent.
     """
 
     search: SearchOptions = field(default_factory=SearchOptions)
@@ -75,9 +76,9 @@ class Step:
     """A plan on the way to the last one.
 
     Attributes:
-        name: Where it comes from.
-        cost: C of it.
-        figures: Its time and memory.
+        name: Name of the step that made the plan.
+        cost: Cost C of the plan.
+        figures: Time and memory of the plan.
     """
 
     name: str
@@ -87,16 +88,16 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Toast:
-    """What TOAST ends with.
+    """Result of TOAST.
 
     Attributes:
-        outcome: The plan by its cost C, and what is known of it.
-        found: What of the graph is decided together.
-        actions: What the search could do.
-        trees: The searches.
-        steps: The unsharded step, the trees' best, given plans and polished ones, in the order of their making.
-        analysis_s: What the analysis took [s].
-        bound_s: No plan has a shorter step, whatever it holds and whichever pins it keeps [s].
+        outcome: Plan by its cost C, with its status.
+        found: Named dims of the graph that are decided together.
+        actions: Actions of the search.
+        trees: Trees of all searches.
+        steps: Unsharded step, the trees' best plans, given plans and polished plans, in the order of their making.
+        analysis_s: Time of the analysis [s].
+        bound_s: Lower bound of the step time of every plan, whatever memory it takes and whichever pins it keeps [s].
     """
 
     outcome: Outcome[Plan]
@@ -109,44 +110,45 @@ class Toast:
 
     @property
     def plan(self) -> Plan:
-        """The best plan."""
+        """Best plan that was found."""
         assert self.outcome.best is not None, "the unsharded step is a plan"
         return self.outcome.best.solution
 
 
 class ColourGame:
-    """A step as a game: `mcts.AbstractGame`.
+    """Sharding of a step as a game, after `tree_search.AbstractGame`.
 
     Attributes:
-        actions: The moves.
-        whole: The unsharded step, without pins.
+        actions: Actions on the graph.
+        first: State in which no axis serves anything but hard pins.
+        whole: Time and memory of the unsharded step, without pins.
     """
 
     def __init__(self, actions: ColourActions, memory_bytes: float) -> None:
-        """Prepares the costs.
+        """Prepare the costs of states.
 
         Args:
-            actions: The moves.
-            memory_bytes: Of a device.
+            actions: Actions on the graph.
+            memory_bytes: Memory of a device.
         """
         self.actions = actions
         self.first = actions.first
         self._memory_bytes = memory_bytes
         self._costs = ClassCosts(actions.found.names.graph, actions.mesh, actions.classes)
         self.whole = self._costs.figures([0] * (len(self.first) // 8))
-        self._charged = self._soft()
+        self._charged = self._find_soft_ops()
 
     @property
     def num_actions(self) -> int:
-        """Those of the graph on the mesh."""
+        """Number of actions of the graph on the mesh."""
         return len(self.actions.actions)
 
     def after(self, state: State, action: int) -> State:
-        """Where an action leads."""
+        """Return the state that an action leads to."""
         return self.actions.after(state, self.actions.actions[action])
 
     def cost(self, state: State) -> float:
-        """C of a state, and what soft pins charge."""
+        """Return the cost C of a state, with the charge of soft pins."""
         codes = self.actions.codes(state)
         cost = self.of_figures(self._costs.figures(codes))
         pins = self.actions.pins
@@ -155,11 +157,12 @@ class ColourGame:
         num_axes = len(self.actions.mesh.sizes)
         charge = pins.charge
         assert charge is not None, "soft pins charge"
+        # Only operators that soft pins match can be charged.
         charged_s = sum(charge(op, decoded(codes[self.actions.classes[op]], num_axes)) for op in self._charged)
         return cost + charged_s / self.whole.step_time_s
 
-    def _soft(self) -> tuple[int, ...]:
-        """The operators that soft pins match."""
+    def _find_soft_ops(self) -> tuple[int, ...]:
+        """Return the operators that soft pins match."""
         pins = self.actions.pins
         if pins is None:
             return ()
@@ -167,16 +170,17 @@ class ColourGame:
         return tuple(dict.fromkeys(op for factors in soft for op in factors))
 
     def __reduce__(self) -> tuple[type[ColourGame], tuple[ColourActions, float]]:
-        """Another process prepares the costs itself."""
+        """Pickle the arguments only: another process prepares the costs itself."""
         return ColourGame, (self.actions, self._memory_bytes)
 
     def figures(self, state: State) -> Figures:
-        """Time and memory of a state."""
+        """Return time and memory of a state."""
         return self._costs.figures(self.actions.codes(state))
 
     def of_figures(self, figures: Figures) -> float:
-        """C = RT + MP."""
+        """Return C = RT + MP."""
         whole = self.whole
+        # RT and MP of section 4.5, each relative to the unsharded step.
         relative = figures.step_time_s / whole.step_time_s if whole.step_time_s > 0 else 1.0
         over_bytes = figures.peak_memory_bytes - self._memory_bytes
         if over_bytes <= 0:
@@ -194,17 +198,17 @@ def toast_plan(
     pins: Pinned | None = None,
     workers: AbstractWorkers | None = None,
 ) -> Toast:
-    """The plan of a graph.
+    """Plan the sharding of a graph.
 
     Args:
-        graph: What to shard.
-        mesh: Over what; every axis serves one factor of an operator at most, so that a mesh of prime factors
-            (`recursive.refined`) has more plans.
-        options: How.
-        limits: Seconds and states of each tree; None for MOST_STATES.
-        given: Plans on this mesh to begin with, such as D-Rec's; only with seeds.
-        pins: What a user asks for, on levels of this mesh; given plans must hold the hard ones.
-        workers: Who grows the trees; None for this process.
+        graph: Graph of the training step to shard.
+        mesh: Mesh of devices to shard it over. Every axis serves at most one factor of an operator, so that a mesh of
+            prime factors (`recursive.refined`) has more plans.
+        options: Options of TOAST; None for the defaults.
+        limits: Limits of seconds and states for each tree; None for MOST_STATES.
+        given: Plans on this mesh to begin with, such as D-Rec's; used only if `is_seeded`.
+        pins: Pins of the user, on levels of this mesh; given plans must satisfy the hard ones.
+        workers: Workers that grow the trees; None for this process.
     """
     options, limits = options or ToastOptions(), limits or Limits(nodes=MOST_STATES)
     began_s = time.perf_counter()
@@ -229,7 +233,8 @@ def toast_plan(
         )
         for number in range(options.searches + options.is_seeded)
     ]
-    grown = (workers or InProcessWorkers()).map(_grown, tasks)
+    grown = (workers or InProcessWorkers()).map(_grow, tasks)
+    # The tree with seeds is the last one, and is reported by itself.
     trees = [tree for tree, _ in grown]
     tried = _Tried(game=game, memory_bytes=memory_bytes)
     best = min(trees[: options.searches], key=lambda tree: tree.nodes[tree.best].cost)
@@ -238,6 +243,7 @@ def toast_plan(
         seeded = trees[-1]
         tried.state("seeded search", seeded.nodes[seeded.best].state)
     if options.is_edited:
+        # The best end of all trees, whichever tree it comes from.
         tried.state("edited", min((end for _, end in grown), key=game.cost))
     terms = ShardingTerms(graph, mesh)
     bound_s = step_time_bound(terms)
@@ -258,26 +264,27 @@ def toast_plan(
 
 
 class _Tried:
-    """Plans that were tried out.
+    """Plans that were tried, with the unsharded one.
 
     Attributes:
-        game: What they cost in.
-        memory_bytes: Of a device.
-        steps: All of them, after the unsharded one.
+        game: Game that prices the plans.
+        memory_bytes: Memory of a device.
+        steps: All plans as steps, the unsharded one first.
     """
 
     def __init__(self, game: ColourGame, memory_bytes: float) -> None:
+        """Begin with the unsharded step."""
         self.game, self.memory_bytes = game, memory_bytes
         self.steps = [Step(name="unsharded", cost=game.of_figures(game.whole), figures=game.whole)]
         self._plans: list[Plan] = []
 
     def state(self, name: str, state: State) -> None:
-        """Tries out a state of the game."""
+        """Try a state of the game."""
         self.steps.append(Step(name=name, cost=self.game.cost(state), figures=self.game.figures(state)))
         self._plans.append(self.game.actions.plan(state))
 
     def plan(self, name: str, plan: Plan) -> None:
-        """Tries out a plan."""
+        """Try a plan."""
         cost = cost_of(plan)
         figures = Figures(step_time_s=cost.step_time_s, peak_memory_bytes=cost.peak_memory_bytes)
         charged_s = charged_s_of(plan, self.game.actions.pins)
@@ -287,22 +294,22 @@ class _Tried:
         self._plans.append(plan)
 
     def fits(self, number: int) -> bool:
-        """Whether a plan fits into memory."""
+        """Return whether a plan fits into memory."""
         return self.steps[number + 1].figures.peak_memory_bytes <= self.memory_bytes
 
     @property
     def number(self) -> int:
-        """Of the best plan: of those that fit the one of least cost, if any fits."""
+        """Number of the best plan: the cheapest of those that fit, or of all if none fits."""
         return min(range(len(self._plans)), key=lambda at: (not self.fits(at), self.steps[at + 1].cost))
 
     @property
     def best(self) -> Incumbent[Plan]:
-        """That plan."""
+        """Best plan, with its cost."""
         return Incumbent(cost=self.steps[self.number + 1].cost, solution=self._plans[self.number])
 
 
 def charged_s_of(plan: Plan, pins: Pinned | None) -> float:
-    """What soft pins charge for a plan [s]."""
+    """Return the charge of soft pins for a plan [s]."""
     charge = None if pins is None else pins.charge
     if charge is None:
         return 0.0
@@ -310,14 +317,15 @@ def charged_s_of(plan: Plan, pins: Pinned | None) -> float:
 
 
 def _polish(tried: _Tried, terms: ShardingTerms, given: Sequence[Plan], bound_s: float) -> None:
-    """Goes on from the best plan, and from given ones unless that came close to the bound.
+    """Improve the best plan by descent, then the given ones, unless the result is already close to the bound.
 
-    Where nothing fits into memory, prices on what is held lead to a plan that does.
+    Where nothing fits into memory, prices of memory lead to a plan that does.
     """
     pins = tried.game.actions.pins
     is_open = pins.is_open if pins is not None and pins.served else None
     charge = None if pins is None else pins.charge
     starts = [tried.best.solution]
+    # A given plan may lead to a better local optimum than the best one.
     starts += [plan for plan in given if (plan.served != starts[0].served).any()]
     for start in starts:
         tried.plan("polished", descended(start, terms, is_open=is_open, charge=charge).plan)
@@ -325,14 +333,23 @@ def _polish(tried: _Tried, terms: ShardingTerms, given: Sequence[Plan], bound_s:
         if tried.fits(tried.number) and figures.step_time_s <= bound_s * (1 + ENOUGH):
             break
     if not tried.fits(tried.number):
-        below = fitted(tried.best.solution, terms, tried.memory_bytes, is_open=is_open, charge=charge)
+        below = fit_to_memory(tried.best.solution, terms, tried.memory_bytes, is_open=is_open, charge=charge)
         if below.plan is not None:
             tried.plan("polished for memory", below.plan)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Task:
-    """A tree to grow."""
+    """A tree to grow, in this process or another.
+
+    Attributes:
+        game: Game to search.
+        options: Options of the search.
+        limits: Limits of the search.
+        scripts: Trajectories to begin with.
+        seed: Seed of the tree's random numbers.
+        is_edited: Whether small changes of the best actions are tried.
+    """
 
     game: ColourGame
     options: SearchOptions
@@ -342,8 +359,8 @@ class _Task:
     is_edited: bool
 
 
-def _grown(task: _Task, bound: AbstractBound) -> tuple[Tree[State], State]:
-    """The tree, and what small changes make of its best actions, or else its best state."""
+def _grow(task: _Task, bound: AbstractBound) -> tuple[Tree[State], State]:
+    """Grow a tree, and return it with its best state, after small changes if the task asks for them."""
     tree = search(
         task.game,
         task.options,
@@ -353,7 +370,7 @@ def _grown(task: _Task, bound: AbstractBound) -> tuple[Tree[State], State]:
     )
     state = tree.nodes[tree.best].state
     if task.is_edited:
-        state, _ = edited(task.game, tree.actions, most=min(task.limits.nodes, len(tree.nodes)))
+        state, _ = edit_actions(task.game, tree.actions, most=min(task.limits.nodes, len(tree.nodes)))
     bound.offer(task.game.cost(state))
     return tree, state
 
@@ -361,8 +378,9 @@ def _grown(task: _Task, bound: AbstractBound) -> tuple[Tree[State], State]:
 def _outcome(
     game: ColourGame, trees: Sequence[Tree[State]], best: Incumbent[Plan], bound_s: float, seconds: float
 ) -> Outcome[Plan]:
-    """What is known; no plan costs less than the bound of its time."""
+    """Return the best plan with its status; the step-time bound also bounds the cost from below."""
     whole_s = game.whole.step_time_s
+    # The penalty for memory is never negative, so that the time's bound is one of C, too.
     bound = bound_s / whole_s if whole_s > 0 else 1.0
     is_optimal = best.cost <= bound * (1 + ROUNDING)
     nodes = sum(len(tree.nodes) for tree in trees)

@@ -1,19 +1,19 @@
 """Monte Carlo tree search for one player, over states that several orders of actions lead to (TOAST, 4.1 to 4.3).
 
-A trajectory goes from the root to a state that was never seen, by the action that promises most in every state, or to
-where stopping promises more than going on; from a new state it goes on by what was committed and is not done yet, or at
-random for a while. It is worth what the best of its states costs, a little more for each action, so that short
-trajectories win where several cost the same. States are nodes by what they are, not by how one came there. Actions that
-change nothing, and those behind which everything has been seen, are taken out of their node; where the root has none
-left, the search is exhausted.
+A trajectory starts at the root and takes the most promising action in every state. It ends at a new state, or where
+stopping promises more than any action. From a new state it goes on with committed actions that it has not taken yet, or
+at random for a while. Its worth is the cost of the best of its states plus a little for each action, so that of
+trajectories with equal costs the shortest wins. Nodes stand for states, however these were reached. Actions that change
+nothing are closed in their node, and so are actions with nothing new behind them. Once the root has only closed
+actions, the search is exhausted.
 
-A round is so many trajectories. Then the actions to the best state are committed, and the next round begins there.
-After one that finds nothing better than the best of all, the next begins half as deep in what was committed, which
-stays until something better takes its place; from the first state such a round is the last.
+A round is a fixed number of trajectories. Afterwards the actions to the best state are committed, and the next round
+begins there. After a round without an improvement, the next one begins after half of the committed actions; the other
+half is kept until something better replaces it. A round without an improvement from the first state is the last one.
 
-What an action promises is between the mean and the best of what the trajectories through it were worth, and there is a
-bonus where it was taken seldom (UCT, Kocsis and Szepesvári 2006); costs are compared by their logarithms. An action
-that was never taken in a state promises what it was worth in others (all moves as first, Gelly and Silver 2007).
+The promise of an action is the average of the mean and the best worth of the trajectories through it. Rarely taken
+actions get a bonus (UCT, Kocsis and Szepesvári 2006), and costs are compared by their logarithms. An action that was
+never taken in a state has the promise of its worth in other states (all moves as first, Gelly and Silver 2007).
 
 Letters: a actions.
 """
@@ -31,43 +31,44 @@ import numpy as np
 from tuner.planners.engine.outcome import ROUNDING, Limits, Progress, Stop
 
 State = TypeVar("State", bound=Hashable)
+"""State of a game; equal states are one node."""
 
 LEAST_GAIN = 0.1
-"""What promises are measured by while less is gained: the logarithm of the first state's cost over the best."""
+"""Least gain by which promises are scaled; the gain is the logarithm of the first state's cost over the best cost."""
 
 TRIES = 3
-"""Actions among which a random step takes the one that promises most."""
+"""Number of random actions of which a random step takes the most promising one."""
 
 
 class AbstractGame(Protocol[State]):
-    """What is searched."""
+    """Game to search: states, actions, and costs of states."""
 
     @property
     def num_actions(self) -> int:
-        """How many actions there are; each may be taken in every state, and may change nothing there."""
+        """Number of actions; each may be taken in every state, and may change nothing there."""
 
     @property
     def first(self) -> State:
-        """Where the search begins."""
+        """State in which the search begins."""
 
     def after(self, state: State, action: int) -> State:
-        """The state that an action leads to."""
+        """Return the state that an action leads to."""
 
     def cost(self, state: State) -> float:
-        """What a state costs, more than nothing; less is better."""
+        """Return the cost of a state, above zero; less is better."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchOptions:
-    """How a tree grows.
+    """Options of a tree search.
 
     Attributes:
-        trajectories: Of one round.
-        depth: The most actions from the first state to any.
-        bonus: How much is made of seldom taken actions.
-        per_action: The share of its cost that each action adds to a trajectory.
-        going_on: The chance that a trajectory goes on by another random action.
-        replay: The chance that it goes on instead by what led to the best state and was not done yet.
+        trajectories: Number of trajectories of one round.
+        depth: Most actions from the first state to any other.
+        bonus: Weight of the bonus for rarely taken actions.
+        per_action: Fraction of a trajectory's cost that each of its actions adds.
+        going_on: Probability that a trajectory goes on with another random action.
+        replay: Probability that it goes on with committed actions that it has not taken yet, instead of random ones.
     """
 
     trajectories: int = 100
@@ -80,14 +81,14 @@ class SearchOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Edge:
-    """An action that was taken.
+    """An action that was taken in a node.
 
     Attributes:
-        action: Its number.
-        node: Where it leads.
-        visits: Trajectories that took it.
-        mean: What these were worth, as cost.
-        best: What the best of these was worth.
+        action: Number of the action.
+        node: Number of the node that it leads to.
+        visits: Number of trajectories that took it.
+        mean: Mean worth of these trajectories, as a cost.
+        best: Best worth of these trajectories, as a cost.
     """
 
     action: int
@@ -102,9 +103,9 @@ class Node(Generic[State]):
     """A state that was seen.
 
     Attributes:
-        state: Which.
-        cost: What it costs.
-        visits: Trajectories that came by.
+        state: State of the game.
+        cost: Cost of the state.
+        visits: Number of trajectories through the node.
         edges: Actions taken from here, the most visited first.
     """
 
@@ -116,14 +117,13 @@ class Node(Generic[State]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Round:
-    """What was committed.
+    """One round of trajectories, with the actions that it committed.
 
     Attributes:
-        begin: Actions that were committed before and stay.
-        trajectories: How many were made.
-        actions: Those from the round's root to the best state that it found; none where nothing was better than the
-            best of all.
-        cost: What the best state costs.
+        begin: Number of earlier committed actions that stay.
+        trajectories: Number of trajectories that were made.
+        actions: Actions from the round's root to the best state that it found; empty without an improvement.
+        cost: Cost of the best state.
     """
 
     begin: int
@@ -134,16 +134,16 @@ class Round:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Tree(Generic[State]):
-    """A search that has ended.
+    """Result of a search.
 
     Attributes:
-        nodes: Every state that was seen, in the order of discovery; the first one is where it began.
-        rounds: In their order.
-        best: The number of the cheapest node.
-        stop: Why it ended; EXHAUSTED says that all that can be reached was seen, or that a round found nothing better.
-        is_complete: Whether every state that actions lead to was seen.
-        seconds: Wall time.
-        trace: The cost at the start, at every improvement and at the end.
+        nodes: Every state that was seen, in the order of discovery; the search began in the first one.
+        rounds: Rounds in their order.
+        best: Number of the cheapest node.
+        stop: Reason for the end; EXHAUSTED if everything reachable was seen or the last round found nothing better.
+        is_complete: Whether every reachable state was seen.
+        seconds: Wall time [s].
+        trace: Progress at the start, at every improvement and at the end.
     """
 
     nodes: tuple[Node[State], ...]
@@ -156,7 +156,7 @@ class Tree(Generic[State]):
 
     @property
     def actions(self) -> tuple[int, ...]:
-        """All that were committed and not taken back, in their order."""
+        """All actions that were committed and not replaced, in their order."""
         found: tuple[int, ...] = ()
         for each in self.rounds:
             if each.actions:
@@ -164,7 +164,7 @@ class Tree(Generic[State]):
         return found
 
     def as_json(self) -> dict[str, Any]:
-        """The tree as it can be stored and compared: no state, no time."""
+        """Return the tree as data that can be stored and compared, without states and times."""
         return {
             "best": self.best,
             "rounds": [
@@ -187,16 +187,17 @@ class Tree(Generic[State]):
         }
 
     def in_lines(self, called: Callable[[int], str] = str, *, most: int = 5, depth: int = 2) -> list[str]:
-        """The most visited part, for people.
+        """Describe the most visited part of the tree.
 
         Args:
-            called: What an action is called.
-            most: Edges of a node that are shown.
-            depth: How far from the first state.
+            called: Function that names an action.
+            most: Most edges of a node that are shown.
+            depth: Depth below the first state that is shown.
         """
-        lines = [f"{self.nodes[0].cost:.4f} at the begin, {len(self.nodes):,} states"]
+        lines = [f"{self.nodes[0].cost:.4f} at the start, {len(self.nodes):,} states"]
 
         def show(number: int, level: int) -> None:
+            """Append the lines below a node."""
             for edge in self.nodes[number].edges[:most]:
                 lines.append(f"{'  ' * level}{edge.best:.4f} best of {edge.visits}: {called(edge.action)}")
                 if level < depth:
@@ -211,16 +212,16 @@ class _Open(Generic[State]):
     """A node that grows; its arrays have an entry for each action and a last one for stopping [a + 1].
 
     Attributes:
-        number: Of the node.
-        state: Which.
-        cost: What it costs.
-        visits: Trajectories that took each action.
-        total: What they were worth together.
-        best: What the best of them was worth.
-        closed: Whether an action is out.
-        children: Where actions lead.
-        num_visits: Trajectories that came by.
-        is_done: Whether all actions are out.
+        number: Number of the node.
+        state: State of the game.
+        cost: Cost of the state.
+        visits: Number of trajectories that took each action.
+        total: Sum of the worths of these trajectories.
+        best: Best worth of these trajectories.
+        closed: Whether each action is closed.
+        children: Node that each action leads to.
+        num_visits: Number of trajectories through the node.
+        is_done: Whether all actions are closed.
     """
 
     number: int
@@ -235,14 +236,14 @@ class _Open(Generic[State]):
     is_done: bool = False
 
     def open(self, num_actions: int) -> None:
-        """Makes room for statistics."""
+        """Allocate the statistics of all actions."""
         if self.visits is None:
             self.visits, self.total = np.zeros(num_actions + 1), np.zeros(num_actions + 1)
             self.best = np.full(num_actions + 1, math.inf)
             self.closed = np.zeros(num_actions + 1, dtype=bool)
 
     def close(self, action: int) -> None:
-        """Takes an action out."""
+        """Close an action, which is then never taken again."""
         self.closed[action] = True
         self.is_done = bool(self.closed.all())
 
@@ -256,35 +257,36 @@ def search(
     scripts: Sequence[Sequence[int]] = (),
     clock: Callable[[], float] = time.perf_counter,
 ) -> Tree[State]:
-    """Grows a tree until a round finds nothing better, or a limit holds.
+    """Grow a tree until a round finds nothing better, or a limit is reached.
 
     Args:
-        game: What is searched.
-        options: How.
-        rng: Of the random parts.
-        limits: Seconds, and states that are seen.
+        game: Game to search.
+        options: Options of the search.
+        rng: Source of the random numbers.
+        limits: Limits of seconds and of states that are seen; None for no limits.
         scripts: Trajectories that are made before all others, and count in the first round.
-        clock: Seconds, for time limits and the record.
+        clock: Clock in seconds, for time limits and the trace.
     """
     return _Search(game, options, rng, limits or Limits(), clock).run(scripts)
 
 
-def edited(
+def edit_actions(
     game: AbstractGame[State], actions: Sequence[int], *, most: float = math.inf
 ) -> tuple[State, tuple[int, ...]]:
-    """The best that small changes make of a sequence of actions: a search commits, and this takes back.
+    """Improve a sequence of actions by small changes, which can take back committed actions.
 
-    One action is left out, put in anywhere, replaced, or two change places; the first change that costs less is made,
+    A change leaves out an action, inserts one, replaces one, or swaps two. The first change that costs less is made,
     until there is none.
 
     Args:
-        game: Whose actions.
-        actions: Where it begins.
-        most: States that it may see.
+        game: Game of the actions.
+        actions: Sequence to begin with.
+        most: Most states that may be seen.
     """
     known: dict[State, float] = {}
 
-    def reached(sequence: Sequence[int]) -> tuple[float, State]:
+    def reach(sequence: Sequence[int]) -> tuple[float, State]:
+        """Return the cost and the state after a sequence."""
         state = game.first
         for action in sequence:
             state = game.after(state, action)
@@ -293,10 +295,11 @@ def edited(
         return known[state], state
 
     now = tuple(actions)
-    cost, state = reached(now)
+    cost, state = reach(now)
     while True:
+        # Changes are tried from the beginning again after each improvement.
         for other in _changes(now, game.num_actions):
-            other_cost, other_state = reached(other)
+            other_cost, other_state = reach(other)
             if other_cost < cost * (1 - ROUNDING):
                 now, cost, state = other, other_cost, other_state
                 break
@@ -307,12 +310,14 @@ def edited(
 
 
 def _changes(sequence: tuple[int, ...], num_actions: int) -> Iterator[tuple[int, ...]]:
+    """Yield all sequences after one change: an action left out, two swapped, one inserted or one replaced."""
     for at in range(len(sequence)):
         yield (*sequence[:at], *sequence[at + 1 :])
     for at in range(len(sequence)):
         for later in range(at + 1, len(sequence)):
             between = sequence[at + 1 : later]
             yield (*sequence[:at], sequence[later], *between, sequence[at], *sequence[later + 1 :])
+    # Insertions and replacements come last, because there are most of them.
     for at in range(len(sequence) + 1):
         for action in range(num_actions):
             yield (*sequence[:at], action, *sequence[at:])
@@ -321,17 +326,17 @@ def _changes(sequence: tuple[int, ...], num_actions: int) -> Iterator[tuple[int,
 
 
 _Path = Sequence[tuple[_Open[State], int, _Open[State]]]
-"""Of a trajectory each state, the action that was taken there, and where it led."""
+"""States of a trajectory, each with the action that was taken there and the state that followed."""
 
 
 @dataclass(slots=True)
 class _Best(Generic[State]):
-    """The best that trajectories of a round have found.
+    """Best state that the trajectories of a round have found.
 
     Attributes:
-        worth: What it costs, with what its actions add.
-        node: The state.
-        actions: To it from the root of the round.
+        worth: Cost of the state, with the addition for each action.
+        node: Node of the state.
+        actions: Actions to it from the root of the round.
     """
 
     worth: float
@@ -340,6 +345,8 @@ class _Best(Generic[State]):
 
 
 class _Search(Generic[State]):
+    """A search in progress."""
+
     def __init__(
         self,
         game: AbstractGame[State],
@@ -348,18 +355,19 @@ class _Search(Generic[State]):
         limits: Limits,
         clock: Callable[[], float],
     ) -> None:
+        """Begin with the first state."""
         self.game, self.options, self.rng, self.limits, self.clock = game, options, rng, limits, clock
         self.began_s = clock()
         self.known: dict[State, _Open[State]] = {}
         self.nodes: list[_Open[State]] = []
         self.trace: list[Progress] = []
         self.all_visits, self.all_ratios = np.zeros(game.num_actions + 1), np.zeros(game.num_actions + 1)
-        self.root = self.best = self.seen(game.first)[0]
+        self.root = self.best = self.node_of(game.first)[0]
         self.found = _Best(worth=self.root.cost, node=self.root)
         self.committed: list[tuple[_Open[State], int, _Open[State]]] = []
 
     def run(self, scripts: Sequence[Sequence[int]]) -> Tree[State]:
-        """All rounds."""
+        """Run all rounds."""
         rounds: list[Round] = []
         begin = 0
         stop = None
@@ -374,6 +382,7 @@ class _Search(Generic[State]):
                 stop = self.reason()
             found = self.found
             least = self.committed[-1][2].cost if self.committed else self.root.cost
+            # Only an improvement on everything committed so far is committed.
             is_better = found.node.cost < least * (1 - ROUNDING)
             actions = found.actions if is_better else ()
             cost = found.node.cost if is_better else least
@@ -382,6 +391,7 @@ class _Search(Generic[State]):
                 self.commit(begin, actions)
                 begin = len(self.committed)
             elif begin:
+                # Go back to the middle of the committed actions, and look for something better from there.
                 begin //= 2
             else:
                 stop = stop or Stop.EXHAUSTED
@@ -389,7 +399,7 @@ class _Search(Generic[State]):
             self.found = _Best(worth=root.cost, node=root)
         self.note()
         return Tree(
-            nodes=tuple(self.ended(node) for node in self.nodes),
+            nodes=tuple(self.finish(node) for node in self.nodes),
             rounds=tuple(rounds),
             best=self.best.number,
             stop=stop,
@@ -399,63 +409,64 @@ class _Search(Generic[State]):
         )
 
     def commit(self, begin: int, actions: Sequence[int]) -> None:
-        """Replaces what was committed from a place on."""
+        """Replace the committed actions from a place on."""
         del self.committed[begin:]
         node = self.committed[-1][2] if begin else self.root
         for action in actions:
-            child = self.taken(node, action)
+            child = self.take_action(node, action)
             assert child is not None, "actions of a trajectory change something"
             self.committed.append((node, action, child))
             node = child
 
     def reason(self) -> Stop | None:
-        """The limit that holds."""
+        """Return the limit that is reached; None if there is none."""
         if len(self.nodes) >= self.limits.nodes:
             return Stop.NODES
         return Stop.TIME if self.clock() - self.began_s > self.limits.time_s else None
 
     def follow(self, script: Sequence[int]) -> None:
-        """A trajectory by given actions; those that change nothing are left out."""
+        """Make a trajectory of given actions, leaving out those that change nothing."""
         node = self.root
         path: list[tuple[_Open[State], int, _Open[State]]] = []
         for action in script[: self.options.depth]:
-            child = self.taken(node, action)
+            child = self.take_action(node, action)
             if child is not None:
                 path.append((node, action, child))
                 node = child
         self.learn(path)
 
     def trajectory(self, begin: _Open[State], before: _Path[State]) -> None:
-        """One trajectory: by promise as long as states are known, then as the best one went on, or at random."""
+        """Make one trajectory: by promise while states are known, then by replay of committed actions or at random."""
         node, most = begin, self.options.depth - len(before)
         path: list[tuple[_Open[State], int, _Open[State]]] = []
         num_seen = len(self.nodes)
         while len(path) < most and len(self.nodes) == num_seen and not node.is_done:
-            action = self.chosen(node)
+            # The last entry stands for stopping, which is tried once per node.
+            action = self.choose_action(node)
             if action == self.game.num_actions:
                 node.close(action)
                 break
-            child = self.taken(node, action)
+            child = self.take_action(node, action)
             if child is not None:
                 path.append((node, action, child))
                 node = child
         is_new = len(self.nodes) > num_seen
         if is_new and self.rng.random() < self.options.replay:
-            self.learn(path, *self.replayed(node, {action for _, action, _ in (*before, *path)}, most - len(path)))
+            self.learn(path, *self.replay(node, {action for _, action, _ in (*before, *path)}, most - len(path)))
             return
         while is_new and len(path) < most and self.rng.random() < self.options.going_on:
             action = self.at_random()
-            child = self.taken(node, action)
+            child = self.take_action(node, action)
             if child is not None:
                 path.append((node, action, child))
                 node = child
         self.learn(path)
         begin.num_visits += not path
 
-    def replayed(self, node: _Open[State], done: Container[int], most: int) -> tuple[_Open[State], tuple[int, ...]]:
-        """Where all leads from a state that was committed and was not done yet, and what of that changed something.
+    def replay(self, node: _Open[State], done: Container[int], most: int) -> tuple[_Open[State], tuple[int, ...]]:
+        """Take the committed actions that were not taken yet; return the last state and the effective actions.
 
-        The states between are not looked at.
+        Actions that change nothing are left out. The states in between are not priced.
         """
         state = node.state
         actions: list[int] = []
@@ -465,15 +476,19 @@ class _Search(Generic[State]):
                 if other != state:
                     state = other
                     actions.append(action)
-        return self.seen(state)[0], tuple(actions)
+        return self.node_of(state)[0], tuple(actions)
 
-    def chosen(self, node: _Open[State]) -> int:
-        """The action that promises most, or stopping."""
+    def choose_action(self, node: _Open[State]) -> int:
+        """Return the most promising action, or the number of actions for stopping."""
+        # The promise is 0.5 * (mean + best) of the own trajectories. Without any, it is the mean ratio of worth to cost
+        # in other states, times the cost of this one.
         seen = node.visits > 0
         visits = np.maximum(node.visits, 1.0)
         own = 0.5 * (node.total / visits + np.where(seen, node.best, 0.0))
-        promised = np.where(seen, own, node.cost * self.elsewhere())
+        promised = np.where(seen, own, node.cost * self.ratios_elsewhere())
         promised[-1] = node.cost
+        # Scores are logarithms of costs, scaled by the whole gain so far, so that the bonus has the same weight in all
+        # games. Tiny random numbers break ties.
         gained = max(math.log(self.root.cost / self.best.cost), LEAST_GAIN)
         bonus = self.options.bonus * np.sqrt(math.log(node.num_visits + 2) / (node.visits + 1))
         score = bonus - np.log(promised) / gained + 1e-9 * self.rng.random(len(bonus))
@@ -481,38 +496,45 @@ class _Search(Generic[State]):
         return int(score.argmax())
 
     def at_random(self) -> int:
-        """Of a few random actions the one that promises most elsewhere."""
+        """Return the most promising of a few random actions, by their worth in other states."""
+        # A few random draws are enough to prefer good actions without always taking the same.
         some = self.rng.integers(0, self.game.num_actions, size=TRIES)
-        return int(some[self.elsewhere()[some].argmin()])
+        return int(some[self.ratios_elsewhere()[some].argmin()])
 
-    def elsewhere(self) -> Any:
-        """What actions were worth in all states, over the costs of these; 1 where they were never taken."""
+    def ratios_elsewhere(self) -> Any:
+        """Return the mean ratio of worth to cost of each action over all states; 1 where it was never taken [a + 1]."""
         return np.where(self.all_visits > 0, self.all_ratios / np.maximum(self.all_visits, 1.0), 1.0)
 
-    def taken(self, node: _Open[State], action: int) -> _Open[State] | None:
-        """Where an action leads; None, and it is out, where it changes nothing or all behind it was seen."""
+    def take_action(self, node: _Open[State], action: int) -> _Open[State] | None:
+        """Return the node that an action leads to.
+
+        Returns:
+            None, with the action closed, where it changes nothing or everything behind it was seen.
+        """
         node.open(self.game.num_actions)
         child = node.children.get(action)
         if child is None and not node.closed[action]:
+            # Orders of actions that lead to the same state share a node.
             state = self.game.after(node.state, action)
             if state == node.state:
                 node.close(action)
             else:
-                child = node.children[action] = self.seen(state)[0]
+                child = node.children[action] = self.node_of(state)[0]
         return child
 
     def learn(self, path: _Path[State], end: _Open[State] | None = None, further: tuple[int, ...] = ()) -> None:
-        """Tells the nodes of a trajectory what it was worth from each of them on, and what is done.
+        """Update the statistics of all nodes of a trajectory, and close actions with nothing new behind them.
 
         Args:
-            path: The trajectory.
-            end: Where it went on to; None for nowhere.
-            further: By which actions.
+            path: Trajectory from the root of the round.
+            end: Last state of a replay behind the trajectory; None without a replay.
+            further: Actions of that replay.
         """
         taken = tuple(action for _, action, _ in path)
         worth = math.inf
         if end is not None:
             worth = self.worth(end, (*taken, *further))
+        # From the end to the root, the worth is the best cost behind each action.
         for length in range(len(path), 0, -1):
             node, action, child = path[length - 1]
             worth = min(worth, self.worth(child, taken[:length]))
@@ -526,14 +548,14 @@ class _Search(Generic[State]):
                 node.close(action)
 
     def worth(self, node: _Open[State], actions: tuple[int, ...]) -> float:
-        """What it is worth to come to a node by actions from the root of the round."""
+        """Return the worth of reaching a node by actions from the root of the round, and keep it if it is the best."""
         own = node.cost * (1 + self.options.per_action * len(actions))
         if own < self.found.worth:
             self.found = _Best(worth=own, node=node, actions=actions)
         return own
 
-    def seen(self, state: State) -> tuple[_Open[State], bool]:
-        """The node of a state, and whether it is new."""
+    def node_of(self, state: State) -> tuple[_Open[State], bool]:
+        """Return the node of a state, and whether it is new."""
         node = self.known.get(state)
         if node is not None:
             return node, False
@@ -547,13 +569,13 @@ class _Search(Generic[State]):
         return node, True
 
     def note(self) -> None:
-        """Writes down where the search stands."""
+        """Append the present state of the search to the trace."""
         self.trace.append(
             Progress(seconds=self.clock() - self.began_s, nodes=len(self.nodes), cost=self.best.cost, bound=-math.inf)
         )
 
-    def ended(self, node: _Open[State]) -> Node[State]:
-        """A node as it stays."""
+    def finish(self, node: _Open[State]) -> Node[State]:
+        """Return a node in its final form."""
         edges = [
             Edge(
                 action=action,

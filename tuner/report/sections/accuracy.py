@@ -30,8 +30,8 @@ def likely_ranges_s(data: ReportData, records: Sequence[TrialRecord]) -> list[tu
     """Of trials with a prediction, the range in which the step time is with a probability of 68%, before any trial."""
     setting = data.config.setting
     grid = ConfigGrid.from_configs([data.config.config_of(record.params) for record in records])
-    memory = estimate_memory(setting.job, setting.cluster, setting.runtime, grid)
-    log_errors = step_uncertainty(setting.job, setting.cluster, setting.runtime, grid, memory=memory).log_error
+    memory = estimate_memory(setting, grid)
+    log_errors = step_uncertainty(setting, grid, memory=memory).log_error
     return [
         likely_range(record.predicted_s or 0.0, float(log_error))
         for record, log_error in zip(records, log_errors, strict=True)

@@ -56,7 +56,7 @@ def _operators(data: ReportData) -> list[list[Content]]:
     setting = data.config.setting
     configs = {tuple(record.params.values()): data.config.config_of(record.params) for record in timed}
     grid = ConfigGrid.from_configs(list(configs.values()))
-    predicted_s = predicted_times(step_terms(setting.job, setting.cluster, setting.runtime, grid))
+    predicted_s = predicted_times(step_terms(setting, grid))
     rows = []
     for errors in errors_of(samples, predicted_s):
         name = str(errors.kind).replace("_", " ") + (f", {errors.phase}" if errors.phase else "")

@@ -162,7 +162,7 @@ def _removed(data: ReportData) -> tuple[dict[Key, Counter[str]], dict[Key, float
     dropped = grid.take(is_empty)
     least_bytes: dict[Key, float] = {}
     if len(dropped):
-        needed = estimate_memory(setting.job, setting.cluster, setting.runtime, dropped).needed_bytes
+        needed = estimate_memory(setting, dropped).needed_bytes
         for key, count in zip(*_counted(keys[is_empty]), strict=True):
             removed[key]["memory"] += count
         for row, size in zip(keys[is_empty].tolist(), needed.tolist(), strict=True):

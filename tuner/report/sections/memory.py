@@ -54,7 +54,7 @@ def _stages(data: ReportData) -> Html | None:
     best, setting = data.best_config, data.config.setting
     if best is None or not launchable(setting, best):
         return None
-    found = stage_memory(setting.job, setting.cluster, setting.runtime, best)
+    found = stage_memory(setting, best)
     headroom = data.config.options.memory_headroom
     share = found.needed_bytes / ((1 - headroom) * found.capacity_bytes)
     drawn = np.sort(np.argsort(-share, kind="stable")[:MAX_STAGES]).tolist()

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodels.job.parallel_config import ConfigGrid
+from costmodels.job.setting import Setting
 from hardware.arrays import IntArray
 from tuner.search.observations import Evidence
 from tuner.search.proxy.proxy_trials import Proxy, ProxyOptions, proxy_of
 from tuner.space.enumeration import SpaceOptions
-from tuner.space.rules import Setting
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

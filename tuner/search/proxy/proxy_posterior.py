@@ -29,11 +29,11 @@ class ProxyBelief:
     """Proxies as the cost model sees them; each is predicted once.
 
     Attributes:
-        setting: The full job under the runtime's own profile.
-        fitted: The same under the profile that was fitted to a history; `setting` without one.
+        measured: The full job under the runtime's own profile.
+        fitted: The same under the profile that was fitted to a history; `measured` without one.
     """
 
-    setting: MeasuredSetting
+    measured: MeasuredSetting
     fitted: MeasuredSetting
     _told: dict[Proxy, _Told] = field(default_factory=dict)
 
@@ -52,12 +52,12 @@ class ProxyBelief:
     def _of(self, proxy: Proxy) -> _Told:
         if proxy not in self._told:
             grid = ConfigGrid.from_configs([proxy.config])
-            setting, fitted = (_smaller(full, proxy) for full in (self.setting, self.fitted))
-            cold = predict(setting, grid)
+            measured, fitted = (_smaller(full, proxy) for full in (self.measured, self.fitted))
+            cold = predict(measured, grid)
             self._told[proxy] = _Told(
                 cold=cold,
-                fitted=cold if self.fitted is self.setting else predict(fitted, grid),
-                terms=step_terms(fitted.job, fitted.cluster, fitted.runtime, grid),
+                fitted=cold if self.fitted is self.measured else predict(fitted, grid),
+                terms=step_terms(fitted.setting, grid),
             )
         return self._told[proxy]
 
@@ -82,7 +82,8 @@ def evidence_with_proxies(evidence: Evidence, num_candidates: int) -> Evidence:
 
 def _smaller(full: MeasuredSetting, proxy: Proxy) -> MeasuredSetting:
     """The setting of the proxy."""
-    return replace(full, job=proxy.reduction.job(full.job), cluster=proxy.reduction.cluster(full.cluster))
+    job, cluster = proxy.reduction.job(full.setting.job), proxy.reduction.cluster(full.setting.cluster)
+    return replace(full, setting=replace(full.setting, job=job, cluster=cluster))
 
 
 def _as_one(parts: Sequence[Predicted]) -> Predicted:

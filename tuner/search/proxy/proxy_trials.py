@@ -20,9 +20,9 @@ from typing import Any
 
 from costmodels.job.parallel_config import DEGREES, FURTHER_DIMENSIONS, ConfigGrid, ParallelConfig
 from costmodels.job.proxy_job import Reduction, least_layers
+from costmodels.job.setting import Setting
 from costmodels.step.memory import estimate_memory
 from tuner.space.enumeration import SpaceOptions, broken_rules, divisors, launchable
-from tuner.space.rules import Setting
 
 PROXY = "proxy"
 """Trial attribute: what the trial ran in place of its candidate, as `Proxy.as_json`; full-size trials have none."""
@@ -145,5 +145,5 @@ def probably_fits(found: Proxy, setting: Setting, space: SpaceOptions) -> bool:
     """Whether the proxy probably leaves the headroom free, given how far predictions of memory are off."""
     smaller = found.setting(setting)
     grid = ConfigGrid.from_configs([found.config])
-    memory = estimate_memory(smaller.job, smaller.cluster, smaller.runtime, grid)
+    memory = estimate_memory(smaller, grid)
     return bool(memory.probability_of_fit(space.memory_headroom, smaller.runtime.memory_error)[0] >= LIKELY_FIT)

@@ -55,11 +55,11 @@ def clock_of(run: MeasuredRun) -> Clock:
     return cast("Clock", found[1]) if found else "wall"
 
 
-def _past_run(run: MeasuredRun, setting: MeasuredSetting) -> PastRun:
+def _past_run(run: MeasuredRun, measured: MeasuredSetting) -> PastRun:
     return PastRun(
         group=published_group(run),
-        job=setting.job,
-        cluster=setting.cluster,
+        job=measured.setting.job,
+        cluster=measured.setting.cluster,
         runtime=source_of(run).runtime,
         facts=tuple(facts_of(run).items()),
         config=run.config,
@@ -68,8 +68,8 @@ def _past_run(run: MeasuredRun, setting: MeasuredSetting) -> PastRun:
         log_spread=0.0,
         num_steps=0 if run.step_time_s is None else 1,
         peak_memory_bytes=run.peak_memory_bytes,
-        memory=setting.memory,
-        stage=setting.stage,
+        memory=measured.memory,
+        stage=measured.stage,
         origin="measured",
         clock=clock_of(run),
         is_clean=is_clean(run),

@@ -36,10 +36,10 @@ from sqlalchemy import (
 from sqlalchemy.exc import DBAPIError
 
 from costmodels.job.parallel_config import DEGREES, FURTHER_DIMENSIONS, ParallelConfig
+from costmodels.job.setting import Setting
 from hardware.io.errors import ConfigError, shown_url
 from trials.backend import Observation
 from tuner.search.earlier_runs import facts_of_profile, log_spread, timed_samples
-from tuner.space.rules import Setting
 from tuner.storage.store import AbstractStore, Rows
 
 VERSION = 1

@@ -1,1 +1,1 @@
-"""Make graphs of JAX programs. Begin with `graph.py`; `rules.py` holds one rule for each primitive."""
+"""Build graphs of JAX programs. Begin with `graph.py`; `rules.py` holds one rule for each primitive."""

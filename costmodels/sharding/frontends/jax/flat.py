@@ -1,7 +1,7 @@
-"""A jaxpr with every call inlined: one list of values and one of steps, and where each step stands.
+"""Flat form of a jaxpr: all calls inlined into one list of values and one list of steps.
 
-The body of a scan stands once, its steps run `length` times. Its loop-carried values, and what it reads from and
-writes to stacks of all iterations, pass through steps that cost nothing (`graph.LOOP`).
+The body of a scan appears once, and its steps run `length` times. Its loop-carried values, and the stacks of all
+iterations that it reads and writes, pass through steps that cost nothing (`graph.LOOP`).
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ INLINED: Mapping[str, tuple[str, ...]] = {
     "remat": ("jaxpr",),
     "remat2": ("jaxpr",),
 }
-"""Primitives that only call a function, and the parameters that may hold it, by the versions of JAX."""
+"""Primitives that only call a function, with the parameters that may hold it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Where an equation stands: the scopes around it, whether backward, and how often it runs."""
+    """Position of an equation: its scopes, whether it runs in the backward pass, and the number of its executions."""
 
     scopes: tuple[str, ...] = ()
     is_backward: bool = False
@@ -44,12 +44,13 @@ class Place:
 
 @dataclass(slots=True)
 class Flat:
-    """A program without calls, as it grows.
+    """A program without calls, under construction.
 
     Attributes:
-        values: Every array.
-        steps: Every operator.
-        next_of: Of what a `carry` writes the `next` that ends the iteration, without which it would be wrong.
+        values: All arrays of the program.
+        steps: All operators of the program.
+        next_of: Step number of the `next` that ends the iteration, by the value that a `carry` writes; the carry needs
+            it.
     """
 
     values: list[Value] = field(default_factory=list)
@@ -61,7 +62,7 @@ class Flat:
     def add(
         self, name: str, aval: Any, *, varies: bool = False, kind: TensorKind = TensorKind.ACTIVATION, lead: int = 0
     ) -> int:
-        """Adds a value; a stack of `lead` of them, if that is given."""
+        """Add a value, or a stack of `lead` such values, and return its number."""
         shape = shape_of(aval)
         dtype = getattr(aval, "dtype", None)
         self.values.append(
@@ -77,7 +78,7 @@ class Flat:
         return len(self.values) - 1
 
     def inline(self, jaxpr: Jaxpr, consts: Sequence[int], arguments: Sequence[int], place: Place) -> list[int]:
-        """Adds all that a function does; its outputs."""
+        """Add all steps of a function, and return the numbers of its outputs."""
         known: dict[Var, int] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *arguments), strict=True))
 
         def read(atom: Any) -> int:
@@ -85,20 +86,24 @@ class Flat:
 
         for equation in jaxpr.eqns:
             operands = [read(atom) for atom in equation.invars]
+            # Equations that depend on no argument of the program, or that write nothing, become constants without
+            # steps.
             is_empty = all(0 in shape_of(var.aval) for var in equation.outvars)
             if is_empty or not any(self.values[operand].varies for operand in operands):
                 results = [self.add("", var.aval) for var in equation.outvars]
             elif equation.primitive.name in INLINED:
-                results = self._called(equation, operands, self._place_of(equation, place))
+                results = self._inline_call(equation, operands, self._find_place(equation, place))
             elif equation.primitive.name == "scan":
-                results = self._scanned(equation, operands, self._place_of(equation, place))
+                results = self._inline_scan(equation, operands, self._find_place(equation, place))
             else:
-                results = self._computed(equation, operands, self._place_of(equation, place))
+                results = self._add_operator(equation, operands, self._find_place(equation, place))
             known.update(zip(equation.outvars, results, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
-    def _called(self, equation: JaxprEqn, operands: list[int], place: Place) -> list[int]:
+    def _inline_call(self, equation: JaxprEqn, operands: list[int], place: Place) -> list[int]:
+        """Add the steps of a called function, with its name as a further scope."""
         inner = next(equation.params[key] for key in INLINED[equation.primitive.name] if key in equation.params)
+        # Name the scope of a `jit` after its function.
         called = equation.params.get("name")
         if called:
             place = Place(scopes=(*place.scopes, called), is_backward=place.is_backward, times=place.times)
@@ -106,7 +111,8 @@ class Flat:
             return self.inline(inner.jaxpr, [self.add("", var.aval) for var in inner.jaxpr.constvars], operands, place)
         return self.inline(inner, [], operands, place)
 
-    def _computed(self, equation: JaxprEqn, operands: list[int], place: Place) -> list[int]:
+    def _add_operator(self, equation: JaxprEqn, operands: list[int], place: Place) -> list[int]:
+        """Add one operator and its results."""
         primitive = equation.primitive.name
         kind = TensorKind.GRADIENT if place.is_backward else TensorKind.ACTIVATION
         name = self._names.new(place.scopes, primitive, is_backward=place.is_backward)
@@ -121,13 +127,14 @@ class Flat:
                 operands=tuple(operands),
                 results=tuple(results),
                 params=equation.params,
-                flop=_flop_of(equation),
+                flop=_count_flop(equation),
                 times=place.times,
             )
         )
         return results
 
-    def _scanned(self, equation: JaxprEqn, operands: list[int], place: Place) -> list[int]:
+    def _inline_scan(self, equation: JaxprEqn, operands: list[int], place: Place) -> list[int]:
+        """Add the body of a scan once, with free steps at its boundary."""
         params = equation.params
         body, length = params["jaxpr"], params["length"]
         num_consts, num_carry = params["num_consts"], params["num_carry"]
@@ -135,15 +142,16 @@ class Flat:
         carries = varying_carries(
             body.jaxpr, [self.values[operand].varies for operand in operands], num_consts, num_carry
         )
+        # Steps of the body run once per iteration.
         inside = Place(scopes=place.scopes, is_backward=place.is_backward, times=place.times * length)
 
         avals = [var.aval for var in body.jaxpr.invars[num_consts:]]
         inputs = [
-            self._through(CARRY, [begin], aval, place) if varies else self.add("", aval)
+            self._add_free_step(CARRY, [begin], aval, place) if varies else self.add("", aval)
             for begin, aval, varies in zip(begins, avals[:num_carry], carries, strict=True)
         ]
         parts = [
-            self._through(UNSTACK, [stack], aval, place) if self.values[stack].varies else self.add("", aval)
+            self._add_free_step(UNSTACK, [stack], aval, place) if self.values[stack].varies else self.add("", aval)
             for stack, aval in zip(stacks, avals[num_carry:], strict=True)
         ]
         consts = [self.add("", var.aval) for var in body.jaxpr.constvars]
@@ -155,19 +163,20 @@ class Flat:
             if not varies:
                 results.append(self.add("", aval))
             elif after == before:
+                # The body leaves this carry unchanged, so no `next` is needed.
                 results.append(begin)
             else:
-                results.append(self._through(NEXT, [after], aval, inside))
+                results.append(self._add_free_step(NEXT, [after], aval, inside))
                 self.next_of[before] = len(self.steps) - 1
         for part, var in zip(outputs[num_carry:], body.jaxpr.outvars[num_carry:], strict=True):
             if self.values[part].varies:
-                results.append(self._through(STACK, [part], var.aval, inside, lead=length))
+                results.append(self._add_free_step(STACK, [part], var.aval, inside, lead=length))
             else:
                 results.append(self.add("", var.aval, lead=length))
         return results
 
-    def _through(self, primitive: str, operands: list[int], aval: Any, place: Place, *, lead: int = 0) -> int:
-        """Adds an operator that costs nothing."""
+    def _add_free_step(self, primitive: str, operands: list[int], aval: Any, place: Place, *, lead: int = 0) -> int:
+        """Add a step that costs nothing, and return its result."""
         name = self._names.new(place.scopes, primitive, is_backward=place.is_backward)
         result = self.add(name, aval, varies=True, kind=self.values[operands[-1]].kind, lead=lead)
         self.steps.append(
@@ -183,10 +192,11 @@ class Flat:
         )
         return result
 
-    def _place_of(self, equation: JaxprEqn, outer: Place) -> Place:
-        """Where an equation stands, by the names that its author gave to scopes."""
+    def _find_place(self, equation: JaxprEqn, outer: Place) -> Place:
+        """Return the position of an equation, from the scope names in its source information."""
         stack = str(equation.source_info.name_stack)
         if stack not in self._paths:
+            # JAX wraps scopes in transformations, as in `transpose(jvp(layer))`; a transpose marks the backward pass.
             words = re.sub(r"\w+\(|\)", "", stack).split("/")
             self._paths[stack] = tuple(word for word in words if word), "transpose(" in stack
         scopes, is_backward = self._paths[stack]
@@ -196,12 +206,13 @@ class Flat:
 
 
 def shape_of(aval: Any) -> tuple[int, ...]:
-    """The shape of an abstract value; what has none, as a token, counts as a scalar."""
+    """Return the shape of an abstract value; values without a shape, such as tokens, count as scalars."""
     return tuple(map(int, getattr(aval, "shape", ())))
 
 
 def varying_carries(body: Jaxpr, varies: Sequence[bool], num_consts: int, num_carry: int) -> list[bool]:
-    """Which values that a loop carries depend on its arguments, at the latest after some iterations."""
+    """Return for each loop-carried value whether it depends on the arguments after some number of iterations."""
+    # Repeat the body's dependency analysis until no further carry becomes dependent.
     given = list(varies)
     while True:
         known = {var for var, is_varying in zip(body.invars, given, strict=True) if is_varying}
@@ -216,15 +227,19 @@ def varying_carries(body: Jaxpr, varies: Sequence[bool], num_consts: int, num_ca
         given[carried] = after
 
 
-def _flop_of(equation: JaxprEqn) -> float:
-    """Of a call, of the dearest branch, or of one iteration of a loop whose length nobody knows."""
-    inner = [_inner(value) for key in ("branches", "body_jaxpr") for value in _several(equation.params.get(key))]
+def _count_flop(equation: JaxprEqn) -> float:
+    """Return the FLOPs of an equation.
+
+    A call counts its body. Branches count the most expensive one. A loop of unknown length counts one iteration.
+    """
+    # A conditional or a while loop contains jaxprs of its own.
+    inner = [_open_jaxpr(value) for key in ("branches", "body_jaxpr") for value in _as_tuple(equation.params.get(key))]
     if inner:
-        return max(sum(_flop_of(one) for one in jaxpr.eqns) for jaxpr in inner)
+        return max(sum(_count_flop(one) for one in jaxpr.eqns) for jaxpr in inner)
     name = equation.primitive.name
     if name in INLINED or name == "scan":
         key = next(key for key in INLINED.get(name, ("jaxpr",)) if key in equation.params)
-        return float(equation.params.get("length", 1) * sum(map(_flop_of, _inner(equation.params[key]).eqns)))
+        return float(equation.params.get("length", 1) * sum(map(_count_flop, _open_jaxpr(equation.params[key]).eqns)))
     if name not in ("dot_general", "conv_general_dilated"):
         return 0.0
     return flop_of_call(
@@ -237,9 +252,9 @@ def _flop_of(equation: JaxprEqn) -> float:
     )
 
 
-def _several(value: Any) -> Sequence[Any]:
+def _as_tuple(value: Any) -> Sequence[Any]:
     return () if value is None else value if isinstance(value, tuple) else (value,)
 
 
-def _inner(jaxpr: Jaxpr | ClosedJaxpr) -> Jaxpr:
+def _open_jaxpr(jaxpr: Jaxpr | ClosedJaxpr) -> Jaxpr:
     return jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr

@@ -1,12 +1,12 @@
-"""The graph of a JAX program: its jaxpr with every call inlined, what nobody reads left out, and rules looked up.
+"""Graph of a JAX program: its jaxpr with all calls inlined, unused steps removed, and rules looked up.
 
-The body of a scan stands once, its operators run `length` times. Its loop-carried values, and what it reads from and
-writes to stacks of all iterations, pass through operators that cost nothing (`graph.LOOP`):
+The body of a scan appears once, and its operators run `length` times. Its loop-carried values, and the stacks of all
+iterations that it reads and writes, pass through operators that cost nothing (`graph.LOOP`):
 
-    carry    begins the loop: reads the first iteration's value, and what `next` writes as often as an iteration ends
-    next     ends an iteration: reads what it carries on
-    unstack  an iteration's part of a stack; the stack's first dim is blocked
-    stack    the stack that the iterations' parts make up; the same
+    carry    starts the loop: reads the first iteration's value, and the result of `next` once per iteration
+    next     ends an iteration: reads the value that it hands on
+    unstack  takes one iteration's part of a stack; the stack's first dim is blocked
+    stack    combines the iterations' parts into a stack; the stack's first dim is blocked
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from costmodels.sharding.graph import CARRY, INPUT, STATE, Graph, GraphBuilder
 
 
 def graph_of_jax(fn: Callable[..., Any], *arguments: Any, donated: Sequence[str | int] = ()) -> Graph:
-    """The graph of a function of abstract arguments; nothing is computed.
+    """Return the graph of a function of abstract arguments; nothing is computed.
 
     Args:
-        fn: Typically one training step, of which `jax.value_and_grad` and the optimizer are part.
+        fn: Function to plan, typically a training step with `jax.value_and_grad` and the optimizer's update.
         arguments: Trees of `jax.ShapeDtypeStruct`s or arrays.
-        donated: Names or numbers of the arguments whose memory the outputs take over.
+        donated: Names or numbers of the arguments whose memory is donated to the outputs.
     """
     return graph_of(traced(fn, *arguments, donated=donated))
 
 
 def flattened(program: Program) -> tuple[Flat, list[int], list[int]]:
-    """A traced function without calls, and the numbers of its arguments and of its outputs."""
+    """Return a traced function without calls, and the numbers of its arguments and outputs."""
     flat = Flat()
     jaxpr = program.jaxpr
     arguments = [
@@ -46,20 +46,22 @@ def flattened(program: Program) -> tuple[Flat, list[int], list[int]]:
 
 
 def graph_of(program: Program) -> Graph:
-    """The graph of a traced function."""
+    """Return the graph of a traced function."""
     flat, arguments, outputs = flattened(program)
     build = FlatBuilder(values=flat.values, builder=GraphBuilder(name=program.name))
     for argument, value in zip(program.arguments, arguments, strict=True):
         if flat.values[value].varies:
             build.source(INPUT if argument.kept_by is None else STATE, value)
+    # Remove steps whose results nobody reads.
     needed = alive(flat.steps, outputs, flat.next_of)
     for number, step in enumerate(flat.steps):
         if number in needed:
-            call = _call(step, flat)
+            call = _make_call(step, flat)
             rule = rule_of_call(call)
             if rule is None:
                 build.count_unknown(step.primitive)
             build.step(step, rule or blocked_rule(call))
+    # The second operand of a carry exists only now, as it is written later in the program than the carry stands.
     for carried, number in flat.next_of.items():
         if number in needed and carried in build.tensors:
             made, shape = flat.steps[number].results[0], flat.values[carried].shape
@@ -72,7 +74,7 @@ def graph_of(program: Program) -> Graph:
     return build.builder.done()
 
 
-def _call(step: Step, flat: Flat) -> Call:
+def _make_call(step: Step, flat: Flat) -> Call:
     return Call(
         primitive=step.primitive,
         operands=tuple(flat.values[operand].shape for operand in step.operands),

@@ -1,8 +1,9 @@
-"""A JAX program as it was traced: its jaxpr, what its arguments are called, and which of them live on.
+"""Trace of a JAX program: its jaxpr, the names of its arguments, and the arguments that live on to the next step.
 
-Arguments that the caller donates are states, if some output can take their place: a tree of the same paths and shapes,
-at best one below the argument's name; where there is none, for each leaf the first output of its shape and type. Large
-trees choose first: an optimizer's holds others of the parameters' paths. Other arguments are data of the step.
+Donated arguments are states if some output can replace them. The best match is a tree of outputs with the same paths
+and shapes, preferably below a node with the argument's name. Without such a tree, each leaf gets the first output of
+its shape and dtype. Large trees choose first, because an optimizer's tree contains the parameters' paths. All other
+arguments are data of the step.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ class Argument:
     """A leaf of a program's arguments.
 
     Attributes:
-        name: Its path, for example `params.layers.0.w`.
-        kind: What it is for.
-        kept_by: The output that takes its place in the next step; None for data of one step.
+        name: Path of the leaf, for example `params.layers.0.w`.
+        kind: Purpose of the tensor.
+        kept_by: Number of the output that replaces it in the next step; None for data of one step.
     """
 
     name: str
@@ -40,13 +41,13 @@ class Program:
     """A traced function.
 
     Attributes:
-        name: What it is called.
-        jaxpr: Its trace.
-        arguments: Of each variable that it takes.
-        outputs: The paths of what it returns, empty for a function that returns one array.
-        in_tree: The tree of the arguments.
-        out_tree: The tree of what it returns.
-        donated: Numbers of the arguments, whole trees, that the outputs take the place of.
+        name: Name of the function.
+        jaxpr: Trace of the function.
+        arguments: Leaves of all arguments, in the order of the jaxpr's variables.
+        outputs: Paths of the outputs; a function that returns a single array has one empty path.
+        in_tree: Tree structure of the arguments.
+        out_tree: Tree structure of the outputs.
+        donated: Numbers of the donated arguments, each a whole tree.
     """
 
     name: str
@@ -59,22 +60,23 @@ class Program:
 
 
 def traced(fn: Callable[..., Any], *arguments: Any, donated: Sequence[str | int] = ()) -> Program:
-    """A function's trace, with the names of its arguments and what becomes of them; see `graph_of_jax`.
+    """Return a function's trace with the names and states of its arguments; see `graph_of_jax`.
 
     Raises:
-        ConfigError: `donated` names no argument.
+        ConfigError: `donated` names no argument of the function.
     """
-    names = _argument_names(fn, len(arguments))
-    given = _numbers(donated, names)
+    names = _name_arguments(fn, len(arguments))
+    given = _find_numbers(donated, names)
     jaxpr, out_tree = jax.make_jaxpr(fn, return_shape=True)(*arguments)
-    outputs = _leaves(out_tree)
-    leaves = [_leaves(tree) for tree in arguments]
+    outputs = _list_leaves(out_tree)
+    leaves = [_list_leaves(tree) for tree in arguments]
+    # Outputs that no argument has taken yet; a dict keeps their order.
     free = dict.fromkeys(range(len(outputs)))
     kept: dict[int, list[int | None]] = {}
     for number in sorted(given, key=lambda one: (-len(leaves[one]), one)):
-        kept[number] = _kept(names[number], leaves[number], outputs, free)
+        kept[number] = _match_outputs(names[number], leaves[number], outputs, free)
     found = [
-        Argument(name=".".join((name, *path)), kind=_kind_of(name, output is not None), kept_by=output)
+        Argument(name=".".join((name, *path)), kind=_guess_kind(name, output is not None), kept_by=output)
         for number, name in enumerate(names)
         for (path, _), output in zip(leaves[number], kept.get(number, [None] * len(leaves[number])), strict=True)
     ]
@@ -90,11 +92,11 @@ def traced(fn: Callable[..., Any], *arguments: Any, donated: Sequence[str | int]
 
 
 Leaf = tuple[tuple[str, ...], Any]
-"""The path and the shape of a leaf of a tree."""
+"""Path and abstract value of a leaf of a tree."""
 
 
-def _argument_names(fn: Callable[..., Any], count: int) -> list[str]:
-    """What a function calls its first arguments."""
+def _name_arguments(fn: Callable[..., Any], count: int) -> list[str]:
+    """Return the names of a function's first arguments."""
     names: list[str] = []
     for parameter in inspect.signature(fn).parameters.values():
         if parameter.kind is parameter.VAR_POSITIONAL:
@@ -104,10 +106,11 @@ def _argument_names(fn: Callable[..., Any], count: int) -> list[str]:
     return names[:count]
 
 
-def _numbers(donated: Sequence[str | int], names: Sequence[str]) -> set[int]:
-    """The positions of donated arguments."""
+def _find_numbers(donated: Sequence[str | int], names: Sequence[str]) -> set[int]:
+    """Return the positions of donated arguments."""
     found = set()
     for one in donated:
+        # JAX allows both names and positions, and so does this option.
         number = names.index(one) if one in names else one
         if isinstance(number, str) or not 0 <= number < len(names):
             raise ConfigError(
@@ -120,20 +123,23 @@ def _numbers(donated: Sequence[str | int], names: Sequence[str]) -> set[int]:
     return found
 
 
-def _leaves(tree: Any) -> list[Leaf]:
+def _list_leaves(tree: Any) -> list[Leaf]:
+    """Return the leaves of a tree with their paths."""
     found, _ = jax.tree_util.tree_flatten_with_path(tree)
     return [(tuple(jax.tree_util.keystr((key,), simple=True) for key in path), leaf) for path, leaf in found]
 
 
-def _kept(name: str, leaves: Sequence[Leaf], outputs: Sequence[Leaf], free: dict[int, None]) -> list[int | None]:
-    """Of each leaf of a donated argument the output that takes its place, which is free no longer."""
+def _match_outputs(
+    name: str, leaves: Sequence[Leaf], outputs: Sequence[Leaf], free: dict[int, None]
+) -> list[int | None]:
+    """Return the output that replaces each leaf of a donated argument, and remove these outputs from `free`."""
 
     def is_alike(leaf: Leaf, output: int) -> bool:
         one, other = leaf[1], outputs[output][1]
         return output in free and one.shape == other.shape and one.dtype == other.dtype
 
     def is_tree(first: int) -> bool:
-        above = _above(leaves, outputs[first])
+        above = _find_prefix(leaves, outputs[first])
         return all(
             is_alike(leaf, first + number) and outputs[first + number][0] == (*above, *leaf[0])
             for number, leaf in enumerate(leaves)
@@ -141,28 +147,34 @@ def _kept(name: str, leaves: Sequence[Leaf], outputs: Sequence[Leaf], free: dict
 
     found: list[int | None] = []
     trees = [first for first in range(len(outputs) - len(leaves) + 1) if is_tree(first)] if leaves else []
+    # Prefer a tree below a node with the argument's own name.
     if trees:
-        first = next((one for one in trees if name in _above(leaves, outputs[one])), trees[0])
+        first = next((one for one in trees if name in _find_prefix(leaves, outputs[one])), trees[0])
         found += range(first, first + len(leaves))
     else:
+        # No tree of outputs fits: match leaf by leaf.
         taken: set[int] = set()
         for leaf in leaves:
             output = next((one for one in free if one not in taken and is_alike(leaf, one)), None)
             taken.update(() if output is None else (output,))
             found.append(output)
+    # An output can replace one argument only.
     for output in found:
         if output is not None:
             del free[output]
     return found
 
 
-def _above(leaves: Sequence[Leaf], output: Leaf) -> tuple[str, ...]:
-    """The path down to a tree among the outputs, whose first leaf is this output."""
+def _find_prefix(leaves: Sequence[Leaf], output: Leaf) -> tuple[str, ...]:
+    """Return the path of the tree among the outputs that has this output as its first leaf."""
     return output[0][: max(len(output[0]) - len(leaves[0][0]), 0)]
 
 
-def _kind_of(name: str, is_kept: bool) -> TensorKind:
-    """What an argument is for, by its name: parameters are called so, and what else lives on is the optimizer's."""
+def _guess_kind(name: str, is_kept: bool) -> TensorKind:
+    """Return the purpose of an argument, from its name and from whether it is kept.
+
+    Names like "params" mean parameters. Other arguments that are kept belong to the optimizer, except caches.
+    """
     if re.match(r"(?i)param|weight|model", name):
         return TensorKind.PARAMETER
     is_optimizer = is_kept and not re.search(r"(?i)cache", name)

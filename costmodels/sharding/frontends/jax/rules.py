@@ -1,16 +1,16 @@
-"""The iteration space of every primitive of a jaxpr that Meshtune knows: how its factors lie on operands and results.
+"""Sharding rules of jaxpr primitives.
 
-Elementwise primitives share one rule; a primitive that nobody wrote a rule for has none, and its caller blocks all its
-dims. An operand of another rank than the result of an elementwise primitive is a scalar, as JAX has it.
+Elementwise primitives share one rule. A primitive without a rule gets None, and the caller blocks all its dims. If an
+operand of an elementwise primitive has another rank than the result, it is a scalar, as in JAX.
 
-What `jax.lax` counts from shapes must be counted from the local ones where a rule's factor is cut (`slice_sizes` of a
-gather, the `shape` of a broadcast): the parameters here are those of whole tensors.
+The parameters of a call describe whole tensors. Parameters that depend on shapes (`slice_sizes` of a gather, the
+`shape` of a broadcast) must be computed from local shapes if a factor of the rule is partitioned.
 
-Three rules cut what only masks make cuttable, as partitioners do it: rows of a gather's table (each device looks up
-what it has, zeros elsewhere, and all add up), rows of a scatter's operand, and the dim that a dynamic_update_slice
-writes to (each device writes what falls into its part).
+Three rules partition factors that need masks, as partitioners do. Rows of a gather's table: each device looks up the
+rows that it has, uses zeros for the others, and the results are added up. Rows of a scatter's operand, and the dim that
+a dynamic_update_slice writes to: each device writes the values that fall into its part.
 
-Sources: the semantics of StableHLO's specification; the factors of Shardy (OpenXLA), which the tests compare with.
+Sources: the semantics in StableHLO's specification; the factors of Shardy (OpenXLA), against which the tests compare.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ ELEMENTWISE = frozenset(
     threefry2x32 xor
     """.split()  # noqa: SIM905  # ninety words, a line each, would hide the rules below
 )
-"""Primitives whose result at a place depends on the operands at that place alone."""
+"""Primitives that compute each element from the operands' elements at the same index."""
 
 
 def rule_of_call(call: Call) -> Rule | None:
-    """The rule of a call; None where nobody wrote one for its primitive."""
+    """Return the rule of a call; None if its primitive has no rule."""
     if call.primitive in ELEMENTWISE:
         return elementwise(call)
     rule = RULES.get(call.primitive)
@@ -56,28 +56,31 @@ def rule_of_call(call: Call) -> Rule | None:
 
 
 def flop_of_call(call: Call) -> float:
-    """Floating-point operations of a matrix product or a convolution, a multiplication and an addition apart; else 0.
+    """Return the FLOPs of a matrix product or a convolution; 0 for other primitives.
 
-    Products with the zeros that dilation puts between elements aren't counted, those with padding are.
+    A multiplication and an addition count as two. Products with zeros from dilation are not counted; those with padding
+    are.
     """
     if call.primitive == "dot_general":
         (contracted, _), _ = call.params["dimension_numbers"]
         return float(2 * math.prod(call.results[0]) * math.prod(call.operands[0][dim] for dim in contracted))
     if call.primitive == "conv_general_dilated":
         numbers, weight = call.params["dimension_numbers"], call.operands[1]
+        # Products per output element: window size times input channels per group.
         products = math.prod(weight[dim] for dim in numbers.rhs_spec[1:])
         return float(2 * math.prod(call.results[0]) * products / math.prod(call.params["lhs_dilation"]))
     return 0.0
 
 
 def _pairwise(call: Call) -> Rule:
-    """Of what hands each operand on as the result in its place."""
+    """Return the rule of a primitive that returns each operand unchanged as the result in the same position."""
     loops = Loops()
     places = [loops.dims(shape) for shape in call.operands]
     return loops.rule(places, places)
 
 
 def _broadcast_in_dim(call: Call) -> Rule:
+    """Return the rule of a broadcast, which names the result dim of each operand dim."""
     loops = Loops()
     result = loops.dims(call.results[0])
     shape, *sizes = call.operands  # sizes only where shapes are dynamic
@@ -87,7 +90,8 @@ def _broadcast_in_dim(call: Call) -> Rule:
 
 
 def _reshape(call: Call) -> Rule:
-    """As `reshaped` has it; some reshapes transpose first."""
+    """Return the rule of a reshape, some of which transpose first."""
+    # `reshaped` sees the operand after the transposition; its factors are put back into the operand's own order.
     order = call.params["dimensions"] or range(len(call.operands[0]))
     rule = reshaped(tuple(call.operands[0][dim] for dim in order), call.results[0])
     operand = dict(zip(order, rule.operands[0], strict=True))
@@ -117,6 +121,7 @@ def _expand_dims(call: Call) -> Rule:
 
 
 def _dot_general(call: Call) -> Rule:
+    """Return the rule of a product: batch dims and free dims are maps, contracted dims are reductions."""
     loops = Loops()
     (left_sum, right_sum), (left_batch, right_batch) = call.params["dimension_numbers"]
     left_shape, right_shape = call.operands
@@ -124,6 +129,7 @@ def _dot_general(call: Call) -> Rule:
     right: list[tuple[int, ...]] = [()] * len(right_shape)
     for one, other in zip(left_batch, right_batch, strict=True):
         left[one] = right[other] = loops.dim(left_shape[one])
+    # The result has the batch dims first, then the left operand's free dims, then the right operand's.
     result = [left[dim] for dim in left_batch]
     for dims, shape, taken in (
         (left, left_shape, (*left_batch, *left_sum)),
@@ -139,9 +145,10 @@ def _dot_general(call: Call) -> Rule:
 
 
 def _conv_general_dilated(call: Call) -> Rule:
-    """Batch and features are those of a matrix product, in groups or not; space is what `_space_of_conv` says.
+    """Return the rule of a convolution: a matrix product over batch and features, with or without groups.
 
-    The gradients of a convolution are convolutions, whose numbers of dimensions say which is batch and which feature.
+    `_space_of_conv` gives the factors of the spatial dims. Gradients of a convolution are convolutions, too; their
+    dimension numbers tell which dims are batch and features.
     """
     loops = Loops()
     params = call.params
@@ -152,11 +159,13 @@ def _conv_general_dilated(call: Call) -> Rule:
     out_batch, out_feature, *out_space = numbers.out_spec
     feature_groups, batch_groups = params["feature_group_count"], params["batch_group_count"]
 
+    # Five kinds of factors: batch, groups, output channels, input channels, and space.
     batch = loops.dim(out[out_batch])
     group = loops.dim(feature_groups * batch_groups)
     feature = loops.dim(out[out_feature] // (feature_groups * batch_groups))
     summed = loops.dim(weight[weight_in], FactorKind.REDUCTION)
     places: list[dict[int, tuple[int, ...]]] = [{}, {}, {}]
+    # Group factors come first on a dim, so that an axis can partition them.
     places[0][image_batch] = group + batch if batch_groups > 1 else batch
     places[0][image_feature] = group + summed if feature_groups > 1 else summed
     places[1][weight_out] = group + feature
@@ -174,12 +183,13 @@ def _conv_general_dilated(call: Call) -> Rule:
 def _space_of_conv(
     loops: Loops, params: Mapping[str, Any], number: int, sizes: tuple[int, int, int]
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """The factors of one dim in space of image, window and result.
+    """Return the factors of one spatial dim of image, window and result.
 
-    A window of one element is a map; one as large as the image, in one place only, a sum over both. Any other looks
-    at neighbours.
+    A window of one element is a map. A window as large as the image, with a single position, is a reduction over both.
+    Any other window reads neighbouring elements.
     """
     image, window, out = sizes
+    # Without padding, strides and dilation, positions of image and result correspond.
     is_plain = (
         tuple(params["padding"][number]) == (0, 0)
         and params["window_strides"][number] == params["lhs_dilation"][number] == 1
@@ -201,16 +211,19 @@ def _space_of_conv(
 
 
 def _reduce(call: Call) -> Rule:
-    return _without(call, FactorKind.REDUCTION)
+    return _drop_axes(call, FactorKind.REDUCTION)
 
 
 def _arg_reduce(call: Call) -> Rule:
-    """Indices of parts can't be put together without the values, which are no result."""
-    return _without(call, FactorKind.BLOCKED)
+    """Return the rule of argmax and argmin.
+
+    Partial indices cannot be combined without the values, which are not part of the result.
+    """
+    return _drop_axes(call, FactorKind.BLOCKED)
 
 
-def _without(call: Call, kind: FactorKind) -> Rule:
-    """Of what drops some dims."""
+def _drop_axes(call: Call, kind: FactorKind) -> Rule:
+    """Return the rule of a primitive that drops some dims."""
     loops = Loops()
     axes = call.params["axes"]
     operand = tuple(
@@ -249,11 +262,11 @@ def _rev(call: Call) -> Rule:
 
 
 def _reduce_window(call: Call) -> Rule:
-    return changed(call, _windowed(call))
+    return changed(call, _find_windowed(call))
 
 
-def _windowed(call: Call) -> list[int]:
-    """The dims along which a window looks at more than one element."""
+def _find_windowed(call: Call) -> list[int]:
+    """Return the dims along which a window covers more than one element."""
     params = call.params
     window, strides, padding = params["window_dimensions"], params["window_strides"], params["padding"]
     return [
@@ -264,18 +277,21 @@ def _windowed(call: Call) -> list[int]:
 
 
 def _select_and_scatter_add(call: Call) -> Rule:
-    """The gradient of pooling: what a window made goes back to the element that it took."""
+    """Return the rule of a pooling gradient, which adds each window's value to the element that the window selected."""
     loops = Loops()
-    windowed = _windowed(call)
+    # The source has windows, the operand elements; both are whole along windowed dims.
+    windowed = _find_windowed(call)
     whole = loops.dims(call.operands[1], blocked=windowed)
     source = {dim: loops.dim(call.operands[0][dim], FactorKind.BLOCKED) for dim in windowed}
     return loops.rule([replaced(whole, source), whole], [whole])
 
 
 def _dynamic_update_slice(call: Call) -> Rule:
+    """Return the rule of a write at a runtime position, which uses masks along shorter dims (see the module)."""
     loops = Loops()
     shape, update_shape, *starts = call.operands
     place = loops.dims(shape)
+    # An update shorter than the operand starts at a runtime position, so its dim is blocked.
     update = tuple(
         place[dim] if size == shape[dim] else loops.dim(size, FactorKind.BLOCKED)
         for dim, size in enumerate(update_shape)
@@ -284,10 +300,10 @@ def _dynamic_update_slice(call: Call) -> Rule:
 
 
 def _gather(call: Call) -> Rule:
-    """A slice of the operand for each place of the result's batch dims.
+    """Return the rule of a gather: one slice of the operand for each position of the result's batch dims.
 
-    Dims of slices are maps where a slice is as long as the operand. Looked-up dims of slices of one are a sum of what
-    each part of the operand has.
+    Slice dims are maps if the slice is as long as the operand. Collapsed dims, with slices of one element, are
+    reductions over the parts of the operand.
     """
     loops = Loops()
     numbers, slice_sizes = call.params["dimension_numbers"], call.params["slice_sizes"]
@@ -295,10 +311,12 @@ def _gather(call: Call) -> Rule:
     result = loops.dims(result_shape, blocked=_short_slices(numbers, slice_sizes, shape))
     batch = [place for dim, place in enumerate(result) if dim not in numbers.offset_dims]
     indices = (*batch, loops.dim(indices_shape[-1], FactorKind.BLOCKED))
+    # Batching dims of the operand share their factors with the indices.
     operand: dict[int, tuple[int, ...]] = {
         dim: indices[index_dim]
         for dim, index_dim in zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
     }
+    # Offset dims of the result are the operand's dims that are neither collapsed nor batched.
     kept = [dim for dim in range(len(shape)) if dim not in (*numbers.collapsed_slice_dims, *operand)]
     for dim, result_dim in zip(kept, numbers.offset_dims, strict=True):
         is_whole = slice_sizes[dim] == shape[dim]
@@ -309,25 +327,27 @@ def _gather(call: Call) -> Rule:
 
 
 def _short_slices(numbers: Any, slice_sizes: Sequence[int], shape: Shape) -> list[int]:
-    """The dims of a gather's result along which its slices are shorter than the operand."""
+    """Return the dims of a gather's result along which its slices are shorter than the operand."""
     gone = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
     kept = [dim for dim in range(len(shape)) if dim not in gone]
     return [result for dim, result in zip(kept, numbers.offset_dims, strict=True) if slice_sizes[dim] != shape[dim]]
 
 
 def _scatter(call: Call) -> Rule:
-    """A gather's mirror: each window of the updates goes to a place of the operand.
+    """Return the rule of a scatter: each window of the updates goes to a position of the operand.
 
-    Places of updates are a sum into the operand, which then counts once; where a later update overwrites an earlier
-    one, their order matters.
+    The positions of updates are a reduction into the operand, which must then count only once. A plain scatter
+    overwrites, so its updates are ordered and blocked.
     """
     loops = Loops()
     numbers = call.params["dimension_numbers"]
     shape, indices_shape, updates_shape = call.operands
+    # Only a commutative scatter can combine updates from several devices.
     kind = FactorKind.BLOCKED if call.primitive == "scatter" else FactorKind.REDUCTION
     updates: dict[int, tuple[int, ...]] = {}
     operand: dict[int, tuple[int, ...]] = {}
     places = [dim for dim in range(len(updates_shape)) if dim not in numbers.update_window_dims]
+    # Batching dims are shared by operand, indices and updates.
     pairs = dict(zip(numbers.scatter_indices_batching_dims, numbers.operand_batching_dims, strict=True))
     for index_dim, dim in enumerate(places):
         if index_dim in pairs:
@@ -335,11 +355,13 @@ def _scatter(call: Call) -> Rule:
         else:
             updates[dim] = loops.dim(updates_shape[dim], kind)
     indices = (*(updates[dim] for dim in places), loops.dim(indices_shape[-1], FactorKind.BLOCKED))
+    # Window dims are maps if the window covers the whole operand dim.
     windowed = [dim for dim in range(len(shape)) if dim not in (*numbers.inserted_window_dims, *operand)]
     for dim, update_dim in zip(windowed, numbers.update_window_dims, strict=True):
         is_whole = updates_shape[update_dim] == shape[dim]
         operand[dim] = loops.dim(shape[dim], FactorKind.MAP if is_whole else FactorKind.BLOCKED)
         updates[update_dim] = operand[dim] if is_whole else loops.dim(updates_shape[update_dim], FactorKind.BLOCKED)
+    # Rows of the operand: a device writes the updates that fall into its part.
     for dim in numbers.inserted_window_dims:
         operand[dim] = loops.dim(shape[dim])
     whole = tuple(operand[dim] for dim in range(len(shape)))
@@ -347,8 +369,9 @@ def _scatter(call: Call) -> Rule:
 
 
 def _bitcast(call: Call) -> Rule:
-    """Bits as another type: of a smaller one there are several, in a last dim of their own."""
+    """Return the rule of a cast of bits; several elements of a smaller dtype form a last dim of their own."""
     loops = Loops()
+    # The longer shape has an additional last dim for the parts of an element.
     shorter = min(call.operands[0], call.results[0], key=len)
     place = loops.dims(shorter)
     operand, result = (
@@ -359,23 +382,23 @@ def _bitcast(call: Call) -> Rule:
 
 
 def _stack(call: Call) -> Rule:
-    """Of a loop that fills a stack of its iterations' results."""
+    """Return the rule of a loop that stacks the results of its iterations."""
     loops = Loops()
     part = loops.dims(call.operands[0])
     return loops.rule([part], [(loops.dim(call.results[0][0], FactorKind.BLOCKED), *part)])
 
 
 def _unstack(call: Call) -> Rule:
-    """Of a loop whose iterations take a part of a stack each."""
+    """Return the rule of a loop whose iterations each take a part of a stack."""
     loops = Loops()
     part = loops.dims(call.results[0])
     return loops.rule([(loops.dim(call.operands[0][0], FactorKind.BLOCKED), *part)], [part])
 
 
 def _random(call: Call) -> Rule:
-    """Numbers drawn from a key, which every device has: each draws those of its part.
+    """Return the rule of random numbers drawn from a key: every device has the key and draws the numbers of its part.
 
-    That is what `jax_threefry_partitionable` promises, which is JAX's default.
+    This holds under `jax_threefry_partitionable`, which is JAX's default.
     """
     loops = Loops()
     keys = [loops.dims(shape, FactorKind.BLOCKED) for shape in call.operands]
@@ -407,7 +430,7 @@ RULES: Mapping[str, Callable[[Call], Rule]] = {
     "optimization_barrier": _pairwise,
     "pad": _pad,
     "random_bits": _random,
-    "random_fold_in": blocked_rule,  # keys are small, and every device wants them
+    "random_fold_in": blocked_rule,  # keys are small, and every device needs them whole
     "random_seed": blocked_rule,
     "random_split": blocked_rule,
     "random_unwrap": blocked_rule,
@@ -437,4 +460,4 @@ RULES: Mapping[str, Callable[[Call], Rule]] = {
     "top_k": _top_k,
     "transpose": _transpose,
 }
-"""The rule of each primitive that isn't elementwise. Loops, branches and foreign kernels have none."""
+"""Rules of primitives that are not elementwise. Loops, branches and foreign kernels have none."""

@@ -1,4 +1,4 @@
-"""What ATen operators are made of that have no rule of their own: torch's decompositions, and a few of ours."""
+"""Decompositions of ATen operators that have no rule of their own: torch's, and three written here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ aten = torch.ops.aten
 
 
 def decompositions() -> dict[OpOverload[..., Any], Callable[..., Any]]:
-    """Of each operator that no rule is known for what it is made of, where anybody says so."""
+    """Return the decomposition of each operator without a rule, where one exists."""
     core = core_aten_decompositions()
     known = {op: core[op] for op in core} | get_decompositions(_FURTHER)
     return {op: made_of for op, made_of in known.items() if isinstance(op, OpOverload) and not has_rule(op)} | _OURS
@@ -24,7 +24,7 @@ def decompositions() -> dict[OpOverload[..., Any], Callable[..., Any]]:
 def _var_mean(
     x: torch.Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two sums, so that dims that they add up can be cut."""
+    """Compute variance and mean with two sums, so that the reduced dims can be partitioned."""
     dims = list(range(x.dim())) if not dim else [one % x.dim() for one in dim]
     count = 1
     for one in dims:
@@ -42,8 +42,9 @@ def _var(
 
 
 def _convolution_backward(*arguments: Any) -> Any:
-    """An operator for each gradient, as they have rules of their own; the bias's is a sum."""
+    """Compute each gradient with an operator of its own, as each has its own rule; the bias's gradient is a sum."""
     *shared, mask = arguments
+    # A call for a single gradient has a rule and is left as it is.
     if sum(mask) == 1 and not mask[2]:
         return NotImplemented
     grad = arguments[0]
@@ -51,6 +52,7 @@ def _convolution_backward(*arguments: Any) -> Any:
         aten.convolution_backward(*shared, [number == one for number in range(3)])[one] if mask[one] else None
         for one in range(2)
     ]
+    # The bias's gradient sums over all dims but the channels.
     sums = [dim for dim in range(grad.dim()) if dim != 1]
     return (*found, grad.sum(sums) if mask[2] else None)
 
@@ -70,4 +72,4 @@ _FURTHER = (
     aten.native_batch_norm_backward,
     aten.repeat,
 )
-"""What torch counts as core, and is made of others nevertheless."""
+"""Operators that torch counts as core, but can decompose nevertheless."""

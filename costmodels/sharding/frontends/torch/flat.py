@@ -1,8 +1,8 @@
-"""A traced torch step as one list of values and one of kernels: what runs, on what, and by which rule.
+"""Flat form of a traced torch step: one list of values and one list of kernels with their rules.
 
-What only hands a tensor on (`detach`) is no kernel. What is made of a tensor's shape alone (`zeros_like`) depends on no
-argument; random numbers count as such, as every device can draw those of its part. What has one number everywhere is
-no operand, as a scalar is none.
+Operators that only return their operand (`detach`) are not kernels. Results that depend only on a tensor's shape
+(`zeros_like`) depend on no argument. Random numbers are treated the same way, because every device can draw those of
+its own part. Tensors filled with one number are not operands, just as scalars are not.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from costmodels.sharding.frontends.torch.rules import VIEWS, bound, flop_of_call
 from costmodels.sharding.graph import TensorKind
 
 HANDED_ON = frozenset(("alias", "detach", "lift_fresh", "lift_fresh_copy", "prims.view_of"))
-"""Operators whose result is their operand."""
+"""Operators that return their operand."""
 
 OF_A_SHAPE = frozenset(
     """
     bernoulli empty_like full_like new_empty new_empty_strided new_full new_ones new_zeros ones_like rand_like
     randint_like randn_like zeros_like
-    """.split()  # noqa: SIM905  # as words of one line they are read at a glance
+    """.split()  # noqa: SIM905  # one line is easier to scan than a list
 )
-"""Operators that look at no element of what they read, but for chances."""
+"""Operators that read no element of their operands, except probabilities."""
 
 FILLED = frozenset(
     ("full", "full_like", "new_full", "new_ones", "new_zeros", "ones", "ones_like", "zeros", "zeros_like")
 )
-"""Operators whose result has one number everywhere."""
+"""Operators that fill their result with one number."""
 
 
 @dataclass(slots=True)
 class Flat:
-    """A trace, as it grows.
+    """A trace in flat form, under construction.
 
     Attributes:
-        values: Every array.
-        kernels: Every operator, in order.
-        names: Of operators.
-        filled: Values that have one number everywhere.
-        known: The number of each node's value, or of each of its results; None for what is no array.
+        values: All arrays of the trace.
+        kernels: All operators of the trace, in order.
+        names: Registry of operator names.
+        filled: Numbers of values that are filled with one number.
+        known: Number of each node's value, or list of numbers if it has several results; None for non-arrays.
     """
 
     values: list[Value] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Flat:
     def add(
         self, name: str, array: torch.Tensor, *, varies: bool = False, kind: TensorKind = TensorKind.ACTIVATION
     ) -> int:
-        """Adds a value."""
+        """Add a value and return its number."""
         self.values.append(
             Value(
                 name=name,
@@ -74,7 +74,7 @@ class Flat:
         return len(self.values) - 1
 
     def read(self, program: Program) -> list[int | None]:
-        """Adds all that a trace does; the values of its outputs."""
+        """Add all operators of a trace, and return the values of its outputs."""
         arguments = iter(program.arguments)
         for node in program.trace.graph.nodes:
             if node.op == "placeholder":
@@ -86,17 +86,22 @@ class Flat:
                     kind=argument.kind,
                 )
             elif node.op == "call_function" and isinstance(node.target, OpOverload):
-                self.known[node] = self._called(node, node.target)
-            elif node.op == "call_function":  # `getitem`, of several results one
+                self.known[node] = self._add_call(node, node.target)
+            elif node.op == "call_function":  # `getitem` selects one of several results
                 self.known[node] = self.known[node.args[0]][node.args[1]]
             elif node.op == "get_attr":
                 self.known[node] = self.add("", getattr(program.trace, str(node.target)))
         return [None if output is None else self.known[output] for output in outputs_of(program.trace)]
 
-    def _called(self, node: Node, op: OpOverload[..., Any]) -> Any:
+    def _add_call(self, node: Node, op: OpOverload[..., Any]) -> Any:
+        """Add one call of an ATen operator, and return its results' numbers.
+
+        They have the structure of the node's value: one number or a list.
+        """
         name = name_of(op)
         params, nodes = bound(op, node.args, node.kwargs, lambda one: isinstance(one, Node))
         operands = [self.known[one] for one in nodes]
+        # `make_fx` stores the fake result of each node here, a list for several results.
         made = node.meta.get("val")
         arrays = list(made) if isinstance(made, (tuple, list)) else [made]
         is_empty = all(0 in array.shape for array in arrays if isinstance(array, torch.Tensor))
@@ -105,15 +110,16 @@ class Flat:
         varies = name not in OF_A_SHAPE and any(self.values[operand].varies for operand in operands)
         if is_empty or not varies:
             numbers = [self.add("", array) if isinstance(array, torch.Tensor) else None for array in arrays]
-            if name in FILLED or self._is_of_filled(op, operands):
+            if name in FILLED or self._is_still_filled(op, operands):
                 self.filled.update(number for number in numbers if number is not None)
         else:
-            numbers = self._computed(node, op, params, operands, arrays)
+            numbers = self._add_kernel(node, op, params, operands, arrays)
         return numbers if isinstance(made, (tuple, list)) else numbers[0]
 
-    def _computed(
+    def _add_kernel(
         self, node: Node, op: OpOverload[..., Any], params: Mapping[str, Any], operands: list[int], arrays: list[Any]
     ) -> list[int | None]:
+        """Add a kernel with its rule, and return the numbers of its results."""
         name = name_of(op)
         where = node.meta.get("custom", {})
         is_backward = bool(where.get(BACKWARD))
@@ -137,6 +143,8 @@ class Flat:
         flop = flop_of_call(call)
         is_known = rule is not None
         rule = rule or blocked_rule(call)
+        # Operands of which only the shape is read, or that are filled with one number, are dropped from kernel and
+        # rule.
         kept = [slot for slot in range(len(operands)) if slot not in unread(call) and operands[slot] not in self.filled]
         self.kernels.append(
             Kernel(
@@ -157,8 +165,11 @@ class Flat:
         )
         return numbers
 
-    def _is_of_filled(self, op: OpOverload[..., Any], operands: list[int]) -> bool:
-        """Whether an operator without arguments makes one number everywhere of one number everywhere."""
+    def _is_still_filled(self, op: OpOverload[..., Any], operands: list[int]) -> bool:
+        """Return whether an operator on filled values yields a filled value.
+
+        Elementwise operators, views and casts do.
+        """
         is_elementwise = torch.Tag.pointwise in op.tags or name_of(op) in (*VIEWS, "_to_copy")
         return is_elementwise and all(operand in self.filled or not self.values[operand].shape for operand in operands)
 

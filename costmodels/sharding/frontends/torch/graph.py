@@ -1,8 +1,8 @@
-"""The graph of a torch module's training step: forward, backward, and Adam's update of every trained parameter.
+"""Graph of a torch module's training step: forward pass, backward pass, and Adam's update of every trained parameter.
 
-The update is one operator for each parameter, as fused optimizers run it, and its moments are float32. Buffers that the
-step leaves as they are, masks and tables of angles, are constants; others live on as parameters do. Views are no
-operators (`view_folding`), and what nobody reads is left out.
+The update is one operator per parameter, as fused optimizers run it, with float32 moments. Buffers that the step leaves
+unchanged, such as masks and tables of angles, are constants. Other buffers are states, like parameters. Views are
+folded into other operators (`view_folding`), and unused operators are removed.
 """
 
 from __future__ import annotations
@@ -22,29 +22,30 @@ from costmodels.sharding.frontends.torch.view_folding import folded
 from costmodels.sharding.graph import INPUT, STATE, Graph, GraphBuilder, TensorKind
 
 MOMENTS = ("mean", "square")
-"""What Adam keeps of a parameter's gradients (Kingma and Ba 2015, algorithm 1)."""
+"""Moments of a parameter's gradients that Adam keeps (Kingma and Ba 2015, algorithm 1)."""
 
 UPDATE = "adam"
-"""The primitive of the update, which reads parameter, gradient and moments."""
+"""Primitive of the update, which reads parameter, gradient and moments."""
 
 MOMENT_BYTES = 4.0
 
 
 def is_module(thing: object) -> bool:
-    """Whether it is what `graph_of_torch` takes."""
+    """Return whether an object is a torch module."""
     return isinstance(thing, torch.nn.Module)
 
 
 def graph_of_torch(module: torch.nn.Module, inputs: Sequence[Any], loss: Loss | None = None) -> Graph:
-    """The graph of a module's training step; nothing is allocated or computed. See `torch_program.traced`."""
+    """Return the graph of a module's training step; nothing is allocated or computed. See `program.traced`."""
     return graph_of(traced(module, inputs, loss))
 
 
 def graph_of(program: Program) -> Graph:
-    """The graph of a traced step."""
+    """Return the graph of a traced step."""
     flat = Flat()
     outputs = flat.read(program)
     arguments = range(len(program.arguments))
+    # Gradients and new values of buffers are read by nobody, but must be computed.
     kept = {
         outputs[made]
         for argument in program.arguments
@@ -62,26 +63,27 @@ def graph_of(program: Program) -> Graph:
             build.source(INPUT if argument.kind == TensorKind.DATA and argument.after is None else STATE, number)
     has_begun = False
     for kernel in kernels:
+        # The trace is in execution order, so the first backward kernel ends the forward pass.
         if kernel.is_backward and not has_begun:
             build.builder.begin_backward()
             has_begun = True
         if not kernel.is_known:
             build.count_unknown(kernel.step.primitive)
-        for slot, result in enumerate(kernel.step.results):  # some have had the name of a view
+        for slot, result in enumerate(kernel.step.results):  # folding may have left a view's name
             name = f"{kernel.step.name}:{slot}" if slot else kernel.step.name
             flat.values[result] = replace(flat.values[result], name=name)
         build.step(kernel.step, kernel.rule)
     for number, argument in zip(arguments, program.arguments, strict=True):
         if argument.gradient is not None:
-            _update(build, number, argument, outputs[argument.gradient])
+            _add_update(build, number, argument, outputs[argument.gradient])
         after = None if argument.after is None else outputs[argument.after]
         if after is not None:
             build.builder.keep(build.tensors[number], build.read(after))
     return build.builder.done()
 
 
-def _update(build: FlatBuilder, number: int, argument: Argument, gradient: int | None) -> None:
-    """Adds what the optimizer makes of a parameter and its moments."""
+def _add_update(build: FlatBuilder, number: int, argument: Argument, gradient: int | None) -> None:
+    """Add the optimizer's update of a parameter and its moments."""
     assert gradient is not None, f"the gradient of {argument.name!r} is a tensor"
     array, builder = build.values[number], build.builder
     parameter = build.tensors[number]
@@ -94,6 +96,7 @@ def _update(build: FlatBuilder, number: int, argument: Argument, gradient: int |
         builder.tensor(name, array.shape, array.element_bytes, TensorKind.PARAMETER),
         *(builder.tensor(f"{name}.{moment}", array.shape, MOMENT_BYTES, TensorKind.OPTIMIZER) for moment in MOMENTS),
     ]
+    # Adam works element by element, so any partition of a parameter is possible.
     call = Call(primitive=UPDATE, operands=(array.shape,) * 4, results=(array.shape,) * 3, params={})
     builder.op(name, UPDATE, [parameter, build.read(gradient), *moments], made, elementwise(call))
     for state, after in zip((parameter, *moments), made, strict=True):

@@ -1,10 +1,11 @@
-"""A torch module's training step as it was traced: forward, loss and gradients as one graph of ATen operators.
+"""Trace of a torch module's training step: forward pass, loss and gradients as one graph of ATen operators.
 
-Nothing is allocated: parameters, buffers and inputs become fake tensors, wherever they lay. It is traced twice, first
-with autograd, then without what overwrites memory and with operators decomposed that nobody wrote a rule for.
+Nothing is allocated: parameters, buffers and inputs are replaced by fake tensors, whatever their device. The step is
+traced twice. The first trace runs autograd. The second one removes operators that overwrite memory, and decomposes
+operators without a rule.
 
-Operators carry the path of the module that called them, those of the backward pass the path of the forward operator
-whose gradient they are.
+Operators carry the path of the module that called them. Operators of the backward pass carry the path of the forward
+operator whose gradient they compute.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ from costmodels.sharding.graph import TensorKind
 from hardware.io.errors import ConfigError
 
 Loss = Callable[..., torch.Tensor]
-"""Takes the module and the inputs, and returns a scalar."""
+"""Function of the module and the inputs that returns a scalar."""
 
 SCOPE, BACKWARD = "meshtune_scope", "meshtune_backward"
-"""What the nodes of a trace say of where they stand, in their `meta["custom"]`."""
+"""Keys of a node's `meta["custom"]` that hold its scope and whether it belongs to the backward pass."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,10 +42,10 @@ class Argument:
     """An argument of a traced step.
 
     Attributes:
-        name: That of the parameter or the buffer, or `inputs.` with the path of an input.
-        kind: What it is for.
-        gradient: The output that is its gradient; None where it has none.
-        after: The output that it becomes; None where it stays as it is.
+        name: Name of the parameter or buffer, or `inputs.` with the path of an input.
+        kind: Purpose of the tensor.
+        gradient: Number of the output that holds its gradient; None if it has none.
+        after: Number of the output that holds its new value; None if it stays unchanged.
     """
 
     name: str
@@ -58,9 +59,9 @@ class Program:
     """A traced step.
 
     Attributes:
-        name: What it is called.
-        trace: Its operators, whose placeholders are the arguments.
-        arguments: In their order.
+        name: Name of the module's class.
+        trace: Operators of the step; its placeholders are the arguments.
+        arguments: Arguments of the step, in the order of the placeholders.
     """
 
     name: str
@@ -69,16 +70,16 @@ class Program:
 
 
 def traced(module: torch.nn.Module, inputs: Sequence[Any], loss: Loss | None = None) -> Program:
-    """A module's forward and backward pass on inputs of these shapes.
+    """Trace a module's forward and backward pass on inputs of the given shapes.
 
     Args:
-        module: On any device, also `meta`, or made of fake tensors; of its parameters those are trained that require
-            gradients.
-        inputs: Trees of tensors, of which shapes and types are read.
-        loss: What is differentiated, as `loss(module, *inputs)`; None where that is `module(*inputs)`.
+        module: Module on any device, also `meta`, or made of fake tensors. Parameters that require gradients are
+            trained.
+        inputs: Trees of tensors, of which only shapes and dtypes are read.
+        loss: Function to differentiate, called as `loss(module, *inputs)`; None to differentiate `module(*inputs)`.
 
     Raises:
-        ConfigError: the loss isn't one number that depends on a parameter.
+        ConfigError: The loss is not one number that depends on a parameter.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     parameters = dict(module.named_parameters())
@@ -87,10 +88,12 @@ def traced(module: torch.nn.Module, inputs: Sequence[Any], loss: Loss | None = N
     is_tensor = [isinstance(leaf, torch.Tensor) for leaf in leaves]
     given = [*parameters.values(), *buffers.values(), *(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))]
     with mode:
+        # Fake tensors have shapes and dtypes, but no memory.
         fakes = [torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu") for tensor in given]
 
     def step(*arguments: torch.Tensor) -> list[torch.Tensor]:
-        """Loss, gradients, and buffers as they are left."""
+        """Return the loss, the gradients, and the buffers after the step."""
+        # Swap the module's parameters for fresh leaves of autograd; buffers are used as they are.
         states = {
             name: tensor.detach().requires_grad_(parameters[name].requires_grad) if name in parameters else tensor
             for name, tensor in zip((*parameters, *buffers), arguments, strict=False)
@@ -99,23 +102,28 @@ def traced(module: torch.nn.Module, inputs: Sequence[Any], loss: Loss | None = N
         call = pytree.tree_unflatten(
             [next(rest) if one else leaf for one, leaf in zip(is_tensor, leaves, strict=True)], tree
         )
+        # `_LossAndGradients` holds the user's module under this name.
         within = {f"module.{name}": tensor for name, tensor in states.items()}
-        found = torch.func.functional_call(_Differentiated(module, loss), within, call)
+        found = torch.func.functional_call(_LossAndGradients(module, loss), within, call)
         return [*found, *(states[name] for name in buffers)]
 
     with mode, preserve_node_meta():
         first = make_fx(step, tracing_mode="fake")(*fakes)
-    trace = _functional(first, fakes, mode)
+    trace = _make_functional(first, fakes, mode)
     return Program(
-        name=type(module).__name__, trace=trace, arguments=(*_states(module, trace), *_inputs(tuple(inputs)))
+        name=type(module).__name__, trace=trace, arguments=(*_list_states(module, trace), *_list_inputs(tuple(inputs)))
     )
 
 
-def _states(module: torch.nn.Module, trace: GraphModule) -> list[Argument]:
-    """Parameters and buffers, and what a step, which returns the loss, gradients and buffers, makes of them."""
+def _list_states(module: torch.nn.Module, trace: GraphModule) -> list[Argument]:
+    """Return parameters and buffers with the outputs of the step that belong to them.
+
+    The step returns the loss, then the gradients, then the buffers.
+    """
     parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
     outputs = outputs_of(trace)
     placeholders = trace.graph.find_nodes(op="placeholder")[len(parameters) :]
+    # Output 0 is the loss.
     found, returned = [], 1
     for name, parameter in parameters.items():
         has_gradient = parameter.requires_grad and outputs[returned] is not None
@@ -129,12 +137,12 @@ def _states(module: torch.nn.Module, trace: GraphModule) -> list[Argument]:
     return found
 
 
-def _inputs(inputs: tuple[Any, ...]) -> list[Argument]:
+def _list_inputs(inputs: tuple[Any, ...]) -> list[Argument]:
     return [Argument(name=name, kind=TensorKind.DATA) for name in input_names(inputs)]
 
 
 def input_names(inputs: tuple[Any, ...]) -> list[str]:
-    """What the tensors among the inputs are called: by their paths."""
+    """Return the names of the tensors among the inputs, made from their paths."""
     leaves, _ = pytree.tree_flatten_with_path(inputs)
     return [
         ".".join(("inputs", *(re.sub(r"[^\w]", "", str(key)) for key in path)))
@@ -144,17 +152,17 @@ def input_names(inputs: tuple[Any, ...]) -> list[str]:
 
 
 def outputs_of(trace: GraphModule) -> list[Node | None]:
-    """What a trace returns."""
+    """Return the output nodes of a trace; None for outputs that are not nodes."""
     (outputs,) = trace.graph.output_node().args
-    assert isinstance(outputs, (tuple, list)), "a step returns several things"
+    assert isinstance(outputs, (tuple, list)), "a traced step returns a tuple or a list"
     return [output if isinstance(output, Node) else None for output in outputs]
 
 
-class _Differentiated(torch.nn.Module):
-    """A module that returns its loss and the gradients of its parameters.
+class _LossAndGradients(torch.nn.Module):
+    """Module that returns the loss of another module and the gradients of its parameters.
 
-    Both are found while its parameters are swapped for others, so that what is computed again in the backward pass
-    finds the others, too.
+    Both are computed while the module's parameters are swapped for others, so that activations recomputed in the
+    backward pass use the swapped parameters, too.
     """
 
     def __init__(self, module: torch.nn.Module, loss: Loss | None) -> None:
@@ -163,9 +171,11 @@ class _Differentiated(torch.nn.Module):
         self.loss = loss
 
     def forward(self, *inputs: Any) -> list[torch.Tensor | None]:
-        with _Scopes().of(self.module) as scopes:
+        """Return the loss, and the gradient of each trained parameter; None for parameters that the loss ignores."""
+        with _ScopeRecorder().of(self.module) as scopes:
             loss = self.module(*inputs) if self.loss is None else self.loss(self.module, *inputs)
             trained = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+            # Check before differentiation, because autograd's own errors do not name the loss.
             if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
                 raise ConfigError(
                     "must be one number that depends on a parameter that requires gradients",
@@ -178,23 +188,24 @@ class _Differentiated(torch.nn.Module):
 
 
 @dataclass(slots=True)
-class _Scopes:
-    """Writes into the nodes of a trace by which module they were called.
+class _ScopeRecorder:
+    """Recorder that annotates the nodes of a trace with the module that called them.
 
-    Autograd numbers the nodes of its own graph as the forward pass makes them; by these numbers the scope of a gradient
-    is the one of what it is a gradient of.
+    Autograd numbers the nodes of its own graph in the order of the forward pass. By these numbers, a gradient gets the
+    scope of the operator that it belongs to.
 
     Attributes:
-        starts: Numbers at which another scope began.
-        scopes: These scopes.
+        starts: Autograd numbers at which another scope began.
+        scopes: Scopes that began at these numbers.
     """
 
     starts: list[int] = field(default_factory=lambda: [0])
     scopes: list[str] = field(default_factory=lambda: [""])
 
     @contextmanager
-    def of(self, module: torch.nn.Module) -> Iterator[_Scopes]:
-        """While the module is called."""
+    def of(self, module: torch.nn.Module) -> Iterator[_ScopeRecorder]:
+        """Record scopes while the module is called."""
+        # Hooks around every submodule open and close a scope; calls nest like the modules.
         open_ones: list[tuple[str, AbstractContextManager[None]]] = []
 
         def enter(name: str) -> None:
@@ -218,14 +229,15 @@ class _Scopes:
 
     @contextmanager
     def backward_of(self, loss: torch.Tensor) -> Iterator[None]:
-        """While the loss is differentiated."""
+        """Record scopes while the loss is differentiated."""
         with ExitStack() as here, annotate({BACKWARD: True}):
 
             def begin(number: int) -> None:
                 here.close()
                 here.enter_context(annotate({SCOPE: self.scopes[bisect.bisect_right(starts, number) - 1]}))
 
-            starts = list(self.starts)  # what is computed again makes nodes of its own
+            starts = list(self.starts)  # recomputation in the backward pass appends to the original
+            # Visit the whole autograd graph, and let every node announce its scope before it runs.
             waiting, seen = [loss.grad_fn], set()
             while waiting:
                 node = waiting.pop()
@@ -240,11 +252,12 @@ class _Scopes:
         self.scopes.append(scope)
 
 
-def _functional(trace: GraphModule, arguments: Sequence[torch.Tensor], mode: FakeTensorMode) -> GraphModule:
-    """The same without operators that overwrite what they read, and with those decomposed that have no rule."""
+def _make_functional(trace: GraphModule, arguments: Sequence[torch.Tensor], mode: FakeTensorMode) -> GraphModule:
+    """Return the trace without operators that overwrite operands, and with operators without a rule decomposed."""
 
     def again(*arguments: torch.Tensor) -> Any:
         with preserve_node_meta():
+            # The metadata of the first trace (scopes) is copied to the operators of the second.
             return Interpreter(trace).run(*arguments)
 
     with mode:

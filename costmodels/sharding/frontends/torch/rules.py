@@ -1,16 +1,17 @@
-"""The iteration space of every ATen operator that Meshtune knows: how its factors lie on operands and results.
+"""Sharding rules of ATen operators.
 
-Elementwise operators are those that torch tags so, and share one rule. An operator that nobody wrote a rule for has
-none, and its caller blocks all its dims. Parameters are those of the operator's schema; one that is a tensor is an
-`Operand`, which says which of the operands it is.
+Elementwise operators are those that torch tags as pointwise; they share one rule. An operator without a rule gets None,
+and the caller blocks all its dims. Parameters are those of the operator's schema. A parameter that is a tensor is an
+`Operand`, which holds its index among the operands.
 
-What an operator counts from shapes must be counted from the local ones where a rule's factor is cut (the sizes of a
-view): the parameters here are those of whole tensors. Only a mean divides by the number of all elements in every part,
-so that parts add up. Where the sum of a product is cut, one device adds the bias of an `addmm`.
+The parameters of a call describe whole tensors. Parameters that depend on shapes (the sizes of a view) must be computed
+from local shapes if a factor of the rule is partitioned. An exception is the mean, where every part divides by the
+number of all elements, so that the parts add up. If the contraction of an `addmm` is partitioned, only one device adds
+the bias.
 
-Some rules cut what only masks make cuttable, as partitioners do it: rows that `embedding`, `index` and `gather` look
-up (each device looks up what it has, zeros elsewhere, and all add up), and rows that `index_put`, `scatter` and
-`embedding_dense_backward` write (each device writes what falls into its part).
+Some rules partition factors that need masks, as partitioners do. Rows that `embedding`, `index` and `gather` look up:
+each device looks up the rows that it has, uses zeros for the others, and the results are added up. Rows that
+`index_put`, `scatter` and `embedding_dense_backward` write: each device writes the values that fall into its part.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from costmodels.sharding.frontends.rule_parts import (
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A tensor among an operator's parameters, by its position among the operands."""
+    """A tensor among an operator's parameters, by its index among the operands."""
 
     slot: int
 
@@ -52,7 +53,8 @@ class Operand:
 def bound(
     op: OpOverload[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], is_tensor: Callable[[Any], bool]
 ) -> tuple[dict[str, Any], list[Any]]:
-    """The parameters of a call by their names, and the tensors among them in their order."""
+    """Return the parameters of a call by name, and the tensors among them in order."""
+    # Tensors may stand in nested lists, as those of `cat`.
     tensors: list[Any] = []
 
     def of(value: Any) -> Any:
@@ -62,6 +64,7 @@ def bound(
         return [of(one) for one in value] if isinstance(value, (list, tuple)) else value
 
     params: dict[str, Any] = {}
+    # Fill in the schema's defaults, so that rules find every parameter by name.
     for number, argument in enumerate(op._schema.arguments):
         default = argument.default_value if argument.has_default_value() else None
         params[argument.name] = of(args[number] if number < len(args) else kwargs.get(argument.name, default))
@@ -69,17 +72,17 @@ def bound(
 
 
 def name_of(op: OpOverload[..., Any]) -> str:
-    """What rules call an operator, whatever its overload; one that isn't ATen's with its namespace."""
+    """Return the name of an operator without its overload; operators outside of ATen keep their namespace."""
     return op._schema.name.removeprefix("aten::").replace("::", ".")
 
 
 def has_rule(op: OpOverload[..., Any]) -> bool:
-    """Whether an operator has one."""
+    """Return whether an operator has a rule."""
     return torch.Tag.pointwise in op.tags or name_of(op) in RULES
 
 
 def rule_of_call(call: Call, op: OpOverload[..., Any]) -> Rule | None:
-    """The rule of a call; None where nobody wrote one for its operator."""
+    """Return the rule of a call; None if its operator has no rule."""
     rule = RULES.get(call.primitive)
     if rule is not None:
         return rule(call)
@@ -87,7 +90,7 @@ def rule_of_call(call: Call, op: OpOverload[..., Any]) -> Rule | None:
 
 
 def unread(call: Call) -> tuple[int, ...]:
-    """The operands of a call of which only the shape is read."""
+    """Return the operands of a call of which only the shape is read."""
     params = call.params
     if call.primitive == "convolution_backward":
         return (1,) if params["output_mask"][0] else (2,)
@@ -97,15 +100,16 @@ def unread(call: Call) -> tuple[int, ...]:
 
 
 def flop_of_call(call: Call) -> float:
-    """Floating-point operations of a product, a convolution or attention, multiplications and additions apart; else 0.
+    """Return the FLOPs of a matrix product, a convolution or attention; 0 for other operators.
 
-    Attention takes two products of all queries with all keys, half of it where it is causal; its gradient five for two
-    (Dao 2023, FlashAttention-2, section 4.1).
+    A multiplication and an addition count as two. Attention takes two products of all queries with all keys, and half
+    of that if it is causal. Its gradient takes five products for two (Dao 2023, FlashAttention-2, section 4.1).
     """
     name, params, operands = call.primitive, call.params, call.operands
     if name in ("mm", "bmm", "addmm", "baddbmm"):
         return float(2 * math.prod(call.results[0]) * operands[-1][-2])
     if name in ("convolution", "convolution_backward"):
+        # The backward operator has the output's gradient as operand 0.
         is_forward = name == "convolution"
         image, out = (operands[0], call.results[0]) if is_forward else (operands[1], operands[0])
         weight = operands[1] if is_forward else operands[2]
@@ -119,11 +123,11 @@ def flop_of_call(call: Call) -> float:
 
 _ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 _ATTENTION_BACKWARD = "_scaled_dot_product_flash_attention_for_cpu_backward"
-"""Fused attention as torch calls it where nothing says which device it is for."""
+"""Fused attention under the name that torch uses for traces on the CPU."""
 
 
 def _dims(call: Call, key: str = "dim", *, rank: int | None = None) -> tuple[int, ...]:
-    """The dims that a parameter names, counted from the first; none named are all."""
+    """Return the non-negative dims that a parameter names; all dims if it names none."""
     count = len(call.operands[0]) if rank is None else rank
     named = call.params.get(key)
     if named is None or named == []:
@@ -132,7 +136,7 @@ def _dims(call: Call, key: str = "dim", *, rank: int | None = None) -> tuple[int
 
 
 def _product(call: Call) -> Rule:
-    """Of matrices or of batches of them, perhaps with something added."""
+    """Return the rule of a matrix product or a batched one, with or without an addend."""
     loops = Loops()
     *added, left, right = call.operands
     batch = [loops.dim(size) for size in left[:-2]]
@@ -148,10 +152,12 @@ def _view(call: Call) -> Rule:
 
 
 def _permute(call: Call) -> Rule:
+    """Return the rule of a permutation of dims, of which `t` and `transpose` are special cases."""
     rank = len(call.operands[0])
     if call.primitive == "permute":
         order = list(_dims(call, "dims"))
     else:
+        # `t` swaps the only two dims, `transpose` swaps two named ones.
         order = list(range(rank))
         if rank:
             first, second = (0, rank - 1) if call.primitive == "t" else (*_dims(call, "dim0"), *_dims(call, "dim1"))
@@ -175,15 +181,16 @@ def _unsqueeze(call: Call) -> Rule:
 
 
 def _reduce(call: Call) -> Rule:
-    return _over(call, FactorKind.REDUCTION)
+    return _reduce_dims(call, FactorKind.REDUCTION)
 
 
 def _reduce_whole(call: Call) -> Rule:
-    """Of what parts say nothing about: indices without values, say."""
-    return _over(call, FactorKind.BLOCKED)
+    """Return the rule of reductions whose parts cannot be combined, such as indices without values."""
+    return _reduce_dims(call, FactorKind.BLOCKED)
 
 
-def _over(call: Call, kind: FactorKind) -> Rule:
+def _reduce_dims(call: Call, kind: FactorKind) -> Rule:
+    """Return the rule of an operator that reduces some dims."""
     loops = Loops()
     dims = _dims(call)
     operand = tuple(
@@ -201,7 +208,7 @@ def _along(call: Call) -> Rule:
 
 
 def _cat(call: Call) -> Rule:
-    """Of tensors that stand behind each other; an old rule of torch's lets empty ones have another rank."""
+    """Return the rule of a concatenation; torch still allows empty operands of another rank."""
     loops = Loops()
     (dim,) = _dims(call, rank=len(call.results[0]))
     place = loops.dims(call.results[0], blocked=(dim,))
@@ -220,7 +227,7 @@ def _stack(call: Call) -> Rule:
 
 
 def _select(call: Call) -> Rule:
-    """Of one place along a dim, or of each."""
+    """Return the rule of an operator that selects one index along a dim, or each index."""
     loops = Loops()
     dims = _dims(call)
     place = loops.dims(call.operands[0], blocked=dims)
@@ -239,7 +246,7 @@ def _flip(call: Call) -> Rule:
 
 
 def _pad(call: Call) -> Rule:
-    """Pads are told from the last dim."""
+    """Return the rule of a padding, whose parameter begins with the last dim."""
     pads = call.params["pad"]
     pairs = [pads[one : one + 2] for one in range(0, len(pads), 2)]
     rank = len(call.operands[0])
@@ -247,6 +254,7 @@ def _pad(call: Call) -> Rule:
 
 
 def _embedding(call: Call) -> Rule:
+    """Return the rule of a lookup of rows, which is a reduction over the table's rows (see the module)."""
     loops = Loops()
     (rows, width), indices = call.operands
     places, hidden = loops.dims(indices), loops.dim(width)
@@ -254,6 +262,7 @@ def _embedding(call: Call) -> Rule:
 
 
 def _embedding_backward(call: Call) -> Rule:
+    """Return the rule of an embedding's gradient, which adds up the gradients of all tokens of a row."""
     loops = Loops()
     indices = call.operands[1]
     kind = FactorKind.BLOCKED if call.params["scale_grad_by_freq"] else FactorKind.REDUCTION
@@ -264,34 +273,39 @@ def _embedding_backward(call: Call) -> Rule:
 
 
 def _gather(call: Call) -> Rule:
-    """A place of the operand for each place of the index; they differ along one dim, and may be fewer along others."""
+    """Return the rule of a gather, which reads one element of the operand for each element of the index.
+
+    The index differs from the operand along one dim, and may be shorter along others.
+    """
     loops = Loops()
     shape, index = call.operands
     dims = _dims(call)
-    place, operand = _beside(loops, shape, index, dims)
+    place, operand = _place_index(loops, shape, index, dims)
     operand |= {dim: loops.dim(shape[dim], FactorKind.REDUCTION) for dim in dims}
     return loops.rule([tuple(operand[dim] for dim in range(len(shape))), place], [place])
 
 
 def _scatter(call: Call) -> Rule:
-    """A gather's mirror; where a later place overwrites an earlier one, their order matters."""
+    """Return the rule of a scatter; without addition, later elements overwrite earlier ones, so their order matters."""
     loops = Loops()
     shape, index, *sources = call.operands
     dims = _dims(call)
     kind = FactorKind.REDUCTION if call.primitive == "scatter_add" else FactorKind.BLOCKED
-    place, operand = _beside(loops, shape, index, dims, kind)
+    place, operand = _place_index(loops, shape, index, dims, kind)
     operand |= {dim: loops.dim(shape[dim]) for dim in dims}
     whole = tuple(operand[dim] for dim in range(len(shape)))
+    # Sources that are larger than the index are only partly read.
     is_alike = all(source in (index, ()) for source in sources)
     if not is_alike:
         return blocked_rule(call)
     return loops.rule([whole, place, *(place if source else () for source in sources)], [whole])
 
 
-def _beside(
+def _place_index(
     loops: Loops, shape: Shape, index: Shape, dims: Collection[int], kind: FactorKind = FactorKind.MAP
 ) -> tuple[Place, dict[int, tuple[int, ...]]]:
-    """Where an index lies, and where the other dims of the operand that it is for do."""
+    """Return the place of an index, and the factors of the operand's other dims, by dim."""
+    # A dim on which the index is shorter than the operand reads a prefix, which no equal split covers.
     place: list[tuple[int, ...]] = []
     operand: dict[int, tuple[int, ...]] = {}
     for dim, size in enumerate(index):
@@ -307,11 +321,12 @@ def _beside(
 
 
 def _index(call: Call) -> Rule:
-    """Of each looked-up dim the places that a tensor says; these tensors are broadcast to each other."""
+    """Return the rule of advanced indexing; the index tensors are broadcast to a common shape."""
     loops = Loops()
-    shape, indexed, common = _indices(call)
+    shape, indexed, common = _read_indices(call)
     result = loops.dims(call.results[0])
-    lead = _lead(indexed)
+    # The common shape of the indices replaces the indexed dims in the result.
+    lead = _count_leading(indexed)
     spread = result[lead : lead + len(common)]
     rest = iter((*result[:lead], *result[lead + len(common) :]))
     operand = [
@@ -322,39 +337,47 @@ def _index(call: Call) -> Rule:
 
 
 def _index_put(call: Call) -> Rule:
-    """An index's mirror; where a later place overwrites an earlier one, their order matters."""
+    """Return the rule of `index_put`.
+
+    Without accumulation, later elements overwrite earlier ones, so their order matters.
+    """
     loops = Loops()
-    shape, indexed, common = _indices(call)
+    shape, indexed, common = _read_indices(call)
+    # All indexed positions together are one list of writes into the operand.
     spread = loops.dims(common, FactorKind.REDUCTION if call.params["accumulate"] else FactorKind.BLOCKED)
     operand = loops.dims(shape)
     rest = [place for dim, place in enumerate(operand) if dim not in indexed]
     sizes = [size for dim, size in enumerate(shape) if dim not in indexed]
-    lead = _lead(indexed)
+    lead = _count_leading(indexed)
     written = (*rest[:lead], *spread, *rest[lead:])
     values = broadcast(written, (*sizes[:lead], *common, *sizes[lead:]), call.operands[-1])
     indices = [broadcast(spread, common, call.operands[slot]) for slot in indexed.values()]
     return loops.rule([operand, *indices, values], [operand])
 
 
-def _indices(call: Call) -> tuple[Shape, dict[int, int], Shape]:
-    """The shape that is looked up in, the operand that indexes each dim of it, and what these are broadcast to."""
+def _read_indices(call: Call) -> tuple[Shape, dict[int, int], Shape]:
+    """Return the operand's shape, the slot of each indexed dim's index tensor, and the indices' common shape."""
     indexed = {dim: one.slot for dim, one in enumerate(call.params["indices"]) if one is not None}
     common = tuple(np.broadcast_shapes(*(call.operands[slot] for slot in indexed.values())))
     return call.operands[0], indexed, common
 
 
-def _lead(indexed: Mapping[int, int]) -> int:
-    """How many dims stand before the places; these come first where what they index isn't side by side."""
+def _count_leading(indexed: Mapping[int, int]) -> int:
+    """Return the number of result dims before the indices' common shape; 0 if the indexed dims are not adjacent."""
     first, last = min(indexed), max(indexed)
     return first if last - first + 1 == len(indexed) else 0
 
 
-def _normalised(call: Call) -> Rule:
-    """Of norms over the last dims and their gradients: rows are maps, and gradients of scales are sums over them."""
+def _norm(call: Call) -> Rule:
+    """Return the rule of norms over the last dims and their gradients.
+
+    Rows are maps, and gradients of scales are sums over the rows.
+    """
     loops = Loops()
     inner = tuple(call.params["normalized_shape"])
     shape = call.operands[0]
     rows = loops.dims(shape[: len(shape) - len(inner)])
+    # Statistics need whole rows.
     columns = loops.dims(inner, FactorKind.BLOCKED)
 
     def place(one: Shape) -> Place:
@@ -366,10 +389,14 @@ def _normalised(call: Call) -> Rule:
 
 
 def _group_norm(call: Call) -> Rule:
-    """Of norms over groups of channels and their gradients: those of scales are sums over the batch."""
+    """Return the rule of norms over groups of channels and their gradients.
+
+    Gradients of scales are sums over the batch.
+    """
     loops = Loops()
     batch, groups = call.params["N"], call.params["group"]
     shape = call.operands[0]
+    # Groups are independent: an axis can serve the group factor, which comes first on the channel dim.
     row, group = loops.dim(batch), loops.dim(groups)
     channels = (*group, *loops.dim(call.params["C"] // groups, FactorKind.BLOCKED))
     whole = (row, channels, *loops.dims(shape[2:], FactorKind.BLOCKED))
@@ -383,7 +410,7 @@ def _group_norm(call: Call) -> Rule:
 
 
 def _images(call: Call, *, space: int = 2) -> Rule:
-    """Of what looks at neighbours in space: all before it are maps."""
+    """Return the rule of operators on neighbouring elements in space; all dims before the spatial ones are maps."""
     loops = Loops()
     lead = loops.dims(call.operands[0][:-space])
 
@@ -394,9 +421,10 @@ def _images(call: Call, *, space: int = 2) -> Rule:
 
 
 def _convolution(call: Call) -> Rule:
-    """Batch and features are those of a matrix product, in groups or not; space is what `_space` says.
+    """Return the rule of a convolution or its gradient: a matrix product over batch and features, perhaps in groups.
 
-    One of image, weight and outcome is what is computed, whose gradient or not; it has the two others as operands.
+    `_space` gives the factors of the spatial dims. One of image, weight and output is computed, possibly as a gradient,
+    from the other two.
     """
     loops = Loops()
     params = call.params
@@ -408,13 +436,17 @@ def _convolution(call: Call) -> Rule:
         computed = "image" if params["output_mask"][0] else "weight"
     groups = params["groups"]
     low, high = weight[1], weight[0] // groups  # a transposed one has its inputs in front
+    # Factor that is summed over, by the computed tensor: input channels for the output, output channels for the image's
+    # gradient, and the batch for the weight's gradient.
     sums = {"out": "high" if params["transposed"] else "low", "image": "low" if params["transposed"] else "high"}
 
     def kind(of: str) -> FactorKind:
         return FactorKind.REDUCTION if sums.get(computed, "batch") == of else FactorKind.MAP
 
+    # The computed tensor decides which factor is summed over.
     batch, group = loops.dim(image[0], kind("batch")), loops.dim(groups)
     low_channels, high_channels = loops.dim(low, kind("low")), loops.dim(high, kind("high"))
+    # A transposed convolution exchanges the roles of input and output channels.
     into, outof = (high_channels, low_channels) if params["transposed"] else (low_channels, high_channels)
     places: dict[str, list[tuple[int, ...]]] = {
         "image": [batch, group + into],
@@ -433,11 +465,12 @@ def _convolution(call: Call) -> Rule:
 def _space(
     loops: Loops, params: Mapping[str, Any], number: int, sizes: tuple[int, int, int], computed: str
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """The factors of one dim in space of image, window and outcome: maps if the window is one element.
+    """Return the factors of one spatial dim of image, window and output.
 
-    Any other looks at neighbours.
+    A window of one element is a map, or a reduction for the weight's gradient. Any other window reads neighbours.
     """
     image, window, out = sizes
+    # A single value stands for all spatial dims.
     padding, stride = (params[key][number % len(params[key])] for key in ("padding", "stride"))
     if window == 1 and padding == 0 and stride == 1 and image == out:
         factor = loops.dim(image, FactorKind.REDUCTION if computed == "weight" else FactorKind.MAP)
@@ -450,12 +483,16 @@ def _space(
 
 
 def _attention(call: Call) -> Rule:
-    """Fused attention and its gradient: of the sequence the queries can be cut, as `layers.attention_core` has it."""
+    """Return the rule of fused attention or its gradient; only the queries can be partitioned along the sequence.
+
+    See `layers.attention_core` for the reasons.
+    """
     loops = Loops()
     params = call.params
     slots = {name: params[name].slot for name in ("query", "key", "value")}
     queries, keys, values = (call.operands[slot] for slot in slots.values())
     batch, key_heads = loops.dim(queries[0]), loops.dim(keys[1])
+    # Several query heads share a key head. The key heads come first, so that both sides can be partitioned alike.
     heads = (*key_heads, *loops.dim(queries[1] // keys[1]))
     rows, columns = loops.dim(queries[2]), loops.dim(keys[2], FactorKind.BLOCKED)
     width = loops.dim(queries[3], FactorKind.BLOCKED)
@@ -468,6 +505,7 @@ def _attention(call: Call) -> Rule:
         "grad_out": (batch, heads, rows, value_width),
         "logsumexp": (batch, heads, rows),
     }
+    # Places follow the operands' order in this particular call.
     by_slot = {one.slot: places[name] for name, one in params.items() if isinstance(one, Operand) and name in places}
     if params["attn_mask"] is not None:
         slot = params["attn_mask"].slot
@@ -480,27 +518,28 @@ def _attention(call: Call) -> Rule:
     )
 
 
-def _named(words: str, rule: Callable[[Call], Rule]) -> dict[str, Callable[[Call], Rule]]:
+def _repeat_rule(words: str, rule: Callable[[Call], Rule]) -> dict[str, Callable[[Call], Rule]]:
+    """Return a table with one rule for all names in a text."""
     return dict.fromkeys(words.split(), rule)
 
 
 VIEWS = frozenset(("_unsafe_view", "expand", "permute", "squeeze", "t", "transpose", "unsqueeze", "view"))
-"""Operators whose result has the elements of the operand, each in a place of its own or, of `expand`, in several."""
+"""Operators whose result has the operand's elements in new positions; `expand` repeats them."""
 
 RULES: Mapping[str, Callable[[Call], Rule]] = {
-    **_named("_to_copy copy copy_ expand", elementwise),
-    **_named("mm bmm addmm baddbmm", _product),
-    **_named("view _unsafe_view reshape", _view),
-    **_named("permute transpose t", _permute),
+    **_repeat_rule("_to_copy copy copy_ expand", elementwise),
+    **_repeat_rule("mm bmm addmm baddbmm", _product),
+    **_repeat_rule("view _unsafe_view reshape", _view),
+    **_repeat_rule("permute transpose t", _permute),
     "squeeze": _squeeze,
     "unsqueeze": _unsqueeze,
-    **_named("sum mean amax amin any all prod", _reduce),
-    **_named("argmax argmin max min median", _reduce_whole),
-    **_named("_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data", _along),
-    **_named("cumsum cumprod _cumsum logcumsumexp topk sort split split_with_sizes slice_scatter", _along),
+    **_repeat_rule("sum mean amax amin any all prod", _reduce),
+    **_repeat_rule("argmax argmin max min median", _reduce_whole),
+    **_repeat_rule("_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data", _along),
+    **_repeat_rule("cumsum cumprod _cumsum logcumsumexp topk sort split split_with_sizes slice_scatter", _along),
     "cat": _cat,
     "stack": _stack,
-    **_named("select unbind", _select),
+    **_repeat_rule("select unbind", _select),
     "select_scatter": _select_scatter,
     "slice": resized,
     "constant_pad_nd": _pad,
@@ -508,15 +547,15 @@ RULES: Mapping[str, Callable[[Call], Rule]] = {
     "embedding": _embedding,
     "embedding_dense_backward": _embedding_backward,
     "gather": _gather,
-    **_named("scatter scatter_add", _scatter),
+    **_repeat_rule("scatter scatter_add", _scatter),
     "index": _index,
     "index_put": _index_put,
-    **_named(
+    **_repeat_rule(
         "native_layer_norm native_layer_norm_backward _fused_rms_norm _fused_rms_norm_backward",
-        _normalised,
+        _norm,
     ),
-    **_named("native_group_norm native_group_norm_backward", _group_norm),
-    **_named(
+    **_repeat_rule("native_group_norm native_group_norm_backward", _group_norm),
+    **_repeat_rule(
         """
         max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward _adaptive_avg_pool2d
         _adaptive_avg_pool2d_backward upsample_nearest2d upsample_nearest2d_backward upsample_bilinear2d
@@ -524,8 +563,8 @@ RULES: Mapping[str, Callable[[Call], Rule]] = {
         """,
         _images,
     ),
-    **_named("avg_pool1d upsample_nearest1d upsample_nearest1d_backward", partial(_images, space=1)),
-    **_named("convolution convolution_backward", _convolution),
-    **_named(f"{_ATTENTION} {_ATTENTION_BACKWARD}", _attention),
+    **_repeat_rule("avg_pool1d upsample_nearest1d upsample_nearest1d_backward", partial(_images, space=1)),
+    **_repeat_rule("convolution convolution_backward", _convolution),
+    **_repeat_rule(f"{_ATTENTION} {_ATTENTION_BACKWARD}", _attention),
 }
-"""The rule of each operator that torch doesn't tag as elementwise."""
+"""Rules of operators that torch does not tag as pointwise."""

@@ -1,11 +1,11 @@
-"""Views folded into the operators that read and write them, so that no rule sees tensors otherwise than they lie.
+"""Folding of views into the operators that read and write them.
 
-A view, a reshape or a transpose without a copy, costs a device nothing, and hides loops: linear layers see batch and
-sequence as one dim of rows, batched products see batch and heads as one. As part of an operator's rule these are
-factors of their own again, each of which an axis can serve.
+A view (a reshape or a transpose without a copy) costs a device nothing, but it hides loops. Linear layers see batch and
+sequence as one dim of rows; batched products see batch and heads as one dim. Once the view is part of an operator's
+rule, these are separate factors again, and an axis can serve each of them.
 
-Where a rule's factor and a view's have no common parts, as those of a reshape of (4, 6) to (8, 3), the view stays an
-operator.
+If a factor of the rule and a factor of the view have no common divisor, as in a reshape of (4, 6) to (8, 3), the view
+stays an operator.
 """
 
 from __future__ import annotations
@@ -19,28 +19,29 @@ from costmodels.sharding.dims import Factor, FactorKind, Place, Rule
 from costmodels.sharding.frontends.flat_program import Kernel
 
 Pieces = list[tuple[int, int]]
-"""Into what a factor is split: sizes, each with a number that it shares with a piece of the other rule."""
+"""Pieces of a factor: sizes, each with a number that it shares with a piece of the other rule."""
 
 
 def folded(kernels: Sequence[Kernel], outputs: Collection[int], views: Collection[str]) -> list[Kernel]:
-    """The same operators with as few views between them as can be.
+    """Return the operators with as many views removed as possible.
 
     Args:
-        kernels: In an order in which they can run.
-        outputs: Values that must be there in the end.
-        views: Primitives that are views; of those that repeat elements the result is larger than the operand.
+        kernels: Operators in an order in which they can run.
+        outputs: Values that the program must still compute.
+        views: Names of primitives that are views, including those that repeat elements.
     """
-    written = _written_as_read(list(kernels), outputs, views)
+    written = _fold_result_views(list(kernels), outputs, views)
     found: list[Kernel] = []
     view_of: dict[int, Kernel] = {}
     for kernel in written:
         for slot in range(len(kernel.step.operands)):
             view = view_of.get(kernel.step.operands[slot])
             if view is not None:
-                kernel = _read_through(kernel, slot, view) or kernel  # noqa: PLW2901  # grows operand by operand
+                kernel = _fold_operand_view(kernel, slot, view) or kernel  # noqa: PLW2901  # each operand refines the rule further
         if kernel.step.primitive in views:
             view_of[kernel.step.results[0]] = kernel
         found.append(kernel)
+    # Drop views that nobody reads any more, from the last one, because each may be the only reader of another.
     wanted = Counter(operand for kernel in found for operand in kernel.step.operands)
     kept: list[Kernel] = []
     for kernel in reversed(found):
@@ -52,9 +53,12 @@ def folded(kernels: Sequence[Kernel], outputs: Collection[int], views: Collectio
     return kept[::-1]
 
 
-def _written_as_read(kernels: list[Kernel], outputs: Collection[int], views: Collection[str]) -> list[Kernel]:
-    """Operators whose result is read as one view alone write it so, if that has as many dims; twins are one view."""
-    kernels = _without_twins(kernels, outputs, views)
+def _fold_result_views(kernels: list[Kernel], outputs: Collection[int], views: Collection[str]) -> list[Kernel]:
+    """Return operators that write the view of their result, if that view is the only reader and keeps all dims apart.
+
+    Equal views are merged first.
+    """
+    kernels = _merge_equal_views(kernels, outputs, views)
     readers: dict[int, list[int]] = {}
     for number, kernel in enumerate(kernels):
         for operand in kernel.step.operands:
@@ -67,10 +71,11 @@ def _written_as_read(kernels: list[Kernel], outputs: Collection[int], views: Col
         for slot in range(len(kernel.step.results)):
             while True:
                 result = kernel.step.results[slot]
+                # Repeat, because the view's result may in turn be read by a single view.
                 read_by = readers.get(result, [])
                 if len(read_by) != 1 or result in outputs or kernels[read_by[0]].step.primitive not in views:
                     break
-                changed = _written_through(kernel, slot, kernels[read_by[0]])
+                changed = _fold_result_view(kernel, slot, kernels[read_by[0]])
                 if changed is None:
                     break
                 kernel = kernels[number] = changed
@@ -78,8 +83,8 @@ def _written_as_read(kernels: list[Kernel], outputs: Collection[int], views: Col
     return [kernel for number, kernel in enumerate(kernels) if number not in gone]
 
 
-def _without_twins(kernels: list[Kernel], outputs: Collection[int], views: Collection[str]) -> list[Kernel]:
-    """Of equal views of one value the first alone; a view of a view is equal if both are."""
+def _merge_equal_views(kernels: list[Kernel], outputs: Collection[int], views: Collection[str]) -> list[Kernel]:
+    """Keep only the first of equal views of one value; views of equal views are equal, too."""
     same: dict[int, int] = {}
     first: dict[tuple[int, Rule, tuple[int, ...]], int] = {}
     found = []
@@ -87,6 +92,7 @@ def _without_twins(kernels: list[Kernel], outputs: Collection[int], views: Colle
         operands = tuple(same.get(operand, operand) for operand in kernel.step.operands)
         if kernel.step.primitive in views:
             (result,) = kernel.step.results
+            # Two views are equal if their operands, rules and result shapes are equal.
             twin = first.setdefault((operands[0], kernel.rule, kernel.rule.result_shape(0)), result)
             if twin != result and result not in outputs:
                 same[result] = twin
@@ -95,12 +101,13 @@ def _without_twins(kernels: list[Kernel], outputs: Collection[int], views: Colle
     return found
 
 
-def _read_through(kernel: Kernel, slot: int, view: Kernel) -> Kernel | None:
-    """An operator that reads what a view reads instead of what it writes."""
+def _fold_operand_view(kernel: Kernel, slot: int, view: Kernel) -> Kernel | None:
+    """Return an operator that reads the operand of a view instead of its result; None if the factors do not fit."""
     rule = composed(kernel.rule, kernel.rule.operands[slot], view.rule, view.rule.results[0], view.rule.operands[0])
     if rule is None:
         return None
     operands = list(kernel.step.operands)
+    # Skip the view: read its operand, at the place that the composed rule gives.
     operands[slot] = view.step.operands[0]
     places = list(rule.refined.operands)
     places[slot] = rule.far
@@ -109,8 +116,12 @@ def _read_through(kernel: Kernel, slot: int, view: Kernel) -> Kernel | None:
     )
 
 
-def _written_through(kernel: Kernel, slot: int, view: Kernel) -> Kernel | None:
-    """An operator that writes what a view makes of its result; None where that repeats elements or merges dims."""
+def _fold_result_view(kernel: Kernel, slot: int, view: Kernel) -> Kernel | None:
+    """Return an operator that writes the result of a view of its own result.
+
+    Return None if the view repeats elements or merges dims, or if the factors do not fit.
+    """
+    # An operator cannot write repeated elements, and a merged dim would hide its factors from later readers.
     before, after = view.rule.operand_shape(0), view.rule.result_shape(0)
     if math.prod(before) != math.prod(after) or sum(size > 1 for size in before) > sum(size > 1 for size in after):
         return None
@@ -128,11 +139,11 @@ def _written_through(kernel: Kernel, slot: int, view: Kernel) -> Kernel | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Composed:
-    """A rule whose factors are split as a view needs them.
+    """A rule with its factors split as a view requires.
 
     Attributes:
-        refined: The rule, of the same tensors.
-        far: Where its factors lie on the tensor at the other side of the view.
+        refined: Rule on the same tensors, with split factors.
+        far: Place of the split factors on the tensor at the other side of the view.
     """
 
     refined: Rule
@@ -140,19 +151,20 @@ class Composed:
 
 
 def composed(rule: Rule, near: Place, view: Rule, meets: Place, far: Place) -> Composed | None:
-    """A rule seen through a view of one of its tensors; None where factors of both have no common parts.
+    """Return a rule seen through a view of one of its tensors; None if the factors of both have no common divisors.
 
     Args:
-        rule: Of an operator.
-        near: Where its factors lie on the tensor.
-        view: Of the view.
-        meets: Where the view's factors lie on the same tensor.
-        far: Where these lie on the tensor at the other side of the view.
+        rule: Rule of the operator.
+        near: Place of the operator's factors on the tensor that both share.
+        view: Rule of the view.
+        meets: Place of the view's factors on the tensor that both share.
+        far: Place of the view's factors on the tensor at its other side.
     """
     own: dict[int, Pieces] = {}
     others: dict[int, Pieces] = {}
     count = 0
     for mine, its in zip(near, meets, strict=True):
+        # Split both factor lists of the dim into pieces of common sizes, from the slowest factor on.
         left = [(factor, rule.factors[factor].size) for factor in mine]
         right = [(factor, view.factors[factor].size) for factor in its]
         while left and right:
@@ -170,12 +182,14 @@ def composed(rule: Rule, near: Place, view: Rule, meets: Place, far: Place) -> C
             return None
     if any(factor not in others for dim in far for factor in dim):
         return None
+    # A piece that the view needs whole is blocked for the operator, too.
     blocked = {
         piece
         for factor, pieces in others.items()
         if view.factors[factor].kind == FactorKind.BLOCKED
         for _, piece in pieces
     }
+    # Renumber the factors: each factor of the rule is replaced by its pieces.
     factors: list[Factor] = []
     new: dict[int, tuple[int, ...]] = {}
     number_of: dict[int, int] = {}

@@ -1,10 +1,10 @@
-"""The operators of a mixture of experts: routing, and the way of tokens to their experts and back.
+"""Operators of a mixture of experts: routing, dispatch of tokens to their experts, and combination of the results.
 
-Tokens reach experts in slots, as in GShard (Lepikhin et al. 2020, arXiv 2006.16668, section 3.2 and algorithm 1): of
-each sequence every expert has so many slots, its balanced share. The sequence is counted in `chunks` of tokens that
-fill slots of the same chunk, so that batch and chunks can be cut, by which each device fills the slots of its own
-tokens; inside a chunk both tokens and slots stay whole. Slots that are cut by the batch and are wanted by the expert
-move in an all-to-all.
+Tokens reach experts in slots, as in GShard (Lepikhin et al. 2020, arXiv 2006.16668, section 3.2 and algorithm 1). Every
+expert has a fixed number of slots for each sequence, its balanced share. The sequence is divided into `chunks`, and the
+tokens of a chunk fill only slots of the same chunk. So batch and chunks can be partitioned: each device fills the slots
+of its own tokens. Inside a chunk, tokens and slots stay whole. An all-to-all moves slots from a partition by batch to a
+partition by expert.
 """
 
 from __future__ import annotations
@@ -18,23 +18,26 @@ ROUTING = "batch (chunks chunk_tokens) experts"
 _WHOLE = ("chunk_tokens", "chunk_slots")
 
 _LARGEST_SURPLUS = 8
-"""Slots are rounded up by less than an eighth of them, so that the sequence can be cut more often (assumed)."""
+"""Slots are rounded up by less than an eighth, so that the sequence can be partitioned further (assumed)."""
 
 
 def slots_per_expert(sequence_length: int, *, top_k: int, num_experts: int) -> int:
-    """Slots that one expert has for the tokens of one sequence.
+    """Return the number of slots that one expert has for the tokens of one sequence.
 
-    They are the balanced share, rounded up to a multiple of a divisor of the sequence, so that both have many chunks in
-    common.
+    It is the balanced share, rounded up to a multiple of a divisor of the sequence length, so that slots and sequence
+    divide into many common chunks.
     """
+    # Balanced share of one expert, rounded up.
     share = -(-sequence_length * top_k // num_experts)
+    # Largest divisor of the sequence length that adds less than an eighth to the share.
     multiple = max(each for each in range(1, max(share // _LARGEST_SURPLUS, 1) + 1) if sequence_length % each == 0)
     return -(-share // multiple) * multiple
 
 
 def chunk_sizes(sequence_length: int, *, top_k: int, num_experts: int) -> dict[str, int]:
-    """How a sequence and its slots are counted in chunks, as factors by their names."""
+    """Return the sizes of the factors that divide a sequence and its slots into chunks, by name."""
     slots = slots_per_expert(sequence_length, top_k=top_k, num_experts=num_experts)
+    # Tokens and slots of a chunk must both be whole numbers, so the chunks are their greatest common divisor.
     chunks = math.gcd(sequence_length, slots)
     return {
         "slots": slots,
@@ -45,7 +48,7 @@ def chunk_sizes(sequence_length: int, *, top_k: int, num_experts: int) -> dict[s
 
 
 def routing(step: TrainingStep, name: str, logits: int) -> int:
-    """Weights of the chosen experts and zeros for all others, which needs all experts of a token."""
+    """Add the routing: weights of the chosen experts, zeros for the others. It needs all experts of a token."""
     (made,) = step.along(name, "routing", (logits,), (logits,), blocked=("experts",))
 
     def gradients() -> None:
@@ -58,7 +61,7 @@ def routing(step: TrainingStep, name: str, logits: int) -> int:
 
 
 def dispatch(step: TrainingStep, name: str, x: int, weights: int) -> int:
-    """Copies tokens into the slots of their experts; which slots are taken depends on the routing alone."""
+    """Add the copy of tokens into the slots of their experts; the routing alone determines the slots."""
     (made,) = step.op(name, "dispatch", f"{TOKENS}, {ROUTING} -> {SLOTS}", (x, weights), blocked=_WHOLE)
 
     def gradients() -> None:
@@ -76,10 +79,11 @@ def dispatch(step: TrainingStep, name: str, x: int, weights: int) -> int:
 
 
 def combine(step: TrainingStep, name: str, slots: int, weights: int) -> int:
-    """Adds up for each token what its experts made of it, by the routing's weights."""
+    """Add the sum of each token's expert outputs, weighted by the routing."""
     (made,) = step.op(name, "combine", f"{SLOTS}, {ROUTING} -> {TOKENS}", (slots, weights), blocked=_WHOLE)
 
     def gradients() -> None:
+        # The gradient of the weights needs the experts' outputs again.
         to_slots, to_weights = step.op(
             f"{name}.gradient",
             "combine_gradient",
@@ -96,7 +100,7 @@ def combine(step: TrainingStep, name: str, slots: int, weights: int) -> int:
 
 
 def shared_gate(step: TrainingStep, name: str, x: int, gate: int) -> int:
-    """Scales each token's vector by the sigmoid of its gate's logit."""
+    """Add the scaling of each token's vector by the sigmoid of its gate's logit."""
     (made,) = step.along(name, "sigmoid_scale", (x, gate), (x,))
 
     def gradients() -> None:

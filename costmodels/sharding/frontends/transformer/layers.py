@@ -1,10 +1,11 @@
-"""The operators that decoder layers are made of, each with its gradients, and the rules of their iteration spaces.
+"""Operators of decoder layers with their gradients and sharding rules.
 
-Patterns name factors as `dims.rule_of` reads them. An operator that writes several results may have a factor that some
-of them carry and others don't, which are then partial sums over it: a norm's gradient writes that of its input, cut by
-the batch, and that of its weight, summed over it.
+`dims.rule_of` explains the patterns of factor names. If an operator writes several results, some of them may lack a
+factor that others carry. They are then partial sums over that factor. For example, the gradient of a norm writes the
+input's gradient, which is partitioned by the batch, and the weight's gradient, which is summed over it.
 
-Every function takes the step and the operator's name first, reads tensors of the step, and returns those it writes.
+Every function takes the training step and the operator's name first, reads tensors of the step, and returns the numbers
+of the tensors that it writes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from costmodels.sharding.frontends.transformer.training_step import Result, Trai
 from costmodels.sharding.graph import TensorKind
 
 STATISTIC_BYTES = 4
-"""Of an element of what a softmax keeps for its backward pass (float32, as all fused kernels have it)."""
+"""Size of one element of the statistics that a softmax keeps for its backward pass (float32, as in all fused kernels).
+"""
 
 OF_A_PARAMETER = Result(kind=TensorKind.GRADIENT)
 
@@ -32,22 +34,24 @@ def linear(
     precision: str,
     primitive: str = "matmul",
 ) -> tuple[int, ...]:
-    """Products of one tensor with one or several weights, in one operator, so that its gradients are added up inside.
+    """Add the products of one tensor with one or several weights as one operator, which adds up their input gradients.
 
-    Factors that only some of the weights have can't be cut: the other products would be computed several times, and
-    their gradients added up as often. One product is 2 m n k FLOPs; its two gradients are as many each.
+    Factors that only some of the weights have are blocked. Otherwise the products without the factor would be computed
+    on several devices, and their gradients added up as often. One product takes 2 m n k FLOPs, and each of its two
+    gradients takes the same.
 
     Args:
-        step: The step.
-        name: Of the operator; its gradients are `.data_gradient` and `.weight_gradient`.
-        x: What is multiplied, and its pattern.
-        weights: By what, and their patterns.
-        outputs: A label for each product, which may be empty, and its pattern.
-        precision: Type of the arithmetic.
-        primitive: `matmul`, or `batch_matmul` where the weight has a dim in common with both other tensors.
+        step: Training step under construction.
+        name: Name of the operator; its gradients are called `.data_gradient` and `.weight_gradient`.
+        x: Input tensor and its pattern.
+        weights: Weight tensors and their patterns.
+        outputs: Label and pattern of each product; a label may be empty.
+        precision: Data type of the arithmetic.
+        primitive: `matmul`, or `batch_matmul` if the weight shares a dim with both other tensors.
     """
     tensor, pattern = x
     factors = [_names(f"{weight} {output}") for (_, weight), (_, output) in zip(weights, outputs, strict=True)]
+    # Block every factor that is missing in at least one of the products.
     blocked = sorted({name for each in factors for name in each if any(name not in other for other in factors)})
     flop = sum(2.0 * math.prod(step.sizes[factor] for factor in each | _names(pattern)) for each in factors)
     numbers = [weight for weight, _ in weights]
@@ -65,6 +69,7 @@ def linear(
     )
 
     def gradients() -> None:
+        # One operator computes the input gradients of all products and adds them up locally.
         given = [step.gradient(each) for each in made]
         (to_x,) = step.op(
             f"{name}.data_gradient",
@@ -94,7 +99,8 @@ def linear(
 
 
 def bias(step: TrainingStep, name: str, x: int, pattern: str) -> int:
-    """Adds a parameter with some of the tensor's dims."""
+    """Add the addition of a new parameter that has some of the tensor's dims."""
+    # The bias's gradient sums over the dims that the bias lacks.
     parameter = step.parameter(f"{name}.bias", pattern)
     (made,) = step.along(name, "bias", (x, parameter), (x,))
 
@@ -109,7 +115,8 @@ def bias(step: TrainingStep, name: str, x: int, pattern: str) -> int:
 
 
 def norm(step: TrainingStep, name: str, x: int, *, over: str, has_bias: bool = False) -> int:
-    """Normalises along one dim, which stays whole; the backward pass computes the statistics again."""
+    """Add a normalisation along one dim, which stays whole; the backward pass computes the statistics again."""
+    # RMSNorm has a scale only; LayerNorm has a bias, too.
     parameters = [step.parameter(f"{name}.weight", over)]
     if has_bias:
         parameters.append(step.parameter(f"{name}.bias", over))
@@ -135,7 +142,7 @@ def norm(step: TrainingStep, name: str, x: int, *, over: str, has_bias: bool = F
 
 
 def add(step: TrainingStep, name: str, parts: Sequence[int]) -> int:
-    """Adds tensors up; each has the gradient of the sum."""
+    """Add the sum of several tensors; the gradient of each is the gradient of the sum."""
     (made,) = step.along(name, "add", parts, parts[:1])
 
     def gradients() -> None:
@@ -147,7 +154,7 @@ def add(step: TrainingStep, name: str, parts: Sequence[int]) -> int:
 
 
 def rotary(step: TrainingStep, name: str, x: int) -> int:
-    """Turns heads by their positions, which needs each head whole."""
+    """Add the rotary position embedding, which needs each head whole."""
     (made,) = step.along(name, "rotary", (x,), (x,), blocked=("head_dim",))
 
     def gradients() -> None:
@@ -160,7 +167,8 @@ def rotary(step: TrainingStep, name: str, x: int) -> int:
 
 
 def latent_key(step: TrainingStep, name: str, plain: int, turned: int) -> int:
-    """Keys of latent attention: a plain part of each head, and one part for all heads that is turned by position."""
+    """Add the keys of latent attention: a plain part per head, and a rotary part that all heads share."""
+    # The rotary part has no head dim: all heads share it.
     parts = ("batch sequence kv_heads plain_dim", "batch sequence rotary_dim")
     whole = "batch sequence kv_heads head_dim"
     blocked = ("plain_dim", "rotary_dim", "head_dim")
@@ -185,20 +193,23 @@ def latent_key(step: TrainingStep, name: str, plain: int, turned: int) -> int:
 def attention_core(
     step: TrainingStep, name: str, queries: int, keys: int, values: int, *, is_causal: bool, precision: str
 ) -> int:
-    """Flash attention as one operator: softmax of the scores, times the values.
+    """Add flash attention as one operator: softmax of the scores, times the values.
 
-    Of the sequence the queries can be cut, which gathers keys and values; the keys cannot, nor the dims of a head. The
-    gradients of keys and values are partial sums where the queries are cut. A device with a part of the queries is
-    taken to have its share of the causal half, as runtimes arrange it. Backward: five products for two (Dao 2023,
-    FlashAttention-2, section 4.1).
+    The queries can be partitioned along the sequence, in which case keys and values are gathered. The keys cannot be
+    partitioned, nor the dims of a head. If the queries are partitioned, the gradients of keys and values are partial
+    sums. Each device is assumed to get an equal share of the causal half, as runtimes balance it. The backward pass
+    takes five products for the forward pass's two (Dao 2023, FlashAttention-2, section 4.1).
     """
+    # Grouped-query attention: the query heads of one key head are adjacent, so an axis can serve kv_heads alone.
     heads = "(kv_heads query_groups)"
     q, k, v = f"batch queries {heads} head_dim", "batch keys kv_heads head_dim", "batch keys kv_heads value_dim"
     context, normaliser = f"batch queries {heads} value_dim", f"batch queries {heads}"
     blocked = ("keys", "head_dim", "value_dim")
     sizes = step.sizes
     scores = math.prod(sizes[factor] for factor in ("batch", "queries", "kv_heads", "query_groups", "keys"))
+    # Two products, scores and context, of 2 FLOPs per element; a causal mask halves both.
     flop = 2.0 * scores * (sizes["head_dim"] + sizes["value_dim"]) * (0.5 if is_causal else 1.0)
+    # Besides the result, keep the log-sum-exp of each query for the backward pass.
     made, sums = step.op(
         name,
         "attention" if is_causal else "full_attention",
@@ -229,15 +240,16 @@ def attention_core(
 
 
 def activation(step: TrainingStep, name: str, x: int, pattern: str, *, is_gated: bool) -> int:
-    """The non-linearity of an MLP, of which a gate takes one of two inputs.
+    """Add the non-linearity of an MLP; a gated one combines two inputs.
 
     Args:
-        step: The step.
-        name: Of the operator.
-        x: Its input, of the pattern with a dim `gates` before the last one where it is gated.
-        pattern: Of what it writes.
-        is_gated: Whether there is a gate.
+        step: Training step under construction.
+        name: Name of the operator.
+        x: Input tensor; a gated one has a dim `gates` before its last dim.
+        pattern: Pattern of the result.
+        is_gated: Whether the non-linearity has a gate.
     """
+    # The two inputs of a gate are stacked before the last dim, so that a partition of it splits both.
     rest, _, ffn = pattern.rpartition(" ")
     inputs = f"{rest} gates {ffn}" if is_gated else pattern
     blocked = ("gates",) if is_gated else ()
@@ -259,7 +271,8 @@ def activation(step: TrainingStep, name: str, x: int, pattern: str, *, is_gated:
 
 
 def embedding(step: TrainingStep, name: str, tokens: int, table: int) -> int:
-    """Rows of a table; where the vocabulary is cut, a device has zeros for what it doesn't hold."""
+    """Add the lookup of rows in a table; a device yields zeros for rows of a partitioned vocabulary that it lacks."""
+    # The vocabulary is a reduction: every device adds the rows that it has.
     rows, hidden = "vocabulary hidden", "batch sequence hidden"
     (made,) = step.op(name, "embedding", f"batch sequence, {rows} -> {hidden}", (tokens, table))
 
@@ -278,7 +291,11 @@ def embedding(step: TrainingStep, name: str, tokens: int, table: int) -> int:
 
 
 def learned_positions(step: TrainingStep, name: str, x: int, table: int) -> int:
-    """Adds the table's first rows; the sequence can be cut where it has as many rows as there are tokens."""
+    """Add the first rows of a table of positions.
+
+    The sequence can be partitioned if the table has exactly as many rows as the sequence has tokens.
+    """
+    # Parts of a table that is longer than the sequence would not match parts of the sequence.
     is_whole = step.sizes["positions"] == step.sizes["sequence"]
     rows = "sequence hidden" if is_whole else "positions hidden"
     hidden = "batch sequence hidden"
@@ -303,11 +320,14 @@ def learned_positions(step: TrainingStep, name: str, x: int, table: int) -> int:
 
 
 def cross_entropy(step: TrainingStep, name: str, logits: int, labels: int) -> int:
-    """The mean loss. Where the vocabulary is cut, maximum, sum and label's logit of each token are partial.
+    """Add the mean cross-entropy loss.
 
-    The maxima are combined by taking the largest of them; as a message they are what a sum is.
+    If the vocabulary is partitioned, the maximum, the sum and the label's logit of each token are partial results.
+    Maxima are combined with a maximum instead of a sum; the message is the same.
     """
     rows, scores = "batch sequence", "batch sequence vocabulary"
+    # The loss is split into operators that each reduce over the vocabulary, as Megatron-LM's parallel cross entropy
+    # does.
     statistic = (Result(element_bytes=STATISTIC_BYTES),)
     (largest,) = step.op(f"{name}.maximum", "maximum", f"{scores} -> {rows}", (logits,), results=statistic)
     (total,) = step.op(

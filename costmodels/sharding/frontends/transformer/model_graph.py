@@ -1,13 +1,15 @@
-"""The transformer frontend: the training step of a decoder-only model, from its sizes alone.
+"""Transformer frontend: the training step of a decoder-only model, built from its sizes alone.
 
-Operators are called `layers.N.BLOCK.ROLE` with the blocks and roles of the cost model where it has them, as
-attention.qkv, attention.core, attention.out, dense_mlp.up, moe_mlp.router, head.logits; a gradient is its operator's
-name with `.data_gradient`, `.weight_gradient` or `.gradient`, an update its parameter's with `.update`. The factors
-that axes serve are batch, sequence (in the core its queries, on the way to experts its chunks), hidden, kv_heads
-(query_groups where all queries share one key), ffn (expert_ffn, shared_ffn), vocabulary and experts.
+Operators are called `layers.N.BLOCK.ROLE`, with the blocks and roles of the cost model where it has them:
+attention.qkv, attention.core, attention.out, dense_mlp.up, moe_mlp.router, head.logits. A gradient has its operator's
+name with the suffix `.data_gradient`, `.weight_gradient` or `.gradient`. An update has its parameter's name with the
+suffix `.update`. The factors that axes can serve are batch, sequence (called queries in the attention core and chunks
+on the way to experts), hidden, kv_heads (query_groups if all queries share one key head), ffn (expert_ffn, shared_ffn),
+vocabulary and experts.
 
-What is stored side by side is stacked, not concatenated: the two inputs of a gated MLP are a dim `gates`, so that a cut
-of `ffn` cuts both. Losses that only balance experts are left out, and so are dropout and multi-token prediction.
+Tensors that a model stores side by side are stacked here, not concatenated. For example, the two inputs of a gated MLP
+form a dim `gates`, so that a partition of `ffn` splits both. Left out are losses that only balance experts, dropout and
+multi-token prediction.
 """
 
 from __future__ import annotations
@@ -48,24 +50,24 @@ DIM_NAMES = {
     "expert_ffn": "ffn",
     "shared_ffn": "ffn",
 }
-"""Dims that are not called as their factors are."""
+"""Names of dims that differ from the names of their factors."""
 
 
 def transformer_graph(
     job: TrainingJob, *, micro_batch_size: int, num_layers: int | None = None, optimizer: str = "adam"
 ) -> Graph:
-    """One training step of one micro-batch: forward, backward and update.
+    """Build the graph of one training step of one micro-batch: forward pass, backward pass and update.
 
-    Parameters, activations and gradients are as wide as the job stores them, moments are float32.
+    Parameters, activations and gradients have the job's element size. Moments are float32.
 
     Args:
-        job: Model, sequence length and precision.
-        micro_batch_size: Sequences.
-        num_layers: The first so many layers of the model; None for all.
-        optimizer: `adam` or `sgd`.
+        job: Model, sequence length and precision of the training job.
+        micro_batch_size: Number of sequences in the micro-batch.
+        num_layers: Number of layers to build, from the first one; None for all.
+        optimizer: Name of the optimizer: `adam` or `sgd`.
 
     Raises:
-        ConfigError: a size is out of its range.
+        ConfigError: A size is out of its range.
     """
     model = job.model
     layers = model.num_layers if num_layers is None else num_layers
@@ -75,7 +77,7 @@ def transformer_graph(
         raise ConfigError(f"must be from 1 to the model's {model.num_layers}", key="num_layers", value=layers)
     if 0 < model.learned_positions < job.sequence_length:
         raise ConfigError(
-            f"must not exceed the {model.learned_positions} positions that {model.name} has learned",
+            f"must not exceed the {model.learned_positions} learned positions of {model.name}",
             key="sequence_length",
             value=job.sequence_length,
         )
@@ -94,8 +96,9 @@ def transformer_graph(
 
 
 def _sizes(job: TrainingJob, micro_batch_size: int) -> dict[str, int]:
-    """Every factor by its name; 1 for what the model doesn't have."""
+    """Return the size of every factor by its name; 1 for parts that the model lacks."""
     model, tokens = job.model, job.sequence_length
+    # Without experts, no pattern uses the chunks.
     chunks = chunk_sizes(tokens, top_k=model.top_k, num_experts=model.num_experts) if model.is_moe else {}
     return {
         "batch": micro_batch_size,
@@ -123,28 +126,30 @@ def _sizes(job: TrainingJob, micro_batch_size: int) -> dict[str, int]:
 
 
 _NORMS = ("attention.norm", "mlp.norm", "attention.post_norm", "mlp.post_norm")
-"""The norms of a layer over the hidden size, in the order in which models add them."""
+"""Norms of a layer over the hidden size, in the order in which models add them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Decoder:
-    """Writes down the forward pass; one method per block."""
+    """Builder of the forward pass, with one method per block."""
 
     job: TrainingJob
     step: TrainingStep
 
     @property
     def wide(self) -> str:
-        """Precision of attention, router and head; recipes of narrow types leave these alone."""
+        """Precision of attention, router and head; recipes for narrow types keep these wider."""
         return "bf16" if self.job.precision in NARROW_BYTES else self.job.precision
 
     def write(self, num_layers: int) -> None:
+        """Add the whole forward pass, from the tokens to the loss."""
         step, model = self.step, self.job.model
         tokens = step.token_numbers("tokens", "batch sequence")
         labels = step.token_numbers("labels", "batch sequence")
         table = step.parameter("embedding.weight", "vocabulary hidden")
         x = embedding(step, "embedding.lookup", tokens, table)
         if model.learned_positions:
+            # Only a table of exactly the sequence's length can share the factor of the sequence.
             is_whole = model.learned_positions == self.job.sequence_length
             rows = step.parameter("embedding.positions.weight", "sequence hidden" if is_whole else "positions hidden")
             x = learned_positions(step, "embedding.positions", x, rows)
@@ -165,9 +170,11 @@ class _Decoder:
         cross_entropy(step, "head.cross_entropy", logits, labels)
 
     def attention(self, name: str, x: int) -> int:
+        """Add an attention block with its residual connection."""
         model, step = self.job.model, self.step
-        normed = self._norm(name, "attention.norm", x)
-        queries, keys, values = (self._latent_heads if model.uses_mla else self._heads)(name, normed)
+        normed = self._add_norm(name, "attention.norm", x)
+        queries, keys, values = (self._add_latent_heads if model.uses_mla else self._add_heads)(name, normed)
+        # Narrow types apply to the projections only, not to the core.
         context = attention_core(
             step, f"{name}.core", queries, keys, values, is_causal=model.causal, precision=self.wide
         )
@@ -182,17 +189,19 @@ class _Decoder:
         )
         if model.attention_output_bias:
             y = bias(step, f"{name}.out_bias", y, "hidden")
-        return add(step, f"{name}.residual", (x, self._norm(name, "attention.post_norm", y)))
+        return add(step, f"{name}.residual", (x, self._add_norm(name, "attention.post_norm", y)))
 
-    def _heads(self, name: str, x: int) -> tuple[int, int, int]:
-        """Queries, keys and values from the hidden vectors.
+    def _add_heads(self, name: str, x: int) -> tuple[int, int, int]:
+        """Add queries, keys and values, computed from the hidden vectors.
 
-        They are one operator, whose gradient is one partial sum where heads are cut. With one key head that all queries
-        share, the queries' heads can be cut and the key's cannot, so that these are two.
+        They are one operator, so that its input gradient is a single partial sum if heads are partitioned. With one key
+        head for all queries, the query heads can be partitioned and the key head cannot, so there are two operators.
         """
         model, step = self.job.model, self.step
         dims = {"query": f"{HEADS} head_dim", "key": "kv_heads head_dim", "value": "kv_heads head_dim"}
+        # Multi-query attention: kv_heads has size 1, so only query_groups can be partitioned.
         has_one_key = model.num_kv_heads == 1 < model.num_heads
+        # The biases and norms below apply to each product by its label.
         made: dict[str, int] = {}
         for role, labels in (("q", ("query",)), ("kv", ("key", "value"))) if has_one_key else (("qkv", tuple(dims)),):
             weights = [
@@ -206,22 +215,25 @@ class _Decoder:
             if model.qkv_bias:
                 made[label] = bias(step, f"{name}.{label}_bias", made[label], pattern)
             if label != "value":
-                made[label] = self._positioned(name, label, made[label])
+                made[label] = self._add_positions(name, label, made[label])
         return made["query"], made["key"], made["value"]
 
-    def _positioned(self, name: str, label: str, x: int) -> int:
+    def _add_positions(self, name: str, label: str, x: int) -> int:
+        """Add the norm and the rotary embedding of queries or keys, where the model has them."""
         if self.job.model.qk_norm:
-            x = norm(self.step, f"{name}.{label}_norm", x, over="head_dim")
+            x = norm(self.step, f"{name}.{label}_add_norm", x, over="head_dim")
         return x if self.job.model.learned_positions else rotary(self.step, f"{name}.{label}_rotary", x)
 
-    def _latent_heads(self, name: str, x: int) -> tuple[int, int, int]:
-        """The same of latent attention: down to the ranks, a norm there, and up to the heads.
+    def _add_latent_heads(self, name: str, x: int) -> tuple[int, int, int]:
+        """Add queries, keys and values of latent attention.
 
-        Source: DeepSeek-V2, arXiv 2405.04434, section 2.1.
+        They are projected down to a rank, normalised there, and projected up to the heads. Source: DeepSeek-V2, arXiv
+        2405.04434, section 2.1.
         """
         model, step, precision = self.job.model, self.step, self.job.precision
 
         def product(role: str, x: tuple[int, str], outputs: dict[str, str]) -> tuple[int, ...]:
+            # The weight's input dims are those of x without the token dims.
             inner = x[1].removeprefix("batch sequence ")
             weights = [
                 (step.parameter(f"{name}.{role}.{label}weight", f"{inner} {dims}"), f"{inner} {dims}")
@@ -239,6 +251,7 @@ class _Decoder:
             (queries,) = product("q_up", (rank, "batch sequence query_rank"), {"": f"{HEADS} head_dim"})
         else:
             (queries,) = product("q_up", hidden, {"": f"{HEADS} head_dim"})
+        # The key's rotary part comes directly from the hidden vector, and all heads share it.
         latent, turned = product("kv_down", hidden, {"latent_": "latent_rank", "rotary_": "rotary_dim"})
         if model.qkv_bias:
             latent = bias(step, f"{name}.kv_down_bias", latent, "latent_rank")
@@ -256,12 +269,14 @@ class _Decoder:
         return rotary(step, f"{name}.query_rotary", queries), keys, values
 
     def dense_mlp(self, name: str, x: int) -> int:
-        y = self._mlp(name, self._norm(name, "mlp.norm", x), "batch sequence", "ffn")
-        return add(self.step, f"{name}.residual", (x, self._norm(name, "mlp.post_norm", y)))
+        """Add a dense MLP block with its residual connection."""
+        y = self._add_mlp(name, self._add_norm(name, "mlp.norm", x), "batch sequence", "ffn")
+        return add(self.step, f"{name}.residual", (x, self._add_norm(name, "mlp.post_norm", y)))
 
     def moe_mlp(self, name: str, x: int) -> int:
+        """Add a mixture-of-experts block with its shared experts and its residual connection."""
         model, step = self.job.model, self.step
-        normed = self._norm(name, "mlp.norm", x)
+        normed = self._add_norm(name, "mlp.norm", x)
         router = step.parameter(f"{name}.router.weight", "experts hidden")
         (logits,) = linear(
             step,
@@ -275,10 +290,11 @@ class _Decoder:
             logits = bias(step, f"{name}.router_bias", logits, "experts")
         weights = routing(step, f"{name}.routing", logits)
         slots = dispatch(step, f"{name}.dispatch", normed, weights)
-        slots = self._mlp(name, slots, "experts batch slots", "expert_ffn", experts="experts ")
+        slots = self._add_mlp(name, slots, "experts batch slots", "expert_ffn", experts="experts ")
         y = combine(step, f"{name}.combine", slots, weights)
         if model.num_shared_experts:
-            shared = self._mlp(f"{name}.shared", normed, "batch sequence", "shared_ffn")
+            # Shared experts see every token, without dispatch.
+            shared = self._add_mlp(f"{name}.shared", normed, "batch sequence", "shared_ffn")
             if model.shared_expert_gate:
                 gate = step.parameter(f"{name}.shared.gate.weight", "hidden")
                 (logit,) = linear(
@@ -291,11 +307,12 @@ class _Decoder:
                 )
                 shared = shared_gate(step, f"{name}.shared.scale", shared, logit)
             y = add(step, f"{name}.sum", (y, shared))
-        return add(step, f"{name}.residual", (x, self._norm(name, "mlp.post_norm", y)))
+        return add(step, f"{name}.residual", (x, self._add_norm(name, "mlp.post_norm", y)))
 
-    def _mlp(self, name: str, x: int, rows: str, ffn: str, *, experts: str = "") -> int:
-        """Two products and what stands between, of all tokens, or of each expert's own."""
+    def _add_mlp(self, name: str, x: int, rows: str, ffn: str, *, experts: str = "") -> int:
+        """Add the two products of an MLP and the activation between them, for all tokens or for each expert's own."""
         model, step, precision = self.job.model, self.step, self.job.precision
+        # Experts multiply by a weight each, which makes the expert dim a batch dim of the product.
         primitive = "batch_matmul" if experts else "matmul"
         inner = f"gates {ffn}" if model.gated_ffn else ffn
         up = step.parameter(f"{name}.up.weight", f"{experts}hidden {inner}")
@@ -323,8 +340,8 @@ class _Decoder:
         )
         return bias(step, f"{name}.down_bias", y, f"{experts}hidden") if model.mlp_bias else y
 
-    def _norm(self, block: str, place: str, x: int) -> int:
-        """The norm of a layer at one of the places in _NORMS, where the model has one."""
+    def _add_norm(self, block: str, place: str, x: int) -> int:
+        """Add the norm at one of the places in _NORMS if the model has it; otherwise return the input."""
         model = self.job.model
         if _NORMS.index(place) >= model.norms_per_layer:
             return x

@@ -1,7 +1,8 @@
-"""A training step under construction: operators by pattern, the tape of their gradients, and the optimizer's update.
+"""Training step under construction: operators, the tape of their gradients, and the optimizer's update.
 
-Whoever adds an operator of the forward pass records with it how the gradient passes through; `backward` runs these
-records in reverse. Gradients of a tensor that several operators read are added up in one operator.
+Patterns of factor names describe the operators. Every function that adds a forward operator also records how its
+gradient is computed. `backward` runs these records in reverse. Gradients of a tensor with several readers are added up
+by one operator.
 """
 
 from __future__ import annotations
@@ -14,23 +15,23 @@ from costmodels.sharding.graph import INPUT, STATE, Graph, GraphBuilder, Tensor,
 from hardware.io.errors import ConfigError, did_you_mean
 
 STATE_BYTES = 4
-"""Of an element of a moment: optimizers keep float32, whatever the parameters are."""
+"""Size of one element of an optimizer moment: float32, whatever the precision of the parameters."""
 
 MOMENTS: Mapping[str, tuple[str, ...]] = {"adam": ("first_moment", "second_moment"), "sgd": ("momentum",)}
-"""What an optimizer keeps for each parameter."""
+"""Names of the moments that an optimizer keeps for each parameter."""
 
 INDEX_BYTES = 4
-"""Of a token's number, a row of the vocabulary (int32)."""
+"""Size of a token's index into the vocabulary (int32)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """What an operator writes.
+    """Description of one result of an operator.
 
     Attributes:
-        label: Appended to the operator's name; empty where the tensor is called as the operator is.
-        kind: What the tensor is for.
-        element_bytes: Of one element; None is what the step's activations have.
+        label: Suffix of the tensor's name; empty if the tensor has the operator's name.
+        kind: Purpose of the tensor.
+        element_bytes: Size of one element [bytes]; None for that of the step's activations.
     """
 
     label: str = ""
@@ -43,13 +44,13 @@ PLAIN = (Result(),)
 
 @dataclass(kw_only=True)
 class TrainingStep:
-    """One training step of one micro-batch under construction; tensors are named by their numbers.
+    """Training step of one micro-batch under construction; tensors are identified by their numbers.
 
     Attributes:
-        name: Of the graph.
-        sizes: Of every factor by its name.
-        dim_names: What a dim is called whose factors are these, where it isn't the one factor's name.
-        element_bytes: Of a parameter, an activation or a gradient.
+        name: Name of the graph.
+        sizes: Size of each factor by its name.
+        dim_names: Name of a dim by the names of its factors, where both differ.
+        element_bytes: Size of one element of a parameter, an activation or a gradient [bytes].
     """
 
     name: str
@@ -66,14 +67,14 @@ class TrainingStep:
         self._builder = GraphBuilder(name=self.name)
 
     def parameter(self, name: str, pattern: str) -> int:
-        """A tensor that the optimizer trains, with the dims of a pattern of one tensor."""
+        """Add a trained parameter, with the dims of a pattern, and return its number."""
         shape, names = self._dims_of(pattern)
         tensor = self._builder.source(STATE, name, shape, self.element_bytes, TensorKind.PARAMETER, names)
         self._parameters.append(tensor)
         return tensor
 
     def token_numbers(self, name: str, pattern: str) -> int:
-        """Data of the step: rows of the vocabulary."""
+        """Add data of the step that holds indices into the vocabulary, and return its number."""
         shape, names = self._dims_of(pattern)
         return self._builder.source(INPUT, name, shape, INDEX_BYTES, TensorKind.DATA, names)
 
@@ -89,7 +90,7 @@ class TrainingStep:
         flop: float = 0.0,
         precision: str = "",
     ) -> tuple[int, ...]:
-        """Adds an operator whose rule is a pattern over the step's sizes; returns its results."""
+        """Add an operator whose rule is a pattern over the step's sizes, and return its results."""
         key = (pattern, *blocked)
         if key not in self._rules:
             self._rules[key] = rule_of(pattern, self.sizes, blocked=blocked)
@@ -105,19 +106,22 @@ class TrainingStep:
         results: Sequence[Result] = PLAIN,
         blocked: Sequence[str] = (),
     ) -> tuple[int, ...]:
-        """Adds an operator whose every dim is a factor, the same where it is called the same; returns its results.
+        """Add an operator whose rule has one factor per dim name, and return its results.
+
+        Dims of the same name are one factor in all tensors of the operator.
 
         Args:
-            name: Of the operator.
-            primitive: What it computes.
-            operands: What it reads.
-            like: Of each result a tensor with its dims.
-            results: What they are called and for.
-            blocked: Dims that it needs whole.
+            name: Name of the operator.
+            primitive: Name of the computation.
+            operands: Numbers of the tensors that it reads.
+            like: Existing tensor with the same dims, for each result.
+            results: Names and purposes of the results.
+            blocked: Names of dims that the operator needs whole.
         """
         arrays = [self.tensor(number) for number in (*operands, *like)]
         key = (len(operands), *((array.dim_names, array.shape) for array in arrays), *blocked)
         if key not in self._rules:
+            # Write a pattern from the dims' names, with one factor per name.
             words = [" ".join(array.dim_names) for array in arrays]
             pattern = f"{', '.join(words[: len(operands)])} -> {', '.join(words[len(operands) :])}"
             sizes = {name: size for array in arrays for name, size in zip(array.dim_names, array.shape, strict=True)}
@@ -125,38 +129,40 @@ class TrainingStep:
         return self._add(name, primitive, self._rules[key], operands, results, 0.0, "")
 
     def tensor(self, number: int) -> Tensor:
-        """A tensor by its number."""
+        """Return a tensor by its number."""
         return self._builder.tensors[number]
 
     def on_backward(self, gradient_of: Callable[[], None]) -> None:
-        """Records what the backward pass does for the operator that was added last."""
+        """Record the work of the backward pass for the operator that was added last."""
         self._tape.append(gradient_of)
 
     def give(self, tensor: int, gradient: int) -> None:
-        """Adds a gradient to those of a tensor."""
+        """Add one contribution to the gradient of a tensor."""
         self._gradients.setdefault(tensor, []).append(gradient)
 
     def gradient(self, tensor: int) -> int:
-        """The whole gradient of a tensor; all who read it must have given theirs."""
+        """Return the whole gradient of a tensor, after all of its readers have given their contributions."""
         parts = self._gradients[tensor]
         if len(parts) > 1:
             kind = self.tensor(parts[0]).kind
             name = f"{self.tensor(tensor).name}.gradient_sum"
+            # Replace the contributions by their sum, so that a second call adds nothing.
             parts[:] = self.along(name, "add", parts, parts[:1], results=(Result(kind=kind),))
         return parts[0]
 
     def backward(self) -> None:
-        """Writes down the backward pass of all operators so far."""
+        """Add the backward pass of all operators so far."""
         self._builder.begin_backward()
+        # Reverse order: every reader of a tensor has given its gradient before its writer asks for it.
         for gradient_of in reversed(self._tape):
             gradient_of()
         self._tape.clear()
 
     def update(self, optimizer: str) -> None:
-        """Writes down what the optimizer makes of every parameter.
+        """Add the optimizer's update of every parameter.
 
         Raises:
-            ConfigError: no such optimizer is known.
+            ConfigError: The optimizer is unknown.
         """
         if optimizer not in MOMENTS:
             raise ConfigError(
@@ -178,13 +184,14 @@ class TrainingStep:
                     for moment in MOMENTS[optimizer]
                 ),
             )
+            # One fused operator per parameter reads the parameter, its gradient and its moments.
             operands = [number, self.gradient(number), *moments]
             made = self.along(f"{array.name}.update", optimizer, operands, states, results=results)
             for state, after in zip(states, made, strict=True):
                 self._builder.keep(state, after)
 
     def done(self) -> Graph:
-        """The graph."""
+        """Return the finished graph."""
         return self._builder.done()
 
     def _add(
@@ -197,6 +204,7 @@ class TrainingStep:
         flop: float,
         precision: str,
     ) -> tuple[int, ...]:
+        """Add an operator and its results, whose shapes follow from the rule."""
         tensors = tuple(
             self._builder.tensor(
                 f"{name}.{result.label}" if result.label else name,

@@ -9,7 +9,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
-from benchmarks.zoo_torch import FACTORIES, LLAMA_3_8B, SMALL, Decoder, decoder_program, next_token_loss
+from benchmarks.zoo.torch_modules import FACTORIES, LLAMA_3_8B, SMALL, Decoder, decoder_program, next_token_loss
 from costmodels.job.model_catalog import find_model
 from costmodels.job.training_job import TrainingJob
 from costmodels.sharding.device_mesh import mesh_of

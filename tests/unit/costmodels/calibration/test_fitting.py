@@ -33,6 +33,7 @@ def errors(fit, runs):
     return np.log([a.step_time_s / b.step_time_s for a, b in zip(clean, runs, strict=True)])
 
 
+@pytest.mark.slow
 def test_a_fit_recovers_the_constants_that_made_the_runs(fit):
     """The truth lies within three standard deviations of what was fitted, and nearer than the guess before."""
     for name, true in TRUE.items():
@@ -61,6 +62,7 @@ def test_what_the_runs_cannot_tell_stays_and_says_so(fit):
         assert fitted.log_error == pytest.approx(known[name], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_an_outlier_does_not_move_a_fit(runs):
     """One run that took five times as long leaves the predictions near the measured times of the others."""
     own = runs[8:]
@@ -69,6 +71,7 @@ def test_an_outlier_does_not_move_a_fit(runs):
     assert np.max(np.abs(errors(spoilt, own))) < 0.06
 
 
+@pytest.mark.slow
 def test_constants_stay_inside_their_bounds(runs):
     """Runs that no physical constants explain end at a bound, which is told, and never beyond."""
     impossible = [replace(run, step_time_s=run.step_time_s / 3) for run in runs[8:]]
@@ -99,6 +102,7 @@ def test_too_few_runs_are_refused(runs):
     assert calibrate_all(runs[:2], find_prior) == {}
 
 
+@pytest.mark.slow
 def test_runs_of_unknown_devices_are_left_out(runs):
     """A run of a device that the catalog lacks is skipped with its reason, and the others are fitted."""
     found = calibrate([*runs[:4], replace(runs[4], device="Abacus-9000")], PRIOR)

@@ -57,27 +57,27 @@ def test_the_runtime_of_a_run(run, runtime):
 
 def test_a_named_runtime_overrides_the_table():
     """Whoever names a runtime gets it, whatever the source is."""
-    assert setting_of(replace(PLAIN, source="vtrain"), {}, "nanotron").runtime.name == "nanotron"
+    assert setting_of(replace(PLAIN, source="vtrain"), {}, "nanotron").setting.runtime.name == "nanotron"
 
 
 def test_a_fitted_profile_replaces_the_shipped_one():
     """Profiles that are handed over stand in for the catalog's of the same name."""
     fitted = find_runtime(FALLBACK_RUNTIME).with_constants({"matmul_efficiency": 0.5})
 
-    assert setting_of(PLAIN, {FALLBACK_RUNTIME: fitted}).runtime.matmul_efficiency == 0.5
+    assert setting_of(PLAIN, {FALLBACK_RUNTIME: fitted}).setting.runtime.matmul_efficiency == 0.5
 
 
 def test_remarks_change_facts():
     """A run without flash attention is predicted without it."""
-    assert setting_of(PLAIN, {}).runtime.fused_attention
-    assert not setting_of(replace(PLAIN, notes="no flash attention"), {}).runtime.fused_attention
+    assert setting_of(PLAIN, {}).setting.runtime.fused_attention
+    assert not setting_of(replace(PLAIN, notes="no flash attention"), {}).setting.runtime.fused_attention
 
 
 @pytest.mark.parametrize(("devices", "hosts"), [(4, 1), (8, 1), (16, 2), (12, 2)])
 def test_devices_fill_hosts(devices, hosts):
     """A job has whole hosts, or the largest equal share of each that makes its number of devices."""
     run = replace(PLAIN, devices=devices, config=ParallelConfig(dp=devices))
-    cluster = setting_of(run, {}).cluster
+    cluster = setting_of(run, {}).setting.cluster
 
     assert find_devices("H100-SXM-80")[0][1].devices_per_host == 8
     assert (cluster.num_devices, cluster.num_hosts) == (devices, hosts)
@@ -101,7 +101,7 @@ def mixed_run(device, config=None, **changes):
 
 def hosts_of(run):
     """(hosts, devices per host, device) of each group of its cluster."""
-    return [(g.hosts, g.devices_per_host, g.device.name) for g in setting_of(run, {}).cluster.groups]
+    return [(g.hosts, g.devices_per_host, g.device.name) for g in setting_of(run, {}).setting.cluster.groups]
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_unlike_devices_fill_their_usual_hosts(device, devices, expected):
 def test_a_source_knows_its_unlike_hosts(device):
     """AMP's hosts of four share one adapter each, 10 Gb/s for V100 and 50 for T4, and the former come first."""
     run = mixed_run(device)
-    nics = [group.nic_links[0] for group in setting_of(run, {}).cluster.groups]
+    nics = [group.nic_links[0] for group in setting_of(run, {}).setting.cluster.groups]
 
     assert hosts_of(run) == [(3, 4, "V100-SXM-16"), (1, 4, "T4-16")]
     assert [nic.sharers * nic.bandwidth_bytes_per_s * 8 for nic in nics] == [10e9, 50e9]

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig, concatenate, parse_config
 from costmodels.job.runtime import find_runtime
+from costmodels.job.setting import Setting
 from costmodels.job.uneven_work import EVEN, Assignment, numbers_in_words, parse_assignment, parse_numbers
 from costmodels.simulator.simulated_step import simulate_step
 from costmodels.step.memory import estimate_memory
@@ -24,7 +25,7 @@ NUMBERS = st.lists(st.integers(0, 40), min_size=1, max_size=12).map(tuple)
 
 def step_s(job, cluster, config):
     """The closed form's step time."""
-    return float(estimate_step(job, cluster, MEGATRON, grid_of(config)).step_time_s[0])
+    return float(estimate_step(Setting(job=job, cluster=cluster, runtime=MEGATRON), grid_of(config)).step_time_s[0])
 
 
 @given(NUMBERS)
@@ -91,7 +92,7 @@ def test_an_even_assignment_in_words_changes_nothing(vpp):
     config = ParallelConfig(pp=2, tp=2, dp=2, vpp=vpp)
     told = Assignment(layers=(32 // (2 * vpp),) * (2 * vpp), micro_batches=(32, 32), hosts=(0,))
     said = replace(config, assignment=told)
-    memory = estimate_memory(job, HOST, MEGATRON, grid_of(config, said))
+    memory = estimate_memory(Setting(job=job, cluster=HOST, runtime=MEGATRON), grid_of(config, said))
 
     assert step_s(job, HOST, said) == pytest.approx(step_s(job, HOST, config))
     assert memory.peak_bytes[0] == memory.peak_bytes[1]
@@ -102,7 +103,7 @@ def test_all_layers_recomputed_are_full_recomputation():
     job = job_of(batch=64)
     config = ParallelConfig(pp=2, tp=2, dp=2, mbs=2)
     full, every = replace(config, recompute="full"), replace(config, assignment=Assignment(recomputed=(16, 16)))
-    memory = estimate_memory(job, HOST, MEGATRON, grid_of(full, every))
+    memory = estimate_memory(Setting(job=job, cluster=HOST, runtime=MEGATRON), grid_of(full, every))
 
     assert step_s(job, HOST, every) == pytest.approx(step_s(job, HOST, full))
     assert memory.peak_bytes[0] == pytest.approx(memory.peak_bytes[1])
@@ -115,9 +116,9 @@ def test_recomputing_more_layers_takes_longer_and_less_memory():
         ParallelConfig(pp=2, tp=2, dp=2, assignment=Assignment(recomputed=(first, 16))) for first in (0, 4, 8, 16)
     ]
     grid = grid_of(*configs)
-    memory = estimate_memory(job, HOST, MEGATRON, grid, stage="first")
+    memory = estimate_memory(Setting(job=job, cluster=HOST, runtime=MEGATRON), grid, stage="first")
 
-    assert (np.diff(estimate_step(job, HOST, MEGATRON, grid).step_time_s) > 0).all()
+    assert (np.diff(estimate_step(Setting(job=job, cluster=HOST, runtime=MEGATRON), grid).step_time_s) > 0).all()
     assert (np.diff(memory.peak_bytes) < 0).all()
 
 
@@ -135,7 +136,7 @@ def test_the_closed_form_prices_uneven_work_as_the_simulator_runs_it(config):
     """Within 4% on A100 beside H100, where the pipeline's bubble is an upper bound of the simulated one."""
     job = job_of(batch=128)
 
-    simulated_s = simulate_step(job, MIXED, MEGATRON, config).step_time_s
+    simulated_s = simulate_step(Setting(job=job, cluster=MIXED, runtime=MEGATRON), config).step_time_s
     assert step_s(job, MIXED, config) == pytest.approx(simulated_s, rel=0.04)
 
 
@@ -143,7 +144,7 @@ def test_unequal_shares_go_to_the_replica_they_name():
     """The A100's replica with fewer micro-batches ends sooner than with an equal share, the H100's later."""
     job, config = job_of(batch=128), ParallelConfig(tp=8, dp=2)
     shares = [replace(config, assignment=Assignment(micro_batches=(few, 128 - few))) for few in (32, 40, 64, 96)]
-    found = estimate_step(job, MIXED, MEGATRON, grid_of(*shares)).step_time_s
+    found = estimate_step(Setting(job=job, cluster=MIXED, runtime=MEGATRON), grid_of(*shares)).step_time_s
 
     assert found.argmin() in (0, 1)
     assert found[3] > found[2] > found.min()

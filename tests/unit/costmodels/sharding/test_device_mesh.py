@@ -105,8 +105,8 @@ def test_a_mesh_says_what_it_is():
 @pytest.mark.parametrize(
     ("names", "sizes", "words"),
     [
-        (("a",), (2, 4), "every axis has a size"),
-        (("a", "a"), (2, 4), "names of their own"),
+        (("a",), (2, 4), "every axis needs a size"),
+        (("a", "a"), (2, 4), "axis names must be unique"),
         (("a",), (3,), r"a=3 are 3 devices, but dgx-h100 has 8"),
     ],
 )

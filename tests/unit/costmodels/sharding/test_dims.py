@@ -81,7 +81,7 @@ def test_what_one_of_two_results_carries_is_a_map():
 
 
 @pytest.mark.parametrize(
-    ("place", "words"), [(((0,), (0,)), "carries a factor once"), (((1,),), "names factors of its rule")]
+    ("place", "words"), [(((0,), (0,)), "may carry a factor only once"), (((1,),), "must hold factors of its rule")]
 )
 def test_wrong_places_are_told(place, words):
     """A tensor carries each factor of its rule once."""

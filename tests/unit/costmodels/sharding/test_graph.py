@@ -77,7 +77,7 @@ def test_bytes_of_a_tensor():
 
 def test_a_rule_must_fit_its_tensors(builder):
     """A rule that gives another shape than a tensor has is refused."""
-    with pytest.raises(AssertionError, match=r"the rule of 'bad' is about"):
+    with pytest.raises(AssertionError, match=r"the rule of 'bad' has the shapes"):
         builder.op("bad", "add", (0,), (activation(builder, "y", (6, 4)),), rule_of("a b -> a b", SIZES))
 
 
@@ -114,7 +114,7 @@ def test_every_tensor_is_written(builder):
     """A tensor that nobody writes is a mistake of ours."""
     activation(builder, "y")
 
-    with pytest.raises(AssertionError, match="somebody writes every tensor"):
+    with pytest.raises(AssertionError, match="every tensor needs an operator"):
         builder.done()
 
 
@@ -122,7 +122,7 @@ def test_a_state_keeps_its_shape(builder):
     """What the step makes of a state is as large as it."""
     weight = builder.source(STATE, "w", (6,), 2, TensorKind.PARAMETER)
 
-    with pytest.raises(AssertionError, match="'w' keeps its shape"):
+    with pytest.raises(AssertionError, match="'w' must keep its shape"):
         builder.keep(weight, 0)
 
 

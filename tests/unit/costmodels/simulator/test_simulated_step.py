@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime, runtime_names
+from costmodels.job.setting import Setting
 from costmodels.job.uneven_work import Assignment
 from costmodels.simulator.passes import Kind, pass_order
 from costmodels.simulator.simulated_step import Role, simulate_step
@@ -27,12 +28,12 @@ TWO_KINDS = cluster_from_mapping(
 
 def simulated(case_or_job, cluster, runtime, config, **rest):
     """A simulated step's time."""
-    return simulate_step(case_or_job, cluster, runtime, config, **rest).step_time_s
+    return simulate_step(Setting(job=case_or_job, cluster=cluster, runtime=runtime), config, **rest).step_time_s
 
 
 def closed_form(job, cluster, runtime, config):
     """The closed form's step time."""
-    return float(estimate_step(job, cluster, runtime, grid_of(config)).step_time_s[0])
+    return float(estimate_step(Setting(job=job, cluster=cluster, runtime=runtime), grid_of(config)).step_time_s[0])
 
 
 @given(
@@ -72,7 +73,7 @@ def test_every_configuration_can_be_simulated(case, schedule):
     assume(micro_batches * config.pp * config.vpp <= 2000)
     rounds = max(micro_batches // config.pp, 1)
     assume(config.vpp == 1 or (schedule == "1f1b" and micro_batches % rounds == 0))
-    found = simulate_step(case.job, case.cluster, case.runtime, config, schedule=schedule)
+    found = simulate_step(case.setting, config, schedule=schedule)
 
     assert tuple(found.breakdown_s) == BREAKDOWN
     assert min(found.breakdown_s.values()) >= -1e-9 * found.step_time_s
@@ -86,8 +87,13 @@ def test_every_configuration_can_be_simulated(case, schedule):
 def test_replicas_that_are_alike_are_simulated_once():
     """Eight times the replicas on eight times the hosts make no more tasks."""
     config = ParallelConfig(pp=2, tp=8, dp=2)
-    few = simulate_step(job_of(batch=32), find_cluster("dgx-h100", hosts=4), MEGATRON, config)
-    many = simulate_step(job_of(batch=256), find_cluster("dgx-h100", hosts=32), MEGATRON, replace(config, dp=16))
+    few = simulate_step(
+        Setting(job=job_of(batch=32), cluster=find_cluster("dgx-h100", hosts=4), runtime=MEGATRON), config
+    )
+    many = simulate_step(
+        Setting(job=job_of(batch=256), cluster=find_cluster("dgx-h100", hosts=32), runtime=MEGATRON),
+        replace(config, dp=16),
+    )
 
     assert len(many.labels) == len(few.labels)
     assert [kind.count for kind in many.replicas] == [16]
@@ -99,12 +105,12 @@ def test_an_unlike_replica_sets_the_pace_and_less_work_helps_it():
     No sooner than a perfect split would have it, which is (1 + r) / 2 times as fast for times in the ratio r.
     """
     job, config = job_of(batch=48), ParallelConfig(tp=8, dp=2)
-    even = simulate_step(job, TWO_KINDS, MEGATRON, config)
+    even = simulate_step(Setting(job=job, cluster=TWO_KINDS, runtime=MEGATRON), config)
     fast_s, slow_s = (sum(works[0].parts_s().values()) for works in even.stages)
     ratio = slow_s / fast_s
     share = round(48 / (1 + 1 / ratio))
     less = Assignment(micro_batches=(share, 48 - share))
-    uneven = simulate_step(job, TWO_KINDS, MEGATRON, replace(config, assignment=less))
+    uneven = simulate_step(Setting(job=job, cluster=TWO_KINDS, runtime=MEGATRON), replace(config, assignment=less))
 
     assert len(even.replicas) == 2
     assert ratio > 1.5
@@ -161,7 +167,7 @@ def test_gradients_and_messages_share_a_nic():
     job, cluster = job_of(batch=16), find_cluster("v100-pcie", hosts=4)
     config = ParallelConfig(pp=2, tp=8, dp=2, zero_stage=1)
     job = replace(job, precision="fp16")
-    found = simulate_step(job, cluster, MEGATRON, config)
+    found = simulate_step(Setting(job=job, cluster=cluster, runtime=MEGATRON), config)
     hops = [task for task, label in enumerate(found.labels) if label.role == Role.HOP]
     seconds = found.timeline.end_s[hops] - found.timeline.start_s[hops]
 
@@ -173,7 +179,10 @@ def test_messages_that_wait_for_their_receiver_cost_every_micro_batch():
     job, cluster = job_of(batch=64, vocab_size=64), find_cluster("v100-pcie", hosts=4)
     job, config = replace(job, precision="fp16"), ParallelConfig(pp=4, tp=8)
     waits, hides = (
-        simulate_step(job, cluster, replace(MEGATRON, overlaps_p2p=overlaps, straggler_share=0.0), config)
+        simulate_step(
+            Setting(job=job, cluster=cluster, runtime=replace(MEGATRON, overlaps_p2p=overlaps, straggler_share=0.0)),
+            config,
+        )
         for overlaps in (False, True)
     )
 
@@ -183,7 +192,8 @@ def test_messages_that_wait_for_their_receiver_cost_every_micro_batch():
 def test_a_later_stage_reduces_its_gradients_in_the_bubble():
     """The last stage's gradients are on their way while the first stage still computes."""
     found = simulate_step(
-        job_of(batch=32), find_cluster("dgx-h100", hosts=8), MEGATRON, ParallelConfig(pp=4, tp=8, dp=2)
+        Setting(job=job_of(batch=32), cluster=find_cluster("dgx-h100", hosts=8), runtime=MEGATRON),
+        ParallelConfig(pp=4, tp=8, dp=2),
     )
     reduced_s = {
         label.stage: found.timeline.end_s[task] for task, label in enumerate(found.labels) if label.role == Role.REDUCE
@@ -207,8 +217,10 @@ def test_a_tied_table_adds_what_the_closed_form_has(zero_stage, pp):
     config, hosts = ParallelConfig(pp=pp, tp=4, dp=2, zero_stage=zero_stage), find_cluster("dgx-h100", hosts=pp)
     parts = [
         (
-            simulate_step(job, hosts, profile, config).breakdown_s["pp"],
-            float(estimate_step(job, hosts, profile, grid_of(config)).breakdown_s["pp"][0]),
+            simulate_step(Setting(job=job, cluster=hosts, runtime=profile), config).breakdown_s["pp"],
+            float(
+                estimate_step(Setting(job=job, cluster=hosts, runtime=profile), grid_of(config)).breakdown_s["pp"][0]
+            ),
         )
         for job in (untied, tied)
     ]
@@ -237,9 +249,9 @@ def pcie_cluster(**group):
 def test_a_lone_sender_has_the_whole_adapter():
     """Of a host's two stages only the second sends to another host: two devices with the shares of four."""
     job, config = job_of(batch=32), ParallelConfig(pp=8, tp=2)
-    alone = simulate_step(job, pcie_cluster(), MEGATRON, config)
+    alone = simulate_step(Setting(job=job, cluster=pcie_cluster(), runtime=MEGATRON), config)
     own = {"kind": "infiniband", "bandwidth_gb_per_s": 3.0, "latency_us": 4}
-    unshared = simulate_step(job, pcie_cluster(nic_links=[own]), MEGATRON, config)
+    unshared = simulate_step(Setting(job=job, cluster=pcie_cluster(nic_links=[own]), runtime=MEGATRON), config)
 
     assert min(hop_seconds(alone)[1]) < 0.6 * min(hop_seconds(unshared)[1])
 
@@ -247,8 +259,12 @@ def test_a_lone_sender_has_the_whole_adapter():
 def test_stages_under_one_switch_share_its_uplink():
     """A narrow uplink delays messages to hosts under other switches, not those under the same one."""
     job, config = job_of(batch=32), ParallelConfig(pp=4, tp=4)
-    free = hop_seconds(simulate_step(job, pcie_cluster(), MEGATRON, config))
-    narrow = hop_seconds(simulate_step(job, pcie_cluster(switch={"hosts": 2, "uplink_gb_per_s": 4}), MEGATRON, config))
+    free = hop_seconds(simulate_step(Setting(job=job, cluster=pcie_cluster(), runtime=MEGATRON), config))
+    narrow = hop_seconds(
+        simulate_step(
+            Setting(job=job, cluster=pcie_cluster(switch={"hosts": 2, "uplink_gb_per_s": 4}), runtime=MEGATRON), config
+        )
+    )
 
     assert min(narrow[1]) > 2 * min(free[1])
     assert min(narrow[0]) == pytest.approx(min(free[0]))
@@ -259,8 +275,10 @@ def test_a_transfer_takes_the_link_that_another_one_excludes():
     nvlink = {"kind": "nvlink3", "bandwidth_gb_per_s": 20, "latency_us": 1, "exclusive_group": "peer"}
     pcie = {"kind": "pcie4", "bandwidth_gb_per_s": 18, "latency_us": 1, "exclusive_group": "peer"}
     job, config = job_of(batch=8), ParallelConfig(pp=2, dp=2, zero_stage=0)
-    both = simulate_step(job, pcie_cluster(hosts=1, intra_links=[nvlink, pcie]), MEGATRON, config)
-    one = simulate_step(job, pcie_cluster(hosts=1, intra_links=[nvlink]), MEGATRON, config)
+    both = simulate_step(
+        Setting(job=job, cluster=pcie_cluster(hosts=1, intra_links=[nvlink, pcie]), runtime=MEGATRON), config
+    )
+    one = simulate_step(Setting(job=job, cluster=pcie_cluster(hosts=1, intra_links=[nvlink]), runtime=MEGATRON), config)
 
     assert both.timeline.route.max() == 1
     assert one.timeline.route.max() == 0
@@ -286,7 +304,7 @@ def test_passes_run_when_what_they_wait_for_is_there(pp, vpp, rounds, schedule, 
     config = ParallelConfig(pp=pp, tp=8, vpp=vpp, zero_stage=0, assignment=Assignment(layers=cut))
     nic = {"kind": "infiniband", "bandwidth_gb_per_s": 1e6, "latency_us": 40}
     cluster = cluster_from_mapping({"name": "dgx-h100", "hosts": pp, "nic_links": [nic]}, Path())
-    found = simulate_step(job, cluster, MEGATRON, config, schedule=schedule)
+    found = simulate_step(Setting(job=job, cluster=cluster, runtime=MEGATRON), config, schedule=schedule)
     order = pass_order(schedule, pp, vpp, rounds * pp)
     works, virtual = found.stages[0], range(pp * vpp)
     pass_s = np.zeros((3, pp * vpp))

@@ -4,6 +4,7 @@ import pytest
 from costmodels.job.model_catalog import find_model
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime
+from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.simulator.simulated_step import Role, simulate_step
 from costmodels.simulator.stage_rows import idle_gaps, stage_rows
@@ -23,7 +24,9 @@ def simulation(request):
     """A step of each configuration under each runtime, with its number of chunks and micro-batches."""
     config, runtime = request.param
     job = TrainingJob(model=find_model("llama3-8b"), sequence_length=4096, global_batch_size=32)
-    return config, simulate_step(job, find_cluster("dgx-h100", hosts=2), find_runtime(runtime), config)
+    return config, simulate_step(
+        Setting(job=job, cluster=find_cluster("dgx-h100", hosts=2), runtime=find_runtime(runtime)), config
+    )
 
 
 def test_a_stage_computes_one_thing_after_the_other(simulation):
@@ -64,7 +67,11 @@ def test_a_stage_without_layers_is_idle():
     """A runtime that balances stages may leave one empty: it has no passes, and idles all the step."""
     job = TrainingJob(model=find_model("llama3-8b"), sequence_length=4096, global_batch_size=8)
     config = ParallelConfig(pp=32, tp=2, dp=2)
-    rows = stage_rows(simulate_step(job, find_cluster("p5-h100", hosts=16), find_runtime("nanotron"), config))
+    rows = stage_rows(
+        simulate_step(
+            Setting(job=job, cluster=find_cluster("p5-h100", hosts=16), runtime=find_runtime("nanotron")), config
+        )
+    )
 
     empty = [row for row in rows if not any(span.role == Role.PASS for span in row.computing)]
     assert empty

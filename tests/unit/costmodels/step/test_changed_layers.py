@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime, runtime_names
+from costmodels.job.setting import Setting
 from costmodels.operators.kernels import collective_s, kernel_s
 from costmodels.operators.layer_operators import BLOCKS, Block
 from costmodels.simulator.simulated_step import simulate_step
@@ -37,12 +38,17 @@ def with_change(runtime, *changes):
 
 def costs(*configs, changes=()):
     """The block costs of some configurations, a row each."""
-    return block_costs(JOB, CLUSTER, with_change(MEGATRON, *changes), grid_of(*configs), kernel_s, collective_s)
+    return block_costs(
+        Setting(job=JOB, cluster=CLUSTER, runtime=with_change(MEGATRON, *changes)),
+        grid_of(*configs),
+        kernel_s,
+        collective_s,
+    )
 
 
 def breakdown(config, *changes, runtime=MEGATRON, cluster=CLUSTER, job=JOB):
     """The parts of one configuration's step."""
-    estimate = estimate_step(job, cluster, with_change(runtime, *changes), grid_of(config))
+    estimate = estimate_step(Setting(job=job, cluster=cluster, runtime=with_change(runtime, *changes)), grid_of(config))
     return {part: float(seconds[0]) for part, seconds in estimate.breakdown_s.items()}
 
 
@@ -56,8 +62,8 @@ def test_a_change_of_nothing_changes_no_bit(case, recompute):
     grid = grid_of(*(replace(case.grid.config(row), recompute=recompute) for row in range(len(case.grid))))
     changes = {change.key: change for change in (change_for(grid.config(row)) for row in range(len(grid)))}
 
-    plain = estimate_step(case.job, case.cluster, case.runtime, grid)
-    changed = estimate_step(case.job, case.cluster, with_change(case.runtime, *changes.values()), grid)
+    plain = estimate_step(case.setting, grid)
+    changed = estimate_step(replace(case.setting, runtime=with_change(case.runtime, *changes.values())), grid)
 
     assert (plain.step_time_s == changed.step_time_s).all()
     assert all((plain.breakdown_s[part] == changed.breakdown_s[part]).all() for part in plain.breakdown_s)
@@ -167,7 +173,7 @@ def test_changed_steps_stay_positive(case, seed):
     for row in range(len(case.grid)):
         change = random_change(case.grid.config(row), seed + row)
         changes.setdefault(change.key, change)
-    found = estimate_step(case.job, case.cluster, with_change(case.runtime, *changes.values()), case.grid)
+    found = estimate_step(replace(case.setting, runtime=with_change(case.runtime, *changes.values())), case.grid)
 
     assert (found.step_time_s > 0).all()
     assert all((seconds >= 0).all() for seconds in found.breakdown_s.values())
@@ -179,7 +185,7 @@ def test_changed_steps_stay_positive(case, seed):
 
 def simulated(job, cluster, runtime, config):
     """A simulated step's time."""
-    return simulate_step(job, cluster, runtime, config).step_time_s
+    return simulate_step(Setting(job=job, cluster=cluster, runtime=runtime), config).step_time_s
 
 
 @given(cases(max_configs=1))
@@ -190,8 +196,8 @@ def test_a_change_of_nothing_leaves_the_simulated_step(case):
     micro_batches = case.job.global_batch_size // (config.dp * config.mbs)
     assume(micro_batches * config.pp * config.vpp <= 500)
     assume(config.vpp == 1 or micro_batches % config.pp == 0)
-    plain = simulate_step(case.job, case.cluster, case.runtime, config)
-    changed = simulate_step(case.job, case.cluster, with_change(case.runtime, change_for(config)), config)
+    plain = simulate_step(case.setting, config)
+    changed = simulate_step(replace(case.setting, runtime=with_change(case.runtime, change_for(config))), config)
 
     assert changed.step_time_s == plain.step_time_s
     assert changed.breakdown_s == plain.breakdown_s
@@ -218,7 +224,9 @@ def test_the_simulator_agrees_about_a_change(runtime, pp, rounds, recompute, see
     config = ParallelConfig(pp=pp, tp=8, recompute=recompute, sequence_parallel=True, zero_stage=0)
     profile = with_change(profile, random_change(config, seed))
 
-    closed_form_s = float(estimate_step(job, cluster, profile, grid_of(config)).step_time_s[0])
+    closed_form_s = float(
+        estimate_step(Setting(job=job, cluster=cluster, runtime=profile), grid_of(config)).step_time_s[0]
+    )
     simulated_s = simulated(job, cluster, profile, config)
     is_beside = profile.overlaps_tensor or profile.overlaps_tensor_gradients
     assert simulated_s == pytest.approx(closed_form_s, rel=0.1 if is_beside else 0.02)
@@ -234,7 +242,9 @@ def test_the_simulator_agrees_about_the_weights_traffic(overlaps, share):
     change = change_for(config, once_s=at(DENSE, shape=len(BLOCKS), value=share * alone / 32))
     changed = with_change(runtime, change)
 
-    closed_form_s = float(estimate_step(JOB, TWO_HOSTS, changed, grid_of(config)).step_time_s[0])
+    closed_form_s = float(
+        estimate_step(Setting(job=JOB, cluster=TWO_HOSTS, runtime=changed), grid_of(config)).step_time_s[0]
+    )
     assert simulated(JOB, TWO_HOSTS, changed, config) == pytest.approx(closed_form_s, rel=0.02)
     if share > 0 or not overlaps:
         assert abs(simulated(JOB, TWO_HOSTS, runtime, config) - closed_form_s) > 0.02 * closed_form_s

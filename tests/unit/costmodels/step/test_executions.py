@@ -6,6 +6,7 @@ from hypothesis import assume, given, settings
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime
+from costmodels.job.setting import Setting
 from costmodels.job.uneven_work import Assignment
 from costmodels.operators.kernels import collective_s
 from costmodels.operators.layer_operators import OpKind, Phase
@@ -28,7 +29,9 @@ def counted(job, cluster, config, runtime=MEGATRON):
     """Executions of each collective by name and phase."""
     return {
         (collective.name, phase): float(count.sum())
-        for collective, phase, count in collective_executions(job, cluster, runtime, grid_of(config))
+        for collective, phase, count in collective_executions(
+            Setting(job=job, cluster=cluster, runtime=runtime), grid_of(config)
+        )
     }
 
 
@@ -42,10 +45,10 @@ def test_collectives_sum_to_their_parts_of_the_step(case):
     at = np.flatnonzero(case.grid.pp == 1)
     assume(len(at) and len(case.cluster.groups) == 1)
     grid, runtime = case.grid.take(at[:1]), without_overlap(case.runtime)
-    step = estimate_step(case.job, case.cluster, runtime, grid).breakdown_s
+    step = estimate_step(replace(case.setting, runtime=runtime), grid).breakdown_s
 
     found = dict.fromkeys(("tp", "cp", "up", "ep", "dp"), 0.0)
-    for collective, _, count in collective_executions(case.job, case.cluster, runtime, grid):
+    for collective, _, count in collective_executions(replace(case.setting, runtime=runtime), grid):
         dimension = collective.name.split(".")[0]
         part = {"expert_tp": "tp"}.get(dimension, dimension)
         found[part if part in found else "dp"] += float((collective_s(collective) * count).sum())
@@ -88,7 +91,9 @@ def test_hops_are_those_between_stages():
 
     hops = [
         (collective, phase, count)
-        for collective, phase, count in collective_executions(job, HOSTS, MEGATRON, grid_of(config))
+        for collective, phase, count in collective_executions(
+            Setting(job=job, cluster=HOSTS, runtime=MEGATRON), grid_of(config)
+        )
         if collective.name == "pp.send_recv"
     ]
 
@@ -119,7 +124,9 @@ def test_zero_2_may_reduce_every_micro_batch():
     assert counts["weights.reduce_scatter", Phase.BACKWARD] == 4
     assert counts["weights.all_gather", Phase.FORWARD] == 1
     once_s, each_s = (
-        estimate_step(job, HOSTS, without_overlap(own), grid_of(config)).breakdown_s["dp"][0]
+        estimate_step(Setting(job=job, cluster=HOSTS, runtime=without_overlap(own)), grid_of(config)).breakdown_s["dp"][
+            0
+        ]
         for own in (MEGATRON, runtime)
     )
     assert once_s < each_s < 4 * once_s

@@ -5,6 +5,7 @@ import pytest
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime
+from costmodels.job.setting import Setting
 from costmodels.step.layer_residuals import cell_of, fit_residuals, layer_residual
 from costmodels.step.step_time import estimate_step
 from hardware.cluster import find_cluster
@@ -53,7 +54,10 @@ def test_residuals_scale_the_whole_step():
     corrected = replace(plain, residuals=fit_residuals([CELL] * 50, np.full(50, 0.2)))
     cluster = find_cluster("dgx-h100")
 
-    before, after = (estimate_step(JOB, cluster, runtime, grid_of(CONFIG)) for runtime in (plain, corrected))
+    before, after = (
+        estimate_step(Setting(job=JOB, cluster=cluster, runtime=runtime), grid_of(CONFIG))
+        for runtime in (plain, corrected)
+    )
 
     ratio = after.step_time_s[0] / before.step_time_s[0]
     assert ratio == pytest.approx(np.exp(0.2), rel=0.04)

@@ -46,7 +46,7 @@ def test_stages_stand_on_the_devices_of_their_ranks(cluster, pp):
 @given(cases())
 def test_every_configuration_is_in_one_pipeline(case):
     """Layouts share the grid out, and each configuration's row of weights has its pp, tp and replicas."""
-    found = pipelines(case.job, case.cluster, case.runtime, case.grid)
+    found = pipelines(case.setting, case.grid)
 
     assert sorted(np.concatenate([pipeline.at for pipeline in found.each]).tolist()) == list(range(len(case.grid)))
     for pipeline in found.each:

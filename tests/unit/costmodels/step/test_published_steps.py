@@ -6,6 +6,7 @@ import pytest
 from costmodels.job.model_spec import ModelSpec
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime
+from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.step.step_time import estimate_step
 from hardware.cluster import cluster_from_mapping
@@ -59,7 +60,12 @@ def ratio(layers, hidden, heads, devices, batch, degrees, recompute, sequence_pa
         zero_stage=0,
         sequence_parallel=sequence_parallel,
     )
-    return estimate_step(job, cluster, find_runtime("megatron-lm-2022"), grid_of(config)).step_time_s[0] / seconds
+    return (
+        estimate_step(
+            Setting(job=job, cluster=cluster, runtime=find_runtime("megatron-lm-2022")), grid_of(config)
+        ).step_time_s[0]
+        / seconds
+    )
 
 
 def test_korthikantis_steps_are_met():

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime
+from costmodels.job.setting import Setting
 from costmodels.operators.kernels import kernel_s
 from costmodels.step.breakdown import BREAKDOWN
 from costmodels.step.memory import MemoryEstimate
@@ -24,7 +25,7 @@ HOSTS = find_cluster("dgx-h100", hosts=4)
 
 def estimate(job, cluster, *configs, runtime=MEGATRON):
     """The estimate of a few configurations."""
-    return estimate_step(job, cluster, runtime, grid_of(*configs))
+    return estimate_step(Setting(job=job, cluster=cluster, runtime=runtime), grid_of(*configs))
 
 
 # Claims about every estimate
@@ -34,7 +35,7 @@ def estimate(job, cluster, *configs, runtime=MEGATRON):
 @given(cases())
 def test_parts_sum_to_the_step(case):
     """Every part is finite and not negative, all of them sum to the step, and compute is never free."""
-    found = estimate_step(case.job, case.cluster, case.runtime, case.grid)
+    found = estimate_step(case.setting, case.grid)
 
     assert tuple(found.breakdown_s) == BREAKDOWN
     assert all(np.all(np.isfinite(part)) and np.all(part >= 0) for part in found.breakdown_s.values())
@@ -48,14 +49,15 @@ def test_parts_sum_to_the_step(case):
     assert np.all(found.breakdown_s["dp"][is_alone] == 0)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(cases())
 def test_a_grid_is_estimated_as_each_of_its_rows(case):
     """Candidates do not influence each other: one call for all equals one call each."""
-    together = estimate_step(case.job, case.cluster, case.runtime, case.grid)
+    together = estimate_step(case.setting, case.grid)
 
     for position in range(len(case.grid)):
-        alone = estimate_step(case.job, case.cluster, case.runtime, grid_of(case.grid.config(position)))
+        alone = estimate_step(case.setting, grid_of(case.grid.config(position)))
         for part in BREAKDOWN:
             # what the host adds is a small difference of long times
             rounding_s = 1e-12 * together.step_time_s[position]
@@ -67,7 +69,7 @@ def test_a_grid_is_estimated_as_each_of_its_rows(case):
 @given(cases())
 def test_no_step_beats_the_hardware(case):
     """MFU stays below one: the model's products alone keep the devices busy for longer than that."""
-    found = estimate_step(case.job, case.cluster, case.runtime, case.grid)
+    found = estimate_step(case.setting, case.grid)
 
     utilisation = model_flops_utilisation(case.job, case.cluster, found.step_time_s)
 
@@ -81,9 +83,7 @@ def test_no_step_beats_the_hardware(case):
 def test_every_collective_may_be_corrected(case):
     """All communication goes through `collective_time`: where it takes no time, no communication is left."""
     found = estimate_step(
-        case.job,
-        case.cluster,
-        case.runtime,
+        case.setting,
         case.grid,
         collective_time=lambda collective: np.zeros(collective.messages.shape),
     )
@@ -100,11 +100,9 @@ def test_slower_kernels_never_make_a_step_faster(case):
     Left out are steps that wait for the host, and those with a ring: there longer kernels hide traffic twice.
     """
     runtime = replace(case.runtime, launch_s=0.0, collective_launch_s=0.0)
-    found = estimate_step(case.job, case.cluster, runtime, case.grid)
+    found = estimate_step(replace(case.setting, runtime=runtime), case.grid)
     slowed = estimate_step(
-        case.job,
-        case.cluster,
-        runtime,
+        replace(case.setting, runtime=runtime),
         case.grid,
         kernel_time=lambda operator, device, job, runtime: 2 * kernel_s(operator, device, job, runtime),
     )
@@ -321,7 +319,9 @@ def test_a_step_that_does_not_quite_fit_stalls():
     memory = MemoryEstimate(peak_bytes=np.array([2.0, 0.2]), parts_bytes={}, capacity_bytes=np.array([1.0, 1.0]))
 
     calm = estimate(job, HOST, *configs, runtime=runtime).breakdown_s["overhead"]
-    found = estimate_step(job, HOST, runtime, grid_of(*configs), memory=memory).breakdown_s["overhead"]
+    found = estimate_step(
+        Setting(job=job, cluster=HOST, runtime=runtime), grid_of(*configs), memory=memory
+    ).breakdown_s["overhead"]
 
     assert found - calm == pytest.approx([2 * 0.5 * 8, 0.0], abs=1e-6)
 
@@ -484,9 +484,7 @@ def by_hand(cluster, config, model="llama3-8b", **changes):
     """The estimate with those operators, and collectives that take no time."""
     job = job_of(model, batch=32, vocab_size=128, **changes)
     return estimate_step(
-        job,
-        cluster,
-        CHEAP,
+        Setting(job=job, cluster=cluster, runtime=CHEAP),
         grid_of(config),
         kernel_time=counted_s,
         collective_time=lambda collective: 0.0 * collective.wire_bytes,

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.runtime import find_runtime
+from costmodels.job.setting import Setting
 from costmodels.operators.kernels import collective_s, execution_s, kernel_s
 from costmodels.operators.layer_operators import COLLECTIVES
 from costmodels.step.executions import collective_executions, operator_executions
@@ -52,11 +53,11 @@ def errors_of(name, shape, *, deviation, seed):
     return deviation * np.sqrt(2) * np.cos(angle)
 
 
-def exact_change(case_of, grid, memory, error):
+def exact_change(setting, grid, memory, error):
     """log(step time with errors over that without) [n], by `estimate_step`."""
-    plain_s = estimate_step(*case_of, grid, memory=memory).step_time_s
+    plain_s = estimate_step(setting, grid, memory=memory).step_time_s
     with_errors = estimate_step(
-        *case_of,
+        setting,
         grid,
         memory=memory,
         kernel_time=lambda operator, *rest: kernel_s(operator, *rest) * np.exp(error(operator.name, operator.shape)),
@@ -88,6 +89,7 @@ SWEEPS = {
 # Against the whole cost model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SWEEPS)
 @pytest.mark.parametrize("deviation", [0.05, 0.1])
 def test_errors_are_put_together_as_the_cost_model_does(name, deviation):
@@ -98,15 +100,16 @@ def test_errors_are_put_together_as_the_cost_model_does(name, deviation):
     """
     job, cluster, runtime, fields = SWEEPS[name]
     grid = candidates(job, cluster, **fields)
-    memory = estimate_memory(job, cluster, runtime, grid)
-    terms = step_terms(job, cluster, runtime, grid, memory=memory)
+    setting = Setting(job=job, cluster=cluster, runtime=runtime)
+    memory = estimate_memory(setting, grid)
+    terms = step_terms(setting, grid, memory=memory)
     off = []
     for seed in range(4):
 
         def error(name, shape, seed=seed):
             return errors_of(name, shape, deviation=deviation, seed=seed)
 
-        expected = exact_change((job, cluster, runtime), grid, memory, error)
+        expected = exact_change(setting, grid, memory, error)
         found = terms.log_change([error(term.name, term.shape)[None] for term in terms.terms])[0]
         off.append(np.abs(found - expected))
 
@@ -115,18 +118,20 @@ def test_errors_are_put_together_as_the_cost_model_does(name, deviation):
     assert np.max(off) < 0.7 * deviation
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(cases())
 def test_an_error_of_everything_is_nearly_exact(case):
     """Where every operator and every collective takes 10% longer, the step is known within half a percent."""
-    terms = step_terms(case.job, case.cluster, case.runtime, case.grid)
+    terms = step_terms(case.setting, case.grid)
 
-    expected = exact_change((case.job, case.cluster, case.runtime), case.grid, None, lambda *_: np.log(1.1))
+    expected = exact_change(case.setting, case.grid, None, lambda *_: np.log(1.1))
 
     found = terms.log_change([np.full((1, len(term.shape)), np.log(1.1)) for term in terms.terms])[0]
     assert found == pytest.approx(expected, abs=5e-3)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(cases())
 def test_elasticities_sum_to_one(case):
@@ -138,13 +143,11 @@ def test_elasticities_sum_to_one(case):
         **{name: factor * getattr(runtime, name) for name in OWN_CONSTANTS},
         memory_efficiency=runtime.memory_efficiency / factor,
     )
-    of_terms = step_terms(case.job, case.cluster, runtime, case.grid).covered
+    of_terms = step_terms(replace(case.setting, runtime=runtime), case.grid).covered
 
-    before = estimate_step(case.job, case.cluster, runtime, case.grid).step_time_s
+    before = estimate_step(replace(case.setting, runtime=runtime), case.grid).step_time_s
     after = estimate_step(
-        case.job,
-        case.cluster,
-        slower,
+        replace(case.setting, runtime=slower),
         case.grid,
         kernel_time=lambda operator, device, job, _: kernel_s(operator, device, job, runtime),
     ).step_time_s
@@ -163,14 +166,14 @@ def test_an_elasticity_is_the_share_of_the_step():
     job, runtime = job_of("mixtral-8x7b"), plain("megatron-core")
     config = ParallelConfig(tp=2, dp=2, cp=2, ep=2, mbs=2, zero_stage=1)
     grid = grid_of(config)
-    terms = step_terms(job, HOST, runtime, grid)
+    terms = step_terms(Setting(job=job, cluster=HOST, runtime=runtime), grid)
     found = {term.name: terms.elasticity(index)[0] for index, term in enumerate(terms.terms)}
-    step_s = estimate_step(job, HOST, runtime, grid).step_time_s[0]
+    step_s = estimate_step(Setting(job=job, cluster=HOST, runtime=runtime), grid).step_time_s[0]
     expected = {
         operator.name: (execution_s(operator, HOST.devices[0], job, runtime, grid) * count)[0] / step_s
         for operator, count in operator_executions(job, runtime, grid)
     }
-    for collective, _, count in collective_executions(job, HOST, runtime, grid):
+    for collective, _, count in collective_executions(Setting(job=job, cluster=HOST, runtime=runtime), grid):
         seconds = float((collective_s(collective) * count).sum())
         expected[collective.name] = expected.get(collective.name, 0.0) + seconds / step_s
 
@@ -184,7 +187,7 @@ def test_what_hides_has_no_elasticity():
     """Ring exchanges that attention hides completely may err without moving the step; attention may not."""
     job = job_of("llama3-8b", sequence_length=131072, batch=8)
     runtime = replace(find_runtime("megatron-core"), overlap_efficiency=1.0, residuals=())
-    terms = step_terms(job, HOST, runtime, grid_of(ParallelConfig(tp=4, cp=2)))
+    terms = step_terms(Setting(job=job, cluster=HOST, runtime=runtime), grid_of(ParallelConfig(tp=4, cp=2)))
 
     found = {term.name: terms.elasticity(index)[0] for index, term in enumerate(terms.terms)}
 
@@ -197,7 +200,7 @@ def test_each_candidate_has_the_errors_of_its_shapes():
     """The change is the sum of each term's elasticity times the relative error of the shape that the candidate has."""
     job, cluster, runtime, fields = SWEEPS["mixtral-8x7b, megatron-core"]
     grid = candidates(job, cluster, **fields)
-    terms = step_terms(job, cluster, runtime, grid)
+    terms = step_terms(Setting(job=job, cluster=cluster, runtime=runtime), grid)
     rng = np.random.default_rng(0)
     errors = [rng.normal(0, 0.2, (3, len(term.shape))) for term in terms.terms]
 
@@ -213,7 +216,7 @@ def test_each_candidate_has_the_errors_of_its_shapes():
 def test_terms_say_what_they_are():
     """An operator's term has its device and phase, a collective's neither; shapes are distinct, and each is used."""
     job, cluster, runtime, fields = SWEEPS["llama3-8b, unlike hosts"]
-    terms = step_terms(job, cluster, runtime, candidates(job, cluster, **fields)).terms
+    terms = step_terms(Setting(job=job, cluster=cluster, runtime=runtime), candidates(job, cluster, **fields)).terms
 
     assert {term.device for term in terms} == {device.name for device in cluster.devices} | {""}
     assert len({(term.name, term.device) for term in terms}) == len(terms)
@@ -226,7 +229,7 @@ def test_terms_say_what_they_are():
 def test_no_error_makes_a_time_negative():
     """However large the errors, a step's change is a number: a term that takes no time leaves the others."""
     job, cluster, runtime, fields = SWEEPS["llama3-8b, megatron-core"]
-    terms = step_terms(job, cluster, runtime, candidates(job, cluster, **fields))
+    terms = step_terms(Setting(job=job, cluster=cluster, runtime=runtime), candidates(job, cluster, **fields))
 
     nothing_left = terms.log_change([np.full((1, len(term.shape)), -50.0) for term in terms.terms])[0]
 

@@ -18,9 +18,7 @@ def problem():
     """A setting and its candidates."""
     setting, options = setting_of("megatron", batch=32)
     grid, _ = enumerate_space(setting, options)
-    measured = MeasuredSetting(
-        job=setting.job, cluster=setting.cluster, runtime=setting.runtime, memory="reserved", stage="fullest"
-    )
+    measured = MeasuredSetting(setting=setting, memory="reserved", stage="fullest")
     return measured, grid
 
 
@@ -32,26 +30,26 @@ def predicted(problem):
 
 def test_it_is_what_the_models_say(problem, predicted):
     """Step times, need, capacity and peak are those of estimate_step and estimate_memory."""
-    setting, grid = problem
-    memory = estimate_memory(setting.job, setting.cluster, setting.runtime, grid)
-    step = estimate_step(setting.job, setting.cluster, setting.runtime, grid, memory=memory)
+    measured, grid = problem
+    memory = estimate_memory(measured.setting, grid)
+    step = estimate_step(measured.setting, grid, memory=memory)
 
     assert np.array_equal(predicted.step_time_s, step.step_time_s)
     assert np.array_equal(predicted.needed_bytes, memory.needed_bytes)
     assert np.array_equal(predicted.capacity_bytes, memory.capacity_bytes)
     assert np.array_equal(predicted.peak_bytes, memory.peak_as("reserved"))
-    assert predicted.memory_error == setting.runtime.memory_error
+    assert predicted.memory_error == measured.setting.runtime.memory_error
     assert predicted.features.shape == (len(grid), len(FEATURES))
-    assert predicted.constant_effects.shape == (len(grid), len(setting.runtime.log_errors))
+    assert predicted.constant_effects.shape == (len(grid), len(measured.setting.runtime.log_errors))
 
 
 def test_memory_at_hand_is_not_computed_again(problem, predicted):
     """Memory that the caller gives is believed: on devices of half the size, the same need has half the room."""
-    setting, grid = problem
-    memory = estimate_memory(setting.job, setting.cluster, setting.runtime, grid)
+    measured, grid = problem
+    memory = estimate_memory(measured.setting, grid)
     small = replace(memory, capacity_bytes=0.5 * memory.capacity_bytes)
 
-    found = predict(setting, grid, memory=small)
+    found = predict(measured, grid, memory=small)
 
     assert np.array_equal(found.needed_bytes, predicted.needed_bytes)
     assert np.array_equal(found.capacity_bytes, 0.5 * predicted.capacity_bytes)
@@ -69,11 +67,11 @@ def test_shares_of_memory_are_those_of_the_parts(predicted):
 
 def test_parts_go_back_to_their_places(problem, predicted):
     """Candidates that are predicted in two interleaved parts are, together, what they are in one."""
-    setting, grid = problem
+    measured, grid = problem
     order = np.random.default_rng(0).permutation(len(grid))
     at = [order[: len(order) // 3], order[len(order) // 3 :]]
 
-    merged = together([predict(setting, grid.take(part)) for part in at], at)
+    merged = together([predict(measured, grid.take(part)) for part in at], at)
 
     for name in Predicted.__slots__:
         assert np.allclose(getattr(merged, name), getattr(predicted, name), rtol=1e-9, atol=1e-9), name
@@ -109,8 +107,8 @@ def test_features_of_other_candidates_are_refused():
 
 def test_one_candidate_is_enough(problem):
     """A single candidate is predicted as it is among others."""
-    setting, grid = problem
+    measured, grid = problem
 
-    alone = predict(setting, ConfigGrid.from_configs([grid.config(3)], grid.opened))
+    alone = predict(measured, ConfigGrid.from_configs([grid.config(3)], grid.opened))
 
-    assert alone.step_time_s[0] == pytest.approx(predict(setting, grid).step_time_s[3])
+    assert alone.step_time_s[0] == pytest.approx(predict(measured, grid).step_time_s[3])

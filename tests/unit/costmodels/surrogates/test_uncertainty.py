@@ -6,6 +6,7 @@ import pytest
 from costmodels.job.model_catalog import load_model
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.runtime import CONSTANTS, find_prior
+from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.step.memory import estimate_memory
 from costmodels.step.step_time import estimate_step
@@ -27,7 +28,11 @@ def setting(tmp_path_factory):
 def uncertainty(setting, runtime):
     """The uncertainty of the setting's two configurations."""
     job, cluster, grid = setting
-    return step_uncertainty(job, cluster, runtime, grid, memory=estimate_memory(job, cluster, runtime, grid))
+    return step_uncertainty(
+        Setting(job=job, cluster=cluster, runtime=runtime),
+        grid,
+        memory=estimate_memory(Setting(job=job, cluster=cluster, runtime=runtime), grid),
+    )
 
 
 def exactly_known(step_error):
@@ -52,7 +57,10 @@ def test_one_unknown_constant_is_propagated(setting):
     found = uncertainty(setting, runtime)
 
     slower = runtime.with_constants({"matmul_efficiency": runtime.matmul_efficiency * np.exp(-0.1)})
-    times = [estimate_step(job, cluster, profile, grid).step_time_s for profile in (runtime, slower)]
+    times = [
+        estimate_step(Setting(job=job, cluster=cluster, runtime=profile), grid).step_time_s
+        for profile in (runtime, slower)
+    ]
     np.testing.assert_allclose(found.log_error, np.log(times[1] / times[0]), rtol=0.15)
     assert np.all(found.log_error < 0.1)
     assert found.dominant(0)[0][0] == "matmul_efficiency"

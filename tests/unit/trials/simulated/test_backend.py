@@ -49,7 +49,7 @@ def all_candidates():
 
 def log_error(world, grid):
     """How far the world is from what the cost model says of its memory, as the log of their ratio [n]."""
-    believed = estimate_step(world.job, world.cluster, world.runtime, grid, memory=world.hidden_memory(grid))
+    believed = estimate_step(world.setting, grid, memory=world.hidden_memory(grid))
     return np.log(world.hidden_step(grid).step_time_s / believed.step_time_s)
 
 
@@ -109,7 +109,7 @@ def test_an_exact_world_of_events_is_the_simulators(event_world, all_candidates)
 
     config = some.config(3)
     memory = exact.hidden_memory(ConfigGrid.from_configs([config]))
-    step = simulate_step(exact.job, exact.cluster, exact.runtime, config, memory=memory)
+    step = simulate_step(exact.setting, config, memory=memory)
     assert hidden.step_time_s[3] == pytest.approx(step.step_time_s)
     assert 0.005 < log_error(exact, some).std() < 0.1
 
@@ -129,7 +129,7 @@ def test_the_fidelity_changes_steps_and_nothing_else(world, event_world, all_can
 def test_a_trial_samples_what_the_event_simulator_runs(event_world):
     """Operators and collectives of the layers are executed as often as the simulator runs them on one pipeline."""
     config = ParallelConfig(pp=4, tp=4, dp=8, mbs=2, recompute="selective")
-    step = simulate_step(event_world.job, event_world.cluster, event_world.runtime, config)
+    step = simulate_step(event_world.setting, config)
     events = operator_events(step)
     ran = Counter(events.names[name] for name in events.name[events.device < config.pp])
     sampled = Counter()
@@ -158,6 +158,7 @@ def test_another_seed_is_another_world(world, all_candidates):
     assert not np.allclose(log_error(world, all_candidates), log_error(other, all_candidates))
 
 
+@pytest.mark.slow
 def test_out_of_memory_is_told_from_the_hidden_peak(world, all_candidates):
     """A trial runs out of memory exactly where more is needed in the world than the device has, and both ends occur."""
     needed = world.hidden_memory(all_candidates).needed_bytes
@@ -219,7 +220,7 @@ def test_collectives_of_one_shape_err_alike(world, all_candidates):
 def test_samples_have_the_shapes_of_the_terms(world, all_candidates):
     """What a trial measures is what its step's terms ask for: each term's shape is among the samples of its name."""
     places = range(0, 176, 5)
-    terms = step_terms(world.job, world.cluster, world.runtime, all_candidates.take(np.array(places))).terms
+    terms = step_terms(world.setting, all_candidates.take(np.array(places))).terms
     for position, config in enumerate(map(all_candidates.config, places)):
         samples = world.measure(config, trial_number=0).operator_samples
         measured = {(sample.name, sample.shape) for sample in samples}

@@ -29,7 +29,7 @@ def grid_of(model, cluster="dgx-h100", hosts=1, *, space=(), **job):
         options := SpaceOptions(allowed=space, opened=tuple(name for name, _ in space)),
     )
     grid, _ = enumerate_space(setting, options)
-    memory = estimate_memory(setting.job, setting.cluster, setting.runtime, grid)
+    memory = estimate_memory(setting, grid)
     return grid, memory.fits(0.08)
 
 

@@ -1,12 +1,14 @@
+import io
 import signal
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 
 import tuner.run.loop
 from tests.support.studies.broken_studies import study
-from tests.support.studies.command_line import Done, in_process, write_replay
+from tests.support.studies.command_line import Done, write_replay
 from tests.support.studies.in_process_executor import InProcessExecutor
 from tuner.cli.main import main
 
@@ -66,8 +68,15 @@ def replay(tmp_path) -> Path:
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory) -> tuple[Path, str, Done]:
-    """The replay after a real run: its file, its storage, and how the run ended."""
+    """The replay after its run: its file, its storage, and how the run ended."""
     folder = tmp_path_factory.mktemp("finished")
     path = write_replay(folder, current="{tp: 8}")
     storage = f"sqlite:///{folder / 'done.db'}"
-    return path, storage, in_process("run", path, "--storage", storage, "--json", cwd=folder, timeout_s=120)
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(tuner.run.loop, "RayExecutor", lambda backend, **_options: InProcessExecutor(backend))
+        patch.setattr(sys, "argv", ["meshtune", "run", str(path), "--storage", storage, "--json"])
+        patch.chdir(folder)
+        with pytest.raises(SystemExit) as ended:
+            main()
+    return path, storage, Done(status=ended.value.code, out=out.getvalue(), err=err.getvalue())

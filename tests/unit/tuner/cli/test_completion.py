@@ -24,6 +24,7 @@ def completed(line, folder):
     return done.stdout.split()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "offered"),
     [

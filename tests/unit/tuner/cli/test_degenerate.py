@@ -59,6 +59,7 @@ def assert_only_numbers(*texts):
         assert not re.search(r"\b(nan|inf|infinity)\b", text, flags=re.IGNORECASE)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_ray")
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -167,6 +168,7 @@ HISTORIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_ray")
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize("name", HISTORIES)

@@ -44,6 +44,7 @@ def test_a_pin_holds_and_is_reported(meshtune, simulated):
 UP = "op=*.dense_mlp.up,dim=ffn,axis=tp"
 
 
+@pytest.mark.slow
 def test_a_limit_of_memory(meshtune, simulated):
     """With --memory-gib a plan fits, is no faster than that without, and what it needs stands beside the limit."""
     free = meshtune("plan", simulated, "--config", "dp=4,tp=2", "--json").json
@@ -66,6 +67,7 @@ def test_the_limit_of_a_device(meshtune, simulated):
     assert told["peak_memory_bytes"] <= told["memory_limit_bytes"]
 
 
+@pytest.mark.slow
 def test_a_limit_that_nothing_keeps(meshtune, simulated):
     """Where no plan fits, one line tells what is needed without a limit, and the least that was found."""
     done = meshtune("plan", simulated, "--config", "dp=4,tp=2", "--whole-axes", "--memory-gib", "0.5")
@@ -81,6 +83,7 @@ def test_a_limit_that_nothing_keeps(meshtune, simulated):
     assert again.status == 0
 
 
+@pytest.mark.slow
 def test_a_limit_and_a_pin(meshtune, simulated):
     """Pins hold under a limit."""
     limits = ("--whole-axes", "--memory-gib", "3", "--pin", UP)
@@ -227,7 +230,7 @@ def test_a_jax_step_is_planned(meshtune):
         ("benchmarks.zoo", "data=8", "--jax = 'benchmarks.zoo': must be module:factory"),
         ("benchmarks.zooo:moe", "data=8", "can't be imported: No module named 'benchmarks.zooo'"),
         ("benchmarks.zoo:mole", "data=8", "did you mean 'moe'?"),
-        ("benchmarks.zoo:JOB", "data=8", "is nothing that benchmarks.zoo has"),
+        ("benchmarks.zoo:JOB", "data=8", "is not defined in benchmarks.zoo"),
         ("benchmarks.zoo:moe_small", "data=3", "is 3 devices, which do not divide the 8"),
         ("benchmarks.zoo:moe_small", "data=2,data=4", "names an axis twice"),
         ("benchmarks.zoo:moe_small", "data", "must be axes with sizes from 1 to 8"),
@@ -245,7 +248,7 @@ def test_jax_steps_that_can_not_be_planned(meshtune, factory, mesh, told):
 def test_a_torch_step_is_planned(meshtune):
     """A factory's module is traced with its loss, and parameters, moments and inputs are what the step begins with."""
     pytest.importorskip("torch", reason="plans of torch modules need torch: pip install 'meshtune[torch]'")
-    done = meshtune("plan", "--torch", "benchmarks.zoo_torch:mixtral_small", *ON_EIGHT)
+    done = meshtune("plan", "--torch", "benchmarks.zoo.torch_modules:mixtral_small", *ON_EIGHT)
 
     assert done.status == 0, done.err
     assert done.json["mesh"] == {"data": 2, "model.0": 2, "model.1": 2}
@@ -306,7 +309,7 @@ def test_a_mesh_that_the_cluster_can_not_form(meshtune):
 def test_dims_of_a_torch_module_are_pinned_by_their_places(meshtune):
     """A product that a module calls is cut along the second dim of its second operand, as the pin says."""
     pytest.importorskip("torch", reason="plans of torch modules need torch: pip install 'meshtune[torch]'")
-    asked = ("plan", "--torch", "benchmarks.zoo_torch:llama_small", "--mesh", "data=2,model=4")
+    asked = ("plan", "--torch", "benchmarks.zoo.torch_modules:llama_small", "--mesh", "data=2,model=4")
     done = meshtune(*asked, "--pin", "op=layers.*.mlp.up.mm,dim=operand1.1,axis=model", "--json")
 
     assert done.status == 0, done.err
@@ -336,7 +339,7 @@ def factories(tmp_path, monkeypatch):
         ("torch_steps", "data=8", "--torch = 'torch_steps': must be module:factory"),
         ("torch_stepps:silent", "data=8", "can't be imported: No module named 'torch_stepps'"),
         ("torch_steps:silend", "data=8", "did you mean 'silent'?"),
-        ("torch_steps:layer.weight", "data=8", "is nothing that torch_steps has"),
+        ("torch_steps:layer.weight", "data=8", "is not defined in torch_steps"),
         ("torch_steps:silent", "data=8", "must return (module, inputs) or (module, inputs, loss)"),
         ("torch_steps:strange", "data=8", "must return (module, inputs) or (module, inputs, loss)"),
         ("torch_steps:vectors", "data=8", "must be one number that depends on a parameter"),

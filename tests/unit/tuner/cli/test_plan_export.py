@@ -5,6 +5,7 @@ import pytest
 PLANNED = ("--config", "dp=4,tp=2", "--whole-axes")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["jax", "torch", "mindspore"])
 def test_a_plan_is_exported(meshtune, simulated, tmp_path, target):
     """`--export` shows a part after the plan, `--out` writes all, and `--json` holds the same."""

@@ -115,6 +115,7 @@ def test_a_wider_space_is_planned_where_it_is_new(meshtune, planned, tmp_path):
     assert len(stored(tmp_path).user_attrs[LAYER_PLANS]["plans"]) == NUM_SHAPES + 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_ray")
 @pytest.mark.parametrize("planner", [None, "{name: recursive}"])
 def test_another_planner_is_another_study(meshtune, planned, planner):

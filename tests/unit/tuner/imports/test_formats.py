@@ -1,6 +1,7 @@
 import pytest
 
 from hardware.io.errors import ConfigError
+from tests.oracles.frameworks.mindspeed import MINDSPEED_FLAGS
 from tests.support.studies.launch_scripts import (
     ARRAYS,
     ASCEND,
@@ -12,8 +13,7 @@ from tests.support.studies.launch_scripts import (
     TORCHTITAN_FLAGS,
     TORCHTITAN_SCRIPT,
 )
-from tuner.export.rules.megatron import MEGATRON_FLAGS
-from tuner.export.rules.mindspeed import MINDSPEED_FLAGS
+from tuner.export.megatron_flags import MEGATRON_FLAGS
 from tuner.imports import IMPORTERS
 from tuner.imports.megatron_command import LEFT_OUT, OF_MINDSPEED, REPLACED
 

@@ -70,6 +70,7 @@ def page(request, tmp_path_factory):
     return page_of(config, folder)
 
 
+@pytest.mark.slow
 def test_every_section_stands_in_every_report(page):
     """All sections are there in their order, whatever became of the trials."""
     assert tuple(re.findall(r'<section id="([a-z]+)">', page)) == IDENTITIES

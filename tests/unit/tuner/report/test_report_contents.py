@@ -147,7 +147,7 @@ def test_every_stage_stands_against_its_limit(tmp_path):
     data = collect(config)
     page = render_report(data)
     setting = config.setting
-    found = stage_memory(setting.job, setting.cluster, setting.runtime, data.best_config)
+    found = stage_memory(setting, data.best_config)
 
     traces, _ = figure_of(page, "stages")
     sums_gib = np.sum([trace["x"] for trace in traces if trace["type"] == "bar"], axis=0)

@@ -92,6 +92,7 @@ def run(config, backend=None, slots=1, **options):
     return run_study(config, on_progress=lambda _: None, executor=executor, **options), executor
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "is_tried_again"),
     [
@@ -227,6 +228,7 @@ def test_the_current_configuration_is_measured_in_full(study, is_current, status
     assert currents.status is status
 
 
+@pytest.mark.slow
 def test_slow_trials_are_stopped_on_ray(tmp_path):
     """`meshtune run` stops slow trials in their workers, and tells how many, and what that saved."""
     file = tmp_path / "study.yaml"
@@ -401,6 +403,7 @@ def test_trials_that_would_mean_something_else_are_not_continued(begun, override
     assert stored_study(begun()).get_trials() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "override",
     [

@@ -81,6 +81,7 @@ class Scripted:
         return Observation(status=status, step_times_s=times, origin="synthetic")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slots", [1, 3])
 def test_a_study_with_proxies_ends_with_trials_at_full_size(study, finished, slots):
     """Smaller jobs on one host come first; the last two trials, and no other, occupy all four hosts, and the best is
@@ -102,6 +103,7 @@ def test_a_study_with_proxies_ends_with_trials_at_full_size(study, finished, slo
     assert len({str(record.proxy) for record in result.records if record.is_proxy}) == sizes.count(1)
 
 
+@pytest.mark.slow
 def test_what_proxies_teach_reaches_full_size(study):
     """In six worlds that the cost model is very wrong about, the best of two full-size trials after the proxies is
     within 3% of the fastest that fits in the mean, and better than that of two full-size trials without them.
@@ -152,6 +154,7 @@ def test_every_proxy_is_kept_as_what_it_ran(finished):
     assert kept == expected
 
 
+@pytest.mark.slow
 def test_a_later_study_learns_from_proxies(finished):
     """In a history every proxy is an earlier run of its own job, and its operator times count."""
     config, result, _ = finished
@@ -162,6 +165,7 @@ def test_a_later_study_learns_from_proxies(finished):
     assert {errors.kind for errors in learned.operators} >= {OpKind.MATMUL, OpKind.ATTENTION}
 
 
+@pytest.mark.slow
 def test_killed_after_any_write_it_continues(study, tmp_path):
     """Wherever a driver dies between two writes (every sixth place is looked at), the next one runs the same smaller
     jobs, then the same candidates.
@@ -178,6 +182,7 @@ def test_killed_after_any_write_it_continues(study, tmp_path):
         assert sequence(result.records) == sequence(undisturbed.records), moment.name
 
 
+@pytest.mark.slow
 def test_without_a_full_trial_the_answer_is_extrapolated(study, capsys):
     """While only proxies have run, each command that names a best says from how many trials on how many devices it was
     extrapolated, and none calls it measured.
@@ -207,6 +212,7 @@ def told(capsys, *arguments):
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_with_a_full_trial_it_is_measured(study, capsys):
     """Once a candidate has completed at full size, the best is one of those, and is not called extrapolated."""
     config = study("search.max_trials=4", "trial.proxy.full_trials=1")
@@ -220,6 +226,7 @@ def test_with_a_full_trial_it_is_measured(study, capsys):
     assert "proxy: " in render_report(collect(config))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "may_run_at_full_size"), [(Status.OUT_OF_MEMORY, True), (Status.CRASHED, False), (Status.INCIDENT, True)]
 )
@@ -235,6 +242,7 @@ def test_what_a_proxys_failure_means_for_its_candidate(study, status, may_run_at
     assert may_run_at_full_size or second.params != first.params
 
 
+@pytest.mark.slow
 def test_the_steps_of_a_proxy_stop_no_trial(study):
     """Step times of smaller jobs are not compared with those at full size: none is stopped, and none is reported."""
     config = study()
@@ -257,6 +265,7 @@ def test_proxies_may_be_left_out_later(study):
     assert [record.is_proxy for record in result.records] == [True, True, False, False, False]
 
 
+@pytest.mark.slow
 def test_proxies_run_on_ray(study):
     """On Ray a worker measures smaller jobs and the full one with the same backend."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)

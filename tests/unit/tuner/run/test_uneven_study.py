@@ -98,6 +98,7 @@ def test_an_assignment_that_is_none_of_this_job_is_told(study, assignment, told)
     assert assignment_error(study().setting, config) == told
 
 
+@pytest.mark.slow
 def test_parameters_are_numbers_that_stay_the_same(study):
     """Optuna holds a number per text, whatever else is a candidate; 0 is even work."""
     grid = study().space().grid
@@ -110,6 +111,7 @@ def test_parameters_are_numbers_that_stay_the_same(study):
     assert params_of(params_of(uneven)) == params_of(uneven)
 
 
+@pytest.mark.slow
 def test_trials_of_uneven_work_are_run_kept_and_found_again(study):
     """A study runs uneven candidates on Ray, tells them in words, resumes, and hands them to later studies."""
     config = study()
@@ -141,6 +143,7 @@ def test_the_command_line_takes_uneven_work(study):
     assert "layers must add up to the model's 32, but give 31" in bad.stderr
 
 
+@pytest.mark.slow
 def test_why_tells_what_is_planned_instead(study):
     """A division that nobody planned is no candidate, and the one that was is named."""
     config = study()

@@ -27,17 +27,15 @@ def problem():
     """A setting of two hosts, and all its candidates."""
     setting, options = setting_of("megatron", hosts=2, batch=32)
     grid, _ = enumerate_space(setting, options)
-    measured = MeasuredSetting(
-        job=setting.job, cluster=setting.cluster, runtime=setting.runtime, memory="reserved", stage="fullest"
-    )
+    measured = MeasuredSetting(setting=setting, memory="reserved", stage="fullest")
     return measured, grid
 
 
 @pytest.fixture(scope="module")
 def operators(problem):
     """The operators of all candidates."""
-    setting, grid = problem
-    return OperatorBelief(terms_of=partial(step_terms, setting.job, setting.cluster, setting.runtime, grid))
+    measured, grid = problem
+    return OperatorBelief(terms_of=partial(step_terms, measured.setting, grid))
 
 
 def world_of(setting, seed, **options):
@@ -53,6 +51,7 @@ def sample_of(kind=OpKind.MATMUL, phase=Phase.FORWARD, shape=(1.0, 2.0), name=""
 # Measured beside predicted
 
 
+@pytest.mark.slow
 def test_every_operator_is_found_with_its_name_and_without(operators):
     """Each shape of each term has a predicted time under its name and under none; a collective has no phase."""
     for term in operators.terms.terms:
@@ -125,12 +124,12 @@ def test_a_collective_is_one_in_both_phases():
 
 def test_nothing_is_taken_apart_before_something_is_measured(problem):
     """The candidates' steps are taken apart at the first measured time, and only once."""
-    setting, grid = problem
+    measured, grid = problem
     calls = []
 
     def terms_of():
         calls.append(1)
-        return step_terms(setting.job, setting.cluster, setting.runtime, grid.take(np.arange(3)))
+        return step_terms(measured.setting, grid.take(np.arange(3)))
 
     lazy = OperatorBelief(terms_of=terms_of)
     rng = np.random.default_rng(0)
@@ -150,13 +149,14 @@ def test_times_that_fit_nothing_change_nothing(operators):
 
 def samples_of(problem, seed, positions, **options):
     """Operator times of some candidates in a simulated world."""
-    setting, grid = problem
-    world = world_of(setting, seed, **options)
+    measured, grid = problem
+    world = world_of(measured.setting, seed, **options)
     return tuple(
         sample for at in positions for sample in world.measure(grid.config(int(at)), trial_number=0).operator_samples
     )
 
 
+@pytest.mark.slow
 def test_slow_kernels_slow_their_candidates(problem, operators):
     """Matrix products that all take half again as long lengthen every step, most of all where they are most of it."""
     slow = [
@@ -172,6 +172,7 @@ def test_slow_kernels_slow_their_candidates(problem, operators):
     assert told == {"matmul_efficiency", "grouped_matmul_efficiency"}  # a dense model has no grouped ones to measure
 
 
+@pytest.mark.slow
 def test_a_constant_is_told_by_all_its_kinds(problem, operators):
     """The network's efficiency is told once every collective of the candidates is measured, and not before."""
     samples = samples_of(problem, 0, np.arange(0, len(problem[1]), 20))
@@ -192,6 +193,7 @@ def test_only_constants_of_profiles_are_told():
     assert set(TOLD_BY) <= set(CONSTANTS)
 
 
+@pytest.mark.slow
 def test_what_was_measured_before_the_study_counts(problem, operators):
     """Times of the past change predictions before any trial, as the same times of the study's own trials do."""
     samples = samples_of(problem, 3, [0, 100, 200])
@@ -210,12 +212,13 @@ def error_and_rank(belief, found, rest, truth):
     return np.sqrt(np.mean((median - truth[rest]) ** 2)), kendalltau(median, truth[rest])[0]
 
 
+@pytest.mark.slow
 def test_operators_of_three_trials_improve_the_ranking_of_the_rest(problem, operators):
     """In eight worlds whose operators err by 30%, and where nothing else slows single runs down, the operator times of
     three trials lower the error of the untried below what the step times alone tell, and rank them better.
     """
-    setting, grid = problem
-    predicted = predict(setting, grid)
+    measured, grid = problem
+    predicted = predict(measured, grid)
     belief = belief_of(predicted, grid, operators=operators)
     belief = replace(belief, steps=tuple(replace(one, outliers=None) for one in belief.steps))
     fits = np.flatnonzero(predicted.needed_bytes < 0.8 * predicted.capacity_bytes)
@@ -223,7 +226,7 @@ def test_operators_of_three_trials_improve_the_ranking_of_the_rest(problem, oper
     rest = np.setdiff1d(fits, tried)
     by_steps, by_operators = [], []
     for seed in range(8):
-        world = world_of(setting, seed, operator_error=0.3)
+        world = world_of(measured.setting, seed, operator_error=0.3)
         outcomes = [world.measure(grid.config(int(at)), trial_number=0) for at in tried]
         steps = replace(
             evidence_of([], lambda _: None),
@@ -242,6 +245,7 @@ def test_operators_of_three_trials_improve_the_ranking_of_the_rest(problem, oper
     assert better_tau > tau + 0.005
 
 
+@pytest.mark.slow
 def test_a_world_of_exact_predictions_stays_as_predicted(problem, operators):
     """Where operators take what was predicted, their times change no step by more than 2%, and leave little open."""
     samples = samples_of(problem, 0, np.arange(0, len(problem[1]), 60), operator_error=0.0, noise=0.0)

@@ -148,6 +148,7 @@ def test_nothing_is_said_of_others_where_there_are_none():
     assert len(in_lines(moment, str)) == 2
 
 
+@pytest.mark.slow
 def test_status_shows_the_newest_population(tmp_path, monkeypatch, capsys):
     """`meshtune status` prints the leading candidates after the last trial, and with --json all that is stored."""
     file = tmp_path / "study.yaml"

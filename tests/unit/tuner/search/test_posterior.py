@@ -19,9 +19,7 @@ def problem():
     """A setting of two hosts, and all its candidates."""
     setting, options = setting_of("megatron", hosts=2, batch=32)
     grid, _ = enumerate_space(setting, options)
-    measured = MeasuredSetting(
-        job=setting.job, cluster=setting.cluster, runtime=setting.runtime, memory="reserved", stage="fullest"
-    )
+    measured = MeasuredSetting(setting=setting, memory="reserved", stage="fullest")
     return measured, grid
 
 
@@ -34,8 +32,8 @@ def grid(problem) -> ConfigGrid:
 @pytest.fixture(scope="module")
 def belief(problem) -> Belief:
     """What is believed of them before any trial."""
-    setting, grid = problem
-    return prior_belief([(setting, np.arange(len(grid)))], grid)
+    measured, grid = problem
+    return prior_belief([(measured, np.arange(len(grid)))], grid)
 
 
 def evidence(measured=(), log_step_s=(), **known) -> Evidence:

@@ -6,6 +6,7 @@ import pytest
 
 from costmodels.calibration.sources import MeasuredSetting
 from costmodels.job.runtime import find_prior
+from costmodels.job.setting import Setting
 from costmodels.step.memory import estimate_memory
 from costmodels.step.step_time import estimate_step
 from costmodels.surrogates.hypotheses import FEWEST_PAST, TRUST
@@ -27,8 +28,9 @@ def problem_of(model=None, **changes):
     job = replace(setting.job, model=model) if model else setting.job
     grid, _ = enumerate_space(replace(setting, job=job), options)
     runtime = find_prior("megatron-core")
-    measured = MeasuredSetting(job=job, cluster=setting.cluster, runtime=runtime, memory="reserved", stage="fullest")
-    memory = estimate_memory(job, setting.cluster, runtime, grid)
+    setting = Setting(job=job, cluster=setting.cluster, runtime=runtime)
+    measured = MeasuredSetting(setting=setting, memory="reserved", stage="fullest")
+    memory = estimate_memory(setting, grid)
     return measured, grid.take(np.flatnonzero(memory.needed_bytes < 0.7 * memory.capacity_bytes))
 
 
@@ -47,14 +49,14 @@ def small():
 @pytest.fixture(scope="module")
 def truth(problem):
     """The runtime as it really is: its network has 70% of the speed that the profile says."""
-    runtime = problem[0].runtime
+    runtime = problem[0].setting.runtime
     return runtime.with_constants({"network_efficiency": 0.7 * runtime.network_efficiency})
 
 
 def log_steps(setting, runtime, grid):
     """Logarithm of the step times under that runtime [n]."""
-    memory = estimate_memory(setting.job, setting.cluster, runtime, grid)
-    return np.log(estimate_step(setting.job, setting.cluster, runtime, grid, memory=memory).step_time_s)
+    memory = estimate_memory(replace(setting, runtime=runtime), grid)
+    return np.log(estimate_step(replace(setting, runtime=runtime), grid, memory=memory).step_time_s)
 
 
 def run_of(setting, config, step_time_s, **changes):
@@ -78,25 +80,27 @@ def run_of(setting, config, step_time_s, **changes):
 
 def past_of(problem, log_step_s, count, **changes):
     """Every so many candidates of a problem, as `count` runs that took so long."""
-    setting, grid = problem
+    measured, grid = problem
     at = np.linspace(0, len(grid) - 1, count).astype(int)
     return Past(
-        runs=tuple(run_of(setting, grid.config(int(one)), float(np.exp(log_step_s[one])), **changes) for one in at)
+        runs=tuple(
+            run_of(measured.setting, grid.config(int(one)), float(np.exp(log_step_s[one])), **changes) for one in at
+        )
     )
 
 
 @pytest.fixture(scope="module")
 def past(small, truth):
     """Twelve runs of the smaller model on the true runtime, with a noise of 1%."""
-    setting, grid = small
+    measured, grid = small
     noise = 0.01 * np.random.default_rng(0).standard_normal(len(grid))
-    return past_of(small, log_steps(setting, truth, grid) + noise, 12)
+    return past_of(small, log_steps(measured.setting, truth, grid) + noise, 12)
 
 
 def belief_after(problem, past):
     """What is believed of a problem's candidates."""
-    setting, grid = problem
-    return prior_belief([(setting, np.arange(len(grid)))], grid, past)
+    measured, grid = problem
+    return prior_belief([(measured, np.arange(len(grid)))], grid, past)
 
 
 @pytest.fixture(scope="module")
@@ -108,17 +112,22 @@ def informed(problem, past):
 # What is learned
 
 
+@pytest.mark.slow
 def test_a_wrong_constant_is_learned_from_runs_of_another_model(problem, past, truth, informed):
     """The network's speed is fitted to runs of a smaller model: predictions of the study's own err by less than
     half of what they did, and the constant is nearer to the truth.
     """
-    setting, grid = problem
-    true = log_steps(setting, truth, grid)
+    measured, grid = problem
+    true = log_steps(measured.setting, truth, grid)
     cold, _, warm = informed.steps
-    learned = learn(past, setting)
+    learned = learn(past, measured.setting)
 
     assert np.abs(warm.log_predicted - true).mean() < 0.5 * np.abs(cold.log_predicted - true).mean()
-    assert truth.network_efficiency < learned.runtime.network_efficiency < 0.9 * setting.runtime.network_efficiency
+    assert (
+        truth.network_efficiency
+        < learned.runtime.network_efficiency
+        < 0.9 * measured.setting.runtime.network_efficiency
+    )
     assert [len(group.step_time_s) for group in learned.groups] == [12]
     assert learned.operators == ()
     assert warm.chance == TRUST
@@ -126,23 +135,25 @@ def test_a_wrong_constant_is_learned_from_runs_of_another_model(problem, past, t
 
 def test_without_a_past_nothing_is_learned(problem):
     """No history, or an empty one, leaves one hypothesis, of the profile as it is."""
-    setting, grid = problem
+    measured, grid = problem
 
     for nothing in (None, Past()):
         cold, _ = belief_after(problem, nothing).steps
-        assert np.allclose(cold.log_predicted, log_steps(setting, setting.runtime, grid))
+        assert np.allclose(cold.log_predicted, log_steps(measured.setting, measured.setting.runtime, grid))
 
 
+@pytest.mark.slow
 def test_runs_of_another_runtime_are_not_used(problem, past):
     """Runs of another runtime teach nothing, alone or beside those of the study's own."""
     foreign = tuple(replace(run, runtime="nanotron", group="elsewhere", step_time_s=1e3) for run in past.runs)
 
-    assert learn(Past(runs=foreign), problem[0]) is None
-    mixed, alone = learn(Past(runs=foreign + past.runs), problem[0]), learn(past, problem[0])
+    assert learn(Past(runs=foreign), problem[0].setting) is None
+    mixed, alone = learn(Past(runs=foreign + past.runs), problem[0].setting), learn(past, problem[0].setting)
     assert mixed.runtime == alone.runtime
     assert len(mixed.groups) == len(alone.groups) == 1
 
 
+@pytest.mark.slow
 def test_runs_that_failed_or_are_suspect_are_not_used(problem, past):
     """Runs that crashed, were pruned, or that their source calls outliers are left out of fit and groups."""
     bad = (
@@ -151,38 +162,41 @@ def test_runs_that_failed_or_are_suspect_are_not_used(problem, past):
         replace(past.runs[2], is_clean=False, step_time_s=99.0),
     )
 
-    learned = learn(Past(runs=past.runs[3:] + bad), problem[0])
+    learned = learn(Past(runs=past.runs[3:] + bad), problem[0].setting)
 
     assert [len(group.step_time_s) for group in learned.groups] == [9]
-    assert learned.runtime == learn(Past(runs=past.runs[3:]), problem[0]).runtime
+    assert learned.runtime == learn(Past(runs=past.runs[3:]), problem[0].setting).runtime
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "is_told"), [(FEWEST_PAST - 1, False), (FEWEST_PAST, True)])
 def test_whoever_learns_has_a_hypothesis_of_it(problem, past, count, is_told):
     """A past is used as a whole or not at all: too few runs fit no profile either, whose operators nobody would own."""
     belief = belief_after(problem, Past(runs=past.runs[:count]))
 
-    assert (learn(Past(runs=past.runs[:count]), problem[0]) is not None) == is_told
+    assert (learn(Past(runs=past.runs[:count]), problem[0].setting) is not None) == is_told
     assert len(belief.steps) == 2 + is_told
 
 
+@pytest.mark.slow
 def test_facts_of_a_run_stay_its_own(problem, small, past):
     """Runs that are known to have been without an overlap are predicted so, and form a group of their own."""
-    facts = (("overlaps_gradients", not problem[0].runtime.overlaps_gradients),)
+    facts = (("overlaps_gradients", not problem[0].setting.runtime.overlaps_gradients),)
     unlike = tuple(replace(run, facts=facts) for run in past.runs[::2])
 
-    learned = learn(Past(runs=past.runs[1::2] + unlike), problem[0])
+    learned = learn(Past(runs=past.runs[1::2] + unlike), problem[0].setting)
 
     assert sorted(len(group.step_time_s) for group in learned.groups) == [6, 6]
-    setting, grid = small
+    measured, grid = small
     with_fact = replace(learned.runtime, **dict(facts))
-    expected = log_steps(setting, with_fact, grid.take(np.linspace(0, len(grid) - 1, 12).astype(int)[::2]))
+    expected = log_steps(measured.setting, with_fact, grid.take(np.linspace(0, len(grid) - 1, 12).astype(int)[::2]))
     assert np.log(learned.groups[1].predicted.step_time_s) == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_peaks_of_memory_are_learned_too(problem, past):
     """Runs whose peaks were a fifth above the prediction make the candidates' memory larger."""
-    before = learn(past, problem[0]).groups[0].predicted.peak_bytes
+    before = learn(past, problem[0].setting).groups[0].predicted.peak_bytes
     runs = tuple(replace(run, peak_memory_bytes=int(1.2 * peak)) for run, peak in zip(past.runs, before, strict=True))
 
     *_, warm = belief_after(problem, Past(runs=runs)).memory
@@ -191,11 +205,12 @@ def test_peaks_of_memory_are_learned_too(problem, past):
     assert warm.past.values == pytest.approx(np.log(1.2), abs=1e-6)
 
 
+@pytest.mark.slow
 def test_progress_is_told_before_the_fit(problem, past):
     """Whoever waits hears how many runs of how many jobs are learned from, once."""
     heard = []
 
-    learn(past, problem[0], on_progress=heard.append)
+    learn(past, problem[0].setting, on_progress=heard.append)
 
     assert heard == ["learning from 12 earlier runs of 1 job"]
 
@@ -207,22 +222,23 @@ def test_the_nearest_jobs_come_first_and_are_thinned(problem, small):
     """Jobs on other devices, of other sizes or on other numbers of devices come later; of many jobs and runs the
     nearest MOST_GROUPS are kept, with MOST_RUNS runs each, from the first to the last.
     """
-    setting, grid = problem
+    measured, grid = problem
     other, _ = setting_of("megatron", batch=32, hosts=4)
     smaller, _ = small
     a100 = replace(
-        setting.cluster,
+        measured.setting.cluster,
         groups=tuple(
-            replace(group, device=replace(group.device, name="A100-SXM-80")) for group in setting.cluster.groups
+            replace(group, device=replace(group.device, name="A100-SXM-80"))
+            for group in measured.setting.cluster.groups
         ),
     )
-    runs = [run_of(setting, grid.config(0), 1.0 + at, group="same") for at in range(40)]
-    runs += [run_of(replace(setting, cluster=other.cluster), grid.config(0), 1.0, group="four hosts")]
-    runs += [run_of(replace(setting, job=smaller.job), grid.config(0), 1.0, group="small")]
-    runs += [run_of(replace(setting, cluster=a100), grid.config(0), 1.0, group="old device")]
-    many = [run_of(replace(setting, cluster=a100), grid.config(0), 1.0, group=f"job {at}") for at in range(30)]
+    runs = [run_of(measured.setting, grid.config(0), 1.0 + at, group="same") for at in range(40)]
+    runs += [run_of(replace(measured.setting, cluster=other.cluster), grid.config(0), 1.0, group="four hosts")]
+    runs += [run_of(replace(measured.setting, job=smaller.setting.job), grid.config(0), 1.0, group="small")]
+    runs += [run_of(replace(measured.setting, cluster=a100), grid.config(0), 1.0, group="old device")]
+    many = [run_of(replace(measured.setting, cluster=a100), grid.config(0), 1.0, group=f"job {at}") for at in range(30)]
 
-    nearest = nearest_groups([*reversed(runs), *many], setting)
+    nearest = nearest_groups([*reversed(runs), *many], measured.setting)
 
     assert len(nearest) == MOST_GROUPS
     assert nearest[0][0].group == "same"
@@ -235,31 +251,36 @@ def test_a_fact_outlives_the_fitted_constants(problem):
     """A constant that is zero because the runtime does no such thing stays zero under a fitted profile, the others are
     the fitted ones, and what the runtime does stays as it is.
     """
-    setting, _ = problem
-    without = replace(setting, runtime=replace(setting.runtime, hop_launch_s=0.0))
-    fitted = setting.runtime.with_constants({"network_efficiency": 0.123})
+    measured, _ = problem
+    without = replace(
+        measured, setting=replace(measured.setting, runtime=replace(measured.setting.runtime, hop_launch_s=0.0))
+    )
+    fitted = measured.setting.runtime.with_constants({"network_efficiency": 0.123})
     fitted = replace(fitted, overlaps_gradients=not fitted.overlaps_gradients, step_error=0.321)
 
-    found = under(without, fitted).runtime
+    found = under(without, fitted).setting.runtime
 
     assert found.hop_launch_s == 0.0
     assert found.network_efficiency == 0.123
     assert found.step_error == 0.321
-    assert found.overlaps_gradients == setting.runtime.overlaps_gradients
+    assert found.overlaps_gradients == measured.setting.runtime.overlaps_gradients
 
 
 # Operators
 
 
+@pytest.mark.slow
 def test_operator_times_of_the_past_are_the_operators_of_the_belief(problem, small, past):
     """Samples of the runs' job come beside their predictions; those of jobs that were not looked at don't."""
-    setting, _ = small
-    world = SimulatedBackend(job=setting.job, cluster=setting.cluster, runtime=setting.runtime, seed=4)
+    measured, _ = small
+    world = SimulatedBackend(
+        job=measured.setting.job, cluster=measured.setting.cluster, runtime=measured.setting.runtime, seed=4
+    )
     samples = tuple(
         PastSample(
             group=group,
             device="H100-SXM-80",
-            runtime=setting.runtime.name,
+            runtime=measured.setting.runtime.name,
             precision="bf16",
             origin="measured",
             **{name: getattr(one, name) for name in ("kind", "phase", "shape", "time_s", "count", "name")},
@@ -276,16 +297,19 @@ def test_operator_times_of_the_past_are_the_operators_of_the_belief(problem, sma
 
 def test_several_settings_share_a_belief_without_operators(problem):
     """Candidates of two settings are predicted each under its own, and their operators are not looked at."""
-    setting, grid = problem
-    slow = replace(setting, runtime=setting.runtime.with_constants({"matmul_efficiency": 0.3}))
+    measured, grid = problem
+    slow_runtime = measured.setting.runtime.with_constants({"matmul_efficiency": 0.3})
+    slow = replace(measured, setting=replace(measured.setting, runtime=slow_runtime))
     even, odd = np.arange(0, len(grid), 2), np.arange(1, len(grid), 2)
 
-    belief = prior_belief([(setting, even), (slow, odd)], grid)
+    belief = prior_belief([(measured, even), (slow, odd)], grid)
 
     assert belief.operators is None
-    assert belief.predicted.step_time_s[odd] == pytest.approx(np.exp(log_steps(slow, slow.runtime, grid.take(odd))))
+    assert belief.predicted.step_time_s[odd] == pytest.approx(
+        np.exp(log_steps(slow.setting, slow_runtime, grid.take(odd)))
+    )
     assert belief.predicted.step_time_s[even] == pytest.approx(
-        np.exp(log_steps(setting, setting.runtime, grid.take(even)))
+        np.exp(log_steps(measured.setting, measured.setting.runtime, grid.take(even)))
     )
 
 
@@ -309,26 +333,29 @@ def trials_until_found(belief, grid, true_s, seed, within=1.02):
 @pytest.fixture(scope="module")
 def worlds(problem):
     """True step times of ten worlds whose operators err by 30% [n]."""
-    setting, grid = problem
+    measured, grid = problem
     backends = [
-        SimulatedBackend(job=setting.job, cluster=setting.cluster, runtime=setting.runtime, seed=seed)
+        SimulatedBackend(
+            job=measured.setting.job, cluster=measured.setting.cluster, runtime=measured.setting.runtime, seed=seed
+        )
         for seed in range(10)
     ]
     return [backend.hidden_step(grid).step_time_s for backend in backends]
 
 
+@pytest.mark.slow
 def test_a_past_that_misleads_costs_two_trials_at_most(problem, small, worlds):
     """Runs of a world where the network is five times as slow and matrix products a quarter faster than in the study's
     cost two more trials at most, in the median of ten studies, than no history.
     """
-    setting, grid = problem
-    runtime = setting.runtime.with_constants(
+    measured, grid = problem
+    runtime = measured.setting.runtime.with_constants(
         {
-            "network_efficiency": 0.2 * setting.runtime.network_efficiency,
-            "matmul_efficiency": 1.25 * setting.runtime.matmul_efficiency,
+            "network_efficiency": 0.2 * measured.setting.runtime.network_efficiency,
+            "matmul_efficiency": 1.25 * measured.setting.runtime.matmul_efficiency,
         }
     )
-    misled = belief_after(problem, past_of(small, log_steps(small[0], runtime, small[1]), 12))
+    misled = belief_after(problem, past_of(small, log_steps(small[0].setting, runtime, small[1]), 12))
     cold = belief_after(problem, None)
     assert len(misled.steps) == 3
 
@@ -340,10 +367,11 @@ def test_a_past_that_misleads_costs_two_trials_at_most(problem, small, worlds):
     assert np.median(np.subtract(*np.transpose(found))) <= 2
 
 
+@pytest.mark.slow
 def test_a_past_that_is_right_saves_trials(problem, truth, informed):
     """After runs of the study's own true runtime, ten studies need fewer trials than without them."""
-    setting, grid = problem
-    true_s = np.exp(log_steps(setting, truth, grid))
+    measured, grid = problem
+    true_s = np.exp(log_steps(measured.setting, truth, grid))
     cold = belief_after(problem, None)
 
     with_past, without = (

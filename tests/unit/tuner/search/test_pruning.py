@@ -13,6 +13,7 @@ def noisy_steps(rng, median_s, spread, num_steps):
     return (median_s * np.exp(spread * rng.standard_normal(num_steps))).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spread", [0.005, 0.02, 0.1, 0.3])
 @pytest.mark.parametrize(("num_steps", "num_best"), [(2, 1), (2, 5), (3, 3), (5, 10)])
 def test_an_equal_trial_is_hardly_ever_slower(spread, num_steps, num_best):

@@ -120,6 +120,7 @@ def run(config, backend, slots=1):
     return run_study(config, on_progress=lambda _: None, executor=InProcessExecutor(backend, slots))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slots", [1, 3])
 def test_a_study_ends_with_its_close_call(study, slots):
     """When all was tried, the two fastest are measured again in turn; the answer is the one that is faster together."""
@@ -136,6 +137,7 @@ def test_a_study_ends_with_its_close_call(study, slots):
     assert len(completed_times_s(result.records, result.best.params)) == 3
 
 
+@pytest.mark.slow
 def test_repeats_are_trials_of_the_budget(study):
     """A budget that the search has spent leaves nothing for repeats; a larger one goes on with them."""
     backend = Drifting()

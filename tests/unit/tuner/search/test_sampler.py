@@ -103,6 +103,7 @@ def test_parameters_are_the_dimensions_under_their_own_names(grid):
     assert all(sampler.config_of(trial.params) for trial in study.trials)
 
 
+@pytest.mark.slow
 def test_no_candidate_is_tried_twice_before_all_were(grid):
     """Asked for as many trials as there are candidates, the sampler names each once."""
     _, order = run(make(grid), world(grid)[1], len(grid))
@@ -110,6 +111,7 @@ def test_no_candidate_is_tried_twice_before_all_were(grid):
     assert sorted(order) == list(range(len(grid)))
 
 
+@pytest.mark.slow
 def test_an_exhausted_grid_measures_the_fastest_again(grid):
     """In a loop that goes on after every candidate was tried, the best ones are repeated, and no error raised."""
     _, true = world(grid)
@@ -154,6 +156,7 @@ def test_p_star_is_the_share_of_draws_whose_fastest_was_tried(grid):
     assert population.p_star == pytest.approx(1 - len(unexplored) / len(population.fastest))
 
 
+@pytest.mark.slow
 def test_confidence_is_confirmed_by_further_draws(grid):
     """Where a hundred draws exceed the confidence, further ones take part in p_star; below it they are not made."""
     sampler = make(grid)
@@ -420,6 +423,7 @@ ENDS = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(
     seed=st.integers(0, 2**32 - 1), ends=st.lists(ENDS, min_size=1, max_size=10), predicted=st.sampled_from([0, -9, 9])

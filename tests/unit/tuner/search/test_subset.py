@@ -60,6 +60,7 @@ def test_failures_are_told_of_some(features):
     assert (told.crashed, told.limits_s, len(told.measured)) == ({600}, {601: 2.0}, 50)
 
 
+@pytest.mark.slow
 def test_what_was_measured_stays_known(belief, grid):  # noqa: F811 # as above
     """A candidate of which the surrogates are not told has its measured step time in every draw, within its error."""
     count = MOST_TOLD + 40

@@ -265,6 +265,7 @@ def test_the_grid_is_what_the_framework_can_launch(rule_set, data):
 MOE = {"num_experts": 4, "top_k": 2, "expert_ffn_size": 14336}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule_set", RULE_SETS)
 def test_each_rule_alone_is_the_reason_of_some_refusal(rule_set):
     """No rule is dead: each refuses some configuration that no other refuses, if need be with `layers` switched off.

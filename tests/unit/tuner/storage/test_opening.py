@@ -72,6 +72,7 @@ def test_in_memory_database_can_be_used():
     assert load_study(open_database("sqlite://"), "none") is None
 
 
+@pytest.mark.slow
 def test_processes_may_create_one_database_together(tmp_path):
     """Studies that start at the same moment on one new database all get it."""
     url = f"sqlite:///{tmp_path / 'study.db'}"

@@ -101,6 +101,7 @@ def test_a_refused_study_leaves_no_file(home):
     assert list(home.iterdir()) == list((home.parent / "work").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_what_is_read_elsewhere_is_told(home):
     """Each file that the study file names outside these places is told once on stderr, by its real path."""
     shutil.copy(MODEL, home / "model.yaml")

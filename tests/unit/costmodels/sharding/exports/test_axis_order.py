@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 
 from costmodels.sharding.exports.axis_order import axis_orders
@@ -42,6 +43,7 @@ def deals(layout, sizes, shape):
     return all(size % count == 0 for size, count in zip(shape, ways, strict=True))
 
 
+@pytest.mark.slow
 @given(plan=plans())
 @settings(max_examples=150, deadline=None)
 def test_slices_move_nothing_and_gathers_stay_in_their_group(plan):
@@ -78,6 +80,7 @@ def test_slices_move_nothing_and_gathers_stay_in_their_group(plan):
                 assert set.union(*(elements(before[other]) for other in group)) == elements(wanted)
 
 
+@pytest.mark.slow
 @given(plan=plans())
 @settings(max_examples=150, deadline=None)
 def test_orders_are_of_the_axes_that_cut(plan):

@@ -20,6 +20,7 @@ def data_and_tensor():
     return served_by_name(GRAPH, mesh, data=[("*", ("batch",))], model=[("*", ("ffn",))])
 
 
+@pytest.mark.slow
 @given(plan=plans())
 @settings(max_examples=100, deadline=None)
 def test_any_plan_keeps_to_the_form(plan):

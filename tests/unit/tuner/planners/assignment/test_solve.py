@@ -15,7 +15,7 @@ from tests.support.settings.assignment_problems import (
     problems,
     random_problem,
 )
-from tuner.planners.assignment.contraction import contracted
+from tuner.planners.assignment.contraction import contract
 from tuner.planners.assignment.messages import Messages
 from tuner.planners.assignment.problem import problem_of
 from tuner.planners.assignment.solve import solve
@@ -44,6 +44,7 @@ def test_it_finds_the_optimum_of_small_problems(problem):
         assert found.bound <= optimum + 1e-9 * abs(optimum)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_it_agrees_with_highs_on_chains_with_skips(seed):
     """On thirty nodes the cost is HiGHS's optimum or within 2% of it, never below, and the bound is never above."""
@@ -64,7 +65,7 @@ def test_contraction_keeps_what_is_allowed(problem):
     """The core's assignments are those with nothing forbidden, at the same costs, none lost and none new."""
     sizes = np.diff(problem.starts)
     allowed = {each for each in itertools.product(*map(range, sizes)) if problem.is_allowed(each)}
-    core = contracted(problem)
+    core = contract(problem)
 
     if core is None:
         assert not allowed
@@ -74,7 +75,7 @@ def test_contraction_keeps_what_is_allowed(problem):
         cost = core.constant + sum(core.costs[start + state] for start, state in zip(core.starts, states, strict=False))
         cost += sum(table[states[first], states[second]] for (first, second), table in core.edges.items())
         if math.isfinite(cost):
-            lifted[tuple(core.lifted(np.array(states, dtype=np.int64)).tolist())] = cost
+            lifted[tuple(core.lift(np.array(states, dtype=np.int64)).tolist())] = cost
     assert set(lifted) == allowed
     assert all(cost == problem.cost_of(each) for each, cost in lifted.items())
 
@@ -94,7 +95,7 @@ def test_the_times_looked_at_tell_the_peak(problem):
 @settings(max_examples=100, deadline=None)
 def test_sweeps_never_lower_the_bound(problem, seed):
     """In any order of visits each sweep's bound is at least the last one's, and no assignment costs less."""
-    core = contracted(problem)
+    core = contract(problem)
     if core is None or len(core.starts) == 1:
         return
     order = np.random.default_rng(seed).permutation(len(core.starts) - 1)

@@ -15,6 +15,7 @@ from tuner.planners.engine.workers import AbstractBound, AbstractWorkers, InProc
 class WorkersContract:
     """What every kind of workers does; a subclass gives the fixture `workers`."""
 
+    @pytest.mark.slow
     def test_results_come_in_the_order_of_the_tasks(self, workers):
         """Every task's result stands at the place of its task, also if there are more tasks than workers."""
         assert workers.map(worker_tasks.squared, range(7)) == [0, 1, 4, 9, 16, 25, 36]

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from costmodels.step.schedules import bubble_s
 from hardware.io.errors import ConfigError
+from tests.oracles.stage_exhaustive import plan_stages_exhaustively
+from tests.oracles.stage_milp import plan_stages_by_milp
 from tests.support.settings.pipelines import changed, random_pipeline
 from tuner.planners.engine.branch_and_bound import branch_and_bound
 from tuner.planners.engine.outcome import Known, Limits, Stop
 from tuner.planners.pipeline.segments import SLACK, least_recompute
-from tuner.planners.pipeline.stage_exhaustive import plan_stages_exhaustively
-from tuner.planners.pipeline.stage_milp import plan_stages_by_milp
 from tuner.planners.pipeline.stage_search import StagesProblem
 from tuner.planners.pipeline.stages import plan_of
 

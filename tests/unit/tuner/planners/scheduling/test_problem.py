@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.oracles.schedule_check import violations
+from tests.oracles.schedule_exhaustive import schedule_exhaustively
+from tests.oracles.schedule_milp import schedule_by_milp
 from tests.support.graphs.workloads import changed, link, random_workload, workload
 from tuner.planners.engine.branch_and_bound import AbstractProblem, branch_and_bound
 from tuner.planners.engine.frontier import Merit
 from tuner.planners.engine.outcome import Known, Limits
 from tuner.planners.engine.workers import ProcessWorkers
-from tuner.planners.scheduling.check import violations
-from tuner.planners.scheduling.exhaustive import schedule_exhaustively
-from tuner.planners.scheduling.milp import schedule_by_milp
 from tuner.planners.scheduling.problem import Fusion, Run, Schedule, Split, Transfer, ways_between
 from tuner.planners.scheduling.search import SchedulingProblem
 

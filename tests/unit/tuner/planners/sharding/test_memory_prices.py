@@ -10,7 +10,7 @@ from tests.support.graphs.random_graphs import graphs, mesh_of, meshes, plans
 from tests.support.graphs.small_graphs import mlp
 from tuner.planners.engine.outcome import Known, Limits
 from tuner.planners.sharding.axis_descent import descended
-from tuner.planners.sharding.memory_prices import fitted
+from tuner.planners.sharding.memory_prices import fit_to_memory
 from tuner.planners.sharding.recursive import recursive_plan, whole
 from tuner.planners.sharding.sharding_milp import shard_by_milp
 from tuner.planners.sharding.sharding_terms import MOST_READERS, ShardingTerms
@@ -34,7 +34,7 @@ def test_prices_are_of_what_is_alive(plan, prices):
     assume(terms.is_exact)
     rows = [tuple(row) for row in plan.served.tolist()]
     byte_s = dict(zip(range(len(rows)), prices, strict=False))
-    priced = terms.priced(byte_s).least([(row,) for row in rows], rows)
+    priced = terms.with_prices(byte_s).least([(row,) for row in rows], rows)
 
     held_s = float(live_bytes(plan) @ np.array(prices[: len(rows)]))
     assume(max(map(len, plan.graph.uses)) <= MOST_READERS)  # constants that more read are charged by shares
@@ -47,7 +47,7 @@ def test_prices_leave_the_tables_as_they_were(plan):
     """What is known without prices is the same after a descent with some."""
     terms, rows = ShardingTerms(plan.graph, plan.mesh), [tuple(row) for row in plan.served.tolist()]
     before = terms.least([(row,) for row in rows], rows).cost_s
-    descended(plan, terms.priced(dict.fromkeys(range(len(rows)), 1e-6)))
+    descended(plan, terms.with_prices(dict.fromkeys(range(len(rows)), 1e-6)))
 
     assert terms.least([(row,) for row in rows], rows).cost_s == before
 
@@ -59,7 +59,7 @@ def test_a_plan_fits_and_is_no_better_than_the_bound(graph, mesh, share):
     plan, terms = fastest(graph, mesh)
     memory_bytes = share * cost_of(plan).peak_memory_bytes
     assume(memory_bytes > 0)
-    found = fitted(plan, terms, memory_bytes)
+    found = fit_to_memory(plan, terms, memory_bytes)
     outcome = shard_by_milp(graph, terms.mesh, memory_bytes=memory_bytes * (1 + 1e-5), limits=Limits(time_s=5.0))
 
     if found.plan is None:
@@ -72,6 +72,7 @@ def test_a_plan_fits_and_is_no_better_than_the_bound(graph, mesh, share):
     assert cost.step_time_s >= outcome.bound * (1 - 1e-7) - NOTHING_S
 
 
+@pytest.mark.slow
 def test_plans_are_found_where_there_are_some():
     """Of 25 limits that the integer program keeps, at least 23 are kept as they are, and 24 at 1.2 times."""
     feasible, found, found_with_room = 0, 0, 0
@@ -84,9 +85,9 @@ def test_plans_are_found_where_there_are_some():
         if outcome.best is None:
             continue
         feasible += 1
-        is_found = fitted(plan, terms, memory_bytes * (1 + 1e-5)).plan is not None
+        is_found = fit_to_memory(plan, terms, memory_bytes * (1 + 1e-5)).plan is not None
         found += is_found
-        found_with_room += is_found or fitted(plan, terms, memory_bytes * 1.2).plan is not None
+        found_with_room += is_found or fit_to_memory(plan, terms, memory_bytes * 1.2).plan is not None
 
     assert feasible == 25
     assert found >= 23
@@ -106,12 +107,13 @@ def draws(count):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("share", "most"), [(0.9, 1.001), (0.8, 1.03), (0.7, 1.001)])
 def test_an_mlp_within_less_memory_is_hardly_slower_than_it_must_be(share, most):
     """Under limits below the fastest plan's peak, the step is at most that much over the optimum under the same."""
     plan, terms = fastest(mlp(batch=32768, num_layers=2), mesh_of(2, 4))
     memory_bytes = share * cost_of(plan).peak_memory_bytes
-    found = fitted(plan, terms, memory_bytes)
+    found = fit_to_memory(plan, terms, memory_bytes)
     outcome = shard_by_milp(plan.graph, terms.mesh, memory_bytes=memory_bytes, limits=Limits(time_s=30.0))
 
     assert cost_of(found.plan).peak_memory_bytes <= memory_bytes
@@ -122,11 +124,11 @@ def test_what_fits_nowhere_is_told_with_the_least_that_was_found():
     """Half of an MLP's fastest plan is too little for any, as the integer program proves; what is told is enough."""
     plan, terms = fastest(mlp(batch=32768, num_layers=2), mesh_of(2, 4))
     memory_bytes = 0.5 * cost_of(plan).peak_memory_bytes
-    found = fitted(plan, terms, memory_bytes)
+    found = fit_to_memory(plan, terms, memory_bytes)
 
     assert found.plan is None
     assert memory_bytes < found.least_bytes < cost_of(plan).peak_memory_bytes
-    assert fitted(plan, terms, found.least_bytes).plan is not None
+    assert fit_to_memory(plan, terms, found.least_bytes).plan is not None
     assert shard_by_milp(plan.graph, terms.mesh, memory_bytes=memory_bytes).known is Known.INFEASIBLE
 
 
@@ -134,7 +136,7 @@ def test_what_is_closed_stays_under_a_limit():
     """An operator that may not choose what an axis serves keeps it, whatever memory that takes."""
     plan, terms = fastest(mlp(batch=32768, num_layers=2), mesh_of(2, 4))
     kept = [number for number, op in enumerate(plan.graph.ops) if op.name.endswith("up")]
-    found = fitted(plan, terms, 0.9 * cost_of(plan).peak_memory_bytes, is_open=lambda op, _: op not in kept)
+    found = fit_to_memory(plan, terms, 0.9 * cost_of(plan).peak_memory_bytes, is_open=lambda op, _: op not in kept)
 
     assert found.plan is not None
     assert (found.plan.served[kept] == plan.served[kept]).all()

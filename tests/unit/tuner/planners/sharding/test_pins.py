@@ -12,7 +12,7 @@ from costmodels.sharding.plan import cost_of, violations
 from hardware.cluster import find_cluster
 from hardware.io.errors import ConfigError
 from tests.support.graphs.small_graphs import mlp
-from tuner.planners.sharding.manumatic import perturbed, pinned_plan
+from tuner.planners.sharding.manumatic import PinnedSearch
 from tuner.planners.sharding.pins import Pin, deviation, pinned
 from tuner.planners.sharding.recursive import ORDERS, recursive_plan, refined, whole
 from tuner.planners.sharding.sharding_terms import ShardingTerms
@@ -22,9 +22,14 @@ MESH = DeviceMesh(names=("data", "model"), sizes=(4, 2), cluster=find_cluster("d
 REFINED, LEVELS = refined(MESH)
 
 
+def search_of(graph, mesh=MESH, refined_mesh=REFINED, levels=LEVELS, **options):
+    """Return the search for plans of a graph under pins."""
+    return PinnedSearch(graph=graph, mesh=mesh, refined_mesh=refined_mesh, levels=levels, **options)
+
+
 def planned(*pins, **options):
-    """The plan of the small graph under some pins."""
-    return pinned_plan(GRAPH, MESH, REFINED, LEVELS, pins, **options)
+    """Plan the small graph under some pins."""
+    return search_of(GRAPH, **options).plan(pins)
 
 
 def split(plan, op_name, factor_name):
@@ -115,7 +120,7 @@ def test_levels_are_dealt_out_so_that_all_pins_hold():
     small = mlp(batch=8, hidden=2, ffn=8)
     pins = [Pin(op="0.up", dim="ffn", ways=2), Pin(op="0.up", dim="hidden", ways=2)]
 
-    found = pinned_plan(small, mesh, own_mesh, levels, pins, counterfactuals=False)
+    found = search_of(small, mesh, own_mesh, levels).plan(pins, counterfactuals=False)
 
     assert all(report.is_held for report in found.reports)
 
@@ -139,7 +144,7 @@ def test_a_soft_pin_gets_room_for_its_weight(descends):
     ]
     terms = ShardingTerms(small, REFINED) if descends else None
 
-    found = pinned_plan(small, MESH, REFINED, LEVELS, pins, descent=terms, counterfactuals=False)
+    found = search_of(small, descent=terms).plan(pins, counterfactuals=False)
 
     assert all(report.is_held for report in found.reports)
 
@@ -166,7 +171,7 @@ def test_levels_before_a_pins_axis_leave_it_room():
     small = mlp(batch=8, hidden=2, ffn=8)
     pins = [Pin(op=f"0.{name}", dim="hidden", axis="model") for name in ("up", "down", "up.data", "down.weight")]
 
-    found = pinned_plan(small, MESH, REFINED, LEVELS, pins, counterfactuals=False)
+    found = search_of(small).plan(pins, counterfactuals=False)
 
     assert all(report.is_held for report in found.reports)
 
@@ -203,7 +208,7 @@ def test_what_a_pin_saved_is_told_by_a_plan_without_it():
 
 def test_perturbed_pins_have_other_ways_and_dims():
     """Each pin is tried with half and twice its ways and with the other dims of its operators."""
-    found = perturbed(GRAPH, MESH, REFINED, LEVELS, [Pin(op="0.up", dim="ffn", ways=4)])
+    found = search_of(GRAPH).perturb([Pin(op="0.up", dim="ffn", ways=4)])
 
     assert {(each.pin.dim, each.pin.ways) for each in found} == {
         ("ffn", 2),
@@ -217,7 +222,7 @@ def test_perturbed_pins_have_other_ways_and_dims():
 def test_whole_axes_serve_pins_too():
     """A pin of two ways is over-provisioned where the only axis that is left has four."""
     mesh = DeviceMesh(names=("model",), sizes=(8,), cluster=find_cluster("dgx-a100"))
-    found = pinned_plan(GRAPH, mesh, *whole(mesh), [Pin(op="0.up", dim="ffn", ways=2)])
+    found = search_of(GRAPH, mesh, *whole(mesh)).plan([Pin(op="0.up", dim="ffn", ways=2)])
 
     assert found.reports[0].num_over_provisioned == 1
 

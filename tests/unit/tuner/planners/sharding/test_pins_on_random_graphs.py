@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -10,7 +11,7 @@ from hardware.io.errors import ConfigError
 from tests.support.graphs.random_graphs import choices, graphs, meshes
 from tuner.planners.engine.outcome import Limits
 from tuner.planners.planning import PlannerOptions, planned
-from tuner.planners.sharding.manumatic import pinned_plan
+from tuner.planners.sharding.manumatic import PinnedSearch
 from tuner.planners.sharding.pins import Pin, deviation, pinned
 from tuner.planners.sharding.recursive import ORDERS, recursive_plan, refined, whole
 from tuner.planners.sharding.sharding_milp import shard_by_milp
@@ -69,6 +70,7 @@ def holds(pin, plan, mesh):
     return cut % ways == 0
 
 
+@pytest.mark.slow
 @given(data=st.data(), graph=graphs(), mesh=meshes(), is_whole=st.booleans())
 @settings(max_examples=300, deadline=None)
 def test_hard_pins_hold_everywhere(data, graph, mesh, is_whole):
@@ -78,7 +80,10 @@ def test_hard_pins_hold_everywhere(data, graph, mesh, is_whole):
     terms = ShardingTerms(graph, own_mesh)
     ways = [(order, None) for order in ORDERS] + [(data.draw(st.sampled_from(ORDERS)), terms)]
     for order, descent in ways:
-        found = pinned_plan(graph, mesh, own_mesh, levels, pins, order=order, descent=descent, counterfactuals=False)
+        search = PinnedSearch(
+            graph=graph, mesh=mesh, refined_mesh=own_mesh, levels=levels, order=order, descent=descent
+        )
+        found = search.plan(pins, counterfactuals=False)
 
         assert all(holds(pin, found.plan, mesh) for pin in pins)
         assert all(report.is_held and report.missing == 0 for report in found.reports)
@@ -124,7 +129,8 @@ def test_no_pinned_plan_is_below_the_bound(data, graph, mesh):
     pins = that_hold(data.draw(pins_of(graph, mesh)), graph, mesh, levels)
     bound = shard_by_milp(graph, own_mesh, limits=Limits(time_s=5.0)).bound
     for descent in (None, ShardingTerms(graph, own_mesh)):
-        found = pinned_plan(graph, mesh, own_mesh, levels, pins, descent=descent, counterfactuals=False)
+        search = PinnedSearch(graph=graph, mesh=mesh, refined_mesh=own_mesh, levels=levels, descent=descent)
+        found = search.plan(pins, counterfactuals=False)
 
         assert found.cost.step_time_s >= bound * (1 - 1e-7) - NOTHING_S
 
@@ -136,10 +142,11 @@ def test_a_soft_pin_of_great_weight_holds_where_a_hard_one_can(data, graph, mesh
     own_mesh, levels = (whole if is_whole else refined)(mesh)
     pins = that_hold(data.draw(pins_of(graph, mesh)), graph, mesh, levels)
     terms = ShardingTerms(graph, own_mesh) if descends else None
+    search = PinnedSearch(graph=graph, mesh=mesh, refined_mesh=own_mesh, levels=levels, descent=terms)
     missing = []
     for weight_s in (0.0, 1e-5, 1e-2, MUCH_S):
         soft = [Pin(op=pin.op, dim=pin.dim, axis=pin.axis, ways=pin.ways, weight_s=weight_s) for pin in pins]
-        found = pinned_plan(graph, mesh, own_mesh, levels, soft, descent=terms, counterfactuals=False)
+        found = search.plan(soft, counterfactuals=False)
         missing.append(sum(report.missing for report in found.reports))
         told = [report.is_held for report in found.reports]
         assert told == [holds(pin, found.plan, mesh) for pin in pins]

@@ -4,12 +4,14 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from costmodels.sharding.plan import cost_of
+from costmodels.sharding.dims import Factor, FactorKind, Rule
+from costmodels.sharding.graph import INPUT, GraphBuilder, TensorKind
+from costmodels.sharding.plan import NONE, Plan, cost_of
 from tests.support.graphs.attention_graphs import attention
-from tests.support.graphs.random_graphs import graphs, mesh_of, meshes, plans
+from tests.support.graphs.random_graphs import graphs, mesh_of, meshes, plan_of, plans
 from tests.support.graphs.small_graphs import mlp
 from tuner.planners.engine.outcome import Known, Limits
 from tuner.planners.sharding import plan_bounds
@@ -21,7 +23,27 @@ NOTHING_S = 1e-9
 """HiGHS loses a nanosecond beside collectives of microseconds."""
 
 
+def disputed_partial_sum() -> Plan:
+    """Return a plan in which one reader wants a partial sum cut along an axis and another reader wants it whole.
+
+    Both axes leave partial sums of 48 bytes. On one device per host an all-reduce along both axes costs 36 us of
+    latency. An all-reduce along `data` and a reduce-scatter along `model` cost 40 us.
+    """
+    graph = GraphBuilder(name="disputed")
+    source = graph.source(INPUT, "source", (12,), 2, TensorKind.DATA)
+    summed = graph.tensor("summed", (24,), 2, TensorKind.ACTIVATION)
+    factors = (Factor(size=12, kind=FactorKind.REDUCTION), Factor(size=24, kind=FactorKind.MAP))
+    graph.op("sum", "any", [source], [summed], Rule(factors=factors, operands=(((0,),),), results=(((1,),),)))
+    for name, kind in (("of a cut", FactorKind.REDUCTION), ("of the whole", FactorKind.BLOCKED)):
+        result = graph.tensor(name, (), 2, TensorKind.ACTIVATION)
+        rule = Rule(factors=(Factor(size=24, kind=kind),), operands=(((0,),),), results=((),))
+        graph.op(name, "any", [summed], [result], rule)
+    rows = [(NONE, NONE), (0, 0), (NONE, 0), (NONE, NONE)]
+    return plan_of(graph.done(), mesh_of(2, 3, devices_per_host=1), rows)
+
+
 @given(plan=plans())
+@example(plan=disputed_partial_sum())
 @settings(max_examples=300, deadline=None)
 def test_pairwise_terms_are_no_more_than_a_plan_costs(plan):
     """With the plan's row alone for each operator the terms add up to its step time at most."""

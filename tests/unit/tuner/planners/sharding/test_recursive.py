@@ -13,7 +13,7 @@ from costmodels.sharding.plan import NONE, cost_of, violations
 from tests.support.graphs.random_graphs import graphs, mesh_of, meshes, plan_of
 from tests.support.graphs.small_graphs import mlp
 from tuner.planners.engine.outcome import Limits
-from tuner.planners.sharding.recursive import ORDERS, _Cut, _Known, recursive_plan, refined, whole
+from tuner.planners.sharding.recursive import ORDERS, _Cut, _Progress, recursive_plan, refined, whole
 from tuner.planners.sharding.sharding_milp import shard_by_milp
 
 orders = st.sampled_from(ORDERS)
@@ -148,8 +148,8 @@ def product(pattern, *, blocked=()):
 def price_s(graph):
     """The price of the last operator once the heavy one has been visited, on two devices; and their mesh."""
     mesh, (level,) = refined(mesh_of(2))
-    cut = _Cut(_Known(graph, mesh), level)
-    cut.visited("weight")
+    cut = _Cut(_Progress(graph, mesh), level)
+    cut.visit("weight")
     return cut._price_s(2), mesh
 
 

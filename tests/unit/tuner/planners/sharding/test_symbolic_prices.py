@@ -8,7 +8,7 @@ from costmodels.sharding.graph import CONSTANT, INPUT, GraphBuilder, TensorKind
 from costmodels.sharding.plan import NONE
 from hardware.cluster import find_cluster
 from tests.support.graphs.random_graphs import mesh_of
-from tuner.planners.sharding.recursive import ORDERS, _Cut, _Known, recursive_plan, refined
+from tuner.planners.sharding.recursive import ORDERS, _Cut, _Progress, recursive_plan, refined
 from tuner.planners.sharding.symbolic_prices import READINGS, Volumes
 
 ROWS, INNER, COLUMNS = 8, 16, 6
@@ -30,7 +30,7 @@ def product(*, flop=1.0):
 def of(graph, name, **prices):
     """The candidates of an operator and what each costs, before anything is visited, on two devices."""
     mesh, (level,) = refined(mesh_of(2))
-    cut = _Cut(_Known(graph, mesh, Volumes(**prices)), level)
+    cut = _Cut(_Progress(graph, mesh, Volumes(**prices)), level)
     number = next(at for at, op in enumerate(graph.ops) if op.name == name)
     rule = graph.ops[number].rule
     names = ["" if factor == NONE else rule.factors[factor].name for factor in cut.candidates[number]]
@@ -63,11 +63,11 @@ def test_what_does_no_arithmetic_may_stay_whole():
 def after(graph, chosen, **prices):
     """What the last operator's candidates cost once the product has been cut by a factor."""
     mesh, (level,) = refined(mesh_of(2))
-    cut = _Cut(_Known(graph, mesh, Volumes(**prices)), level)
+    cut = _Cut(_Progress(graph, mesh, Volumes(**prices)), level)
     number = next(at for at, op in enumerate(graph.ops) if op.name == "product")
     factor = next(at for at, each in enumerate(graph.ops[number].rule.factors) if each.name == chosen)
     cut.close(lambda op, _level, _ways: (factor,) if op == number else None, 0)
-    cut.visited("weight")
+    cut.visit("weight")
     names = ["", "i", "j"]
     return dict(zip(names, cut.cost_s[-1], strict=True))
 

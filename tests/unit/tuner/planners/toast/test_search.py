@@ -17,7 +17,7 @@ from tuner.planners.toast.colour_actions import ColourActions
 from tuner.planners.toast.compatibility import compatibility
 from tuner.planners.toast.named_dims import named_dims
 from tuner.planners.toast.search import ColourGame, ToastOptions, toast_plan
-from tuner.planners.toast.tree_search import SearchOptions, edited, search
+from tuner.planners.toast.tree_search import SearchOptions, edit_actions, search
 
 PAPER = ToastOptions(is_seeded=False, is_edited=False, is_polished=False)
 
@@ -129,8 +129,8 @@ def test_editing_takes_back_what_was_committed():
     game = game_of(mlp(), mesh_of(2, 2))
     for sequence in itertools.permutations(range(game.num_actions), 2):
         begin = game.after(game.after(game.first, sequence[0]), sequence[1])
-        state, actions = edited(game, sequence)
-        again, _ = edited(game, actions)
+        state, actions = edit_actions(game, sequence)
+        again, _ = edit_actions(game, actions)
 
         assert game.cost(state) <= game.cost(begin)
         assert again == state

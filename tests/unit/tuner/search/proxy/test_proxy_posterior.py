@@ -79,6 +79,7 @@ def errors_drawn(known):
     return np.array(medians), runs.mean(axis=0)
 
 
+@pytest.mark.slow
 def test_the_error_of_proxies_reaches_every_candidate():
     """Five proxies that take twice their prediction double the median candidate, within a quarter, where untried
     candidates stood as predicted, or a little above: something may slow them down.
@@ -90,6 +91,7 @@ def test_the_error_of_proxies_reaches_every_candidate():
     assert np.log(1.6) < np.median(after[5:]) < np.log(2.4)
 
 
+@pytest.mark.slow
 def test_a_proxy_tells_most_of_its_own_candidate():
     """Where one of eight proxies is 30% slower than the others, its candidate is expected to be slower than theirs, by
     more than any other of the tried ones.
@@ -116,6 +118,7 @@ def test_full_size_outweighs_proxies_that_mislead():
     assert np.median(corrected[30:]) < 0.5 * np.log(3)
 
 
+@pytest.mark.slow
 def test_operator_times_of_proxies_correct_their_candidates():
     """In a world of wrong operators and no other error, operator times of six proxies halve the candidates' errors."""
     config, grid, belief, proxies = problem()
@@ -164,6 +167,7 @@ def test_a_proxy_without_memory_leaves_its_candidate_in_play():
     assert runs[0] > 0.1
 
 
+@pytest.mark.slow
 def test_a_crash_speaks_against_the_candidate_unless_memory_explains_it():
     """Where a smaller job that has memory to spare crashes, its candidate runs in few draws; one that was tight runs in
     more.

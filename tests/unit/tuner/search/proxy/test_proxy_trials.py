@@ -50,6 +50,7 @@ def shapes_of(job, cluster, runtime, config):
     return operators, collectives
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", FILES)
 @given(data=st.data())
 @settings(max_examples=25, deadline=None)
@@ -79,7 +80,7 @@ def test_a_proxy_runs_what_a_device_of_its_candidate_runs(file, data):
     assert set(broken_rules(smaller, config.options, proxy.config)) <= set(
         broken_rules(setting, config.options, candidate)
     )
-    memory = estimate_memory(smaller.job, smaller.cluster, smaller.runtime, ConfigGrid.from_configs([proxy.config]))
+    memory = estimate_memory(smaller, ConfigGrid.from_configs([proxy.config]))
     assert memory.probability_of_fit(config.options.memory_headroom, setting.runtime.memory_error)[0] >= LIKELY_FIT
 
 
@@ -87,7 +88,7 @@ def test_most_fast_candidates_have_a_proxy():
     """Of the hundred candidates that are predicted to be fastest on 64 devices, four in five have one on 16."""
     config, grid = study("llama3-8b-dgx-h100.yaml")
     setting = config.setting
-    fastest = np.argsort(estimate_step(setting.job, setting.cluster, setting.runtime, grid).step_time_s)[:100]
+    fastest = np.argsort(estimate_step(setting, grid).step_time_s)[:100]
 
     found = [proxy_of(grid.config(int(at)), setting, options(), config.options) for at in fastest]
 

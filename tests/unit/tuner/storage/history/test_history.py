@@ -64,10 +64,10 @@ class Predicted:
 
     def measure(self, config, *, trial_number):  # noqa: ARG002 # the contract's
         """As the executor calls it."""
-        job, cluster = self.setting.job, self.setting.cluster
+        setting = replace(self.setting, runtime=self.profile)
         grid = ConfigGrid.from_configs([config])
-        memory = estimate_memory(job, cluster, self.profile, grid)
-        step = estimate_step(job, cluster, self.profile, grid, memory=memory)
+        memory = estimate_memory(setting, grid)
+        step = estimate_step(setting, grid, memory=memory)
         return Observation(status=Status.OK, step_times_s=(float(step.step_time_s[0]),))
 
 
@@ -109,6 +109,7 @@ def past_in(url, **options):
 # Keeping and reading back
 
 
+@pytest.mark.slow
 def test_what_a_study_ran_is_read_back(database, tmp_path):
     """Job, cluster, facts, configuration, end, median, spread and peak of each trial come back as they were."""
     spread = Observation(status=Status.OK, step_times_s=(1.0, 4.0, 1.5), peak_memory_bytes=70 * 2**30)
@@ -125,7 +126,7 @@ def test_what_a_study_ran_is_read_back(database, tmp_path):
     for one in past.runs:
         assert (one.job, one.cluster) == (config.setting.job, config.setting.cluster)
         assert (one.runtime, one.origin) == ("megatron-core", "measured")
-        assert one.setting(config.setting.runtime).runtime == config.setting.runtime
+        assert one.measured_setting(config.setting.runtime).setting.runtime == config.setting.runtime
     assert [run.status for run in past.runs] == [Status.OK, Status.PRUNED, Status.CRASHED, Status.OK]
     assert [run.step_time_s for run in past.runs] == [1.5, None, None, 2.1]
     assert [run.num_steps for run in past.runs] == [3, 1, 0, 3]
@@ -231,6 +232,7 @@ def test_a_trial_is_kept_whole_or_not_at_all(sql_database, tmp_path):
     assert counts(sql_database) == [0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("moment", "observed"),
     [(f"INSERT INTO {RUNS.name}", False), (f"INSERT INTO {SAMPLES.name}", False), ("UPDATE trials SET state", True)],
@@ -262,6 +264,7 @@ def test_a_driver_that_dies_while_it_ends_a_trial_loses_nothing(tmp_path, moment
 # Studies from before the tables
 
 
+@pytest.mark.slow
 def test_an_older_study_is_read_from_its_trials(sql_database, tmp_path):
     """A database without the tables gives the same runs and operator times, and is not changed by it."""
     config = loaded(tmp_path, sql_database, uneven=True)
@@ -341,8 +344,8 @@ def test_a_published_sweep_is_read(tmp_path):
     assert (oom.step_time_s, oom.num_steps) == (None, 0)
     assert (ok.cluster.num_devices, ok.job.global_batch_size, ok.runtime) == (8, 16, "megatron-core")
     assert ok.group == oom.group == crashed.group == outlier.group != plain.group
-    assert not plain.setting(find_runtime("megatron-core")).runtime.overlaps_gradients
-    assert ok.setting(find_runtime("megatron-core")).runtime == find_runtime("megatron-core")
+    assert not plain.measured_setting(find_runtime("megatron-core")).setting.runtime.overlaps_gradients
+    assert ok.measured_setting(find_runtime("megatron-core")).setting.runtime == find_runtime("megatron-core")
     assert [run.is_clean for run in past.runs] == [True, True, True, True, False]
     assert sum(past.skipped.values()) == 3
     assert any("H1000" in reason for reason in past.skipped)
@@ -357,13 +360,14 @@ def test_calibration_gets_the_same_from_history_as_from_the_file(tmp_path):
     past = read_past([str(MEASURED)], base_dir=tmp_path)
     timed = past.timed(profile)
 
-    assert [run.setting for run in timed] == settings
+    assert [run.measured for run in timed] == settings
     assert [(run.config, run.step_time_s) for run in timed] == [(run.config, run.step_time_s) for run in runs]
     assert len(timed) > 50
     assert len({run.group for run in timed}) == len({group_key(run) for run in runs})
     assert past.timed(find_prior("megatron-core")) == ()
 
 
+@pytest.mark.slow
 def test_a_profile_is_fitted_to_what_a_study_ran(tmp_path):
     """Trials of an earlier study move the constants of its runtime towards what made them."""
     storage = f"sqlite:///{tmp_path / 'past.db'}"
@@ -383,6 +387,7 @@ def test_a_profile_is_fitted_to_what_a_study_ran(tmp_path):
 # What is no past
 
 
+@pytest.mark.slow
 def test_a_study_is_not_its_own_past(sql_database, tmp_path):
     """A study that names its own storage reads the other studies in it, with or without the tables, and not itself."""
     history = f"history=[{json.dumps(sql_database)}]"
@@ -484,6 +489,7 @@ def test_a_replay_does_not_read_its_own_rows(tmp_path):
     assert past.skipped["rows that the study itself replays"] == len(left_out) >= len(config.measured.runs)
 
 
+@pytest.mark.slow
 def test_how_much_was_read_is_told_and_kept(tmp_path):
     """A run tells once how much it has read, keeps it for `meshtune status`, and no more says so without a history."""
     first = f"sqlite:///{tmp_path / 'past.db'}"
@@ -544,6 +550,7 @@ def test_a_history_that_cannot_be_read_is_one_message(tmp_path, entry, words):
     assert sorted(tmp_path.iterdir()) == before
 
 
+@pytest.mark.slow
 def test_tables_of_another_version_refuse_the_study_before_its_first_trial(tmp_path):
     """A storage whose history another version keeps is refused at once, and no trial is run in vain."""
     storage = f"sqlite:///{tmp_path / 'past.db'}"

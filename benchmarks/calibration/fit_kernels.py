@@ -1,0 +1,376 @@
+"""Fits the constants of catalog/kernels/devices.yaml to measured kernels, and writes the tables of corrections.
+
+Usage: python -m benchmarks.calibration.fit_kernels OPS_DIR [--write]
+
+OPS_DIR holds three CSV files of public measurements: aiconfigurator_gemm_bf16.csv, aiconfigurator_attention_prefill_
+bf16.csv (both ai-dynamo/aiconfigurator, Apache-2.0) and simumax_op_efficiency.csv (MooreThreads/SimuMax, Apache-2.0).
+Constants are fitted to one half of the shapes and judged on the other, the squares of the other colour on a
+chessboard of n and k. Prints constants and errors; --write writes the tables, from all shapes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from costmodels.operators.attention import AttentionConstants, attention_alone_s
+from costmodels.operators.kernel_catalog import MatmulTable
+from costmodels.operators.matmul import MatmulConstants, matmul_alone_s
+from hardware.arrays import FloatArray
+from hardware.device import Device, find_device
+
+SYSTEMS = {
+    "a100_sxm": "A100-SXM-80",
+    "h100_sxm": "H100-SXM-80",
+    "h200_sxm": "H200-SXM",
+    "b200_sxm": "B200",
+    "gb200": "GB200",
+    "l40s": "L40S",
+}
+TABLES = Path(__file__).resolve().parents[2] / "costmodels" / "catalog" / "kernels"
+SMALLEST = 128
+TABLE_STEP_M = 1024
+PREPASS_SHARE = 0.85
+MATMUL_START = (0.8, 0.95, 0.95, 0.95, 150.0, 0.4, 0.85, 4.0, 3e-6)
+MATMUL_LOWER = (0.3, 0.5, 0.5, 0.3, 0.0, 0.0, 0.7, 1.5, 1e-6)
+MATMUL_UPPER = (1.0, 1.0, 1.0, 1.0, 2000.0, 1.0, 1.0, 20.0, 1.5e-5)
+
+
+def matmul_constants(x: FloatArray, group_latency_s: float = 0.0) -> MatmulConstants:
+    """The free numbers x [9] as constants."""
+    values = [float(value) for value in x]
+    return MatmulConstants(
+        peak_share=values[0],
+        tile_shares=(values[1], values[2], values[3]),
+        ramp_k=values[4],
+        wave_share=values[5],
+        bandwidth_share=values[6],
+        overlap_exponent=values[7],
+        latency_s=values[8],
+        group_latency_s=group_latency_s,
+        fp8_share=0.88,
+    )
+
+
+def matmul_s(
+    constants: MatmulConstants, device: Device, shapes: FloatArray, extra: FloatArray | float = 0.0
+) -> FloatArray:
+    """Computed time of products (groups, m, k, n) [u, 4] with `extra` bytes beyond 16-bit operands and result."""
+    groups, m, k, n = shapes.T
+    return matmul_alone_s(
+        constants,
+        groups=groups,
+        m=m,
+        k=k,
+        n=n,
+        moved_bytes=2 * groups * (m * k + k * n + m * n) + extra,
+        peak_flop_per_s=device.peak_flop_per_s("bf16"),
+        ramp_scale=1.0,
+        bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s,
+        num_sms=device.num_sms,
+    )
+
+
+def fitted(
+    residual: Callable[[FloatArray], FloatArray],
+    start: tuple[float, ...],
+    lower: tuple[float, ...],
+    upper: tuple[float, ...],
+) -> FloatArray:
+    """Least squares of logarithms, outliers damped; the result to three digits, as the catalog has it."""
+    result = least_squares(
+        residual, start, bounds=(lower, upper), x_scale=np.maximum(start, 1e-9), loss="soft_l1", f_scale=0.05
+    )
+    return np.array([float(f"{value:.3g}") for value in result.x])
+
+
+def fit_matmul(device: Device, shapes: FloatArray, extra: FloatArray, measured_s: FloatArray) -> FloatArray:
+    """The free numbers [9] that describe these products best."""
+    return fitted(
+        lambda x: np.log(matmul_s(matmul_constants(x), device, shapes, extra) / measured_s),
+        MATMUL_START,
+        MATMUL_LOWER,
+        MATMUL_UPPER,
+    )
+
+
+def errors(computed_s: FloatArray, measured_s: FloatArray) -> str:
+    """Median and 90th percentile of the absolute relative error."""
+    error = np.abs(computed_s / measured_s - 1)
+    return f"median {np.median(error):.3f}, p90 {np.quantile(error, 0.9):.3f} of {len(error)}"
+
+
+def best_roofline(flop: FloatArray, moved_bytes: FloatArray, device: Device, measured_s: FloatArray) -> FloatArray:
+    """The flat roofline whose one efficiency fits these very shapes best; memory at 0.85 of its peak."""
+    memory_s = moved_bytes / (0.85 * device.memory_bandwidth_bytes_per_s)
+    times = [
+        np.maximum(flop / (share * device.peak_flop_per_s("bf16")), memory_s) for share in np.arange(0.05, 1, 0.01)
+    ]
+    return min(times, key=lambda time: float(np.median(np.abs(time / measured_s - 1))))
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """Rows of one CSV file."""
+    with path.open(encoding="utf-8", newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+def chessboard(n: FloatArray, k: FloatArray) -> NDArray[np.bool_]:
+    """The black squares of the grid of distinct n and k [u]."""
+    _, row = np.unique(n, return_inverse=True)
+    _, column = np.unique(k, return_inverse=True)
+    return np.asarray((row + column) % 2 == 0)
+
+
+def table_of(shapes: FloatArray, log_ratio: FloatArray) -> MatmulTable:
+    """Log ratios [u] on the grid of the distinct m, n and k; gaps take the mean of their neighbours on the grid."""
+    _, m, k, n = shapes.T
+    axes = [np.unique(size) for size in (m, n, k)]
+    grid = np.full([len(axis) for axis in axes], np.nan)
+    grid[tuple(np.searchsorted(axis, size) for axis, size in zip(axes, (m, n, k), strict=True))] = log_ratio
+    while np.isnan(grid).any():
+        padded = np.pad(grid, ((0, 0), (1, 1), (1, 1)), constant_values=np.nan)
+        around = np.stack([padded[:, :-2, 1:-1], padded[:, 2:, 1:-1], padded[:, 1:-1, :-2], padded[:, 1:-1, 2:]])
+        known = np.isfinite(around).any(axis=0) & np.isnan(grid)
+        grid[known] = np.nanmean(around[:, known], axis=0)
+    return MatmulTable(log2_m=np.log2(axes[0]), log2_n=np.log2(axes[1]), log2_k=np.log2(axes[2]), log_ratio=grid)
+
+
+def write_table(table: MatmulTable, path: Path) -> None:
+    """Rows m, n; log ratios in percent for each k."""
+    m, n, k = (np.rint(2**axis).astype(int) for axis in (table.log2_m, table.log2_n, table.log2_k))
+    with path.open("w", encoding="utf-8", newline="") as lines:
+        writer = csv.writer(lines, lineterminator="\n")
+        writer.writerow(["m", "n", *(f"k{size}" for size in k)])
+        for i, rows in enumerate(m):
+            for j, columns in enumerate(n):
+                writer.writerow([rows, columns, *np.rint(100 * table.log_ratio[i, j]).astype(int)])
+
+
+def fit_aiconfigurator_matmul(folder: Path, *, write: bool) -> None:
+    """Constants and tables of plain products."""
+    everything = read(folder / "aiconfigurator_gemm_bf16.csv")
+    for system, name in SYSTEMS.items():
+        rows = [
+            [1.0, float(r["m"]), float(r["k"]), float(r["n"]), float(r["latency_ms"]) * 1e-3]
+            for r in everything
+            if r["system"] == system
+        ]
+        data = np.array(rows)
+        data = data[(data[:, 2] >= SMALLEST) & (data[:, 3] >= SMALLEST) & (data[:, 1] % TABLE_STEP_M == 0)]
+        device, shapes, measured = find_device(name), data[:, :4], data[:, 4]
+        black = chessboard(shapes[:, 3], shapes[:, 2])
+        x = fit_matmul(device, shapes[black], np.zeros(black.sum()), measured[black])
+        constants = matmul_constants(x)
+        computed = matmul_s(constants, device, shapes)
+        half = table_of(shapes[black], np.log(measured / computed)[black])
+        white, (_, m, k, n) = shapes[~black], shapes[~black].T
+        moved = 2 * (m * k + k * n + m * n)
+        print(f"{name}: {constants}")
+        print(f"  roofline {errors(best_roofline(2 * m * k * n, moved, device, measured[~black]), measured[~black])}")
+        print(f"  formula  {errors(computed[~black], measured[~black])}")
+        with_table = computed[~black] * half.correction(m, k, n)
+        print(f"  + table  {errors(with_table, measured[~black])}; white shapes {len(white)}")
+        if write:
+            write_table(table_of(shapes, np.log(measured / computed)), TABLES / f"matmul-{name}.csv")
+
+
+def simumax(folder: Path, device: str, operator: str) -> list[tuple[dict[str, str], float]]:
+    """Shape and share of the peak of every row."""
+    return [
+        (dict(re.findall(r"(\w+)=(\w+)", r["shape"])), float(r["efficiency"]))
+        for r in read(folder / "simumax_op_efficiency.csv")
+        if r["device"] == device and r["op"] == operator
+    ]
+
+
+def fit_simumax_matmul(folder: Path, name: str) -> None:
+    """Constants of plain and grouped products of one of its two devices."""
+    device = find_device(name)
+    peak = device.peak_flop_per_s("bf16")
+    shapes, extra, measured = [], [], []
+    for shape, share in simumax(folder, name, "matmul"):
+        m, k, n = (float(shape[letter]) for letter in "mkn")
+        width = {"False": 2, "True": {"bf16": 4, "fp32": 8}[shape["out_dtype"]]}[shape["accumulate"]]
+        shapes.append((1.0, m, k, n))
+        extra.append((width - 2) * m * n)
+        measured.append(2 * m * k * n / (share * peak))
+    plain, more, time = np.array(shapes), np.array(extra), np.array(measured)
+    half = np.arange(len(plain)) % 2 == 0
+    x = fit_matmul(device, plain[half], more[half], time[half])
+    constants = matmul_constants(x)
+    computed = matmul_s(constants, device, plain, more)
+    _, m, k, n = plain[~half].T
+    flat = best_roofline(2 * m * k * n, 2 * (m * k + k * n + m * n) + more[~half], device, time[~half])
+    print(f"{name} (SimuMax): {constants}")
+    print(f"  roofline {errors(flat, time[~half])}")
+    print(f"  formula  {errors(computed[~half], time[~half])}")
+    for label, rows in (("into bf16", more == 0), ("accumulated", more > 0)):
+        print(f"  {label}: measured over computed {np.exp(np.median(np.log(time / computed)[rows])):.3f}")
+    fit_grouped(folder, name, device, constants, x)
+
+
+def fit_grouped(folder: Path, name: str, device: Device, constants: MatmulConstants, x: FloatArray) -> None:
+    """Latency of each further group, with the constants of plain products on the same machine."""
+    shapes, extra, measured = [], [], []
+    for shape, share in simumax(folder, name, "group_matmul"):
+        groups, m, n, k = (float(shape[key]) for key in ("ng", "M", "N", "K"))
+        weight = shape["stage"] == "bwd_grad_w"
+        width = {"fp32": 8, "bf16": 4}[shape["main_grad_dtype"]]
+        shapes.append(
+            {"fwd": (groups, m, k, n), "bwd_grad_act": (groups, m, n, k), "bwd_grad_w": (groups, k, m, n)}[
+                shape["stage"]
+            ]
+        )
+        extra.append((width - 2) * groups * k * n if weight else 0.0)
+        measured.append(2 * groups * m * k * n / (share * device.peak_flop_per_s("bf16")))
+    grouped, more, time = np.array(shapes), np.array(extra), np.array(measured)
+    half = np.arange(len(grouped)) % 2 == 0
+
+    def computed(latency_s: float, rows: NDArray[np.bool_]) -> FloatArray:
+        return matmul_s(matmul_constants(x, group_latency_s=latency_s), device, grouped[rows], more[rows])
+
+    latencies = np.linspace(0, 8e-6, 41)
+    errors_of = [np.median(np.abs(np.log(computed(latency, half) / time[half]))) for latency in latencies]
+    best = float(latencies[int(np.argmin(errors_of))])
+    groups, m, k, n = grouped[~half].T
+    flat = best_roofline(
+        2 * groups * m * k * n, 2 * groups * (m * k + k * n + m * n) + more[~half], device, time[~half]
+    )
+    print(f"  grouped: group_latency_s={best:.2e}; constants of plain products {constants.peak_share}")
+    print(f"    roofline {errors(flat, time[~half])}")
+    print(f"    formula  {errors(computed(best, ~half), time[~half])}")
+    for label, rows in (("plain", more == 0), ("accumulated", more > 0)):
+        if rows.any():
+            ratio = np.exp(np.median(np.log(time[rows] / computed(best, rows))))
+            print(f"    {label}: measured over computed {ratio:.3f}")
+
+
+def attention_s(constants: AttentionConstants, device: Device, shapes: FloatArray, flop: FloatArray) -> FloatArray:
+    """Computed time of (batch, heads, sequence, head size) [u, 4]."""
+    batch, heads, length, head_size = shapes.T
+    return attention_alone_s(
+        constants,
+        batch=batch,
+        heads=heads,
+        queries=length,
+        head_size=head_size,
+        flop=flop,
+        moved_bytes=np.zeros_like(flop),
+        peak_flop_per_s=device.peak_flop_per_s("bf16"),
+        bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s,
+        num_sms=device.num_sms,
+    )
+
+
+def attention_constants(x: FloatArray) -> AttentionConstants:
+    """The free numbers x [6]: share of the peak, at head sizes 64 and above 128, ramp, tail, latency."""
+    share, narrow, wide, ramp, tail, latency = (float(value) for value in x)
+    return AttentionConstants(
+        peak_share=share, head_shares=(narrow, 1.0, wide), ramp_tokens=ramp, tail_rows=tail, latency_s=latency
+    )
+
+
+def prefill_residual(
+    device: Device, shapes: FloatArray, flop: FloatArray, copied_s: FloatArray, measured: FloatArray, x: FloatArray
+) -> FloatArray:
+    """Log error of attention with x [7]: its constants [6], and the passes of a copy that the benchmark times too."""
+    return np.asarray(
+        np.log((attention_s(attention_constants(x[:6]), device, shapes, flop) + x[6] * copied_s) / measured)
+    )
+
+
+def core_constants(x: FloatArray) -> AttentionConstants:
+    """Constants of x [4]: share of the peak, at head sizes above 128, ramp, tail; the rest is not in the data."""
+    return attention_constants(np.array([x[0], 0.9, x[1], x[2], x[3], 5e-6]))
+
+
+def core_residual(
+    device: Device, shapes: FloatArray, flop: FloatArray, measured: FloatArray, x: FloatArray
+) -> FloatArray:
+    """Log error of attention with x [4]."""
+    return np.asarray(np.log(attention_s(core_constants(x), device, shapes, flop) / measured))
+
+
+def fit_aiconfigurator_attention(folder: Path) -> None:
+    """Forward attention; its benchmark also copies keys and values to a cache, which is fitted and left out."""
+    everything = read(folder / "aiconfigurator_attention_prefill_bf16.csv")
+    keys = ("batch_size", "num_heads", "isl", "head_dim", "num_key_value_heads")
+    for system, name in SYSTEMS.items():
+        data = np.array(
+            [
+                [*(float(r[key]) for key in keys), float(r["latency_ms"]) * 1e-3]
+                for r in everything
+                if r["system"] == system
+            ]
+        )
+        device, shapes, measured = find_device(name), data[:, :4], data[:, 5]
+        batch, heads, length, size = shapes.T
+        flop = 2 * batch * heads * length**2 * size
+        copied_s = (
+            2 * batch * length * size * (heads + 2 * data[:, 4]) / (PREPASS_SHARE * device.memory_bandwidth_bytes_per_s)
+        )
+        _, group = np.unique(shapes, axis=0, return_inverse=True)
+        black = np.random.default_rng(0).random(group.max() + 1)[group.ravel()] < 0.5
+        x = fitted(
+            partial(prefill_residual, device, shapes[black], flop[black], copied_s[black], measured[black]),
+            (0.55, 0.8, 1.0, 1000.0, 90.0, 1.5e-5, 2.0),
+            (0.1, 0.3, 0.99, 0.0, 10.0, 1e-6, 0.0),
+            (1.0, 1.2, 1.01, 3000.0, 600.0, 5e-5, 8.0),
+        )
+        constants = attention_constants(x[:6])
+        computed = attention_s(constants, device, shapes, flop) + x[6] * copied_s
+        print(f"{name} attention forward: {constants}, passes of the copy {x[6]:.2f}")
+        flat = best_roofline(flop[~black], 0 * flop[~black], device, measured[~black])
+        print(f"  roofline {errors(flat, measured[~black])}")
+        print(f"  formula  {errors(computed[~black], measured[~black])}")
+
+
+def fit_simumax_attention(folder: Path, name: str) -> None:
+    """Both passes; latency is fixed, because every row is long."""
+    device = find_device(name)
+    peak = device.peak_flop_per_s("bf16")
+    for operator, products in (("sdp_fwd", 1.0), ("sdp_bwd", 2.5)):
+        shapes, flops, measured = [], [], []
+        for shape, share in simumax(folder, name, operator):
+            batch, heads, length, size, value = (
+                float(shape[key]) for key in ("batch", "head_num", "seq_len", "qk_head_dim", "v_head_dim")
+            )
+            shapes.append((batch, heads, length, size))
+            # its shares count the masked half of the work too
+            flops.append(products * batch * heads * length**2 * (size + value))
+            measured.append(2 * flops[-1] / (share * peak))
+        data, flop, time = np.array(shapes), np.array(flops), np.array(measured)
+        half = np.arange(len(data)) % 2 == 0
+        limits = ((0.55, 0.85, 300.0, 50.0), (0.1, 0.3, 0.0, 0.0), (1.0, 1.3, 3000.0, 600.0))
+        seen = core_constants(fitted(partial(core_residual, device, data[half], flop[half], time[half]), *limits))
+        final = core_constants(fitted(partial(core_residual, device, data, flop, time), *limits))
+        flat = best_roofline(flop[~half], 0 * flop[~half], device, time[~half])
+        print(f"{name} {operator}: {final}")
+        print(f"  roofline {errors(flat, time[~half])}")
+        print(f"  formula  {errors(attention_s(seen, device, data[~half], flop[~half]), time[~half])}")
+
+
+def main() -> None:
+    """Fits everything."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--write", action="store_true")
+    arguments = parser.parse_args()
+    fit_aiconfigurator_matmul(arguments.folder, write=arguments.write)
+    fit_aiconfigurator_attention(arguments.folder)
+    for name in ("A100-PCIe-80", "B200"):
+        fit_simumax_matmul(arguments.folder, name)
+        fit_simumax_attention(arguments.folder, name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Fits the shipped runtime profiles to measured runs, and rewrites costmodels/catalog/runtimes/*.yaml in place.
+
+    python -m benchmarks.calibration.fit_profiles A.csv [B.csv ...] [--runtime NAME]
+
+Every runtime of which the files hold enough clean, timed runs is fitted; the others stay as they are. What a profile
+holds afterwards was fitted on all of these runs: quote figures from `benchmarks.fidelity --fit ... --quote ...`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from costmodels.calibration.fidelity import is_clean, settings_of
+from costmodels.calibration.fitting import calibrate_all
+from costmodels.calibration.measured_runs import read_measured_and_skipped
+from costmodels.calibration.profile_file import memory_error_of, profile_text, write_profile
+from costmodels.calibration.sources import source_of
+from costmodels.job.runtime import catalog_path, find_prior
+from hardware.io.errors import ConfigError
+
+USERS_MISTAKE = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Rewrites the profiles; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.calibration.fit_profiles", description=__doc__.split("\n", 1)[0]
+    )
+    parser.add_argument("measured", nargs="+", type=Path, metavar="CSV", help="measured runs")
+    parser.add_argument("--runtime", help="only this one's profile")
+    given = parser.parse_args(argv)
+    try:
+        if given.runtime is not None:
+            catalog_path(given.runtime)
+        fit_profiles(given.measured, given.runtime)
+    except ConfigError as error:
+        print(f"fit_profiles: {error}", file=sys.stderr)
+        return USERS_MISTAKE
+    return 0
+
+
+def fit_profiles(measured: Sequence[Path], only: str | None) -> None:
+    """Fits every runtime of the files, or the one named `only`, and says what came of it.
+
+    Raises:
+        ConfigError: a file cannot be read or written.
+    """
+    runs, _ = read_measured_and_skipped(measured, Path())
+    clean = [run for run in runs if is_clean(run) and only in (None, source_of(run).runtime)]
+    known, _, _ = settings_of(clean, {})
+    fits = calibrate_all(known, find_prior, on_progress=lambda line: print(line, file=sys.stderr, flush=True))
+    for name, fit in fits.items():
+        own = [run for run in known if source_of(run).runtime == name]
+        path = catalog_path(name)
+        write_profile(path, profile_text(path, fit, memory_error_of(own, find_prior(name))))
+        unknown = [constant for constant, fitted in fit.constants.items() if not fitted.is_determined]
+        print(
+            f"{name}: {fit.num_runs:,} runs of {', '.join(fit.sources)}; median error {fit.median_ape:.1%} on them, "
+            f"{fit.step_error:.1%} held out; not determined: {', '.join(unknown) or 'nothing'}"
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,277 @@
+"""How good the answer at full size is when all trials but three ran on at most a quarter of the devices.
+
+    python -m benchmarks.calibration.proxy_regret --measured A.csv [B.csv ...] [--seeds 10] [--json]
+
+A group is what was measured of one job on one cluster; its sibling is the same job on a quarter of the devices or
+fewer, the largest there is. A trial of a proxy is answered by the sibling's run with the candidate's tp, cp, up, ep,
+mbs, ZeRO stage and further dimensions and the nearest pp; dp follows. Layers and batch are those of the full job, as
+somebody measured them: only devices are fewer. As in a study, a proxy must probably fit; a candidate without such a run
+has none.
+
+At most --proxies trials run so, fewer where the study is confident that they settled what they can, then three at full
+size. Beside the regret of these three stand: as many trials in all, each at full size; the prior's first three; three
+at random. Everything is known beforehand that a cold study knows: a shipped profile of another runtime, see
+problems.py. `NAME_failed.csv` beside `NAME.csv` is read too; what failed is a candidate and costs a trial.
+
+Regret is the slowdown of the best that was tried, and that of the slowest candidate while none has run. Figures are
+means over seeds, then over groups. Progress goes to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import optuna
+from optuna.trial import TrialState
+
+from benchmarks.support.problems import Group, Problem, groups_of, problem_of, read_runs
+from benchmarks.support.searchers import prior, run_trials, thompson, uniform
+from benchmarks.support.timing import answer, count_at_least, reasons, searching, tell
+from benchmarks.support.trial_metrics import regret_at
+from benchmarks.support.workers import mapper
+from costmodels.calibration.fidelity import GROUP
+from costmodels.calibration.sources import setting_of
+from costmodels.job.parallel_config import FURTHER_DIMENSIONS, ParallelConfig
+from costmodels.job.proxy_job import Reduction
+from costmodels.job.setting import Setting
+from hardware.io.errors import ConfigError
+from trials.backend import Observation
+from tuner.search.observations import OBSERVATION, STATUS
+from tuner.search.proxy.proxy_plan import ProxyPlan
+from tuner.search.proxy.proxy_trials import PROXY, Proxy, ProxyOptions, probably_fits
+from tuner.search.sampler import ThompsonSampler
+from tuner.space.enumeration import SpaceOptions
+
+AT_FULL_SIZE = 3
+"""Trials that may use all devices."""
+
+SHARE = 4
+"""A sibling has at most the devices over this."""
+
+KEPT = ("tp", "cp", "up", "vpp", "ep", "mbs", *FURTHER_DIMENSIONS)
+"""What a proxy has in common with its candidate."""
+
+DEVICES = GROUP.index("devices")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Pair:
+    """A group and its sibling.
+
+    Attributes:
+        group: The full job.
+        sibling: The same job on fewer devices.
+        proxies: What answers for each candidate [n].
+        outcomes: What a trial of each proxy finds.
+    """
+
+    group: Group
+    sibling: Group
+    proxies: tuple[Proxy | None, ...]
+    outcomes: Mapping[Proxy, Observation]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the figures; returns the exit status."""
+    return answer("proxy_regret", _arguments(argv), _measure, _print)
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = searching("proxy_regret", __doc__)
+    parser.add_argument("--seeds", type=count_at_least(1), default=10, help="runs on each group (10)")
+    parser.add_argument("--proxies", type=count_at_least(1), default=12, help="trials of smaller jobs at most (12)")
+    parser.add_argument("--min-candidates", type=count_at_least(1), default=20, help="leave out smaller groups (20)")
+    return parser.parse_args(argv)
+
+
+def _measure(given: argparse.Namespace) -> dict[str, Any]:
+    """All figures.
+
+    Raises:
+        ConfigError: what was given cannot be used.
+    """
+    runs, skipped = read_runs(given.measured)
+    groups, left_out = groups_of(runs, given.min_candidates)
+    pairs = pairs_of(groups)
+    if not pairs:
+        raise ConfigError(
+            f"hold no two groups of one job of which one has a quarter of the other's devices, and "
+            f"{given.min_candidates} candidates each",
+            key=", ".join(map(str, given.measured)),
+            nearest=f"--min-candidates takes smaller ones; {reasons(skipped + left_out)}",
+        )
+    rows = []
+    with mapper(given.workers) as each:
+        for row in each(partial(_figures, num_proxies=given.proxies, seeds=given.seeds), pairs):
+            rows.append(row)
+            tell(f"{len(rows)} of {len(pairs)} groups: {row['model']} on {row['devices']} devices")
+    names = rows[0]["mean_regret"]
+    return {
+        "groups": rows,
+        "overall": {
+            "mean_regret": {name: float(np.mean([row["mean_regret"][name] for row in rows])) for name in names},
+            "median_regret": {name: float(np.median([row["mean_regret"][name] for row in rows])) for name in names},
+            "mean_proxies": float(np.mean([row["mean_proxies"] for row in rows])),
+        },
+    }
+
+
+def pairs_of(groups: Sequence[Group]) -> list[Pair]:
+    """The groups that have a sibling, with it."""
+    pairs = []
+    for group in groups:
+        siblings = [other for other in groups if _is_sibling(group, other)]
+        if siblings:
+            pairs.append(_pair(group, max(siblings, key=lambda other: other.runs[0].devices)))
+    return pairs
+
+
+def _is_sibling(group: Group, other: Group) -> bool:
+    """Whether the other is the same job on a quarter of the devices or fewer."""
+    same = all(
+        one == another for name, one, another in zip(GROUP, group.key, other.key, strict=True) if name != "devices"
+    )
+    is_smaller = SHARE * other.runs[0].devices <= group.runs[0].devices
+    return same and is_smaller and group.runs[0].model == other.runs[0].model
+
+
+def _pair(group: Group, sibling: Group) -> Pair:
+    run = sibling.runs[0]
+    devices_per_host = setting_of(group.runs[0], {}).setting.cluster.devices_per_host
+    reduction = Reduction(
+        hosts=run.devices // devices_per_host,
+        layers=run.model.num_layers,
+        global_batch_size=run.global_batch_size,
+    )
+    smaller = [Proxy(reduction=reduction, config=run.config) for run in sibling.runs]
+    return Pair(
+        group=group,
+        sibling=sibling,
+        proxies=tuple(_nearest(run.config, smaller) for run in group.runs),
+        outcomes=dict(zip(smaller, sibling.outcomes, strict=True)),
+    )
+
+
+def _nearest(config: ParallelConfig, smaller: Sequence[Proxy]) -> Proxy | None:
+    """The proxy of a candidate: of those that keep what is to be kept, the one with the nearest pp."""
+    alike = [proxy for proxy in smaller if proxy.config.values(KEPT) == config.values(KEPT)]
+    return min(alike, key=lambda proxy: (abs(math.log(proxy.config.pp / config.pp)), proxy.config.pp), default=None)
+
+
+def that_fit(pair: Pair, problem: Problem) -> Pair:
+    """The pair with those proxies that probably fit into memory."""
+    setting = _setting(problem)
+    fit = {proxy for proxy in pair.outcomes if probably_fits(proxy, setting, SpaceOptions())}
+    return replace(pair, proxies=tuple(proxy if proxy in fit else None for proxy in pair.proxies))
+
+
+def _figures(pair: Pair, num_proxies: int, seeds: int) -> dict[str, Any]:
+    """Regrets on one group."""
+    group = pair.group
+    problem = problem_of(group, ())
+    pair = that_fit(pair, problem)
+    times = group.step_time_s
+    regrets: dict[str, list[float]] = {"proxies": [], "all_at_full_size": [], "prior": [], "random": []}
+    used = []
+    for seed in range(seeds):
+        count, at_full_size = run_with_proxies(pair, problem, num_proxies, seed)
+        used.append(count)
+        regrets["proxies"].append(regret_at(at_full_size, times, AT_FULL_SIZE))
+        for name, (make, num_trials) in {
+            "all_at_full_size": (thompson, count + len(at_full_size)),
+            "prior": (prior, AT_FULL_SIZE),
+            "random": (uniform, AT_FULL_SIZE),
+        }.items():
+            found = run_trials(make(problem, seed), group.outcomes, times, num_trials)
+            regrets[name].append(regret_at(found.order, times, num_trials))
+    return {
+        **dict(zip(GROUP, group.key, strict=True)),
+        "sibling_devices": pair.sibling.key[DEVICES],
+        "num_candidates": len(times),
+        "num_with_proxy": sum(proxy is not None for proxy in pair.proxies),
+        "regret_of_best_with_proxy": _regret_of_best_with_proxy(pair),
+        "runtime": problem.runtime,
+        "mean_proxies": float(np.mean(used)),
+        "mean_regret": {name: float(np.mean(values)) for name, values in regrets.items()},
+    }
+
+
+def _regret_of_best_with_proxy(pair: Pair) -> float | None:
+    """Slowdown of the best candidate that has a proxy; None where none has."""
+    times = pair.group.step_time_s
+    with_proxy = [time_s for time_s, proxy in zip(times, pair.proxies, strict=True) if proxy is not None]
+    best = min(with_proxy, default=math.inf)
+    return float(best / times.min() - 1) if math.isfinite(best) else None
+
+
+def run_with_proxies(pair: Pair, problem: Problem, num_proxies: int, seed: int) -> tuple[int, list[int]]:
+    """One study with proxies: how many ran, and the positions of the candidates that ran at full size."""
+    sampler = ThompsonSampler(problem.grid, problem.belief, seed=seed, proxies=_plan(pair, problem, num_proxies))
+    study = optuna.create_study(sampler=sampler)
+    count, at_full_size = 0, []
+    while len(at_full_size) < min(AT_FULL_SIZE, len(pair.proxies)):
+        evidence = sampler.evidence(study.get_trials(deepcopy=False))
+        trial = study.ask(fixed_distributions=sampler.search_space)
+        position = sampler.position_of(trial.params)
+        assert position is not None, "the sampler names candidates only"
+        proxy = sampler.proxy_for(evidence, position)
+        if proxy is None:
+            at_full_size.append(position)
+            outcome = pair.group.outcomes[position]
+        else:
+            count += 1
+            outcome = pair.outcomes[proxy]
+            trial.set_user_attr(PROXY, proxy.as_json())
+        trial.set_user_attr(OBSERVATION, outcome.as_json())
+        trial.set_user_attr(STATUS, outcome.status)
+        if proxy is None and outcome.step_time_s is not None:
+            study.tell(trial, outcome.step_time_s)
+        else:
+            study.tell(trial, state=TrialState.FAIL if outcome.step_time_s is None else TrialState.PRUNED)
+    return count, at_full_size
+
+
+def _plan(pair: Pair, problem: Problem, num_proxies: int) -> ProxyPlan:
+    """Proxies that are all known beforehand."""
+    return ProxyPlan(
+        options=ProxyOptions(hosts=1, layers=None, full_trials=AT_FULL_SIZE),
+        setting=_setting(problem),
+        space=SpaceOptions(),
+        grid=problem.grid,
+        max_trials=num_proxies + AT_FULL_SIZE,
+        confidence=0.95,
+        known=dict(enumerate(pair.proxies)),
+    )
+
+
+def _setting(problem: Problem) -> Setting:
+    """The full job of a group."""
+    assert problem.belief.proxies is not None, "a group has one setting"
+    return problem.belief.proxies.measured.setting
+
+
+def _print(result: Mapping[str, Any]) -> None:
+    for row in result["groups"]:
+        print(
+            f"{row['model']} on {row['devices']} devices, proxies on {row['sibling_devices']}: "
+            f"{row['num_with_proxy']} of {row['num_candidates']} candidates have one, "
+            f"{row['mean_proxies']:.1f} ran; regret {_shown(row['mean_regret'])}"
+            + ("" if (best := row["regret_of_best_with_proxy"]) is None else f"; of the best with a proxy {best:.1%}")
+        )
+    print(f"All {len(result['groups'])} groups: mean {_shown(result['overall']['mean_regret'])}")
+    print(f"  median {_shown(result['overall']['median_regret'])}")
+
+
+def _shown(regrets: Mapping[str, float]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value:.1%}" for name, value in regrets.items())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""Operators in real training beside the same operators alone: FlexParallel's Figures 3 and 7 as tables.
+
+    python -m benchmarks.calibration.training_operators configs/studies/cpu-gpt.yaml [--configs 8] [--json]
+
+Some configurations of the study are trained with a profile, which gives the median time of each of their operators in
+training; then each of these operators is run alone on arbitrary data. Figure 3: how much less, or more, an operator
+takes alone, and how far the formula of the cost model is off. Figure 7: a surrogate of the operators in training sees
+all but a third of a size's range, and is asked for that third: the share inside its 95% interval, and its error; empty
+where no kind has operators enough.
+
+Operators that do not run alone (embedding, permutation) are left out, and so are collectives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.calibration.measured_operators import MeasuredOperators
+from benchmarks.calibration.operator_calibration import FEWEST_MEASURED, by_kind, held_out
+from benchmarks.support.timing import answer, count_at_least, publish, tell
+from costmodels.operators.isolated import LoneCall, lone_call_s, lone_role
+from costmodels.operators.layer_operators import OpKind, Phase
+from hardware.io.errors import ConfigError
+from trials.rank_backend import OpenBackend
+from trials.ranks.processes import RankProcesses
+from trials.torch_training.backend import TorchBackend
+from trials.torch_training.benchmarks.device import DeviceBenchmarks
+from trials.torch_training.benchmarks.messages import Timing
+from trials.torch_training.rank_setup import TORCH_RANKS
+from tuner.study_file.config import StudyConfig, load_study
+
+MOST_SHAPES = 64
+"""That a surrogate sees."""
+
+Times = dict[LoneCall, float]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints both tables; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.calibration.training_operators",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("study", type=Path, help="study file with trial: {backend: torch}")
+    parser.add_argument("--configs", type=count_at_least(1), default=8, help="configurations to train (8)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return answer("training_operators", parser.parse_args(argv), _measure, _print)
+
+
+def _measure(given: argparse.Namespace) -> dict[str, Any]:
+    config = load_study(given.study)
+    if not isinstance(config.backend, TorchBackend):
+        raise ConfigError("trains nothing for real", key="trial.backend", nearest="backend: torch")
+    with RankProcesses(TORCH_RANKS) as ranks:
+        training_s = _in_training(config, OpenBackend(backend=config.backend, ranks=ranks), given.configs)
+        tell(f"{len(training_s)} operators in training; running them alone")
+        alone_s = _alone(DeviceBenchmarks(processes=ranks, device=config.backend.device), list(training_s))
+    calls = [call for call in training_s if call in alone_s]
+    formula_s = {call: lone_call_s(call, config.setting.cluster) or np.nan for call in calls}
+    unseen = held_out(
+        [
+            _measured(kind, phase, some, training_s, formula_s)
+            for (kind, phase), some in _by_kind(calls).items()
+            if len(some) >= FEWEST_MEASURED
+        ],
+        MOST_SHAPES,
+        as_unlisted=False,
+    )
+    return {
+        "alone_against_in_training": [
+            _row(kind, phase, some, training_s, alone_s, formula_s) for (kind, phase), some in _by_kind(calls).items()
+        ],
+        "surrogate_of_unseen_sizes": by_kind(unseen) if unseen else [],
+    }
+
+
+def _in_training(config: StudyConfig, backend: OpenBackend, count: int) -> Times:
+    """The median time of each operator in the training of some configurations."""
+    grid, model, precision = config.space().grid, config.setting.job.model, config.setting.job.precision
+    times: dict[LoneCall, list[float]] = defaultdict(list)
+    for position in np.random.default_rng(0).permutation(len(grid))[:count].tolist():
+        chosen = grid.config(position)
+        observation = backend.measure(chosen, trial_number=position)
+        tell(f"{chosen}: {observation.status}, {len(observation.operator_samples)} operators")
+        for sample in observation.operator_samples:
+            role = lone_role(sample.name, sample.kind, model)
+            if role is not None:
+                call = LoneCall(
+                    kind=sample.kind, phase=sample.phase, role=role, precision=precision, shape=sample.shape
+                )
+                times[call].append(sample.time_s)
+    return {call: float(np.median(each)) for call, each in times.items()}
+
+
+def _alone(benchmarks: DeviceBenchmarks, calls: Sequence[LoneCall]) -> Times:
+    return {call: found.time_s for call, found in benchmarks.measure(calls) if isinstance(found, Timing)}
+
+
+def _by_kind(calls: Sequence[LoneCall]) -> dict[tuple[OpKind, Phase], list[LoneCall]]:
+    found: dict[tuple[OpKind, Phase], list[LoneCall]] = defaultdict(list)
+    for call in calls:
+        found[call.kind, call.phase].append(call)
+    return found
+
+
+def _row(
+    kind: OpKind, phase: Phase, calls: Sequence[LoneCall], training_s: Times, alone_s: Times, formula_s: Times
+) -> dict[str, Any]:
+    ratio = np.array([alone_s[call] / training_s[call] for call in calls])
+    of_formula = np.array([formula_s[call] / training_s[call] for call in calls])
+    return {
+        "kind": str(kind),
+        "phase": str(phase),
+        "operators": len(calls),
+        "alone_over_training": float(np.median(ratio)),
+        "lower_quartile": float(np.quantile(ratio, 0.25)),
+        "upper_quartile": float(np.quantile(ratio, 0.75)),
+        "formula_error": float(np.nanmedian(np.abs(of_formula - 1))),
+    }
+
+
+def _measured(
+    kind: OpKind, phase: Phase, calls: Sequence[LoneCall], training_s: Times, formula_s: Times
+) -> MeasuredOperators:
+    return MeasuredOperators(
+        source="training",
+        device="this machine's",
+        kind=kind,
+        phase=phase,
+        shape=np.array([call.shape for call in calls]),
+        measured_s=np.array([training_s[call] for call in calls]),
+        predicted_s=np.array([formula_s[call] for call in calls]),
+        unlisted_s=np.array([formula_s[call] for call in calls]),
+    )
+
+
+def _print(figures: Mapping[str, Any]) -> None:
+    for name, rows in figures.items():
+        print(f"\n{name.replace('_', ' ')}")
+        if rows:
+            publish(rows, as_json=False)
+        else:
+            print("too few operators: train more configurations")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,259 @@
+"""An AutoMap-like search: arguments are sharded, a compiler propagates, and the propagated program is priced.
+
+As Schaarschmidt et al. (2021) and Alabed et al. (2022) tell it, which is published without code: an action shards one
+dim of one argument along one mesh axis, arguments of repeated layers together; after each the compiler's propagation
+runs over the whole program; a tree search looks for the cheapest. What decides between two ways to propagate is the
+compiler's, so that sharding the sequence in attention, for one, is out of reach.
+
+It is handicapped nowhere else: arguments are grouped as TOAST groups their dims, also within a layer, and pruned as it
+prunes (`colour_actions`); tree search, options, costs and memory penalty are TOAST's own; a state costs one
+propagation, however many actions led there, and is known in all trees. Propagation is Shardy's, in the cheapest way it
+can run (`propagation`), and the plan is read from it by what sends the least (`propagated_plans`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.papers.propagated_plans import PlanReader
+from benchmarks.papers.propagation import Propagation
+from costmodels.sharding.device_mesh import DeviceMesh
+from costmodels.sharding.frontends.jax.graph import graph_of
+from costmodels.sharding.frontends.jax.program import Program
+from costmodels.sharding.graph import INPUT, STATE, Graph
+from costmodels.sharding.layouts import REPLICATED, Layout
+from costmodels.sharding.plan import Plan
+from tuner.planners.engine.outcome import Limits
+from tuner.planners.sharding.class_costs import ClassCosts, coded
+from tuner.planners.toast.colour_actions import ColourActions
+from tuner.planners.toast.compatibility import compatibility
+from tuner.planners.toast.named_dims import named_dims
+from tuner.planners.toast.search import ColourGame, ToastOptions
+from tuner.planners.toast.tree_search import Tree, search
+
+State = tuple[Layout, ...]
+"""The layouts of all arguments as the actions shard them, before propagation."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArgumentAction:
+    """Dims of arguments that are cut together.
+
+    Attributes:
+        group: Of colours, which these dims have.
+        dims: Of each argument, by its position among them, the dim that is cut.
+        axis: By which axis.
+    """
+
+    group: int
+    dims: tuple[tuple[int, int], ...]
+    axis: int
+
+
+@dataclass(slots=True)
+class Spent:
+    """What evaluations took, all CPU time.
+
+    Attributes:
+        evaluations: States that were propagated and priced.
+        propagation_s: In Shardy [s].
+        cost_s: In pricing [s].
+        reading_s: In reading shardings and plans back, which only the comparison needs [s].
+    """
+
+    evaluations: int = 0
+    propagation_s: float = 0.0
+    cost_s: float = 0.0
+    reading_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """What all took, reading left out [s]."""
+        return self.propagation_s + self.cost_s
+
+    @property
+    def evaluation_s(self) -> float:
+        """What one takes, reading left out [s]."""
+        return self.total_s / max(self.evaluations, 1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Automap:
+    """What the search ends with.
+
+    Attributes:
+        plan: The best.
+        cost: C of it, as TOAST counts.
+        trees: The searches.
+        spent: What evaluations took.
+        prepared_s: CPU time of grouping, lowering and importing [s].
+        search_s: CPU time of all trees, with the reading [s].
+        pipeline_s: CPU time of Shardy's whole pipeline on the best state, of which an evaluation runs a part [s].
+    """
+
+    plan: Plan
+    cost: float
+    trees: tuple[Tree[State], ...]
+    spent: Spent
+    prepared_s: float
+    search_s: float
+    pipeline_s: float
+
+
+class ArgumentGame:
+    """Arguments to shard, as a game: `mcts.AbstractGame`.
+
+    Attributes:
+        first: No argument is sharded.
+        actions: All of them.
+        spent: What evaluations took so far.
+        propagation: The compiler.
+    """
+
+    def __init__(self, propagation: Propagation, base: ColourGame) -> None:
+        """Prepares actions and costs.
+
+        Args:
+            propagation: The compiler.
+            base: TOAST's game on the same graph and mesh: its groups, and its measure of time and memory.
+        """
+        self.propagation = propagation
+        self._base = base
+        graph, mesh = propagation.graph, propagation.mesh
+        self.arguments = tuple(number for number, op in enumerate(graph.ops) if op.primitive in (STATE, INPUT))
+        self.actions = argument_actions(base.actions, self.arguments)
+        self.first: State = ((REPLICATED,) * len(mesh.sizes),) * len(self.arguments)
+        self.spent = Spent()
+        self._shapes = [graph.tensors[graph.ops[number].results[0]].shape for number in self.arguments]
+        self._reader = PlanReader(graph, mesh)
+        self._costs = ClassCosts(graph, mesh, range(len(graph.ops)))
+        self._known: dict[State, float] = {}
+
+    @property
+    def num_actions(self) -> int:
+        """Those of the arguments on the mesh."""
+        return len(self.actions)
+
+    def after(self, state: State, action: int) -> State:
+        """Where an action leads: an axis cuts one dim of an argument at most, into equal parts."""
+        chosen = self.actions[action]
+        found = list(state)
+        sizes = self.propagation.mesh.sizes
+        for argument, dim in chosen.dims:
+            layout = found[argument]
+            ways = sizes[chosen.axis]
+            for size, cut in zip(sizes, layout, strict=True):
+                ways *= size if cut == dim else 1
+            if layout[chosen.axis] == REPLICATED and self._shapes[argument][dim] % ways == 0:
+                found[argument] = (*layout[: chosen.axis], dim, *layout[chosen.axis + 1 :])
+        return tuple(found)
+
+    def cost(self, state: State) -> float:
+        """C of a state."""
+        if state not in self._known:
+            rows = self._rows(state)
+            began_s = time.process_time()
+            figures = self._costs.figures([coded(row) for row in rows])
+            self._known[state] = self._base.of_figures(figures)
+            self.spent.cost_s += time.process_time() - began_s
+        return self._known[state]
+
+    def plan(self, state: State) -> Plan:
+        """The plan that propagation makes of a state."""
+        return self._reader.plan(self.propagation.layouts(self.layouts(state)).layouts)
+
+    def layouts(self, state: State) -> dict[int, Layout]:
+        """Of the tensors of arguments that are sharded."""
+        ops = self.propagation.graph.ops
+        return {
+            ops[number].results[0]: layout
+            for number, layout in zip(self.arguments, state, strict=True)
+            if any(cut != REPLICATED for cut in layout)
+        }
+
+    def _rows(self, state: State) -> list[tuple[int, ...]]:
+        propagated = self.propagation.layouts(self.layouts(state))
+        began_s = time.process_time()
+        rows = self._reader.rows(propagated.layouts)
+        self.spent.evaluations += 1
+        self.spent.propagation_s += propagated.propagation_s
+        self.spent.reading_s += propagated.reading_s + time.process_time() - began_s
+        return rows
+
+
+def argument_actions(colours: ColourActions, arguments: Sequence[int]) -> tuple[ArgumentAction, ...]:
+    """TOAST's actions on the dims of arguments; where an argument has several dims of a group, each is an action.
+
+    Args:
+        colours: TOAST's actions.
+        arguments: Numbers of the operators that bring arguments.
+    """
+    names = colours.found.names
+    dims: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    for position, number in enumerate(arguments):
+        seen: dict[int, int] = defaultdict(int)
+        for name in range(int(names.begins[number]), int(names.begins[number + 1])):
+            factor = int(names.factors[name])
+            if factor < 0:
+                continue
+            group = int(colours.found.colour_groups[names.colours[name]])
+            dim = names.graph.ops[number].rule.result_dims[0][factor]
+            assert dim is not None, "each dim of an argument is a factor"
+            dims[group, seen[group]].append((position, dim))
+            seen[group] += 1
+    groups = dict.fromkeys((action.group, action.axis) for action in colours.actions)
+    return tuple(
+        ArgumentAction(group=group, dims=tuple(cut), axis=axis)
+        for group, axis in groups
+        for (own, _), cut in dims.items()
+        if own == group
+    )
+
+
+def automap_plan(
+    program: Program,
+    mesh: DeviceMesh,
+    options: ToastOptions | None = None,
+    *,
+    limits: Limits | None = None,
+    graph: Graph | None = None,
+) -> Automap:
+    """The plan of a traced JAX program.
+
+    Args:
+        program: What to shard.
+        mesh: Over what.
+        options: Those of TOAST that are about its unseeded search: trees, their options and seeds, pruning and memory.
+        limits: Seconds and states of each tree.
+        graph: `jax_graph.graph_of` the program, where that is known.
+    """
+    options, limits = options or ToastOptions(), limits or Limits()
+    began_s = time.process_time()
+    graph = graph_of(program) if graph is None else graph
+    memory_bytes = options.memory_bytes
+    if memory_bytes is None:
+        memory_bytes = min(device.memory_bytes for device in mesh.cluster.devices)
+    actions = ColourActions(compatibility(named_dims(graph)), mesh, least_dims=options.least_dims)
+    game = ArgumentGame(Propagation(program, graph, mesh), ColourGame(actions, memory_bytes))
+    prepared_s = time.process_time() - began_s
+    began_s = time.process_time()
+    trees = tuple(
+        search(game, options.search, np.random.default_rng((options.seed, number)), limits=limits)
+        for number in range(options.searches)
+    )
+    search_s = time.process_time() - began_s
+    best = min((tree.nodes[tree.best] for tree in trees), key=lambda node: node.cost)
+    return Automap(
+        plan=game.plan(best.state),
+        cost=best.cost,
+        trees=trees,
+        spent=game.spent,
+        prepared_s=prepared_s,
+        search_s=search_s,
+        pipeline_s=game.propagation.pipeline_s(game.layouts(best.state)),
+    )

@@ -1,0 +1,168 @@
+"""Tables 1 to 3 of ManuMatic by simulation: planners that count volumes, and an evaluator that knows links and devices.
+
+    python -m benchmarks.papers.manumatic_tables [--table 1 2 3] [--order price reverse] [--sweep] [--json]
+
+Every row is a way to find a plan of the forward pass; the rest of the step follows from it, the same way for all
+(`tuner.planners.sharding.forward_plans`). D-Rec counts volumes (`symbolic_prices`); who scores the plans is
+`plan.cost_of` on links and rooflines of the paper's cluster, layer by layer (`costmodels.sharding.layer_figures`), in a
+pipeline where there is one. What the paper leaves open and no planner of its rows decides is given to each row as suits
+it best: the micro-batch, the stages, ZeRO's stage 1 or 3, and whether all layers are recomputed or none. A plan that
+does not fit counts only where none fits.
+
+`price` is the order of visits that the paper has, `reverse` the one that MindSpore ships. `--sweep` changes one
+assumption at a time. Progress goes to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from benchmarks.papers.manumatic_rows import (
+    D_REC,
+    EXPERT,
+    MEGATRON,
+    PIN,
+    PLANNED_STAGES,
+    SCENARIOS,
+    Scenario,
+    Scored,
+    rows_of,
+)
+from benchmarks.support.timing import answer, publish, tell
+from tuner.planners.sharding.recursive import ORDERS
+
+PAPER: dict[int, dict[str, float]] = {
+    1: {MEGATRON: 0.93, D_REC: 1.0, PIN: 2.24, EXPERT: 2.49},
+    2: {MEGATRON: 0.98, D_REC: 1.0, EXPERT: 1.98, PIN: 2.04},
+    3: {MEGATRON: 0.95, D_REC: 1.0, EXPERT: 1.11, PIN + PLANNED_STAGES: 1.45},
+}
+"""Speed-ups over D-Rec, the slowest first (ManuMatic, Tables 1 to 3)."""
+TIE = 0.01
+"""Rows this close count as equal."""
+
+ANY: dict[str, dict[str, Any]] = {
+    "collectives once a step overlap": {"overlaps": True},
+    "half of the peak FLOP/s": {"flop_share": 0.5},
+    "392 GB/s each way": {"link_share": 2.0},
+    "redistribution by kind": {"reading": "by_kind"},
+}
+CHANGES: dict[int, dict[str, dict[str, Any]]] = {
+    1: {
+        **{f"{count} sequences": {"sequences": count} for count in (1, 2, 4, 16, 32)},
+        "8 sequences as one micro-batch": {"micro_batch": 8},
+        **{f"{count} layers": {"layers": count} for count in (8, 32)},
+        **{f"{count} tokens": {"sequence_length": count} for count in (2048, 8192)},
+        **{f"pin {ways} ways": {"pinned_ways": ways} for ways in (2, 4)},
+        "pin on the first BMM alone": {"pinned_ops": ("*.moe_mlp.up",)},
+        **ANY,
+    },
+    2: {
+        **{f"{count} sequences": {"sequences": count} for count in (1, 2, 8, 16)},
+        "8 micro-batches of 1": {"sequences": 8, "micro_batch": 1},
+        "1 sequence, overlap": {"sequences": 1, "overlaps": True},
+        **{f"pin {ways} ways": {"pinned_ways": ways} for ways in (2, 4)},
+        **ANY,
+    },
+    3: {
+        **{f"{count} sequences": {"sequences": count} for count in (8, 32)},
+        **{f"{count} stages": {"stages": (count,)} for count in (2, 4, 8)},
+        **{f"{count} stages, pin inside hosts": {"stages": (count,), "pinned_axis": "npu"} for count in (2, 4)},
+        **ANY,
+    },
+}
+"""What a sweep changes, one at a time."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the tables; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.papers.manumatic_tables",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--table", type=int, choices=tuple(SCENARIOS), nargs="+", default=list(SCENARIOS), help="(all)")
+    parser.add_argument("--order", choices=ORDERS, nargs="+", default=["price", "reverse"], help="(price reverse)")
+    parser.add_argument("--sweep", action="store_true", help="change one assumption at a time; takes minutes")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return answer("manumatic_tables", parser.parse_args(argv), measure, show)
+
+
+def measure(given: argparse.Namespace) -> dict[str, Any]:
+    """The rows of every table and order, and of every changed assumption."""
+    rows, changed = [], []
+    for table in given.table:
+        for order in given.order:
+            scenario = replace(SCENARIOS[table], order=order)
+            tell(f"table {table}, order {order}")
+            found = rows_of(scenario)
+            rows += shown(scenario, found)
+            changed.append(summary(scenario, "as assumed", found))
+            for label, changes in CHANGES[table].items() if given.sweep else ():
+                tell(f"table {table}, order {order}: {label}")
+                other = replace(scenario, **changes)
+                changed.append(summary(other, label, rows_of(other)))
+    return {"rows": rows, "assumptions": changed}
+
+
+def show(figures: dict[str, Any]) -> None:
+    """Prints them as tables."""
+    publish(figures["rows"], as_json=False)
+    for table in sorted({row["table"] for row in figures["assumptions"]}):
+        print()
+        publish([row for row in figures["assumptions"] if row["table"] == table], as_json=False)
+
+
+def shown(scenario: Scenario, found: dict[str, Scored]) -> list[dict[str, Any]]:
+    """The rows of one table beside the paper's."""
+    base_s = found[D_REC].score.step_s
+    return [
+        {
+            "table": scenario.table,
+            "order": scenario.order,
+            "row": row,
+            "speed_up": base_s / each.score.step_s,
+            "paper": PAPER[scenario.table].get(row),
+            "tokens_per_s": round(each.tokens_per_s),
+            "peak_gib": each.score.peak_bytes / 2**30,
+            "fits": each.score.fits,
+            "pp": each.pp,
+            "micro_batch": each.micro_batch,
+            "zero": each.zero_stage,
+            "recomputed": sum(each.score.recomputed),
+            "layers": "/".join(map(str, dict.fromkeys(each.score.layers))),
+            "degrees": each.in_words,
+        }
+        for row, each in found.items()
+    ]
+
+
+def summary(scenario: Scenario, label: str, found: dict[str, Scored]) -> dict[str, Any]:
+    """Speed-ups under one set of assumptions, and which of the paper's rows change places."""
+    base_s = found[D_REC].score.step_s
+    speed_up = {row: base_s / each.score.step_s for row, each in found.items()}
+    return {
+        "table": scenario.table,
+        "order": scenario.order,
+        "assumption": label,
+        **speed_up,
+        "all_fit": all(found[row].score.fits for row in PAPER[scenario.table]),
+        "swapped": "; ".join(swapped(scenario.table, speed_up)) or "none",
+    }
+
+
+def swapped(table: int, speed_up: dict[str, float]) -> list[str]:
+    """Pairs of the paper's rows of which the first should be slower and is faster, by more than TIE."""
+    rows = list(PAPER[table])
+    return [
+        f"{slow} > {fast}"
+        for at, slow in enumerate(rows)
+        for fast in rows[at + 1 :]
+        if speed_up[slow] > speed_up[fast] * (1 + TIE)
+    ]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

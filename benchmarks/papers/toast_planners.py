@@ -1,0 +1,210 @@
+"""The planners that TOAST is held against, each as a function of a problem: a graph on a mesh of whole axes.
+
+All are judged by `costmodels.sharding.plan.cost_of` alone. PLANNERS is the table; who adds a planner adds a line there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from costmodels.sharding.device_mesh import DeviceMesh
+from costmodels.sharding.graph import Graph
+from costmodels.sharding.plan import Plan, cost_of
+from hardware.device import GIB
+from hardware.io.errors import ConfigError
+from tuner.planners.engine.outcome import Limits
+from tuner.planners.planning import PlannerOptions, planned
+from tuner.planners.sharding.class_costs import Figures
+from tuner.planners.sharding.sharding_milp import shard_by_milp
+from tuner.planners.toast.colour_actions import ColourActions, State
+from tuner.planners.toast.colour_scripts import hand_written, multi_query, roles
+from tuner.planners.toast.compatibility import compatibility
+from tuner.planners.toast.named_dims import named_dims
+from tuner.planners.toast.search import ColourGame, ToastOptions, toast_plan
+
+MOST_SCRIPTS = 100_000
+"""Of the manual plans: all of them, with three axes and two resolutions about 14,000."""
+
+MOST_EXCHANGED = 60
+"""Of a decoder's manual plans those that are also tried with multi-query attention by the batch, the cheapest first."""
+
+MOST_OPS = 1500
+"""Operators of a graph that HiGHS is asked about: of larger ones it proves nothing in minutes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """What is planned.
+
+    Attributes:
+        graph: Of a step.
+        mesh: Its axes cut one dim each.
+        seed: Of random numbers.
+        prove_s: Seconds for HiGHS; 0 for none.
+        factory: Of the JAX program in the zoo, for planners that ask Shardy.
+        automap_states: Evaluations of the AutoMap-like search; 0 for none.
+    """
+
+    graph: Graph
+    mesh: DeviceMesh
+    seed: int = 0
+    prove_s: float = 0.0
+    factory: str = ""
+    automap_states: int = 0
+
+    @cached_property
+    def memory_bytes(self) -> float:
+        """Of a device."""
+        return min(device.memory_bytes for device in self.mesh.cluster.devices)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """What a planner ends with.
+
+    Attributes:
+        plan: Its plan; None if it has none.
+        told: What else it tells.
+    """
+
+    plan: Plan | None
+    told: Mapping[str, Any]
+
+
+def manual(problem: Problem) -> Found:
+    """The best of all combinations of what people write: of those that fit, if any does."""
+    actions = ColourActions(compatibility(named_dims(problem.graph)), problem.mesh, least_dims=0)
+    game = ColourGame(actions, problem.memory_bytes)
+    reached: dict[State, tuple[int, ...]] = {}
+    for script in hand_written(actions, most=MOST_SCRIPTS):
+        state = game.first
+        for action in script:
+            state = game.after(state, action)
+        reached.setdefault(state, tuple(script))
+    costs = {state: game.cost(state) for state in reached}
+    ranked = sorted(costs, key=lambda state: costs[state])
+    best, cost, plan = ranked[0], costs[ranked[0]], actions.plan(ranked[0])
+    by_the_batch = ""
+    for state in ranked[:MOST_EXCHANGED] if roles(actions).is_kept else ():
+        for axis, name in enumerate(problem.mesh.names):
+            other = multi_query(actions, actions.plan(state), axis)
+            other_cost = game.of_figures(figures_of(other))
+            if other_cost < cost:
+                best, cost, plan, by_the_batch = state, other_cost, other, name
+    words = [actions.in_words(actions.actions[action]) for action in reached[best]]
+    if by_the_batch:
+        words.append(f"attention by the batch by {by_the_batch}")
+    return Found(plan=plan, told={"scripts": len(reached), "script": words})
+
+
+def figures_of(plan: Plan) -> Figures:
+    """Time and memory of any plan."""
+    cost = cost_of(plan)
+    return Figures(step_time_s=cost.step_time_s, peak_memory_bytes=cost.peak_memory_bytes)
+
+
+def d_rec(problem: Problem) -> Found:
+    """D-Rec's cheapest plan of all orders, which minds no memory."""
+    found = planned(problem.graph, problem.mesh, PlannerOptions(planner="recursive", whole_axes=True))
+    return Found(plan=found.plan, told={"order": found.order})
+
+
+def descent(problem: Problem) -> Found:
+    """Axis descent from D-Rec's plan, within the memory of a device if that is found."""
+    options = PlannerOptions(whole_axes=True, memory_bytes=problem.memory_bytes)
+    try:
+        found = planned(problem.graph, problem.mesh, options)
+    except ConfigError:
+        found = planned(problem.graph, problem.mesh, replace(options, memory_bytes=None))
+    return Found(plan=found.plan, told={"order": found.order})
+
+
+def unseeded(problem: Problem) -> Found:
+    """TOAST with nothing but colours: tree searches, and small changes of their ends; nothing that people write."""
+    options = ToastOptions(seed=problem.seed, is_seeded=False, is_polished=False)
+    toast = toast_plan(problem.graph, problem.mesh, options)
+    steps = {step.name: step.cost for step in toast.steps}
+    return Found(
+        plan=toast.plan,
+        told={
+            "states": toast.outcome.nodes,
+            "actions": len(toast.actions.actions),
+            "edits": steps["edited"] / steps["search"],
+        },
+    )
+
+
+def seeded(problem: Problem) -> Found:
+    """TOAST with all that is added here: from what people write and D-Rec's plan, and polished."""
+    given = d_rec(problem).plan
+    assert given is not None, "D-Rec always has a plan"
+    toast = toast_plan(problem.graph, problem.mesh, ToastOptions(seed=problem.seed), given=[given])
+    return Found(
+        plan=toast.plan, told={"gap": toast.outcome.gap, "step": min(toast.steps, key=lambda step: step.cost).name}
+    )
+
+
+def milp(problem: Problem) -> Found:
+    """HiGHS, within the memory of a device, where graph and time allow."""
+    if not problem.prove_s or len(problem.graph.ops) > MOST_OPS:
+        return Found(plan=None, told={})
+    outcome = shard_by_milp(
+        problem.graph, problem.mesh, limits=Limits(time_s=problem.prove_s), memory_bytes=problem.memory_bytes
+    )
+    plan = None if outcome.best is None else outcome.best.solution
+    return Found(plan=plan, told={"known": outcome.known.name.lower(), "bound_s": outcome.bound})
+
+
+def automap(problem: Problem) -> Found:
+    """A tree search over arguments alone that asks Shardy about all else (automap.py), cut off early."""
+    if not problem.automap_states:
+        return Found(plan=None, told={})
+    from benchmarks.papers.automap import automap_plan  # noqa: PLC0415 # JAX may be missing
+    from benchmarks.zoo import FACTORIES  # noqa: PLC0415 # as above
+    from costmodels.sharding.frontends.jax.program import traced  # noqa: PLC0415 # as above
+
+    function, shapes, donated = FACTORIES[problem.factory]()
+    found = automap_plan(
+        traced(function, *shapes, donated=donated),
+        problem.mesh,
+        ToastOptions(seed=problem.seed, searches=1),
+        limits=Limits(nodes=problem.automap_states),
+        graph=problem.graph,
+    )
+    return Found(plan=found.plan, told={"states": sum(len(tree.nodes) for tree in found.trees)})
+
+
+PLANNERS: Mapping[str, Callable[[Problem], Found]] = {
+    "manual": manual,
+    "d_rec": d_rec,
+    "descent": descent,
+    "milp": milp,
+    "automap": automap,
+    "unseeded": unseeded,
+    "seeded": seeded,
+}
+"""The columns, in their order."""
+
+OURS = ("unseeded", "seeded")
+"""TOAST's columns."""
+
+
+def cell_of(planner: str, problem: Problem) -> dict[str, Any] | None:
+    """What a planner makes of a problem, as its cell of the table; None where it has no plan."""
+    began_s = time.process_time()
+    found = PLANNERS[planner](problem)
+    search_s = time.process_time() - began_s
+    if found.plan is None:
+        return None
+    cost = cost_of(found.plan)
+    return {
+        "step_time_s": cost.step_time_s,
+        "gib": cost.peak_memory_bytes / GIB,
+        "fits": cost.peak_memory_bytes <= problem.memory_bytes,
+        "cpu_s": search_s,
+        **found.told,
+    }

@@ -1,0 +1,362 @@
+"""How long planners search for a sharding, as TOAST's figure 9 has it.
+
+    python -m benchmarks.speed.search_time [--tables steps ended devices axes layers milp] [--steps gemma_2b unet ...]
+        [--automap-states 40] [--milp-s 300] [--repeats 3] [--quick] [--json]
+
+    steps     each step on data=4,model=2: TOAST's analysis, its unseeded search (four trees), all of it with seeds and
+              polishing, D-Rec by compromise price, descent from that, and the AutoMap-like search
+    ended     one tree of TOAST and one of the AutoMap-like search, each until it finds nothing better, on shallow steps
+    devices   TOAST's unseeded search of Gemma 2B on 8, 32, 128 and 512 devices of two axes
+    axes      the same on 8 devices of one, two and three axes
+    layers    the same with 9, 18 and 36 layers on data=4,model=2
+    milp      TOAST beside HiGHS on the same graph, of Gemma 2B with few layers, until HiGHS has proved the optimum or
+              its time is over
+
+The AutoMap-like search (`automap`) grows one tree until so many states were seen, or it finds nothing better. What it
+would take for as many states as TOAST saw is projected from the CPU seconds of one: those of propagation, in the
+cheapest form that Shardy can run, and of pricing; reading plans back is left out, which only this comparison needs.
+
+CPU seconds of this process are compared, medians of `--repeats`, for other programs change wall times; both are told.
+Then come the targets, which are about full steps; --quick measures small ones in a
+minute. Needs JAX. Progress goes to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+from benchmarks.support.timing import answer, count_at_least, publish, tell
+from costmodels.sharding.device_mesh import DeviceMesh, mesh_of
+from costmodels.sharding.graph import Graph
+from costmodels.sharding.plan import cost_of
+from hardware.cluster import find_cluster
+from tuner.planners.engine.outcome import Limits, Stop
+from tuner.planners.sharding.axis_descent import descended
+from tuner.planners.sharding.recursive import recursive_plan, whole
+from tuner.planners.sharding.sharding_milp import shard_by_milp
+from tuner.planners.sharding.sharding_terms import ShardingTerms
+from tuner.planners.toast.compatibility import compatibility
+from tuner.planners.toast.named_dims import named_dims
+from tuner.planners.toast.search import Toast, ToastOptions, toast_plan
+
+Result = TypeVar("Result")
+
+TABLES = ("steps", "ended", "devices", "axes", "layers", "milp")
+STEPS = ("gemma_2b", "graph_network", "unet", "moe", "decode")
+QUICK_STEPS = ("gemma_small", "graph_network_small")
+LAYERS, QUICK_LAYERS = (9, 18, 36), (1, 2)
+MILP_LAYERS, QUICK_MILP_LAYERS = (1, 2, 4), (1,)
+MESH = "data=4,model=2"
+DEVICES = ("data=4,model=2", "data=8,model=4", "data=16,model=8", "data=64,model=8")
+AXES = ("data=8", "data=4,model=2", "data=2,sequence=2,model=2")
+UNSEEDED = ToastOptions(is_seeded=False, is_polished=False)
+
+MOST_SEARCH_S = 10.0
+MOST_ANALYSIS_S = 2.0
+LEAST_OVER_AUTOMAP = 25.0
+LEAST_OVER_MILP = 10.0
+FLAT = 1.5
+"""What is flat grows by no more over all devices."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timed(Generic[Result]):
+    """What something made and took, medians of some runs.
+
+    Attributes:
+        result: What the last run made.
+        cpu_s: CPU time of this process [s].
+        wall_s: Wall time [s].
+    """
+
+    result: Result
+    cpu_s: float
+    wall_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Traced:
+    """A step to plan.
+
+    Attributes:
+        name: What it is called.
+        program: Its trace; only JAX knows its type.
+        graph: Its graph.
+        trace_s: CPU time of tracing and of making the graph [s].
+    """
+
+    name: str
+    program: Any
+    graph: Graph
+    trace_s: float
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the tables; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.speed.search_time",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES), help=f"({' '.join(TABLES)})")
+    parser.add_argument("--steps", nargs="+", help=f"programs of the zoo ({' '.join(STEPS)})")
+    parser.add_argument("--layers", type=count_at_least(1), nargs="+", help=f"of Gemma 2B {LAYERS}")
+    parser.add_argument("--milp-layers", type=count_at_least(1), nargs="+", help=f"of Gemma 2B {MILP_LAYERS}")
+    parser.add_argument("--milp-s", type=count_at_least(1), default=300, help="seconds for HiGHS (300)")
+    parser.add_argument("--automap-states", type=count_at_least(1), default=40, help="measured at most (40)")
+    parser.add_argument("--repeats", type=count_at_least(1), default=3, help="timings of TOAST and D-Rec (3)")
+    parser.add_argument("--quick", action="store_true", help="small steps")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return answer("search_time", parser.parse_args(argv), measure, show)
+
+
+def measure(given: argparse.Namespace) -> dict[str, Any]:
+    """The tables and the targets."""
+    given.steps = given.steps or list(QUICK_STEPS if given.quick else STEPS)
+    given.layers = given.layers or list(QUICK_LAYERS if given.quick else LAYERS)
+    given.milp_layers = given.milp_layers or list(QUICK_MILP_LAYERS if given.quick else MILP_LAYERS)
+    typical = min(given.layers, key=lambda layers: abs(layers - 18))
+    tables: dict[str, list[dict[str, Any]]] = {}
+    if "steps" in given.tables:
+        tables["steps"] = [_step_row(traced_step(name), given) for name in given.steps]
+    if "ended" in given.tables:
+        tables["ended"] = [_ended_row(step) for step in shallow(is_small=given.quick)]
+    if {"devices", "axes"} & set(given.tables):
+        graph = gemma(typical, is_small=given.quick).graph
+        for table, meshes in (("devices", DEVICES), ("axes", AXES)):
+            if table in given.tables:
+                tables[table] = [_search_row(graph, typical, mesh, given.repeats) for mesh in meshes]
+    if "layers" in given.tables:
+        tables["layers"] = [
+            _search_row(gemma(layers, is_small=given.quick).graph, layers, MESH, given.repeats)
+            for layers in given.layers
+        ]
+    if "milp" in given.tables:
+        tables["milp"] = [
+            _milp_row(gemma(layers, is_small=given.quick).graph, layers, given) for layers in given.milp_layers
+        ]
+    settings = {name: value for name, value in vars(given).items() if name != "json"}
+    return {"settings": settings, **tables, "targets": [] if given.quick else targets(tables)}
+
+
+def show(figures: dict[str, Any]) -> None:
+    """Prints them as tables."""
+    for name in (*TABLES, "targets"):
+        if figures.get(name):
+            print(f"{name}:")
+            publish(figures[name], as_json=False)
+            print()
+
+
+def targets(tables: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """What is asked for, what was measured, and whether that is enough; only what was measured."""
+    found: list[dict[str, Any]] = []
+
+    def ask(what: str, measured: float, *, least: float = -math.inf, most: float = math.inf) -> None:
+        bound = f"at least {least:g}" if least > -math.inf else f"at most {most:.4g}"
+        found.append({"target": what, "asked": bound, "measured": measured, "is_met": least <= measured <= most})
+
+    for row in tables.get("steps", []):
+        if row["step"].startswith("gemma"):
+            ask(f"{row['step']}: seconds of analysis", row["analysis_s"], most=MOST_ANALYSIS_S)
+            ask(f"{row['step']}: seconds of search", row["search_s"], most=MOST_SEARCH_S)
+        if row["step"].startswith(("unet", "graph_network")):
+            ask(f"{row['step']}: times faster than AutoMap-like", row["automap_ratio"], least=LEAST_OVER_AUTOMAP)
+    if "devices" in tables:
+        seconds = [row["search_s"] for row in tables["devices"]]
+        ask("all devices: seconds over those of the fewest", max(seconds) / seconds[0], most=FLAT)
+    for row in tables.get("ended", []):
+        if row["step"].startswith(("U-Net", "graph network")):
+            ask(f"{row['step']}: times faster, both to their ends", row["ratio"], least=LEAST_OVER_AUTOMAP)
+    for table, scale in (("axes", "axes"), ("layers", "layers")):
+        rows = tables.get(table, [])
+        if len(rows) > 1:
+            first, last = rows[0], rows[-1]
+            growth = last["search_s"] / first["search_s"]
+            ask(f"{table}: seconds over those of the fewest", growth, most=last[scale] / first[scale])
+    for row in tables.get("milp", []):
+        ask(f"{row['layers']} layers: times faster than the MILP", row["milp_ratio"], least=LEAST_OVER_MILP)
+    return found
+
+
+def timed(work: Callable[[], Result], repeats: int = 1) -> Timed[Result]:
+    """Runs something and takes its time."""
+    cpu_s, wall_s = [], []
+    for _ in range(repeats):
+        began = time.process_time(), time.perf_counter()
+        result = work()
+        cpu_s.append(time.process_time() - began[0])
+        wall_s.append(time.perf_counter() - began[1])
+    return Timed(result=result, cpu_s=statistics.median(cpu_s), wall_s=statistics.median(wall_s))
+
+
+def traced_step(name: str) -> Traced:
+    """A program of the zoo."""
+    from benchmarks.zoo import FACTORIES  # noqa: PLC0415 # JAX may be missing
+
+    return _traced(name, FACTORIES[name])
+
+
+def gemma(layers: int, *, is_small: bool = False) -> Traced:
+    """Gemma 2B with so many layers."""
+    from benchmarks.zoo import GEMMA_2B, SMALL_GEMMA  # noqa: PLC0415 # JAX may be missing
+
+    sizes = SMALL_GEMMA if is_small else GEMMA_2B
+    return _traced(f"{layers} layers", replace(sizes, layers=layers).train_program)
+
+
+def shallow(*, is_small: bool = False) -> Iterator[Traced]:
+    """Full widths, few layers: what a search sees of a step hardly depends on its depth, for layers are cut alike."""
+    from benchmarks.zoo import GEMMA_2B, SMALL_GEMMA, GraphNetwork, UNet  # noqa: PLC0415 # JAX may be missing
+
+    if is_small:
+        yield _traced("small layer", SMALL_GEMMA.train_program)
+        return
+    yield _traced("Gemma 2B, 2 layers", replace(GEMMA_2B, layers=2).train_program)
+    network = GraphNetwork(nodes=2048, edges=65_536, features=128, latent=2048, hidden=1024, hidden_layers=3, steps=2)
+    yield _traced("graph network, 2 steps", network.train_program)
+    images = UNet(batch=64, side=64, channels=(256, 512), blocks=1, groups=32, heads=32)
+    yield _traced("U-Net, 2 levels of a block", images.train_program)
+
+
+def _traced(name: str, factory: Callable[[], Any]) -> Traced:
+    from costmodels.sharding.frontends.jax.graph import graph_of  # noqa: PLC0415 # JAX may be missing
+    from costmodels.sharding.frontends.jax.program import traced  # noqa: PLC0415 # as above
+
+    began_s = time.process_time()
+    function, shapes, donated = factory()
+    program = traced(function, *shapes, donated=donated)
+    graph = graph_of(program)
+    return Traced(name=name, program=program, graph=graph, trace_s=time.process_time() - began_s)
+
+
+def _mesh(text: str) -> DeviceMesh:
+    """Whole axes on hosts of eight."""
+    devices = math.prod(int(part.partition("=")[2]) for part in text.split(","))
+    return whole(mesh_of(text, find_cluster("dgx-a100", max(devices // 8, 1)), option="--meshes"))[0]
+
+
+def _step_row(step: Traced, given: argparse.Namespace) -> dict[str, Any]:
+    """Everything about one step."""
+    from benchmarks.papers.automap import automap_plan  # noqa: PLC0415 # JAX may be missing
+
+    graph, mesh = step.graph, _mesh(MESH)
+    analysis = timed(lambda: compatibility(named_dims(graph)), given.repeats)
+    search = timed(lambda: toast_plan(graph, mesh, UNSEEDED), given.repeats)
+    tell(f"{step.name}: TOAST {search.cpu_s:.2f} s, {_states(search.result):,} states")
+    levels = whole(mesh)[1]
+    d_rec = timed(lambda: recursive_plan(graph, mesh, levels), given.repeats)
+    descent = timed(lambda: descended(d_rec.result, ShardingTerms(graph, mesh)))
+    seeded = timed(lambda: toast_plan(graph, mesh, given=[d_rec.result]))
+    tell(f"{step.name}: with seeds {seeded.cpu_s:.2f} s")
+    options = replace(UNSEEDED, searches=1)
+    limits = Limits(nodes=given.automap_states)
+    peer = timed(lambda: automap_plan(step.program, mesh, options, limits=limits, graph=graph)).result
+    spent, (tree,) = peer.spent, peer.trees
+    tell(f"{step.name}: AutoMap-like {spent.evaluation_s:.3f} s a state, {spent.evaluations} states")
+    num_states = _states(search.result)
+    return {
+        "step": step.name,
+        "operators": len(graph.ops),
+        "trace_s": step.trace_s,
+        "analysis_s": analysis.cpu_s,
+        "search_s": search.cpu_s,
+        "search_wall_s": search.wall_s,
+        "states": num_states,
+        "seeded_s": seeded.cpu_s,
+        "d_rec_s": d_rec.cpu_s,
+        "descent_s": descent.cpu_s,
+        "automap_states": spent.evaluations,
+        "automap_has_ended": tree.stop is not Stop.NODES,
+        "automap_propagation_s": spent.propagation_s / spent.evaluations,
+        "automap_pricing_s": spent.cost_s / spent.evaluations,
+        "automap_pipeline_s": peer.pipeline_s,
+        "automap_measured_s": spent.total_s,
+        "automap_projected_s": spent.evaluation_s * num_states,
+        "automap_ratio": spent.evaluation_s * num_states / search.cpu_s,
+        "automap_ratio_propagation": spent.propagation_s / spent.evaluations * num_states / search.cpu_s,
+        "search_cost": search.result.steps[-1].cost,
+        "automap_cost": peer.cost,
+    }
+
+
+def _ended_row(step: Traced) -> dict[str, Any]:
+    """One tree of each search to its end, the same seed for both."""
+    from benchmarks.papers.automap import automap_plan  # noqa: PLC0415 # JAX may be missing
+
+    graph, mesh, options = step.graph, _mesh(MESH), replace(UNSEEDED, searches=1)
+    search = timed(lambda: toast_plan(graph, mesh, options))
+    peer = automap_plan(step.program, mesh, options, graph=graph)
+    automap_s = peer.spent.total_s
+    tell(f"{step.name}: TOAST {search.cpu_s:.2f} s, AutoMap-like {automap_s:.2f} s, {peer.spent.evaluations} states")
+    costs = [cost_of(plan) for plan in (search.result.plan, peer.plan)]
+    return {
+        "step": step.name,
+        "operators": len(graph.ops),
+        "search_s": search.cpu_s,
+        "states": _states(search.result),
+        "automap_s": automap_s,
+        "automap_states": peer.spent.evaluations,
+        "automap_reading_s": peer.spent.reading_s,
+        "ratio": automap_s / search.cpu_s,
+        "unsharded_s": search.result.steps[0].figures.step_time_s,
+        "search_step_s": costs[0].step_time_s,
+        "automap_step_s": costs[1].step_time_s,
+        "search_gib": costs[0].peak_memory_bytes / 2**30,
+        "automap_gib": costs[1].peak_memory_bytes / 2**30,
+        "automap_over_search": peer.cost / search.result.steps[-1].cost,
+    }
+
+
+def _search_row(graph: Graph, layers: int, text: str, repeats: int) -> dict[str, Any]:
+    """TOAST's unseeded search of one graph on one mesh."""
+    mesh = _mesh(text)
+    analysis = timed(lambda: compatibility(named_dims(graph)), repeats)
+    search = timed(lambda: toast_plan(graph, mesh, UNSEEDED), repeats)
+    tell(f"{layers} layers on {text}: TOAST {search.cpu_s:.2f} s")
+    return {
+        "layers": layers,
+        "mesh": text,
+        "devices": mesh.num_devices,
+        "axes": len(mesh.sizes),
+        "analysis_s": analysis.cpu_s,
+        "search_s": search.cpu_s,
+        "search_wall_s": search.wall_s,
+        "states": _states(search.result),
+        "states_per_s": _states(search.result) / search.cpu_s,
+        "step_s": search.result.steps[-1].figures.step_time_s,
+    }
+
+
+def _milp_row(graph: Graph, layers: int, given: argparse.Namespace) -> dict[str, Any]:
+    """TOAST and HiGHS on one graph."""
+    mesh = _mesh(MESH)
+    search = timed(lambda: toast_plan(graph, mesh, UNSEEDED), given.repeats)
+    milp = timed(lambda: shard_by_milp(graph, mesh, limits=Limits(time_s=given.milp_s)))
+    tell(f"{layers} layers: TOAST {search.cpu_s:.2f} s, MILP {milp.cpu_s:.2f} s")
+    best = milp.result.best
+    return {
+        "layers": layers,
+        "operators": len(graph.ops),
+        "search_s": search.cpu_s,
+        "search_step_s": cost_of(search.result.plan).step_time_s,
+        "milp_s": milp.cpu_s,
+        "milp_wall_s": milp.wall_s,
+        "milp_known": milp.result.known.name.lower(),
+        "milp_step_s": None if best is None else best.cost,
+        "milp_ratio": milp.cpu_s / search.cpu_s,
+    }
+
+
+def _states(found: Toast) -> int:
+    return sum(len(tree.nodes) for tree in found.trees)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

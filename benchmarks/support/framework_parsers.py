@@ -1,0 +1,406 @@
+"""The real parsers of training frameworks, as far as each installs: an export goes in, what it says comes out.
+
+A parser gives values by the keys of our own reader (tests/oracles/frameworks/checks.py), so that both can be
+compared and put back into a configuration in one way. It raises `Refused` where the framework does not take the export.
+
+torchtitan: its `ConfigManager` over a recipe's `Trainer.Config`, `ParallelDims`, and the split into stages.
+megatron: megatron-core's `TransformerConfig` (a `ModelParallelConfig`), `DistributedDataParallelConfig` and its count
+of micro-batches. The parser before that is in no package; argparse reads the arguments by our table of them.
+mindspeed: the same core, for what MindSpeed-LLM leaves of it.
+deepspeed: `DeepSpeedConfig`, told its data parallel ranks as by a pipeline's topology.
+nemo: the arguments of `MegatronStrategy` and `MockDataModule` as their files have them, then megatron-core.
+nanotron: its dataclasses, read by dacite. They are taken out of their files, since 0.4 imports itself in a circle.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import importlib.util
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from costmodels.job.setting import Setting
+from tests.oracles.frameworks import deepspeed as deepspeed_rules
+from tests.oracles.frameworks import megatron, mindspeed, torchtitan
+from tests.oracles.frameworks.nemo import check_nemo
+from tests.oracles.frameworks.published_rules import facts_of
+from tuner.export import Export
+from tuner.export.flag_table import Flag, Values
+from tuner.export.nemo import FIELDS
+
+Parser = Callable[[Export, Setting], Values]
+
+
+class Refused(Exception):  # noqa: N818 # an answer of a framework, no error of ours
+    """The framework does not take an export."""
+
+
+def torchtitan_parser() -> Parser:
+    """Raises ImportError where torchtitan is not there."""
+    from torchtitan.config.manager import ConfigManager
+    from torchtitan.distributed.parallel_dims import ParallelDims
+    from torchtitan.tools.logging import logger
+
+    logger.setLevel(logging.ERROR)  # each parse would tell that the recipe's data are elsewhere
+    recipe = ("--module", "llama3", "--config", "llama3_debugmodel")  # flags override what it says
+    ConfigManager().parse_args(list(recipe))  # imports what a recipe needs
+    policies = {"FullAC": "full", "SelectiveAC": "selective", "MemoryBudgetAC": "memory-budget"}
+
+    def parse(export: Export, setting: Setting) -> Values:
+        with _refusals():
+            read = ConfigManager().parse_args([*recipe, *export.arguments])
+            ParallelDims.from_config(read.parallelism, setting.cluster.num_devices)
+        found: dict[str, Any] = {}
+        said = {word for word in export.arguments if word.startswith("--")}
+        for flag in torchtitan.TORCHTITAN_FLAGS:
+            section, name = flag.removeprefix("--").split(".")
+            value = getattr(getattr(read, section), name.removeprefix("no_"))
+            if flag in said:
+                found[flag] = value != name.startswith("no_") if isinstance(value, bool) else value
+        if torchtitan.MODULES in found:
+            found[torchtitan.MODULES] = tuple(",".join(part) for part in found[torchtitan.MODULES])
+        if read.parallelism.pipeline_parallel_degree > 1:
+            _split_by_torchtitan(read.parallelism, setting, found)
+        policy = read.activation_checkpoint
+        found[torchtitan.POLICY] = "none" if policy is None else policies[type(policy).__qualname__.partition(".")[0]]
+        return found
+
+    return parse
+
+
+def _split_by_torchtitan(parallelism: Any, setting: Setting, found: Mapping[str, Any]) -> None:
+    """Looks whether torchtitan cuts the model where we say it does."""
+    from types import SimpleNamespace
+
+    from torchtitan.distributed.pipeline_parallel import _generate_llm_fqn_per_model_part, _get_pipeline_metadata
+
+    model = SimpleNamespace(layers=[None] * setting.job.model.num_layers)
+    with _refusals():
+        stages, layers, first, last = _get_pipeline_metadata(
+            SimpleNamespace(pp=parallelism.pipeline_parallel_degree), parallelism, model
+        )
+        if parallelism.module_fqns_per_model_part is None:
+            parts = _generate_llm_fqn_per_model_part(stages, layers, first, last)
+            held = {sum(name.startswith("layers.") for name in part) for part in parts}
+            if held != {found[torchtitan.PER_STAGE]}:
+                raise Refused(f"torchtitan makes stages of {sorted(held)} layers")
+
+
+def _core() -> Callable[[Values, Setting, int], dict[str, Any]]:
+    """Flags of Megatron-LM as megatron-core takes and gives them; raises ImportError where it is not there."""
+    import torch
+    from megatron.core.distributed import DistributedDataParallelConfig
+    from megatron.core.num_microbatches_calculator import ConstantNumMicroBatchesCalculator
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    fields = {
+        megatron.TP: "tensor_model_parallel_size",
+        megatron.PP: "pipeline_model_parallel_size",
+        megatron.CP: "context_parallel_size",
+        megatron.VPP: "virtual_pipeline_model_parallel_size",
+        megatron.LAYOUT: "pipeline_model_parallel_layout",
+        megatron.EP: "expert_model_parallel_size",
+        megatron.EXPERT_TP: "expert_tensor_parallel_size",
+        "--sequence-parallel": "sequence_parallel",
+        megatron.LEVELS: "hierarchical_context_parallel_sizes",
+        "--moe-token-dispatcher-type": "moe_token_dispatcher_type",
+        "--moe-grouped-gemm": "moe_grouped_gemm",
+        megatron.GRANULARITY: "recompute_granularity",
+        "--recompute-method": "recompute_method",
+        "--recompute-num-layers": "recompute_num_layers",
+        "--recompute-modules": "recompute_modules",
+        "--bf16": "bf16",
+        "--fp16": "fp16",
+    }
+    reduction = {
+        "--use-distributed-optimizer": "use_distributed_optimizer",
+        "--overlap-grad-reduce": "overlap_grad_reduce",
+        "--overlap-param-gather": "overlap_param_gather",
+        megatron.INSTANCES: "num_distributed_optimizer_instances",
+        "--use-megatron-fsdp": "use_megatron_fsdp",
+        megatron.SHARDING: "data_parallel_sharding_strategy",
+        "--outer-dp-sharding-strategy": "outer_dp_sharding_strategy",
+    }
+
+    def through(values: Values, setting: Setting, num_layers: int) -> dict[str, Any]:
+        model = setting.job.model
+        said = {flag: list(value) if isinstance(value, tuple) else value for flag, value in values.items()}
+        given = {name: said[flag] for flag, name in fields.items() if flag in said}
+        if megatron.COMM in said:
+            given["cp_comm_type"] = said[megatron.COMM][0]
+        with _refusals():
+            config = TransformerConfig(
+                num_layers=num_layers,
+                hidden_size=model.hidden_size,
+                num_attention_heads=model.num_heads,
+                num_query_groups=model.num_kv_heads,
+                num_moe_experts=model.num_experts or None,
+                add_bias_linear=False,
+                pipeline_dtype=torch.bfloat16,
+                **given,
+            )
+            ddp = DistributedDataParallelConfig(
+                **{name: said[flag] for flag, name in reduction.items() if flag in said}
+            )
+            replicas = megatron.replicas(values, facts_of(setting))
+            batches = ConstantNumMicroBatchesCalculator(said[megatron.GLOBAL], said[megatron.MICRO], replicas, False, 0)
+        back = {flag: getattr(config, name) for flag, name in fields.items() if flag in said}
+        back |= {flag: getattr(ddp, name) for flag, name in reduction.items() if flag in said}
+        if megatron.COMM in said:
+            back[megatron.COMM] = [config.cp_comm_type]
+        if back.get(megatron.LAYOUT) is not None:
+            # the object that it has become keeps the layers of each rank's chunks
+            layout, parts = config.pipeline_model_parallel_layout, []
+            for chunk in range(layout.virtual_pipeline_model_parallel_size):
+                for stage in range(layout.pipeline_model_parallel_size):
+                    held = sum(layer.name == "decoder" for layer in layout.layout[stage][chunk])
+                    parts.append("" if not held else "t" if held == 1 else f"t*{held}")
+            back[megatron.LAYOUT] = f"E{'|'.join(parts)}L"
+        back[megatron.MICRO] = batches.micro_batch_size
+        back[megatron.GLOBAL] = batches.get() * batches.micro_batch_size * replicas
+        return {flag: tuple(value) if isinstance(value, list) else value for flag, value in (said | back).items()}
+
+    return through
+
+
+def megatron_parser() -> Parser:
+    """Raises ImportError where megatron-core is not there."""
+    through = _core()
+
+    def parse(export: Export, setting: Setting) -> Values:
+        values = _published(megatron.MEGATRON_FLAGS, export.arguments)
+        return through(values, setting, setting.job.model.num_layers)
+
+    return parse
+
+
+def mindspeed_parser() -> Parser:
+    """Raises ImportError where megatron-core is not there."""
+    through = _core()
+
+    def parse(export: Export, setting: Setting) -> Values:
+        values = _published(mindspeed.MINDSPEED_FLAGS, export.arguments)
+        layers = int(values.get(mindspeed.LAYERS, setting.job.model.num_layers))  # type: ignore[arg-type]
+        shared = {flag: value for flag, value in values.items() if flag in megatron.MEGATRON_FLAGS}
+        if shared.get("--moe-token-dispatcher-type") == "alltoall_seq":
+            del shared["--moe-token-dispatcher-type"]
+        if mindspeed.PER_CHUNK in values:
+            each = int(values[mindspeed.PER_CHUNK]) * int(values[megatron.PP])  # type: ignore[arg-type]
+            shared[megatron.VPP] = layers // each
+        back = through(shared, setting, layers)
+        return values | {flag: value for flag, value in back.items() if flag in values}
+
+    return parse
+
+
+def deepspeed_parser() -> Parser:
+    """Raises ImportError where DeepSpeed is not there."""
+    # DeepSpeed's CPU accelerator compiles its collectives first; no kernel of either runs here
+    os.environ.setdefault("DS_ACCELERATOR", "cuda")
+    import deepspeed.comm
+    import torch
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    if not torch.distributed.is_initialized():
+        store = Path(tempfile.mkdtemp()) / "store"
+        torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+    deepspeed.comm.init_distributed(dist_backend="gloo", dist_init_required=False, verbose=False)
+
+    def parse(export: Export, _: Setting) -> Values:
+        content = json.loads(export.text)
+        # the script's topology knows the ranks: what is left of them by pipeline, tensor and context
+        ranks = int(content["comments"][0].partition("dp=")[2].partition(",")[0])
+
+        class Topology:
+            def get_data_parallel_world_size(self) -> int:
+                return ranks
+
+        with _refusals():
+            read = DeepSpeedConfig(dict(content), mpu=Topology())
+        found: dict[str, Any] = {
+            deepspeed_rules.BATCH: read.train_batch_size,
+            deepspeed_rules.MICRO: read.train_micro_batch_size_per_gpu,
+            deepspeed_rules.ACCUMULATION: read.gradient_accumulation_steps,
+            deepspeed_rules.STAGE: int(read.zero_config.stage),
+            "zero_optimization.overlap_comm": read.zero_config.overlap_comm,
+        }
+        said = deepspeed_rules.flattened({name: value for name, value in content.items() if name != "comments"})
+        further = {
+            "bf16.enabled": read.bfloat16_config.enabled,
+            "fp16.enabled": read.float16_config.enabled,
+            deepspeed_rules.INTERVAL: read.pipeline["activation_checkpoint_interval"],
+            deepspeed_rules.TP: read.tensor_parallel_config.autotp_size,
+            "expert_parallel.enabled": read.expert_parallel_config.enabled,
+            deepspeed_rules.EP: read.expert_parallel_config.autoep_size,
+            # initialize() takes them from the mapping itself
+            deepspeed_rules.UP: content.get("sequence_parallel_size"),
+            deepspeed_rules.DP: content.get("data_parallel_size"),
+        }
+        return found | {key: value for key, value in further.items() if key in said}
+
+    return parse
+
+
+def nemo_parser() -> Parser:
+    """Raises ImportError where NeMo 2 or megatron-core is not there."""
+    through = _core()
+    from megatron.core.distributed import DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    root = _folder_of("nemo")
+    strategy = _arguments_of(root / "lightning/pytorch/strategies/megatron_strategy.py", "MegatronStrategy")
+    known = {
+        "trainer.strategy.ddp": _names(DistributedDataParallelConfig),
+        "trainer.strategy": strategy,
+        "trainer": {"num_nodes", "devices"},  # pytorch_lightning.Trainer
+        "model.config": _names(TransformerConfig),
+        "optim.config": _names(OptimizerConfig),
+        "data": _arguments_of(root / "collections/llm/gpt/data/mock.py", "MockDataModule"),
+    }
+
+    def parse(export: Export, setting: Setting) -> Values:
+        values = check_nemo(export.text, facts_of(setting))
+        for path in (*(FIELDS[flag] for flag in values if flag in FIELDS), *(v for v in values if v not in FIELDS)):
+            owner, _, name = path.rpartition(".")
+            if name not in known[owner]:
+                raise Refused(f"NeMo knows no {path}")
+        shared = {flag: value for flag, value in values.items() if flag in FIELDS and value is not None}
+        back = through(shared, setting, setting.job.model.num_layers)
+        return {**values, **back}
+
+    return parse
+
+
+def nanotron_parser() -> Parser:
+    """Raises ImportError where nanotron or dacite is not there."""
+    import dacite
+
+    root = _folder_of("nanotron")
+    engines = Enum("PipelineEngine", ["afab", "1f1b"])
+    scope: dict[str, Any] = {}
+    exec("from dataclasses import dataclass\nfrom typing import *\nfrom enum import Enum, auto", scope)  # noqa: S102 # the files' own first lines
+    # the engines themselves need process groups; their names are what the file says
+    scope |= {
+        "PipelineEngine": engines,
+        "AllForwardAllBackwardPipelineEngine": lambda: engines["afab"],
+        "OneForwardOneBackwardPipelineEngine": lambda: engines["1f1b"],
+    }
+    _define(root / "config/utils_config.py", ["cast_str_to_pipeline_engine"], scope)
+    _define(root / "parallel/tensor_parallel/enum.py", ["TensorParallelLinearMode"], scope)
+    _define(root / "config/parallelism_config.py", ["ParallelismArgs"], scope)
+    _define(root / "config/config.py", ["TokensArgs"], scope)
+    modes = scope["TensorParallelLinearMode"]
+    hooks = {engines: scope["cast_str_to_pipeline_engine"], modes: lambda text: modes[text.upper()]}
+    newer = {"recompute_layer", "context_parallel_size"} - _names(scope["ParallelismArgs"])
+
+    def parse(export: Export, _: Setting) -> Values:
+        content = yaml.safe_load(export.text)
+        # keys that the repository has since, read by the types that it gives them
+        later = {name: value for name, value in content["parallelism"].items() if name in newer}
+        if not all(type(value) is (bool if name == "recompute_layer" else int) for name, value in later.items()):
+            raise Refused(str(later))
+        of_package = {name: value for name, value in content["parallelism"].items() if name not in newer}
+        strict = dacite.Config(strict=True, type_hooks=hooks)
+        with _refusals():
+            degrees = dacite.from_dict(scope["ParallelismArgs"], of_package, strict)
+            tokens = dacite.from_dict(scope["TokensArgs"], content["tokens"] | {"train_steps": 1}, strict)
+        found = {f"parallelism.{name}": getattr(degrees, name) for name in of_package}
+        found |= {f"tokens.{name}": getattr(tokens, name) for name in content["tokens"]}
+        found |= {f"parallelism.{name}": value for name, value in later.items()}
+        found |= {f"optimizer.{name}": value for name, value in content["optimizer"].items()}
+        return {key: value.name if isinstance(value, Enum) else value for key, value in found.items()}
+
+    return parse
+
+
+PARSERS: dict[str, Callable[[], Parser]] = {
+    "deepspeed": deepspeed_parser,
+    "megatron": megatron_parser,
+    "mindspeed": mindspeed_parser,
+    "nanotron": nanotron_parser,
+    "nemo": nemo_parser,
+    "torchtitan": torchtitan_parser,
+}
+"""What makes each framework's parser; raises ImportError where it is not installed."""
+
+
+class _refusals:  # noqa: N801 # reads as a statement
+    """Whatever a framework raises about its input becomes `Refused`."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if isinstance(error, (Exception, SystemExit)) and not isinstance(error, Refused):
+            raise Refused(f"{type(error).__name__}: {error}") from error
+
+
+def _published(table: Mapping[str, Flag], arguments: Sequence[str]) -> dict[str, Any]:
+    """The arguments by argparse, declared as the framework declares them."""
+    parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
+    for name, flag in table.items():
+        if flag.kind == "switch":
+            parser.add_argument(name, action="store_true", dest=name, default=None)
+            continue
+        parser.add_argument(
+            name,
+            dest=name,
+            type=int if flag.kind.startswith("number") else str,
+            nargs="+" if flag.kind.endswith("s") else None,
+            choices=flag.choices or None,
+        )
+    try:
+        read = vars(parser.parse_args(list(arguments)))
+    except (argparse.ArgumentError, SystemExit) as error:
+        raise Refused(str(error)) from error
+    return {
+        name: tuple(value) if isinstance(value, list) else value for name, value in read.items() if value is not None
+    }
+
+
+def _folder_of(package: str) -> Path:
+    """Where a package lies; it is not run."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise ImportError(f"No module named {package!r}")
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def _definitions(path: Path) -> Iterator[ast.ClassDef | ast.FunctionDef]:
+    if not path.is_file():
+        raise ImportError(f"{path} is not there")
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+            yield node
+
+
+def _define(path: Path, names: Sequence[str], scope: dict[str, Any]) -> None:
+    """Runs the definitions of those names, as their file has them."""
+    chosen = [node for node in _definitions(path) if node.name in names]
+    assert len(chosen) == len(names), f"{path} defines {names}"
+    exec(compile(ast.Module(body=list(chosen), type_ignores=[]), str(path), "exec", dont_inherit=True), scope)  # noqa: S102 # the framework's own code
+
+
+def _arguments_of(path: Path, name: str) -> set[str]:
+    """Names of the arguments that a class takes, as its file has them."""
+    for node in _definitions(path):
+        if node.name == name:
+            for inner in node.body:
+                if isinstance(inner, ast.FunctionDef) and inner.name == "__init__":
+                    return {argument.arg for argument in (*inner.args.args, *inner.args.kwonlyargs)}
+    raise ImportError(f"{path} has no {name}")
+
+
+def _names(dataclass: Any) -> set[str]:
+    return {field.name for field in dataclasses.fields(dataclass)}

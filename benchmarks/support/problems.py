@@ -1,0 +1,222 @@
+"""Measured groups as tuning problems: what may be tried, what each trial would find, and what is predicted before.
+
+Letters: n candidates, d features.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.support.timing import reasons
+from costmodels.calibration.fidelity import by_setting, group_key, settings_of
+from costmodels.calibration.measured_runs import MeasuredGroup, MeasuredRun, read_measured_and_skipped
+from costmodels.calibration.sources import setting_of, source_of
+from costmodels.job.parallel_config import DEGREES, ConfigGrid
+from costmodels.job.runtime import catalog_path, find_prior, find_runtime
+from hardware.arrays import FloatArray
+from hardware.io.config_file import read_mapping
+from hardware.io.errors import ConfigError
+from trials.backend import Observation
+from trials.replay.backend import ReplayBackend
+from tuner.search.posterior import Belief
+from tuner.search.prior import prior_belief
+from tuner.storage.history.published import past_of_runs
+
+STRANGERS = ("megatron-core", "nanotron")
+"""Shipped profiles that predict the runs of other runtimes; the first that knows nothing of a source is taken."""
+
+CONTRADICTORY = "SUSPECT"
+"""The tag of runs that contradict physics or their own page. Runs that are merely slow are what a tuner meets."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Group:
+    """Everything that was tried of one job on one cluster.
+
+    Attributes:
+        runs: One run of each candidate [n], the first in its files.
+        grid: The candidates, timed or failed, in the order of the files [n].
+        outcomes: What a trial of each candidate finds [n]; its step time is the median of all its runs.
+    """
+
+    runs: tuple[MeasuredRun, ...]
+    grid: ConfigGrid
+    outcomes: tuple[Observation, ...]
+
+    @property
+    def key(self) -> tuple[Hashable, ...]:
+        """What its runs share, as in costmodels.calibration.fidelity."""
+        return group_key(self.runs[0])
+
+    @property
+    def step_time_s(self) -> FloatArray:
+        """Measured step times [n]; infinite for candidates that failed."""
+        return np.array([np.inf if outcome.step_time_s is None else outcome.step_time_s for outcome in self.outcomes])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Problem:
+    """What a sampler may know of a group before its first trial.
+
+    Attributes:
+        grid: The candidates [n].
+        belief: What is believed of them.
+        runtime: The profile that predicts them.
+        num_history: Runs of the history that say something of them; 0 without any of their runtime.
+        num_dropped: Runs of the history that were left out because they belong to this very group.
+    """
+
+    grid: ConfigGrid
+    belief: Belief
+    runtime: str
+    num_history: int
+    num_dropped: int
+
+    @property
+    def predicted_s(self) -> FloatArray:
+        """Predicted step times [n], with what the history says."""
+        return np.exp(self.belief.steps[-1].log_predicted)
+
+    @property
+    def memory_share(self) -> FloatArray:
+        """Memory that they are predicted to need over what the devices have [n]."""
+        return self.belief.predicted.needed_bytes / self.belief.predicted.capacity_bytes
+
+
+def read_runs(paths: Sequence[Path]) -> tuple[tuple[MeasuredRun, ...], Counter[str]]:
+    """The runs of the files, and of `NAME_failed.csv` beside each `NAME.csv`; what was left out, by reason.
+
+    Raises:
+        ConfigError: a file is missing or malformed, or holds no run.
+    """
+    files: list[Path] = []
+    for path in paths:
+        failed = path.with_name(f"{path.stem}_failed{path.suffix}")
+        files += [path, failed] if failed.is_file() else [path]
+    runs, skipped = read_measured_and_skipped(list(dict.fromkeys(files)), Path())
+    kept = tuple(run for run in runs if run.is_failed or CONTRADICTORY not in run.notes)
+    return kept, Counter(skipped) + Counter({f"tagged {CONTRADICTORY}": len(runs) - len(kept)})
+
+
+def read_groups(paths: Sequence[Path], min_candidates: int) -> tuple[list[Group], Counter[str]]:
+    """The groups of some files, and what was left out, by reason.
+
+    Raises:
+        ConfigError: a file is missing or malformed, or there is no group of at least so many candidates.
+    """
+    runs, skipped = read_runs(paths)
+    groups, left_out = groups_of(runs, min_candidates)
+    skipped += left_out
+    if not groups:
+        raise ConfigError(
+            f"hold no group of at least {min_candidates} candidates with a timed one among them",
+            key=", ".join(map(str, paths)),
+            nearest=f"--min-candidates takes smaller ones; {reasons(skipped)}",
+        )
+    return groups, skipped
+
+
+def groups_of(runs: Sequence[MeasuredRun], min_candidates: int) -> tuple[list[Group], Counter[str]]:
+    """The groups with enough candidates, one of them timed at least; the runs that are in none of them, by reason.
+
+    Runs of one group whose models differ in their sizes are jobs of their own.
+    """
+    known, _, skipped = settings_of(runs, {})
+    by_job: dict[Hashable, list[MeasuredRun]] = defaultdict(list)
+    for run in known:
+        if run.is_failed or run.step_time_s is not None:
+            by_job[group_key(run), run.model].append(run)
+        else:
+            skipped["no step time"] += 1
+    groups = []
+    for own in by_job.values():
+        if len({run.config for run in own}) < min_candidates:
+            skipped[f"in a group of fewer than {min_candidates} candidates"] += len(own)
+        elif not any(run.step_time_s for run in own):
+            skipped["in a group where nothing was timed"] += len(own)
+        else:
+            groups.append(_group(own))
+    return groups, skipped
+
+
+def _group(runs: Sequence[MeasuredRun]) -> Group:
+    first = runs[0]
+    backend = ReplayBackend(
+        group=MeasuredGroup(
+            model=first.model,
+            sequence_length=first.sequence_length,
+            global_batch_size=first.global_batch_size,
+            devices=first.devices,
+            device=first.device,
+            precision=first.precision,
+            runs=tuple(runs),
+            skipped=0,
+        )
+    )
+    grid = backend.candidates(backend.dimensions[len(DEGREES) :])
+    configs = [grid.config(position) for position in range(len(grid))]
+    first_of = {run.config: run for run in reversed(runs)}
+    return Group(
+        runs=tuple(first_of[config] for config in configs),
+        grid=grid,
+        outcomes=tuple(backend.measure(config, trial_number=number) for number, config in enumerate(configs)),
+    )
+
+
+def problem_of(group: Group, history: Sequence[MeasuredRun], runtime: str | None = None) -> Problem:
+    """What is believed of a group's candidates.
+
+    Without a history a shipped profile predicts them that was never fitted to their source, `stranger_to`, as it is:
+    what the table of sources knows of theirs is not applied. With a history their source's own runtime predicts, as it
+    was before any run, and learns from the history as a study does; runs of the group itself are left out.
+
+    Args:
+        group: The candidates.
+        history: Runs of other groups; empty for none.
+        runtime: The profile to use instead.
+
+    Raises:
+        ConfigError: no profile is strange to the source.
+    """
+    source = source_of(group.runs[0])
+    others = tuple(run for run in history if group_key(run) != group.key)
+    if history:
+        name = runtime or source.runtime
+        profiles = {name: find_prior(name)}
+    else:
+        name, profiles = runtime or stranger_to(source.runtime, group.runs[0].source), {}
+    settings = [setting_of(run, profiles, name) for run in group.runs]
+    if not history:  # some facts of a source were seen in its own runs
+        settings = [
+            replace(measured, setting=replace(measured.setting, runtime=find_runtime(name))) for measured in settings
+        ]
+    parts = [(measured, np.array(at)) for measured, at in by_setting(settings).items()]
+    past = past_of_runs(others)
+    if runtime is not None:  # a profile that is forced predicts all runs
+        past = replace(past, runs=tuple(replace(run, runtime=name) for run in past.runs))
+    return Problem(
+        grid=group.grid,
+        belief=prior_belief(parts, group.grid, past),
+        runtime=name,
+        num_history=sum(run.runtime == name for run in past.runs),
+        num_dropped=len(history) - len(others),
+    )
+
+
+def stranger_to(runtime: str, source: str) -> str:
+    """The first of STRANGERS that is neither the runtime itself nor fitted to the source.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    for name in STRANGERS:
+        fitted_on = str(read_mapping(catalog_path(name))["fitted_on"])
+        if name != runtime and source not in re.split(r"[\s,]+", fitted_on):
+            return name
+    raise ConfigError(f"no profile is strange to {source}", key="--runtime", nearest="name the profile to begin with")

@@ -1,0 +1,179 @@
+"""Nodes of a Ray cluster on this machine: each is a raylet that `ray start` runs, with as many CPUs as one likes.
+
+They have loopback addresses and free ports, ask for tokens, and what is started here is ended here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+from benchmarks.support.process_table import below, marked_processes
+
+RAY = (sys.executable, "-m", "ray.scripts.scripts")
+"""The command `ray` of this Python."""
+
+HOST = "127.0.0.2"
+"""The head; the others have the next addresses. Ray takes 127.0.0.1 for the address of the network adapter."""
+
+START_LIMIT_S = 120.0
+END_LIMIT_S = 20.0
+_SOON = {
+    "health_check_initial_delay_ms": 500,
+    "health_check_period_ms": 500,
+    "health_check_timeout_ms": 2000,
+    "health_check_failure_threshold": 4,
+}
+"""A node counts as dead after seconds, not after half a minute."""
+
+
+class RayNodes:
+    """A cluster that lasts as long as the `with` block.
+
+    Args:
+        cpus: Of each node; the first is the head.
+        jobs: Whether jobs can be submitted, which needs `ray[default]`.
+
+    Attributes:
+        environment: For programs that are to join it, or to submit jobs.
+        address: Of the cluster.
+        jobs_address: To which jobs are submitted.
+        folder: Where Ray keeps what it writes.
+        mark: What the environment of all processes of the cluster holds.
+    """
+
+    def __init__(self, *cpus: int, jobs: bool = False) -> None:
+        self._cpus = cpus
+        self.mark = f"MESHTUNE_NODES={uuid.uuid4().hex}"
+        self._nodes: list[subprocess.Popen[bytes]] = []
+        self.folder = Path(tempfile.mkdtemp(prefix="mt-"))  # short: the paths of sockets must be
+        self.environment = {name: text for name, text in os.environ.items() if name != "RAY_ADDRESS"} | {
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+            "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+            "RAY_AUTH_MODE": "token",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            **_as_entry(self.mark),
+        }
+        self.address = f"{HOST}:{_free_port()}"
+        self.jobs_address = f"http://{HOST}:{_free_port()}" if jobs else ""
+
+    def __enter__(self) -> RayNodes:
+        """Starts all nodes and waits for them."""
+        try:
+            port = self.address.rpartition(":")[2]
+            dashboard = self.jobs_address.rpartition(":")[2]
+            self._add(
+                *("--head", "--port", port, "--temp-dir", str(self.folder)),
+                *("--num-cpus", str(self._cpus[0]), "--system-config", json.dumps(_SOON)),
+                # the port of Ray Client, which is not used, is a fixed one where ray[default] is installed
+                *((f"--dashboard-port={dashboard}", f"--ray-client-server-port={_free_port()}") if dashboard else ()),
+                f"--dashboard-host={HOST}",
+                f"--include-dashboard={'true' if dashboard else 'false'}",
+            )
+            # one after the other: on a busy machine Ray gives up nodes that start slowly
+            for cpus in self._cpus[1:]:
+                self.add(cpus)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Ends all nodes."""
+        self.close()
+
+    def processes(self) -> dict[int, str]:
+        """All processes that belong to the cluster or run on it, with their command lines."""
+        return marked_processes(self.mark)
+
+    @property
+    def living(self) -> tuple[int, ...]:
+        """The numbers of the nodes whose raylet lives, the head left out."""
+        known = self.processes()
+        return tuple(
+            number
+            for number, node in enumerate(self._nodes)
+            if number and any("raylet/raylet" in known.get(process, "") for process in below(node.pid))
+        )
+
+    def add(self, cpus: int) -> None:
+        """Starts one more node and waits for it."""
+        self._add("--address", self.address, "--num-cpus", str(cpus))
+
+    def on_node(self, number: int) -> dict[int, str]:
+        """Those below the raylet of a node: its workers, and what these have started."""
+        known = self.processes()
+        raylets = [process for process in below(self._nodes[number].pid) if "raylet/raylet" in known.get(process, "")]
+        return {process: known[process] for raylet in raylets for process in below(raylet) if process in known}
+
+    def kill(self, number: int, *, workers: bool) -> None:
+        """Kills the raylet of a node (SIGKILL), and at once its workers too, or leaves it to these to notice."""
+        known = self.processes()
+        for process in below(self._nodes[number].pid):
+            command = known.get(process, "")
+            if "raylet/raylet" in command or (workers and command.startswith("ray::")):
+                os.kill(process, signal.SIGKILL)
+
+    def ray(self, *arguments: str, limit_s: float = 180.0) -> subprocess.CompletedProcess[str]:
+        """Runs the command `ray`."""
+        return subprocess.run(
+            [*RAY, *arguments], env=self.environment, capture_output=True, text=True, timeout=limit_s, check=False
+        )
+
+    def close(self) -> None:
+        """Ends the nodes, the head last, and whatever is left of them."""
+        nodes, self._nodes = self._nodes, []
+        for node in reversed(nodes):
+            node.terminate()
+            try:
+                node.wait(END_LIMIT_S)
+            except subprocess.TimeoutExpired:
+                node.kill()
+                node.wait()
+        for process in self.processes():
+            os.kill(process, signal.SIGKILL)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _add(self, *arguments: str) -> None:
+        host = f"--node-ip-address=127.0.0.{len(self._nodes) + 2}"
+        ports = ("--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0")
+        memory = ("--object-store-memory=100000000",)
+        said = self.folder / f"node-{len(self._nodes)}.log"
+        with said.open("wb") as log:
+            node = subprocess.Popen(
+                [*RAY, "start", "--block", "--disable-usage-stats", *memory, host, *ports, *arguments],
+                env=self.environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._nodes.append(node)
+        deadline_s = time.monotonic() + START_LIMIT_S
+        while b"Ray runtime started" not in said.read_bytes():
+            assert node.poll() is None, said.read_text(errors="replace")
+            assert time.monotonic() < deadline_s, said.read_text(errors="replace")
+            time.sleep(0.1)
+
+
+def _as_entry(mark: str) -> Mapping[str, str]:
+    name, _, value = mark.partition("=")
+    return {name: value}
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind((HOST, 0))
+        return int(free.getsockname()[1])

@@ -1,0 +1,101 @@
+"""The devices among which a collective of XLA's runs, in each of the forms in which XLA writes them, and their axes."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from benchmarks.support.sent_bytes import ODD_GROUPS, Axes
+
+Groups = tuple[tuple[int, ...], ...]
+"""Numbers of devices, group by group."""
+
+LISTED = re.compile(r"replica_groups=\{(\{[\d,]+\}(?:,\{[\d,]+\})*)\}")
+IOTA = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+BY_AXES = re.compile(
+    r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))?\s*\{([^}]*)\}"
+)
+
+
+def groups_of(line: str) -> Groups:
+    """The groups of a collective: listed, as an iota, or by the axes of a mesh, or by parts of these.
+
+    Raises:
+        ValueError: they are written otherwise.
+    """
+    listed = LISTED.search(line)
+    if listed:
+        return _braces(listed[1])
+    iota = IOTA.search(line)
+    if iota:
+        return _rows(_devices(iota[3], iota[4]), int(iota[2]))
+    by_axes = BY_AXES.search(line)
+    if by_axes:
+        return _of_axes(by_axes[1], by_axes[2], by_axes[3], by_axes[4], line)
+    raise _unreadable(line)
+
+
+def axes_of(groups: Groups, mesh: Mapping[str, int]) -> Axes:
+    """The axes along which the devices of a group differ; ODD_GROUPS where these have more devices than the group."""
+    shape = tuple(mesh.values())
+    differ = {
+        axis
+        for group in groups
+        for axis, places in enumerate(np.unravel_index(np.array(group), shape))
+        if len(set(places.tolist())) > 1
+    }
+    count = math.prod(shape[axis] for axis in differ)
+    if any(len(group) != count for group in groups):
+        return ODD_GROUPS
+    return tuple(name for axis, name in enumerate(mesh) if axis in differ)
+
+
+def _of_axes(axes: str, dims: str | None, order: str | None, chosen: str, line: str) -> Groups:
+    """Groups along axes of a mesh of its own, or along parts of them, `'a':(2)4`: of size 4, with 2 before it."""
+    sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", axes)}
+    parts = [(name, before, size) for name, before, size in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", chosen)]
+    if not parts or any(name not in sizes for name, _, _ in parts):
+        raise _unreadable(line)
+    devices = _devices(dims or str(math.prod(sizes.values())), order)
+    shape: list[int] = []
+    taken: list[int] = []
+    for name, whole in sizes.items():
+        cuts = sorted((int(before or 1), int(size or whole)) for other, before, size in parts if other == name)
+        at = 1
+        for before, size in cuts:
+            if before % at or whole % (before * size):
+                raise _unreadable(line)
+            shape += [before // at, size]
+            taken.append(len(shape) - 1)
+            at = before * size
+        shape.append(whole // at)
+    others = [axis for axis in range(len(shape)) if axis not in taken]
+    ordered: Any = devices.reshape(shape).transpose(others + taken)
+    group = math.prod(shape[axis] for axis in taken)
+    return _rows(ordered, group)
+
+
+def _devices(dims: str, order: str | None) -> Any:
+    shape = _numbers(dims)
+    found = np.arange(math.prod(shape)).reshape(shape)
+    return (found if order is None else found.transpose(_numbers(order))).reshape(-1)
+
+
+def _rows(devices: Any, size: int) -> Groups:
+    return tuple(map(tuple, devices.reshape(-1, size).tolist()))
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def _braces(text: str) -> Groups:
+    return tuple(tuple(_numbers(part)) for part in re.findall(r"\{([\d,]+)\}", text))
+
+
+def _unreadable(line: str) -> ValueError:
+    return ValueError(f"can't read the groups of {line.strip()[:200]}")

@@ -1,0 +1,269 @@
+"""What XLA makes of a planned JAX program on a device: what it sends and computes, by the program of its partitioner.
+
+The dump right after partitioning is read, not the final program: there types are the program's own (the CPU's backend
+widens bfloat16), and collectives aren't merged into tuples yet. A loop's body counts as often as it runs; branches
+that send or multiply are refused, as is anything that can't be read.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.support.sent_bytes import EXCHANGED, GATHERED, PERMUTED, REDUCED, Axes, Sent, ring_bytes
+from benchmarks.support.xla_groups import axes_of, groups_of
+
+KIND_OF = {
+    "all-reduce": REDUCED,
+    "reduce-scatter": REDUCED,
+    "all-gather": GATHERED,
+    "all-to-all": EXCHANGED,
+    "ragged-all-to-all": EXCHANGED,
+    "collective-broadcast": EXCHANGED,
+    "collective-permute": EXCHANGED,
+}
+PRODUCTS = ("dot", "convolution")
+
+TYPE_BYTES = {"pred": 1, "bf16": 2}
+"""Of the types whose name doesn't end in their bits."""
+
+INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?(\S+) = (\(.*?\)|\S+) ([a-z][\w\-]*)\((.*)$")
+COMPUTATION = re.compile(r"^(ENTRY )?%?(\S+) \(.*\{\s*$")
+CALLS = re.compile(r"(?:to_apply|body|calls|\w+_computations?)=\{?(%[\w.\-]+(?:, %[\w.\-]+)*)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Instruction:
+    """A line of a computation: what it makes, of which types, by what, and of which operands."""
+
+    name: str
+    types: str
+    opcode: str
+    operands: tuple[str, ...]
+    line: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OnDevice:
+    """What a device does in a step.
+
+    Attributes:
+        sent: Bytes by kind and axes.
+        flop: Of products and convolutions.
+    """
+
+    sent: Sent
+    flop: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compiled:
+    """A program that was compiled.
+
+    Attributes:
+        run: Runs it on arrays.
+        device: What a device does.
+        counted_flop: XLA's own count; of everything, not of products alone, and of a loop's body once.
+        memory_bytes: Arguments, outputs that take no argument's place, and what is needed between; on the CPU, whose
+            backend widens bfloat16 and reuses less than others do.
+    """
+
+    run: Callable[..., Any]
+    device: OnDevice
+    counted_flop: float
+    memory_bytes: float
+
+
+def compiled(lowered: Any, mesh: Mapping[str, int]) -> Compiled:
+    """What XLA makes of what `jax.jit(...).lower(...)` gives, for the devices of a mesh in their order.
+
+    Raises:
+        ValueError: it says something that can't be read.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        program = lowered.compile(compiler_options={"xla_dump_to": folder, "xla_dump_hlo_pass_re": "spmd-partitioning"})
+        (dump,) = Path(folder).glob("*after_spmd-partitioning*.txt")
+        text = dump.read_text(encoding="utf-8")
+    memory = program.memory_analysis()
+    return Compiled(
+        run=program,
+        device=on_device(text, mesh),
+        counted_flop=float(program.cost_analysis()["flops"]),
+        memory_bytes=float(
+            memory.argument_size_in_bytes
+            + memory.output_size_in_bytes
+            + memory.temp_size_in_bytes
+            - memory.alias_size_in_bytes
+        ),
+    )
+
+
+def on_device(text: str, mesh: Mapping[str, int]) -> OnDevice:
+    """What a device does by the text of a partitioned program.
+
+    Raises:
+        ValueError: see `compiled`.
+    """
+    entry, computations = _computations(text)
+    sent: Sent = Counter()
+    flop = 0.0
+    for name, times in _executions(entry, computations).items():
+        for (kind, axes), num_bytes in _sent(computations[name], mesh).items():
+            sent[kind, axes] += times * num_bytes
+        flop += times * _flop(computations[name])
+    return OnDevice(sent=sent, flop=flop)
+
+
+def _computations(text: str) -> tuple[str, dict[str, list[Instruction]]]:
+    """The name of the first computation to run, and the instructions of each."""
+    entry, found = "", dict[str, list[Instruction]]()
+    inside: list[Instruction] = []
+    for line in text.splitlines():
+        opened = COMPUTATION.match(line)
+        if opened:
+            inside = found.setdefault(opened[2], [])
+            entry = opened[2] if opened[1] else entry
+            continue
+        match = INSTRUCTION.match(line)
+        if match:
+            name, types, opcode, rest = match.groups()
+            operands = tuple(part.split()[-1].lstrip("%") for part in rest.partition(")")[0].split(", ") if part)
+            inside.append(Instruction(name=name, types=types, opcode=opcode, operands=operands, line=line))
+    if not entry:
+        raise ValueError("the program has no ENTRY")
+    return entry, found
+
+
+def _executions(entry: str, computations: Mapping[str, list[Instruction]]) -> dict[str, int]:
+    """How often each computation runs that the entry reaches."""
+    found: Counter[str] = Counter()
+
+    def run(name: str, times: int) -> None:
+        found[name] += times
+        for each in computations[name]:
+            inner = times
+            if each.opcode == "while":
+                inner *= trip_count(each, computations)
+            for called in _called(each):
+                if each.opcode == "conditional" and _is_working(called, computations):
+                    raise ValueError(f"a branch that sends or multiplies can't be counted: {each.line.strip()[:120]}")
+                run(called, inner)
+
+    run(entry, 1)
+    return dict(found)
+
+
+def _called(instruction: Instruction) -> Iterator[str]:
+    for names in CALLS.findall(instruction.line):
+        for name in names.split(", "):
+            yield name.lstrip("%")
+
+
+def _is_working(name: str, computations: Mapping[str, list[Instruction]]) -> bool:
+    return any(
+        each.opcode in KIND_OF
+        or each.opcode in PRODUCTS
+        or any(_is_working(one, computations) for one in _called(each))
+        for each in computations[name]
+    )
+
+
+def trip_count(loop: Instruction, computations: Mapping[str, list[Instruction]]) -> int:
+    """How often a loop runs: as XLA says, or the constant that its counter must stay below, as JAX's scans are written.
+
+    Raises:
+        ValueError: neither is there.
+    """
+    known = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.line)
+    if known:
+        return int(known[1])
+    condition = re.search(r"condition=%?([\w.\-]+)", loop.line)
+    inside = {each.name: each for each in computations[condition[1]]} if condition else {}
+    last = next((each for each in inside.values() if each.line.lstrip().startswith("ROOT")), None)
+    if last is not None and last.opcode == "compare" and "direction=LT" in last.line:
+        limit = inside.get(last.operands[1])
+        constant = re.search(r"constant\((\d+)\)", limit.line) if limit else None
+        if constant:
+            return int(constant[1])
+    raise ValueError(f"can't tell how often a loop runs: {loop.line.strip()[:120]}")
+
+
+def _sent(instructions: list[Instruction], mesh: Mapping[str, int]) -> Sent:
+    """What one execution of a computation sends."""
+    found: Sent = Counter()
+    before: dict[str, tuple[str, Axes, float, int]] = {}
+    for each in instructions:
+        opcode = each.opcode
+        if opcode.removesuffix("-start") in KIND_OF and opcode not in KIND_OF:
+            raise ValueError(f"an asynchronous collective can't be counted: {each.line.strip()[:120]}")
+        if opcode not in KIND_OF:
+            continue
+        num_bytes, kind = _num_bytes(each.types), KIND_OF[opcode]
+        if opcode == "collective-permute":
+            found[kind, PERMUTED] += num_bytes
+            continue
+        groups = groups_of(each.line)
+        axes, group = axes_of(groups, mesh), len(groups[0])
+        if any(len(other) != group for other in groups):
+            raise ValueError(f"groups of unlike sizes can't be counted: {each.line.strip()[:200]}")
+        if opcode == "reduce-scatter":
+            num_bytes *= group
+        operand = before.pop(each.operands[0], None)
+        if operand is not None and operand[0] == kind and kind != EXCHANGED and operand[1] != axes:
+            # sums of sums are one sum along both axes, and so with gathers; XLA splits those that go to two dims
+            found[kind, operand[1]] -= operand[2]
+            axes = tuple(name for name in mesh if name in operand[1] or name in axes)
+            group *= operand[3]
+        sent_bytes = ring_bytes(kind, num_bytes, group)
+        found[kind, axes] += sent_bytes
+        before[each.name] = kind, axes, sent_bytes, group
+    return found
+
+
+def _num_bytes(types: str) -> float:
+    return sum(_array_bytes(*each) for each in re.findall(r"([a-z]\w*)\[([\d,]*)\]", types))
+
+
+def _array_bytes(dtype: str, dims: str) -> float:
+    bits = re.search(r"^[fsu](\d+)", dtype)
+    element_bytes = TYPE_BYTES.get(dtype) or (int(bits[1]) / 8 if bits else None)
+    if element_bytes is None:
+        raise ValueError(f"can't tell the size of {dtype}")
+    return element_bytes * math.prod(_dims(dims))
+
+
+def _dims(text: str) -> tuple[int, ...]:
+    return tuple(int(size) for size in text.split(",") if size)
+
+
+def _flop(instructions: list[Instruction]) -> float:
+    """Of the products of one execution of a computation, a multiplication and an addition apart."""
+    shapes: dict[str, tuple[int, ...]] = defaultdict(tuple)
+    total = 0.0
+    for each in instructions:
+        shape = re.match(r"[a-z]\w*\[([\d,]*)\]", each.types)
+        if shape:
+            shapes[each.name] = _dims(shape[1])
+        if each.opcode in PRODUCTS:
+            left, right = (shapes[name] for name in each.operands)
+            total += 2 * math.prod(shapes[each.name]) * _products(each, left, right)
+    return total
+
+
+def _products(each: Instruction, left: tuple[int, ...], right: tuple[int, ...]) -> float:
+    """How many are added up for one element; those with zeros between a convolution's elements don't count."""
+    if each.opcode == "dot":
+        summed = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", each.line)
+        return math.prod(left[dim] for dim in _dims(summed[1])) if summed else 1
+    labels = re.search(r"dim_labels=\w+_(\w+)->", each.line)
+    if labels is None:
+        raise ValueError(f"can't read the dims of {each.line.strip()[:200]}")
+    dilated = re.search(r"lhs_dilate=([\dx]+)", each.line)
+    zeros = math.prod(int(size) for size in dilated[1].split("x")) if dilated else 1
+    return math.prod(size for size, label in zip(right, labels[1], strict=True) if label != "o") / zeros

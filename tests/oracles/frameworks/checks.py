@@ -1,0 +1,40 @@
+"""How each export is read back and held to its framework's rules, by target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tests.oracles.frameworks.deepspeed import check_deepspeed, said_by_deepspeed
+from tests.oracles.frameworks.megatron import check_megatron, said_by_megatron
+from tests.oracles.frameworks.mindspeed import check_mindspeed, said_by_mindspeed
+from tests.oracles.frameworks.nanotron import check_nanotron, said_by_nanotron
+from tests.oracles.frameworks.nemo import check_nemo, said_by_nemo
+from tests.oracles.frameworks.published_rules import Facts
+from tests.oracles.frameworks.torchtitan import check_torchtitan, said_by_torchtitan
+from tuner.export.exporter import Export
+from tuner.export.flag_table import FlagValue, Values
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Check:
+    """A framework's rules.
+
+    Attributes:
+        read: The values of an export, by flag or key; raises ConfigError, which cites the rule that they break.
+        said: What of a configuration such values say, by dimension.
+    """
+
+    read: Callable[[Export, Facts], dict[str, FlagValue]]
+    said: Callable[[Values, Facts], dict[str, FlagValue]]
+
+
+CHECKS: dict[str, Check] = {
+    "deepspeed": Check(read=lambda export, facts: check_deepspeed(export.text, facts), said=said_by_deepspeed),
+    "megatron": Check(read=lambda export, facts: check_megatron(export.arguments, facts), said=said_by_megatron),
+    "mindspeed": Check(read=lambda export, facts: check_mindspeed(export.arguments, facts), said=said_by_mindspeed),
+    "nanotron": Check(read=lambda export, facts: check_nanotron(export.text, facts), said=said_by_nanotron),
+    "nemo": Check(read=lambda export, facts: check_nemo(export.text, facts), said=said_by_nemo),
+    "torchtitan": Check(read=lambda export, facts: check_torchtitan(export.arguments, facts), said=said_by_torchtitan),
+}
+"""Those whose exports a framework reads."""

@@ -1,0 +1,247 @@
+"""torchtitan's flags as its dataclasses declare them, and the rules that it asserts.
+
+Sources: torchtitan 0.3 config/configs.py (`TrainingConfig`, `ParallelismConfig`), trainer.py (`Trainer.Config` and the
+batch sizes in `Trainer.__init__`), distributed/parallel_dims.py (`ParallelDims._validate`, `build_mesh`),
+distributed/pipeline_parallel.py (`_get_pipeline_metadata`, `_build_pipeline_schedule`),
+distributed/activation_checkpoint.py; torch/distributed/pipelining/schedules.py (`ScheduleInterleaved1F1B`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from hardware.io.errors import ConfigError, did_you_mean
+from tests.oracles.frameworks.published_rules import Facts, PublishedRule, at_least, hold_to, number
+from tuner.export.flag_table import FlagValue, Values, read_flags
+from tuner.export.torchtitan_flags import (
+    CP,
+    EP,
+    FIRST,
+    GLOBAL,
+    LAST,
+    LENGTH,
+    LOCAL,
+    MICRO,
+    MODULES,
+    NO_GRAPHS,
+    PER_STAGE,
+    POLICIES,
+    POLICY,
+    PP,
+    REPLICATE,
+    RESHARD,
+    SCHEDULE,
+    SEQUENCE_PARALLEL,
+    SHARD,
+    TORCHTITAN_FLAGS,
+    TP,
+    WHOLE_NORMS,
+)
+
+_DIMS = "torchtitan distributed/parallel_dims.py ParallelDims._validate"
+_STAGES = "torchtitan distributed/pipeline_parallel.py"
+_TRAINER = "torchtitan trainer.py Trainer"
+
+
+def _parts(values: Values) -> tuple[tuple[str, ...], ...]:
+    said = values.get(MODULES)
+    return tuple(tuple(str(part).split(",")) for part in said) if isinstance(said, tuple) else ()
+
+
+def _held(values: Values) -> tuple[int, ...]:
+    """Layers of each part."""
+    return tuple(sum(module.startswith("layers.") for module in part) for part in _parts(values))
+
+
+def _expected_modules(facts: Facts) -> list[str]:
+    return ["tok_embeddings", *(f"layers.{at}" for at in range(facts.num_layers)), "norm", "lm_head"]
+
+
+def _virtual_stages(values: Values, facts: Facts) -> int:
+    """Parts of the model, as `_get_pipeline_metadata` counts them."""
+    if _parts(values):
+        return len(_parts(values))
+    if values.get(PER_STAGE) is not None:
+        counted = facts.num_layers + number(values, FIRST) + number(values, LAST)
+        return -(-counted // number(values, PER_STAGE))
+    return number(values, PP) * (2 if values.get(SCHEDULE) == "Interleaved1F1B" else 1)
+
+
+def _fits_a_part(key: str, values: Values, facts: Facts) -> bool:
+    if _parts(values) or number(values, PP) == 1:
+        return True
+    counted = facts.num_layers + number(values, FIRST) + number(values, LAST)
+    return number(values, key) <= counted // _virtual_stages(values, facts)
+
+
+def _data_parallel(values: Values) -> int:
+    return number(values, REPLICATE) * number(values, SHARD)
+
+
+def _micro_batches(values: Values) -> int:
+    return number(values, LOCAL) // number(values, MICRO)
+
+
+def _rounds(values: Values, _: Facts) -> bool:
+    if values.get(SCHEDULE) != "Interleaved1F1B" or number(values, PP) == 1:
+        return True
+    micro_batches = _micro_batches(values)
+    return micro_batches % max(1, micro_batches // number(values, PP)) == 0
+
+
+def _stages_per_rank(values: Values, facts: Facts) -> bool:
+    each = _virtual_stages(values, facts) // number(values, PP)
+    return number(values, PP) == 1 or (each >= 2) == (values.get(SCHEDULE) == "Interleaved1F1B")
+
+
+TORCHTITAN_RULES: tuple[PublishedRule, ...] = (
+    *(at_least(1, key, _DIMS) for key in (REPLICATE, SHARD, TP, PP, CP, EP, MICRO, PER_STAGE, LOCAL, GLOBAL, LENGTH)),
+    *(at_least(0, key, _STAGES) for key in (FIRST, LAST)),
+    PublishedRule(
+        key=SHARD,
+        rule="dp_replicate*dp_shard*cp*tp*pp must be the world size",
+        source=_DIMS,
+        holds=lambda v, f: _data_parallel(v) * number(v, CP) * number(v, TP) * number(v, PP) == f.num_devices,
+    ),
+    PublishedRule(
+        key=GLOBAL,
+        rule="must be divisible by the local batch size times the data parallel degree",
+        source=_TRAINER,
+        holds=lambda v, _: number(v, GLOBAL) % (number(v, LOCAL) * _data_parallel(v)) == 0,
+    ),
+    PublishedRule(
+        key=LOCAL,
+        rule="must be divisible by pipeline_parallel_microbatch_size",
+        source=_TRAINER,
+        holds=lambda v, _: number(v, PP) == 1 or number(v, LOCAL) % number(v, MICRO) == 0,
+    ),
+    PublishedRule(
+        key=NO_GRAPHS,
+        rule="must be on with a pipeline",
+        source=f"{_TRAINER}.Config",
+        holds=lambda v, _: number(v, PP) == 1 or bool(v.get(NO_GRAPHS)),
+    ),
+    PublishedRule(
+        key=LENGTH,
+        rule="must be divisible by tp * 2cp",
+        source="torchtitan distributed/parallel_dims.py seq_len_divisor",
+        holds=lambda v, _: number(v, LENGTH) % (number(v, TP) * 2 * number(v, CP)) == 0,
+    ),
+    PublishedRule(
+        key=TP,
+        rule="must divide the attention heads and the key-value heads",
+        source="torchtitan pull request 2577: DTensor shards whole heads",
+        holds=lambda v, f: f.num_heads % number(v, TP) == 0 and f.num_kv_heads % number(v, TP) == 0,
+    ),
+    PublishedRule(
+        key=WHOLE_NORMS,
+        rule="excludes --parallelism.enable_sequence_parallel",
+        source="torchtitan config/configs.py ParallelismConfig",
+        holds=lambda v, _: not (v.get(WHOLE_NORMS) and v.get(SEQUENCE_PARALLEL)),
+    ),
+    PublishedRule(
+        key=EP,
+        rule="must divide dp_shard*cp*tp, the ranks that it borrows",
+        source="torchtitan distributed/parallel_dims.py ParallelDims.build_mesh",
+        holds=lambda v, _: number(v, SHARD) * number(v, CP) * number(v, TP) % number(v, EP) == 0,
+    ),
+    PublishedRule(
+        key=EP,
+        rule="must divide the number of experts",
+        source="torchtitan distributed/expert_parallel: experts are sharded into equal parts",
+        holds=lambda v, f: number(v, EP) == 1 or (f.num_experts > 0 and f.num_experts % number(v, EP) == 0),
+    ),
+    PublishedRule(
+        key=PP,
+        rule="must divide the number of parts of the model",
+        source=f"{_STAGES} _get_pipeline_metadata",
+        holds=lambda v, f: number(v, PP) == 1 or _virtual_stages(v, f) % number(v, PP) == 0,
+    ),
+    *(
+        PublishedRule(
+            key=key,
+            rule="must not exceed the layers of a part, embedding and head counted",
+            source=f"{_STAGES} _generate_llm_fqn_per_model_part",
+            holds=partial(_fits_a_part, key),
+        )
+        for key in (FIRST, LAST)
+    ),
+    PublishedRule(
+        key=SCHEDULE,
+        rule="needs one part on each rank for 1F1B, and two at least for Interleaved1F1B",
+        source=f"{_STAGES} _get_pipeline_metadata",
+        holds=_stages_per_rank,
+    ),
+    PublishedRule(
+        key=MODULES,
+        rule="must name each module of the model once, in order",
+        source=f"{_STAGES} _split_module",
+        holds=lambda v, f: not _parts(v) or [name for part in _parts(v) for name in part] == _expected_modules(f),
+    ),
+    PublishedRule(
+        key=LOCAL,
+        rule="must hold a number of micro-batches that makes rounds of equal length",
+        source="torch/distributed/pipelining/schedules.py ScheduleInterleaved1F1B",
+        holds=_rounds,
+    ),
+    PublishedRule(
+        key=LOCAL,
+        rule="must hold at least as many micro-batches as there are stages",
+        source="torch/distributed/pipelining/schedules.py Schedule1F1B",
+        holds=lambda v, _: number(v, PP) == 1 or values_are_interleaved(v) or _micro_batches(v) >= number(v, PP),
+    ),
+)
+
+
+def values_are_interleaved(values: Values) -> bool:
+    """Whether a rank holds several parts of the model."""
+    return values.get(SCHEDULE) == "Interleaved1F1B"
+
+
+def check_torchtitan(arguments: Sequence[str], facts: Facts) -> dict[str, FlagValue]:
+    """The values that the flags give, the policy of the subcommand among them.
+
+    Raises:
+        ConfigError: torchtitan would refuse them; it cites the rule.
+    """
+    policy: str | None = None
+    if arguments and arguments[-1].startswith(f"{POLICY}:"):
+        policy = arguments[-1].partition(":")[2]
+        arguments = arguments[:-1]
+        if policy not in POLICIES:
+            raise ConfigError("is no policy", key=POLICY, value=policy, nearest=did_you_mean(policy, POLICIES))
+    if any(word.startswith(f"{POLICY}:") for word in arguments):
+        raise ConfigError("is a subcommand, which must stand last", key=POLICY)
+    values = read_flags(arguments, TORCHTITAN_FLAGS)
+    if policy is not None:
+        values[POLICY] = policy
+    hold_to(values, facts, TORCHTITAN_RULES)
+    return values
+
+
+def said_by_torchtitan(values: Values, facts: Facts) -> dict[str, FlagValue]:
+    """What of a configuration the values say, by dimension; `layers` are those of an uneven pipeline."""
+    pp, shard = number(values, PP), number(values, SHARD)
+    dp = _data_parallel(values)
+    stage = 0
+    if shard > 1 or RESHARD in values:
+        stage = 3 if values.get(RESHARD) == "always" else 2
+    return {
+        "pp": pp,
+        "tp": number(values, TP),
+        "dp": dp,
+        "cp": number(values, CP),
+        "up": 1,
+        "vpp": _virtual_stages(values, facts) // pp if pp > 1 else 1,
+        "ep": number(values, EP),
+        "mbs": number(values, MICRO) if pp > 1 else number(values, LOCAL),
+        "recompute": values.get(POLICY),
+        "zero_stage": stage,
+        "sequence_parallel": not values.get(WHOLE_NORMS),
+        "expert_tp": 0,
+        "dp_shard": shard if stage and shard != dp else 0,
+        "layers": _held(values) or None,
+        "global_batch_size": number(values, GLOBAL),
+        "sequence_length": number(values, LENGTH),
+    }

@@ -1,0 +1,120 @@
+"""Check of a schedule against the rules of its problem, independent of how schedules are found.
+
+Letters as in `scheduling.problem`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+
+from tuner.planners.scheduling.problem import Run, Schedule, Workload, ways_between
+
+TOLERANCE_S = 1e-6
+"""Tolerance of times, for solvers that accept slightly violated limits; in the unit of a workload's times."""
+
+
+def violations(workload: Workload, schedule: Schedule) -> list[str]:
+    """Return a sentence for each rule that a schedule breaks; empty for a valid one."""
+    checks = (_durations, _routes, _precedence, _one_at_a_time, _memory)
+    missing = list(_completeness(workload, schedule))
+    return missing or [sentence for check in checks for sentence in check(workload, schedule)]
+
+
+def _completeness(workload: Workload, schedule: Schedule) -> Iterator[str]:
+    """Yield a sentence if not every operator runs exactly once."""
+    ops = sorted(op for run in schedule.runs for op in run.ops)
+    if ops != list(range(workload.num_ops)):
+        yield f"every operator runs once, but these run: {ops}"
+
+
+def _durations(workload: Workload, schedule: Schedule) -> Iterator[str]:
+    """Yield a sentence for each run of impossible duration."""
+    for run in schedule.runs:
+        if not any(abs(run.end_s - run.start_s - time_s) <= TOLERANCE_S for time_s in _possible_s(workload, run)):
+            yield f"no way to run operators {run.ops} on devices {run.devices} takes {run.end_s - run.start_s} s"
+
+
+def _possible_s(workload: Workload, run: Run) -> Iterator[float]:
+    """Yield the possible durations of a run [s]."""
+    if len(run.ops) == 2:
+        of_pair = (fusion for fusion in workload.fusions if (fusion.first, fusion.second) == run.ops)
+        yield from (fusion.exec_s[run.devices[0]] for fusion in of_pair)
+    elif len(run.devices) == 1:
+        yield float(workload.exec_s[run.ops[0], run.devices[0]])
+    else:
+        for split in workload.splits:
+            if (split.op, split.parts) == (run.ops[0], len(set(run.devices))):
+                yield max(split.part_s[device] for device in run.devices) + split.gather_s
+
+
+def _routes(workload: Workload, schedule: Schedule) -> Iterator[str]:
+    """Yield a sentence for each edge between two devices that lacks a transfer over links that work together."""
+    home, ways = schedule.devices(), ways_between(workload)
+    edges = sorted(transfer.edge for transfer in schedule.transfers)
+    crossing = [edge for edge, (u, v) in enumerate(workload.edges.tolist()) if home[u] != home[v]]
+    if edges != crossing:
+        yield f"data cross devices along edges {crossing}, but transfers are of {edges}"
+    for transfer in schedule.transfers:
+        u, v = workload.edges[transfer.edge].tolist()
+        way = next((way for way in ways.get((home[u], home[v]), ()) if way.links == transfer.links), None)
+        if way is None:
+            yield f"links {transfer.links} do not lead from device {home[u]} to {home[v]} together"
+        elif abs(transfer.end_s - transfer.start_s - way.transfer_s(workload.data_bytes[transfer.edge])) > TOLERANCE_S:
+            yield f"the transfer of edge {transfer.edge} does not take its time"
+
+
+def _precedence(workload: Workload, schedule: Schedule) -> Iterator[str]:
+    """Yield a sentence for each violation of equations 4 and 5."""
+    run_of = {op: run for run in schedule.runs for op in run.ops}
+    sent = {transfer.edge: transfer for transfer in schedule.transfers}
+    for edge, (u, v) in enumerate(workload.edges.tolist()):
+        if run_of[u] is run_of[v]:
+            continue
+        ready_s = run_of[u].end_s
+        if edge in sent:
+            if sent[edge].start_s < ready_s - TOLERANCE_S:
+                yield f"the transfer of edge {edge} starts before its data are there"
+            ready_s = sent[edge].end_s
+        if run_of[v].start_s < ready_s - TOLERANCE_S:
+            yield f"operator {v} starts before what it takes from {u} is there"
+
+
+def _one_at_a_time(workload: Workload, schedule: Schedule) -> Iterator[str]:
+    """Yield a sentence for each device, and by equation 7 each link, that does two things at once."""
+    device_spans = [
+        (device, run.start_s, _free_s(workload, run, device)) for run in schedule.runs for device in run.devices
+    ]
+    link_spans = [
+        (link, transfer.start_s, transfer.end_s) for transfer in schedule.transfers for link in transfer.links
+    ]
+    for what, spans in (("device", device_spans), ("link", link_spans)):
+        for (one, _, end_s), (other, start_s, _) in itertools.pairwise(sorted(spans)):
+            if one == other and start_s < end_s - TOLERANCE_S:
+                yield f"{what} {one} does two things at {start_s} s"
+
+
+def _free_s(workload: Workload, run: Run, device: int) -> float:
+    """Return when a device of a run is free again [s]."""
+    if device == run.devices[0]:
+        return run.end_s
+    parts = (split for split in workload.splits if (split.op, split.parts) == (run.ops[0], len(run.devices)))
+    return run.start_s + min(split.part_s[device] for split in parts)
+
+
+def _memory(workload: Workload, schedule: Schedule) -> Iterator[str]:
+    """Yield a sentence for each device that holds too much (equation 6)."""
+    used = np.zeros(workload.num_devices)
+    for run in schedule.runs:
+        fused = next((fusion for fusion in workload.fusions if (fusion.first, fusion.second) == run.ops), None)
+        own = workload.memory_bytes[run.ops[0]] if fused is None else fused.memory_bytes
+        used[list(run.devices)] += own / len(run.devices)
+    home = schedule.devices()
+    inside = {run.ops for run in schedule.runs if len(run.ops) == 2}
+    for (u, v), size in zip(workload.edges.tolist(), workload.data_bytes, strict=True):
+        if (u, v) not in inside:
+            used[list({home[u], home[v]})] += size
+    for device in np.flatnonzero(used > workload.capacity_bytes * (1 + TOLERANCE_S)):
+        yield f"device {device} holds {used[device]} bytes of {workload.capacity_bytes[device]}"

@@ -1,1 +1,0 @@
-"""Hold exported flags to the rules that their frameworks publish."""

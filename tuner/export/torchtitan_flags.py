@@ -1,0 +1,42 @@
+"""Declare torchtitan's flags as its dataclasses do (torchtitan 0.3, config/configs.py)."""
+
+from __future__ import annotations
+
+from tuner.export.flag_table import Flag
+
+_P, _T = "--parallelism.", "--training."
+REPLICATE, SHARD = f"{_P}data_parallel_replicate_degree", f"{_P}data_parallel_shard_degree"
+TP, PP, CP = f"{_P}tensor_parallel_degree", f"{_P}pipeline_parallel_degree", f"{_P}context_parallel_degree"
+EP, SCHEDULE = f"{_P}expert_parallel_degree", f"{_P}pipeline_parallel_schedule"
+MICRO, PER_STAGE = f"{_P}pipeline_parallel_microbatch_size", f"{_P}pipeline_parallel_layers_per_stage"
+FIRST, LAST = f"{_P}pipeline_parallel_first_stage_less_layers", f"{_P}pipeline_parallel_last_stage_less_layers"
+MODULES, RESHARD = f"{_P}module_fqns_per_model_part", f"{_P}fsdp_reshard_after_forward"
+SEQUENCE_PARALLEL, WHOLE_NORMS = f"{_P}enable_sequence_parallel", f"{_P}no_enable_sequence_parallel"
+LOCAL, GLOBAL, LENGTH = f"{_T}local_batch_size", f"{_T}global_batch_size", f"{_T}seq_len"
+NO_GRAPHS = f"{_T}disable_cuda_graphs"
+POLICY = "activation-checkpoint"
+POLICIES = ("selective", "full", "memory-budget", "none")
+
+_NUMBER, _SWITCH = Flag(), Flag(kind="switch")
+TORCHTITAN_FLAGS: dict[str, Flag] = {
+    REPLICATE: _NUMBER,
+    SHARD: _NUMBER,
+    TP: _NUMBER,
+    PP: _NUMBER,
+    CP: _NUMBER,
+    EP: _NUMBER,
+    SCHEDULE: Flag(kind="word", choices=("1F1B", "Interleaved1F1B", "GPipe", "LoopedBFS", "InterleavedZeroBubble")),
+    MICRO: _NUMBER,
+    PER_STAGE: _NUMBER,
+    FIRST: _NUMBER,
+    LAST: _NUMBER,
+    MODULES: Flag(kind="words"),
+    RESHARD: Flag(kind="word", choices=("default", "always", "never")),
+    SEQUENCE_PARALLEL: _SWITCH,
+    WHOLE_NORMS: _SWITCH,
+    LOCAL: _NUMBER,
+    GLOBAL: _NUMBER,
+    LENGTH: _NUMBER,
+    NO_GRAPHS: _SWITCH,
+    f"{_T}mixed_precision_param": Flag(kind="word", choices=("bfloat16", "float32")),
+}
