@@ -1,8 +1,8 @@
-"""The contract of a trial: what a backend measures, what comes back, and what each outcome means for the tuner.
+"""Contract of a trial: the backend that measures a configuration, and the observation that comes back.
 
-A backend is a frozen dataclass that says how one configuration is measured. The executor pickles it into a worker
-process and calls `measure` there, once per trial; whatever `measure` raises, and whatever kills its process, reaches
-the tuner as an Observation, never as an exception.
+A backend is a frozen dataclass that describes how one configuration is measured. The executor pickles it into a worker
+process and calls `measure` there, once per trial. An exception in `measure`, or the death of its process, reaches the
+tuner as an Observation, never as an exception.
 """
 
 from __future__ import annotations
@@ -13,56 +13,59 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Literal
 
-from costmodels.job.parallel_config import ParallelConfig
+from costmodels.job.layer_change import LayerChange
+from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.proxy_job import Reduction
 from costmodels.operators.layer_operators import OpKind, Phase
+from hardware.io.errors import ConfigError
 from trials.ranks.contract import AbstractRanks, RankSetup
 
 Origin = Literal["measured", "synthetic"]
-"""Whether step times were measured on real devices, or invented by a simulated world."""
+"""Origin of step times: measured on real devices, or computed by a simulated world."""
 
 Clock = Literal["wall", "virtual", "cpu"]
-"""What a step time counts: the wall clock; a virtual clock, on which every rank has a core or device to itself and the
-cluster's links between them; or the CPU time of all ranks together, a step's total work."""
+"""Clock of a step time: the wall clock; a virtual clock, on which every rank has a core or device to itself and the
+cluster's links between them; or the CPU time of all ranks together, which is a step's total work."""
 
 CLOCK_WORDS: dict[Clock, str] = {"wall": "wall clock", "virtual": "virtual clock", "cpu": "CPU seconds of all ranks"}
 
 OnStep = Callable[[float], None]
-"""Hears each measured step's time [s] as it ends."""
+"""Callback that is given the time of each measured step [s] as it ends."""
 
 PROGRAM_SIGNALS = frozenset({"SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV"})
-"""Signals by which a program's own fault ends it; the others come from outside."""
+"""Signals that a program's own fault raises; all other signals come from outside."""
 
 MAX_LOG_TAIL = 8_000
-"""Characters of a log that an observation keeps; its end, where the reason stands."""
+"""Number of characters that an observation keeps of a log. It keeps the end, which states the reason."""
 
 
 class Status(StrEnum):
-    """How a trial ended, and what the tuner learns from it.
+    """Outcome of a trial, which decides what the tuner learns from it.
 
-    A failed trial never counts as a slow one: only OK carries a step time, and only OUT_OF_MEMORY and CRASHED say
-    anything against the candidate.
+    A failed trial never counts as a slow one: only OK carries a step time, and only OUT_OF_MEMORY and CRASHED speak
+    against the candidate.
     """
 
     OK = "ok"
-    """Step times were measured; they enter the surrogate."""
+    """The trial measured its steps, which enter the surrogate."""
     OUT_OF_MEMORY = "out_of_memory"
     """The configuration does not fit: the candidate is removed."""
     TIMEOUT = "timeout"
-    """Cut off at the time limit. Censored, see `Observation.censored_above_s`: the candidate stays in the model, and is
-    not tried again under the same limit."""
+    """The trial was cut off at the time limit. It is a censored observation, see `Observation.censored_above_s`: the
+    candidate stays in the model, and is not tried again under the same limit."""
     CRASHED = "crashed"
     """The program itself failed, with its own traceback or again and again: the candidate is removed."""
     INCIDENT = "incident"
-    """The machine failed (a killed worker, a lost node), again after one retry. It says nothing about the candidate,
-    is counted apart, and the candidate may be tried again."""
+    """The machine failed (a killed worker, a lost node), again after one retry. This says nothing about the candidate,
+    which may be tried again. Incidents are counted separately."""
     PRUNED = "pruned"
-    """Stopped early because it was clearly slower than the best. Its steps so far are true, but fewer than those of a
-    trial that ended well, so that they give no step time."""
+    """The trial was stopped early because it was clearly slower than the best. Its steps are valid measurements, but
+    they are too few for a step time."""
     CANCELLED = "cancelled"
-    """Stopped because the study ended; it says nothing about the candidate."""
+    """The trial was stopped because the study ended. This says nothing about the candidate."""
 
     @property
     def removes_candidate(self) -> bool:
@@ -72,15 +75,15 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OperatorSample:
-    """The measured time of one operator of the trial's configuration.
+    """Measured time of one operator of the trial's configuration.
 
     Attributes:
-        kind: Which kernel model applies.
-        phase: Forward or backward.
-        shape: Its sizes in the order of `costmodels.operators.layer_operators.Operator.shape`.
+        kind: Kind of operator, which selects the kernel model.
+        phase: Phase of the step: forward or backward.
+        shape: Sizes of the operator [d], in the order of `costmodels.operators.layer_operators.Operator.shape`.
         time_s: Time of one execution [s].
         count: Executions in one step on one pipeline, over all its stages and micro-batches.
-        name: Role as in `costmodels.operators.layer_operators.Operator.name`; empty where a trace doesn't tell.
+        name: Role as in `costmodels.operators.layer_operators.Operator.name`; empty if the trace doesn't tell.
     """
 
     kind: OpKind
@@ -91,7 +94,7 @@ class OperatorSample:
     name: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """The sample as JSON types."""
+        """Return the sample as JSON types."""
         return {
             "kind": str(self.kind),
             "phase": str(self.phase),
@@ -103,7 +106,7 @@ class OperatorSample:
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> OperatorSample:
-        """The sample that `as_json` wrote."""
+        """Return the sample that `as_json` wrote."""
         return cls(
             kind=OpKind(entry["kind"]),
             phase=Phase(entry["phase"]),
@@ -116,26 +119,27 @@ class OperatorSample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
-    """What one trial found.
+    """Result of one trial.
 
     Attributes:
-        status: How it ended.
-        step_times_s: Each measured step on `clock`, warm-up excluded [s]; of an unfinished trial what there was.
-        expected_steps: Steps that the trial would have measured; None if unknown. Told of a trial that was stopped.
+        status: Outcome of the trial.
+        step_times_s: Time of each measured step on `clock`, warm-up excluded [s]. An unfinished trial has the steps
+            that it had measured.
+        expected_steps: Number of steps that a stopped trial would have measured; None if unknown.
         elapsed_s: Wall clock of the trial in its worker, start-up and warm-up included [s]; None if unknown.
-        measured_after_s: Of this, what had passed when the first measured step began; where steps are not told by the
-            wall clock, when it ended [s]. None if there was none, or nobody knows.
+        measured_after_s: Part of `elapsed_s` before the first measured step began [s]. If steps are not timed by the
+            wall clock, it is the part before that step ended. None if no step was measured, or if unknown.
         lost_s: Wall clock of earlier attempts at the trial, whose worker or ranks died [s].
-        time_limit_s: The limit at which it was cut off [s]; None unless it was.
-        peak_memory_bytes: Peak device memory of the fullest rank; None if unknown.
-        operator_samples: Operator times, if the backend measures them.
-        log_tail: The end of the trial's log or traceback, at most MAX_LOG_TAIL characters.
-        reason: One sentence on why it ended so, or what was unusual; empty if there is nothing to say.
-        killed_by: The signal that killed a process of the trial, as `SIGSEGV`; empty if none did, or nobody knows.
-        origin: Where the times come from.
-        clock: What the step times count.
-        conditions: Numbers that say under which conditions they were measured, and what the trial took besides:
-            `ranks`, `cores`, `others_cpu_share`, `group_s`, ...
+        time_limit_s: Limit at which the trial was cut off [s]; None unless it was.
+        peak_memory_bytes: Peak device memory of the fullest rank [bytes]; None if unknown.
+        operator_samples: Times of operators, if the backend measures them.
+        log_tail: End of the trial's log or traceback, at most MAX_LOG_TAIL characters.
+        reason: One sentence on the cause of the outcome or on something unusual; empty if there is nothing to say.
+        killed_by: Signal that killed a process of the trial, for example `SIGSEGV`; empty if none did, or if unknown.
+        origin: Origin of the step times: measured or synthetic.
+        clock: Clock of the step times.
+        conditions: Numbers on the conditions of the measurement and on further costs of the trial, by name: `ranks`,
+            `cores`, `others_cpu_share`, `group_s`, ...
     """
 
     status: Status
@@ -161,32 +165,32 @@ class Observation:
 
     @property
     def step_time_s(self) -> float | None:
-        """Median of the measured steps; None unless the trial ended well."""
+        """Median time of the measured steps [s]; None unless the trial ended well."""
         return statistics.median(self.step_times_s) if self.status is Status.OK else None
 
     @property
     def saved_s(self) -> float:
-        """Seconds of steps that stopping early has saved: those not measured, at the median of those that were."""
+        """Time that stopping early has saved [s]: the steps not measured, at the median of those that were."""
         if self.status is not Status.PRUNED or self.expected_steps is None or not self.step_times_s:
             return 0.0
         return max(self.expected_steps - len(self.step_times_s), 0) * statistics.median(self.step_times_s)
 
     @property
     def startup_s(self) -> float | None:
-        """What the trial took besides its measured steps: start-up and warm-up; None unless it ended well."""
+        """Time of the trial's start-up and warm-up [s]; None unless it ended well."""
         if self.status is not Status.OK or self.elapsed_s is None:
             return None
         return max(self.elapsed_s - sum(self.step_times_s), 0.0)
 
     def censored_above_s(self, startup_s: float) -> float | None:
-        """What a step of this trial took at least, where its limit came before the first measured step ended.
+        """Return a lower bound on the step time [s], if the time limit came before the first measured step ended.
 
-        Steps that ended before the limit are measurements, and better than any bound: None with one of them, as for
-        every trial that was not cut off. Without any, all that is known is that start-up, warm-up and one step together
-        took longer than the limit.
+        Steps that ended before the limit are measurements, which are better than any bound. With one of them the result
+        is None, as it is for every trial that was not cut off. Without any, the trial only shows that start-up, warm-up
+        and one step together took longer than the limit.
 
         Args:
-            startup_s: What trials of this study take for start-up and warm-up, for example the median `startup_s`.
+            startup_s: Time of start-up and warm-up in this study [s], for example the median `startup_s`.
         """
         if self.status is not Status.TIMEOUT or self.time_limit_s is None or self.step_times_s:
             return None
@@ -194,7 +198,7 @@ class Observation:
         return bound_s if bound_s > 0 else None
 
     def as_json(self) -> dict[str, Any]:
-        """The observation as JSON types; `from_json` gives an equal one back."""
+        """Return the observation as JSON types; `from_json` gives an equal one back."""
         return {
             "status": str(self.status),
             "step_times_s": list(self.step_times_s),
@@ -215,7 +219,7 @@ class Observation:
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> Observation:
-        """The observation that `as_json` wrote, now or before it knew of limits, signals and lost attempts."""
+        """Return the observation that `as_json` wrote, also in versions without limits, signals and lost attempts."""
         return cls(
             status=Status(entry["status"]),
             step_times_s=tuple(float(seconds) for seconds in entry["step_times_s"]),
@@ -236,22 +240,32 @@ class Observation:
 
 
 def tail_of(log: str) -> str:
-    """The end of `log` that an observation may keep."""
+    """Return the end of `log`, cut to the length that an observation may keep."""
     return log if len(log) <= MAX_LOG_TAIL else f"...{log[3 - MAX_LOG_TAIL :]}"
 
 
-def unheard(step_time_s: float) -> None:
-    """For callers who wait for the end of a trial and don't follow its steps."""
+def ignore_step(step_time_s: float) -> None:
+    """Do nothing; for callers that wait for the end of a trial and don't follow its steps."""
+
+
+def check_seconds_per_trial(seconds: float) -> None:
+    """Check the wall time that a replayed or simulated trial pretends to take.
+
+    Raises:
+        ConfigError: It is negative, or longer than a day.
+    """
+    if not 0 <= seconds <= 86_400:
+        raise ConfigError("must be from 0 to 86400 seconds", key="seconds_per_trial", value=seconds)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostNeeds:
-    """What a trial occupies on one host.
+    """Resources that a trial occupies on one host.
 
     Attributes:
-        cpus: Cores.
-        gpus: GPUs.
-        processes: Ranks that the trial has here at most; None for one per GPU, or per core where there are no GPUs.
+        cpus: Number of cores of the host.
+        gpus: Number of GPUs of the host.
+        processes: Largest number of ranks on the host; None for one per GPU, or per core if there are no GPUs.
     """
 
     cpus: int = 1
@@ -260,15 +274,15 @@ class HostNeeds:
 
     @property
     def num_ranks(self) -> int:
-        """The ranks of a trial that has the host to itself."""
+        """Number of ranks of a trial that has the host to itself."""
         return self.processes or self.gpus or self.cpus
 
 
 class AbstractBackend(ABC):
-    """Measures configurations.
+    """Backend that measures configurations.
 
-    Concrete backends are frozen dataclasses that pickle. For one trial the executor calls `measure` in a worker
-    process, possibly a second time in a fresh one if the first dies; several workers may measure at once.
+    Concrete backends are frozen dataclasses that pickle. The executor calls `measure` for each trial in a worker
+    process. If the process dies, it calls `measure` once more in a fresh one. Several workers may measure at once.
     """
 
     __slots__ = ()
@@ -276,73 +290,103 @@ class AbstractBackend(ABC):
     @property
     @abstractmethod
     def origin(self) -> Origin:
-        """Where the step times of this backend come from."""
+        """Origin of this backend's step times: measured or synthetic."""
 
     @property
     def clock(self) -> Clock:
-        """What the step times of this backend count."""
+        """Clock of this backend's step times."""
         return "wall"
 
     @property
     def source_in_words(self) -> str:
-        """Where the step times come from and, unless it is the wall clock, what they count."""
+        """Origin of the step times in words, and their clock unless it is the wall clock."""
         return self.origin if self.clock == "wall" else f"{self.origin}, {CLOCK_WORDS[self.clock]}"
 
     @property
     def trains(self) -> bool:
-        """Whether a trial trains for real, so that a second one of the same configuration tells more."""
+        """Whether a trial trains for real, so that a second trial of the same configuration adds information."""
         return False
 
     @property
     def hosts(self) -> tuple[HostNeeds, ...]:
-        """What a trial occupies, host by host; a trial gets all of it or does not run."""
+        """Resources that a trial occupies, host by host. A trial gets all of them or does not run."""
         return (HostNeeds(),)
 
     @property
     def wants_hosts_alone(self) -> bool:
-        """Whether a second trial on its hosts would slow a trial down, by the adapters and buses that they share."""
+        """Whether a second trial on the same hosts would slow a trial down, because both share adapters and buses."""
         return False
 
     @property
     def rank_setup(self) -> RankSetup:
-        """What the processes of a trial find ready, where there are any."""
+        """Modules and variables that the processes of a trial find ready, if it starts any."""
         return RankSetup()
 
     def check(self) -> None:  # noqa: B027 # most backends need nothing
-        """Looks whether trials can run at all, before the first one.
+        """Check before the first trial whether trials can run at all.
 
         Raises:
-            ConfigError: they cannot.
+            ConfigError: No trial can run.
         """
 
     def opened(self, ranks: AbstractRanks) -> AbstractBackend:  # noqa: ARG002 # most backends start no processes
-        """This backend with all that it keeps warm between trials; asked for once in every worker.
+        """Return this backend with everything that it keeps warm between trials; called once in every worker.
 
         Args:
-            ranks: Starts processes on the hosts of a trial; not started itself.
+            ranks: Ranks that start processes on the hosts of a trial. They are not started yet.
         """
         return self
 
     @abstractmethod
     def expected_steps(self, config: ParallelConfig) -> int | None:
-        """Steps that a trial of `config` measures if nobody stops it; None if the backend can't tell beforehand."""
+        """Return how many steps a trial of `config` measures if it is not stopped; None if not known beforehand."""
 
     @abstractmethod
     def reduced(self, to: Reduction) -> AbstractBackend | None:
-        """The backend of a smaller job on fewer hosts, otherwise the same; None if it can measure its own job only."""
+        """Return the backend of a proxy job on fewer hosts, otherwise the same; None if it can measure its job only."""
 
-    @abstractmethod
-    def measure(self, config: ParallelConfig, *, trial_number: int, on_step: OnStep = unheard) -> Observation:
-        """Runs one trial and says how it ended.
-
-        It prints nothing: standard output belongs to the command's result. Failures that the backend understands come
-        back as an Observation with their status; anything it raises becomes `crashed` with the traceback. A trial that
-        is clearly slower than the best is killed with its process after some of its steps; so is one that takes too
-        long. What was reported till then is kept.
+    def with_layer_changes(
+        self,
+        changes: tuple[LayerChange, ...],  # noqa: ARG002 # most backends shard by hand
+    ) -> AbstractBackend | None:
+        """Return this backend with layers sharded by other plans; None if its trials shard layers as Megatron does.
 
         Args:
-            config: A valid configuration of the study's job on its cluster.
-            trial_number: The study's number of this trial, for file names and logs.
-            on_step: Called with the time of each measured step when it has ended, in the order of the observation's
-                `step_times_s`; it returns at once.
+            changes: Changes of the cost model's layers that the plans make.
+        """
+        return None
+
+    def candidates(self, opened: tuple[str, ...]) -> ConfigGrid | None:  # noqa: ARG002 # most backends measure all
+        """Return the only configurations that this backend can measure; None if it can measure any valid one.
+
+        Args:
+            opened: Names of the further dimensions that the study searches.
+
+        Raises:
+            ConfigError: The configurations differ in a dimension that the study does not search.
+        """
+        return None
+
+    def describe(self) -> dict[str, Any]:
+        """Return what gives trials their meaning besides the study's keys, as JSON, for example resolved defaults."""
+        return {}
+
+    def kept_logs(self) -> dict[int, tuple[Path, ...]]:
+        """Return the whole logs of trials that this machine keeps, in the order of hosts, by the trial's number."""
+        return {}
+
+    @abstractmethod
+    def measure(self, config: ParallelConfig, *, trial_number: int, on_step: OnStep = ignore_step) -> Observation:
+        """Run one trial and return its observation.
+
+        It prints nothing, because standard output belongs to the command's result. Failures that the backend
+        understands come back as an Observation with their status. Any exception becomes `crashed` with its traceback. A
+        trial that is clearly slower than the best, or takes too long, is killed with its process; the steps that it
+        reported before are kept.
+
+        Args:
+            config: Valid configuration of the study's job on its cluster.
+            trial_number: Number of this trial in the study, for file names and logs.
+            on_step: Callback that is given the time of each measured step [s] when it ends, in the order of the
+                observation's `step_times_s`. It returns at once.
         """

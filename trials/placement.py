@@ -1,6 +1,6 @@
-"""How many trials the machines of a Ray cluster have room for, and what is to be said where that is none.
+"""Number of trials that the machines of a Ray cluster have room for, and the message if there is no room.
 
-All that a machine has counts, also what others use at the moment: whether that becomes free is a matter of waiting.
+All resources of a machine count, also those that others use at the moment, because they may become free.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hardware.io.errors import ConfigError
 from trials.backend import HostNeeds
 
 NODE_GROUP = "ray.io/node-group"
-"""The label of nodes that a cluster launcher has made as members of a group, by which Ray's autoscaler may add others.
+"""Label of nodes that a cluster launcher has made as members of a group, to which Ray's autoscaler may add others.
 Source: Ray 2.60 python/ray/_private/resource_and_label_spec.py, from RAY_NODE_TYPE_NAME, which `ray up` and KubeRay
 set.
 """
@@ -22,12 +22,12 @@ set.
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """What one machine of a cluster can hand out.
+    """Resources of one machine of a cluster.
 
     Attributes:
-        cpus: Cores.
-        gpus: GPUs.
-        may_multiply: Whether an autoscaler may add machines like it.
+        cpus: Number of cores of the machine.
+        gpus: Number of GPUs of the machine.
+        may_multiply: Whether an autoscaler may add machines like this one.
     """
 
     cpus: int
@@ -35,11 +35,11 @@ class Machine:
     may_multiply: bool = False
 
     def has(self, needs: HostNeeds) -> bool:
-        """Whether a trial finds what it needs here."""
+        """Return whether the machine has the resources that a trial needs on a host."""
         return self.cpus >= needs.cpus and self.gpus >= needs.gpus
 
     def times(self, needs: HostNeeds) -> int:
-        """How many trials find that at once."""
+        """Return how many trials find these resources at once."""
         return min(
             self.cpus // needs.cpus if needs.cpus else self.gpus,
             self.gpus // needs.gpus if needs.gpus else self.cpus,
@@ -47,7 +47,7 @@ class Machine:
 
 
 def machines_of(nodes: Iterable[Mapping[str, Any]]) -> tuple[Machine, ...]:
-    """Those of the nodes that are alive, as `ray.nodes()` lists them."""
+    """Return the machines of the nodes that are alive, as `ray.nodes()` lists them."""
     return tuple(
         Machine(
             cpus=int(node["Resources"].get("CPU", 0)),
@@ -60,16 +60,17 @@ def machines_of(nodes: Iterable[Mapping[str, Any]]) -> tuple[Machine, ...]:
 
 
 def reserved(hosts: tuple[HostNeeds, ...], machines: Sequence[Machine]) -> tuple[HostNeeds, ...]:
-    """What keeps any second trial off the hosts of a trial: more than half of what the largest machine has.
+    """Return needs that keep a second trial off the same hosts: more than half of the largest machine's resources.
 
     Args:
-        hosts: What a trial occupies, host by host, which are alike.
-        machines: Those of the cluster.
+        hosts: Resources that a trial occupies, host by host; all hosts are alike.
+        machines: Machines of the cluster.
     """
     needs = hosts[0]
     fitting = [machine for machine in machines if machine.has(needs)]
     if not fitting:
         return hosts
+    # a second trial would need as much again, which is then more than any machine has left
     if needs.gpus:
         kept = replace(needs, gpus=max(needs.gpus, max(machine.gpus for machine in fitting) // 2 + 1))
     else:
@@ -78,47 +79,51 @@ def reserved(hosts: tuple[HostNeeds, ...], machines: Sequence[Machine]) -> tuple
 
 
 def room_for(hosts: tuple[HostNeeds, ...], machines: Sequence[Machine]) -> int:
-    """How many trials find all their hosts at once, each on machines of its own; several may share one machine.
+    """Return how many trials find all their hosts at once.
+
+    The hosts of one trial are different machines. Several trials may share a machine.
 
     Args:
-        hosts: What a trial occupies, host by host, which are alike.
-        machines: Those of the cluster.
+        hosts: Resources that a trial occupies, host by host; all hosts are alike.
+        machines: Machines of the cluster.
     """
+    # k trials fit if the machines together hold k hosts of each trial, where a machine holds a trial at most once
     times = [machine.times(hosts[0]) for machine in machines]
     most = sum(times) // len(hosts)
     return next((k for k in range(most, 0, -1) if sum(min(each, k) for each in times) >= k * len(hosts)), 0)
 
 
 def in_words(hosts: tuple[HostNeeds, ...]) -> str:
-    """What a trial needs: `one CPU`, `8 CPUs`, `1 CPU and 8 GPUs on each of 2 hosts`."""
+    """Describe the needs of a trial: `one CPU`, `8 CPUs`, `1 CPU and 8 GPUs on each of 2 hosts`."""
     needs = hosts[0]
     if len(hosts) == 1 and needs == HostNeeds():
         return "one CPU"
-    text = _numbered(needs.cpus, "CPU")
-    text += f" and {_numbered(needs.gpus, 'GPU')}" if needs.gpus else ""
+    text = _count_in_words(needs.cpus, "CPU")
+    text += f" and {_count_in_words(needs.gpus, 'GPU')}" if needs.gpus else ""
     return text if len(hosts) == 1 else f"{text} on each of {len(hosts)} hosts"
 
 
 def machines_in_words(machines: Iterable[Machine]) -> str:
-    """The machines, like ones together: `2 with 8 GPUs and 64 CPUs, 1 with 16 CPUs`."""
+    """List the machines, equal ones together: `2 with 8 GPUs and 64 CPUs, 1 with 16 CPUs`."""
     counted = Counter((machine.gpus, machine.cpus) for machine in machines)
     return ", ".join(
-        f"{count} with " + (f"{_numbered(gpus, 'GPU')} and " if gpus else "") + _numbered(cpus, "CPU")
+        f"{count} with " + (f"{_count_in_words(gpus, 'GPU')} and " if gpus else "") + _count_in_words(cpus, "CPU")
         for (gpus, cpus), count in sorted(counted.items(), reverse=True)
     )
 
 
 def no_room(hosts: tuple[HostNeeds, ...], machines: Sequence[Machine]) -> ConfigError:
-    """What to tell where no trial will ever find its hosts among these machines."""
+    """Return the error for a trial that will never find its hosts among these machines."""
     have = machines_in_words(machines) or "no machine that is alive"
     return ConfigError(
-        f"wants {in_words(hosts)} for a trial, and the cluster that was joined can never give that: it has {have}",
+        f"wants {in_words(hosts)} for a trial, and the cluster that was joined can never provide that: it has {have}",
         key="cluster",
         nearest=_nearest(hosts, machines),
     )
 
 
 def _nearest(hosts: tuple[HostNeeds, ...], machines: Sequence[Machine]) -> str:
+    """Return the change that would give a trial its hosts."""
     needs, wanted = hosts[0], len(hosts)
     fitting = sum(machine.has(needs) for machine in machines)
     if needs.gpus and sum(machine.gpus >= needs.gpus for machine in machines) > fitting:
@@ -132,5 +137,5 @@ def _nearest(hosts: tuple[HostNeeds, ...], machines: Sequence[Machine]) -> str:
     return f"study what is there, cluster: {{hosts: {min(like, wanted)}, devices_per_host: {most}}}"
 
 
-def _numbered(number: int, what: str) -> str:
+def _count_in_words(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"

@@ -1,6 +1,6 @@
-"""Joins a Ray cluster by its address, and says soon where none answers.
+"""Join a Ray cluster by its address, and fail soon if none answers.
 
-Ray tries an unreachable address for minutes and cannot be interrupted, so the address is asked first.
+Ray tries an unreachable address for minutes and cannot be interrupted. So the address is probed first.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from hardware.io.errors import ConfigError
 from trials.ray_job import is_submitted_job
 
 CONNECT_LIMIT_S = 10.0
-"""How long a cluster's address may take to answer."""
+"""Time that a cluster's address may take to answer [s]."""
 
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 _HTTP2_SETTINGS = 4
 
 
 def join_cluster(ray: Any, address: str) -> None:
-    """Joins the cluster, whose workers then find our modules.
+    """Join the cluster, and make its workers find our modules.
 
     Args:
-        ray: The library.
-        address: `auto`, `ray://host:port` or `host:port`.
+        ray: Module of Ray, imported by the caller.
+        address: Address of the cluster: `auto`, `ray://host:port` or `host:port`.
 
     Raises:
-        ConfigError: the address is malformed, or no Ray answers there.
+        ConfigError: The address is malformed, or no Ray answers there.
     """
     where = (os.environ.get("RAY_ADDRESS") or "auto") if address == "auto" else address
     if where != "auto":
@@ -49,18 +49,18 @@ def join_cluster(ray: Any, address: str) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of Ray says, without what it goes on to tell."""
+    """Return the first line of an error; Ray's errors go on with long explanations."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 
 def _check_answers(address: str) -> None:
-    """Asks whether a gRPC server listens at `address`, which Ray's own ports all are.
+    """Check that a gRPC server listens at `address`, as on all of Ray's own ports.
 
-    Sends the HTTP/2 client preface and an empty SETTINGS frame and expects a SETTINGS frame back (RFC 9113, section
-    3.4). With Ray's TLS switched on only the connection is tried.
+    It sends the HTTP/2 client preface and an empty SETTINGS frame, and expects a SETTINGS frame back (RFC 9113, section
+    3.4). If Ray's TLS is switched on, it only tries to connect.
 
     Raises:
-        ConfigError: the address is malformed, or nothing answers there.
+        ConfigError: The address is malformed, or nothing answers there.
     """
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65_536:
@@ -77,14 +77,14 @@ def _check_answers(address: str) -> None:
                 connection.sendall(_HTTP2_PREFACE)
                 frame = connection.recv(9)
                 if len(frame) < 4 or frame[3] != _HTTP2_SETTINGS:
-                    raise _no_cluster(address, "what answers there is not Ray")
+                    raise _no_cluster(address, "the server there is not Ray")
     except OSError as error:
         raise _no_cluster(address, str(error)) from None
 
 
 def _no_cluster(address: str, cause: str) -> ConfigError:
     return ConfigError(
-        f"is no Ray cluster that can be reached ({cause})",
+        f"is not a Ray cluster that can be reached ({cause})",
         key="address",
         value=address,
         nearest="check `ray status` there (a cluster that asks for tokens needs RAY_AUTH_MODE=token here too), "

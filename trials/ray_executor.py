@@ -1,20 +1,20 @@
-"""Runs trials on Ray: a pool of worker processes, a time limit, and failures that come back as data.
+"""Executor that runs trials on Ray: a pool of worker processes, a time limit, and failures that come back as data.
 
-Lifecycle: `with RayExecutor(...)` starts a local Ray or joins a cluster and asks for one actor per slot, without
-waiting for local ones; `submit` hands a trial to a free slot; `poll` returns what has ended, replaces what died, and
-cuts off what took too long; `reported` holds the steps that running trials have measured so far, and `stop` ends one of
-them; leaving the block kills the actors and shuts down what was started here.
+Lifecycle: `with RayExecutor(...)` starts a local Ray or joins a cluster and asks for one actor per slot. It does not
+wait for local actors. `submit` hands a trial to a free slot. `poll` returns the trials that have ended, replaces dead
+workers, and cuts off trials that took too long. `reported` holds the steps that running trials have measured so far,
+and `stop` ends one of them. Leaving the block kills the actors and shuts down the Ray that was started here.
 
-What `measure` raises is caught in the worker (`crashed`, with the traceback). What kills the worker is seen from here:
-the trial is retried once in another, and a second death is an `incident`. So it is with an incident of the
-processes that the worker runs, except that the same fault of the program in both attempts is a crash. A worker that has
-died is asked for again, but where its node is gone nobody may ever have room for it: so the trial goes to whichever
-worker is free first, and the slot takes no other until it is back.
+An exception in `measure` is caught in the worker (`crashed`, with the traceback). The death of a worker is seen from
+here: the trial is retried once in another worker, and a second death is an `incident`. An incident of the processes
+that the worker runs is retried as well; the same fault of the program in both attempts is a crash. A dead worker is
+asked for again, but if its node is gone there may never be room for it. The trial therefore goes to the first worker
+that is free, and the slot takes no other trial until its worker is back.
 
-Steps travel through a mailbox, an actor that needs no CPU: workers put them in without waiting, and `poll` asks for
-them now and then, so that they outlive their worker. The mailbox has one thread and repeats no call, because Ray keeps
-the order of a worker's calls in that case only. It numbers the steps and keeps them until they have been read here, so
-that an answer may be late or lost. Streaming generators would do without that process, but Ray's client has none.
+Steps travel through a mailbox, an actor that needs no CPU. Workers put steps in without waiting, and `poll` asks for
+them from time to time, so that steps outlive their worker. The mailbox has one thread and repeats no call, because only
+then does Ray keep the order of a worker's calls. It numbers the steps and keeps them until they have been read here, so
+that an answer may be late or lost. Streaming generators would need no such process, but Ray's client has none.
 
 Ray is imported when an executor is entered, not before (`ray_local.py` says why).
 """
@@ -42,28 +42,28 @@ from trials.ranks.contract import AbstractRanks, RanksLostError
 from trials.ranks.processes import RankProcesses
 from trials.ray_cluster import first_line, join_cluster
 from trials.ray_hosts import RayRanks
-from trials.ray_local import imported_ray, start_local_ray
+from trials.ray_local import import_ray, start_local_ray
 
 PLACEMENT_WAIT_S = 30.0
-"""How long a cluster has to provide the slots asked for, where nobody says; a study then uses those that it has."""
+"""Default time that a cluster has to provide the slots [s]; a study then uses those that it has."""
 
 START_LIMIT_S = 120.0
-"""How long a worker may take to start before the trial on it counts as having lost its machine."""
+"""Time that a worker may take to start [s] before its trial counts as having lost its machine."""
 
 CLOSE_LIMIT_S = 10.0
-"""How long the actors may take to die when the executor is closed."""
+"""Time that the actors may take to die when the executor is closed [s]."""
 
 _SHARING = "search.share_hosts: true lets trials share hosts"
 
 MAX_DEATHS = 2
-"""A trial that loses its worker this often is given up: the first time may be bad luck."""
+"""Number of lost workers after which a trial is given up: the first loss may be bad luck."""
 
 MAIL_LIMIT_S = 1.0
-"""How long the mailbox may take to hand over the last steps of a trial that is given up."""
+"""Time that the mailbox may take to hand over the last steps of a trial that is given up [s]."""
 
 MAIL_EVERY_S = 0.5
-"""How often the mailbox is asked for steps, so that short ones do not keep the driver busy: one turn of its loop takes
-some 40 ms with 40 trials in the study (measured)."""
+"""Interval at which the mailbox is asked for steps [s]. Short steps would otherwise keep the driver busy: one turn of
+its loop takes some 40 ms with 40 trials in the study (measured)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,10 +71,10 @@ class _Step:
     """One measured step on its way to the driver.
 
     Attributes:
-        trial_number: Its trial.
-        attempt: The attempt at this trial, from 0.
-        step_time_s: What it took.
-        measured_after_s: Wall clock of the attempt until its first measured step, as in an observation.
+        trial_number: Number of the trial that measured the step.
+        attempt: Number of the attempt at this trial, from 0.
+        step_time_s: Time of the step [s].
+        measured_after_s: Wall clock of the attempt until its first measured step [s], as in an observation.
     """
 
     trial_number: int
@@ -84,21 +84,21 @@ class _Step:
 
 
 class _Mailbox:
-    """The actor that holds measured steps until the driver has read them."""
+    """Actor that holds measured steps until the driver has read them."""
 
     def __init__(self) -> None:
         self.steps: list[_Step] = []
         self.num_dropped: int | None = None
 
     def put(self, step: _Step) -> None:
-        """Keeps a step."""
+        """Store a step."""
         self.steps.append(step)
 
     def read(self, num_read: int) -> tuple[int, list[_Step]]:
-        """The number of the first step that is still held, and all from there on, in the order of their arrival.
+        """Return the number of the first step that is still held, and all steps from there, in order of arrival.
 
         Args:
-            num_read: Steps that the driver has already; they may be dropped.
+            num_read: Number of steps that the driver has already; they may be dropped.
         """
         if self.num_dropped is None:  # the first call, or the first after this process was restarted
             self.num_dropped = num_read
@@ -108,7 +108,7 @@ class _Mailbox:
 
 
 class _Slot:
-    """The actor: measures one trial after the other in a process of its own."""
+    """Actor that measures one trial after the other in a process of its own."""
 
     def __init__(self, backend: AbstractBackend, group: Any) -> None:
         self.backend = backend
@@ -116,13 +116,13 @@ class _Slot:
         self.opened: AbstractBackend | None = None
 
     def ready(self) -> bool:
-        """Answers once the process runs and the backend has arrived."""
+        """Return True once the process runs and the backend has arrived."""
         return True
 
     def measure(
         self, config: ParallelConfig, reduction: Reduction | None, trial_number: int, attempt: int, mailbox: Any
     ) -> Observation:
-        """One trial; the boundary at which whatever it raises becomes an observation."""
+        """Run one trial. This is the boundary at which an exception becomes an observation."""
         begin_s = time.monotonic()
         steps_s: list[float] = []
         measured_after_s: float | None = None
@@ -173,19 +173,19 @@ class _Slot:
 
 @dataclass(slots=True)
 class _Trial:
-    """One submitted trial.
+    """Submitted trial.
 
     Attributes:
-        number: The study's number.
-        config: What is measured.
-        reduction: The smaller job that it is a configuration of; None for the backend's own.
-        result: Ray's reference to the observation.
-        since_s: When the worker was first known to work on it; None while it starts.
-        steps_s: What its present attempt has measured so far.
-        measured_after_s: Wall clock of this attempt until its first measured step.
-        deaths: How each worker died that had it.
-        lost_s: Wall clock of the attempts that came to nothing by that.
-        killed_by: The signal that killed one of its processes in the first attempt; empty if none did.
+        number: Number of the trial in the study.
+        config: Configuration that is measured.
+        reduction: Proxy job that the configuration belongs to; None for the backend's own job.
+        result: Reference of Ray to the observation.
+        since_s: Time at which the worker was first known to work on the trial [s]; None while it starts.
+        steps_s: Times of the steps that the present attempt has measured so far [s].
+        measured_after_s: Wall clock of this attempt until its first measured step [s].
+        deaths: Cause of death of each worker that ran the trial.
+        lost_s: Wall clock of the attempts that were lost with their workers [s].
+        killed_by: Signal that killed a process of the trial in the first attempt; empty if none did.
     """
 
     number: int
@@ -202,9 +202,9 @@ class _Trial:
 
 @dataclass(slots=True)
 class _Place:
-    """One slot: the actor that fills it, the placement group of its resources, and the trial that it works on.
+    """Slot of the pool: its actor, the placement group of its resources, and the trial that it works on.
 
-    `is_lost` is true from the death of its actor until another one has started.
+    `is_lost` is true from the death of the actor until another one has started.
     """
 
     actor: Any
@@ -217,18 +217,19 @@ class _Place:
 
 
 class RayExecutor:
-    """A pool of `parallel_trials` slots for the trials of one study.
+    """Pool of `parallel_trials` slots for the trials of one study.
 
     Args:
-        backend: Measures; is copied into every worker.
-        parallel_trials: Slots asked for.
-        time_limit_s: Longest time that one trial may take; None sets no limit.
-        address: `auto`, `ray://host:port` or `host:port` of a cluster; `local` starts one here. None takes RAY_ADDRESS
-            from the environment, and starts one here if there is none.
-        placement_wait_s: How long a joined cluster has to provide the slots.
+        backend: Backend that measures; it is copied into every worker.
+        parallel_trials: Number of slots asked for.
+        time_limit_s: Longest time that one trial may take [s]; None sets no limit.
+        address: Address of the Ray cluster: `auto`, `ray://host:port` or `host:port`; `local` starts one here. None
+            takes RAY_ADDRESS from the environment, and starts one here if there is none.
+        placement_wait_s: Time that a joined cluster has to provide the slots [s].
         share_hosts: Whether trials may share hosts that the backend would have to itself.
-        on_note: Is told of what the slots wait for.
-        uninterrupted: Holds interrupts back around what Ray does not survive being interrupted in; the wait is not.
+        on_note: Callback that is told the reason if slots have to wait.
+        uninterrupted: Context that holds interrupts back around calls in which Ray does not survive an interrupt. The
+            wait for slots stays outside of it.
     """
 
     def __init__(
@@ -271,10 +272,10 @@ class RayExecutor:
         self._slots_note = ""
 
     def __enter__(self) -> RayExecutor:
-        """Starts or joins Ray and asks for the slots.
+        """Start or join Ray and ask for the slots.
 
         Raises:
-            ConfigError: the cluster does not answer, can never run a trial, or gives no slot.
+            ConfigError: The cluster does not answer, can never run a trial, or gives no slot.
         """
         try:
             with self._uninterrupted():
@@ -299,22 +300,22 @@ class RayExecutor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Closes the executor, also when the block is left by Ctrl-C."""
+        """Close the executor, also when the block is left by Ctrl-C."""
         self.close()
 
     @property
     def slots_note(self) -> str:
-        """Why there are fewer slots than were asked for; empty if there are not."""
+        """Reason for having fewer slots than were asked for; empty if there are enough."""
         return self._slots_note
 
     @property
     def num_slots(self) -> int:
-        """Trials that can run at once."""
+        """Number of trials that can run at once."""
         return len(self._places)
 
     @property
     def num_free_slots(self) -> int:
-        """Trials that `submit` takes now."""
+        """Number of trials that `submit` takes now."""
         return max(len(self._free_places()) - len(self._waiting), 0)
 
     @property
@@ -326,17 +327,17 @@ class RayExecutor:
 
     @property
     def reported(self) -> dict[int, tuple[float, ...]]:
-        """What each running trial has measured so far, by its number: its step times [s], as of the last `poll`."""
+        """Step times [s] that each running trial has measured as of the last `poll`, by its number."""
         trials = [place.trial for place in self._places if place.trial is not None]
         return {trial.number: tuple(trial.steps_s) for trial in trials}
 
     def submit(self, trial_number: int, config: ParallelConfig, reduction: Reduction | None = None) -> None:
-        """Starts a trial on a free slot and returns at once.
+        """Start a trial on a free slot and return at once.
 
         Args:
-            trial_number: The study's number of the trial.
-            config: What is measured.
-            reduction: The smaller job that it is a configuration of, if it is not the backend's own.
+            trial_number: Number of the trial in the study.
+            config: Configuration that is measured.
+            reduction: Proxy job that the configuration belongs to, if it is not the backend's own job.
         """
         assert self.num_free_slots, "submit needs a free slot: look at num_free_slots first"
         free = self._free_places()
@@ -344,24 +345,24 @@ class RayExecutor:
         self._start(place, _Trial(number=trial_number, config=config, reduction=reduction))
 
     def stop(self, trial_number: int, reason: str) -> None:
-        """Ends a running trial at once with its worker, as `pruned`; `poll` returns it.
+        """End a running trial at once with its worker, as `pruned`; `poll` returns it.
 
         A trial that has ended or measured its last step meanwhile, or is not running here, is left as it is.
         """
         for place in self._places:
             trial = place.trial
-            if trial is None or trial.number != trial_number or self._has(trial.result):
+            if trial is None or trial.number != trial_number or self._is_there(trial.result):
                 continue
             self._read_rest()
             expected_steps = self._backend.expected_steps(trial.config)
             if expected_steps is None or len(trial.steps_s) < expected_steps:
                 self._replace(place)
-                self._end(trial, self._cut_off(trial, Status.PRUNED, reason, expected_steps=expected_steps))
+                self._end(trial, self._describe_cut_off(trial, Status.PRUNED, reason, expected_steps=expected_steps))
 
     def poll(self, timeout_s: float) -> list[tuple[int, Observation]]:
-        """The trials that have ended; none if nothing is pending.
+        """Return the trials that have ended; none if nothing is pending.
 
-        Waits up to `timeout_s` for the first end, or for a measured step, which `reported` then holds.
+        It waits up to `timeout_s` for the first end, or for a measured step, which `reported` then holds.
         """
         deadline_s = time.monotonic() + timeout_s
         while True:
@@ -369,16 +370,19 @@ class RayExecutor:
             has_news = self._read_mail()
             for place in self._places:
                 if place.trial is not None:
-                    self._look_at(place, place.trial)
-                elif not place.is_ready and self._has(place.ready):
-                    self._take_back(place)
+                    self._check_trial(place, place.trial)
+                elif not place.is_ready and self._is_there(place.ready):
+                    self._check_worker(place)
             self._retry()
             if self._ended or has_news or not self.pending or time.monotonic() >= deadline_s:
                 ended, self._ended = self._ended, []
                 return ended
 
     def close(self) -> None:
-        """Kills the actors with the trials that still run and shuts down what was started here; may be called twice."""
+        """Kill the actors with the trials that still run, and shut down the Ray that was started here.
+
+        It may be called twice.
+        """
         places, self._places = self._places, []
         self._ended, self._waiting = [], []
         if self._ray is None or not self._ray.is_initialized():
@@ -399,10 +403,10 @@ class RayExecutor:
     # Connecting
 
     def _connect(self) -> bool:
-        """Starts Ray here or joins a cluster, unless the program has done so; whether it was started here."""
+        """Start Ray here or join a cluster, unless the program has done so; return whether it was started here."""
         address = self._address or os.environ.get("RAY_ADDRESS") or "local"
         if address != "local":
-            self._ray = imported_ray()
+            self._ray = import_ray()
             if not self._ray.is_initialized():
                 self._owns_connection = True
                 join_cluster(self._ray, address)
@@ -423,18 +427,18 @@ class RayExecutor:
                 f"each wants {each} cores of the {cores} here"
             )
             self._parallel_trials = max(cores // each, 1)
-        # ranks may share cores; what their times count then says the observation
+        # ranks may share cores; the observation then says which clock their times count
         self._owns_connection = start_local_ray(max(self._parallel_trials * each, cores))
-        self._ray = imported_ray()
+        self._ray = import_ray()
         if hosts[0].gpus:
             self._check_gpus(hosts[0].gpus)
         return self._owns_connection
 
     def _check_gpus(self, each: int) -> None:
-        """Makes no more slots than this machine has GPUs for.
+        """Limit the slots to those that this machine has GPUs for.
 
         Raises:
-            ConfigError: it has too few for one.
+            ConfigError: It has too few for one slot.
         """
         gpus = int(self._ray.cluster_resources().get("GPU", 0))
         if gpus < each:
@@ -450,22 +454,23 @@ class RayExecutor:
             self._run_fewer(room, alone or f"each wants {each} of the {gpus} GPUs here")
 
     def _take_turns_elsewhere(self) -> None:
-        """One trial at a time where the hosts that each wants to itself are not Ray's to give."""
+        """Run one trial at a time if each wants hosts to itself that Ray does not manage."""
         if self._is_alone and self._backend.hosts == (HostNeeds(),) and self._parallel_trials > 1:
             self._run_fewer(
                 1, f"the command reaches its hosts by itself, and may find another trial there ({_SHARING})"
             )
 
     def _run_fewer(self, room: int, because: str) -> None:
+        """Reduce the slots to `room`, and note the reason."""
         trials = "trial runs" if room == 1 else "trials run"
         self._slots_note = f"{room} {trials} at once instead of {self._parallel_trials}: {because}"
         self._parallel_trials = room
 
     def _ask_for_what_fits(self) -> None:
-        """Asks for no more slots than the machines of the cluster have room for, unless it may grow.
+        """Limit the slots to those that the machines of the cluster have room for, unless the cluster may grow.
 
         Raises:
-            ConfigError: they have room for none.
+            ConfigError: The machines have no room for any slot.
         """
         hosts = self._backend.hosts
         self._take_turns_elsewhere()
@@ -489,10 +494,10 @@ class RayExecutor:
         self._run_fewer(room, f"each wants {in_words(hosts)}, and the cluster has {machines_in_words(machines)}{alone}")
 
     def _keep_what_started(self) -> None:
-        """Waits for the slots that the cluster gives, and lets go of the others.
+        """Wait for the slots that the cluster gives, and release the others.
 
         Raises:
-            ConfigError: it gives none.
+            ConfigError: The cluster gives no slot.
         """
         refs = [place.ready for place in self._places]
         started, _ = self._ray.wait(refs, num_returns=len(refs), timeout=self._placement_wait_s)
@@ -512,7 +517,7 @@ class RayExecutor:
         self._places = kept
         if not kept:
             raise ConfigError(
-                f"is more than the cluster gives: no slot of {in_words(self._backend.hosts)} within "
+                f"is more than the cluster provides: no slot of {in_words(self._backend.hosts)} within "
                 f"{self._placement_wait_s:g} s" + (f" ({failure})" if failure else ""),
                 key="parallel_trials",
                 value=self._parallel_trials,
@@ -520,22 +525,23 @@ class RayExecutor:
                 + (f"; {_SHARING}" if self._reserved != self._backend.hosts else ""),
             )
         if len(kept) < self._parallel_trials:
-            why = f"the cluster gave no more slots within {self._placement_wait_s:g} s"
+            why = f"the cluster provided no more slots within {self._placement_wait_s:g} s"
             self._run_fewer(len(kept), "; ".join(filter(None, (why, self._slots_note))))
 
     # Running
 
     def _new_place(self) -> _Place:
+        """Ask for the resources of a slot, and start its actor there."""
         group = None
         if self._backend.hosts != (HostNeeds(),):
             bundles = [{"CPU": needs.cpus} | ({"GPU": needs.gpus} if needs.gpus else {}) for needs in self._reserved]
             strategy = "STRICT_SPREAD" if len(bundles) > 1 else "STRICT_PACK"
             group = self._ray.util.placement_group(bundles, strategy=strategy)
-        return self._filled(group)
+        return self._fill_place(group)
 
-    def _filled(self, group: Any) -> _Place:
-        """A slot with a fresh actor, in the first bundle of its group if it has one."""
-        # on one host the actor has the ranks itself, on several each host has an actor for them
+    def _fill_place(self, group: Any) -> _Place:
+        """Return a slot with a fresh actor, in the first bundle of its placement group if it has one."""
+        # on one host this actor starts the ranks itself; on several hosts, each has an actor that does
         needs = self._backend.hosts[0] if len(self._backend.hosts) == 1 else HostNeeds(cpus=0)
         options: dict[str, Any] = {"num_cpus": needs.cpus, "max_restarts": 0, "max_task_retries": 0}
         if needs.gpus:
@@ -548,23 +554,23 @@ class RayExecutor:
         return _Place(actor=actor, ready=actor.ready.remote(), created_s=time.monotonic(), group=group)
 
     def _free_places(self) -> list[_Place]:
-        """The slots without a trial, those that have lost their worker only if there is no other slot."""
+        """Return the slots without a trial; slots that have lost their worker only if there is no other slot."""
         usable = [place for place in self._places if not place.is_lost] or self._places
         return [place for place in usable if place.trial is None]
 
-    def _take_back(self, place: _Place) -> None:
-        """A worker without a trial has started, or has failed to.
+    def _check_worker(self, place: _Place) -> None:
+        """Note that a worker without a trial has started, or replace it if it has failed to start.
 
-        On a node of whose death Ray has not heard yet another worker may start. What went wrong with the backend itself
-        goes wrong in every worker, such as a module that only the driver has: a trial that waits is told it, and where
-        none waits nothing is tried.
+        A worker may fail on a node of whose death Ray has not heard yet; another worker may then start. A fault of the
+        backend itself occurs in every worker, for example a module that only the driver has. A waiting trial is then
+        ended with this cause; if none waits, nothing is tried.
         """
         try:
             self._ray.get(place.ready)
         except self._ray.exceptions.RayError as error:
             if getattr(error, "actor_init_failed", False):
                 if self._waiting:
-                    self._bury(place, self._waiting.pop(0), _cause_of_death(error), str(error))
+                    self._handle_death(place, self._waiting.pop(0), _cause_of_death(error), str(error))
                 return
             since_s = place.created_s
             self._replace(place)
@@ -573,15 +579,18 @@ class RayExecutor:
             place.is_ready, place.is_lost = True, False
 
     def _retry(self) -> None:
-        """Hands the trials that have lost their workers to free ones; gives one up if there is none for too long."""
+        """Hand trials that have lost their workers to free ones; give one up if no worker is free for too long."""
         for place in self._places:
             if self._waiting and place.trial is None and place.is_ready:
                 self._start(place, self._waiting.pop(0))
         now_s = time.monotonic()
         if self._waiting and all(p.trial is None and now_s >= p.created_s + START_LIMIT_S for p in self._places):
-            self._bury(self._places[0], self._waiting.pop(0), f"no worker started within {START_LIMIT_S:.0f} s", "")
+            self._handle_death(
+                self._places[0], self._waiting.pop(0), f"no worker started within {START_LIMIT_S:.0f} s", ""
+            )
 
     def _start(self, place: _Place, trial: _Trial) -> None:
+        """Start an attempt at a trial in a slot."""
         trial.steps_s, trial.measured_after_s = [], None
         trial.result = place.actor.measure.remote(
             trial.config, trial.reduction, trial.number, len(trial.deaths), self._mailbox
@@ -590,7 +599,7 @@ class RayExecutor:
         place.trial = trial
 
     def _wait(self, deadline_s: float) -> None:
-        """Sleeps until a trial or a starting worker has something to tell, a limit is reached, or `deadline_s`."""
+        """Sleep until a trial or a starting worker has news, a limit is reached, or `deadline_s` has come."""
         refs, alarms_s = [], [deadline_s]
         for place in self._places:
             if place.trial is None:
@@ -611,13 +620,13 @@ class RayExecutor:
             self._ray.wait(refs, num_returns=1, timeout=max(0.0, min(alarms_s) - time.monotonic()))
 
     def _read_mail(self) -> bool:
-        """Asks the mailbox when it is time, and hands out what it has answered; whether a running trial got a step."""
+        """Ask the mailbox when it is due, and hand out its answer; return whether a running trial got a step."""
         now_s = time.monotonic()
         if self._mail is None:
             if now_s >= self._mail_due_s and self.pending:
                 self._mail = self._mailbox.read.remote(self._num_read)
             return False
-        if not self._has(self._mail):
+        if not self._is_there(self._mail):
             return False
         answer, self._mail, self._mail_due_s = self._mail, None, now_s + MAIL_EVERY_S
         try:
@@ -626,12 +635,17 @@ class RayExecutor:
             return False
 
     def _read_rest(self) -> None:
-        """Hands out what the mailbox still gathers; for a trial that is given up, so that none of its steps is lost."""
+        """Hand out all steps in the mailbox, so that a trial that is given up loses none of its steps."""
         with contextlib.suppress(self._ray.exceptions.RayError):  # a mailbox that is being restarted has no mail
             self._hand_out(*self._ray.get(self._mailbox.read.remote(self._num_read), timeout=MAIL_LIMIT_S))
 
     def _hand_out(self, first: int, steps: list[_Step]) -> bool:
-        """Gives steps to their trials, numbered from `first`, those not read before; whether a running one got any."""
+        """Give steps that were not read before to their trials; return whether a running trial got any.
+
+        Args:
+            first: Number of the first step.
+            steps: Steps in the order of their numbers.
+        """
         attempts = {(p.trial.number, len(p.trial.deaths)): p.trial for p in self._places if p.trial is not None}
         has_news = False
         for step in steps[self._num_read - first :]:
@@ -643,35 +657,37 @@ class RayExecutor:
         self._num_read = max(self._num_read, first + len(steps))
         return has_news
 
-    def _has(self, ref: Any) -> bool:
+    def _is_there(self, ref: Any) -> bool:
+        """Return whether the value of a Ray reference is there."""
         return bool(self._ray.wait([ref], timeout=0)[0])
 
-    def _look_at(self, place: _Place, trial: _Trial) -> None:
-        """Takes the trial's result, or notices that its worker died or that its time is over."""
+    def _check_trial(self, place: _Place, trial: _Trial) -> None:
+        """Take the trial's result, or notice that its worker died or that its time is over."""
         now_s = time.monotonic()
-        if self._has(trial.result):
-            self._take(place, trial)
+        if self._is_there(trial.result):
+            self._take_result(place, trial)
         elif not place.is_ready:
-            if self._has(place.ready):
+            if self._is_there(place.ready):
                 place.is_ready, place.is_lost = True, False
                 trial.since_s = now_s
             elif now_s >= place.created_s + START_LIMIT_S:
-                self._bury(place, trial, f"its worker did not start within {START_LIMIT_S:.0f} s", "")
+                self._handle_death(place, trial, f"its worker did not start within {START_LIMIT_S:.0f} s", "")
         elif (
             self._time_limit_s is not None and trial.since_s is not None and now_s >= trial.since_s + self._time_limit_s
         ):
             self._read_rest()
             self._replace(place)
             reason = f"was cut off at the time limit of {self._time_limit_s:g} s"
-            self._end(trial, self._cut_off(trial, Status.TIMEOUT, reason, time_limit_s=self._time_limit_s))
+            self._end(trial, self._describe_cut_off(trial, Status.TIMEOUT, reason, time_limit_s=self._time_limit_s))
 
-    def _take(self, place: _Place, trial: _Trial) -> None:
+    def _take_result(self, place: _Place, trial: _Trial) -> None:
+        """Take the result of a trial whose worker has answered or died."""
         errors = self._ray.exceptions
         try:
             observation: Observation = self._ray.get(trial.result)
         except errors.RayTaskError as error:
             if isinstance(error.cause, RanksLostError):
-                self._bury(place, trial, first_line(error.cause), str(error.cause))
+                self._handle_death(place, trial, first_line(error.cause), str(error.cause))
                 return
             # raised outside `measure`: a backend or result that does not pickle
             observation = Observation(
@@ -682,7 +698,7 @@ class RayExecutor:
                 clock=self._backend.clock,
             )
         except errors.RayError as error:
-            self._bury(place, trial, _cause_of_death(error), str(error))
+            self._handle_death(place, trial, _cause_of_death(error), str(error))
             return
         place.is_ready, place.is_lost = True, False
         if observation.status is Status.INCIDENT and not trial.deaths:  # of a process that the worker runs
@@ -696,8 +712,8 @@ class RayExecutor:
         place.trial = None
         self._end(trial, observation)
 
-    def _bury(self, place: _Place, trial: _Trial, cause: str, log: str) -> None:
-        """The worker died with the trial, or lost its ranks: once more in another one, or an incident."""
+    def _handle_death(self, place: _Place, trial: _Trial, cause: str, log: str) -> None:
+        """Retry a trial whose worker died or lost its ranks; a second loss ends it as an incident."""
         self._read_rest()
         for idle in self._places:
             if idle.trial is None and idle.is_ready:
@@ -727,7 +743,7 @@ class RayExecutor:
             ),
         )
 
-    def _cut_off(
+    def _describe_cut_off(
         self,
         trial: _Trial,
         status: Status,
@@ -736,7 +752,7 @@ class RayExecutor:
         expected_steps: int | None = None,
         time_limit_s: float | None = None,
     ) -> Observation:
-        """What is known of a trial whose worker was killed from here."""
+        """Return the observation of a trial whose worker was killed from here."""
         return Observation(
             status=status,
             step_times_s=tuple(trial.steps_s),
@@ -750,6 +766,7 @@ class RayExecutor:
         )
 
     def _end(self, trial: _Trial, observation: Observation) -> None:
+        """Keep the result of a trial for `poll`, with a note on earlier attempts."""
         if (
             trial.deaths
             and observation.status is Status.INCIDENT
@@ -765,25 +782,26 @@ class RayExecutor:
         self._ended.append((trial.number, dataclasses.replace(observation, lost_s=trial.lost_s)))
 
     def _replace(self, place: _Place) -> None:
-        """A fresh worker in the same slot."""
+        """Put a fresh worker in the slot."""
         self._kill(place.actor)
-        fresh = self._filled(place.group)
+        fresh = self._fill_place(place.group)
         place.actor, place.ready, place.created_s = fresh.actor, fresh.ready, fresh.created_s
         place.is_ready, place.trial = False, None
 
     def _kill(self, actor: Any) -> None:
+        """Kill an actor, if it still lives."""
         with contextlib.suppress(self._ray.exceptions.RayError, ValueError):
             self._ray.kill(actor, no_restart=True)
 
     def _free(self, group: Any) -> None:
-        """Gives the resources of a placement group back."""
+        """Give the resources of a placement group back."""
         if group is not None:
             with contextlib.suppress(self._ray.exceptions.RayError, ValueError):
                 self._ray.util.remove_placement_group(group)
 
 
 def _cause_of_death(error: BaseException) -> str:
-    """Ray's many lines on a dead actor in one: `its worker died (SYSTEM_ERROR: Worker unexpectedly exits ...)`."""
+    """Shorten Ray's many lines on a dead actor: `its worker died (SYSTEM_ERROR: Worker unexpectedly exits ...)`."""
     if getattr(error, "actor_init_failed", False):
         raised = str(error).rstrip().rpartition("\n")[2]
         return f"its worker could not begin ({raised[:300]})"

@@ -1,4 +1,4 @@
-"""The ranks of trials on several hosts: one actor per bundle of a placement group, each with a warm server of ranks.
+"""Ranks of trials on several hosts: one actor per bundle of a placement group, each with a warm server of ranks.
 
 Rank r runs on host r // (ranks per host), in the order of the bundles, as the cost model places it.
 """
@@ -13,44 +13,44 @@ from trials.ranks.contract import AbstractRanks, RankSetup, RanksLostError
 from trials.ranks.messages import Exit, Launch, Told
 from trials.ranks.processes import LOOPBACK, START_LIMIT_S, RankProcesses
 from trials.ray_cluster import first_line
-from trials.ray_local import imported_ray
+from trials.ray_local import import_ray
 
 HEAR_S = 0.2
-"""How long a host waits for an event before it answers that there was none; so long it takes no orders."""
+"""Time that a host waits for an event before it answers that there was none [s]. Meanwhile it takes no orders."""
 
 
 REPLACE_LIMIT_S = 5
-"""How long the cluster may take to give a trial that has lost a host another one; a free one is given at once."""
+"""Time that the cluster may take to replace a lost host of a trial [s]; a free one is given at once."""
 
 
 class _RankHost:
-    """The actor on one host."""
+    """Actor on one host."""
 
     def __init__(self, setup: RankSetup) -> None:
         self.ranks = RankProcesses(setup).start()
 
     def address(self) -> str:
-        """Where other hosts reach this one."""
-        return str(imported_ray().util.get_node_ip_address())
+        """Return the address at which other hosts reach this one."""
+        return str(import_ray().util.get_node_ip_address())
 
     def reserve(self, host: str) -> int:
-        """As RankProcesses has it."""
+        """Reserve a port, as in RankProcesses."""
         return self.ranks.reserve(host)
 
     def launch(self, launch: Launch) -> None:
-        """As RankProcesses has it."""
+        """Start the ranks of a trial on this host."""
         self.ranks.launch_part(launch)
 
     def printed(self) -> str:
-        """As RankProcesses has it."""
+        """Return the end of what the ranks of the last launch have printed."""
         return self.ranks.printed()
 
     def events(self) -> list[Told | Exit]:
-        """What has happened, or nothing yet."""
+        """Return the events of the ranks since the last call, perhaps none."""
         return self.ranks.events(HEAR_S)
 
     def kill(self) -> list[Exit]:
-        """As RankProcesses has it."""
+        """Kill all ranks on this host, and return their exits."""
         return self.ranks.kill()
 
 
@@ -58,24 +58,24 @@ class RayRanks(AbstractRanks):
     """Ranks on the hosts of a placement group.
 
     Args:
-        group: The placement group, with a bundle for each host.
-        needs: What the actor on each host takes of its bundle.
-        setup: What ranks find ready.
+        group: Placement group of Ray with a bundle for each host.
+        needs: Resources that the actor on each host takes of its bundle.
+        setup: Modules and variables that ranks find ready.
         is_retry: Whether the trial has been lost once, perhaps with a host that will not return.
     """
 
     def __init__(self, group: Any, needs: tuple[HostNeeds, ...], setup: RankSetup, *, is_retry: bool) -> None:
         self._group, self._needs, self._setup, self._is_retry = group, needs, setup, is_retry
-        self._ray = imported_ray()
+        self._ray = import_ray()
         self._hosts: list[Any] = []
         self._addresses: list[str] = []
         self._hearing: dict[Any, Any] = {}  # answers that are awaited, and whose they are
         self._of_host: dict[Any, set[int]] = {}  # the ranks that run on each host of the last launch
 
     def start(self) -> RayRanks:
-        """Starts an actor on every host."""
+        """Start an actor on every host."""
         if self._is_retry and not self._group.wait(REPLACE_LIMIT_S):
-            raise RanksLostError(f"the cluster gave no host in place of a lost one within {REPLACE_LIMIT_S} s")
+            raise RanksLostError(f"the cluster provided no host in place of a lost one within {REPLACE_LIMIT_S} s")
         strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
         kind = self._ray.remote(_RankHost)
         self._hosts = [
@@ -95,7 +95,7 @@ class RayRanks(AbstractRanks):
 
     @property
     def running(self) -> frozenset[int]:
-        """The ranks whose end `events` has not told yet."""
+        """Ranks whose end `events` has not reported yet."""
         return frozenset().union(*self._of_host.values())
 
     def launch(
@@ -105,12 +105,12 @@ class RayRanks(AbstractRanks):
         num_ranks: int,
         memory_limit_bytes: int | None = None,
     ) -> None:
-        """Host after host is filled; a smaller job leaves the last ones idle."""
+        """Start the ranks, filling host after host; a proxy job leaves the last hosts idle."""
         assert not self.running, "one trial after the other"
         sizes = [needs.num_ranks for needs in self._needs]
         assert num_ranks <= sum(sizes), "the hosts have room for all ranks"
         first = LOOPBACK if len(set(self._addresses)) == 1 else self._addresses[0]
-        (port,) = self._answers([self._hosts[0].reserve.remote(first)])
+        (port,) = self._get_answers([self._hosts[0].reserve.remote(first)])
         launched, begin = [], 0
         for host, size in zip(self._hosts, sizes, strict=True):
             ranks = tuple(range(begin, min(begin + size, num_ranks)))
@@ -128,10 +128,10 @@ class RayRanks(AbstractRanks):
                 memory_limit_bytes=memory_limit_bytes,
             )
             launched.append(host.launch.remote(launch))
-        self._answers(launched)
+        self._get_answers(launched)
 
     def events(self, timeout_s: float) -> list[Told | Exit]:
-        """What has happened on any host."""
+        """Return the events on all hosts, waiting up to `timeout_s` for the first one."""
         deadline_s = time.monotonic() + timeout_s
         found: list[Told | Exit] = []
         while self.running and not found:
@@ -142,7 +142,7 @@ class RayRanks(AbstractRanks):
             ready, _ = self._ray.wait(list(self._hearing), num_returns=1, timeout=left_s)
             for answer in ready:
                 host = self._hearing.pop(answer)
-                (events,) = self._answers([answer])
+                (events,) = self._get_answers([answer])
                 self._of_host[host] -= {event.rank for event in events if isinstance(event, Exit)}
                 found += events
             if time.monotonic() >= deadline_s:
@@ -150,25 +150,26 @@ class RayRanks(AbstractRanks):
         return found
 
     def printed(self) -> str:
-        """What the ranks of the last launch have printed, host after host."""
-        return "".join(self._answers([host.printed.remote() for host in self._of_host]))
+        """Return the end of what the ranks of the last launch have printed, host after host."""
+        return "".join(self._get_answers([host.printed.remote() for host in self._of_host]))
 
-    def _answers(self, references: list[Any]) -> list[Any]:
+    def _get_answers(self, references: list[Any]) -> list[Any]:
+        """Return the values of Ray references; a lost host raises RanksLostError."""
         try:
             return list(self._ray.get(references, timeout=START_LIMIT_S))
         except self._ray.exceptions.RayError as error:
             raise RanksLostError(f"a host of the trial is lost: {first_line(error)}") from None
 
     def kill(self) -> list[Exit]:
-        """Ends the ranks of all hosts."""
+        """Kill the ranks of all hosts, and return their exits."""
         self._hearing.clear()
         killed = [host.kill.remote() for host, ranks in self._of_host.items() if ranks]
         for ranks in self._of_host.values():  # also those of a lost host, which then is lost to the next launch too
             ranks.clear()
-        return [end for host in self._answers(killed) for end in host]
+        return [end for host in self._get_answers(killed) for end in host]
 
     def close(self) -> None:
-        """Ends the actors, and with each its ranks."""
+        """Kill the actors, and with each its ranks."""
         for host in self._hosts:
             self._ray.kill(host, no_restart=True)
         self._hosts, self._addresses = [], []

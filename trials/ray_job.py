@@ -1,7 +1,7 @@
-"""What a program may rely on that `ray job submit` has started: its working directory is a copy that Ray throws away.
+"""Working directory of a submitted Ray job: a copy that Ray throws away, so that no results may be written there.
 
-Ray unpacks what `--working-dir` sends to `.../runtime_resources/working_dir_files/` of every node that works for the
-job, and deletes it when it needs the room, or with the cluster. The next job begins in another copy.
+Ray unpacks the folder given by `--working-dir` to `.../runtime_resources/working_dir_files/` on every node of the job.
+It deletes the copy when it needs the room, or with the cluster. The next job begins in another copy.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from pathlib import Path
 
 from hardware.io.errors import ConfigError
 
-_SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set, under this very name, for what `ray job submit` starts and no worker
+_SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # really its name; set for programs of `ray job submit`, not for workers
 _COPIES = ("runtime_resources", "working_dir_files")
 
 
 def is_submitted_job() -> bool:
-    """Whether this program, or one that has started it, was started by `ray job submit`."""
+    """Return whether `ray job submit` has started this program or one of its parents."""
     return _SUBMITTED in os.environ
 
 
 def check_outlives_job(path: Path, *, key: str, value: str, nearest: str) -> None:
-    """Refuses to write into a Ray job's working directory; outside of jobs every path will do.
+    """Check that a path does not lead into a Ray job's working directory; outside of jobs every path is valid.
 
     Args:
-        path: What is to be written, as the user gave it.
-        key: The key or option that names it.
-        value: What it was given.
-        nearest: What would be valid.
+        path: File or folder to be written, as the user gave it.
+        key: Key or option that names the path.
+        value: Value that the user gave to the key.
+        nearest: Advice that the error gives: a valid value.
 
     Raises:
-        ConfigError: the path is relative, or leads into such a copy.
+        ConfigError: The path is relative, or leads into such a copy.
     """
     if is_submitted_job() and (not path.is_absolute() or _COPIES in pairwise(path.resolve().parts)):
         raise ConfigError(

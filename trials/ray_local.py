@@ -1,7 +1,7 @@
-"""Ray on this machine: imported quietly, started with sockets that stay here, and with workers that find our modules.
+"""Ray on this machine: a quiet import, and a start with local sockets and with workers that find our modules.
 
-Ray is imported when it is needed, not before: the import takes a second that other commands need not pay, and whether
-sockets stay on this machine is decided by the environment at that moment.
+Ray is imported when it is needed, not before. The import takes a second that other commands need not spend, and the
+environment at that moment decides whether sockets stay on this machine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hardware.io.errors import ConfigError
 from trials.ray_cluster import first_line
 
 OBJECT_STORE_BYTES = 100_000_000
-"""Trials and planners exchange a few kilobytes; Ray would reserve 30% of the memory."""
+"""Size of Ray's object store [bytes]. Trials exchange a few kilobytes, and Ray would reserve 30% of the memory."""
 
 _LOCAL_ENVIRONMENT = {
     "RAY_gcs_rpc_server_reconnect_timeout_s": "3",  # Ray's agents outlive a killed driver by this, not by a minute
@@ -34,8 +34,8 @@ _QUIET_ENVIRONMENT = {
 }
 
 
-def imported_ray() -> Any:
-    """The library; it is not typed, hence `Any`."""
+def import_ray() -> Any:
+    """Import Ray without its messages on standard output. The library is not typed, hence `Any`."""
     with _environment(_QUIET_ENVIRONMENT):  # read once, at import
         ray = import_module("ray")
         import_module("ray.exceptions")
@@ -43,16 +43,16 @@ def imported_ray() -> Any:
 
 
 def start_local_ray(num_cpus: int) -> bool:
-    """Starts Ray on this machine, unless the program has started or joined one; whether it had to.
+    """Start Ray on this machine, unless the program has started or joined one; return whether it was started.
 
     Args:
-        num_cpus: What Ray may hand out, if it is started.
+        num_cpus: Number of CPUs that a started Ray may hand out.
 
     Raises:
         ConfigError: Ray does not start.
     """
     with _environment(_LOCAL_ENVIRONMENT | {"PYTHONPATH": _python_path()}):
-        ray = imported_ray()
+        ray = import_ray()
         if ray.is_initialized():
             return False
         try:
@@ -80,7 +80,7 @@ def start_local_ray(num_cpus: int) -> bool:
 
 @contextlib.contextmanager
 def _environment(changes: Mapping[str, str]) -> Iterator[None]:
-    """Sets environment variables for the processes started inside the block, and puts the old ones back."""
+    """Set environment variables for the processes started inside the block, and restore the old ones."""
     before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)
     try:
@@ -94,7 +94,10 @@ def _environment(changes: Mapping[str, str]) -> Iterator[None]:
 
 
 def _python_path() -> str:
-    """Where local workers find modules that are not installed: a checkout, and what else this program can import."""
+    """Return the PYTHONPATH with which local workers find modules that are not installed.
+
+    It holds the checkout, and all other folders that this program imports from outside of its Python installation.
+    """
     entries = [Path(__file__).parents[1], *map(Path, sys.path)]
     prefixes = {Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)}
     resolved = dict.fromkeys(entry.resolve() for entry in entries)

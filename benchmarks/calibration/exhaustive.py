@@ -36,8 +36,9 @@ from costmodels.job.parallel_config import DEGREES, ConfigGrid
 from costmodels.surrogates.predicted import predict
 from hardware.io.errors import ConfigError
 from trials.backend import CLOCK_WORDS, Observation
+from trials.rank_backend import OpenBackend
 from trials.ranks.processes import RankProcesses
-from trials.torch_training.backend import OpenTorchBackend, TorchBackend
+from trials.torch_training.backend import TorchBackend
 from trials.torch_training.rank_setup import TORCH_RANKS
 from tuner.study_file.config import StudyConfig, load_study
 
@@ -84,7 +85,7 @@ def _measure_rounds(config: StudyConfig, backend: TorchBackend, grid: ConfigGrid
     tell(f"{len(grid)} candidates, {given.repeats} rounds: {len(done)} trials known, {len(todo)} to measure")
     began_s = time.monotonic()
     with RankProcesses(TORCH_RANKS) as ranks:
-        opened = OpenTorchBackend(backend=backend, ranks=ranks)
+        opened = OpenBackend(backend=backend, ranks=ranks)
         for count, (number, position) in enumerate(todo, start=1):
             chosen = grid.config(position)
             trial_began_s = time.monotonic()

@@ -28,8 +28,9 @@ from benchmarks.support.timing import answer, count_at_least, publish, tell
 from costmodels.operators.isolated import LoneCall, lone_call_s, lone_role
 from costmodels.operators.layer_operators import OpKind, Phase
 from hardware.io.errors import ConfigError
+from trials.rank_backend import OpenBackend
 from trials.ranks.processes import RankProcesses
-from trials.torch_training.backend import OpenTorchBackend, TorchBackend
+from trials.torch_training.backend import TorchBackend
 from trials.torch_training.benchmarks.device import DeviceBenchmarks
 from trials.torch_training.benchmarks.messages import Timing
 from trials.torch_training.rank_setup import TORCH_RANKS
@@ -59,7 +60,7 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
     if not isinstance(config.backend, TorchBackend):
         raise ConfigError("trains nothing for real", key="trial.backend", nearest="backend: torch")
     with RankProcesses(TORCH_RANKS) as ranks:
-        training_s = _in_training(config, OpenTorchBackend(backend=config.backend, ranks=ranks), given.configs)
+        training_s = _in_training(config, OpenBackend(backend=config.backend, ranks=ranks), given.configs)
         tell(f"{len(training_s)} operators in training; running them alone")
         alone_s = _alone(DeviceBenchmarks(processes=ranks, device=config.backend.device), list(training_s))
     calls = [call for call in training_s if call in alone_s]
@@ -81,7 +82,7 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _in_training(config: StudyConfig, backend: OpenTorchBackend, count: int) -> Times:
+def _in_training(config: StudyConfig, backend: OpenBackend, count: int) -> Times:
     """The median time of each operator in the training of some configurations."""
     grid, model, precision = config.space().grid, config.setting.job.model, config.setting.job.precision
     times: dict[LoneCall, list[float]] = defaultdict(list)

@@ -9,7 +9,7 @@ from pydantic.json_schema import models_json_schema
 
 from costmodels.job.parallel_config import DEGREES, ENUMERATED_DIMENSIONS
 from hardware.cluster import CLUSTER_FORMS
-from tuner.study_file.config import StudyKeys
+from tuner.study_file.study_keys import StudyKeys
 
 _REFERENCE = "#/$defs/{model}"
 _DEGREE = {"type": "integer", "minimum": 1}
@@ -30,7 +30,7 @@ def study_schema() -> dict[str, Any]:
 
 def _current_keys(definitions: dict[str, Any]) -> dict[str, Any]:
     """The degrees, and what else a study may open, each as one of the values that `space:` lists."""
-    lists = definitions["_SpaceKeys"]["properties"]
+    lists = definitions["SpaceKeys"]["properties"]
     further = {name: lists[name]["anyOf"][0]["items"] for name in ENUMERATED_DIMENSIONS}
     return dict.fromkeys(DEGREES, _DEGREE) | further | {"assignment": {"type": "string"}}
 

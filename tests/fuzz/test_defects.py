@@ -60,8 +60,12 @@ REFUSED = {
         "current.pp*tp*dp*cp*up: makes 999999970000000299999999 devices",
     ),
     "layers by the billion": ("model", b"num_layers: 1000000000", "is required and missing"),
-    "an expression too deep": ("study", log_study("(" * 2000 + ")" * 2000), "is no regular expression"),
-    "an expression that repeats too often": ("study", log_study("a{" + "9" * 5000 + "}"), "is no regular expression"),
+    "an expression too deep": ("study", log_study("(" * 2000 + ")" * 2000), "is not a regular expression"),
+    "an expression that repeats too often": (
+        "study",
+        log_study("a{" + "9" * 5000 + "}"),
+        "is not a regular expression",
+    ),
     "a database with a NUL": ("study", study(history='["sqlite:///a\\0b"]').encode(), "history.0"),
     "an axis of a raised two": ("mesh", "a=²".encode(), "must be axes with sizes"),
     "ep of nothing": ("measured", rows({"ep": 0}).encode(), "ep = 0: must be a whole number of at least 1"),
@@ -75,8 +79,16 @@ REFUSED = {
         traced(*({"ts": at, "dur": 2000 - 2 * at} for at in range(900))),
         "nested deeper than 250 levels",
     ),
-    "an operation without end": ("profile of a step", traced({"dur": 1e400}), "no event of torch.profiler"),
-    "an operation of 10**400 us": ("profile of a step", traced({"dur": 10**400}), "no event of torch.profiler"),
+    "an operation without end": (
+        "profile of a step",
+        traced({"dur": 1e400}),
+        "event that torch.profiler does not write",
+    ),
+    "an operation of 10**400 us": (
+        "profile of a step",
+        traced({"dur": 10**400}),
+        "event that torch.profiler does not write",
+    ),
     "a journal of another program": (
         "journal",
         b'{"op_code": 2, "rows": [{}], "study_id": -1, "user_attr": {}}\n',

@@ -10,12 +10,12 @@ from typing import Any
 
 from tests.fuzz.mutation import of_bytes, of_json, of_lines
 from tests.fuzz.target import Target
-from trials.backend import unheard
+from trials.backend import ignore_step
 from trials.command.host_program import Ended
 from trials.command.kineto import UnreadableTraceError, read_trace
 from trials.command.log_pattern import LOG_PATTERNS, Reading, StepSize
-from trials.command.log_watch import Wanted, watched
-from trials.command.trace_samples import samples_of
+from trials.command.log_watch import Wanted, watch_log
+from trials.command.trace_samples import find_samples
 from trials.ranks.contract import AbstractRanks
 from trials.ranks.messages import Exit, Told
 
@@ -101,19 +101,19 @@ def _read_log(data: bytes, folder: Path) -> None:  # noqa: ARG001 # no file is r
     lines = text.split("\n")
     for pattern in LOG_PATTERNS.values():
         found = [reading for line in lines if (reading := pattern.reading(line, STEP)) is not None]
-        watched(_Ended(text, found), Wanted(warmup_steps=1, steps=100, hang_limit_s=1.0), on_step=unheard)
+        watch_log(_Ended(text, found), Wanted(warmup_steps=1, steps=100, hang_limit_s=1.0), on_step=ignore_step)
 
 
 def _read_profile(data: bytes, folder: Path) -> None:
     path = folder / "rank0.pt.trace.json"
     path.write_bytes(data)
-    samples_of(read_trace(path))
+    find_samples(read_trace(path))
 
 
 def _read_packed(data: bytes, folder: Path) -> None:
     path = folder / "rank0.pt.trace.json.gz"
     path.write_bytes(data)
-    samples_of(read_trace(path))
+    find_samples(read_trace(path))
 
 
 TARGETS = (

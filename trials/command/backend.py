@@ -1,8 +1,8 @@
-"""The `command` backend: a trial runs the user's own training command for some steps and reads its log.
+"""Backend `command`: a trial runs the user's own training command for some steps and reads its log.
 
-The command is a list of arguments with placeholders (placeholders.py), started once on every host, or once in all where
-it reaches the other hosts by itself, as srun does. It is ended when enough steps are measured, with all that it has
-started.
+The command is a list of arguments with placeholders (`placeholders.py`). It is started once on every host, or once in
+total if it reaches the other hosts by itself, as srun does. It is ended with all processes that it has started as soon
+as enough steps are measured.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -21,53 +20,54 @@ from costmodels.job.proxy_job import Reduction
 from costmodels.job.training_job import TrainingJob
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
-from trials.backend import AbstractBackend, HostNeeds, Observation, OnStep, Origin, Status, unheard
+from trials.backend import HostNeeds, Observation, OnStep, Status
 from trials.command.host_program import HostPlan
 from trials.command.log_pattern import LogPattern, StepSize
-from trials.command.log_watch import Wanted, watched
+from trials.command.log_watch import Wanted, watch_log
 from trials.command.placeholders import values_of
-from trials.command.trace_program import with_traces
+from trials.command.trace_program import add_traces
+from trials.framework_flags import Flags, WriteFlags
+from trials.rank_backend import AbstractRankBackend, is_cpu_cluster
 from trials.ranks.contract import AbstractRanks, RankSetup
-from trials.ranks.processes import RankProcesses
 from trials.ray_job import check_outlives_job
 
 Launch = Literal["per_host", "once"]
 """Whether the command is started on every host, or once and reaches the hosts by itself."""
 
 LOG_FILE = re.compile(r"trial-(\d+)-host-(\d+)\.log")
-"""What whole logs are called; see HostPlan.log_name."""
+"""File name of a whole log; see `HostPlan.log_name`."""
 
 COMMAND_RANKS = RankSetup(modules=("trials.command.host_program",))
 READING_RANKS = RankSetup(modules=(*COMMAND_RANKS.modules, "trials.command.trace_program"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CommandBackend(AbstractBackend):
-    """Runs a command.
+class CommandBackend(AbstractRankBackend):
+    """Backend that runs a command.
 
     Attributes:
-        job: What is trained.
-        cluster: Where.
-        arguments: The command, with placeholders.
-        environment: Variables over those of the worker, with placeholders; None removes one.
-        flags: What `{flags}` stands for in a configuration, and variables that it needs; None where nobody asks.
-        directory: Where the command begins.
-        pattern: How its log is read.
-        launch: Where it is started.
-        warmup_steps: Step times of the log that are dropped.
-        steps: Step times that are measured after those.
-        hang_limit_s: A command that prints nothing for so long hangs.
-        logs: A folder for whole logs, on each host; None keeps their ends alone.
-        profile: Where the command leaves traces of torch.profiler, with placeholders and perhaps wildcards; None if it
-            leaves none.
-        profile_root: What that is relative to.
+        job: Training job that the command runs.
+        cluster: Cluster that the command runs on.
+        arguments: Program and arguments of the command, with placeholders.
+        environment: Environment variables in addition to the worker's, with placeholders; None removes a variable.
+        flags: Function that writes the flags of a configuration for `{flags}`; None if the command has no `{flags}`.
+        directory: Working directory of the command.
+        pattern: Pattern that reads the log.
+        launch: Whether the command is started on every host, or once.
+        warmup_steps: Number of step times in the log that are dropped.
+        steps: Number of step times that are measured after those.
+        hang_limit_s: Silence of the command that means a hang [s].
+        logs: Folder for whole logs on each host; None keeps only the end of a log, in the study.
+        profile: Path of the traces of torch.profiler that the command leaves, with placeholders and perhaps wildcards;
+            None if it leaves none.
+        profile_root: Folder that `profile` is relative to.
     """
 
     job: TrainingJob
     cluster: Cluster
     arguments: tuple[str, ...]
     environment: tuple[tuple[str, str | None], ...] = ()
-    flags: Callable[[ParallelConfig], Flags] | None = None
+    flags: WriteFlags | None = None
     directory: Path
     pattern: LogPattern
     launch: Launch = "per_host"
@@ -79,42 +79,32 @@ class CommandBackend(AbstractBackend):
     profile_root: Path = Path()
 
     @property
-    def origin(self) -> Origin:
-        """Real training."""
-        return "measured"
-
-    @property
-    def trains(self) -> bool:
-        """It does."""
-        return True
-
-    @property
     def hosts(self) -> tuple[HostNeeds, ...]:
-        """Every host's devices and one process there; a single core where the command reaches hosts by itself."""
+        """Resources of a trial: all devices of every host for one process, or one core if it is launched once."""
         if self.launch == "once":
             return (HostNeeds(),)
         cluster = self.cluster
         per_host = cluster.devices_per_host
-        is_processor = all(device.is_processor for device in cluster.devices)
-        needs = HostNeeds(cpus=per_host, processes=1) if is_processor else HostNeeds(gpus=per_host, processes=1)
+        needs = (
+            HostNeeds(cpus=per_host, processes=1) if is_cpu_cluster(cluster) else HostNeeds(gpus=per_host, processes=1)
+        )
         return (needs,) * cluster.num_hosts
 
     @property
     def wants_hosts_alone(self) -> bool:
-        """But on one host's CPUs, where each trial has its cores."""
-        is_processor = all(device.is_processor for device in self.cluster.devices)
-        return not is_processor or self.cluster.num_hosts > 1
+        """Whether trials need their hosts alone: yes, except on one host's CPUs, where each trial has its cores."""
+        return not is_cpu_cluster(self.cluster) or self.cluster.num_hosts > 1
 
     @property
     def rank_setup(self) -> RankSetup:
-        """The program that runs the command, and what reads its traces if it leaves any."""
+        """Modules of the program that runs the command, and of the one that reads its traces if it leaves any."""
         return COMMAND_RANKS if self.profile is None else READING_RANKS
 
     def check(self) -> None:
-        """The logs must outlive a Ray job, and, where this machine will run it, directory and program must be there.
+        """Check that the logs outlive a Ray job, and that directory and program exist if this machine runs them.
 
         Raises:
-            ConfigError: they don't, or aren't.
+            ConfigError: The logs would be lost, or the directory or program is missing.
         """
         if self.logs is not None:
             nearest = "--set trial.logs= with an absolute path that every host can write to"
@@ -122,7 +112,7 @@ class CommandBackend(AbstractBackend):
         if len(self.hosts) > 1:
             return
         if not self.directory.is_dir():
-            raise ConfigError("is no directory", key="trial.directory", value=str(self.directory))
+            raise ConfigError("is not a directory", key="trial.directory", value=str(self.directory))
         program = self.arguments[0]
         if "{" in program:
             return
@@ -131,32 +121,34 @@ class CommandBackend(AbstractBackend):
         place = self.directory / program if os.sep in program else program
         if shutil.which(place, path=path) is None:
             raise ConfigError(
-                "is no program that can be run here",
+                "cannot be run here as a program",
                 key="trial.command.0",
                 value=program,
                 nearest="an absolute path, one relative to trial.directory, or a PATH that has it (trial.environment)",
             )
 
-    def opened(self, ranks: AbstractRanks) -> OpenCommandBackend:
-        """With a process on every host that starts commands."""
-        return OpenCommandBackend(backend=self, ranks=ranks.start())
-
     def expected_steps(self, config: ParallelConfig) -> int | None:  # noqa: ARG002 # the contract's
-        """As many as are asked for."""
+        """Return the number of steps that the study asks for."""
         return self.steps
 
     def reduced(self, to: Reduction) -> None:
-        """The command trains its own job."""
+        """Return None, because the command trains its own job only."""
 
-    def measure(self, config: ParallelConfig, *, trial_number: int, on_step: OnStep = unheard) -> Observation:
-        """One trial with a process of its own that starts commands; `opened` keeps one for many."""
-        with RankProcesses(self.rank_setup) as ranks:
-            return OpenCommandBackend(backend=self, ranks=ranks).measure(
-                config, trial_number=trial_number, on_step=on_step
-            )
+    def measure_on(
+        self, ranks: AbstractRanks, config: ParallelConfig, *, trial_number: int, on_step: OnStep
+    ) -> Observation:
+        """Run the command on the hosts of the trial, and read the traces that it leaves."""
+        wanted = Wanted(warmup_steps=self.warmup_steps, steps=self.steps, hang_limit_s=self.hang_limit_s)
+        plan, num_hosts, begun_s = self.plan(config, trial_number), len(self.hosts), time.time()
+        ranks.launch("trials.command.host_program:run_host", plan, num_ranks=num_hosts)
+        observation = watch_log(ranks, wanted, on_step=on_step)
+        if self.profile is None or observation.status is not Status.OK:
+            return observation
+        ranks.kill()  # the command must have ended before its traces are read
+        return add_traces(observation, ranks, plan, num_hosts=num_hosts, begun_s=begun_s)
 
     def plan(self, config: ParallelConfig, trial_number: int) -> HostPlan:
-        """What each host is to run."""
+        """Return the work of each host in a trial."""
         job = self.job
         flags = self.flags(config) if self.flags is not None else Flags()
         values = values_of(
@@ -183,62 +175,10 @@ class CommandBackend(AbstractBackend):
         )
 
     def kept_logs(self) -> dict[int, tuple[Path, ...]]:
-        """The whole logs that this machine's folder holds, in the order of their hosts, by the trial's number."""
+        """Return the whole logs in this machine's folder, in the order of their hosts, by the trial's number."""
         found: dict[int, dict[int, Path]] = {}
         for path in self.logs.iterdir() if self.logs is not None and self.logs.is_dir() else ():
             match = LOG_FILE.fullmatch(path.name)
             if match and path.is_file():
                 found.setdefault(int(match[1]), {})[int(match[2])] = path
         return {number: tuple(path for _, path in sorted(paths.items())) for number, paths in found.items()}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Flags:
-    """A configuration as a framework takes it.
-
-    Attributes:
-        arguments: An argument each.
-        environment: Variables; None removes one.
-    """
-
-    arguments: tuple[str, ...] = ()
-    environment: tuple[tuple[str, str | None], ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class OpenCommandBackend(AbstractBackend):
-    """A CommandBackend in a worker.
-
-    Attributes:
-        backend: What it measures.
-        ranks: A process on every host, started.
-    """
-
-    backend: CommandBackend
-    ranks: AbstractRanks
-
-    @property
-    def origin(self) -> Origin:
-        """That of the backend."""
-        return self.backend.origin
-
-    def expected_steps(self, config: ParallelConfig) -> int | None:
-        """Those of the backend."""
-        return self.backend.expected_steps(config)
-
-    def reduced(self, to: Reduction) -> None:
-        """As the backend."""
-
-    def measure(self, config: ParallelConfig, *, trial_number: int, on_step: OnStep = unheard) -> Observation:
-        """One trial."""
-        own = self.backend
-        wanted = Wanted(warmup_steps=own.warmup_steps, steps=own.steps, hang_limit_s=own.hang_limit_s)
-        plan, num_hosts, begun_s = own.plan(config, trial_number), len(own.hosts), time.time()
-        self.ranks.launch("trials.command.host_program:run_host", plan, num_ranks=num_hosts)
-        try:
-            observation = watched(self.ranks, wanted, on_step=on_step)
-        finally:
-            self.ranks.kill()
-        if own.profile is None or observation.status is not Status.OK:
-            return observation
-        return with_traces(observation, self.ranks, plan, num_hosts=num_hosts, begun_s=begun_s)

@@ -1,7 +1,7 @@
-"""What runs on each host of a trial: the user's command, whose output is read line by line.
+"""Program on each host of a trial: it runs the user's command and reads its output line by line.
 
-The supervisor of the command inherits the pipe by which this process tells what happens, and closes it last: that a
-host has ended is heard only when all that the command started has gone.
+The supervisor of the command inherits the pipe of this process's messages, and closes it last. The end of a host is
+therefore received only when all processes that the command started are gone.
 """
 
 from __future__ import annotations
@@ -20,35 +20,36 @@ from typing import BinaryIO
 from hardware.io.errors import shown
 from trials.command.log_pattern import LogPattern, StepSize
 from trials.command.patience import TooSlowError, at_most
-from trials.command.placeholders import filled, filled_all, without_wildcards
-from trials.command.process_tree import supervised
+from trials.command.placeholders import fill_all, fill_text, without_wildcards
+from trials.command.process_tree import start_supervised
 from trials.ranks.messages import Place
 
 HEARTBEAT_S = 1.0
-"""How often it is told at most that there was output."""
+"""Shortest interval between two messages that there was output [s]."""
 
 READ_BYTES = 65_536
 
 LINE_LIMIT_S = 2.0
-"""How long one line may take to be read: a user's expression may try every way to cut it into pieces, for years."""
+"""Time that one line may take to be read [s]: a user's expression may backtrack for years."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostPlan:
-    """What each host is to run.
+    """Work of each host.
 
     Attributes:
-        arguments: With placeholders.
-        environment: Variables over those that are there, with placeholders; None removes one.
-        values: What placeholders stand for, but for those that a host knows.
-        flags: What `{flags}` stands for.
-        directory: Where the command begins.
-        pattern: How its log is read.
-        step: What rates are of.
-        logs: A folder where each host keeps its whole log; None keeps none.
-        log_name: What the log's name begins with.
-        profile: Where the command leaves traces, with placeholders and perhaps wildcards; None if it leaves none.
-        profile_root: What that is relative to.
+        arguments: Arguments of the command, with placeholders.
+        environment: Environment variables in addition to the host's, with placeholders; None removes a variable.
+        values: Names and values of the placeholders, except for those that only a host knows.
+        flags: Arguments that take the place of `{flags}`.
+        directory: Working directory of the command.
+        pattern: Pattern that reads the log.
+        step: Size of a step, which converts rates to times.
+        logs: Folder in which each host keeps its whole log; None keeps none.
+        log_name: Beginning of the log's file name.
+        profile: Path of the traces that the command leaves, with placeholders and perhaps wildcards; None if it leaves
+            none.
+        profile_root: Folder that `profile` is relative to.
     """
 
     arguments: tuple[str, ...]
@@ -66,16 +67,16 @@ class HostPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Printed:
-    """There was output."""
+    """Message that there was output."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ended:
-    """The command has ended with this exit status, or was killed by a signal, whose number is negative.
+    """Message that the command has ended.
 
     Attributes:
-        code: The status.
-        trouble: Why nobody waits for it any more; empty where it has ended by itself.
+        code: Exit status of the command, or the negative number of the signal that killed it.
+        trouble: Reason for no longer waiting for the command; empty if it has ended by itself.
     """
 
     code: int
@@ -83,7 +84,7 @@ class Ended:
 
 
 def run_host(place: Place, plan: HostPlan) -> None:
-    """Runs the command to its end; what it prints is printed here too."""
+    """Run the command to its end, and print its output here too."""
     if place.listening is not None:
         os.close(place.listening)  # the command will listen there
     values = dict(plan.values) | {
@@ -92,9 +93,9 @@ def run_host(place: Place, plan: HostPlan) -> None:
         "master_port": str(place.port),
     }
     if plan.profile is not None:
-        values["profile"] = str(plan.profile_root / without_wildcards(filled(plan.profile, values)))
-    arguments = filled_all(plan.arguments, values, plan.flags)
-    command = supervised(arguments, _environment(plan, values), plan.directory)
+        values["profile"] = str(plan.profile_root / without_wildcards(fill_text(plan.profile, values)))
+    arguments = fill_all(plan.arguments, values, plan.flags)
+    command = start_supervised(arguments, _environment(plan, values), plan.directory)
     with _Log(plan, place.rank) as log:
         heard_s = 0.0
         for line in _lines(command.output):
@@ -122,19 +123,20 @@ def _too_slow(line: bytes) -> str:
 
 
 def _environment(plan: HostPlan, values: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of the command."""
     found = dict(os.environ)
-    for name in ("RANK", "WORLD_SIZE"):  # this process's own, of hosts
+    for name in ("RANK", "WORLD_SIZE"):  # they count hosts here, and would mislead the command
         found.pop(name, None)
     for name, text in plan.environment:
         if text is None:
             found.pop(name, None)
         else:
-            found[name] = filled(text, values)
+            found[name] = fill_text(text, values)
     return found
 
 
 class _Log:
-    """The whole log, as far as there is room for it: no trial fails because its log cannot be kept."""
+    """File with the whole log, as far as there is room for it: no trial fails because its log cannot be kept."""
 
     def __init__(self, plan: HostPlan, host_rank: int) -> None:
         self._file: BinaryIO | None = None
@@ -151,7 +153,7 @@ class _Log:
             self._file.close()
 
     def keep(self, line: bytes) -> None:
-        """Writes a line, unless there was no room for an earlier one."""
+        """Write a line, unless there was no room for an earlier one."""
         if self._file is not None:
             with self._room():
                 left = memoryview(line)
@@ -160,7 +162,7 @@ class _Log:
 
     @contextmanager
     def _room(self) -> Iterator[None]:
-        """Gives the log up where the disk is full, and says so in what is printed."""
+        """Give the log up if the disk is full, and print a note on it."""
         try:
             yield
         except OSError as error:
@@ -174,7 +176,7 @@ class _Log:
 
 
 def _lines(output: int) -> Iterator[bytes]:
-    """Whole lines as they come; a carriage return ends one too, as progress bars do."""
+    """Yield whole lines as they come; a carriage return ends a line too, as in progress bars."""
     rest = b""
     while True:
         select.select([output], [], [])

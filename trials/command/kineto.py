@@ -1,16 +1,16 @@
-"""A trace as torch.profiler exports it, read from JSON: operations as they nest, with the time of their kernels.
+"""Read a trace that torch.profiler exported as JSON: nested operations, with the time of their kernels.
 
-The form is the trace event format of Chrome with the categories of Kineto. What is taken from it (sources: traces of
-GPUs in pytorch/kineto, docs/traces/after_fix_trace.json, and facebookresearch/HolisticTraceAnalysis,
+The file is in the trace event format of Chrome with the categories of Kineto. These parts of it are read (sources:
+traces of GPUs in pytorch/kineto, docs/traces/after_fix_trace.json, and facebookresearch/HolisticTraceAnalysis,
 tests/data/call_stack/backward_thread.json):
 
-- `traceEvents` has complete events (`"ph": "X"`), with `ts` and `dur` in microseconds; those of one `pid` and `tid`
+- `traceEvents` has complete events (`"ph": "X"`), with `ts` and `dur` in microseconds; events of one `pid` and `tid`
   nest.
-- Operations are of category `cpu_op` (once `Operator`), ranges of the program of `user_annotation`; `args` tells
-  `Input Dims` if shapes were recorded, and `Sequence number`.
-- Kernels, copies and fills of a GPU are `kernel`, `gpu_memcpy` and `gpu_memset`; the call that launched one is of
+- Operations have the category `cpu_op` (formerly `Operator`), and ranges of the program `user_annotation`. Their `args`
+  have `Input Dims` if shapes were recorded, and `Sequence number`.
+- Kernels, copies and fills of a GPU are `kernel`, `gpu_memcpy` and `gpu_memset`. The call that launched one is of
   `cuda_runtime` or `cuda_driver`, has the same `correlation`, and lies inside its operation on the operation's thread.
-  Where that call is missing, `External id` may be that of the operation itself. ROCm's traces have the same categories.
+  If that call is missing, `External id` may be that of the operation itself. ROCm's traces have the same categories.
 - A profiled step is a range `ProfilerStep#7`.
 """
 
@@ -28,34 +28,34 @@ from hardware.io.input_file import read_input, unpacked
 from trials.profiling.trace_events import Shape, TraceEvent
 
 MOST_BYTES = 1_000_000_000
-"""A larger trace is not read: as Python objects it takes several times as much memory."""
+"""Largest trace that is read [bytes]; as Python objects it takes several times as much memory."""
 
 _OPERATIONS = ("cpu_op", "Operator", "user_annotation")
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver", "Runtime")
 _STEP = "ProfilerStep#"
 _MOST_NESTED = 250
-"""Operations inside each other: a program has dozens, and what reads them goes as deep."""
+"""Deepest nesting of operations: a program has dozens of levels, and the code that reads them recurses as deep."""
 _MOST_DIMS, _LARGEST_DIM = 16, 2**53
-"""Of a tensor: more than any has, and few enough for its elements to be counted as a float."""
+"""Limits of a tensor: more than any has, and few enough for its elements to be counted as a float."""
 _LONGEST_US = 1e18
 _ROUNDING_US = 0.01
-"""By how much a sum of times may miss another's end: times of some 10**12 us are rounded to 0.001."""
+"""Tolerance between the ends of nested operations [us]: times of some 10**12 us are rounded to 0.001."""
 
 
 class UnreadableTraceError(Exception):
-    """A file that tells nothing, in words."""
+    """Failure to read a trace, with its reason in words."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trace:
-    """What a trace shows.
+    """Content of a trace.
 
     Attributes:
-        events: The operations that nothing contains, thread by thread in the order of their begin.
-        num_steps: Steps that were profiled.
+        events: Outermost operations, thread by thread in the order of their start.
+        num_steps: Number of steps that were profiled.
         has_kernels: Whether times are those of kernels on a device.
-        total_s: What all kernels take, or all operations where there are none [s].
+        total_s: Time of all kernels, or of all operations if there are no kernels [s].
     """
 
     events: tuple[TraceEvent, ...]
@@ -65,10 +65,10 @@ class Trace:
 
 
 def read_trace(path: Path) -> Trace:
-    """Reads a trace, packed or not.
+    """Read a trace, packed or not.
 
     Raises:
-        UnreadableTraceError: it is none.
+        UnreadableTraceError: The file is no trace of torch.profiler.
     """
     try:
         content = unpacked(read_input(path, most_bytes=MOST_BYTES), most_bytes=MOST_BYTES, path=path)
@@ -77,20 +77,20 @@ def read_trace(path: Path) -> Trace:
         advice = "profile one step, without stacks and memory" if "larger" in error.rule else error.nearest
         raise UnreadableTraceError("; ".join(filter(None, (error.rule, advice)))) from None
     except ValueError as error:
-        raise UnreadableTraceError(f"is no JSON, or was not written to its end ({error})") from None
+        raise UnreadableTraceError(f"is not JSON, or is incomplete ({error})") from None
     except RecursionError:
-        raise UnreadableTraceError("is no trace: its JSON is nested too deep") from None
+        raise UnreadableTraceError("is not a trace: its JSON is nested too deeply") from None
     events = found.get("traceEvents") if isinstance(found, dict) else found
     if not isinstance(events, list):
         raise UnreadableTraceError("has no traceEvents")
     try:
-        return trace_of([event for event in events if isinstance(event, dict) and event.get("ph") == "X"])
+        return build_trace([event for event in events if isinstance(event, dict) and event.get("ph") == "X"])
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise UnreadableTraceError(f"has an event that is no event of torch.profiler ({shown(error)})") from None
+        raise UnreadableTraceError(f"has an event that torch.profiler does not write ({shown(error)})") from None
 
 
-def trace_of(events: Iterable[Mapping[str, Any]]) -> Trace:
-    """What complete events show."""
+def build_trace(events: Iterable[Mapping[str, Any]]) -> Trace:
+    """Build a trace from complete events."""
     kernels: list[Mapping[str, Any]] = []
     on_threads: dict[tuple[Any, Any], list[Mapping[str, Any]]] = defaultdict(list)
     num_steps = 0
@@ -101,6 +101,7 @@ def trace_of(events: Iterable[Mapping[str, Any]]) -> Trace:
         elif category in _OPERATIONS or category in _LAUNCHES:
             on_threads[event["pid"], event["tid"]].append(event)
             num_steps += category == "user_annotation" and str(event["name"]).startswith(_STEP)
+    # a kernel belongs to the call that launched it; without that call in the trace, to the operation it names
     has_kernels = bool(kernels)
     by_launch: dict[Any, float] = defaultdict(float)
     for kernel in kernels:
@@ -117,8 +118,8 @@ def trace_of(events: Iterable[Mapping[str, Any]]) -> Trace:
             by_operation[kernel["args"].get("External id")] += _us(kernel, "dur")
     roots: list[TraceEvent] = []
     for number, thread in enumerate(on_threads.values()):
-        opened = _nested(thread, by_launch)
-        roots += (each.closed(number, by_operation if has_kernels else None) for each in opened)
+        opened = _nest(thread, by_launch)
+        roots += (each.close(number, by_operation if has_kernels else None) for each in opened)
     total_us = sum(_us(kernel, "dur") for kernel in kernels)
     return Trace(
         events=tuple(roots),
@@ -130,15 +131,15 @@ def trace_of(events: Iterable[Mapping[str, Any]]) -> Trace:
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class _Open:
-    """An operation whose children are still to come."""
+    """Operation that is still collecting its children."""
 
     event: Mapping[str, Any]
     end_us: float
     kernels_us: float = 0.0
     children: list[_Open] = field(default_factory=list)
 
-    def closed(self, thread: int, by_operation: Mapping[Any, float] | None) -> TraceEvent:
-        """The operation with all its children; on a device its own time is that of its kernels."""
+    def close(self, thread: int, by_operation: Mapping[Any, float] | None) -> TraceEvent:
+        """Return the operation with all its children; on a device its own time is that of its kernels."""
         arguments = self.event.get("args", {})
         if by_operation is not None:
             is_linked = "External id" in arguments
@@ -153,12 +154,13 @@ class _Open:
             shapes=_shapes(arguments.get("Input Dims", arguments.get("Input dims", ()))),
             thread=thread,
             sequence=int(arguments.get("Sequence number", -1)),
-            children=tuple(child.closed(thread, by_operation) for child in self.children),
+            children=tuple(child.close(thread, by_operation) for child in self.children),
         )
 
 
-def _nested(thread: Sequence[Mapping[str, Any]], by_launch: Mapping[Any, float]) -> list[_Open]:
-    """The operations of one thread that nothing contains; kernels count for the innermost one around their launch."""
+def _nest(thread: Sequence[Mapping[str, Any]], by_launch: Mapping[Any, float]) -> list[_Open]:
+    """Return the outermost operations of one thread; a kernel counts for the innermost operation around its launch."""
+    # events sorted by start, longest first, form a stack: an event ends all that end before it does
     roots: list[_Open] = []
     around: list[_Open] = []
     for event in sorted(thread, key=lambda event: (_us(event, "ts"), -_us(event, "dur"))):
@@ -178,10 +180,10 @@ def _nested(thread: Sequence[Mapping[str, Any]], by_launch: Mapping[Any, float])
 
 
 def _us(event: Mapping[str, Any], key: str) -> float:
-    """A time of an event.
+    """Return a time of an event [us].
 
     Raises:
-        ValueError: no clock tells it.
+        ValueError: The number is larger than any clock's.
     """
     time_us = float(event[key])
     if not abs(time_us) < _LONGEST_US:
@@ -190,7 +192,7 @@ def _us(event: Mapping[str, Any], key: str) -> float:
 
 
 def _shapes(operands: Iterable[Any]) -> tuple[Shape, ...]:
-    """Of each operand; empty for one that is no tensor, or a list of them."""
+    """Return the shape of each operand; empty for an operand that is no tensor, or a list of tensors."""
     return tuple(tuple(operand) if _is_shape(operand) else () for operand in operands)
 
 

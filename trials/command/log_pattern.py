@@ -1,15 +1,15 @@
-"""Step times and memory, read off the log lines of training programs.
+"""Read step times and memory off the log lines of training programs.
 
-A pattern is a few regular expressions whose named groups say what a number is, with its unit:
+A pattern is a few regular expressions. The name of a group states the quantity and its unit:
 
-    iteration                                        the step's number
-    step_s, step_ms, step_us                         what a step took
-    steps_per_s, samples_per_s, tokens_per_s         of the whole job
-    tokens_per_s_per_device                          of one of its devices
-    memory_bytes, memory_mb, memory_mib, ...         the most that a device held; mb and gb are decimal
+    iteration                                        number of the step
+    step_s, step_ms, step_us                         time of a step
+    steps_per_s, samples_per_s, tokens_per_s         rate of the whole job
+    tokens_per_s_per_device                          rate of one device
+    memory_bytes, memory_mb, memory_mib, ...         peak memory of a device; mb and gb are decimal
 
-A line that gives a time is a reading; a line that gives memory alone is kept beside them. Rates become times by the
-job's tokens, samples and devices.
+A line with a time is a reading of a step; a line with memory alone only adds to the peak of memory. Rates are converted
+to times by the job's tokens, samples and devices.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from hardware.io.errors import ConfigError, did_you_mean
 
 LONGEST_LINE = 10_000
-"""Characters of a line that are looked at."""
+"""Number of characters that are read of a line."""
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -36,17 +36,17 @@ _BYTES = {
     "memory_gib": 2.0**30,
 }
 GROUPS = ("iteration", *_SECONDS, *_RATES, *_BYTES)
-"""The names that a pattern's groups may have."""
+"""Names that the groups of a pattern may have."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepSize:
-    """What one step of a job is, by which rates become times.
+    """Size of one step of a job, which converts rates to times.
 
     Attributes:
-        samples: Sequences of all replicas together.
-        tokens: Their tokens.
-        devices: On which it runs.
+        samples: Number of sequences of all replicas together.
+        tokens: Number of tokens of these sequences.
+        devices: Number of devices that the job runs on.
     """
 
     samples: int
@@ -56,12 +56,12 @@ class StepSize:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
-    """What a line of a log says.
+    """Numbers of one log line.
 
     Attributes:
-        step_time_s: What a step took; None where the line tells memory alone.
-        iteration: The step's number, if the line tells it.
-        memory_bytes: The most that a device held, if the line tells it.
+        step_time_s: Time of a step [s]; None if the line gives memory alone.
+        iteration: Number of the step, if the line gives it.
+        memory_bytes: Peak memory of a device [bytes], if the line gives it.
     """
 
     step_time_s: float | None = None
@@ -71,43 +71,43 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogPattern:
-    """How to read the log of a program.
+    """Pattern that reads the log of a program.
 
     Attributes:
-        expressions: Regular expressions, each looked for in every line.
+        expressions: Regular expressions, each of which is searched for in every line.
     """
 
     expressions: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        """Refuses what can't be read.
+        """Check the expressions.
 
         Raises:
-            ConfigError: an expression is none, names something else, or no step time is among the groups.
+            ConfigError: An expression is malformed, names an unknown group, or no group gives a step time.
         """
         timed = False
         for expression in self.expressions:
             try:
                 names = re.compile(expression).groupindex
             except (re.error, ValueError, OverflowError, RecursionError) as error:
-                raise ConfigError(f"is no regular expression: {error}", value=expression) from None
+                raise ConfigError(f"is not a regular expression: {error}", value=expression) from None
             for name in names:
                 if name not in GROUPS:
                     raise ConfigError(
-                        f"has a group named {name!r}, which says nothing that is read",
+                        f"has a group named {name!r}, which is not the name of a known quantity",
                         value=expression,
                         nearest=did_you_mean(name, GROUPS),
                     )
             timed = timed or any(name in _SECONDS or name in _RATES for name in names)
         if not timed:
             raise ConfigError(
-                "names no time of a step",
+                "has no group for the time of a step",
                 value=list(self.expressions),
                 nearest=f"a group named {', '.join((*_SECONDS, *_RATES))}, for example time (?P<step_ms>[\\d.]+)",
             )
 
     def reading(self, line: str, step: StepSize) -> Reading | None:
-        """What a line says; None if nothing."""
+        """Return the numbers of a line; None if it has none."""
         plain = _COLOUR.sub("", line[:LONGEST_LINE])
         found: dict[str, str] = {}
         for expression in self.expressions:
@@ -147,7 +147,7 @@ def _memory_bytes(found: Mapping[str, str]) -> int | None:
 
 
 def _number(text: str | None) -> float | None:
-    """A number as logs write it, 1,480 or 1.07e+04; None for anything else."""
+    """Parse a number as logs write it, 1,480 or 1.07e+04; return None for anything else."""
     try:
         number = float(text.replace(",", "")) if text is not None else math.nan
     except ValueError:
@@ -185,7 +185,7 @@ LOG_PATTERNS: dict[str, LogPattern] = {
         )
     ),
 }
-"""Patterns by the names of the frameworks that print so.
+"""Patterns by the names of the frameworks whose logs they read.
 
 Sources: Megatron-LM megatron/training/training.py, `training_log`, and `report_memory` in its utils.py, whose MB are
 2**20 bytes; MindSpeed-LLM calls the same; torchtitan torchtitan/components/metrics.py, where tps is per device and the
@@ -195,11 +195,11 @@ whose GB are 2**30 bytes; NeMo 2 logs of `nemo.lightning` progress printers with
 
 
 def named_pattern(name: str) -> LogPattern:
-    """The pattern of a framework.
+    """Return the pattern of a framework.
 
     Raises:
-        ConfigError: none has that name.
+        ConfigError: No pattern has that name.
     """
     if name not in LOG_PATTERNS:
-        raise ConfigError("is no known log", value=name, nearest=did_you_mean(name, LOG_PATTERNS))
+        raise ConfigError("is not a known log format", value=name, nearest=did_you_mean(name, LOG_PATTERNS))
     return LOG_PATTERNS[name]

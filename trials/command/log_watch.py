@@ -1,14 +1,13 @@
-"""Watches the hosts of one trial while a command runs there, and makes an observation of what its log says.
+"""Watch the hosts of one trial while a command runs there, and turn its log into an observation.
 
-Which reason counts, where there are several: enough readings end a trial well whatever follows; then a lack of memory
-on any host, a signal, a port that was taken, the first exit status that is not 0, and last a silence.
+A trial with enough readings has ended well whatever follows. Otherwise the first of these reasons counts: a lack of
+memory on any host, a signal, a port that was taken, an exit status other than 0, and last a silence.
 """
 
 from __future__ import annotations
 
 import re
 import signal
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,31 +17,32 @@ from trials.command.host_program import Ended, Printed
 from trials.command.log_pattern import Reading
 from trials.command.memory_messages import lack_of_memory
 from trials.ranks.contract import AbstractRanks
+from trials.ranks.listening import listen
 from trials.ranks.messages import Exit, Told
 
 GRACE_S = 5.0
-"""How long the other hosts may take to end when one has: their logs may say more."""
+"""Time that the other hosts may take to end when one has ended [s]: their logs may say more."""
 
 _LAUNCHERS_SIGNAL = re.compile(r"exitcode\s*:\s*-([0-9]{1,3})\b|Signal ([0-9]{1,3}) \(SIG\w+\) received")
-"""How torchrun tells that a signal has killed one of its processes; it ends itself with status 1."""
+"""Message of torchrun that a signal has killed one of its processes; torchrun itself ends with status 1."""
 
 
 _PORT_TAKEN = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
-"""What torch's store, gRPC and the C library say of a port that somebody else took first: no fault of the candidate."""
+"""Messages of torch's store, gRPC and the C library on a port that is in use, which is no fault of the candidate."""
 
 
 _NAMES_ERROR = re.compile(r"(?:Error|Exception|error)\b")
-"""In front of a colon, which is looked for first: with one expression with both, a line may take hours."""
+"""Name of an error, searched in front of the last colon. One expression for both could take hours for a line."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted:
-    """What a trial is to measure.
+    """Measurement that a trial is asked for.
 
     Attributes:
-        warmup_steps: Readings of the log that are dropped.
-        steps: Readings that are measured after those.
-        hang_limit_s: Silence of all hosts that means a hang.
+        warmup_steps: Number of readings of the log that are dropped.
+        steps: Number of readings that are measured after those.
+        hang_limit_s: Silence of all hosts that means a hang [s].
     """
 
     warmup_steps: int
@@ -50,33 +50,21 @@ class Wanted:
     hang_limit_s: float
 
 
-def watched(ranks: AbstractRanks, wanted: Wanted, *, on_step: OnStep) -> Observation:
-    """What became of the command that was just launched; what still runs afterwards is for the caller to end.
+def watch_log(ranks: AbstractRanks, wanted: Wanted, *, on_step: OnStep) -> Observation:
+    """Watch the command that was just launched, and return its observation; the caller ends what still runs.
 
     Args:
-        ranks: The hosts, a rank each.
-        wanted: What is measured.
-        on_step: Hears each measured step's time.
+        ranks: Launched ranks, one on each host.
+        wanted: Measurement that the trial is asked for.
+        on_step: Callback that is given the time of each measured step [s].
     """
     seen = _Seen(wanted, on_step)
-    heard_s = time.monotonic()
-    deadline_s = float("inf")
-    while ranks.running and not seen.is_enough and time.monotonic() < deadline_s:
-        events = ranks.events(min(wanted.hang_limit_s, deadline_s - time.monotonic(), 1.0))
-        if events:
-            heard_s = time.monotonic()
-        elif time.monotonic() - heard_s >= wanted.hang_limit_s:
-            seen.hangs = True
-            break
-        for event in events:
-            seen.take(event)
-        if seen.has_ended and deadline_s == float("inf"):
-            deadline_s = time.monotonic() + GRACE_S
+    seen.hangs = listen(ranks, seen, hang_limit_s=wanted.hang_limit_s, grace_s=GRACE_S)
     return seen.observation(ranks.printed)
 
 
 class _Seen:
-    """What has been told so far."""
+    """Messages of the hosts so far, and what follows from them."""
 
     def __init__(self, wanted: Wanted, on_step: OnStep) -> None:
         self.wanted = wanted
@@ -94,7 +82,7 @@ class _Seen:
         return len(self.step_times_s) >= self.wanted.steps
 
     @property
-    def has_ended(self) -> bool:
+    def is_ending(self) -> bool:
         return bool(self.codes)
 
     def take(self, event: Told | Exit) -> None:
@@ -137,7 +125,7 @@ class _Seen:
         )
 
     def _outcome(self, log: str) -> tuple[Status, str, str]:
-        """How it ended, in a line, and the signal that killed it."""
+        """Return the status, its reason in one line, and the signal that killed the command."""
         if self.is_enough:
             return Status.OK, "", ""
         failed = {rank: code for rank, code in self.codes.items() if code}
@@ -146,15 +134,15 @@ class _Seen:
             if lack:
                 return Status.OUT_OF_MEMORY, lack[:500], ""
         if failed:
-            return self._failed(failed, log)
+            return self._explain_failure(failed, log)
         if self.hangs:
             return Status.INCIDENT, f"hangs: printed nothing for {self.wanted.hang_limit_s:g} s", ""
         if self.step_times_s:
             asked = self.wanted.warmup_steps + self.wanted.steps
-            return Status.OK, f"ended after {self.num_read} of the {asked} log lines that were asked for", ""
-        return Status.CRASHED, self._too_few(), ""
+            return Status.OK, f"ended after {self.num_read} of the {asked} expected log lines", ""
+        return Status.CRASHED, self._explain_too_few(), ""
 
-    def _failed(self, failed: dict[int, int], log: str) -> tuple[Status, str, str]:
+    def _explain_failure(self, failed: dict[int, int], log: str) -> tuple[Status, str, str]:
         if self.trouble:
             return Status.CRASHED, self.trouble, ""
         host, code = next(iter(failed.items()))
@@ -169,14 +157,14 @@ class _Seen:
             return Status.INCIDENT, f"found its port taken{where}: {taken[:300]}", ""
         return Status.CRASHED, f"ended with exit status {code}{where}: {_last_words(log)}", ""
 
-    def _too_few(self) -> str:
+    def _explain_too_few(self) -> str:
         if self.num_read:
             return (
                 f"ended after {self.num_read} log lines with a step time, all of them warm-up: "
                 f"train {self.wanted.warmup_steps + self.wanted.steps} steps ({{total_steps}}), or lower "
                 "trial.warmup_steps"
             )
-        return "ended without a log line that trial.log finds a step time in"
+        return "ended without a log line in which trial.log finds a step time"
 
 
 def _signal_name(number: int) -> str:
@@ -187,12 +175,12 @@ def _signal_name(number: int) -> str:
 
 
 def _last_words(log: str) -> str:
-    """The last line that names an error, or the last one."""
+    """Return the last line that names an error, or else the last line."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     return (_last_error(log) or (lines or ["it printed nothing"])[-1])[:400]
 
 
 def _last_error(log: str) -> str:
-    """The last line that names an error; empty if none does."""
+    """Return the last line that names an error; empty if none does."""
     errors = (line.strip() for line in log.splitlines() if _NAMES_ERROR.search(line.rpartition(":")[0]))
     return next(iter(deque(errors, maxlen=1)), "")

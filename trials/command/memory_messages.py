@@ -1,7 +1,7 @@
-"""The messages by which allocators, runtimes and schedulers say that memory is used up, as they stand in logs.
+"""Messages in logs by which allocators, runtimes and schedulers say that memory is used up.
 
-A log may mention a lack of memory that there is not: in advice, in arguments, in warnings that the program survives. So
-a line counts if it is such a message, or if it is the last error of the log and speaks of memory.
+A log may mention memory although none is lacking: in advice, in arguments, in warnings that the program survives. So a
+line counts only if it is one of these messages, or if it is the last error of the log and speaks of memory.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ _MESSAGES = re.compile(
 
 
 def says_memory_is_used_up(line: str) -> bool:
-    """Whether a line of a log is a message of a lack of memory."""
+    """Return whether a line of a log is a message that memory is used up."""
     return _MESSAGES.search(line.strip()) is not None
 
 
 def lack_of_memory(log: str, last_error: str) -> str:
-    """The line of a failed program's log that says it lacked memory; empty if none does.
+    """Return the line of a failed program's log that says it lacked memory; empty if there is none.
 
     Args:
-        log: All that is kept of it.
-        last_error: The last line that names an error; empty if none does.
+        log: Text of the log, as far as it is kept.
+        last_error: Last line of the log that names an error; empty if there is none.
     """
     found = next((line.strip() for line in log.splitlines() if says_memory_is_used_up(line)), "")
     return found or (last_error if speaks_of_memory(last_error) else "")

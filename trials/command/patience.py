@@ -1,4 +1,4 @@
-"""Ends what takes too long in the main thread of a process, a search for a regular expression too."""
+"""Time limit for code in the main thread of a process, also inside a search for a regular expression."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from contextlib import contextmanager
 
 
 class TooSlowError(Exception):
-    """What was begun did not end in time."""
+    """End of a block that did not finish in time."""
 
 
 @contextmanager
 def at_most(limit_s: float) -> Iterator[None]:
-    """Lets what stands inside take so long; nothing else of this thread may use SIGALRM.
+    """Limit the time of the block inside; nothing else in this thread may use SIGALRM.
 
     Raises:
-        TooSlowError: it took longer.
+        TooSlowError: The block took longer.
     """
 
     def end(_signal: int, _frame: object) -> None:

@@ -1,7 +1,7 @@
-"""`{tp}` and its like in the arguments and the environment of a command, and what they stand for.
+"""Placeholders such as `{tp}` in the arguments and the environment of a command, and their values.
 
-A placeholder stands inside an argument, which stays one argument whatever the value holds: no shell reads it. `{{` and
-`}}` are braces. `{flags}` alone is an argument and becomes as many as there are.
+An argument with a placeholder stays one argument whatever the value holds, because no shell reads it. `{{` and `}}` are
+braces. Only `{flags}` is an argument by itself, and becomes as many arguments as there are flags.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError, did_you_mean
 
 FLAGS = "flags"
-"""Stands for the flags of a framework, an argument each."""
+"""Placeholder of the flags of a framework, one argument each."""
 
 PROFILE = "profile"
-"""Stands for the place of traces, where there is one."""
+"""Placeholder of the path of traces, if the study names one."""
 
 ON_HOST = ("host_rank", "master_address", "master_port", PROFILE)
-"""What is known only where and when the command starts."""
+"""Placeholders whose values are known only on the host when the command starts."""
 
 OF_CONFIG = (
     *DEGREES,
@@ -41,25 +41,25 @@ OF_CONFIG = (
     "total_steps",
 )
 PLACEHOLDERS = (*OF_CONFIG, *ON_HOST)
-"""All that may stand in braces, but for `flags`."""
+"""Names of all placeholders except `flags`."""
 
 
 def check_text(text: str, *, flags: bool) -> None:
-    """Looks whether all placeholders of an argument are known.
+    """Check that all placeholders of an argument are known.
 
     Args:
-        text: The argument.
-        flags: Whether it may be `{flags}`.
+        text: Argument with placeholders.
+        flags: Whether the argument may be `{flags}`.
 
     Raises:
-        ConfigError: one is not, or a brace stands alone.
+        ConfigError: A placeholder is unknown, or a brace has no partner.
     """
     if text == f"{{{FLAGS}}}" and flags:
         return
     for name in names_in(text):
         if name == FLAGS:
             raise ConfigError(
-                "must be an argument by itself, for it becomes several",
+                "must be an argument of its own, because it expands to several",
                 value=text,
                 nearest=f'"{{{FLAGS}}}" in the command, and trial.flags: megatron',
             )
@@ -71,7 +71,7 @@ def check_text(text: str, *, flags: bool) -> None:
 def values_of(
     job: TrainingJob, cluster: Cluster, config: ParallelConfig, *, trial_number: int, warmup_steps: int, steps: int
 ) -> dict[str, str]:
-    """What the placeholders of a configuration stand for, but for those that a host knows."""
+    """Return the values of a configuration's placeholders, except for those that only a host knows."""
     further = config.values(DEGREES + FURTHER_DIMENSIONS)
     found: dict[str, object] = {
         **further,
@@ -92,8 +92,8 @@ def values_of(
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in found.items()}
 
 
-def filled(text: str, values: Mapping[str, str]) -> str:
-    """An argument with its placeholders replaced."""
+def fill_text(text: str, values: Mapping[str, str]) -> str:
+    """Replace the placeholders of an argument by their values."""
     parts = []
     for literal, name, _, _ in string.Formatter().parse(text):
         parts.append(literal)
@@ -102,35 +102,35 @@ def filled(text: str, values: Mapping[str, str]) -> str:
     return "".join(parts)
 
 
-def filled_all(arguments: Sequence[str], values: Mapping[str, str], flags: Sequence[str]) -> list[str]:
-    """All arguments, with the flags where they belong."""
+def fill_all(arguments: Sequence[str], values: Mapping[str, str], flags: Sequence[str]) -> list[str]:
+    """Replace the placeholders of all arguments, and `{flags}` by the flags."""
     found: list[str] = []
     for argument in arguments:
         if argument == f"{{{FLAGS}}}":
             found += flags
         else:
-            found.append(filled(argument, values))
+            found.append(fill_text(argument, values))
     return found
 
 
 def without_wildcards(path: str) -> str:
-    """The folder of all that a pattern names; a path without wildcards is itself."""
+    """Return the folder of all files that a pattern names; a path without wildcards is returned as it is."""
     parts = path.split("/")
     plain = list(itertools.takewhile(lambda part: not set(part) & set("*?["), parts))
     return "/".join(plain)
 
 
 def names_in(text: str) -> list[str]:
-    """The placeholders of a text, in their order.
+    """Return the names of a text's placeholders, in their order.
 
     Raises:
-        ConfigError: it has a brace without its other, or more than a name between two.
+        ConfigError: A brace has no partner, or there is more than a name between two braces.
     """
     try:
         fields = list(string.Formatter().parse(text))
     except ValueError:
-        raise ConfigError("has a brace without its other", value=text, nearest="{{ and }} for braces") from None
+        raise ConfigError("has an unmatched brace", value=text, nearest="{{ and }} for braces") from None
     for _, name, spec, conversion in fields:
         if name is not None and (spec or conversion):
-            raise ConfigError("takes names alone between braces", value=text, nearest=f"{{{name}}}")
+            raise ConfigError("allows only names between braces", value=text, nearest=f"{{{name}}}")
     return [name for _, name, _, _ in fields if name is not None]

@@ -1,9 +1,9 @@
-"""A command under a supervisor that leaves nothing behind: when it is over, all that it started has gone.
+"""Supervisor of a command, which leaves nothing behind: at its end all processes that the command started are gone.
 
-The supervisor is a fork of the process that starts it. On Linux it adopts what the command's processes leave behind
-(PR_SET_CHILD_SUBREAPER), so that it sees them all, also those that began a session of their own, and knows when the
-last has gone. It lives as long as the other end of its life line is open: whoever holds that may be killed, and the
-command goes all the same.
+The supervisor is a fork of the process that starts it. On Linux it adopts the orphans of the command's processes
+(PR_SET_CHILD_SUBREAPER). It therefore sees all of them, also those with a session of their own, and knows when the last
+one is gone. It lives as long as the other end of its life line is open. If the process that holds that end is killed,
+the command ends too.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 GRACE_S = 3.0
-"""How long a command has to end by itself after SIGTERM: launchers such as srun end what runs on other hosts."""
+"""Time that a command has to end by itself after SIGTERM [s]: launchers such as srun end processes on other hosts."""
 
 LOOK_EVERY_S = 0.02
-"""How often the supervisor looks whether processes have gone."""
+"""Interval at which the supervisor checks whether processes are gone [s]."""
 
 NOT_STARTED = 127
-"""The exit status of a command that could not be started, as shells have it."""
+"""Exit status of a command that could not be started, as in shells."""
 
 _ADOPT = 36  # PR_SET_CHILD_SUBREAPER of <sys/prctl.h>
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Supervised:
-    """A command that runs.
+    """Running command with its supervisor.
 
     Attributes:
-        output: The descriptor from which its output is read; at its end all that wrote to it has gone.
-        life_line: The descriptor that keeps it alive; closing it ends the command.
-        supervisor: The process.
+        output: File descriptor of the command's output; at end of file all processes that wrote to it are gone.
+        life_line: File descriptor that keeps the command alive; closing it ends the command.
+        supervisor: Process number of the supervisor.
     """
 
     output: int
@@ -47,23 +47,23 @@ class Supervised:
     supervisor: int
 
     def wait(self) -> int:
-        """Its exit status when everything has gone, or the negative number of the signal that killed it."""
+        """Wait until all processes are gone; return the exit status, or the negative number of the killing signal."""
         _, status = os.waitpid(self.supervisor, 0)
         code = os.waitstatus_to_exitcode(status)
         return SIGNALLED - code if code - SIGNALLED in signal.valid_signals() else code
 
 
 SIGNALLED = 128
-"""Added to the number of a signal in a supervisor's exit status, as shells do; 255 is no signal, but a plain status."""
+"""Offset of a signal's number in a supervisor's exit status, as in shells; 255 is no signal, but a plain status."""
 
 
-def supervised(arguments: Sequence[str], environment: Mapping[str, str], directory: Path) -> Supervised:
-    """Starts a command, which reads nothing and whose two outputs are one.
+def start_supervised(arguments: Sequence[str], environment: Mapping[str, str], directory: Path) -> Supervised:
+    """Start a command, which has no input, and whose standard output and error are one stream.
 
     Args:
-        arguments: The program and what it is given.
-        environment: All variables.
-        directory: Where it begins.
+        arguments: Program and arguments of the command.
+        environment: Environment variables of the command, all of them.
+        directory: Working directory of the command.
     """
     life_end, life_line = os.pipe()
     output, output_end = os.pipe()
@@ -91,7 +91,7 @@ def supervised(arguments: Sequence[str], environment: Mapping[str, str], directo
 def _supervise(
     arguments: Sequence[str], environment: Mapping[str, str], directory: Path, life_end: int, output_end: int
 ) -> int:
-    """Runs the command to its end or until the life line breaks; its exit status as shells tell it."""
+    """Run the command to its end or until the life line breaks; return its exit status as shells do."""
     command = subprocess.Popen(  # noqa: S603 # the user's own command, and no shell
         list(arguments),
         stdin=subprocess.DEVNULL,
@@ -101,7 +101,7 @@ def _supervise(
         cwd=directory,
         start_new_session=True,
         restore_signals=True,
-        preexec_fn=_heed_signals,  # noqa: PLW1509 # the process has one thread
+        preexec_fn=_restore_signals,  # noqa: PLW1509 # the process has one thread
     )
     os.close(output_end)
     while command.poll() is None:
@@ -118,13 +118,14 @@ def _supervise(
     return code if code >= 0 else SIGNALLED - code
 
 
-def _heed_signals() -> None:
+def _restore_signals() -> None:
+    """Restore the signals that the supervisor ignores."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 
 
 def _end_all(command: subprocess.Popen[bytes]) -> None:
-    """Kills the command's group and all descendants of this process, again and again until none is left."""
+    """Kill the command's group and all descendants of this process, again and again until none is left."""
     _signal_group(command.pid, signal.SIGKILL)
     command.wait()
     while True:
@@ -145,7 +146,7 @@ def _signal_group(group: int, number: signal.Signals) -> None:
 
 
 def _descendants(root: int) -> list[int]:
-    """All processes below `root`; none where there is no /proc."""
+    """Return all processes below `root`; none if there is no /proc."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError, IndexError):

@@ -1,4 +1,4 @@
-"""What runs on each host after a trial whose command was to leave a trace: it finds the newest, and reads it.
+"""Program on each host after a trial that leaves traces: it finds the newest trace, and reads it.
 
 The hosts need no file system in common, and nothing is read while steps are measured.
 """
@@ -15,27 +15,27 @@ from pathlib import Path
 from trials.backend import Observation, OperatorSample
 from trials.command.host_program import HostPlan
 from trials.command.kineto import UnreadableTraceError, read_trace
-from trials.command.placeholders import filled
-from trials.command.trace_samples import TraceSamples, samples_of
-from trials.profiling.operator_profile import merged
+from trials.command.placeholders import fill_text
+from trials.command.trace_samples import TraceSamples, find_samples
+from trials.profiling.operator_profile import merge_samples
 from trials.ranks.contract import AbstractRanks, RanksLostError
 from trials.ranks.messages import Place, Told
 
 READ_LIMIT_S = 300.0
-"""How long traces may take to be read."""
+"""Time that traces may take to be read [s]."""
 
 CLOCKS_DIFFER_S = 60.0
-"""By how much a file may seem older than the trial that wrote it, where the clocks of hosts and file servers differ."""
+"""Time by which a file may seem older than its trial [s], because the clocks of hosts and file servers differ."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundTrace:
-    """What one host has found.
+    """Message with the trace that one host has found.
 
     Attributes:
-        name: The file; empty if there is none.
-        trouble: Why it tells nothing; empty if it does.
-        found: What it tells.
+        name: Name of the file; empty if there is none.
+        trouble: Reason why the file cannot be used; empty if it can.
+        found: Operators that the trace shows.
     """
 
     name: str = ""
@@ -44,32 +44,32 @@ class FoundTrace:
 
 
 def read_host(place: Place, plan: HostPlan, begun_s: float) -> None:
-    """Tells what the newest trace on this host holds.
+    """Send the operators of the newest trace on this host.
 
     Args:
-        place: The host.
-        plan: What it ran.
-        begun_s: When the trial began, since the epoch.
+        place: Place of this process, one per host.
+        plan: Plan that the host has run.
+        begun_s: Start of the trial since the epoch [s].
     """
     assert plan.profile is not None, "only what was asked for is looked for"
     values = dict(plan.values) | {"host_rank": str(place.rank)}
-    path = newest_trace(plan.profile_root, filled(plan.profile, values), begun_s=begun_s)
+    path = newest_trace(plan.profile_root, fill_text(plan.profile, values), begun_s=begun_s)
     if path is None:
         place.tell(FoundTrace())
         return
     try:
-        place.tell(FoundTrace(name=path.name, found=samples_of(read_trace(path))))
+        place.tell(FoundTrace(name=path.name, found=find_samples(read_trace(path))))
     except UnreadableTraceError as error:
         place.tell(FoundTrace(name=path.name, trouble=str(error)))
 
 
 def newest_trace(root: Path, where: str, *, begun_s: float) -> Path | None:
-    """The newest trace in a folder and below it, or of those that a pattern names; None if all are older than a trial.
+    """Return the newest trace of the files and folders that a pattern names; None if all are older than the trial.
 
     Args:
-        root: What `where` is relative to.
-        where: A file, a folder, or a pattern with `*`, `?` or `**`.
-        begun_s: When the trial began, since the epoch.
+        root: Folder that `where` is relative to.
+        where: Path of a file or folder, or a pattern with `*`, `?` or `**`.
+        begun_s: Start of the trial since the epoch [s].
     """
     paths = [root / found for found in glob.glob(where, root_dir=root, recursive=True)]  # noqa: PTH207 # may be absolute
     files = [path for path in paths if path.is_file()]
@@ -82,27 +82,27 @@ def newest_trace(root: Path, where: str, *, begun_s: float) -> Path | None:
     return max(((s, path) for s, path in recent if s >= begun_s - CLOCKS_DIFFER_S), default=(0.0, None))[1]
 
 
-def with_traces(
+def add_traces(
     observation: Observation, ranks: AbstractRanks, plan: HostPlan, *, num_hosts: int, begun_s: float
 ) -> Observation:
-    """An observation with the operators of the traces that its trial has left; with a note where there are none.
+    """Add the operators of the traces that a trial has left to its observation, or a note if it left none.
 
     Args:
-        observation: What was seen of the trial.
-        ranks: The hosts, on which nothing runs any more.
-        plan: What they ran.
-        num_hosts: How many.
-        begun_s: When the trial began, since the epoch.
+        observation: Observation of the trial.
+        ranks: Ranks on the trial's hosts, on which nothing runs any more.
+        plan: Plan that the hosts have run.
+        num_hosts: Number of hosts of the trial.
+        begun_s: Start of the trial since the epoch [s].
     """
     try:
-        found = list(_found(ranks, plan, num_hosts, begun_s))
+        found = list(_find_traces(ranks, plan, num_hosts, begun_s))
     except RanksLostError as error:  # the trial itself is over
         found = [FoundTrace(trouble=str(error))]
-    samples = _together(sample for each in found if each.found is not None for sample in each.found.samples)
+    samples = _merge(sample for each in found if each.found is not None for sample in each.found.samples)
     notes = [note for each in found if (note := _note(each))]
     if not any(each.name or each.trouble for each in found):
         values = dict(plan.values)
-        where = filled(plan.profile or "", values | {"host_rank": "0"})
+        where = fill_text(plan.profile or "", values | {"host_rank": "0"})
         notes.append(
             f"no trace at {where}: let the program write one in the {values['warmup_steps']} steps of its warm-up"
         )
@@ -110,7 +110,8 @@ def with_traces(
     return replace(observation, operator_samples=samples, reason=reason)
 
 
-def _found(ranks: AbstractRanks, plan: HostPlan, num_hosts: int, begun_s: float) -> Iterable[FoundTrace]:
+def _find_traces(ranks: AbstractRanks, plan: HostPlan, num_hosts: int, begun_s: float) -> Iterable[FoundTrace]:
+    """Read the traces on all hosts, and yield the result of each host."""
     ranks.launch("trials.command.trace_program:read_host", plan, begun_s, num_ranks=num_hosts)
     deadline_s = time.monotonic() + READ_LIMIT_S
     try:
@@ -128,7 +129,7 @@ def _found(ranks: AbstractRanks, plan: HostPlan, num_hosts: int, begun_s: float)
 
 
 def _note(each: FoundTrace) -> str:
-    """What is to be said of a host's trace."""
+    """Return the note on a host's trace; empty if there is none."""
     if each.trouble:
         return f"trace {each.name}: {each.trouble}" if each.name else f"trace: {each.trouble}"
     if each.found is None:
@@ -139,9 +140,9 @@ def _note(each: FoundTrace) -> str:
     return f"trace {each.name}: {len(each.found.samples)} operators, {each.found.share:.0%} of its time{left_out}"
 
 
-def _together(samples: Iterable[OperatorSample]) -> tuple[OperatorSample, ...]:
-    """One sample for each operator and shape of all hosts."""
+def _merge(samples: Iterable[OperatorSample]) -> tuple[OperatorSample, ...]:
+    """Merge the samples of all hosts: one for each operator and shape."""
     found: dict[object, list[OperatorSample]] = defaultdict(list)
     for sample in samples:
         found[sample.kind, sample.phase, sample.shape].append(sample)
-    return tuple(merged(each, by_shape=True) for each in found.values())
+    return tuple(merge_samples(each, by_shape=True) for each in found.values())

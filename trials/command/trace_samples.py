@@ -1,10 +1,10 @@
-"""Find the operators of costmodels/operators/ in a trace of a program that marks none, by their names and shapes.
+"""Find the operators of costmodels/operators/ in a trace of any program, by the names and shapes of its operations.
 
-Taken are products, attention kernels and norms; a sample has no name, for the trace does not tell the operator's role.
-Elementwise operators are told apart by nothing but that, and grouped products have as many rows as the router says, so
-neither is taken. A gradient is what runs in a node of the backward pass, unless it has a sequence number: that is a
-forward operation once more, for recomputation. A product in a node is the gradient of the data or of the weight of a
-forward product of the same trace whose sizes fit.
+It finds matrix products, attention kernels and norms. Their samples have no name, because the trace does not tell the
+role of an operator. Elementwise operators can only be told apart by their role, and the router decides how many rows
+grouped products have; neither is read. An operation inside a node of the backward pass is a gradient, unless it has a
+sequence number: then it is a forward operation that is recomputed. A product inside a node is the gradient of the data
+or of the weight of a forward product of the same trace whose sizes fit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple
 from costmodels.operators.layer_operators import OpKind, Phase
 from trials.backend import OperatorSample
 from trials.command.kineto import Trace
-from trials.profiling.operator_profile import merged
+from trials.profiling.operator_profile import merge_samples
 from trials.profiling.trace_events import TraceEvent
 
 Sizes = tuple[float, ...]
@@ -26,7 +26,7 @@ Sizes = tuple[float, ...]
 _NODE = "autograd::engine::evaluate_function: "
 _NOT_LAYERS = ("Optimizer.", "c10d::", "_c10d_functional::", "nccl:", "gloo:", "record_param_comms")
 _PRODUCTS = {"aten::mm": 0, "aten::addmm": 1, "aten::_scaled_mm": 0}
-"""The place of the left operand."""
+"""Products of two matrices, and the position of their left operand."""
 _BATCHED = {"aten::bmm": 0, "aten::baddbmm": 1}
 _NORMS = {
     "aten::native_layer_norm": 0,
@@ -34,21 +34,21 @@ _NORMS = {
     "aten::_fused_rms_norm": 0,
     "aten::_fused_rms_norm_backward": 1,
 }
-"""The place of what is normed."""
+"""Norms, and the position of their input."""
 _SDPA = "aten::_scaled_dot_product_"
 _FLASH = ("flash_attn::_flash_attn_forward", "flash_attn::_flash_attn_backward")
-"""The package's operators, with [sequences, positions, heads, size] where torch's have heads before positions."""
+"""Operators of the package flash_attn, with shapes [sequences, positions, heads, size]; torch has heads first."""
 _WANTED = frozenset({*_PRODUCTS, *_BATCHED, *_NORMS, *_FLASH})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TraceSamples:
-    """What a trace tells of operators.
+    """Operators that a trace shows.
 
     Attributes:
-        samples: One per operator and shape; `count` is of one step of the rank that wrote the trace.
-        num_left_out: Products, attention kernels and norms that could not be mapped.
-        share: Of all kernels' time, or of all operations' where there are no kernels, what the samples stand for.
+        samples: One sample per operator and shape; `count` is that of one step of the rank that wrote the trace.
+        num_left_out: Number of products, attention kernels and norms that could not be mapped.
+        share: Share of the samples in the time of all kernels, or of all operations if there are no kernels.
     """
 
     samples: tuple[OperatorSample, ...]
@@ -57,15 +57,15 @@ class TraceSamples:
 
 
 class _Call(NamedTuple):
-    """One call of a library's operator."""
+    """Call of a library's operator."""
 
     event: TraceEvent
     node: str
     time_s: float
 
 
-def samples_of(trace: Trace) -> TraceSamples:
-    """The operators of one step."""
+def find_samples(trace: Trace) -> TraceSamples:
+    """Return the operators of one step."""
     calls = _Reader(trace).calls
     products = [(call, _product_sizes(call.event)) for call in calls if call.event.name in _PRODUCTS]
     forward = {sizes for call, sizes in products if sizes and not call.node}
@@ -73,14 +73,14 @@ def samples_of(trace: Trace) -> TraceSamples:
     num_left_out, mapped_s = 0, 0.0
     for call in calls:
         phase = Phase.BACKWARD if call.node else Phase.FORWARD
-        kind, shape = _mapped(call, forward)
+        kind, shape = _map_call(call, forward)
         if not shape or not call.time_s > 0:
             num_left_out += 1
             continue
         mapped_s += call.time_s
         sample = OperatorSample(kind=kind, phase=phase, shape=shape, time_s=call.time_s, count=1)
         found[kind, phase, shape].append(sample)
-    each = (merged(samples, by_shape=True) for samples in found.values())
+    each = (merge_samples(samples, by_shape=True) for samples in found.values())
     return TraceSamples(
         samples=tuple(replace(one, count=max(round(one.count / trace.num_steps), 1)) for one in each),
         num_left_out=num_left_out,
@@ -89,10 +89,10 @@ def samples_of(trace: Trace) -> TraceSamples:
 
 
 class _Reader:
-    """Gathers the calls that are wanted.
+    """Collector of the calls that can be operators.
 
-    Torch's checkpoints stop at the last operation that they would run again, before it computes anything: on a device
-    it launches no kernel, and on a CPU it is taken out.
+    Torch's checkpoints stop at the last operation that they would recompute, before it computes anything. On a device
+    it launches no kernel; on a CPU it is removed here.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -103,7 +103,7 @@ class _Reader:
             self._visit(event, "", is_again=False)
 
     def _visit(self, event: TraceEvent, node: str, *, is_again: bool) -> None:
-        """Looks at an event in a node of the backward pass, or in none."""
+        """Collect the calls of an event, which lies in a node of the backward pass, or in none if `node` is empty."""
         if event.name.startswith(_NOT_LAYERS):
             return
         if event.name.startswith(_NODE):
@@ -128,8 +128,8 @@ class _Reader:
             self._visit(event, node, is_again=is_again)
 
 
-def _mapped(call: _Call, forward: set[Sizes]) -> tuple[OpKind, Sizes]:
-    """Kind and shape of a call; no shape where the trace does not tell it, or not whose gradient it is."""
+def _map_call(call: _Call, forward: set[Sizes]) -> tuple[OpKind, Sizes]:
+    """Return kind and shape of a call; an empty shape if the trace does not tell it or its forward product."""
     event = call.event
     if event.name in _NORMS:
         (rows,) = _operands(event, _NORMS[event.name], 1, least=1) or ((),)
@@ -147,22 +147,22 @@ def _mapped(call: _Call, forward: set[Sizes]) -> tuple[OpKind, Sizes]:
 
 
 def _operands(event: TraceEvent, first: int, number: int, *, least: int) -> Sequence[tuple[int, ...]]:
-    """Shapes of some operands; none if one is not told, or has too few dims."""
+    """Return the shapes of some operands; empty if one is missing, or has fewer than `least` dims."""
     shapes = event.shapes[first : first + number]
     return shapes if len(shapes) == number and all(len(shape) >= least for shape in shapes) else ()
 
 
 def _product_sizes(event: TraceEvent) -> Sizes:
-    """(m, k, n) of [m, k] @ [k, n]."""
+    """Return (m, k, n) of a product [m, k] @ [k, n]."""
     operands = _operands(event, _PRODUCTS[event.name], 2, least=2)
     return (float(operands[0][0]), float(operands[0][1]), float(operands[1][-1])) if operands else ()
 
 
 def _gradient_sizes(sizes: Sizes, forward: set[Sizes]) -> Sizes:
-    """A product of the backward pass as the cost model writes it; nothing if no forward product fits.
+    """Return a product of the backward pass as the cost model writes it; empty if no forward product fits.
 
-    Of [m, k] @ [k, n] the gradient of the data is [m, n] @ [n, k], and that of the weight [k, m] @ [m, n]; torch, whose
-    weights are [n, k], multiplies the latter the other way round, [n, m] @ [m, k].
+    The forward product [m, k] @ [k, n] has the data gradient [m, n] @ [n, k] and the weight gradient [k, m] @ [m, n].
+    Weights of torch are [n, k], so torch computes the transposed weight gradient, [n, m] @ [m, k].
     """
     left, inner, right = sizes
     if (left, right, inner) in forward or (inner, left, right) in forward:
@@ -171,7 +171,7 @@ def _gradient_sizes(sizes: Sizes, forward: set[Sizes]) -> Sizes:
 
 
 def _attention_sizes(event: TraceEvent) -> Sizes:
-    """(b, h, queries, keys, d)."""
+    """Return (b, h, queries, keys, d) of an attention kernel; empty if the trace does not tell them."""
     first = 1 if event.name.endswith("_backward") else 0
     operands = _operands(event, first, 2, least=4)
     if not operands:

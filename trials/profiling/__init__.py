@@ -1,1 +1,1 @@
-"""Read which operators a profile of one training step shows, and how long they took."""
+"""Read the operators of a training step's profile, with their times."""

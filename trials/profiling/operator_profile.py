@@ -1,8 +1,8 @@
-"""The operators that a profile of one step shows, and where they differ from those of costmodels/operators/.
+"""Operators that a profile of one step shows, compared with the operators that the cost model predicts.
 
-Collectives are left out: a trace of gloo tells no sizes, so the process groups themselves do (call_profile.py). What
-work on weights and gradients between the products takes (copies of FSDP, sums over micro-batches, clipping, the
-optimizer) is no operator either; costmodels/step/weight_passes.py and weight_traffic.py are about that.
+Collectives are not part of it: a trace of gloo has no sizes, so the process groups record them (`call_profile.py`).
+Work on weights and gradients between the products (copies of FSDP, sums over micro-batches, clipping, the optimizer) is
+no operator either; `costmodels/step/weight_passes.py` and `weight_traffic.py` model it.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from costmodels.step.executions import operator_executions
 from trials.backend import OperatorSample
 
 SHARE_WORTH_SAYING = 0.02
-"""Unexplained work below this share of its pass is not told one by one."""
+"""Share of a pass below which unexplained work is not listed one by one."""
 
 _ROUTED = ("moe_mlp.permute", "moe_mlp.up", "moe_mlp.activation", "moe_mlp.down")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unexplained:
-    """Computing in a forward or backward pass that belongs to no operator.
+    """Computation in a forward or backward pass that belongs to no operator.
 
     Attributes:
-        phase: The pass.
-        name: What torch calls it, for example `aten::copy_`.
-        time_s: All of it in one step [s].
+        phase: Pass in which it runs.
+        name: Name of the operation in torch, for example `aten::copy_`.
+        time_s: Total time in one step [s].
     """
 
     phase: Phase
@@ -43,13 +43,13 @@ class Unexplained:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankProfile:
-    """One step of one rank.
+    """Profile of one step of one rank.
 
     Attributes:
-        samples: One per operator, or several if it has had several shapes; `count` is this rank's.
-        forward_s: What the operators of the forward pass take, recomputed ones included [s].
-        backward_s: What those of the backward pass take [s].
-        unexplained: What else the passes compute.
+        samples: One sample per operator and shape; `count` is this rank's.
+        forward_s: Time of all operators of the forward pass, recomputed ones included [s].
+        backward_s: Time of all operators of the backward pass [s].
+        unexplained: Computations of the passes that belong to no operator.
     """
 
     samples: tuple[OperatorSample, ...]
@@ -58,25 +58,26 @@ class RankProfile:
     unexplained: tuple[Unexplained, ...]
 
     def explained_s(self, phase: Phase) -> float:
-        """What the operators of a pass take [s]."""
+        """Return the time of all operators of a pass [s]."""
         return self.forward_s if phase == Phase.FORWARD else self.backward_s
 
 
 def is_routed(name: str) -> bool:
-    """Whether the router decides how many rows an operator has.
+    """Return whether the router decides how many rows an operator has.
 
-    What the cost model predicts of such a shape is the mean over the ranks.
+    The cost model predicts the mean of such a shape over the ranks.
     """
     return name.startswith(_ROUTED)
 
 
-def merged(samples: Iterable[OperatorSample], *, by_shape: bool) -> OperatorSample:
-    """One sample for all executions of an operator: the median of times, and the mean of shapes if they may differ.
+def merge_samples(samples: Iterable[OperatorSample], *, by_shape: bool) -> OperatorSample:
+    """Merge all executions of an operator into one sample: the median of times, and the mean of differing shapes.
 
     Args:
-        samples: Each stands for its `count` executions.
-        by_shape: Whether all have one shape.
+        samples: Samples of the operator, each of which stands for its `count` executions.
+        by_shape: Whether all samples have one shape.
     """
+    # every sample weighs as much as the executions that it stands for
     samples = tuple(samples)
     count = sum(sample.count for sample in samples)
     shape = samples[0].shape
@@ -90,15 +91,15 @@ def merged(samples: Iterable[OperatorSample], *, by_shape: bool) -> OperatorSamp
     return replace(samples[0], shape=shape, time_s=statistics.median(times_s), count=count)
 
 
-def of_pipeline(samples: Sequence[Iterable[OperatorSample]], config: ParallelConfig) -> tuple[OperatorSample, ...]:
-    """The operators of one step on one pipeline, as `costmodels.step.executions.operator_executions` counts them.
+def merge_pipeline(samples: Sequence[Iterable[OperatorSample]], config: ParallelConfig) -> tuple[OperatorSample, ...]:
+    """Return the operators of one step on one pipeline, counted as in `costmodels.step.executions`.
 
-    Counts are those of the first pipeline, added up over its stages; times are medians over all ranks, and so are
-    shapes that the router decides their means.
+    Counts are those of the first pipeline, added up over its stages. Times are medians over all ranks. Shapes that the
+    router decides are means over all ranks.
 
     Args:
-        samples: Those of each rank, by its number.
-        config: What the ranks ran.
+        samples: Samples of each rank, in the order of the ranks.
+        config: Configuration that the ranks ran.
     """
     assert len(samples) == config.num_devices, "every rank has a profile"
     ranks_per_stage = config.num_devices // config.pp
@@ -110,12 +111,14 @@ def of_pipeline(samples: Sequence[Iterable[OperatorSample]], config: ParallelCon
             found[key].append(sample)
             counts[key] += sample.count if rank % ranks_per_stage == 0 else 0
     return tuple(
-        replace(merged(each, by_shape=bool(key[1])), count=counts[key]) for key, each in found.items() if counts[key]
+        replace(merge_samples(each, by_shape=bool(key[1])), count=counts[key])
+        for key, each in found.items()
+        if counts[key]
     )
 
 
 def unexplained_share(profiles: Iterable[RankProfile], phase: Phase) -> float:
-    """The share of the time that a pass computes which no operator explains, all ranks together."""
+    """Return the share of a pass's computing time that no operator explains, all ranks together."""
     unexplained_s, explained_s = 0.0, 0.0
     for profile in profiles:
         unexplained_s += sum(other.time_s for other in profile.unexplained if other.phase == phase)
@@ -126,14 +129,15 @@ def unexplained_share(profiles: Iterable[RankProfile], phase: Phase) -> float:
 def mismatches(
     job: TrainingJob, runtime: RuntimeProfile, config: ParallelConfig, profiles: Sequence[RankProfile]
 ) -> tuple[str, ...]:
-    """Where a step was not what the cost model makes of it, one sentence each; empty if it was.
+    """List the differences between a measured step and the cost model's operators, one sentence each.
 
     Args:
-        job: What was trained.
-        runtime: The framework as the cost model knows it.
-        config: What the ranks ran.
-        profiles: Of each rank, by its number.
+        job: Training job of the ranks.
+        runtime: Profile of the framework in the cost model.
+        config: Configuration that the ranks ran.
+        profiles: Profiles of the ranks, in their order.
     """
+    # both sides by the operator's name: executions per step on one pipeline, and the shape of one execution
     grid = ConfigGrid.from_configs([config])
     predicted = {
         operator.name: (round(float(count[0])), tuple(operator.shape[0].tolist()))
@@ -141,24 +145,24 @@ def mismatches(
         if count[0]
     }
     seen: dict[str, list[OperatorSample]] = defaultdict(list)
-    for sample in of_pipeline([profile.samples for profile in profiles], config):
+    for sample in merge_pipeline([profile.samples for profile in profiles], config):
         seen[sample.name].append(sample)
     found = []
     for name in (*predicted, *(name for name in seen if name not in predicted)):
         count, shape = predicted.get(name, (0, None))
         saw = sum(sample.count for sample in seen[name])
         if count != saw:
-            found.append(f"{name}: predicted {_times(count)}, saw {_times(saw)}")
+            found.append(f"{name}: predicted {_count_in_words(count)}, saw {_count_in_words(saw)}")
         found += [
-            f"{name}: predicted shape {_written(shape)}, saw {_written(sample.shape)}"
+            f"{name}: predicted shape {_format_shape(shape)}, saw {_format_shape(sample.shape)}"
             for sample in seen[name]
             if shape is not None and not _is_same(shape, sample.shape)
         ]
-    return (*found, *(sentence for phase in Phase for sentence in _unexplained(profiles, phase)))
+    return (*found, *(sentence for phase in Phase for sentence in _list_unexplained(profiles, phase)))
 
 
-def _unexplained(profiles: Sequence[RankProfile], phase: Phase) -> list[str]:
-    """What else takes a share worth saying, the largest first."""
+def _list_unexplained(profiles: Sequence[RankProfile], phase: Phase) -> list[str]:
+    """List the computations without an operator that take a notable share of a pass, the largest first."""
     times_s: dict[str, float] = defaultdict(float)
     for profile in profiles:
         for other in profile.unexplained:
@@ -176,9 +180,9 @@ def _is_same(one: Sequence[float], other: Sequence[float]) -> bool:
     return len(one) == len(other) and all(math.isclose(a, b) for a, b in zip(one, other, strict=True))
 
 
-def _times(count: int) -> str:
+def _count_in_words(count: int) -> str:
     return "none" if not count else f"{count} execution{'s' if count > 1 else ''}"
 
 
-def _written(shape: Iterable[float]) -> str:
+def _format_shape(shape: Iterable[float]) -> str:
     return f"({', '.join(f'{size:g}' if size % 1 else f'{size:.0f}' for size in shape)})"

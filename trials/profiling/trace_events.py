@@ -1,4 +1,4 @@
-"""The events of one rank's profile as they nest, as data that tests can write down without torch."""
+"""Nested events of one rank's profile, as data that tests can write down without torch."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TraceEvent:
-    """An operation of torch, a node of its backward pass, or a range that the program has marked.
+    """Operation of torch, node of its backward pass, or range that the program has marked.
 
     Attributes:
-        name: As the profiler calls it.
-        own_s: Seconds of this event outside of `children`: of its kernels on a GPU, else of the wall clock.
-        shapes: Of its operands; empty for those that are no tensors.
-        thread: Where it ran.
-        sequence: Of an operation outside of backward nodes the number that the next node gets, so that the last
-            operation with a number has made the node; of a node its own; -1 of all else.
-        forward_thread: Of a node the thread that has made it.
-        children: In the order of their begin.
+        name: Name of the event in the profiler.
+        own_s: Time of this event outside of `children` [s]: time of its kernels on a GPU, else wall clock.
+        shapes: Shapes of the operands; empty for operands that are no tensors.
+        thread: Number of the thread that ran the event.
+        sequence: Sequence number. A node has its own. An operation outside of nodes has the number of the next node,
+            so the last operation with a number has made that node. All other events have -1.
+        forward_thread: Number of the thread that has made a node.
+        children: Events inside this one, in the order of their start.
     """
 
     name: str
@@ -34,15 +34,15 @@ class TraceEvent:
 
     @property
     def is_operation(self) -> bool:
-        """Whether it is an operation of a library, such as `aten::mm`."""
+        """Whether the event is an operation of a library, such as `aten::mm`."""
         return "::" in self.name
 
     def elements(self, operand: int = 0) -> int:
-        """Elements of one operand."""
+        """Return the number of elements of one operand."""
         return math.prod(self.shapes[operand])
 
     def whole(self) -> Iterator[TraceEvent]:
-        """The event and all that it contains, in the order of their begin."""
+        """Yield the event and all events inside it, in the order of their start."""
         yield self
         for child in self.children:
             yield from child.whole()

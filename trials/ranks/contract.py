@@ -1,4 +1,4 @@
-"""The contract of what starts a trial's processes, one per device, on the hosts that the trial was given."""
+"""Contract of the ranks of a trial: processes that are started on the trial's hosts, one per device or per host."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from trials.ranks.messages import Exit, Told
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankSetup:
-    """What the server has ready from which ranks are forked.
+    """Preparation of the server from which ranks are forked.
 
     Attributes:
-        modules: What it has imported, so that no rank has to.
-        environment: Variables that it sets over those that it finds.
+        modules: Names of modules that the server imports once, so that no rank has to.
+        environment: Environment variables that the server sets in addition to its own.
     """
 
     modules: tuple[str, ...] = ()
@@ -23,28 +23,28 @@ class RankSetup:
 
 
 class RanksLostError(RuntimeError):
-    """What keeps the ranks has died or cannot be reached, and with it all of them. It says nothing about the trial."""
+    """Loss of the process that keeps the ranks, and with it of all ranks. It says nothing about the trial."""
 
 
 class AbstractRanks(ABC):
-    """The ranks of one trial after the other.
+    """Ranks of one trial after the other.
 
-    Lifecycle: `start` starts what is kept warm between trials; `launch` starts the ranks of one trial, `events` tells
-    what they say and how they end, `kill` ends those that still run; `close` ends everything.
+    Lifecycle: `start` starts the servers that stay warm between trials. `launch` starts the ranks of one trial,
+    `events` returns their messages and exits, and `kill` ends those that still run. `close` ends everything.
     """
 
     @abstractmethod
     def start(self) -> AbstractRanks:
-        """Starts what is kept warm, and returns itself.
+        """Start the servers that stay warm, and return self.
 
         Raises:
-            RanksLostError: it did not start.
+            RanksLostError: A server did not start.
         """
 
     @property
     @abstractmethod
     def running(self) -> frozenset[int]:
-        """The ranks whose end `events` has not told yet."""
+        """Ranks whose end `events` has not reported yet."""
 
     @abstractmethod
     def launch(
@@ -54,31 +54,32 @@ class AbstractRanks(ABC):
         num_ranks: int,
         memory_limit_bytes: int | None = None,
     ) -> None:
-        """Starts one process per rank, each of which runs `function(place, *arguments)`.
+        """Start one process per rank, each of which runs `function(place, *arguments)`.
 
         Args:
-            function: `module:function`, which the processes import.
-            arguments: What it is given besides its `Place`.
-            num_ranks: How many there are; they fill host after host.
-            memory_limit_bytes: Most data that one rank may add to what it starts with; None sets no limit.
+            function: Function that the processes import, as `module:function`.
+            arguments: Arguments of the function after its `Place`.
+            num_ranks: Number of ranks, which fill host after host.
+            memory_limit_bytes: Largest amount of data that one rank may add to its memory at the start [bytes]; None
+                sets no limit.
         """
 
     @abstractmethod
     def events(self, timeout_s: float) -> list[Told | Exit]:
-        """What has happened, waiting up to `timeout_s` for the first of it.
+        """Return the events since the last call, waiting up to `timeout_s` for the first one.
 
         Raises:
-            RanksLostError: there are none any more.
+            RanksLostError: The ranks are lost.
         """
 
     @abstractmethod
     def printed(self) -> str:
-        """What the ranks of the last launch have printed, the end of it."""
+        """Return the end of what the ranks of the last launch have printed."""
 
     @abstractmethod
     def kill(self) -> list[Exit]:
-        """Ends all ranks at once, also hanging and stopped ones; how they ended."""
+        """Kill all ranks at once, also hanging and stopped ones, and return their exits."""
 
     @abstractmethod
     def close(self) -> None:
-        """Ends everything."""
+        """End all ranks and servers."""

@@ -1,4 +1,4 @@
-"""What a trial, the server of its ranks and the ranks tell each other; nothing here imports torch."""
+"""Messages between a trial, the server of its ranks, and the ranks; nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reserve:
-    """Asks for a port at which the first rank of the next trial will listen; answered by `Reserved`.
+    """Request for a port at which the first rank of the next trial will listen; answered by `Reserved`.
 
     Attributes:
-        host: The address of this host to listen at.
+        host: Address of this host to listen at.
     """
 
     host: str
@@ -20,23 +20,24 @@ class Reserve:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reserved:
-    """A port that is held for the next trial."""
+    """Answer with a port that is held for the next trial."""
 
     port: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launch:
-    """Asks for one process per rank.
+    """Request for one process per rank.
 
     Attributes:
-        function: What each runs, as `function(place, *arguments)`: `module:function`.
-        arguments: What it is given besides its place.
-        ranks: Which ranks, of all `world_size`.
-        world_size: Ranks on all hosts together.
+        function: Function that each rank calls as `function(place, *arguments)`, written `module:function`.
+        arguments: Arguments of the function after its place.
+        ranks: Numbers of the ranks on this host, out of all `world_size`.
+        world_size: Number of ranks on all hosts together.
         host: Name or address of the host of rank 0.
-        port: Where rank 0 listens; the one that its host reserved.
-        memory_limit_bytes: Most data that one rank may add to what it starts with (RLIMIT_DATA); None sets no limit.
+        port: Port at which rank 0 listens, as reserved on its host.
+        memory_limit_bytes: Largest amount of data that one rank may add to its memory at the start [bytes], enforced
+            by RLIMIT_DATA; None sets no limit.
     """
 
     function: str
@@ -50,12 +51,12 @@ class Launch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kill:
-    """Asks for the death of all ranks on this host; each is told by its `Exit`."""
+    """Request to kill all ranks on this host; each of them is reported by its `Exit`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Told:
-    """What one rank has sent."""
+    """Value that one rank has sent."""
 
     rank: int
     value: Any
@@ -63,13 +64,13 @@ class Told:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exit:
-    """How one rank ended.
+    """End of one rank.
 
     Attributes:
-        rank: Which.
-        code: Its exit status, or the negative number of the signal that killed it.
-        peak_bytes: Most memory that it had resident.
-        cpu_s: CPU time of its whole life, all threads.
+        rank: Number of the rank.
+        code: Exit status, or the negative number of the signal that killed the rank.
+        peak_bytes: Peak of the rank's resident memory [bytes].
+        cpu_s: CPU time of all threads over the rank's whole life [s].
     """
 
     rank: int
@@ -80,16 +81,16 @@ class Exit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """What a rank is told about itself.
+    """Place of a rank in its trial.
 
     Attributes:
-        rank: Its number.
-        local_rank: Its number on its host.
-        world_size: Ranks of the trial.
-        host: Where rank 0 listens.
-        port: Where rank 0 listens.
-        listening: The descriptor of that listening socket; None except for rank 0.
-        tell: Sends a value to whoever runs the trial.
+        rank: Number of the rank in the trial.
+        local_rank: Number of the rank on its host.
+        world_size: Number of ranks of the trial.
+        host: Host at which rank 0 listens.
+        port: Port at which rank 0 listens.
+        listening: File descriptor of that listening socket; None except for rank 0.
+        tell: Function that sends a value to the process that runs the trial.
     """
 
     rank: int

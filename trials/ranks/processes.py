@@ -1,7 +1,7 @@
-"""The ranks of trials on one host: starts them, hears them, and learns how they ended.
+"""Ranks of trials on one host: start them, receive their messages, and learn how they ended.
 
-The processes themselves are forked by a server that this starts once (rank_server.py); what they need is imported
-there and not here.
+The processes are forked by a server that is started once (`server.py`). The modules that they need are imported there
+and not here.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from trials.ranks.messages import Exit, Kill, Launch, Reserve, Reserved, Told
 LOOPBACK = "127.0.0.1"
 
 START_LIMIT_S = 120.0
-"""How long importing torch, for one, may take on a busy machine."""
+"""Time that the server may take to start [s], for example to import torch on a busy machine."""
 
 KEPT_BYTES = 1_000_000
-"""Of what ranks print, because torch prints the schedules of a pipeline after the line that says what has failed."""
+"""Bytes that are kept of the ranks' output; torch prints a pipeline's schedules after the line that names a failure."""
 
 END_LIMIT_S = 10.0
-"""How long killed ranks may take to be gone."""
+"""Time that killed ranks may take to be gone [s]."""
 
 
 class RankProcesses(AbstractRanks):
-    """All ranks on this host, or those of a trial that are on this host.
+    """Ranks of a trial on this host: all of them, or this host's part.
 
     `start` takes as long as the modules of its setup take to import. As a context manager it starts and closes itself.
 
     Args:
-        setup: What ranks find ready.
+        setup: Modules and variables that ranks find ready.
     """
 
     def __init__(self, setup: RankSetup) -> None:
@@ -50,20 +50,20 @@ class RankProcesses(AbstractRanks):
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 # as long as this object
 
     def __enter__(self) -> RankProcesses:
-        """Starts it."""
+        """Start the server."""
         return self.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Closes it."""
+        """End the server and all ranks."""
         self.close()
 
     def start(self) -> RankProcesses:
-        """Starts the server and waits until it has imported what ranks need.
+        """Start the server and wait until it has imported the modules of its setup.
 
         Raises:
-            RanksLostError: it did not start.
+            RanksLostError: The server did not start.
         """
         ours, theirs = socket.socketpair()
         environment = os.environ | {
@@ -100,22 +100,22 @@ class RankProcesses(AbstractRanks):
         return self
 
     def close(self) -> None:
-        """Ends the server and all ranks."""
+        """End the server and all ranks."""
         self._end()
 
     @property
     def running(self) -> frozenset[int]:
-        """The ranks whose end `events` has not told yet."""
+        """Ranks whose end `events` has not reported yet."""
         return frozenset(self._running)
 
     def reserve(self, host: str = LOOPBACK) -> int:
-        """A free port at the address `host` of this machine, kept for rank 0 of the next launch."""
+        """Reserve a free port at the address `host` of this machine for rank 0 of the next launch."""
         assert not self._running, "one trial after the other"
         self._send(Reserve(host=host))
         try:
             answer = self._open().recv()
         except (EOFError, OSError):
-            raise self._lost() from None
+            raise self._close_lost() from None
         assert isinstance(answer, Reserved), answer
         return answer.port
 
@@ -126,7 +126,7 @@ class RankProcesses(AbstractRanks):
         num_ranks: int,
         memory_limit_bytes: int | None = None,
     ) -> None:
-        """All ranks on this host."""
+        """Start all ranks of a trial on this host."""
         self.launch_part(
             Launch(
                 function=function,
@@ -140,7 +140,7 @@ class RankProcesses(AbstractRanks):
         )
 
     def launch_part(self, launch: Launch) -> None:
-        """The ranks of a trial that are on this host."""
+        """Start the ranks of a trial that belong to this host."""
         assert not self._running, "one trial after the other"
         self._log.seek(0)
         self._log.truncate()
@@ -148,10 +148,10 @@ class RankProcesses(AbstractRanks):
         self._running = set(launch.ranks)
 
     def events(self, timeout_s: float) -> list[Told | Exit]:
-        """What has happened, waiting up to `timeout_s` for the first of it.
+        """Return the events since the last call, waiting up to `timeout_s` for the first one.
 
         Raises:
-            RanksLostError: the server itself has died, and with it all ranks.
+            RanksLostError: The server itself has died, and with it all ranks.
         """
         connection = self._open()
         found: list[Told | Exit] = []
@@ -159,14 +159,14 @@ class RankProcesses(AbstractRanks):
             try:
                 event = connection.recv()
             except (EOFError, OSError):
-                raise self._lost() from None
+                raise self._close_lost() from None
             if isinstance(event, Exit):
                 self._running.discard(event.rank)
             found.append(event)
         return found
 
     def kill(self) -> list[Exit]:
-        """Ends all ranks at once, also hanging and stopped ones; how they ended."""
+        """Kill all ranks at once, also hanging and stopped ones, and return their exits."""
         if not self._running:
             return []
         self._send(Kill())
@@ -181,7 +181,7 @@ class RankProcesses(AbstractRanks):
         return ends
 
     def printed(self) -> str:
-        """What the ranks of the last launch have printed, the end of it."""
+        """Return the end of what the ranks of the last launch have printed."""
         size = os.fstat(self._log.fileno()).st_size
         return os.pread(self._log.fileno(), KEPT_BYTES, max(size - KEPT_BYTES, 0)).decode(errors="replace")
 
@@ -194,13 +194,13 @@ class RankProcesses(AbstractRanks):
         try:
             self._open().send(request)
         except OSError:
-            raise self._lost() from None
+            raise self._close_lost() from None
 
-    def _lost(self) -> RanksLostError:
+    def _close_lost(self) -> RanksLostError:
         return RanksLostError(f"the server of ranks has died: {self._end()}")
 
     def _end(self) -> str:
-        """Ends the server and with it the ranks; the end of what it wrote on its standard error."""
+        """End the server with its ranks, and return the end of its standard error."""
         connection, self._connection = self._connection, None
         server, self._server = self._server, None
         self._running.clear()

@@ -1,10 +1,10 @@
-"""The process that ranks are forked from: it has imported torch, say, once, so that ranks start in milliseconds.
+"""Server that ranks are forked from. It has imported the modules, for example torch, so ranks start in milliseconds.
 
-It runs as `python -m trials.ranks.server SOCKET LOG MODULE...` under a `RankProcesses` (see rank_processes.py), which
-it hears and answers on the descriptor SOCKET; what ranks print goes to the descriptor LOG. It is single-threaded and
-has done nothing with the modules but importing them, so that forking it is safe, with CUDA too. Every trial gets fresh
-processes: no memory, no cache and no broken device context of one trial is left for the next one, and the peak of
-memory is that of the trial.
+It runs as `python -m trials.ranks.server SOCKET LOG MODULE...` under a `RankProcesses` (see `processes.py`). It
+exchanges messages with it on the descriptor SOCKET; the ranks' output goes to the descriptor LOG. The server is
+single-threaded and only imports the modules, so that it is safe to fork, also with CUDA. Every trial gets fresh
+processes: no memory, cache or broken device context of one trial is left for the next one, and the peak of memory is
+that of the trial alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LOST_PARENT = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
 
 
 def main(descriptor: int, log: int, modules: Sequence[str]) -> None:
-    """Serves until the other side closes its end; the ranks die with it."""
+    """Serve requests until the other side closes its end; the ranks die with the server."""
     for name in modules:
         importlib.import_module(name)
     with Connection(descriptor) as client:
@@ -37,7 +37,7 @@ def main(descriptor: int, log: int, modules: Sequence[str]) -> None:
 
 
 class _Server:
-    """The loop: requests on one side, ranks on the other."""
+    """Event loop between the requests of the trial and the messages of the ranks."""
 
     def __init__(self, client: Connection, log: int) -> None:
         self.client = client
@@ -52,12 +52,12 @@ class _Server:
                 assert isinstance(source, Connection), "nothing else is waited for"
                 if source is not self.client:
                     self._hear(source)
-                elif not self._obey():
+                elif not self._serve_request():
                     self._kill()
                     return
 
-    def _obey(self) -> bool:
-        """Does what the client asks; whether it is still there."""
+    def _serve_request(self) -> bool:
+        """Serve one request, and return whether the client is still there."""
         try:
             request = self.client.recv()
         except (EOFError, OSError):
@@ -77,6 +77,7 @@ class _Server:
         return True
 
     def _fork(self, launch: Launch, rank: int, local_rank: int) -> None:
+        """Fork one rank. The child runs its function and ends; only the parent returns."""
         ours, theirs = _pipe()
         process = os.fork()
         if process:
@@ -85,10 +86,10 @@ class _Server:
             return
         code = 1
         try:
-            _die_with(os.getppid())
+            _set_death_signal(os.getppid())
             ours.close()
-            listening = self._forget(keeps_listening=rank == 0)
-            _become(launch, rank, self.log)
+            listening = self._close_inherited(keeps_listening=rank == 0)
+            _set_up_rank(launch, rank, self.log)
             place = Place(
                 rank=rank,
                 local_rank=local_rank,
@@ -108,8 +109,8 @@ class _Server:
             sys.stderr.flush()
             os._exit(code)
 
-    def _forget(self, *, keeps_listening: bool) -> int | None:
-        """Closes what belongs to the server alone; the descriptor that listens, where this rank is to have it."""
+    def _close_inherited(self, *, keeps_listening: bool) -> int | None:
+        """Close the server's own descriptors in a rank; return the listening one if this rank keeps it."""
         self.client.close()
         for connection in self.ranks:
             connection.close()
@@ -120,6 +121,7 @@ class _Server:
         return None
 
     def _hear(self, source: Connection) -> None:
+        """Pass a rank's message on, or report its end."""
         rank, process = self.ranks[source]
         try:
             self.client.send(Told(rank=rank, value=source.recv()))
@@ -147,16 +149,16 @@ def _pipe() -> tuple[Connection, Connection]:
     return Connection(read, writable=False), Connection(write, readable=False)
 
 
-def _die_with(parent: int) -> None:
-    """Has the kernel kill this process when its parent ends, even if it hangs or is stopped (Linux)."""
+def _set_death_signal(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends, even if it hangs or is stopped (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(LOST_PARENT, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
 
 
-def _become(launch: Launch, rank: int, log: int) -> None:
-    """Sets up the process of one rank."""
+def _set_up_rank(launch: Launch, rank: int, log: int) -> None:
+    """Set the signals, variables, output and memory limit of one rank's process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver, which ends the ranks
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(launch.world_size))
     fcntl.fcntl(log, fcntl.F_SETFL, fcntl.fcntl(log, fcntl.F_GETFL) | os.O_APPEND)
@@ -165,13 +167,13 @@ def _become(launch: Launch, rank: int, log: int) -> None:
     if launch.memory_limit_bytes is not None:
         limit = _data_bytes() + launch.memory_limit_bytes
         _, highest = resource.getrlimit(resource.RLIMIT_DATA)
-        if highest != resource.RLIM_INFINITY:  # which nobody may raise
+        if highest != resource.RLIM_INFINITY:  # the hard limit, which only root may raise
             limit = min(limit, highest)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
 def _data_bytes() -> int:
-    """Data and stacks of this process as RLIMIT_DATA counts them: private, writable mappings."""
+    """Return the data and stacks of this process as RLIMIT_DATA counts them [bytes]: private, writable mappings."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5])
     except OSError:  # no Linux

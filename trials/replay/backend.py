@@ -1,61 +1,80 @@
-"""Replays published measurements as trials: a sweep that somebody ran serves as the cluster."""
+"""Backend that replays published measurements as trials: a sweep that somebody ran takes the place of the cluster."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from costmodels.calibration.measured_runs import MeasuredGroup, MeasuredRun, varying_dimensions
-from costmodels.job.parallel_config import DEGREES, ConfigGrid, ParallelConfig, Value
+from costmodels.job.parallel_config import (
+    DEGREES,
+    ENUMERATED_DIMENSIONS,
+    FURTHER_DIMENSIONS,
+    ConfigGrid,
+    ParallelConfig,
+    Value,
+)
 from costmodels.job.proxy_job import Reduction
 from hardware.io.errors import ConfigError
-from trials.backend import AbstractBackend, Observation, OnStep, Origin, Status, tail_of, unheard
+from trials.backend import (
+    AbstractBackend,
+    Observation,
+    OnStep,
+    Origin,
+    Status,
+    check_seconds_per_trial,
+    ignore_step,
+    tail_of,
+)
 
 _OUT_OF_MEMORY = re.compile(r"FAILED\W*(oom|out[ _-]of[ _-]memory)\b(?!.*(not distinguished|\bor\b))", re.I | re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayBackend(AbstractBackend):
-    """Answers a trial with the published runs of its configuration.
+    """Backend that answers a trial with the published runs of its configuration.
 
     Attributes:
-        group: The runs, timed and failed.
-        seconds_per_trial: Wall time that each trial takes, to rehearse a sweep at its real pace; 0 answers at once.
+        group: Measured runs of one job on one cluster, timed and failed.
+        seconds_per_trial: Wall time that each trial takes [s], to rehearse a sweep at its real pace; 0 answers at once.
     """
 
     group: MeasuredGroup
     seconds_per_trial: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuses a negative wait."""
+        """Check the wall time of a trial."""
         check_seconds_per_trial(self.seconds_per_trial)
 
     @property
     def origin(self) -> Origin:
-        """Published runs are measured."""
+        """Origin of the step times: published runs were measured."""
         return "measured"
 
     @property
     def dimensions(self) -> tuple[str, ...]:
-        """What tells the group's configurations apart: the degrees, and further dimensions in which they differ."""
+        """Names of the dimensions that tell the configurations apart: degrees, and further ones that differ."""
         return DEGREES + varying_dimensions(self.group.runs)
 
     def candidates(self, opened: tuple[str, ...]) -> ConfigGrid:
-        """The distinct configurations that were run, timed or failed, in file order.
+        """Return the distinct configurations that were run, timed or failed, in file order.
 
         Args:
-            opened: The further dimensions that the study searches.
+            opened: Names of the further dimensions that the study searches.
 
         Raises:
-            ConfigError: runs with equal degrees differ in a further dimension that is not opened.
+            ConfigError: Runs with equal degrees differ in a further dimension that is not opened.
         """
         for name in self.dimensions:
             if name not in DEGREES + opened:
                 values = sorted({str(getattr(run.config, name)) for run in self.group.runs})
                 raise ConfigError(
-                    f"must be opened, because measured runs with equal degrees differ in it ({', '.join(values)})",
+                    f"must be searched, because measured runs with equal degrees differ in it ({', '.join(values)})",
                     key=f"space.{name}",
                     nearest=f"search `{name}`, or choose one value of its column in `where`",
                 )
@@ -63,32 +82,38 @@ class ReplayBackend(AbstractBackend):
         in_file_order = dict.fromkeys(_key(run.config, DEGREES + opened) for run in self.group.runs)
         return ConfigGrid.from_configs([distinct[key] for key in in_file_order], opened)
 
+    def describe(self) -> dict[str, Any]:
+        """Return a digest of the rows; a resumed study must replay the same ones."""
+        rows = [[*_identifying_values(run.config), run.step_time_s] for run in self.group.runs]
+        digest = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+        return {"rows": f"{len(rows)} rows, sha256 {digest[:16]}"}
+
     def expected_steps(self, config: ParallelConfig) -> int | None:
-        """The timed runs of `config`; 0 if all of them failed.
+        """Return the number of timed runs of `config`; 0 if all of them failed.
 
         Raises:
-            ConfigError: nobody ran this configuration.
+            ConfigError: Nobody ran this configuration.
         """
         return sum(run.step_time_s is not None for run in self._runs(config))
 
     def reduced(self, to: Reduction) -> None:
-        """Nobody has run it."""
+        """Return None, because nobody ran the proxy job."""
 
     def measure(
         self,
         config: ParallelConfig,
         *,
         trial_number: int,  # noqa: ARG002 # the contract's
-        on_step: OnStep = unheard,
+        on_step: OnStep = ignore_step,
     ) -> Observation:
-        """The runs of `config`: each timed one is a measured step; if all of them failed, so does the trial.
+        """Return the runs of `config` as an observation.
 
-        The wait is spread evenly over the steps.
+        Each timed run is a measured step. If all runs failed, so does the trial. The wait is spread over the steps.
 
         Raises:
-            ConfigError: nobody ran this configuration.
+            ConfigError: Nobody ran this configuration.
         """
-        observation = _observed(self._runs(config))
+        observation = _observe(self._runs(config))
         wait_s = self.seconds_per_trial / max(len(observation.step_times_s), 1)
         for step_time_s in observation.step_times_s:
             time.sleep(wait_s)
@@ -98,10 +123,10 @@ class ReplayBackend(AbstractBackend):
         return observation
 
     def _runs(self, config: ParallelConfig) -> list[MeasuredRun]:
-        """What is known of `config`, in file order.
+        """Return the runs of `config` in file order.
 
         Raises:
-            ConfigError: nobody ran it.
+            ConfigError: Nobody ran this configuration.
         """
         dimensions = self.dimensions
         key = _key(config, dimensions)
@@ -116,7 +141,7 @@ class ReplayBackend(AbstractBackend):
         return runs
 
     def _nearest(self, config: ParallelConfig) -> ParallelConfig:
-        """The measured configuration that differs in the fewest dimensions."""
+        """Return the measured configuration that differs in the fewest dimensions."""
         dimensions = self.dimensions
         wanted = _key(config, dimensions)
 
@@ -126,26 +151,21 @@ class ReplayBackend(AbstractBackend):
         return min(self.group.runs, key=num_differences).config
 
 
-def check_seconds_per_trial(seconds: float) -> None:
-    """Refuses what no trial can take.
-
-    Raises:
-        ConfigError: negative, or beyond a day.
-    """
-    if not 0 <= seconds <= 86_400:
-        raise ConfigError("must be from 0 to 86400 seconds", key="seconds_per_trial", value=seconds)
+def _identifying_values(config: ParallelConfig) -> tuple[Value, ...]:
+    """Return the values that identify a configuration; an even assignment of work needs no value."""
+    return _key(config, DEGREES + (FURTHER_DIMENSIONS if config.assignment else ENUMERATED_DIMENSIONS))
 
 
 def _key(config: ParallelConfig, dimensions: tuple[str, ...]) -> tuple[Value, ...]:
     return tuple(config.values(dimensions).values())
 
 
-def _observed(runs: list[MeasuredRun]) -> Observation:
+def _observe(runs: list[MeasuredRun]) -> Observation:
     timed = [run for run in runs if run.step_time_s is not None]
-    return _timed(runs, timed) if timed else _failed(runs)
+    return _build_timed(runs, timed) if timed else _build_failed(runs)
 
 
-def _timed(runs: list[MeasuredRun], timed: list[MeasuredRun]) -> Observation:
+def _build_timed(runs: list[MeasuredRun], timed: list[MeasuredRun]) -> Observation:
     memory = [run.peak_memory_bytes for run in timed if run.peak_memory_bytes is not None]
     failed = len(runs) - len(timed)
     return Observation(
@@ -153,25 +173,28 @@ def _timed(runs: list[MeasuredRun], timed: list[MeasuredRun]) -> Observation:
         step_times_s=tuple(run.step_time_s for run in timed if run.step_time_s is not None),
         peak_memory_bytes=max(memory, default=None),
         reason=f"{failed} of {len(runs)} measured runs failed" if failed else "",
-        log_tail=_log(runs),
+        log_tail=_join_notes(runs),
         origin="measured",
     )
 
 
 def failure_of(runs: Sequence[MeasuredRun]) -> Status:
-    """Out of memory only where every note says so and nothing else: sources often don't tell it from a crash."""
+    """Return the status of a configuration whose runs all failed.
+
+    It is out of memory only if every note says so and nothing else, because sources often don't tell it from a crash.
+    """
     is_memory = all(_OUT_OF_MEMORY.match(run.notes) for run in runs)
     return Status.OUT_OF_MEMORY if is_memory else Status.CRASHED
 
 
-def _failed(runs: list[MeasuredRun]) -> Observation:
+def _build_failed(runs: list[MeasuredRun]) -> Observation:
     return Observation(
         status=failure_of(runs),
         reason=runs[0].notes or "the source gives no result for this run",
-        log_tail=_log(runs),
+        log_tail=_join_notes(runs),
         origin="measured",
     )
 
 
-def _log(runs: list[MeasuredRun]) -> str:
+def _join_notes(runs: list[MeasuredRun]) -> str:
     return tail_of("\n".join(f"{run.place}: {run.notes}" for run in runs))

@@ -1,13 +1,15 @@
-"""A synthetic world to try the tuner in: our cost model, made wrong in ways that it doesn't know.
+"""Synthetic world for trying the tuner: our cost model with errors that the tuner does not know.
 
-Every operator's time is the kernel model's times exp(g), where g is a random smooth function of the operator's log
-sizes, one per kind, phase and device; so is every collective's, over the logs of its bytes, ranks and hosts, one per
-kind. What is neither gets such a factor over the log degrees, and so does the peak of memory. So neighbours in the
-space err alike, as real kernels and networks do, and a surrogate has something to learn. The world is a function of its
-seed; repeated trials of one configuration give the same observation.
+The time of every operator is the kernel model's time multiplied by exp(g). There is one g per kind, phase and device,
+and each g is a random smooth function of the operator's log sizes. The time of every collective has such a factor too,
+one per kind, over the logs of its bytes, ranks and hosts. Other parts of the step and the peak of memory get a factor
+over the log degrees. Neighbours in the space therefore have similar errors, as with real kernels and networks, and a
+surrogate has something to learn. The world is a function of its seed: repeated trials of one configuration give the
+same observation.
 
-What such operators and collectives add up to is told by the closed form of a step, which the tuner believes in too, or
-by the event simulator, which is another program: its pipelines and its overlap differ from what the tuner expects.
+A step is computed from these operators and collectives in one of two ways: by the closed form, which the tuner uses
+too, or by the event simulator, which is an independent program. The simulator's pipelines and overlap differ from what
+the tuner expects.
 
 g is a sum of NUM_WAVES random Fourier features, nearly a draw from a Gaussian process with a squared-exponential kernel
 (Rahimi and Recht 2007, section 3). Letters: n configurations or shapes, d features.
@@ -22,6 +24,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from costmodels.job.layer_change import LayerChange
 from costmodels.job.parallel_config import (
     DEGREES,
     ENUMERATED_DIMENSIONS,
@@ -45,38 +48,46 @@ from hardware.arrays import FloatArray
 from hardware.cluster import Cluster
 from hardware.device import Device
 from hardware.io.errors import ConfigError, did_you_mean
-from trials.backend import AbstractBackend, Observation, OnStep, OperatorSample, Origin, Status, unheard
-from trials.replay.backend import check_seconds_per_trial
+from trials.backend import (
+    AbstractBackend,
+    Observation,
+    OnStep,
+    OperatorSample,
+    Origin,
+    Status,
+    check_seconds_per_trial,
+    ignore_step,
+)
 
 Fidelity = Literal["step_time", "simulator"]
-"""What computes a step from its operators and collectives: the closed form, or the event simulator."""
+"""Model that computes a step from its operators and collectives: the closed form, or the event simulator."""
 
 NUM_WAVES = 64
 LENGTH_SCALE = 4.0
-"""Distance in log2 units over which an error changes: a kernel that is slow at some size is slow at half that size too
-(assumed)."""
+"""Distance in log2 units over which an error changes (assumed): a kernel that is slow at some size is slow at half that
+size too."""
 
 MEMORY_ERROR = 0.05
 """Standard deviation of the log error of the peak memory (assumed)."""
 
 ERRING_PARTS = ("host", "optimizer", "overhead")
-"""Parts of the step that get an error of their own; that of all others is that of their operators and collectives."""
+"""Parts of the step with an error of their own; all others have the errors of their operators and collectives."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulatedBackend(AbstractBackend):
-    """Answers a trial from the synthetic world of a seed.
+    """Backend that answers a trial from the synthetic world of a seed.
 
     Attributes:
-        job: What is trained.
-        cluster: Where.
-        runtime: What overlaps with what.
-        fidelity: What computes a step.
-        seed: Which world.
+        job: Training job of the trials.
+        cluster: Cluster that the job runs on.
+        runtime: Profile of the framework, for example which communication overlaps with computation.
+        fidelity: Model that computes a step: the closed form or the event simulator.
+        seed: Seed of the world.
         noise: Standard deviation of the log of a step's time from step to step.
         operator_error: Standard deviation of the log error of operators, of collectives and of ERRING_PARTS.
-        num_steps: Steps that a trial measures.
-        seconds_per_trial: Wall time that each trial takes, to rehearse a sweep at its real pace; 0 answers at once.
+        num_steps: Number of steps that a trial measures.
+        seconds_per_trial: Wall time that each trial takes [s], to rehearse a sweep at its real pace; 0 answers at once.
     """
 
     job: TrainingJob
@@ -90,14 +101,14 @@ class SimulatedBackend(AbstractBackend):
     seconds_per_trial: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuses a world that makes no sense."""
+        """Check that every field is in its range."""
         check_seconds_per_trial(self.seconds_per_trial)
         for key in ("noise", "operator_error"):
             if not 0 <= getattr(self, key) <= 1:
                 raise ConfigError("must be from 0 to 1", key=key, value=getattr(self, key))
         if self.fidelity not in get_args(Fidelity):
             raise ConfigError(
-                "is no fidelity",
+                "is not a fidelity",
                 key="fidelity",
                 value=self.fidelity,
                 nearest=did_you_mean(self.fidelity, get_args(Fidelity)),
@@ -114,25 +125,29 @@ class SimulatedBackend(AbstractBackend):
 
     @property
     def origin(self) -> Origin:
-        """Nothing here was measured."""
+        """Origin of the step times: synthetic."""
         return "synthetic"
 
     def expected_steps(self, config: ParallelConfig) -> int | None:  # noqa: ARG002 # the contract's
-        """The same for every configuration."""
+        """Return the number of steps, which is equal for every configuration."""
         return self.num_steps
 
     def reduced(self, to: Reduction) -> SimulatedBackend:
-        """The same world, in which equal operators take equal times."""
+        """Return the proxy job in the same world, in which equal operators take equal times."""
         return replace(self, job=to.job(self.job), cluster=to.cluster(self.cluster))
+
+    def with_layer_changes(self, changes: tuple[LayerChange, ...]) -> SimulatedBackend:
+        """Return this world with layers that are sharded by the changed plans."""
+        return replace(self, runtime=replace(self.runtime, layer_changes=changes))
 
     def measure(
         self,
         config: ParallelConfig,
         *,
         trial_number: int,  # noqa: ARG002 # the contract's
-        on_step: OnStep = unheard,
+        on_step: OnStep = ignore_step,
     ) -> Observation:
-        """The step times of `config` in this world, with noise; out of memory where it does not fit there.
+        """Return noisy step times of `config` in this world, or out of memory if it does not fit.
 
         The wait is spread evenly over the steps.
         """
@@ -147,9 +162,10 @@ class SimulatedBackend(AbstractBackend):
                 reason=f"needs {needed / 2**30:.1f} GiB of {capacity / 2**30:.1f} GiB",
                 origin="synthetic",
             )
-        refusal = self._refusal(config)
+        refusal = self._find_refusal(config)
         if refusal:
             return Observation(status=Status.CRASHED, reason=refusal, origin="synthetic")
+        # even work adds nothing to the seed, so that worlds keep the noise that they had before work could be uneven
         dimensions = FURTHER_DIMENSIONS if config.assignment else ENUMERATED_DIMENSIONS
         rng = np.random.default_rng([self.seed, _code(repr(config.values(DEGREES + dimensions)))])
         steps = self.hidden_step(grid).step_time_s[0] * np.exp(self.noise * rng.standard_normal(self.num_steps))
@@ -165,23 +181,25 @@ class SimulatedBackend(AbstractBackend):
         )
 
     def hidden_step(self, grid: ConfigGrid) -> StepEstimate:
-        """The world's own step times without noise [n]; for judging a tuner, which never sees them.
+        """Compute the world's own step times without noise [n], for judging a tuner that never sees them.
 
         The event simulator takes up to some seconds for each configuration.
 
         Raises:
-            ValueError: the event simulator has no order in which the passes of a configuration could run.
+            ValueError: The event simulator finds no order in which the passes of a configuration could run.
         """
-        believed = self._closed_form(grid) if self.fidelity == "step_time" else self._simulated(grid)
+        believed = self._closed_form(grid) if self.fidelity == "step_time" else self._simulate(grid)
+        # other parts depend on the configuration alone, so that their error is a function of its log degrees [n, 8]
         degrees = _log2(grid.matrix(DEGREES))
+        # operators and collectives carry their errors already; only parts without either get one here
         parts = {
             part: seconds * np.exp(self._error(f"part {part}", degrees)) if part in ERRING_PARTS else seconds
             for part, seconds in believed.breakdown_s.items()
         }
         return StepEstimate(step_time_s=np.sum(list(parts.values()), axis=0), breakdown_s=parts)
 
-    def _refusal(self, config: ParallelConfig) -> str:
-        """Why no order of its passes can be had; empty if one can, or where nobody asks for one."""
+    def _find_refusal(self, config: ParallelConfig) -> str:
+        """Return why the simulator finds no order of passes; empty if it finds one, or if it is not used."""
         if self.fidelity == "step_time":
             return ""
         even = self.job.global_batch_size // (config.dp * config.mbs)
@@ -193,6 +211,7 @@ class SimulatedBackend(AbstractBackend):
         return ""
 
     def _closed_form(self, grid: ConfigGrid) -> StepEstimate:
+        """Compute the steps [n] with the closed form."""
         return estimate_step(
             self.setting,
             grid,
@@ -201,8 +220,8 @@ class SimulatedBackend(AbstractBackend):
             memory=self.hidden_memory(grid),
         )
 
-    def _simulated(self, grid: ConfigGrid) -> StepEstimate:
-        """The same from the event simulator, one configuration after the other."""
+    def _simulate(self, grid: ConfigGrid) -> StepEstimate:
+        """Compute the steps [n] with the event simulator, one configuration after the other."""
         steps = [
             simulate_step(
                 self.setting,
@@ -219,7 +238,7 @@ class SimulatedBackend(AbstractBackend):
         )
 
     def hidden_memory(self, grid: ConfigGrid) -> MemoryEstimate:
-        """The world's own memory [n]; for judging a tuner, which never sees it."""
+        """Compute the world's own memory [n], for judging a tuner that never sees it."""
         believed = estimate_memory(self.setting, grid)
         error = np.exp(_smooth(_log2(grid.matrix(DEGREES)), MEMORY_ERROR, (self.seed, _code("memory"))))
         return MemoryEstimate(
@@ -234,6 +253,7 @@ class SimulatedBackend(AbstractBackend):
 
     def _collective_s(self, collective: Collective) -> FloatArray:
         seconds = collective_s(collective)
+        # one error for each row of the last axis: shapes [..., d] become features [n, d], and times keep [...]
         shape = collective.shape
         error = self._error(collective.kind, _log2(shape.reshape(-1, shape.shape[-1])))
         return np.asarray(seconds * np.exp(error.reshape(seconds.shape)))
@@ -242,9 +262,10 @@ class SimulatedBackend(AbstractBackend):
         return _smooth(features, self.operator_error, (self.seed, _code(label)))
 
     def _operator_samples(self, grid: ConfigGrid, rng: np.random.Generator) -> tuple[OperatorSample, ...]:
-        """What a profiler would show of one configuration, on the cluster's first kind of device."""
+        """Return the samples that a profiler would show of one configuration, on the cluster's first kind of device."""
         device = self.cluster.devices[0]
         samples = []
+        # a profiler would see the times of this world, with their hidden errors
         for operator, count in operator_executions(self.job, self.runtime, grid):
             seconds = self._kernel_s(operator, device, self.job, self.runtime)
             samples += self._samples(operator, operator.phase, operator.shape, seconds, count, rng)
@@ -263,7 +284,7 @@ class SimulatedBackend(AbstractBackend):
         count: FloatArray,
         rng: np.random.Generator,
     ) -> list[OperatorSample]:
-        """One sample for each shape [..., d] that is executed at all, `count` times [...]."""
+        """Return one sample for each shape [..., d] that is executed, `count` times [...], in `seconds` [...]."""
         executed = np.flatnonzero(count)
         # the mean of many executions: step noise averages out with their number
         spread = self.noise / np.sqrt(count.flat[executed])
@@ -287,7 +308,8 @@ class SimulatedBackend(AbstractBackend):
 
 
 def _smooth(features: FloatArray, amplitude: float, seed: tuple[int, int]) -> FloatArray:
-    """A random smooth function of `features` [n, d] with mean 0 and standard deviation `amplitude` [n]."""
+    """Evaluate a random smooth function at `features` [n, d]; it has mean 0 and standard deviation `amplitude`."""
+    # f(x) = sqrt(2/W) sum_w cos(x . omega_w + b_w), Rahimi and Recht 2007, algorithm 1, with W = NUM_WAVES
     rng = np.random.default_rng(seed)
     waves = rng.normal(0.0, 1 / LENGTH_SCALE, (features.shape[1], NUM_WAVES))
     phases = rng.uniform(0.0, 2 * np.pi, NUM_WAVES)
@@ -299,5 +321,5 @@ def _log2(sizes: np.ndarray) -> FloatArray:
 
 
 def _code(label: str) -> int:
-    """A number that is the same in every process, which `hash` is not."""
+    """Return a number that is equal in every process, unlike `hash`."""
     return zlib.crc32(label.encode())

@@ -1,8 +1,8 @@
-"""The `torch` backend: a trial trains the real model for some steps, with one process per device.
+"""Backend `torch`: a trial trains the real model for some steps, with one process per device.
 
-It runs on CPUs with gloo and on GPUs with NCCL. A step time is wall clock where every rank has its own device or core;
-with more ranks than cores wall clock would only tell the total work, so a virtual clock stands in (virtual_clock.py),
-or the CPU time of all ranks. Which one it is stands in the observation.
+It runs on CPUs with gloo and on GPUs with NCCL. A step time is wall clock if every rank has its own device or core.
+With more ranks than cores, wall clock would only show the total work. A virtual clock (`virtual_clock.py`) or the CPU
+time of all ranks then takes its place. The observation names the clock.
 
 torch itself is imported by the ranks alone.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.proxy_job import Reduction
@@ -19,38 +19,38 @@ from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.training_job import TrainingJob
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
-from trials.backend import AbstractBackend, Clock, HostNeeds, Observation, OnStep, Origin, unheard
+from trials.backend import Clock, HostNeeds, Observation, OnStep
+from trials.rank_backend import AbstractRankBackend
 from trials.ranks.contract import AbstractRanks, RankSetup
-from trials.ranks.processes import RankProcesses
 from trials.torch_training.processor_time import num_cores
 from trials.torch_training.rank_plan import DeviceKind, RankPlan
 from trials.torch_training.rank_setup import TORCH_RANKS
-from trials.torch_training.rank_watch import watched
+from trials.torch_training.rank_watch import watch_ranks
 
 ClockChoice = Literal["auto", "wall", "virtual", "cpu"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TorchBackend(AbstractBackend):
-    """Trains with torch.
+class TorchBackend(AbstractRankBackend):
+    """Backend that trains with torch.
 
     Attributes:
-        job: What is trained.
-        cluster: Where; on CPUs its devices stand for cores, and the virtual clock uses its links.
-        runtime: How layers fall to stages.
-        device: What ranks compute on.
-        chosen_clock: What step times count; `auto` is wall clock where every rank has a device or core to itself, else
-            the virtual clock.
-        cores: Cores of a host, as the study's driver saw them.
-        seed: Of weights and data.
-        warmup_steps: Steps before the first measured one.
-        min_steps: Measured steps at least.
-        max_steps: Measured steps at most.
-        precision: Measuring ends when the median's relative standard error is below this.
-        capacity_factor: Most copies of tokens that an expert takes, over its even share; None drops nothing.
-        spreads: Whether on CPUs, too, every host of the cluster is a machine of its own.
+        job: Training job of the trials.
+        cluster: Cluster of the study; on CPUs its devices stand for cores, and the virtual clock uses its links.
+        runtime: Profile of the framework, which divides the layers into stages.
+        device: Kind of device that ranks compute on.
+        chosen_clock: Clock of the step times; `auto` is the wall clock if every rank has a device or core to itself,
+            else the virtual clock.
+        cores: Number of cores of a host, as the study's driver saw them.
+        seed: Seed of weights and data.
+        warmup_steps: Number of steps before the first measured one.
+        min_steps: Smallest number of measured steps.
+        max_steps: Largest number of measured steps.
+        precision: Relative standard error of the median below which measuring ends.
+        capacity_factor: Largest number of token copies that an expert takes, over its even share; None drops nothing.
+        spreads: Whether every host of the cluster is a machine of its own on CPUs too.
         profiles: Whether operator times are measured in one more step.
-        hang_limit_s: A trial whose ranks tell nothing for so long hangs.
+        hang_limit_s: Silence of the ranks that means a hang [s].
     """
 
     job: TrainingJob
@@ -70,18 +70,8 @@ class TorchBackend(AbstractBackend):
     hang_limit_s: float = 120.0
 
     @property
-    def origin(self) -> Origin:
-        """Real training."""
-        return "measured"
-
-    @property
-    def trains(self) -> bool:
-        """It does."""
-        return True
-
-    @property
     def clock(self) -> Clock:
-        """The chosen one, or the most honest one."""
+        """Clock of the step times: the chosen one, or the wall clock if it is meaningful, else the virtual clock."""
         if self.chosen_clock != "auto":
             return self.chosen_clock
         per_machine = self.cluster.devices_per_host if self.spreads else self.cluster.num_devices
@@ -89,7 +79,7 @@ class TorchBackend(AbstractBackend):
 
     @property
     def hosts(self) -> tuple[HostNeeds, ...]:
-        """One core or GPU per rank; on CPUs one machine stands for all hosts of the cluster unless they are spread."""
+        """Resources of a trial: one core or GPU per rank. On CPUs one machine stands for all hosts unless spread."""
         if self.device == "cpu" and not self.spreads:
             return (HostNeeds(cpus=self.cluster.num_devices),)
         per_host = self.cluster.devices_per_host
@@ -98,16 +88,16 @@ class TorchBackend(AbstractBackend):
 
     @property
     def wants_hosts_alone(self) -> bool:
-        """Where it has GPUs, or messages go through adapters; on one host's CPUs each rank has its core."""
+        """Whether trials need their hosts alone: with GPUs or several hosts. On one CPU host each rank has a core."""
         return self.device == "cuda" or len(self.hosts) > 1
 
     @property
     def rank_setup(self) -> RankSetup:
-        """Torch, imported once."""
+        """Modules that ranks find imported: torch and the trainer."""
         return TORCH_RANKS
 
     def check(self) -> None:
-        """Torch must be there."""
+        """Check that torch is installed."""
         if importlib.util.find_spec("torch") is None:
             raise ConfigError(
                 "needs torch, which is not installed here",
@@ -116,27 +106,46 @@ class TorchBackend(AbstractBackend):
                 nearest="pip install 'meshtune[torch]'",
             )
 
-    def opened(self, ranks: AbstractRanks) -> OpenTorchBackend:
-        """With warm servers of ranks."""
-        return OpenTorchBackend(backend=self, ranks=ranks.start())
-
     def expected_steps(self, config: ParallelConfig) -> int | None:  # noqa: ARG002 # the contract's
-        """Known only where the precision changes nothing."""
+        """Return the number of steps if it is fixed; None if it depends on the precision."""
         return self.max_steps if self.min_steps == self.max_steps else None
 
     def reduced(self, to: Reduction) -> TorchBackend:
-        """The smaller job on fewer hosts, trained as well."""
+        """Return the backend that trains the proxy job on fewer hosts."""
         return replace(self, job=to.job(self.job), cluster=to.cluster(self.cluster))
 
-    def measure(self, config: ParallelConfig, *, trial_number: int, on_step: OnStep = unheard) -> Observation:
-        """One trial with a server of its own; `opened` keeps one for many."""
-        with RankProcesses(TORCH_RANKS) as ranks:
-            return OpenTorchBackend(backend=self, ranks=ranks).measure(
-                config, trial_number=trial_number, on_step=on_step
-            )
+    def describe(self) -> dict[str, Any]:
+        """Return the device and the clock that `auto` has become."""
+        return {"device": self.device, "clock": self.clock}
+
+    def measure_on(
+        self,
+        ranks: AbstractRanks,
+        config: ParallelConfig,
+        *,
+        trial_number: int,  # noqa: ARG002 # the contract's
+        on_step: OnStep,
+    ) -> Observation:
+        """Train some steps with one rank per device."""
+        plan = self.plan(config)
+        memory_bytes = min(device.memory_bytes for device in self.cluster.devices)
+        ranks.launch(
+            "trials.torch_training.rank_program:run_rank",
+            plan,
+            num_ranks=config.num_devices,
+            memory_limit_bytes=memory_bytes if self.device == "cpu" else None,
+        )
+        return watch_ranks(
+            ranks,
+            plan,
+            self.cluster,
+            cores=num_cores() if len(self.hosts) == 1 else None,
+            hang_limit_s=self.hang_limit_s,
+            on_step=on_step,
+        )
 
     def plan(self, config: ParallelConfig) -> RankPlan:
-        """What each rank of a trial is to do."""
+        """Return the work of each rank in a trial."""
         return RankPlan(
             job=self.job,
             runtime=self.runtime,
@@ -151,62 +160,3 @@ class TorchBackend(AbstractBackend):
             capacity_factor=self.capacity_factor,
             profiles=self.profiles,
         )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class OpenTorchBackend(AbstractBackend):
-    """A TorchBackend in a worker.
-
-    Attributes:
-        backend: What it measures.
-        ranks: What its ranks come from, started.
-    """
-
-    backend: TorchBackend
-    ranks: AbstractRanks
-
-    @property
-    def origin(self) -> Origin:
-        """That of the backend."""
-        return self.backend.origin
-
-    @property
-    def clock(self) -> Clock:
-        """That of the backend."""
-        return self.backend.clock
-
-    def expected_steps(self, config: ParallelConfig) -> int | None:
-        """Those of the backend."""
-        return self.backend.expected_steps(config)
-
-    def reduced(self, to: Reduction) -> OpenTorchBackend:
-        """The smaller job, from the same server."""
-        return replace(self, backend=self.backend.reduced(to))
-
-    def measure(
-        self,
-        config: ParallelConfig,
-        *,
-        trial_number: int,  # noqa: ARG002 # the contract's
-        on_step: OnStep = unheard,
-    ) -> Observation:
-        """One trial."""
-        own, plan = self.backend, self.backend.plan(config)
-        memory_bytes = min(device.memory_bytes for device in own.cluster.devices)
-        self.ranks.launch(
-            "trials.torch_training.rank_program:run_rank",
-            plan,
-            num_ranks=config.num_devices,
-            memory_limit_bytes=memory_bytes if own.device == "cpu" else None,
-        )
-        try:
-            return watched(
-                self.ranks,
-                plan,
-                own.cluster,
-                cores=num_cores() if len(own.hosts) == 1 else None,
-                hang_limit_s=own.hang_limit_s,
-                on_step=on_step,
-            )
-        finally:
-            self.ranks.kill()

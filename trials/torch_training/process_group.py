@@ -1,4 +1,4 @@
-"""The process group of a trial's ranks: gloo between CPUs, NCCL between GPUs."""
+"""Process group of a trial's ranks: gloo between CPUs, NCCL between GPUs."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from torch._C._distributed_c10d import TCPStore  # torch.distributed has it, but
 from trials.ranks.messages import Place
 
 TIMEOUT_S = 600.0
-"""How long a collective waits for the other ranks. A trial's own limit comes first; this one is for orphans."""
+"""Time that a collective waits for the other ranks [s]. A trial's own limit comes first; this one is for orphans."""
 
 
 @contextlib.contextmanager
 def process_group(place: Place, device: str, backend: str | None = None) -> Iterator[torch.device]:
-    """Forms the group of all ranks, and takes it apart where all went well; the device of this rank.
+    """Form the group of all ranks, yield the device of this rank, and destroy the group if all went well.
 
-    A rank that fails ends without that, because the others may wait for it in a collective.
+    A rank that fails ends without destroying it, because the others may wait for the rank in a collective.
 
     Args:
-        place: Who this rank is.
-        device: `cpu` or `cuda`.
-        backend: Name of torch's backend; None for the device's own.
+        place: Place of this rank in the trial.
+        device: Kind of device: `cpu` or `cuda`.
+        backend: Name of torch's communication backend; None for the device's own.
     """
     torch.set_num_threads(1)
     found = torch.device(device, place.local_rank) if device == "cuda" else torch.device(device)

@@ -1,4 +1,4 @@
-"""The cores of this machine, and how busy all of them are."""
+"""Number of cores of this machine, and the CPU time that they have worked."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 
 def num_cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def busy_s() -> float | None:
-    """CPU time that the whole machine has worked since it started [s]; None where that cannot be read (no Linux)."""
+    """Return the CPU time that the whole machine has worked since its start [s]; None if it cannot be read."""
     try:
         fields = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()[1:]
     except OSError:

@@ -1,4 +1,4 @@
-"""What the ranks of a trial are to do, and what they tell of it; nothing here imports torch."""
+"""Plan that the ranks of a trial execute, and the messages that they send; nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ DeviceKind = Literal["cpu", "cuda"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankPlan:
-    """The work of every rank of one trial.
+    """Work of every rank of one trial.
 
     Attributes:
-        job: What is trained.
-        runtime: How layers fall to stages.
-        config: The configuration.
-        device: What ranks compute on.
-        clock: What is measured of each step; with the virtual one, ranks record what they do.
-        seed: Of weights and data.
-        warmup_steps: Steps before the first measured one.
-        min_steps: Measured steps at least.
-        max_steps: Measured steps at most.
-        precision: Measuring ends when the median's relative standard error is below this.
-        capacity_factor: Most copies that an expert takes, over its even share; None drops nothing.
-        profiles: Whether one more step is profiled for operator times, and on CPUs recorded for what is communicated.
+        job: Training job of the trial.
+        runtime: Profile of the framework, which divides the layers into stages.
+        config: Configuration that the ranks run.
+        device: Kind of device that ranks compute on.
+        clock: Clock of the step times; with the virtual clock, ranks record their operations.
+        seed: Seed of weights and data.
+        warmup_steps: Number of steps before the first measured one.
+        min_steps: Smallest number of measured steps.
+        max_steps: Largest number of measured steps.
+        precision: Relative standard error of the median below which measuring ends.
+        capacity_factor: Largest number of token copies that an expert takes, over its even share; None drops nothing.
+        profiles: Whether one more step is profiled for operator times, and recorded for communication on CPUs.
     """
 
     job: TrainingJob
@@ -55,10 +55,10 @@ class RankPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Begun:
-    """A rank on a CPU runs.
+    """Message of a rank on a CPU that it runs.
 
     Attributes:
-        resident_bytes: What its process holds before it trains.
+        resident_bytes: Resident memory of the process before it trains [bytes].
     """
 
     resident_bytes: int
@@ -66,12 +66,12 @@ class Begun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ready:
-    """A rank has built its part and trained the warm-up steps.
+    """Message of a rank that it has built its part of the model and trained the warm-up steps.
 
     Attributes:
-        group_s: Time until the process group was formed.
-        build_s: Time of building the model.
-        warmup_s: Time of the warm-up steps.
+        group_s: Time until the process group was formed [s].
+        build_s: Time of building the model [s].
+        warmup_s: Time of the warm-up steps [s].
     """
 
     group_s: float
@@ -81,14 +81,14 @@ class Ready:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepTaken:
-    """One measured step of one rank.
+    """Message of a rank that it has measured a step.
 
     Attributes:
-        number: Of the step, from 0.
-        wall_s: Wall clock of the slowest rank.
-        cpu_s: CPU time of all ranks together, all their threads.
-        loss: Mean over the tokens of the batch.
-        recording: What this rank did in it; only for the virtual clock.
+        number: Number of the step, from 0.
+        wall_s: Wall clock of the slowest rank [s].
+        cpu_s: CPU time of all threads of all ranks together [s].
+        loss: Mean loss over the tokens of the batch.
+        recording: Operations of this rank in the step; only for the virtual clock.
     """
 
     number: int
@@ -100,13 +100,13 @@ class StepTaken:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finished:
-    """A rank has done all.
+    """Message of a rank that it has finished its plan.
 
     Attributes:
-        peak_bytes: Most memory that training held on its device; without what the process had before on a CPU.
-        profile_s: Time of the profiled step.
-        profile: Its operators' times; None if nobody asked.
-        recording: What this rank did in the profiled step; only on CPUs.
+        peak_bytes: Peak memory of training on the rank's device [bytes]; on a CPU without the memory before training.
+        profile_s: Time of the profiled step [s].
+        profile: Operator times of the profiled step; None if the plan does not profile.
+        recording: Operations of this rank in the profiled step; only on CPUs.
     """
 
     peak_bytes: int
@@ -117,14 +117,14 @@ class Finished:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failed:
-    """A rank could not go on.
+    """Message of a rank that it has failed.
 
     Attributes:
-        is_out_of_memory: Whether the error says that it lacked memory.
-        is_memory_used_up: Whether it could hardly have had more memory, whatever the error says.
-        reason: The error in a line.
-        text: The traceback.
-        peak_bytes: Most memory that it held until then.
+        is_out_of_memory: Whether the error says that memory was lacking.
+        is_memory_used_up: Whether the process could hardly get more memory, whatever the error says.
+        reason: Error in one line.
+        text: Traceback of the error.
+        peak_bytes: Peak memory until then [bytes].
     """
 
     is_out_of_memory: bool

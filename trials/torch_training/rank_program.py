@@ -1,4 +1,4 @@
-"""What a rank of a trial runs: it trains steps, measures them, and tells how it went."""
+"""Program of a rank of a trial: it trains steps, measures them, and sends the results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from trials.torch_training.training import Trainer
 
 
 def run_rank(place: Place, plan: RankPlan) -> None:
-    """Trains and measures under `plan`; whatever goes wrong is told."""
+    """Train and measure under `plan`; any failure is sent as a message."""
     memory = _Memory(plan)
     if plan.device == "cpu":
         place.tell(Begun(resident_bytes=memory.start_bytes))
@@ -44,7 +44,7 @@ def run_rank(place: Place, plan: RankPlan) -> None:
                     memory.begin()
                 trainer.step()
             gc.collect()
-            gc.freeze()  # what is there now stays; collections inside of steps would only look at it again
+            gc.freeze()  # all objects so far stay, and collections inside of steps need not look at them
             place.tell(
                 Ready(
                     group_s=grouped_s - began_s,
@@ -52,10 +52,10 @@ def run_rank(place: Place, plan: RankPlan) -> None:
                     warmup_s=time.perf_counter() - built_s,
                 )
             )
-            _measure(place, plan, trainer, recorder if plan.clock == "virtual" else None, device)
+            _measure_steps(place, plan, trainer, recorder if plan.clock == "virtual" else None, device)
             began_s = time.perf_counter()
             peak_bytes = memory.peak_bytes()
-            profile, recording = _profile(trainer, recorder, device) if plan.profiles else (None, None)
+            profile, recording = _profile_step(trainer, recorder, device) if plan.profiles else (None, None)
             place.tell(
                 Finished(
                     peak_bytes=peak_bytes,
@@ -69,15 +69,17 @@ def run_rank(place: Place, plan: RankPlan) -> None:
             Failed(
                 is_out_of_memory=_is_out_of_memory(error),
                 is_memory_used_up=plan.device == "cpu" and is_memory_used_up(),
-                reason=_in_a_line(error),
+                reason=_describe_error(error),
                 text=traceback.format_exc(),
                 peak_bytes=memory.peak_bytes(),
             )
         )
 
 
-def _measure(place: Place, plan: RankPlan, trainer: Trainer, recorder: Recorder | None, device: torch.device) -> None:
-    """Trains measured steps until they are precise enough, and tells each."""
+def _measure_steps(
+    place: Place, plan: RankPlan, trainer: Trainer, recorder: Recorder | None, device: torch.device
+) -> None:
+    """Train measured steps until they are precise enough, and send each of them."""
     seconds: list[float] = []
     for number in range(plan.max_steps):
         if recorder:
@@ -88,7 +90,7 @@ def _measure(place: Place, plan: RankPlan, trainer: Trainer, recorder: Recorder 
             torch.cuda.synchronize(device)
         wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
         recording = recorder.stop() if recorder else None
-        walls, cpus = _of_all_ranks([wall_s, cpu_s], device)
+        walls, cpus = _gather([wall_s, cpu_s], device)
         place.tell(
             StepTaken(
                 number=number,
@@ -103,10 +105,10 @@ def _measure(place: Place, plan: RankPlan, trainer: Trainer, recorder: Recorder 
             return
 
 
-def _profile(
+def _profile_step(
     trainer: Trainer, recorder: Recorder | None, device: torch.device
 ) -> tuple[RankProfile, RankRecording | None]:
-    """One more step: its operators, and where that can be recorded its calls."""
+    """Train one more step; return its operators, and its recording if there is a recorder."""
     if recorder is None:
         return profile_steps(trainer.start_step, device), None
     recorder.start()
@@ -115,9 +117,10 @@ def _profile(
 
 
 def median_error(values: list[float]) -> float:
-    """Relative standard error of the median: 1.25 standard errors of the mean, the spread told by quartiles.
+    """Return the relative standard error of the median; infinite for fewer than three values.
 
-    Infinite for fewer than three values.
+    It is sqrt(pi / 2) = 1.2533 standard errors of the mean, and the standard deviation is estimated robustly as the
+    interquartile range over 1.349; both factors hold for normal errors.
     """
     if len(values) < 3:
         return math.inf
@@ -125,17 +128,18 @@ def median_error(values: list[float]) -> float:
     return 1.2533 * (upper - lower) / 1.349 / math.sqrt(len(values)) / middle
 
 
-def _of_all_ranks(values: list[float], device: torch.device) -> list[list[float]]:
-    """Some numbers of every rank: for each number a list by rank."""
+def _gather(values: list[float], device: torch.device) -> list[list[float]]:
+    """Gather some numbers of every rank; return a list over the ranks for each number."""
     own = torch.tensor(values, dtype=torch.float64, device=device)
     found = torch.empty(dist.get_world_size() * len(values), dtype=torch.float64, device=device)
     dist.all_gather_into_tensor(found, own)
+    # ranks lie behind each other, so that column i holds the number i of all ranks
     by_rank: list[list[float]] = found.view(-1, len(values)).T.tolist()
     return by_rank
 
 
 def _is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether the error, or one that it came from, is for want of memory."""
+    """Return whether an error, or one of its causes, is a lack of memory."""
     while error is not None:
         if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or speaks_of_memory(str(error)):
             return True
@@ -143,17 +147,17 @@ def _is_out_of_memory(error: BaseException | None) -> bool:
     return False
 
 
-def _in_a_line(error: BaseException) -> str:
-    """The kind and the first line of the error that this one came from: a pipeline puts its own around it."""
+def _describe_error(error: BaseException) -> str:
+    """Return kind and first line of the root cause of an error; pipelines wrap errors in their own."""
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:500]
 
 
 class _Memory:
-    """The peak of what training holds: the allocator's on a GPU, the resident set beyond the start's on a CPU.
+    """Peak memory of training: the allocator's on a GPU, the growth of the resident set on a CPU.
 
-    Building and the warm-up count only until `begin`: weights are made whole before they are cut.
+    `begin` forgets the peak of building and of the first warm-up steps: weights are made whole before they are cut.
     """
 
     def __init__(self, plan: RankPlan) -> None:
@@ -164,7 +168,7 @@ class _Memory:
             self.begin()
 
     def begin(self) -> None:
-        """Forgets the peak so far."""
+        """Forget the peak so far."""
         if self._is_cuda:
             torch.cuda.reset_peak_memory_stats()
             return

@@ -1,4 +1,4 @@
-"""What the ranks of a training trial find ready."""
+"""Modules and variables that the ranks of a training trial find ready."""
 
 from __future__ import annotations
 
@@ -17,4 +17,4 @@ TORCH_RANKS = RankSetup(
     ),
     environment=(("OMP_NUM_THREADS", "1"),),
 )
-"""What they need and nobody should import eight times at once, and one thread for each."""
+"""Setup that imports torch once for all ranks, and gives each rank one thread."""

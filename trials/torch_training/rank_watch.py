@@ -1,9 +1,9 @@
-"""Watches the ranks of one trial until they have ended, and makes an observation of what they told.
+"""Watch the ranks of one trial until they have ended, and turn their messages into an observation.
 
-A rank that fails, dies or hangs takes the others of its trial with it. What it was is decided by all of them together,
-because the others soon fail too, for want of a peer: a signal that killed a rank comes first, then a lack of memory,
-then the first error that is not about a lost connection, then a rank that ended without a word. A rank that was ended
-by the C library or by C++ for want of memory, and could tell nothing, is known by what it printed.
+A rank that fails, dies or hangs takes the others of its trial with it: they soon fail too, because a peer is missing.
+So the cause is found from all ranks together. A signal that killed a rank comes first, then a lack of memory, then the
+first error that is not about a lost connection, then a rank that ended without a message. A rank that the C library or
+C++ has ended for lack of memory could send nothing; it is recognised by its output.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from collections.abc import Callable, Sequence
 from costmodels.job.setting import Setting
 from hardware.cluster import Cluster
 from trials.backend import Clock, Observation, OnStep, OperatorSample, Status, tail_of
-from trials.profiling.operator_profile import RankProfile, mismatches, of_pipeline
+from trials.profiling.operator_profile import RankProfile, merge_pipeline, mismatches
 from trials.ranks.contract import AbstractRanks
+from trials.ranks.listening import listen
 from trials.ranks.messages import Exit, Told
 from trials.ranks.out_of_memory import speaks_of_memory
 from trials.torch_training.processor_time import busy_s
@@ -26,10 +27,10 @@ from trials.torch_training.profiling.virtual_clock import virtual_step
 from trials.torch_training.rank_plan import Begun, Failed, Finished, RankPlan, Ready, StepTaken
 
 GRACE_S = 3.0
-"""How long the other ranks may take to tell their side when one has failed."""
+"""Time that the other ranks have to report when one has failed [s]."""
 
 MUCH_CPU = 0.1
-"""Share of the machine's CPU that other programs may use before an observation speaks of it."""
+"""Share of the machine's CPU that other programs may use before an observation mentions it."""
 
 _LOST_PEER = (
     "Connection closed by peer",
@@ -41,7 +42,7 @@ _LOST_PEER = (
 )
 
 
-def watched(
+def watch_ranks(
     ranks: AbstractRanks,
     plan: RankPlan,
     cluster: Cluster,
@@ -50,32 +51,23 @@ def watched(
     hang_limit_s: float,
     on_step: OnStep,
 ) -> Observation:
-    """What became of the ranks that were just launched; those that still run afterwards are for the caller to end.
+    """Watch the ranks that were just launched, and return their observation; the caller ends those that still run.
 
     Args:
-        ranks: The running ranks.
-        plan: What they do.
-        cluster: Whose links the virtual clock counts.
-        cores: Of the machine that all ranks share; None if they are on several.
-        hang_limit_s: Silence that means a hang.
-        on_step: Hears each step's time.
+        ranks: Launched ranks of the trial.
+        plan: Plan that the ranks execute.
+        cluster: Cluster whose links the virtual clock uses.
+        cores: Number of cores of the machine that all ranks share; None if they run on several machines.
+        hang_limit_s: Silence of all ranks that means a hang [s].
+        on_step: Callback that is given the time of each step [s].
     """
     watch = _Watch(plan, cluster, cores, on_step)
-    deadline_s = time.monotonic() + hang_limit_s
-    while ranks.running:
-        events = ranks.events(max(deadline_s - time.monotonic(), 0.0))
-        if not events and time.monotonic() >= deadline_s:
-            break
-        for event in events:
-            watch.hear(event)
-        deadline_s = (
-            time.monotonic() + hang_limit_s if not watch.has_failed else min(deadline_s, time.monotonic() + GRACE_S)
-        )
+    listen(ranks, watch, hang_limit_s=hang_limit_s, grace_s=GRACE_S)
     return watch.observation(ranks.printed, hang_limit_s)
 
 
 class _Watch:
-    """What has been heard so far."""
+    """Messages of the ranks so far, and what follows from them."""
 
     def __init__(self, plan: RankPlan, cluster: Cluster, cores: int | None, on_step: OnStep) -> None:
         self.plan, self.cluster, self.cores, self.on_step = plan, cluster, cores, on_step
@@ -95,10 +87,16 @@ class _Watch:
         self.busy_at_begin_s = self.busy_at_end_s = busy_s()
 
     @property
-    def has_failed(self) -> bool:
+    def is_enough(self) -> bool:
+        """Whether the trial needs no further events: never, because every rank reports its own end."""
+        return False
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether a rank has failed, which the others soon will too."""
         return bool(self.failed or self.killed or self.exited)
 
-    def hear(self, event: Told | Exit) -> None:
+    def take(self, event: Told | Exit) -> None:
         if isinstance(event, Exit):
             if event.code < 0:
                 self.killed[event.rank] = event
@@ -124,6 +122,7 @@ class _Watch:
                 self.failed[event.rank] = failed
 
     def _end_step(self, taken: Sequence[StepTaken]) -> None:
+        """Record a step that all ranks have finished."""
         self.ended_s, self.busy_at_end_s = time.monotonic(), busy_s()
         self.walls_s.append(taken[0].wall_s)
         self.cpus_s.append(taken[0].cpu_s)
@@ -142,7 +141,7 @@ class _Watch:
         status, reason, text = self._outcome(printed, hang_limit_s)
         samples: tuple[OperatorSample, ...] = ()
         if status is Status.OK and self.plan.profiles:
-            samples = of_pipeline([profile.samples for profile in self._profiles()], self.plan.config)
+            samples = merge_pipeline([profile.samples for profile in self._profiles()], self.plan.config)
         if status is Status.OK:
             reason = "; ".join(self._remarks())
         return Observation(
@@ -159,7 +158,7 @@ class _Watch:
         )
 
     def _outcome(self, printed: Callable[[], str], hang_limit_s: float) -> tuple[Status, str, str]:
-        """How it ended, in a line, and the traceback that says so."""
+        """Return the status, its reason in one line, and the traceback that shows it."""
         if len(self.finished) == self.num_ranks:
             return Status.OK, "", ""
         lack = self._lack_of_memory(printed)
@@ -174,16 +173,17 @@ class _Watch:
             rank, failed = next(iter((own or self.failed).items()))
             return Status.CRASHED, f"rank {rank}: {failed.reason}", failed.text
         silent = sorted(set(range(self.num_ranks)) - set(self.finished))
-        return Status.INCIDENT, f"hangs: ranks {silent} told nothing for {hang_limit_s:g} s", ""
+        return Status.INCIDENT, f"hangs: ranks {silent} sent nothing for {hang_limit_s:g} s", ""
 
     def _killed_by(self) -> str:
-        """The first signal that killed a rank; empty if none did."""
+        """Return the first signal that killed a rank; empty if none did."""
         return next((signal.Signals(-end.code).name for end in self.killed.values()), "")
 
     def _lack_of_memory(self, printed: Callable[[], str]) -> tuple[str, str] | None:
-        """In a line, and the traceback that says so; None if a signal from outside has killed a rank, or none lacks it.
+        """Return a lack of memory in one line, and its traceback; None if no rank lacks memory.
 
-        A process that lacks memory may abort.
+        It is None, too, if a signal from outside has killed a rank. SIGABRT is not from outside: a process that lacks
+        memory may abort.
         """
         if any(-end.code != signal.SIGABRT for end in self.killed.values()):
             return None
@@ -202,18 +202,19 @@ class _Watch:
         return None
 
     def _speechless(self) -> list[Exit]:
-        """The ends of the ranks that have not told why."""
+        """Return the exits of the ranks that have sent no reason."""
         return [end for end in (self.killed | self.exited).values() if end.rank not in self.failed]
 
     def _own_failures(self) -> dict[int, Failed]:
-        """The failures that are not for want of a peer."""
+        """Return the failures that are not due to a lost peer."""
         return {
             rank: failed for rank, failed in self.failed.items() if not any(sign in failed.text for sign in _LOST_PEER)
         }
 
     def _peaks_bytes(self) -> list[int]:
-        """The peaks of the ranks that told theirs, and of those that have ended without."""
+        """Return the memory peaks of all ranks [bytes]: reported ones, or those of processes that ended without."""
         told = {rank: end.peak_bytes for rank, end in (self.finished | self.failed).items()}
+        # a rank that ended without a message: the peak of its process, less what it held before it trained
         ended = {
             rank: max(end.peak_bytes - self.begun[rank].resident_bytes, 0)
             for rank, end in (self.killed | self.exited).items()
@@ -222,11 +223,12 @@ class _Watch:
         return list((ended | told).values())
 
     def _profiles(self) -> list[RankProfile]:
-        """Those of all ranks by their numbers; none where nobody asked."""
+        """Return the profiles of all ranks in their order; none if the trial does not profile."""
         found = [self.finished[rank].profile for rank in range(self.num_ranks)]
         return [profile for profile in found if profile is not None]
 
     def _remarks(self) -> list[str]:
+        """Return sentences on unusual conditions, and on differences from the cost model."""
         remarks = []
         share = self._others_share()
         if share is not None and share > MUCH_CPU:
@@ -244,10 +246,12 @@ class _Watch:
         return remarks
 
     def _others_share(self) -> float | None:
+        """Return the share of the machine's CPU time that other programs used during the steps; None if unknown."""
         if self.cores is None or self.busy_at_begin_s is None or self.busy_at_end_s is None:
             return None
         if self.ended_s <= self.began_s:
             return None
+        # CPU time of the whole machine during the steps, less that of our own ranks
         others_s = self.busy_at_end_s - self.busy_at_begin_s - sum(self.cpus_s)
         return max(others_s, 0.0) / ((self.ended_s - self.began_s) * self.cores)
 

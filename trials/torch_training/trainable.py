@@ -1,4 +1,4 @@
-"""Which jobs the trainer has all the parts for."""
+"""Check whether the trainer has all the modules that a job needs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ PRECISIONS = ("fp32", "bf16")
 
 
 def check_trainable(job: TrainingJob) -> None:
-    """Refuses jobs that the trainer has no modules for.
+    """Check that the trainer has all modules for a job.
 
     Raises:
-        ConfigError: the model has a part that is missing here, or the job a precision or module.
+        ConfigError: The trainer lacks a part of the model, the job's precision, or its recomputation.
     """
     model = job.model
     missing = {
@@ -33,7 +33,7 @@ def check_trainable(job: TrainingJob) -> None:
             )
     if job.precision not in PRECISIONS:
         raise ConfigError(
-            "is no precision that the torch backend trains in",
+            "is not a precision that the torch backend trains in",
             key="job.precision",
             value=job.precision,
             nearest=f"valid: {', '.join(PRECISIONS)}",

@@ -1,4 +1,4 @@
-"""One rank of a trial: builds its part of the model, and trains steps."""
+"""Trainer of one rank: it builds the rank's part of the model, and trains steps."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ WEIGHT_DECAY = 0.1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepResult:
-    """What a step computed, the same on all ranks.
+    """Result of a step, which is equal on all ranks.
 
     Attributes:
-        loss: Mean over the tokens of the batch, before the step.
+        loss: Mean loss over the tokens of the batch, before the step.
         gradient_norm: Global norm of the gradients, before clipping.
     """
 
@@ -43,15 +43,15 @@ class StepResult:
 
 
 class Trainer:
-    """Trains one job under one configuration; every rank has one.
+    """Trainer of one job under one configuration; every rank has one.
 
     Args:
-        job: What is trained.
-        runtime: How layers fall to stages.
-        config: The configuration, which the process group's ranks fill.
-        device: Where this rank computes.
-        seed: Of weights and data.
-        keep: Which tokens experts take.
+        job: Training job.
+        runtime: Profile of the framework, which divides the layers into stages.
+        config: Configuration, which has as many devices as the process group has ranks.
+        device: Device on which this rank computes.
+        seed: Seed of weights and data.
+        keep: Function that selects the tokens that experts take.
     """
 
     def __init__(
@@ -77,23 +77,26 @@ class Trainer:
         )
         self._passes = passes(job, config, mesh, replicas, self._loss_of)
         self._optimizer = _optimizer(job, (weight for chunk in self._chunks for weight in chunk.parameters()))
+        # every rank draws the whole batch and keeps its replica's sequences and its own positions of them
         batch = sequences(job.model.vocab_size, job.sequence_length, job.global_batch_size, seed)
         own = batch.chunk(config.dp)[mesh.index("dp")]
         positions = local_positions(
             job.sequence_length, cp=config.cp, up=config.up, cp_rank=mesh.index("cp"), up_rank=mesh.index("up")
         )
+        # the target of a position is the token after it
         self._tokens = own[:, positions].contiguous().to(device)
         self._targets = own[:, positions + 1].contiguous().to(device)
 
     def step(self) -> StepResult:
-        """One optimizer step; all ranks end it together."""
+        """Train one optimizer step; all ranks end it together."""
         loss, norm = self.start_step()
+        # all ranks of a tp group hold the same loss, so that each of them adds only its part of it
         losses = loss / self._config.tp
         dist.all_reduce(losses)
         return StepResult(loss=losses.item(), gradient_norm=norm.item())
 
     def start_step(self) -> tuple[Tensor, Tensor]:
-        """The same without looking at the results: this rank's share of the loss, and the gradients' norm."""
+        """Train one step without waiting for its results: this rank's share of the loss, and the gradients' norm."""
         loss = self._passes(self._tokens, self._targets)
         with record_function("@weights.gradients"):
             norm = finish_gradients(self._chunks, self._mesh, self._sharding)
@@ -102,7 +105,7 @@ class Trainer:
         return loss, norm
 
     def _loss_of(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """This rank's share of the mean over all tokens of the batch."""
+        """Return this rank's share of the mean loss over all tokens of the batch."""
         with record_function("@head.cross_entropy"):
             total = cross_entropy(
                 logits,

@@ -22,12 +22,12 @@ from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.step.changed_layers import shape_keys
 from costmodels.step.step_time import estimate_step
 from hardware.io.errors import ConfigError
-from trials.simulated.backend import SimulatedBackend
 from tuner.planners.engine.workers import AbstractBound, ProcessWorkers
 from tuner.plans.layer_plans import LayerPlanning, LayerTask, frozen, layer_tasks, planned_layer, shape_text, summary_of
 from tuner.storage.opening import find_study
 from tuner.storage.record import MEANING
-from tuner.study_file.config import StudyConfig, first_difference
+from tuner.study_file.config import StudyConfig
+from tuner.study_file.meaning import first_difference
 
 LAYER_PLANS = "layer_plans"
 """The study's attribute that keeps them."""
@@ -165,11 +165,12 @@ def _with_plans(
     config: StudyConfig, changes: Sequence[LayerChange], plans: Mapping[str, dict[str, Any] | None]
 ) -> StudyConfig:
     runtime = replace(config.setting.runtime, layer_changes=tuple(changes))
-    assert isinstance(config.backend, SimulatedBackend), "other trials run the plan by hand"
+    backend = config.backend.with_layer_changes(runtime.layer_changes)
+    assert backend is not None, "the study file refuses other trials, which run the plan by hand"
     return replace(
         config,
         setting=replace(config.setting, runtime=runtime),
-        backend=replace(config.backend, runtime=runtime),
+        backend=backend,
         layer_plans=plans,
     )
 

@@ -16,7 +16,6 @@ from typing import Any, BinaryIO, NoReturn
 
 from optuna.artifacts.exceptions import ArtifactNotFound
 
-from trials.command.backend import CommandBackend
 from tuner.report import collect, render_report
 from tuner.study_file.config import StudyConfig
 
@@ -52,11 +51,9 @@ class StudyFiles:
 
     def logs(self) -> dict[int, tuple[OfferedFile, ...]]:
         """Offer the complete logs on this machine, one per host, by the trial's number."""
-        backend = self._config.backend
-        kept = backend.kept_logs() if isinstance(backend, CommandBackend) else {}
         return {
             number: tuple(self._offer(path.name, "text/plain; charset=utf-8", _reader(path)) for path in paths)
-            for number, paths in kept.items()
+            for number, paths in self._config.backend.kept_logs().items()
         }
 
     def _offer(self, name: str, mimetype: str, opened: Callable[[], BinaryIO]) -> OfferedFile:

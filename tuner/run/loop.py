@@ -59,7 +59,8 @@ from tuner.storage.record import (
     TrialRecord,
 )
 from tuner.storage.store import AbstractStore
-from tuner.study_file.config import StudyConfig, first_difference
+from tuner.study_file.config import StudyConfig
+from tuner.study_file.meaning import first_difference
 
 POLL_S = 1.0
 

@@ -25,7 +25,7 @@ from tuner.storage.journal_file import JournalError
 from tuner.storage.journal_store import JournalStore, rows_of_journal
 from tuner.storage.sql_store import SqlStore
 from tuner.storage.store import AbstractStore, BrokenOffError
-from tuner.study_file.config import is_journal, storage_file
+from tuner.study_file.storage_url import is_journal, storage_file
 
 SQLITE_WAIT_S = 60
 """How long one process waits for another's write before it gives up."""

@@ -1,7 +1,7 @@
-"""A study file from what a framework's file says of the configuration in use, and what its user adds.
+"""Build a study file from a framework's file and the values that its user adds.
 
-`new_study` is pure: it returns the texts and writes none of them. What the file leaves open, and nobody added, is
-asked for in one message that names the options.
+The framework's file describes the current configuration. `new_study` is pure: it returns texts and writes none of them.
+If values are missing, one message names all options that add them.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from tuner.imports import IMPORTERS, Imported, Present, present_of
 from tuner.study_file.text import model_text, study_text
 
 MOST_BYTES = 250_000
-"""Of a file that is read here: scripts and configurations have a tenth, and a script of so many is read in seconds."""
+"""Largest file that is read [bytes]: scripts and configurations have a tenth, and reading one takes seconds."""
 
 _DESCRIBING = ("name", "source", "assumed")
-"""Fields of a ModelSpec that change nothing of how it trains."""
+"""Fields of a ModelSpec that do not change its training."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Added:
-    """What a user says beside the file; None is nothing.
+    """Values that a user adds to the file; None adds nothing.
 
     Attributes:
-        cluster: Name in the catalog.
-        hosts: Hosts of it.
-        model: Name in the catalog, or path of a model's file.
-        vocab_size: Rows of the embedding table.
-        sequence_length: Tokens per sequence.
-        global_batch_size: Sequences per step.
-        runtime: Profile in place of the file's framework.
-        config: Degrees that the file leaves open, or has otherwise.
+        cluster: Name of the cluster in the catalog.
+        hosts: Number of hosts of the cluster.
+        model: Name of the model in the catalog, or path of a model's file.
+        vocab_size: Number of rows of the embedding table.
+        sequence_length: Number of tokens per sequence.
+        global_batch_size: Number of sequences per step.
+        runtime: Name of a runtime profile that replaces the file's framework.
+        config: Degrees by name, which complete or replace those of the file.
     """
 
     cluster: str | None = None
@@ -55,15 +55,15 @@ class Added:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NewStudy:
-    """A study file that is not written yet.
+    """Study file that is not written yet.
 
     Attributes:
-        text: Its text.
-        model_file: Name of the model's file beside it; empty where it names a model otherwise.
-        model_text: That file's text.
-        imported: What was read.
-        present: The configuration in use.
-        devices: Devices of the cluster.
+        text: Text of the study file.
+        model_file: Name of the model's own file beside it; empty if the study names another one.
+        model_text: Text of the model's file.
+        imported: Content of the framework's file.
+        present: Current configuration, with its job.
+        devices: Number of devices of the cluster.
     """
 
     text: str
@@ -80,10 +80,10 @@ class NewStudy:
 
 
 def read_import(framework: str, file: Path, text: str) -> Imported:
-    """What a file of that framework says.
+    """Read a file of a framework.
 
     Raises:
-        ConfigError: it can't mean a configuration; the message names the file.
+        ConfigError: The text describes no configuration; the message names the file.
     """
     try:
         return IMPORTERS[framework](text)
@@ -92,19 +92,19 @@ def read_import(framework: str, file: Path, text: str) -> Imported:
 
 
 def new_study(imported: Imported, added: Added, *, file: Path, folder: Path, model_at: str | None = None) -> NewStudy:
-    """The study file.
+    """Build the study file.
 
     Args:
-        imported: What `file` says.
-        added: What the user says besides.
-        file: What was read.
-        folder: Where the study file is to stand.
-        model_at: What `model:` says where the model gets a file of its own; None is the file's name.
+        imported: Content of `file`.
+        added: Values that the user adds.
+        file: Path of the framework's file.
+        folder: Folder of the new study file.
+        model_at: Value of `model:` if the model gets a file of its own; None is the name of that file.
 
     Raises:
-        ConfigError: something is missing, or what is there contradicts itself.
+        ConfigError: Values are missing, or contradict each other.
     """
-    imported = _with(imported, added)
+    imported = _merge(imported, added)
     _check_complete(imported, added, file)
     if added.runtime is not None and added.runtime not in runtime_names():
         raise ConfigError(
@@ -143,8 +143,8 @@ def new_study(imported: Imported, added: Added, *, file: Path, folder: Path, mod
     )
 
 
-def _with(imported: Imported, added: Added) -> Imported:
-    """What the file says, with what the user adds, which wins."""
+def _merge(imported: Imported, added: Added) -> Imported:
+    """Merge the values of the file and of the user, which replace the file's."""
     degrees = {**imported.degrees, **(added.config or {})}
     job = dict(imported.job)
     micro_batches = imported.micro_batches
@@ -170,12 +170,14 @@ def _with(imported: Imported, added: Added) -> Imported:
 
 
 def _check_complete(imported: Imported, added: Added, file: Path) -> None:
-    """Asks for everything that is missing at once."""
+    """Check that no value is missing; one error names all options that would add the missing ones."""
     if added.vocab_size is not None and (added.model is not None or not imported.model):
-        raise ConfigError("replaces that of the file's own model, and there is none", key="--vocab-size")
+        raise ConfigError(
+            "replaces the vocabulary size of the file's own model, but the file has no model", key="--vocab-size"
+        )
     needs = []
     if added.cluster is None:
-        needs.append(f"--cluster NAME (what the devices are: {', '.join(cluster_names())})")
+        needs.append(f"--cluster NAME (one of: {', '.join(cluster_names())})")
     if added.hosts is None and imported.hosts is None and "dp" not in imported.degrees:
         needs.append("--hosts N")
     has_model = added.model is not None or imported.model_name
@@ -203,7 +205,7 @@ def _study_name(file: Path) -> str:
 
 
 def _model(imported: Imported, added: Added, name: str, file: Path, folder: Path) -> tuple[str, ModelSpec]:
-    """What `model:` says, empty where the model needs a file of its own; and the model."""
+    """Return the value of `model:`, empty if the model needs a file of its own, and the model."""
     if added.model is not None:
         if added.model in model_names():
             return added.model, find_model(added.model)
@@ -234,7 +236,7 @@ def _sizes(model: ModelSpec) -> dict[str, Any]:
 
 
 def _relative(path: Path, folder: Path) -> str:
-    """The path as a file in `folder` names it; it ends as paths of models do, or names a folder."""
+    """Return a path relative to `folder`, in a form that is not mistaken for the name of a catalog's model."""
     target, base = path.resolve(), folder.resolve()
     common = next((parent for parent in (base, *base.parents) if target.is_relative_to(parent)), None)
     if common is None or len(common.parts) == 1:
@@ -245,7 +247,7 @@ def _relative(path: Path, folder: Path) -> str:
 
 
 def _cluster(imported: Imported, added: Added) -> dict[str, Any]:
-    """The cluster's keys; hosts that the file or the user does not fill are not asked for."""
+    """Return the keys of the cluster, with as many hosts as the configuration needs if nobody gives their number."""
     assert added.cluster is not None, "asked for before"
     try:
         in_host = cluster_from_mapping({"name": added.cluster, "hosts": 1}, Path()).devices_per_host

@@ -1,8 +1,8 @@
-"""Where a study file may lead: it is often somebody else's, and so are the files beside it.
+"""Limits on the paths in a study file, which is often written by somebody else, as are the files beside it.
 
-What a study writes is its storage and whole logs of its commands. A file says where within its own folder and the
-working directory, links followed; anywhere else only the user does, on the command line or by MESHTUNE_STORAGE. Reading
-harms nobody and is allowed everywhere, but told where it leads out of these two.
+A study writes its storage and the whole logs of its commands. The file may name places within its own folder and the
+working directory, after links are followed. Any other place must be named by the user, on the command line or by
+MESHTUNE_STORAGE. Reading is harmless and allowed everywhere, but the user is told of files outside these two folders.
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ from hardware.io.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StudyPaths:
-    """The places of one study.
+    """Folders of one study, with the keys that its user has set.
 
     Attributes:
-        folder: Where its file lies.
-        named: Keys that the user has given a value besides the file's.
+        folder: Folder of the study file.
+        named: Names of keys that the user has set on the command line or in the environment.
     """
 
     folder: Path
     named: frozenset[str]
 
     def check_written(self, path: Path, *, key: str, value: str, nearest: str) -> None:
-        """Refuses a path of the file that leads elsewhere.
+        """Check that a path of the file does not lead out of the allowed folders.
 
         Args:
-            path: What would be written; a relative one begins at the working directory.
-            key: The key that names it.
-            value: What it was given.
-            nearest: How the user may allow it.
+            path: File or folder to be written; a relative path begins at the working directory.
+            key: Key that names the path.
+            value: Value of the key.
+            nearest: Advice that the error gives: the option by which the user allows the path.
 
         Raises:
-            ConfigError: it does.
+            ConfigError: The path leads elsewhere, and the user has not set the key.
         """
         if not self._is_users(key) and self._leads_out(path):
             raise ConfigError(
-                "would be written outside the study file's folder and the working directory, where only you can send "
-                "it, not the file",
+                "would be written outside the study file's folder and the working directory, which only you can allow, "
+                "not the file",
                 key=key,
                 value=value,
                 nearest=nearest,
             )
 
     def read_elsewhere(self, files: Iterable[tuple[str, Path]]) -> tuple[str, ...]:
-        """A sentence for each file, under its key, that is read elsewhere because the file says so."""
+        """Return a sentence for each file, given by key and path, that is read elsewhere without the user's request."""
         return tuple(
             f"{key} is read from {os.path.realpath(path)}, outside the study file's folder and the working directory"
             for key, path in files
@@ -64,5 +64,5 @@ class StudyPaths:
 
 
 def _is_below(path: Path, folders: Collection[Path]) -> bool:
-    real = Path(os.path.realpath(path))  # unlike resolve(), it puts up with links in a circle
+    real = Path(os.path.realpath(path))  # unlike resolve(), it accepts links in a circle
     return any(real.is_relative_to(folder.resolve()) for folder in folders)

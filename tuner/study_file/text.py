@@ -1,4 +1,4 @@
-"""The text of a study file, as a person would write it: one key a line, with a comment where one helps."""
+"""Write the text of a study file as a person would: one key per line, with a comment where it helps."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def study_text(
     cluster: Mapping[str, Any],
     file: Path,
 ) -> str:
-    """The study file.
+    """Return the text of the study file.
 
     Args:
-        imported: What was read.
-        present: The configuration in use.
-        name: The study's name.
-        model: What `model:` says.
-        cluster: The keys of `cluster:`.
-        file: What was read, for the comments.
+        imported: Content of the framework's file.
+        present: Current configuration, with its job.
+        name: Name of the study.
+        model: Value of the key `model:`.
+        cluster: Keys and values of `cluster:`.
+        file: Path of the framework's file, for the comments.
     """
     uneven = re.findall(r"([a-z_]+)=", str(present.current.get("assignment", "")))
     lines = [
@@ -56,7 +56,7 @@ def study_text(
 
 
 def model_text(model: ModelSpec, file: Path) -> str:
-    """A model's file: what differs from the defaults, under the names of ModelSpec's fields."""
+    """Return the text of a model's file: the fields of ModelSpec that differ from their defaults."""
     defaults = {field.name: field.default for field in fields(ModelSpec)}
     kept = {key: value for key, value in asdict(model).items() if value != defaults[key] and key != "assumed"}
     lines = [f"# The model of {_comment(file.name)}, as its flags give it. Look it over once."]
@@ -82,7 +82,7 @@ def _trial(imported: Imported, file: Path) -> list[str]:
     if not command.unknown:
         return [
             f"# Each trial runs the command of {_comment(file.name)} with its own flags until enough steps are timed.",
-            *_left_out(command),
+            *_list_left_out(command),
             *_command(command),
         ]
     return [
@@ -90,12 +90,12 @@ def _trial(imported: Imported, file: Path) -> list[str]:
         f"# To run the command of {_comment(file.name)} instead, put what is below in place of the line above, once",
         "# this is settled:",
         *(f"#   {_comment(why)}" for why in command.unknown),
-        *_left_out(command),
+        *_list_left_out(command),
         *(f"# {line}" for line in _command(command)),
     ]
 
 
-def _left_out(command: LaunchCommand) -> list[str]:
+def _list_left_out(command: LaunchCommand) -> list[str]:
     told = {
         "Left out, which a trial must not do": " ".join(command.left_out),
         "Exported by the script and not copied, as secrets or unknown; give them to the worker": " ".join(
@@ -112,7 +112,7 @@ def _command(command: LaunchCommand) -> list[str]:
         "trial:",
         "  backend: command",
         "  command: [",
-        *(f"    {line}" for line in _wrapped([_scalar(one) for one in command.arguments])),
+        *(f"    {line}" for line in _wrap_words([_scalar(one) for one in command.arguments])),
         "  ]",
         f"  flags: {command.framework}",
         *environment,
@@ -121,8 +121,9 @@ def _command(command: LaunchCommand) -> list[str]:
     ]
 
 
-def _wrapped(words: Sequence[str]) -> list[str]:
-    """Words with commas, as many on a line as fit; a flag and its values stay together where they can."""
+def _wrap_words(words: Sequence[str]) -> list[str]:
+    """Join words with commas, as many on a line as fit; a flag stays with its values if possible."""
+    # first group each flag with its values, as long as a group fits on a line; then fill lines with groups
     groups: list[list[str]] = []
     for number, word in enumerate(words):
         text = word + ("," if number < len(words) - 1 else "")
@@ -143,7 +144,7 @@ def _flow(mapping: Mapping[str, Any]) -> str:
 
 
 def _scalar(value: Any) -> str:
-    """A value as YAML has it: plain where that is surely read back as the same."""
+    """Return a value as YAML, unquoted only if it is certain to be read back as the same value."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int):
@@ -158,5 +159,5 @@ def _scalar(value: Any) -> str:
 
 
 def _comment(text: str) -> str:
-    """Text that stays on the line of its comment."""
+    """Return text without characters that would end the line of its comment."""
     return "".join(char if char.isprintable() else " " for char in text)

@@ -11,7 +11,8 @@ from hardware.io.errors import ConfigError
 from tests.support.programs.backend_contract import BackendContract
 from tests.support.programs.small_commands import backend_of
 from trials.backend import Status
-from trials.command.backend import COMMAND_RANKS, OpenCommandBackend
+from trials.command.backend import COMMAND_RANKS
+from trials.rank_backend import OpenBackend
 from trials.ranks.processes import RankProcesses
 
 ONE = ParallelConfig(dp=2, mbs=1)
@@ -45,7 +46,7 @@ class TestCommandBackend(BackendContract):
     @pytest.fixture
     def backend(self, ranks):
         """The program that prints steps."""
-        return OpenCommandBackend(backend=backend_of(), ranks=ranks)
+        return OpenBackend(backend=backend_of(), ranks=ranks)
 
     @pytest.fixture
     def grid(self):
@@ -65,7 +66,7 @@ def test_times_are_those_of_the_log():
 
 def test_the_master_port_is_free_for_the_command(ranks):
     """A launcher can listen where the other hosts are told to find it, in one trial after the other."""
-    opened = OpenCommandBackend(backend=backend_of("well", "--listen-at={master_address}:{master_port}"), ranks=ranks)
+    opened = OpenBackend(backend=backend_of("well", "--listen-at={master_address}:{master_port}"), ranks=ranks)
 
     assert [measured(opened).reason for _ in range(2)] == ["", ""]
 
@@ -130,7 +131,7 @@ def test_silence_is_a_hang(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "steps", "reason"),
     [
-        ({"steps": 50}, 48, "ended after 50 of the 52 log lines"),
+        ({"steps": 50}, 48, "ended after 50 of the 52 expected log lines"),
         ({"warmup_steps": 60}, 0, "all of them warm-up"),
     ],
 )

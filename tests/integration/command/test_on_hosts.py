@@ -39,9 +39,9 @@ from trials.command.backend import COMMAND_RANKS
 from trials.ranks.contract import RanksLostError
 from trials.ray_executor import RayExecutor
 from trials.ray_hosts import RayRanks
-from trials.ray_local import imported_ray
+from trials.ray_local import import_ray
 
-ray = imported_ray()
+ray = import_ray()
 from ray.cluster_utils import Cluster
 
 program, logs = sys.argv[1:3]

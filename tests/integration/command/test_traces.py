@@ -14,15 +14,16 @@ from costmodels.job.runtime import find_runtime
 from costmodels.operators.layer_operators import OpKind, Phase, step_operators
 from tests.support.programs.small_commands import JOB, backend_of
 from trials.backend import Observation, Status
-from trials.command.backend import COMMAND_RANKS, OpenCommandBackend
-from trials.command.kineto import UnreadableTraceError, read_trace, trace_of
+from trials.command.backend import COMMAND_RANKS
+from trials.command.kineto import UnreadableTraceError, build_trace, read_trace
 from trials.command.placeholders import without_wildcards
-from trials.command.trace_program import newest_trace, with_traces
-from trials.command.trace_samples import samples_of
+from trials.command.trace_program import add_traces, newest_trace
+from trials.command.trace_samples import find_samples
+from trials.rank_backend import OpenBackend
 from trials.ranks.contract import RanksLostError
 from trials.ranks.processes import RankProcesses
 
-PROGRAM = Path(__file__).with_name("profiled_program.py")
+PROGRAM = Path(__file__).resolve().parents[2] / "support" / "programs" / "profiled_program.py"
 NODE = "autograd::engine::evaluate_function: "
 MATMUL, NORM, ATTENTION = OpKind.MATMUL, OpKind.NORM, OpKind.ATTENTION
 FORWARD, BACKWARD = Phase.FORWARD, Phase.BACKWARD
@@ -111,8 +112,8 @@ def test_a_trace_of_a_gpu_tells_the_time_of_kernels():
     """An operator's time is that of what it launched on the device, whenever that ran; gradients are told apart and
     written as the cost model has them; what is recomputed is forward; what the optimizer multiplies is left out.
     """
-    trace = trace_of(GPU_STEP)
-    found = samples_of(trace)
+    trace = build_trace(GPU_STEP)
+    found = find_samples(trace)
 
     assert trace.has_kernels
     assert {(one.kind, one.phase, one.shape): (round(1e6 * one.time_s), one.count) for one in found.samples} == {
@@ -132,9 +133,9 @@ def test_counts_are_those_of_one_step():
     later = [event | {"ts": event["ts"] + 1e6} for event in GPU_STEP]
     for event in later:
         event["args"] = event["args"] | {"correlation": event["args"].get("correlation", 0) + 100}
-    (norms,) = [one for one in samples_of(trace_of(GPU_STEP + later)).samples if one.kind is NORM]
+    (norms,) = [one for one in find_samples(build_trace(GPU_STEP + later)).samples if one.kind is NORM]
 
-    assert trace_of(GPU_STEP + later).num_steps == 2
+    assert build_trace(GPU_STEP + later).num_steps == 2
     assert norms.count == 1
 
 
@@ -186,9 +187,9 @@ def test_a_trial_keeps_the_operators_of_its_trace(tmp_path, packed):
     ("content", "note"),
     [
         (None, "no trace at traces/3: let the program write one in the 2 steps of its warm-up"),
-        ("{", "is no JSON, or was not written to its end"),
+        ("{", "is not JSON, or is incomplete"),
         ("{}", "has no traceEvents"),
-        ('{"traceEvents": [{"ph": "X", "cat": "cpu_op"}]}', "is no event of torch.profiler"),
+        ('{"traceEvents": [{"ph": "X", "cat": "cpu_op"}]}', "that torch.profiler does not write"),
         ('{"traceEvents": []}', "no operator in it can be mapped"),
     ],
     ids=["none", "cut", "empty", "other", "nothing"],
@@ -199,7 +200,7 @@ def test_a_trace_that_tells_nothing_fails_no_trial(tmp_path, ranks, content, not
         (tmp_path / "traces" / "3").mkdir(parents=True)
         (tmp_path / "traces" / "3" / "a.json").write_text(content, encoding="utf-8")
     backend = backend_of(profile="traces/{trial}", profile_root=tmp_path)
-    opened = OpenCommandBackend(backend=backend, ranks=ranks)
+    opened = OpenBackend(backend=backend, ranks=ranks)
     found = opened.measure(ParallelConfig(dp=2, mbs=1), trial_number=3)
 
     assert found.status is Status.OK
@@ -223,7 +224,7 @@ def test_a_server_that_is_lost_over_a_trace_blames_no_candidate(tmp_path):
     with RankProcesses(COMMAND_RANKS) as ranks:
         ranks._server.kill()
         measured = Observation(status=Status.OK, step_times_s=(1.0,))
-        observation = with_traces(measured, ranks, plan, num_hosts=1, begun_s=0.0)
+        observation = add_traces(measured, ranks, plan, num_hosts=1, begun_s=0.0)
         with pytest.raises(RanksLostError):
             ranks.launch("trials.command.host_program:run_host", plan, num_ranks=1)
 

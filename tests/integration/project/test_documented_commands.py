@@ -22,7 +22,7 @@ from tests.support.studies.broken_studies import rows
 from tests.support.studies.in_process_executor import InProcessExecutor
 from tests.support.studies.launch_scripts import ARRAYS, ASCEND, DEEPSPEED, NANOTRON, TORCHTITAN
 from tuner.cli.main import app, main
-from tuner.study_file.config import StudyKeys
+from tuner.study_file.study_keys import StudyKeys
 
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 COMMANDS = typer.main.get_command(app).commands

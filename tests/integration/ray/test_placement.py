@@ -26,9 +26,9 @@ from hardware.cluster import described_cluster
 from hardware.io.errors import ConfigError
 from tests.support.programs.small_commands import backend_of
 from trials.ray_executor import RayExecutor
-from trials.ray_local import imported_ray
+from trials.ray_local import import_ray
 
-ray = imported_ray()
+ray = import_ray()
 from ray.cluster_utils import Cluster
 
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})

@@ -194,7 +194,7 @@ def test_stopping_what_has_ended_changes_nothing(executor):
     """A trial that ends before it can be stopped keeps its result."""
     executor.submit(3, config_that("succeed"))
     (result,) = (place.trial.result for place in executor._places if place.trial is not None)
-    while not executor._has(result):
+    while not executor._is_there(result):
         time.sleep(0.01)
 
     executor.stop(3, "too late")
@@ -385,7 +385,7 @@ def test_an_unreachable_cluster_is_told_soon(port, scheme, request, tmp_path):
         cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=20, check=True,
     )  # fmt: skip
 
-    assert done.stdout.startswith(f"address = '{address}': is no Ray cluster that can be reached")
+    assert done.stdout.startswith(f"address = '{address}': is not a Ray cluster that can be reached")
 
 
 @pytest.mark.parametrize("field", [{"parallel_trials": 0}, {"parallel_trials": 1, "time_limit_s": 0.0}])

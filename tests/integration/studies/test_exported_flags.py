@@ -18,7 +18,7 @@ from tests.oracles.frameworks.published_rules import facts_of
 from tests.unit.tuner.export.test_export import configs, setting_of, settings
 from tuner.export import EXPORTERS, Export, find_exporter
 from tuner.export.flag_table import Flag, read_flags
-from tuner.study_file.command_trial import WITH_FLAGS
+from tuner.study_file.exported_flags import WITH_FLAGS
 
 COUNT = int(os.environ.get("MESHTUNE_EXPORTS", "50"))
 """Configurations of each framework; 500 are what is promised."""

@@ -12,8 +12,8 @@ from trials.backend import OperatorSample
 from trials.profiling.operator_profile import (
     RankProfile,
     Unexplained,
+    merge_pipeline,
     mismatches,
-    of_pipeline,
     unexplained_share,
 )
 from trials.profiling.trace_events import TraceEvent
@@ -55,7 +55,7 @@ def _predicted(job, config):
 
 
 def _seen(profiles, config):
-    samples = of_pipeline([profile.samples for profile in profiles], config)
+    samples = merge_pipeline([profile.samples for profile in profiles], config)
     by_name = {sample.name: (sample.kind, sample.phase, list(sample.shape), sample.count) for sample in samples}
 
     assert len(by_name) == len(samples), "every operator has one shape"
@@ -139,7 +139,7 @@ def test_a_pipeline_is_the_first_ranks_of_all_stages():
     """Counts are those of its ranks, times the medians over all ranks."""
     norms = [_sample("attention.norm", OpKind.NORM, (8.0, 4.0), count=2, time_s=time_s) for time_s in (1, 2, 30, 4)]
 
-    (merged,) = of_pipeline([[norm] for norm in norms], ParallelConfig(pp=2, dp=2))
+    (merged,) = merge_pipeline([[norm] for norm in norms], ParallelConfig(pp=2, dp=2))
 
     assert (merged.count, merged.time_s) == (4, 3.0)
 
@@ -148,7 +148,7 @@ def test_what_the_router_sends_is_averaged_over_the_ranks():
     """Its mean over the ranks is what the cost model predicts."""
     products = [_sample("moe_mlp.up", OpKind.GROUPED_MATMUL, (2.0, rows, 4.0, 4.0), count=1) for rows in (20.0, 12.0)]
 
-    (merged,) = of_pipeline([[product] for product in products], ParallelConfig(dp=2, ep=2))
+    (merged,) = merge_pipeline([[product] for product in products], ParallelConfig(dp=2, ep=2))
 
     assert merged.shape == (2.0, 16.0, 4.0, 4.0)
 

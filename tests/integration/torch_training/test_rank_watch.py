@@ -5,8 +5,8 @@ import pytest
 from tests.integration.torch_training.conftest import named
 from tests.support.programs import rank_functions
 from tests.support.programs.small_backends import DP, backend_of
-from trials.backend import Status, unheard
-from trials.torch_training.rank_watch import watched
+from trials.backend import Status, ignore_step
+from trials.torch_training.rank_watch import watch_ranks
 
 LOADER = "cannot allocate memory for thread-local data: ABORT"
 BAD_ALLOC = "terminate called after throwing an instance of 'std::bad_alloc'"
@@ -21,7 +21,7 @@ def observed(rank_processes):
         plan = backend.plan(DP)
         rank_processes.launch(named(function), plan, *arguments, num_ranks=2)
         try:
-            return watched(rank_processes, plan, backend.cluster, cores=2, hang_limit_s=60.0, on_step=unheard)
+            return watch_ranks(rank_processes, plan, backend.cluster, cores=2, hang_limit_s=60.0, on_step=ignore_step)
         finally:
             rank_processes.kill()
 

@@ -15,9 +15,9 @@ import json
 from costmodels.job.parallel_config import ParallelConfig
 from tests.support.programs.small_backends import backend_of, cluster_of
 from trials.ray_executor import RayExecutor
-from trials.ray_local import imported_ray
+from trials.ray_local import import_ray
 
-ray = imported_ray()
+ray = import_ray()
 from ray.cluster_utils import Cluster
 
 CHOSEN = ParallelConfig(dp=2, pp=2, mbs=2, sequence_parallel=False)
@@ -106,4 +106,4 @@ def test_a_lost_host_ends_its_trial():
 
     assert lost["status"] == "incident"
     assert "a host of the trial is lost" in lost["reason"]
-    assert "the cluster gave no host in place of a lost one" in lost["reason"]
+    assert "the cluster provided no host in place of a lost one" in lost["reason"]

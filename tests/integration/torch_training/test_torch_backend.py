@@ -12,13 +12,13 @@ from tests.support.programs.backend_contract import BackendContract
 from tests.support.programs.small_backends import DP, PP, backend_of, cluster_of
 from tests.support.programs.training_ranks import LLAMA, MIXTRAL, job_of
 from trials.backend import HostNeeds, Status
-from trials.torch_training.backend import OpenTorchBackend
+from trials.rank_backend import OpenBackend
 
 
 @pytest.fixture
 def opened(rank_processes):
     """Gives a backend the tests' server of ranks."""
-    return lambda backend: OpenTorchBackend(backend=backend, ranks=rank_processes)
+    return lambda backend: OpenBackend(backend=backend, ranks=rank_processes)
 
 
 class TestTorchBackend(BackendContract):
@@ -106,7 +106,7 @@ def test_a_hanging_rank_is_an_incident(opened, rank_processes):
     )
 
     assert found.status is Status.INCIDENT
-    assert "told nothing for 2 s" in found.reason
+    assert "sent nothing for 2 s" in found.reason
     assert opened(backend_of()).measure(DP, trial_number=1).status is Status.OK
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.proxy_job import Reduction
-from trials.backend import AbstractBackend, Observation, OnStep, Origin, Status, unheard
+from trials.backend import AbstractBackend, Observation, OnStep, Origin, Status, ignore_step
 
 DEEDS = (
     "succeed", "raise", "exit", "die", "die_once", "hang", "hang_with_child", "give_a_lambda",
@@ -57,7 +57,7 @@ class MisbehavingBackend(AbstractBackend):
     def reduced(self, to: Reduction) -> None:
         """It has no job."""
 
-    def measure(self, config: ParallelConfig, *, trial_number: int, on_step: OnStep = unheard) -> Observation:
+    def measure(self, config: ParallelConfig, *, trial_number: int, on_step: OnStep = ignore_step) -> Observation:
         """Does the deed."""
         time.sleep(self.seconds_per_trial)
         print("a backend must not print, but some program below it may")  # noqa: T201 # see the test of stdout

@@ -443,12 +443,12 @@ CASES: list[BrokenStudy] = [
         "valid: none, full",
     ),
     broken("slash in the name", study(name="a/b"), "name = 'a/b'", "letters, digits, dots, dashes and underscores"),
-    broken("storage", study(storage="meshtune.db"), "storage = 'meshtune.db'", "no database URL", "sqlite:///"),
+    broken("storage", study(storage="meshtune.db"), "storage = 'meshtune.db'", "not a database URL", "sqlite:///"),
     # history
     broken("history that is no list", study(history="a.csv"), "history = 'a.csv'", "must be a list"),
     broken("number in the history", study(history="[3]"), "history.0 = 3", "must be text"),
     broken("history of unknown form", study(history="[old.db]"), "history.0 = 'old.db'", "neither a database URL nor"),
-    broken("history elsewhere", study(history="['s3://a/b.csv']"), "history.0 = 's3://a/b.csv'", "is no database URL"),
+    broken("history elsewhere", study(history="['s3://a/b.csv']"), "history.0 = 's3://a/b.csv'", "not a database URL"),
     broken(
         "missing database", study(history="['sqlite:///no.db']"), "history.0 = 'sqlite:///no.db'", "no such database"
     ),

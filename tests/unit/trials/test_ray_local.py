@@ -3,7 +3,7 @@
 import pytest
 
 from hardware.io.errors import ConfigError
-from trials.ray_local import imported_ray, start_local_ray
+from trials.ray_local import import_ray, start_local_ray
 
 
 def test_a_ray_that_does_not_start_is_told(tmp_path, monkeypatch):
@@ -13,4 +13,4 @@ def test_a_ray_that_does_not_start_is_told(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"address = 'local': does not start on this machine \(.+\); try again when"):
         start_local_ray(1)
 
-    assert not imported_ray().is_initialized()
+    assert not import_ray().is_initialized()

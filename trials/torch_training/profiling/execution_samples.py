@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from costmodels.operators.layer_operators import OpKind, Phase
 from trials.backend import OperatorSample
-from trials.profiling.operator_profile import RankProfile, Unexplained, is_routed, merged
+from trials.profiling.operator_profile import RankProfile, Unexplained, is_routed, merge_samples
 from trials.profiling.trace_events import TraceEvent
 from trials.torch_training.profiling.trace_reading import CORE, PRODUCTS, Execution, Node, TraceReader, Work
 
@@ -35,7 +35,7 @@ def read_profile(events: Iterable[TraceEvent], *, num_steps: int = 1) -> RankPro
             # Routed operators get other sizes in every execution, so they are grouped by name alone.
             found[sample.name, () if is_routed(sample.name) else sample.shape].append(sample)
             total_s[sample.phase] += sample.time_s
-    samples = (merged(each, by_shape=bool(key[1])) for key, each in found.items())
+    samples = (merge_samples(each, by_shape=bool(key[1])) for key, each in found.items())
     return RankProfile(
         samples=tuple(replace(sample, count=round(sample.count / num_steps)) for sample in samples),
         forward_s=total_s[Phase.FORWARD] / num_steps,

@@ -3,8 +3,6 @@
 Lifecycle: a `with` block opens the workers. `map` runs a function on every task and waits for all of them. While it
 runs, all calls share a bound: the least cost that any of them knows. A call that finds a cheaper solution offers its
 cost, and the others then search for cheaper ones only. Solutions themselves are returned as results.
-
-The version on Ray is in `trials/ray_workers.py`, which must not import this module and fits the contracts by its shape.
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@ from tuner.storage.history.published import published_group, read_published
 from tuner.storage.history.stored import read_stored
 from tuner.storage.history.tables import METADATA, has_tables
 from tuner.storage.opening import reading
-from tuner.study_file.config import StudyConfig, is_database, no_database, storage_file
+from tuner.study_file.config import StudyConfig
+from tuner.study_file.storage_url import is_database, no_database, storage_file
 
 LOCAL_HOSTS = (None, "", "localhost", "127.0.0.1", "::1")
 

@@ -92,10 +92,10 @@ def test_a_users_pattern_says_its_unit(group, number, step_time_s):
 @pytest.mark.parametrize(
     ("expressions", "message"),
     [
-        (("took (?P<step_ms>",), "is no regular expression"),
+        (("took (?P<step_ms>",), "is not a regular expression"),
         ((r"took (?P<step_msec>\d+)",), "did you mean 'step_ms'?"),
-        ((r"(?P<memory_gib>\d+)",), "names no time of a step"),
-        ((r"took \d+",), "names no time of a step"),
+        ((r"(?P<memory_gib>\d+)",), "has no group for the time of a step"),
+        ((r"took \d+",), "has no group for the time of a step"),
     ],
 )
 def test_a_pattern_that_reads_nothing_is_refused(expressions, message):

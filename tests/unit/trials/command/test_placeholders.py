@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from costmodels.job.parallel_config import ParallelConfig
 from hardware.io.errors import ConfigError
 from tests.support.programs.small_commands import CLUSTER, JOB
-from trials.command.placeholders import OF_CONFIG, check_text, filled, filled_all, values_of
+from trials.command.placeholders import OF_CONFIG, check_text, fill_all, fill_text, values_of
 
 CONFIG = ParallelConfig(dp=1, tp=2, mbs=2)
 VALUES = values_of(JOB, CLUSTER, CONFIG, trial_number=7, warmup_steps=2, steps=5)
@@ -22,13 +22,13 @@ def test_every_placeholder_has_a_value():
 
 def test_an_argument_stays_one_argument():
     """Blanks, quotes and dollar signs reach the program as they are: no shell reads them."""
-    assert filled_all(["a b;{tp}", "$HOME", "'{{x}}'"], VALUES, ()) == ["a b;2", "$HOME", "'{x}'"]
+    assert fill_all(["a b;{tp}", "$HOME", "'{{x}}'"], VALUES, ()) == ["a b;2", "$HOME", "'{x}'"]
 
 
 def test_flags_become_arguments():
     """`{flags}` alone stands for as many arguments as there are flags, also for none."""
-    assert filled_all(["run", "{flags}", "end"], VALUES, ("--tp", "2")) == ["run", "--tp", "2", "end"]
-    assert filled_all(["run", "{flags}"], VALUES, ()) == ["run"]
+    assert fill_all(["run", "{flags}", "end"], VALUES, ("--tp", "2")) == ["run", "--tp", "2", "end"]
+    assert fill_all(["run", "{flags}"], VALUES, ()) == ["run"]
 
 
 @pytest.mark.parametrize(
@@ -36,13 +36,13 @@ def test_flags_become_arguments():
     [
         ("--tp={tpp}", "did you mean 'tp'?"),
         ("{flgs}", "did you mean 'flags'?"),
-        ("{tp", "has a brace without its other"),
-        ("{tp:04}", "takes names alone"),
-        ("{tp!r}", "takes names alone"),
+        ("{tp", "has an unmatched brace"),
+        ("{tp:04}", "allows only names"),
+        ("{tp!r}", "allows only names"),
         ("{}", "has no value for {}"),
         ("{tp.__class__}", "has no value for"),
         ("{tp[0]}", "has no value for"),
-        ("x{flags}", "must be an argument by itself"),
+        ("x{flags}", "must be an argument of its own"),
     ],
 )
 def test_what_cannot_be_filled_is_refused(text, message):
@@ -55,9 +55,9 @@ def test_what_cannot_be_filled_is_refused(text, message):
 
 @given(text=st.text(alphabet="{}abtp:!. ", max_size=20))
 def test_what_is_accepted_can_be_filled(text):
-    """A text passes the check, and then it can be filled, or it is refused with a message."""
+    """A text passes the check, and then it can be filled in, or it is refused with a message."""
     try:
         check_text(text, flags=False)
     except ConfigError:
         return
-    filled(text, VALUES | {"host_rank": "0", "master_address": "a", "master_port": "1"})
+    fill_text(text, VALUES | {"host_rank": "0", "master_address": "a", "master_port": "1"})

@@ -68,7 +68,7 @@ def test_gives_the_published_step_time(shipped):
 
 def test_a_dimension_that_varies_must_be_opened(shipped):
     """Two candidates that differ in nothing but an unopened dimension would be one; the message names it."""
-    with pytest.raises(ConfigError, match=r"space\.zero_stage: must be opened"):
+    with pytest.raises(ConfigError, match=r"space\.zero_stage: must be searched"):
         shipped.candidates(())
 
 

@@ -12,7 +12,8 @@ from tuner.answers.candidates import predicted
 from tuner.answers.planned_candidates import as_stored, by_hand, planned_study, unused_pins
 from tuner.answers.sizes import best_by_size
 from tuner.plans.layer_plans import plan_lines, shape_text
-from tuner.study_file.config import first_difference, load_study
+from tuner.study_file.config import load_study
+from tuner.study_file.meaning import first_difference
 
 PIN = "{op: '*.dense_mlp.up', dim: ffn, axis: up}"
 

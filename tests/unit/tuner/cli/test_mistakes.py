@@ -70,7 +70,7 @@ def test_a_broken_study_in_a_process(tmp_path, command, name):
         (("run", "STUDY", "--trials", "0"), ("--trials = '0'", "at least 1")),
         (("run", "STUDY", "--trials", "few"), ("--trials = 'few'", "whole number")),
         (("run", "STUDY", "--seed", "-1"), ("--seed = '-1'", "at least 0")),
-        (("run", "STUDY", "--storage", "results.db"), ("storage = 'results.db'", "no database URL")),
+        (("run", "STUDY", "--storage", "results.db"), ("storage = 'results.db'", "not a database URL")),
         (("rank", "STUDY", "--top", "0"), ("--top = '0'", "at least 1")),
         (("rank", "STUDY", "--tpo", "3"), ("--tpo", "--top")),
         (("rank", "STUDY", "another"), ("another",)),

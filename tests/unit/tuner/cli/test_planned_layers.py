@@ -159,7 +159,7 @@ def test_unused_pins_are_noted(meshtune, tmp_path):
         ("{nam: descent}", ("planner", "nam")),
         (
             "{name: megatron, pins: [{op: x, dim: y, axis: tp}]}",
-            ("planner.pins", "megatron is the plan by hand", "planner.name: descent"),
+            ("planner.pins", "megatron, which is the plan by hand", "planner.name: descent"),
         ),
         ("{name: descent, pins: [{op: '*.up', dim: ffn, axis: model}]}", ("planner.pins", "axis = 'model'", "tp")),
         ("{name: descent, pins: [{op: '*.up', dim: ffn}]}", ("planner.pins[0]", "names neither an axis nor ways")),
@@ -197,7 +197,7 @@ def test_trials_that_cannot_run_a_plan_refuse_it(meshtune, tmp_path, backend):
         path.write_text(study(runtime="torch-reference", trial="{backend: torch}", planner=planner), encoding="utf-8")
 
     assert_users_mistake(
-        meshtune("rank", path), "planner.name = 'descent'", "Megatron's way", "trial.backend: simulated"
+        meshtune("rank", path), "planner.name = 'descent'", "as Megatron does", "trial.backend: simulated"
     )
 
 

@@ -66,7 +66,7 @@ def test_a_study_says_what_may_be_uneven(study):
     assert "assignment" not in closed.dimensions
     assert closed.space().grid.is_even
 
-    with pytest.raises(ConfigError, match=r"space\.assignment = 'micro_batches': can't be told to the runtime"):
+    with pytest.raises(ConfigError, match=r"space\.assignment = 'micro_batches': is not supported by the runtime"):
         study(("vpp: [1]}", "vpp: [1], assignment: [micro_batches]}"))
 
 

@@ -7,7 +7,9 @@ from hardware.io.errors import ConfigError
 from tests.support.studies.broken_studies import CASES, CONFIG_JSON, GOOD, REPLAY, BrokenStudy, rows, study
 from trials.replay.backend import ReplayBackend
 from trials.simulated.backend import SimulatedBackend
-from tuner.study_file.config import DEFAULT_STORAGE, first_difference, load_study
+from tuner.study_file.config import load_study
+from tuner.study_file.meaning import first_difference
+from tuner.study_file.study_keys import DEFAULT_STORAGE
 
 STUDIES = Path(__file__).resolve().parents[4] / "configs" / "studies"
 
@@ -204,7 +206,7 @@ def test_a_broken_storage_variable_is_the_users_mistake(good_study, monkeypatch)
     """MESHTUNE_STORAGE is checked like the file's key."""
     monkeypatch.setenv("MESHTUNE_STORAGE", "nowhere")
 
-    with pytest.raises(ConfigError, match="storage = 'nowhere': is no database URL"):
+    with pytest.raises(ConfigError, match="storage = 'nowhere': is not a database URL"):
         load_study(good_study)
 
 
@@ -316,4 +318,4 @@ def test_a_password_in_a_refused_storage_is_not_shown(good_study):
         load_study(good_study, storage="postgres://user:c4nary@host/name")
 
     assert "c4nary" not in str(caught.value)
-    assert "is no database URL" in str(caught.value)
+    assert "is not a database URL" in str(caught.value)

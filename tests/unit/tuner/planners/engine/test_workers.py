@@ -7,7 +7,6 @@ import pytest
 from hardware.io.errors import ConfigError
 from tests.support.graphs.partition import HARD, HARD_OPTIMUM
 from tests.support.settings import worker_tasks
-from trials.ray_workers import RayBound, RayWorkers
 from tuner.planners.engine.branch_and_bound import branch_and_bound
 from tuner.planners.engine.outcome import Known
 from tuner.planners.engine.workers import AbstractBound, AbstractWorkers, InProcessWorkers, LocalBound, ProcessWorkers
@@ -82,25 +81,14 @@ class TestProcessWorkers(WorkersContract):
             yield workers
 
 
-class TestRayWorkers(WorkersContract):
-    @pytest.fixture(scope="class")
-    @classmethod
-    def workers(cls):
-        """Two tasks at once on a Ray of their own."""
-        with RayWorkers(2) as workers:
-            yield workers
-
-
-@pytest.mark.parametrize("bound", [LocalBound, RayBound])
-def test_bounds_fit_their_contract(bound):
-    """Every bound has the two members of the contract."""
+def test_the_local_bound_fits_the_contract():
+    """The bound of calls in one process has the two members of the contract."""
     for name in ("get", "offer"):
-        ours, theirs = (inspect.signature(getattr(of, name)).parameters for of in (bound, AbstractBound))
+        ours, theirs = (inspect.signature(getattr(of, name)).parameters for of in (LocalBound, AbstractBound))
         assert list(ours) == list(theirs)
 
 
-@pytest.mark.parametrize("kind", [ProcessWorkers, RayWorkers])
-def test_no_workers_are_a_mistake(kind):
+def test_no_workers_are_a_mistake():
     """Fewer than one worker is refused in words."""
     with pytest.raises(ConfigError, match="num_workers = 0: must be at least 1"):
-        kind(0)
+        ProcessWorkers(0)

@@ -1,0 +1,54 @@
+"""The registry of backends, and what every entry promises to the study file."""
+
+import json
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from trials.registry import DEFAULT_TRIAL, TrialKeys
+from trials.trial_keys import AbstractTrialKeys
+from tuner.study_file.config import load_study
+
+STUDIES = Path(__file__).resolve().parents[3] / "configs" / "studies"
+KEYS = get_args(get_args(TrialKeys)[0])
+
+
+@pytest.mark.parametrize("keys", KEYS, ids=lambda keys: keys.__name__)
+def test_every_backend_brings_keys_of_its_own(keys):
+    """Keys stand in the folder of their backend, name it, and have the two keys that all studies may set."""
+    (name,) = get_args(keys.model_fields["backend"].annotation)
+
+    assert issubclass(keys, AbstractTrialKeys)
+    assert keys.__module__.startswith(f"trials.{name}")
+    assert keys.__module__.endswith(".keys")
+    assert {"time_limit_s", "proxy"} <= set(keys.model_fields)
+
+
+def test_no_name_stands_for_two_backends():
+    """Each name in `trial.backend` chooses one class."""
+    names = [get_args(keys.model_fields["backend"].annotation) for keys in KEYS]
+
+    assert len(set(names)) == len(names)
+
+
+def test_limits_do_not_change_the_meaning_of_trials():
+    """A study may resume with another time limit; its seed may not change."""
+    limited = DEFAULT_TRIAL.model_copy(update={"time_limit_s": 5.0})
+    seeded = DEFAULT_TRIAL.model_copy(update={"seed": 1})
+
+    assert limited.meaning() == DEFAULT_TRIAL.meaning()
+    assert seeded.meaning() != DEFAULT_TRIAL.meaning()
+
+
+def test_a_replay_restricts_the_candidates_and_a_simulation_does_not():
+    """Only measured configurations can be replayed, and its rows are part of its meaning."""
+    replay = load_study(STUDIES / "ultrascale-llama-8b-128.yaml").backend
+    simulated = load_study(STUDIES / "llama3-8b-dgx-h100.yaml").backend
+
+    assert len(replay.candidates(("zero_stage",))) == 176
+    assert simulated.candidates(()) is None
+    assert json.dumps(replay.describe()).count("sha256") == 1
+    assert simulated.describe() == {}
+    assert replay.with_layer_changes(()) is None
+    assert simulated.with_layer_changes(()) == simulated

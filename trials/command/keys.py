@@ -1,0 +1,219 @@
+"""Keys of `trial: {backend: command}`, and the backend that they build."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from hardware.io.config_file import DocumentedModel
+from hardware.io.errors import ConfigError, did_you_mean
+from trials.command.backend import CommandBackend, Launch
+from trials.command.log_pattern import LogPattern, named_pattern
+from trials.command.placeholders import FLAGS, PROFILE, check_text, names_in, without_wildcards
+from trials.framework_flags import FlagExporter, WriteFlags
+from trials.trial_keys import AbstractTrialKeys, StudyParts
+
+
+class LogKeys(DocumentedModel):
+    """`trial.log:` where no framework's name says it."""
+
+    pattern: Annotated[list[str], Field(min_length=1)]
+    """Regular expressions with named groups for step time, memory and so on; see [your own
+    command](own-command.md#what-is-read).
+    """
+
+
+class CommandKeys(AbstractTrialKeys):
+    """`trial:` with `backend: command`."""
+
+    # neither changes how a trial runs: they say where files are kept
+    WITHOUT_MEANING: ClassVar[frozenset[str]] = AbstractTrialKeys.WITHOUT_MEANING | {"logs", "profile"}
+
+    backend: Literal["command"]
+    """Trials run your own command; see [your own command](own-command.md)."""
+
+    command: Annotated[list[str], Field(min_length=1)]
+    """Program and arguments, with [placeholders](own-command.md)."""
+
+    flags: str | None = None
+    """Framework whose flags take the place of `{flags}`: `megatron`, `mindspeed` or `torchtitan`."""
+
+    environment: dict[str, str | None] = Field(default_factory=dict)
+    """Environment variables in addition to the worker's; null removes a variable."""
+
+    directory: str = "."
+    """Working directory of the command, relative to the study file."""
+
+    log: str | LogKeys = "megatron"
+    """Format of the log lines: `megatron`, `mindspeed`, `torchtitan`, `deepspeed` or `nemo`; or `{pattern: [...]}`."""
+
+    launch: Launch = "per_host"
+    """Whether the command is started on every host (`per_host`), or `once` if it reaches the hosts by itself."""
+
+    warmup_steps: Annotated[int, Field(ge=0, le=1000)] = 2
+    """Number of step times in the log that are dropped."""
+
+    steps: Annotated[int, Field(ge=1, le=1000)] = 5
+    """Number of step times in the log that are measured after those."""
+
+    logs: str | None = None
+    """Folder for whole logs, relative to the study file.
+
+    Default: none: the study keeps the end of each log
+    """
+
+    profile: str | None = None
+    """Path of the traces of torch.profiler that the command leaves, whose operators correct all predictions: a folder,
+    a file or a pattern with `*`, relative to the study file, with `{trial}` in it; see [your own
+    command](own-command.md).
+
+    Default: none: no operator times are read
+    """
+
+    hang_limit_s: Annotated[float, Field(gt=0)] = 600.0
+    """Silence of the command after which a trial counts as hanging [s]."""
+
+    time_limit_s: Annotated[float, Field(gt=0)] | None = None
+    """Time after which a trial is cut off [s]; the steps that it measured are kept."""
+
+    proxy: None = None
+    """Refused: the command trains one job."""
+
+    def build(self, study: StudyParts) -> CommandBackend:
+        """Build the backend that runs the study's command.
+
+        Raises:
+            ConfigError: The command, its environment, its log or its profile is not described consistently.
+        """
+        for number, argument in enumerate(self.command):
+            with _errors_under(f"trial.command.{number}"):
+                check_text(argument, flags=True)
+        for name, text in self.environment.items():
+            with _errors_under(f"trial.environment.{name}"):
+                check_text(text or "", flags=False)
+        _check_profile(self)
+        groups = study.setting.cluster.groups
+        if len(groups) > 1 and self.launch == "per_host":
+            raise ConfigError(
+                f"needs hosts with equally many devices, and the cluster has {len(groups)} groups of them",
+                key="trial.launch",
+                value=self.launch,
+                nearest="launch: once, with a command that reaches all hosts",
+            )
+        base_dir = study.base_dir
+        return CommandBackend(
+            job=study.setting.job,
+            cluster=study.setting.cluster,
+            arguments=tuple(self.command),
+            environment=tuple(self.environment.items()),
+            flags=_find_flags(self, study.flag_exporters),
+            directory=(base_dir / self.directory).absolute(),
+            pattern=_find_pattern(self.log),
+            launch=self.launch,
+            warmup_steps=self.warmup_steps,
+            steps=self.steps,
+            hang_limit_s=self.hang_limit_s,
+            logs=None if self.logs is None else (base_dir / self.logs).absolute(),
+            profile=self.profile,
+            profile_root=base_dir.absolute(),
+        )
+
+    def files_read(self) -> Iterator[tuple[str, str]]:
+        """Yield the folder of the profiles: the part of their path before the first placeholder or wildcard."""
+        if self.profile is not None:
+            yield "trial.profile", without_wildcards(self.profile.partition("{")[0])
+
+    def files_written(self) -> Iterator[tuple[str, str]]:
+        """Yield the folder of whole logs."""
+        if self.logs is not None:
+            yield "trial.logs", self.logs
+
+    def meaning(self) -> dict[str, Any]:
+        """Return the keys that give a trial its meaning.
+
+        The values of environment variables may be secrets, so only their digests are kept.
+        """
+        digests = {
+            name: None if text is None else hashlib.sha256(f"{name}={text}".encode()).hexdigest()[:16]
+            for name, text in self.environment.items()
+        }
+        return AbstractTrialKeys.meaning(self) | {"environment": digests}
+
+
+def _check_profile(keys: CommandKeys) -> None:
+    """Check that the profile's place is given where the command names it, and is another one for each trial."""
+    texts = [*keys.command, *(text or "" for text in keys.environment.values())]
+    if keys.profile is None:
+        if any(PROFILE in names_in(text) for text in texts):
+            raise ConfigError(
+                f"is required, because the command contains {{{PROFILE}}}",
+                key="trial.profile",
+                nearest="profile: traces/{trial}",
+            )
+        return
+    with _errors_under("trial.profile"):
+        check_text(keys.profile, flags=False)
+    names = names_in(keys.profile)
+    if "trial" not in names or PROFILE in names or {"master_address", "master_port"} & set(names):
+        raise ConfigError(
+            "must be a different path for each trial",
+            key="trial.profile",
+            value=keys.profile,
+            nearest="profile: traces/{trial}",
+        )
+
+
+def _find_flags(keys: CommandKeys, exporters: Mapping[str, FlagExporter]) -> WriteFlags | None:
+    """Return the function that writes the flags for `{flags}`; None where the command has no such placeholder."""
+    wanted = f"{{{FLAGS}}}" in keys.command
+    if keys.flags is None:
+        if wanted:
+            raise ConfigError(
+                f"is required, because the command contains {{{FLAGS}}}", key="trial.flags", nearest="megatron"
+            )
+        return None
+    if not wanted:
+        raise ConfigError(
+            "are set, but no argument of the command takes them",
+            key="trial.flags",
+            value=keys.flags,
+            nearest=f'the argument "{{{FLAGS}}}" in trial.command',
+        )
+    if keys.flags not in exporters:
+        raise ConfigError(
+            "is not a framework whose flags are known",
+            key="trial.flags",
+            value=keys.flags,
+            nearest=did_you_mean(keys.flags, tuple(exporters)),
+        )
+    exporter = exporters[keys.flags]
+    if exporter.ends_command and keys.command[-1] != f"{{{FLAGS}}}":
+        raise ConfigError(
+            "end with a subcommand, so no argument may follow them",
+            key="trial.flags",
+            value=keys.flags,
+            nearest=f'"{{{FLAGS}}}" last in trial.command',
+        )
+    return exporter.write
+
+
+def _find_pattern(log: str | LogKeys) -> LogPattern:
+    """Return the expressions that read the command's log."""
+    if isinstance(log, str):
+        with _errors_under("trial.log"):
+            return named_pattern(log)
+    with _errors_under("trial.log.pattern"):
+        return LogPattern(expressions=tuple(log.pattern))
+
+
+@contextlib.contextmanager
+def _errors_under(key: str) -> Iterator[None]:
+    """Report a mistake that is found inside the block under the key `key`."""
+    try:
+        yield
+    except ConfigError as error:
+        raise error.under(key) from None

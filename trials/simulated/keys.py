@@ -1,0 +1,57 @@
+"""Keys of `trial: {backend: simulated}`, and the backend that they build."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from trials.simulated.backend import Fidelity, SimulatedBackend
+from trials.trial_keys import AbstractTrialKeys, ProxyKeys, StudyParts
+
+
+class SimulatedKeys(AbstractTrialKeys):
+    """`trial:` with `backend: simulated`."""
+
+    backend: Literal["simulated"]
+    """A simulated world takes the place of trials; it differs from the tuner's cost model on purpose."""
+
+    fidelity: Fidelity = "step_time"
+    """Model that computes a step from operators and collectives: `step_time`, the closed form that the tuner uses too,
+    or `simulator`, the event simulator, which takes up to some seconds a trial.
+    """
+
+    seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
+    """Seed of the world's errors."""
+
+    noise: Annotated[float, Field(ge=0, le=1)] = 0.02
+    """Standard deviation of a step's time from step to step, as a share of the time."""
+
+    operator_error: Annotated[float, Field(ge=0, le=1)] = 0.3
+    """Standard deviation of the cost model's errors about this world, as a share of each time."""
+
+    num_steps: Annotated[int, Field(ge=1, le=1000)] = 5
+    """Number of steps that a trial measures."""
+
+    seconds_per_trial: Annotated[float, Field(ge=0)] = 0.0
+    """Wall time that each trial pretends to take [s], spread over its steps."""
+
+    time_limit_s: Annotated[float, Field(gt=0)] | None = None
+    """Time after which a trial is cut off [s]; the steps that it measured are kept."""
+
+    proxy: ProxyKeys | None = None
+    """Smaller jobs that run in place of candidates before any runs at full size; see below."""
+
+    def build(self, study: StudyParts) -> SimulatedBackend:
+        """Build the simulated world of these keys."""
+        return SimulatedBackend(
+            job=study.setting.job,
+            cluster=study.setting.cluster,
+            runtime=study.setting.runtime,
+            fidelity=self.fidelity,
+            seed=self.seed,
+            noise=self.noise,
+            operator_error=self.operator_error,
+            num_steps=self.num_steps,
+            seconds_per_trial=self.seconds_per_trial,
+        )

@@ -1,0 +1,108 @@
+"""Keys of `trial: {backend: torch}`, and the backend that they build."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from hardware.io.errors import ConfigError
+from trials.rank_backend import is_cpu_cluster
+from trials.torch_training.backend import ClockChoice, TorchBackend
+from trials.torch_training.trainable import check_trainable
+from trials.trial_keys import AbstractTrialKeys, ProxyKeys, StudyParts
+
+
+class TorchKeys(AbstractTrialKeys):
+    """`trial:` with `backend: torch`."""
+
+    backend: Literal["torch"]
+    """Trials train the model with PyTorch; see [real training](real-training.md)."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device of the ranks: `cpu` (gloo) or `cuda` (NCCL); `auto` follows the cluster's devices."""
+
+    clock: ClockChoice = "auto"
+    """Clock of the step times; `auto` is the wall clock if every rank has a device or core to itself, else the virtual
+    clock, see [real training](real-training.md).
+    """
+
+    seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
+    """Seed of weights and data."""
+
+    warmup_steps: Annotated[int, Field(ge=1, le=100)] = 2
+    """Number of steps before the first measured one."""
+
+    min_steps: Annotated[int, Field(ge=1, le=1000)] = 5
+    """Smallest number of measured steps."""
+
+    max_steps: Annotated[int, Field(ge=1, le=1000)] = 20
+    """Largest number of measured steps."""
+
+    precision: Annotated[float, Field(gt=0, lt=1)] = 0.02
+    """Relative standard error of the median below which measuring ends."""
+
+    capacity_factor: Annotated[float, Field(gt=0, le=100)] | None = None
+    """Capacity of an expert, relative to its even share of a rank's tokens; it drops the tokens beyond.
+
+    Default: none: nothing is dropped
+    """
+
+    spread: bool = False
+    """Whether every host is a machine of the Ray cluster on CPUs too; else one machine stands for all hosts."""
+
+    profile: bool = True
+    """Whether one more step is profiled for the times of operators."""
+
+    hang_limit_s: Annotated[float, Field(gt=0)] = 120.0
+    """Silence of all ranks after which a trial counts as hanging [s]."""
+
+    time_limit_s: Annotated[float, Field(gt=0)] | None = None
+    """Time after which a trial is cut off [s]; the steps that it measured are kept."""
+
+    proxy: ProxyKeys | None = None
+    """Smaller jobs that run in place of candidates before any runs at full size; see below."""
+
+    def build(self, study: StudyParts) -> TorchBackend:
+        """Build the backend that trains the study's model.
+
+        Raises:
+            ConfigError: This trainer cannot train the model, the runtime is another one, or two keys contradict.
+        """
+        if self.max_steps < self.min_steps:
+            raise ConfigError(
+                f"must be at least min_steps, which is {self.min_steps}", key="trial.max_steps", value=self.max_steps
+            )
+        runtime = study.setting.runtime
+        if runtime.rule_set != "torch-reference":
+            raise ConfigError(
+                "is not a runtime that the torch backend can train with",
+                key="runtime",
+                value=runtime.name,
+                nearest="runtime: torch-reference",
+            )
+        check_trainable(study.setting.job)
+        device = self.device if self.device != "auto" else "cpu" if is_cpu_cluster(study.setting.cluster) else "cuda"
+        if device == "cuda" and self.clock == "virtual":
+            raise ConfigError(
+                "measures CPU time, which says nothing about a GPU",
+                key="trial.clock",
+                value="virtual",
+                nearest="clock: wall",
+            )
+        return TorchBackend(
+            job=study.setting.job,
+            cluster=study.setting.cluster,
+            runtime=runtime,
+            device=device,
+            chosen_clock=self.clock,
+            seed=self.seed,
+            warmup_steps=self.warmup_steps,
+            min_steps=self.min_steps,
+            max_steps=self.max_steps,
+            precision=self.precision,
+            capacity_factor=self.capacity_factor,
+            spreads=self.spread,
+            profiles=self.profile,
+            hang_limit_s=self.hang_limit_s,
+        )

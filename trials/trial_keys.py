@@ -1,0 +1,110 @@
+"""Contract of a study file's `trial:` section: every backend brings the keys that configure it.
+
+A backend's folder holds a subclass of `AbstractTrialKeys` in its `keys.py`. Its fields are the keys that a user may
+write, and its `build` turns them into the backend. `trials/registry.py` lists all of them; nothing else in Meshtune
+knows which backends there are.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AfterValidator, Field
+
+from costmodels.calibration.measured_runs import MeasuredGroup
+from costmodels.job.setting import Setting
+from hardware.io.config_file import DocumentedModel
+from trials.backend import AbstractBackend
+from trials.framework_flags import FlagExporter
+
+PositiveInt = Annotated[int, Field(ge=1)]
+NotNegative = Annotated[int, Field(ge=0)]
+
+
+def _check_layers(layers: int | str) -> int | str:
+    if layers != "auto" and (isinstance(layers, str) or layers < 1):
+        raise ValueError("must be auto or a whole number of at least 1")
+    return layers
+
+
+class ProxyKeys(DocumentedModel):
+    """`trial.proxy:`."""
+
+    hosts: PositiveInt
+    """Largest number of the cluster's hosts that a smaller job occupies."""
+
+    layers: Annotated[int | str, AfterValidator(_check_layers)] = "auto"
+    """Layers of the smaller job; `auto` keeps those of each pipeline stage."""
+
+    full_trials: NotNegative = 3
+    """Number of trials at full size that follow; with 0 the answer is extrapolated."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StudyParts:
+    """Parts of a study that a backend is built from.
+
+    Attributes:
+        setting: Job, cluster and runtime of the trials.
+        base_dir: Folder of the study file, to which paths in it are relative.
+        measured: Measured runs that the trials replay, as `AbstractTrialKeys.measured_runs` returned them, or None.
+        flag_exporters: Exporters of the frameworks whose flags are known, by the framework's name.
+    """
+
+    setting: Setting
+    base_dir: Path
+    measured: MeasuredGroup | None
+    flag_exporters: Mapping[str, FlagExporter]
+
+
+class AbstractTrialKeys(DocumentedModel, ABC):
+    """Keys of one backend in a study's `trial:` section.
+
+    A subclass declares the field `backend` with its name as a Literal, the fields `time_limit_s` and `proxy`, and its
+    own keys. The docstring under a field is the field's text in the reference of study files.
+
+    Attributes:
+        WITHOUT_MEANING: Names of keys that a resumed study may change, because its recorded trials stay comparable.
+    """
+
+    WITHOUT_MEANING: ClassVar[frozenset[str]] = frozenset(
+        {"time_limit_s", "hang_limit_s", "seconds_per_trial", "proxy"}
+    )
+
+    @abstractmethod
+    def build(self, study: StudyParts) -> AbstractBackend:
+        """Build the backend that runs the study's trials.
+
+        Args:
+            study: Parts of the study that the backend needs.
+
+        Raises:
+            ConfigError: The backend cannot run trials of this study.
+        """
+
+    def measured_runs(self, base_dir: Path) -> MeasuredGroup | None:  # noqa: ARG002 # most backends replay nothing
+        """Read the measured runs that take the place of trials; None if trials are run.
+
+        Args:
+            base_dir: Folder of the study file, to which paths in it are relative.
+
+        Raises:
+            ConfigError: The rows are malformed or belong to several jobs.
+        """
+        return None
+
+    def files_read(self) -> Iterable[tuple[str, str]]:
+        """Return the files that the study reads: the key that names each one, and its path relative to the study."""
+        return ()
+
+    def files_written(self) -> Iterable[tuple[str, str]]:
+        """Return the files and folders that trials write: the key that names each one, and its relative path."""
+        return ()
+
+    def meaning(self) -> dict[str, Any]:
+        """Return the keys that give a trial its meaning, as JSON; a resumed study must have the same ones."""
+        return self.model_dump(exclude=set(self.WITHOUT_MEANING))

@@ -1,0 +1,61 @@
+"""Meaning of a study's trials: the resolved values that a resumed study must share with its recorded trials."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from costmodels.job.setting import Setting
+from hardware.cluster import Cluster
+from trials.backend import AbstractBackend
+from trials.trial_keys import AbstractTrialKeys
+from tuner.plans.layer_plans import LayerPlanning
+from tuner.space.enumeration import SpaceOptions
+
+
+def describe_trials(
+    setting: Setting, options: SpaceOptions, planning: LayerPlanning, trial: AbstractTrialKeys, backend: AbstractBackend
+) -> dict[str, Any]:
+    """Return the resolved values under the study file's keys that give a trial its meaning, as JSON."""
+    job, runtime = asdict(setting.job), asdict(setting.runtime)
+    model = job.pop("model")
+    del runtime["layer_changes"]  # they follow from the other values
+    return {
+        "model": model,
+        "cluster": _describe_cluster(setting.cluster),
+        "job": job,
+        "runtime": runtime,
+        "space": {"opened": list(options.opened)},
+        "trial": trial.meaning() | backend.describe(),
+        **_describe_planner(planning),
+    }
+
+
+def _describe_planner(planning: LayerPlanning) -> dict[str, Any]:
+    """Return the planner as a key of the study; studies from before there was the key have the plan by hand."""
+    return {} if planning.name == "megatron" else {"planner": asdict(planning)}
+
+
+def _describe_cluster(cluster: Cluster) -> dict[str, Any]:
+    """Return the cluster's fields, without those that only a trace changes, and without switches if it has none."""
+    assert not cluster.slow_pairs, "a study describes the cluster while nothing has changed"
+    assert not cluster.networks, "a study describes the cluster while nothing has changed"
+    left_out = {"slow_pairs", "networks"} | (set() if cluster.switches else {"switches", "uplink_bytes_per_s"})
+    return {key: value for key, value in asdict(cluster).items() if key not in left_out}
+
+
+def first_difference(
+    before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = ""
+) -> tuple[str, Any, Any] | None:
+    """Return the first key, in dotted form, at which two meanings differ, with both values; None if they agree."""
+    for key in sorted({*before, *now}):
+        path = f"{prefix}{key}"
+        old, new = before.get(key), now.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            inner = first_difference(old, new, f"{path}.")
+            if inner is not None:
+                return inner
+        elif old != new:
+            return path, old, new
+    return None

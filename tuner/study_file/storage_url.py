@@ -1,0 +1,83 @@
+"""Checks of `storage:` and `history:`: URLs of databases and journals, and the files that they name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import unquote
+
+from hardware.io.config_file import read_text
+from hardware.io.errors import ConfigError, shown_url
+from tuner.study_file.key_errors import under
+
+
+def is_database(entry: str) -> bool:
+    """Return whether an entry of `history:` is meant as a database URL and not as a file."""
+    return "://" in entry
+
+
+def is_journal(url: str) -> bool:
+    """Return whether a storage URL names a journal file."""
+    return url.startswith("journal://")
+
+
+def storage_file(url: str) -> Path | None:
+    """Return the file of a SQLite or journal URL; empty for a database in memory, None for a database server."""
+    found = re.match(r"(?:sqlite(?:\+\w+)?|journal)://(?:/(file:)?([^?]*))?", url)
+    if found is None:
+        return None
+    _, name = found.groups()
+    if name in (None, ":memory:"):
+        return Path()
+    return Path(unquote(name) if found[1] else name)  # SQLite decodes names that begin with file:
+
+
+def no_database(url: str) -> ConfigError:
+    """Return the error for a database file in `history:` that does not exist."""
+    nearest = "a relative path starts at the working directory, as for storage"
+    return ConfigError("no such database", value=url, nearest=nearest)
+
+
+def check_history(entries: Sequence[str], base_dir: Path, storage: str) -> None:
+    """Check that each entry is a database or a CSV file, and that files exist; their contents are read later."""
+    for position, entry in enumerate(entries):
+        key = f"history.{position}"
+        if entry in entries[:position]:
+            raise ConfigError("is named twice; keep one", key=key, value=shown_url(entry))
+        if is_database(entry):
+            check_storage(entry, key)
+            file, own = storage_file(entry), storage_file(storage)
+            is_own = file is not None and own is not None and file.resolve() == own.resolve()
+            if file is not None and not file.is_file() and not is_own:  # the study's own may not exist yet
+                raise no_database(entry).under(key)
+        elif not entry.endswith(".csv"):
+            raise ConfigError(
+                "is neither a database URL nor a CSV file of measured runs",
+                key=key,
+                value=entry,
+                nearest="for example sqlite:///meshtune.db, or sweep.csv in the form of configs/measured",
+            )
+        else:
+            under(key, lambda entry=entry: read_text(base_dir / entry))
+
+
+def check_storage(url: str, key: str = "storage") -> None:
+    """Check that `url` names a journal file or a database of a known kind."""
+    if "\0" in url:
+        raise ConfigError("is not a database URL", key=key, value=shown_url(url))
+    if is_journal(url):
+        if not re.fullmatch(r"journal:///[^?]+", url):
+            raise ConfigError(
+                "names no journal file",
+                key=key,
+                value=url,
+                nearest="for example journal:////shared/study.log; with three slashes the path is relative",
+            )
+    elif not re.match(r"^(sqlite|postgresql|mysql)(\+\w+)?://", url):
+        raise ConfigError(
+            "is not a database URL",
+            key=key,
+            value=shown_url(url),
+            nearest="for example sqlite:///meshtune.db, postgresql://user@host/name or journal:////shared/study.log",
+        )

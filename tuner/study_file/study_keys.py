@@ -1,0 +1,343 @@
+"""Grammar of study files: the keys that a study may hold, with their types, defaults and meaning.
+
+The docstring under a key is its text in the reference and in editors. The keys of `trial:` belong to the backends
+(`trials/registry.py`), and those of `cluster:` to `hardware`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+
+from hardware.io.config_file import DocumentedModel
+from trials.registry import DEFAULT_TRIAL, TrialKeys
+from trials.trial_keys import NotNegative, PositiveInt
+from tuner.plans.layer_plans import LayerPlanner
+
+DEFAULT_STORAGE = "sqlite:///meshtune.db"
+
+Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+class JobKeys(DocumentedModel):
+    """`job:`."""
+
+    sequence_length: PositiveInt
+    """Tokens per sequence. A replay takes it from its rows."""
+
+    global_batch_size: PositiveInt
+    """Sequences per optimizer step. A replay takes it from its rows."""
+
+    precision: Literal["bf16", "fp16", "nvfp4", "fp8", "tf32", "fp32"] = "bf16"
+    """Number format of the matrix products."""
+
+    optimizer: Literal["adam", "sgd"] = "adam"
+    """Optimizer, which determines the states of each parameter."""
+
+    recompute: Literal["none", "selective", "full"] = "none"
+    """Activations that the backward pass recomputes: none, those of `recompute_modules`, or whole layers."""
+
+    zero_stage: Annotated[int, Field(ge=0, le=3)] | None = None
+    """Training states sharded over data parallel ranks: 0 none, 1 optimizer, 2 gradients, 3 weights.
+
+    Default: `1`, or the lowest that the runtime offers
+    """
+
+    sequence_parallel: bool | None = None
+    """Whether norms and residuals are split over tp.
+
+    Default: the runtime's
+    """
+
+    recompute_modules: Annotated[list[str], Field(min_length=1)] = Field(default_factory=lambda: ["core_attn"])
+    """Modules that `selective` recomputes, by Megatron-Core's names: `core_attn`, `mlp`, `layernorm`, `moe_act`,
+    `mla_up_proj`, `moe`, `shared_experts`.
+
+    Default: `[core_attn]`
+    """
+
+    expert_tp: NotNegative = 0
+    """Tensor parallel degree of the experts; 0 is the degree of all other layers, `tp`."""
+
+    dp_shard: NotNegative = 0
+    """Number of data parallel ranks over which ZeRO shards; the others hold copies (HSDP). 0 is all of `dp`."""
+
+
+class SpaceKeys(DocumentedModel):
+    """`space:`."""
+
+    rules: str | None = None
+    """Rule set: `flexparallel`, or one of those in the table of runtimes.
+
+    Default: the runtime's
+    """
+
+    without: list[str] = Field(default_factory=list)
+    """Names of rules that are switched off; `meshtune space FILE` lists the rules that removed candidates."""
+
+    memory_headroom: Share = 0.08
+    """Share of each device's memory that must stay free. A candidate is dropped only if it is unlikely to keep that
+    much free, given the errors of predicted memory.
+    """
+
+    pp: list[PositiveInt] | None = None
+    """Allowed pipeline stages.
+
+    Default: all
+    """
+
+    tp: list[PositiveInt] | None = None
+    """Allowed tensor parallel degrees.
+
+    Default: all
+    """
+
+    dp: list[PositiveInt] | None = None
+    """Allowed data parallel degrees.
+
+    Default: all
+    """
+
+    cp: list[PositiveInt] | None = None
+    """Allowed context parallel degrees (ring attention).
+
+    Default: all
+    """
+
+    up: list[PositiveInt] | None = None
+    """Allowed Ulysses degrees.
+
+    Default: all
+    """
+
+    vpp: list[PositiveInt] | None = None
+    """Allowed model chunks per stage.
+
+    Default: all
+    """
+
+    ep: list[PositiveInt] | None = None
+    """Allowed expert parallel degrees.
+
+    Default: all
+    """
+
+    mbs: list[PositiveInt] | None = None
+    """Allowed sequences per micro-batch.
+
+    Default: all
+    """
+
+    recompute: list[Literal["none", "selective", "full"]] | None = None
+    """Opens this dimension: the values of the list are searched.
+
+    Default: the job's
+    """
+
+    zero_stage: list[Annotated[int, Field(ge=0, le=3)]] | None = None
+    """As `recompute`.
+
+    Default: the job's
+    """
+
+    sequence_parallel: list[bool] | None = None
+    """As `recompute`.
+
+    Default: the job's
+    """
+
+    expert_tp: list[NotNegative] | None = None
+    """As `recompute`; `[0, 1]` tries experts with the tensor parallel degree of other layers, and unsplit ones.
+
+    Default: the job's
+    """
+
+    dp_shard: list[NotNegative] | None = None
+    """As `recompute`; `[0, 8]` tries shards over all of `dp`, and over groups of eight neighbours.
+
+    Default: the job's
+    """
+
+    assignment: list[Literal["layers", "recomputed", "micro_batches", "hosts"]] | None = None
+    """Work that may be uneven: `layers` and `recomputed` layers of each virtual stage, `micro_batches` of each replica,
+    the order of `hosts`; `[]` keeps work even.
+
+    Default: on unlike hosts all kinds that the runtime supports, on like hosts none
+    """
+
+
+class PinKeys(DocumentedModel):
+    """Entry of `planner.pins:`."""
+
+    op: str
+    """Name of the pinned operators, with `*` for any text."""
+
+    dim: str
+    """Dim of these operators, by its name or by its position, for example `operand1.0` or `result.0`."""
+
+    axis: Literal["dp", "cp", "up", "tp"] | None = None
+    """Mesh axis that shards the dim.
+
+    Default: any axis
+    """
+
+    ways: PositiveInt | None = None
+    """Smallest number of parts.
+
+    Default: the number of devices along the axis
+    """
+
+    weight_s: Annotated[float, Field(ge=0)] | None = None
+    """Cost of a soft pin [s] for each factor of e by which the number of parts misses it.
+
+    Default: none: the pin must hold
+    """
+
+
+class PlannerKeys(DocumentedModel):
+    """`planner:`."""
+
+    name: LayerPlanner = "megatron"
+    """Planner of the candidates' layers: `megatron` is the plan that frameworks write by hand; `recursive` (D-Rec) and
+    `descent` search for better plans, for simulated trials; see [sharding plans](sharding-plans.md#in-a-study).
+    """
+
+    pins: list[PinKeys] = Field(default_factory=list)
+    """Dims that the planner must shard."""
+
+
+class SearchKeys(DocumentedModel):
+    """`search:`."""
+
+    draws: Annotated[int, Field(ge=10, le=10_000)] = 100
+    """Number of joint draws from the surrogate's posterior per decision."""
+
+    confidence: Annotated[float, Field(gt=0, le=1)] = 0.95
+    """Probability of having tried the best configuration at which the search stops."""
+
+    tolerance: Annotated[float, Field(ge=0, lt=1)] = 0.01
+    """Relative difference in step time up to which a tried configuration counts as the best: 0.01 is 1%; 0 searches
+    for the very best.
+    """
+
+    max_trials: PositiveInt = 40
+    """Largest number of trials."""
+
+    max_seconds: Annotated[float, Field(gt=0)] | None = None
+    """Largest wall time [s] of all runs of the study together."""
+
+    budget_device_hours: Annotated[float, Field(gt=0)] | None = None
+    """Budget of device-hours for all runs of the study together, start-up included. No further trial starts once ended
+    trials have used it up. Running trials still end, and exceed the budget. A simulated or replayed trial counts the
+    time that its measured steps would have taken.
+    """
+
+    parallel_trials: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Number of trials that run at the same time."""
+
+    share_hosts: bool = False
+    """Whether trials may share hosts that each trial has to itself by default: trials with GPUs or several hosts, and
+    commands that reach their hosts by themselves.
+    """
+
+    placement_wait_s: Annotated[float, Field(gt=0)] = 30.0
+    """Time that a joined Ray cluster has to give the trials their hosts [s]. After it fewer trials run at once, or the
+    run ends if there is room for none.
+    """
+
+    seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
+    """Random seed, which fixes every decision of the search."""
+
+    prune: bool = True
+    """Whether a trial is stopped after its first steps if it is clearly slower than the best. The first trial and that
+    of the current configuration are never stopped.
+    """
+
+    repeats: Annotated[int, Field(ge=0, le=100)] | None = None
+    """Number of further trials of each of the two or three fastest configurations, in turn (replication). They run if
+    nothing else is left to try and the fastest cannot be told apart, and they count as trials.
+
+    Default: `2` if trials train, else `0`
+    """
+
+    explorer: Literal["draws", "thompson", "ucb", "ei_per_second"] = "draws"
+    """Acquisition function, which chooses the next trial: `draws` (uniformly over the draws whose fastest candidate is
+    untried), `thompson` (the fastest untried candidate of one draw), `ucb` (lowest confidence bound) or
+    `ei_per_second` (expected improvement per second of trial).
+    """
+
+    baseline: bool | None = None
+    """Whether the first trial runs the configuration that an engineer would write by hand, with which the result is
+    compared. It is the candidate that fits with the least tp·pp, tp first up to a host, then pp, with the least ep and
+    mbs, and with dp as the rest ([tuner/answers/baseline.py](../tuner/answers/baseline.py)).
+
+    Default: `true` if trials train and there is no `current`, else `false`
+    """
+
+
+def _checked_name(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", name):
+        raise ValueError("must be up to 128 letters, digits, dots, dashes and underscores, a letter or digit first")
+    return name
+
+
+class StudyKeys(DocumentedModel):
+    """A study file."""
+
+    name: Annotated[str, AfterValidator(_checked_name)]
+    """The study's name in its storage: letters, digits, dots, dashes, underscores."""
+
+    model: str | None = None
+    """Name in the catalog, or path to a YAML file, to a Hugging Face `config.json`, or to its directory. Required,
+    except for a replay, which takes it from its rows.
+    """
+
+    cluster: dict[str, Any]
+    """Cluster that the job runs on, in one of four forms."""
+
+    job: JobKeys | None = None
+    """Training job: the work of one optimizer step. Required, except for a replay."""
+
+    runtime: str = "megatron-core"
+    """Profile of the training framework: a name in the table of runtimes below, or the path to a YAML file that
+    `meshtune calibrate` wrote.
+    """
+
+    space: SpaceKeys = SpaceKeys()
+    """Configurations that are searched.
+
+    Default: all that the rules allow
+    """
+
+    planner: PlannerKeys = PlannerKeys()
+    """Planner that shards the layers of candidates.
+
+    Default: as frameworks do by hand
+    """
+
+    search: SearchKeys = SearchKeys()
+    """Options of the search, and conditions under which it ends.
+
+    Default: those of its keys
+    """
+
+    current: dict[str, Any] | None = None
+    """Configuration in use today, which is the first trial and never pruned; degrees left out are 1."""
+
+    trial: TrialKeys = DEFAULT_TRIAL
+    """Backend that runs the trials, and its keys.
+
+    Default: `{backend: simulated}`
+    """
+
+    storage: str = DEFAULT_STORAGE
+    """URL of the results: `sqlite:///FILE`, `postgresql://...` or `journal:///FILE`, see [storage](storage.md).
+    `MESHTUNE_STORAGE` replaces it, and `--storage` replaces both.
+    """
+
+    history: list[str] = Field(default_factory=list)
+    """Earlier measurements: database URLs of studies, and CSV files as in
+    [configs/measured](../configs/measured/README.md).
+    """
