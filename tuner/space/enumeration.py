@@ -18,20 +18,19 @@ import numpy as np
 from costmodels.job.parallel_config import (
     DEGREES,
     ENUMERATED_DIMENSIONS,
-    RECOMPUTE_MODES,
     ConfigGrid,
     ParallelConfig,
     concatenate,
 )
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.training_job import TrainingJob
-from costmodels.job.uneven_work import EVEN
 from costmodels.step.memory import MemoryEstimate, estimate_memory
 from costmodels.step.step_time import estimate_step
 from hardware.arrays import IntArray
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError, did_you_mean
 from tuner.planners.pipeline.uneven import planned, refined
+from tuner.space.dimensions import SEARCHED, STAGES, divisors
 from tuner.space.rules import DUPLICATE_RULES, LAYER_PADDING, RULE_SETS, RULES, Columns, Keep, Rule, Setting
 
 MAX_CANDIDATES = 5_000_000
@@ -41,17 +40,6 @@ MOST_PLANNED = 400
 """Configurations of a study for which uneven work is planned."""
 MOST_PROVEN = 8
 """Of these, configurations whose stages branch and bound looks for."""
-STAGES: tuple[tuple[str, ...], ...] = (
-    ("pp", "tp", "dp", "cp", "up"),
-    ("expert_tp",),
-    ("mbs",),
-    ("vpp",),
-    ("ep",),
-    ("recompute",),
-    ("zero_stage",),
-    ("sequence_parallel",),
-    ("dp_shard",),
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,19 +114,13 @@ def active_rules(setting: Setting, options: SpaceOptions) -> list[Rule]:
 
 
 def _tightened(dimension: str, values: tuple[int, ...]) -> Rule:
-    shown = [_shown_value(dimension, value) for value in values]
+    shown = [SEARCHED[dimension].show(value) for value in values]
     return Rule(
         name=f"space.{dimension}",
         needs=(dimension,),
         keep=lambda _, c: np.isin(c[dimension], values),
         reason=lambda _: f"the study allows {dimension} only {', '.join(shown)}",
     )
-
-
-def _shown_value(dimension: str, value: int) -> str:
-    if dimension == "recompute":
-        return RECOMPUTE_MODES[value]
-    return str(bool(value)).lower() if dimension == "sequence_parallel" else str(value)
 
 
 OnBroken = Callable[[str, Columns, Keep, int], None]
@@ -190,15 +172,8 @@ def enumerate_space(
     _check_size(num_rows, MAX_CANDIDATES, "configurations")
     order = np.lexsort([columns[name] for name in reversed(DEGREES + ENUMERATED_DIMENSIONS)])
     columns = {name: column[order] for name, column in columns.items()}
-    sequence_parallel = columns.pop("sequence_parallel").astype(np.bool_)
-    assignment = np.zeros(num_rows, dtype=np.int64)
-    return ConfigGrid(
-        **columns,
-        sequence_parallel=sequence_parallel,
-        assignment=assignment,
-        assignments=(EVEN,),
-        opened=options.opened,
-    ), {name: count for name, count in removed.items() if count}
+    grid = ConfigGrid.from_codes(columns, opened=options.opened)
+    return grid, {name: count for name, count in removed.items() if count}
 
 
 def _check_size(number: int, limit: int, what: str) -> None:
@@ -209,57 +184,31 @@ def _check_size(number: int, limit: int, what: str) -> None:
 
 
 def _raw_values(setting: Setting, options: SpaceOptions) -> dict[str, IntArray]:
-    """The values of each dimension before any rule: divisors, and what the study opens."""
-    job, runtime = setting.job, setting.runtime
-    default_sp = runtime.sequence_parallel if job.sequence_parallel is None else job.sequence_parallel
-    further = {
-        "recompute": [RECOMPUTE_MODES.index(mode) for mode in runtime.recompute_modes],
-        "zero_stage": list(runtime.zero_stages),
-        "sequence_parallel": [0, 1],
-        "expert_tp": [0, *divisors(max(job.model.expert_ffn_size, 1))],
-        "dp_shard": [0, *divisors(setting.cluster.num_devices)],
-    }
-    fixed = {
-        "recompute": [RECOMPUTE_MODES.index(job.recompute)],
-        "zero_stage": [job.zero_stage],
-        "sequence_parallel": [int(default_sp)],
-        "expert_tp": [job.expert_tp],
-        "dp_shard": [job.dp_shard],
-    }
-    values = {
-        "mbs": divisors(job.global_batch_size),
-        "vpp": divisors(setting.padded_layers),
-        "ep": divisors(max(job.model.num_experts, 1)),
-        **{name: further[name] if name in options.opened else fixed[name] for name in ENUMERATED_DIMENSIONS},
-    }
-    return {name: np.array(entries, dtype=np.int64) for name, entries in values.items()}
+    """Return the values of each dimension before any rule; the job fixes those that the study does not open."""
+    fixed = setting.job.fixed_values(sequence_parallel=setting.runtime.sequence_parallel)
+    raw = {}
+    for name, dimension in SEARCHED.items():
+        is_fixed = name in fixed and name not in options.opened
+        codes = [dimension.code_of(fixed[name])] if is_fixed else dimension.codes(setting)
+        raw[name] = np.array(codes, dtype=np.int64)
+    return raw
 
 
 def impossible_values(setting: Setting, options: SpaceOptions) -> dict[str, tuple[tuple[int, ...], str, list[int]]]:
-    """Values that a study allows and no configuration of its job and cluster can have, whatever the rules.
+    """Return the allowed values that no configuration of the job and cluster can have, whatever the rules.
 
     Returns:
         By dimension, the values, the demand that they don't meet, and all values that do.
     """
-    job, devices = setting.job, setting.cluster.num_devices
-    experts, width = job.model.num_experts, job.model.expert_ffn_size
-    sizes = {
-        **dict.fromkeys(STAGES[0], (devices, f"must divide the cluster's {devices:,} devices")),
-        "mbs": (job.global_batch_size, f"must divide the global batch of {job.global_batch_size:,} sequences"),
-        "vpp": (setting.padded_layers, f"must divide the model's {setting.padded_layers} layers, padding included"),
-        "ep": (
-            max(experts, 1),
-            f"must divide the model's {experts} experts" if experts else "must be 1 without experts",
-        ),
-        "expert_tp": (max(width, 1), f"must be 0, or divide the experts' width of {width:,}"),
-        "dp_shard": (devices, f"must be 0, or divide the cluster's {devices:,} devices"),
-    }
     found = {}
-    for dimension, values in options.allowed:
-        number, demand = sizes.get(dimension, (0, ""))
-        wrong = tuple(value for value in values if number and value and (value < 0 or number % value))
+    for name, values in options.allowed:
+        dimension = SEARCHED[name]
+        if dimension.divided is None:
+            continue
+        divided = dimension.divided(setting)
+        wrong = tuple(value for value in values if value and (value < 0 or divided.number % value))
         if wrong:
-            found[dimension] = (wrong, demand, divisors(number))
+            found[name] = (wrong, divided.demand, divisors(divided.number))
     return found
 
 
@@ -296,13 +245,7 @@ def _unused_values(setting: Setting, options: SpaceOptions, grid: ConfigGrid) ->
 
 
 def _listed(dimension: str, values: tuple[int, ...]) -> str:
-    return f"{dimension} {', '.join(_shown_value(dimension, value) for value in values)}"
-
-
-def divisors(number: int) -> list[int]:
-    """All divisors of a positive number, ascending."""
-    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
-    return sorted({*small, *(number // d for d in small)})
+    return f"{dimension} {', '.join(SEARCHED[dimension].show(value) for value in values)}"
 
 
 def _factorisations(number: int, parts: int) -> IntArray:
@@ -338,8 +281,7 @@ def with_plans(setting: Setting, options: SpaceOptions, grid: ConfigGrid) -> Con
 
 def broken_rules(setting: Setting, options: SpaceOptions, config: ParallelConfig) -> dict[str, str]:
     """Every rule in force that `config` breaks, with its reason."""
-    grid = ConfigGrid.from_configs([config], options.opened)
-    columns = {name: grid.matrix([name])[:, 0] for name in DEGREES + ENUMERATED_DIMENSIONS}
+    columns = _columns(config)
     broken = {
         rule.name: rule.reason(setting)
         for rule in active_rules(setting, options)
@@ -400,14 +342,15 @@ def launchable(setting: Setting, config: ParallelConfig) -> bool:
     needed = ("devices", "global_batch", "ep_within_stage", "dp_shard_within_dp")
     if assignment_error(setting, config):
         return False
-    return all(RULES[name].keep(setting, _columns(config)).all() for name in needed) and (
+    columns = _columns(config)
+    return all(RULES[name].keep(setting, columns).all() for name in needed) and (
         config.pp <= setting.padded_layers and max(setting.job.model.num_experts, 1) % config.ep == 0
     )
 
 
 def _columns(config: ParallelConfig) -> Columns:
-    names = (*DEGREES, "expert_tp", "dp_shard")
-    return {name: np.array([getattr(config, name)], dtype=np.int64) for name in names}
+    codes = {name: dimension.code_of(getattr(config, name)) for name, dimension in SEARCHED.items()}
+    return {name: np.array([code], dtype=np.int64) for name, code in codes.items()}
 
 
 def build_space(

@@ -21,9 +21,8 @@ from costmodels.calibration.sources import MeasuredSetting, source_of
 from costmodels.job.model_catalog import load_model
 from costmodels.job.parallel_config import (
     DEGREES,
-    ENUMERATED_DIMENSIONS,
+    DIMENSIONS,
     FURTHER_DIMENSIONS,
-    RECOMPUTE_MODES,
     ParallelConfig,
     Value,
 )
@@ -41,6 +40,7 @@ from trials.simulated.backend import SimulatedBackend
 from tuner.planners.sharding.pins import Pin
 from tuner.plans.layer_plans import LayerPlanner, LayerPlanning
 from tuner.search.proxy.proxy_trials import ProxyOptions
+from tuner.space.dimensions import SEARCHED
 from tuner.space.enumeration import (
     Space,
     SpaceOptions,
@@ -53,9 +53,9 @@ from tuner.space.enumeration import (
 )
 from tuner.space.rules import Setting
 from tuner.study_file.command_trial import CommandKeys
+from tuner.study_file.dimension_keys import JOB_CHOICES, JOB_NUMBERS, SPACE_LISTS, declare_keys
 from tuner.study_file.paths import StudyPaths
 from tuner.study_file.trial_config import (
-    NotNegative,
     PositiveInt,
     ReplayKeys,
     SimulatedKeys,
@@ -85,20 +85,7 @@ class _JobKeys(DocumentedModel):
     optimizer: Literal["adam", "sgd"] = "adam"
     """Whose states each parameter has."""
 
-    recompute: Literal["none", "selective", "full"] = "none"
-    """What the backward pass computes again."""
-
-    zero_stage: Annotated[int, Field(ge=0, le=3)] | None = None
-    """Training states sharded over data parallel ranks: 0 none, 1 optimizer, 2 gradients, 3 weights.
-
-    Default: `1`, or the lowest that the runtime offers
-    """
-
-    sequence_parallel: bool | None = None
-    """Whether norms and residuals are split over tp.
-
-    Default: the runtime's
-    """
+    declare_keys(vars(), JOB_CHOICES)
 
     recompute_modules: Annotated[list[str], Field(min_length=1)] = Field(default_factory=lambda: ["core_attn"])
     """What `selective` repeats, by Megatron-Core's names: `core_attn`, `mlp`, `layernorm`, `moe_act`, `mla_up_proj`,
@@ -107,11 +94,7 @@ class _JobKeys(DocumentedModel):
     Default: `[core_attn]`
     """
 
-    expert_tp: NotNegative = 0
-    """Tensor parallel degree of the experts; 0 is that of the rest, `tp`."""
-
-    dp_shard: NotNegative = 0
-    """Data parallel ranks over which ZeRO shards, the others hold copies (HSDP); 0 is all of `dp`."""
+    declare_keys(vars(), JOB_NUMBERS)
 
 
 class _SpaceKeys(DocumentedModel):
@@ -131,83 +114,7 @@ class _SpaceKeys(DocumentedModel):
     off, is not dropped.
     """
 
-    pp: list[PositiveInt] | None = None
-    """Allowed pipeline stages.
-
-    Default: all
-    """
-
-    tp: list[PositiveInt] | None = None
-    """Allowed tensor parallel degrees.
-
-    Default: all
-    """
-
-    dp: list[PositiveInt] | None = None
-    """Allowed data parallel degrees.
-
-    Default: all
-    """
-
-    cp: list[PositiveInt] | None = None
-    """Allowed context parallel degrees (ring attention).
-
-    Default: all
-    """
-
-    up: list[PositiveInt] | None = None
-    """Allowed Ulysses degrees.
-
-    Default: all
-    """
-
-    vpp: list[PositiveInt] | None = None
-    """Allowed model chunks per stage.
-
-    Default: all
-    """
-
-    ep: list[PositiveInt] | None = None
-    """Allowed expert parallel degrees.
-
-    Default: all
-    """
-
-    mbs: list[PositiveInt] | None = None
-    """Allowed sequences per micro-batch.
-
-    Default: all
-    """
-
-    recompute: list[Literal["none", "selective", "full"]] | None = None
-    """Opens this dimension: the values of the list are searched.
-
-    Default: the job's
-    """
-
-    zero_stage: list[Annotated[int, Field(ge=0, le=3)]] | None = None
-    """As `recompute`.
-
-    Default: the job's
-    """
-
-    sequence_parallel: list[bool] | None = None
-    """As `recompute`.
-
-    Default: the job's
-    """
-
-    expert_tp: list[NotNegative] | None = None
-    """As `recompute`; `[0, 1]` tries experts split as the rest is, and not at all.
-
-    Default: the job's
-    """
-
-    dp_shard: list[NotNegative] | None = None
-    """As `recompute`; `[0, 8]` tries shards over all of dp, and over eight neighbours.
-
-    Default: the job's
-    """
+    declare_keys(vars(), SPACE_LISTS)
 
     assignment: list[Literal["layers", "recomputed", "micro_batches", "hosts"]] | None = None
     """What may be uneven: `layers` and `recomputed` of each virtual stage, `micro_batches` of each replica, the order
@@ -702,12 +609,8 @@ def _job(keys: StudyKeys, base_dir: Path, group: MeasuredGroup | None, runtime: 
             sequence_length=group.sequence_length,
             global_batch_size=group.global_batch_size,
             precision=group.precision,
-            recompute=first.recompute,
-            zero_stage=first.zero_stage,
-            sequence_parallel=None,
             recompute_modules=group.runs[0].recompute_modules,
-            expert_tp=first.expert_tp,
-            dp_shard=first.dp_shard,
+            **(first.values(DIMENSIONS) | {"sequence_parallel": None}),  # type: ignore[arg-type] # TrainingJob checks types
         )
     for key in ("model", "job"):
         if getattr(keys, key) is None:
@@ -746,16 +649,15 @@ def _uneven(keys: _SpaceKeys, cluster: Cluster, runtime: RuntimeProfile) -> tupl
 def _space_options(keys: _SpaceKeys, uneven: tuple[str, ...]) -> SpaceOptions:
     allowed: list[tuple[str, tuple[int, ...]]] = []
     opened: list[str] = []
-    for name in DEGREES + ENUMERATED_DIMENSIONS:
+    for name, dimension in SEARCHED.items():
         values = getattr(keys, name)
         if values is None:
             continue
         if not values or len(set(values)) < len(values):
             raise ConfigError("must list at least one value, each once", key=f"space.{name}", value=values)
-        if name in ENUMERATED_DIMENSIONS:
+        if dimension.further:
             opened.append(name)
-        codes = [RECOMPUTE_MODES.index(value) if name == "recompute" else int(value) for value in values]
-        allowed.append((name, tuple(sorted(codes))))
+        allowed.append((name, tuple(sorted(map(dimension.code_of, values)))))
     return SpaceOptions(
         rule_set=keys.rules,
         without=tuple(keys.without),
@@ -768,33 +670,27 @@ def _space_options(keys: _SpaceKeys, uneven: tuple[str, ...]) -> SpaceOptions:
 
 def _check_fixed_dimensions(setting: Setting, options: SpaceOptions, *, measured: bool) -> None:
     """A value that the job fixes, or that the study opens, must be one that the runtime offers."""
-    job, runtime = setting.job, setting.runtime
     if measured:
         return
-    opened = dict(options.allowed)
-    modes = [RECOMPUTE_MODES[code] for code in opened.get("recompute", ())] or [job.recompute]
-    stages = list(opened.get("zero_stage", ())) or [job.zero_stage]
-    splits = [bool(code) for code in opened.get("sequence_parallel", ())] or [bool(job.sequence_parallel)]
+    allowed = dict(options.allowed)
     rules = {rule.name for rule in active_rules(setting, options)}
-    checks: list[tuple[str, Sequence[Value], Sequence[Value]]] = [
-        ("recompute", modes, runtime.recompute_modes),
-        ("zero_stage", stages, runtime.zero_stages),
-        ("sequence_parallel", splits, (False,) if "no_sequence_parallel" in rules else (False, True)),
-    ]
-    checks += [
-        (name, opened.get(name, ()) or [getattr(job, name)], (0,))
-        for name in ("expert_tp", "dp_shard")
-        if f"no_{name}" in rules
-    ]
-    for key, values, offered in checks:
-        where = "space" if key in options.opened else "job"
+    for name, dimension in DIMENSIONS.items():
+        fixed = getattr(setting.job, name)
+        values = [dimension.value_of(code) for code in allowed[name]] if name in options.opened else [fixed]
+        offered = SEARCHED[name].offered
+        if f"no_{name}" in rules:
+            choices: Sequence[Value] = (dimension.value_of(0),)
+        elif offered is not None:
+            choices = offered(setting.runtime)
+        else:
+            continue
         for value in values:
-            if value not in offered:
+            if value is not None and value not in choices:  # None follows the runtime
                 raise ConfigError(
-                    f"is not offered by the runtime {runtime.name}",
-                    key=f"{where}.{key}",
+                    f"is not offered by the runtime {setting.runtime.name}",
+                    key=f"{'space' if name in options.opened else 'job'}.{name}",
                     value=value,
-                    nearest=f"valid: {', '.join(map(str, offered))}",
+                    nearest=f"valid: {', '.join(map(str, choices))}",
                 )
 
 
@@ -826,9 +722,7 @@ def _check_possible_values(setting: Setting, options: SpaceOptions) -> None:
 
 
 def _further_defaults(job: TrainingJob, runtime: RuntimeProfile) -> dict[str, Value]:
-    default_sp = runtime.sequence_parallel if job.sequence_parallel is None else job.sequence_parallel
-    fixed = {name: getattr(job, name) for name in ("recompute", "zero_stage", "expert_tp", "dp_shard")}
-    return fixed | {"sequence_parallel": default_sp, "assignment": ""}
+    return job.fixed_values(sequence_parallel=runtime.sequence_parallel) | {"assignment": ""}
 
 
 def _current(keys: StudyKeys, setting: Setting, options: SpaceOptions) -> ParallelConfig | None:

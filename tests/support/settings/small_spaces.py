@@ -12,7 +12,8 @@ from costmodels.job.parallel_config import DEGREES, FURTHER_DIMENSIONS, ConfigGr
 from costmodels.job.runtime import find_runtime
 from costmodels.job.training_job import TrainingJob
 from hardware.cluster import cluster_from_mapping
-from tuner.space.enumeration import SpaceOptions, active_rules, divisors, setting_for
+from tuner.space.dimensions import divisors
+from tuner.space.enumeration import SpaceOptions, active_rules, setting_for
 from tuner.space.rules import Setting
 
 RUNTIME_OF = {

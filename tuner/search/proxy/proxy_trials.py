@@ -21,7 +21,8 @@ from typing import Any
 from costmodels.job.parallel_config import DEGREES, FURTHER_DIMENSIONS, ConfigGrid, ParallelConfig
 from costmodels.job.proxy_job import Reduction, least_layers
 from costmodels.step.memory import estimate_memory
-from tuner.space.enumeration import SpaceOptions, broken_rules, divisors, launchable
+from tuner.space.dimensions import divisors
+from tuner.space.enumeration import SpaceOptions, broken_rules, launchable
 from tuner.space.rules import Setting
 
 PROXY = "proxy"
