@@ -1,4 +1,4 @@
-"""TrainingJob: what one optimizer step trains on, whatever the machines and the layout."""
+"""Training job: model, batch and numerics of one optimizer step, independent of devices and parallelism."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from hardware.io.errors import ConfigError, did_you_mean
 
 PRECISIONS = ("bf16", "fp16", "nvfp4", "fp8", "tf32", "fp32")
 NARROW_BYTES = {"fp8": 1.0, "nvfp4": 0.5625}
-"""Bytes of an element that a narrow product keeps of its inputs; nvfp4 has one byte of scale per 16 elements."""
+"""Bytes of an element that a product in a narrow type keeps of its inputs; nvfp4 adds one byte per 16 elements."""
 OPTIMIZERS = ("adam", "sgd")
 RECOMPUTE_MODULES = ("core_attn", "mlp", "layernorm", "moe_act", "mla_up_proj", "moe", "shared_experts")
-"""What `selective` recomputation can name (megatron-core transformer_config.py, recompute_modules)."""
+"""Modules that `selective` recomputation can name (megatron-core transformer_config.py, recompute_modules)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,22 +70,22 @@ class TrainingJob(FurtherValues):
 
     @property
     def is_single(self) -> bool:
-        """Weights and activations are single precision; tf32 rounds them inside the products only."""
+        """Whether weights and activations are single precision; tf32 rounds them inside the products only."""
         return self.precision in ("fp32", "tf32")
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens that one optimizer step trains on."""
+        """Number of tokens of one optimizer step."""
         return self.sequence_length * self.global_batch_size
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of one weight or activation element."""
+        """Size of one weight or activation element [bytes]."""
         return 4 if self.is_single else 2
 
     @property
     def optimizer_state_bytes(self) -> int:
-        """Bytes of optimizer state per parameter, fp32 master weights included where weights are narrower.
+        """Size of the optimizer states per parameter, with fp32 master weights where weights are narrower [bytes].
 
         Source: ZeRO (Rajbhandari et al. 2020), section 3.1: K = 12 for mixed-precision Adam.
         """

@@ -1,9 +1,9 @@
 """Table of all dimensions of a configuration, the way studies name, enumerate and print them.
 
-A row says what a dimension is called in study files, which values it can have before any rule is applied, and what a
-message says of values that it cannot have. Everything in the tuner that only lists dimensions loops over `SEARCHED`.
-What a value means to the cost models stands below the tuner: costmodels/job/parallel_config.py has the codes of the
-further dimensions and their checks, and rows refer to it by name.
+A row holds the keys of a dimension in study files, its values before any rule is applied, and the message for values
+that it cannot have. Code of the tuner that only lists dimensions loops over `SEARCHED`. The cost models below the tuner
+have a table of their own in costmodels/job/parallel_config.py, with the codes and checks of the further dimensions;
+rows refer to it by name.
 
 A further dimension is added by a row here, by a row and two fields in costmodels/job/parallel_config.py, by its rules
 in tuner/space/rules.py, and by the cost terms and exporters that it changes.
@@ -25,7 +25,7 @@ class Divided:
 
     Attributes:
         number: Number that is divided, at least 1.
-        demand: Condition on the values in words, told of those that do not divide.
+        demand: Condition on the values in words, for messages about those that do not divide.
     """
 
     number: int

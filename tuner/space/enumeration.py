@@ -136,7 +136,7 @@ drops [n], and the number of raw combinations that each row stands for."""
 
 
 def ignore_broken(rule: str, columns: Columns, broken: Keep, weight: int) -> None:
-    """Ignore what a rule drops, for callers who want the counts alone."""
+    """Ignore the dropped rows; the default of callers that want the counts alone."""
 
 
 def enumerate_space(
@@ -423,7 +423,7 @@ def _describe_need(memory: MemoryEstimate, position: int) -> str:
 
 
 def _describe_closest(grid: ConfigGrid, memory: MemoryEstimate, options: SpaceOptions) -> str:
-    """Describe the configuration that comes closest to fitting, and what may help, where nothing fits."""
+    """Describe the configuration that comes closest to fitting, and suggest a remedy, where nothing fits."""
     closest = int(np.argmin(memory.needed_bytes / memory.capacity_bytes))
     told = (
         f"nothing fits: the closest, {grid.config(closest)}, {_describe_need(memory, closest)}, of which "
