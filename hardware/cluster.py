@@ -237,6 +237,7 @@ class Cluster:
         assert sorted(hosts) == list(range(self.num_hosts)), "an order names every host once"
         group_of_host = np.repeat(np.arange(len(self.groups)), [group.hosts for group in self.groups])
         runs = [(group, len(list(run))) for group, run in itertools.groupby(group_of_host[list(hosts)].tolist())]
+        # slow pairs, networks and switches follow their hosts to the new places
         place = {host: number for number, host in enumerate(hosts)}
         pairs = [(sorted((place[pair.first_host], place[pair.second_host])), pair.share) for pair in self.slow_pairs]
         networks = self.networks or range(len(self.groups))
@@ -309,6 +310,7 @@ class Cluster:
 
 def _group_links(found: Sequence[_WorstLinks], row: IntArray) -> GroupLinks:
     """Stack the answers for each kind of group as arrays, and compute their lines."""
+    # [kind of group, field], then one CostArrays per link of LINKS
     sizes = np.array([row for row, _ in found], dtype=np.int64).reshape(-1, 5)
     costs = np.array([row for _, row in found]).reshape(-1, len(LINKS), len(LinkCost._fields))
     links = [CostArrays(**dict(zip(LinkCost._fields, cost.T, strict=True))) for cost in costs.swapaxes(0, 1)]
@@ -342,6 +344,7 @@ class _Fabric:
         for row, group in enumerate(groups):
             for members in range(2, group.devices_per_host + 1):
                 self.intra_cost[row, members] = combined(group.intra_links, members=members).cost(members)
+        # between hosts only the NICs count, whatever the number of members [host group, field of LinkCost]
         self.nic_cost = np.array([combined(group.nic_links).cost() for group in groups])
         nics = [combined(group.nic_links) for group in groups]
         self.sharers = np.array([nic.sharers for nic in nics])
@@ -358,6 +361,7 @@ class _Fabric:
     def _slow_pairs(self, pairs: tuple[SlowPair, ...]) -> tuple[IntArray, FloatArray]:
         """Return both hosts of every slow pair [2, pair], and the cost between them [pair, field of LinkCost]."""
         hosts = np.array([[pair.first_host, pair.second_host] for pair in pairs], dtype=np.int64).reshape(-1, 2).T
+        # a pair is at least as slow as the slower of its NICs, and as the links between their networks
         cost = self.nic_cost[self.host_group[hosts]].max(axis=0)
         if self.between_groups is not None:
             crosses = self.host_network[hosts[0]] != self.host_network[hosts[1]]
@@ -391,6 +395,7 @@ class _Fabric:
     def _demand(self, busy: IntArray) -> FloatArray:
         """Return the bandwidth of hosts with `busy` sending devices [bytes/s], [hosts]; adapters are used whole."""
         group = self.host_group
+        # one sending device of a shared adapter may use all of its bandwidth
         devices = np.where(self.sharers[group] > 1, np.where(busy > 0, self.sharers[group], 0), busy)
         return np.asarray(devices * self.nic_bandwidth[group])
 

@@ -180,11 +180,12 @@ def _apply_state(cluster: Cluster, state: _State) -> Cluster:
     shares, number = state.shares, itertools.count()
     parts: list[HostGroup] = []
     networks: list[int] = []
-    number_now: dict[int, int] = {}
+    number_now: dict[int, int] = {}  # hosts are numbered anew without the lost ones
     for network, group in enumerate(cluster.groups):
         hosts = [host for host in itertools.islice(number, group.hosts) if host not in state.lost]
         number_now.update(zip(hosts, itertools.count(len(number_now))))
         intra_links = _scale_links(group.intra_links, shares, shares.get(INTRA, 1.0))
+        # neighbours whose NICs have the same share stay one group
         for nic_share, alike in itertools.groupby(hosts, key=lambda host: shares.get((host,), 1.0)):
             nic_links = _scale_links(group.nic_links, shares, shares.get(INTER, 1.0) * nic_share)
             parts.append(replace(group, hosts=len(list(alike)), intra_links=intra_links, nic_links=nic_links))

@@ -33,6 +33,7 @@ def fair_rates(uses: Sequence[Uses], limits: Sequence[float], capacity: Mapping[
     for crossed, limit in zip(uses, limits, strict=True):
         for resource, amount in crossed:
             wanted[resource] = wanted.get(resource, 0.0) + amount * limit
+    # resources that even full rates do not fill hold nobody back
     scarce = {resource for resource, amount in wanted.items() if amount > capacity[resource] * _ROUNDING}
     if not scarce:
         return list(limits)
@@ -47,8 +48,10 @@ def fair_rates(uses: Sequence[Uses], limits: Sequence[float], capacity: Mapping[
             for resource, amount in crossing[transfer]:
                 amounts[resource] += amount
         shares = {resource: left[resource] / amount for resource, amount in amounts.items() if amount > 0}
+        # the common rate rises until the first resource is full or the first limit is met
         fair = min(*shares.values(), *(limits[transfer] for transfer in is_open)) * _ROUNDING
         full = {resource for resource, share in shares.items() if share <= fair}
+        # transfers that this stops keep their rate, and free nothing for the others
         settled = [
             transfer
             for transfer in is_open

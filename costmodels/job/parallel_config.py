@@ -296,6 +296,7 @@ class ConfigGrid:
 
     def by_host_order(self) -> list[tuple[tuple[int, ...], IntArray]]:
         """Group the configurations by their order of hosts: each order with the positions [k] that have it."""
+        # several assignments may share one order of hosts, which gets one number
         orders: dict[tuple[int, ...], int] = {}
         number = np.array([orders.setdefault(one.hosts, len(orders)) for one in self.assignments])[self.assignment]
         found = [(order, np.flatnonzero(number == at)) for order, at in orders.items()]
@@ -322,6 +323,7 @@ class ConfigGrid:
 
     def positions(self) -> dict[tuple[Value, ...], int]:
         """Return the position of each candidate, by the values of `dimensions`."""
+        # codes are looked up column by column; a ParallelConfig per row would be far slower
         spellings: dict[str, Sequence[Value]] = {
             name: dimension.choices for name, dimension in DIMENSIONS.items() if dimension.choices
         }
@@ -351,7 +353,7 @@ class ConfigGrid:
     @classmethod
     def from_configs(cls, configs: Sequence[ParallelConfig], opened: tuple[str, ...] = ()) -> ConfigGrid:
         """Build the grid of the given configurations, in their order."""
-        numbers = {EVEN: 0}
+        numbers = {EVEN: 0}  # EVEN is always the first assignment, also where no configuration has it
         codes = {name: [getattr(config, name) for config in configs] for name in DEGREES}
         codes |= {name: [one.code_of(getattr(c, name)) for c in configs] for name, one in DIMENSIONS.items()}
         codes["assignment"] = [numbers.setdefault(config.assignment, len(numbers)) for config in configs]

@@ -117,6 +117,7 @@ def matmul_table(name: str) -> MatmulTable:
     m, n = np.unique(values[:, 0]), np.unique(values[:, 1])
     k = np.array([float(column.removeprefix("k")) for column in header[2:]])
     assert len(values) == len(m) * len(n), f"{name}.csv must have one row for every m and n"
+    # sorted by m, then n, so that rows reshape to the grid [a, b, c]
     order = np.lexsort((values[:, 1], values[:, 0]))
     return MatmulTable(
         log2_m=np.log2(m),
@@ -139,6 +140,7 @@ def _constants() -> dict[str, KernelConstants]:
         base = entry.like or DEFAULT
         assert base in found, f"{name} is like {base}, which must stand before it"
         said = {field: value for field, value in own.items() if value is not None}
+        # a table corrects the formula of one set of constants, and no other
         if "matmul" in said:
             said.setdefault("table", None)
         found[name] = found[base].model_copy(update=said)
@@ -152,6 +154,7 @@ def _folder() -> Path:
 def _locate(log2_size: FloatArray, grid: FloatArray) -> tuple[NDArray[np.int64], FloatArray, FloatArray]:
     """Return the lower neighbour on the grid, the upper one's weight, and the doublings beyond the grid, each [u]."""
     inside = np.clip(log2_size, grid[0], grid[-1])
+    # the last cell holds its upper edge too, so that low + 1 is on the grid
     low = np.clip(np.searchsorted(grid, inside, side="right") - 1, 0, len(grid) - 2)
     weight = (inside - grid[low]) / (grid[low + 1] - grid[low])
     return low, weight, np.abs(log2_size - inside)

@@ -59,6 +59,7 @@ def remembered_kernel_s() -> KernelTime:
     def time_s(operator: Operator, device: Device, job: TrainingJob, runtime: RuntimeProfile) -> FloatArray:  # noqa: ARG001 # as in kernel_s
         arrays = (operator.shape, operator.flop, operator.moved_bytes)
         what = (operator.name, operator.kind, operator.phase, operator.precision)
+        # arrays hash by their bytes: equal operators of several profiles then share one time
         key = (device.name, *what, *(array.tobytes() for array in arrays))
         if key not in alone:
             alone[key] = alone_s(operator, device)
@@ -78,6 +79,7 @@ def execution_s(
     """Return the time of one execution on the rank with the most work, for every shape row [s], [u]."""
     seconds = kernel_time(operator, device, job, runtime) / runtime.speed_of(device.name)
     if operator.kind == OpKind.GROUPED_MATMUL:
+        # the step waits for the rank whose experts got the most tokens
         seconds = seconds * np.where(shapes.ep > 1, 1.0 + runtime.expert_imbalance, 1.0)
     return np.asarray(seconds)
 
@@ -140,6 +142,7 @@ def _grouped_matmul_s(operator: Operator, device: Device) -> FloatArray:
 def _products_s(
     operator: Operator, device: Device, groups: FloatArray, m: FloatArray, k: FloatArray, n: FloatArray
 ) -> FloatArray:
+    # narrow types keep an efficiency of their own; ramps take as long as in bf16
     constants = kernel_constants(device.name).matmul
     peak = device.peak_flop_per_s(operator.precision)
     return matmul_alone_s(

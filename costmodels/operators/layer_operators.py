@@ -147,6 +147,7 @@ class Collective:
     @property
     def shape(self) -> FloatArray:
         """Columns [..., g, 3]: bytes of one message, ranks in the group, hosts that the group spans."""
+        # whole bytes, so that equal collectives have equal shapes in spite of rounding
         message_bytes = np.rint(self.wire_bytes * self.network_efficiency / self.messages)
         columns = np.broadcast_arrays(message_bytes, self.group.size, self.group.hosts)
         return np.stack(columns, axis=-1).astype(np.float64)
@@ -191,6 +192,7 @@ def routed_tokens(job: TrainingJob, grid: ConfigGrid) -> FloatArray:
 
 def local_vocabulary(job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid) -> FloatArray:
     """Return the rows of the vocabulary on one tp rank, with the runtime's padding [n]."""
+    # the padded vocabulary divides by tp, so that the rows of one rank are padded
     rows = job.model.vocab_size / grid.tp
     padded = np.ceil(rows / runtime.vocabulary_multiple) * runtime.vocabulary_multiple
     is_padded = (grid.tp > 1) | runtime.pads_whole_vocabulary
@@ -253,6 +255,7 @@ def is_recomputed(job: TrainingJob, operator: Operator, shapes: ConfigGrid) -> N
     in_layer = operator.block in (Block.ATTENTION, Block.DENSE_MLP, Block.MOE_MLP)
     full = (shapes.recompute == RECOMPUTE_MODES.index("full")) & in_layer
     module = next((name for name, prefixes in _MODULES.items() if operator.name.startswith(prefixes)), None)
+    # moe is no prefix of names but a whole block
     named = module in job.recompute_modules or ("moe" in job.recompute_modules and operator.block == Block.MOE_MLP)
     selective = (shapes.recompute == RECOMPUTE_MODES.index("selective")) & named
     return np.asarray((full | selective) & (operator.phase == Phase.FORWARD))
@@ -301,9 +304,10 @@ class _Builder:
                 model.kv_lora_rank,
                 heads * (model.qk_nope_head_dim + value_size),
             )
-            qk_elements = 2 * heads * qk_size
+            qk_elements = 2 * heads * qk_size  # every head has its own key
         else:
             qk_size = value_size = model.head_dim
+            # rotary positions change queries and keys, not values
             qk_elements = heads * qk_size + self.kv_size
             operators += self._matmul(
                 "attention.qkv", block, self.tokens, model.hidden_size, heads * qk_size + 2 * self.kv_size
@@ -374,6 +378,7 @@ class _Builder:
         ]
 
     def _activation(self, name: str, block: Block, elements: FloatArray) -> list[Operator]:
+        # one or two inputs and an output; backwards the output's gradient, the inputs, and a gradient of each
         gated = int(self.model.gated_ffn)
         return self._elementwise(name, block, elements, 2 + gated, 3 + 2 * gated)
 
@@ -400,6 +405,7 @@ class _Builder:
             self._cast_operands(name, block, m * k, m * n) if self._matmul_precision(name) in NARROW_BYTES else []
         )
         for role, phase, sizes in products:
+            # sizes are [u] or scalars: a model's own sizes are the same in every row
             columns = np.broadcast_arrays(*sizes) if groups is None else np.broadcast_arrays(groups, *sizes)
             operators.append(
                 Operator(
@@ -447,6 +453,7 @@ class _Builder:
         queries = length / shapes.cp
         # two products over queries and keys, each of 2 flop per element of its sum, halved by the mask
         flop = 2 * shapes.mbs * local_heads * queries * length * (qk_size + value_size) / 2
+        # queries and results of all heads; keys and values of as many heads as the model has for them
         elements = (
             shapes.mbs
             * queries

@@ -158,7 +158,7 @@ def enumerate_space(
     rules = active_rules(setting, options)
     removed = dict.fromkeys((rule.name for rule in rules), 0)
     columns: dict[str, IntArray] = {}
-    num_rows = 1
+    num_rows = 1  # the empty combination, which the first stage extends
     for position, stage in enumerate(STAGES):
         values = raw[stage[0]] if len(stage) == 1 else _factorisations(setting.cluster.num_devices, len(stage))
         _check_size(num_rows * len(values), MAX_COMBINATIONS, "combinations to look at")
@@ -171,6 +171,7 @@ def enumerate_space(
         weight = int(np.prod([len(raw[later[0]]) for later in STAGES[position + 1 :]], dtype=np.int64))
         keep = np.ones(num_rows * len(values), dtype=np.bool_)
         for rule in rules:
+            # a rule is due at the first stage that completes what it needs; a row counts for the first rule it breaks
             if set(rule.needs) <= known and set(rule.needs) & set(stage):
                 broken = keep & ~rule.keep(setting, columns)
                 removed[rule.name] += int(broken.sum()) * weight
@@ -179,6 +180,7 @@ def enumerate_space(
         columns = {name: column[keep] for name, column in columns.items()}
         num_rows = int(keep.sum())
     _check_size(num_rows, MAX_CANDIDATES, "configurations")
+    # lexsort takes the slowest key last
     order = np.lexsort([columns[name] for name in reversed(DEGREES + ENUMERATED_DIMENSIONS)])
     columns = {name: column[order] for name, column in columns.items()}
     grid = ConfigGrid.from_codes(columns, opened=options.opened)
@@ -234,6 +236,7 @@ def _unused_values(setting: Setting, options: SpaceOptions, grid: ConfigGrid) ->
         for value in values
         if value not in wrong.get(dimension, ((),))[0] and not (getattr(grid, dimension) == value).any()
     }
+    # without any configuration, every value would get a note
     if not unused or not len(grid):
         return notes
 
@@ -277,11 +280,12 @@ def with_plans(setting: Setting, options: SpaceOptions, grid: ConfigGrid) -> Con
     """
     job, cluster, runtime = setting.job, setting.cluster, setting.runtime
     headroom, parts = options.memory_headroom, options.uneven
+    # planning costs far more than a prediction, so predictions with even work choose what is planned
     chosen = np.arange(len(grid))
     if len(grid) > MOST_PLANNED:
         chosen = np.sort(np.argsort(estimate_step(job, cluster, runtime, grid).step_time_s)[:MOST_PLANNED])
     found = planned(job, cluster, runtime, grid.take(chosen), parts, memory_headroom=headroom)
-    found = found.take(found.assignment > 0)
+    found = found.take(found.assignment > 0)  # nothing is gained in the others
     if not len(found):
         return grid
     order = np.argsort(estimate_step(job, cluster, runtime, found).step_time_s)
@@ -383,6 +387,7 @@ def build_space(
             grid = with_plans(setting, options, grid)
         memory = estimate_memory(setting.job, setting.cluster, setting.runtime, grid)
         fitting = _may_fit(setting, memory, options)
+    # memory is predicted anew only if pruning or the current configuration changes the grid below
     predicted, num_before_memory = grid, len(grid)
     dropped = int((~fitting).sum())
     if dropped:
