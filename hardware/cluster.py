@@ -490,19 +490,19 @@ class _LinkForm(DocumentedModel):
     """A link."""
 
     kind: str
-    """A kind of link of the catalog, such as `nvlink`, `pcie` or `infiniband`: what collectives reach on it."""
+    """Kind of link, such as `nvlink`, `pcie` or `infiniband`, which sets the efficiency of collectives."""
 
     bandwidth_gb_per_s: float = Field(gt=0, le=1e6)
-    """Per device and direction [GB/s]."""
+    """Bandwidth per device and direction [GB/s]."""
 
     latency_us: float = Field(ge=0, le=1e6)
-    """Of one message [µs]."""
+    """Latency of one message [µs]."""
 
     exclusive_group: str | None = None
-    """Links of one such group cannot carry one transfer together."""
+    """Name of a set of links that cannot carry one transfer together."""
 
     mesh_peers: int | None = Field(default=None, ge=1)
-    """On a full mesh, over how many peers the bandwidth is divided by wire.
+    """Number of peers of a full mesh over which the bandwidth is divided by wire.
 
     Default: none, a switch: any group gets all of it
     """
@@ -529,7 +529,7 @@ class _LinkForm(DocumentedModel):
 
 
 class _GroupForm(DocumentedModel):
-    """Equal hosts, one of `cluster.groups:`."""
+    """Group of equal hosts, one of `cluster.groups:`."""
 
     name: str | None = None
     """A cluster of the catalog; beside `device` only a label."""
@@ -569,7 +569,7 @@ class _SwitchForm(DocumentedModel):
     """Neighbouring hosts under each leaf switch."""
 
     uplink_gb_per_s: float = Field(gt=0, le=1e9)
-    """What they share to the other switches, per direction [GB/s]."""
+    """Bandwidth that these hosts share to the other switches, per direction [GB/s]."""
 
 
 class _OneGroupForm(_GroupForm):
@@ -586,7 +586,7 @@ class _GroupsForm(DocumentedModel):
     """A cluster of unlike groups of hosts."""
 
     name: str = "mixed"
-    """What reports call it."""
+    """Name of the cluster in reports."""
 
     groups: list[_GroupForm] = Field(min_length=1)
     """Groups of equal hosts, in the order of the ranks."""
@@ -611,7 +611,7 @@ class _FileForm(DocumentedModel):
     """A YAML file that holds one of the other forms, relative to this one."""
 
     trace: str | None = None
-    """As in the file, over which it wins."""
+    """A CSV file that tells how the cluster changes over time; it wins over a trace that `file` names."""
 
 
 CLUSTER_FORMS: tuple[type[DocumentedModel], ...] = (_OneGroupForm, _GroupsForm, _FileForm)

@@ -128,33 +128,33 @@ _ROWS = (
     SearchedDimension(
         name="recompute",
         space_key=f"Opens this dimension: the values of the list are searched.{_FIXED}",
-        job_key="What the backward pass computes again.",
+        job_key="Activations that the backward pass computes again.",
         job_default="none",
         offered=lambda runtime: runtime.recompute_modes,
     ),
     SearchedDimension(
         name="zero_stage",
-        space_key=f"As `recompute`.{_FIXED}",
+        space_key=f"Opens this dimension, as `recompute` does.{_FIXED}",
         job_key="Training states sharded over data parallel ranks: 0 none, 1 optimizer, 2 gradients, 3 weights."
         "\n\nDefault: `1`, or the lowest that the runtime offers",
         offered=lambda runtime: runtime.zero_stages,
     ),
     SearchedDimension(
         name="sequence_parallel",
-        space_key=f"As `recompute`.{_FIXED}",
+        space_key=f"Opens this dimension, as `recompute` does.{_FIXED}",
         job_key="Whether norms and residuals are split over tp.\n\nDefault: the runtime's",
         offered=lambda _: (False, True),
     ),
     SearchedDimension(
         name="expert_tp",
-        space_key=f"As `recompute`; `[0, 1]` tries experts split as the rest is, and not at all.{_FIXED}",
+        space_key=f"Opens this dimension; `[0, 1]` tries experts split as the rest is, and not at all.{_FIXED}",
         job_key="Tensor parallel degree of the experts; 0 is that of the rest, `tp`.",
         job_default=0,
         divided=_expert_width,
     ),
     SearchedDimension(
         name="dp_shard",
-        space_key=f"As `recompute`; `[0, 8]` tries shards over all of dp, and over eight neighbours.{_FIXED}",
+        space_key=f"Opens this dimension; `[0, 8]` tries shards over all of dp, and over eight neighbours.{_FIXED}",
         job_key="Data parallel ranks over which ZeRO shards, the others hold copies (HSDP); 0 is all of `dp`.",
         job_default=0,
         divided=_devices_or_zero,
