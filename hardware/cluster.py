@@ -490,7 +490,7 @@ class _LinkForm(DocumentedModel):
     """A link."""
 
     kind: str
-    """Kind of link, such as `nvlink`, `pcie` or `infiniband`, which sets the efficiency of collectives."""
+    """Kind of link in the catalog, such as `nvlink`, `pcie` or `infiniband`; sets the efficiency of collectives."""
 
     bandwidth_gb_per_s: float = Field(gt=0, le=1e6)
     """Bandwidth per device and direction [GB/s]."""

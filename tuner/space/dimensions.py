@@ -21,7 +21,7 @@ from tuner.space.rules import Setting
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Divided:
-    """A number that every value of a dimension must divide.
+    """Number that every value of a dimension must divide.
 
     Attributes:
         number: Number that is divided, at least 1.
@@ -34,7 +34,7 @@ class Divided:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchedDimension:
-    """A dimension as studies search it: its keys in study files, and its values before any rule.
+    """Dimension as studies search it: its keys in study files, and its values before any rule.
 
     Attributes:
         name: Name of the dimension, and its key in study files.

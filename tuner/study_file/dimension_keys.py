@@ -14,12 +14,12 @@ from tuner.space.dimensions import SEARCHED
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Key:
-    """A key of a mapping in study files.
+    """Key of a mapping in study files.
 
     Attributes:
-        name: Name of the key.
+        name: Name of the key in the file.
         type: Annotation by which pydantic checks its value.
-        default: Value that holds without the key.
+        default: Value where the file leaves the key out.
         meaning: Text of the reference, which may end with a paragraph `Default: ...`.
     """
 
@@ -33,7 +33,7 @@ def declare_keys(namespace: dict[str, Any], keys: Iterable[Key]) -> None:
     """Declare keys in the body of a pydantic class, as if they were written there.
 
     Args:
-        namespace: What `vars()` returns in the body of the class, which has an annotated key above the call.
+        namespace: Namespace of the class body, from `vars()`; an annotated key must stand above the call.
         keys: Keys in the order of the reference.
     """
     for key in keys:
