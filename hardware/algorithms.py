@@ -1,8 +1,8 @@
-"""Rings, trees and exchanges as straight lines: so many seconds, and so many more for each byte of the message.
+"""Rings, trees and exchanges as straight lines: a time in seconds, and a further time for each byte of the message.
 
-Which algorithm and which protocol runs depends on the size of the message, and the library takes the fastest: a
-collective's time is the least of a few lines. A line depends on the group alone, so it is drawn once for every kind
-of group, and a message costs a multiplication and a minimum.
+The library chooses algorithm and protocol by the size of the message, and takes the fastest: the time of a collective
+is the least of a few lines. A line depends on the group alone, so it is computed once for every kind of group, and a
+message costs a multiplication and a minimum.
 
 Letters: u kinds of groups, k lines; n members, h hosts, m members on the host with the fewest, M with the most.
 
@@ -21,12 +21,12 @@ from hardware.arrays import FloatArray, IntArray
 from hardware.link import WIDE_MEMBERS
 
 PEERS_AT_ONCE = 8
-"""Messages of an all-to-all that a member has in flight (NCCL_MAX_DEV_WORK_P2P_PER_BATCH); on EFA 8 to 14 fit."""
+"""Messages of an all-to-all that a member keeps in flight (NCCL_MAX_DEV_WORK_P2P_PER_BATCH); on EFA 8 to 14 fit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class CostArrays:
-    """The fields of `hardware.link.LinkCost`, each [u]; all zero where a group crosses no such link."""
+    """Fields of `hardware.link.LinkCost` as arrays [u]; all zero where a group crosses no such link."""
 
     short_base_s: FloatArray
     long_base_s: FloatArray
@@ -43,29 +43,28 @@ class CostArrays:
 
 
 LINKS = ("intra", "pair", "inter", "hop")
-"""The links of `GroupKinds`."""
+"""Names of the links of `GroupKinds`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class GroupKinds:
-    """What each kind of group communicates over; each array is [u], one entry per distinct (stride, size).
+    """Sizes and links of each kind of group; each array is [u], one entry per distinct (stride, size).
 
     All groups of one entry run at the same time and a synchronous job waits for the slowest, so every field is the
     worst over them. Where unlike hosts or unaligned groups make different groups worst in different fields, the
     entry as a whole is worse than any one of them.
 
     Attributes:
-        size: n, the ranks in a group.
-        hosts: h, the hosts that a group spans, at most.
-        members_per_host: m, the smallest number of members that a group has on one of its hosts.
-        max_members_per_host: M, the largest such number.
-        switches: The leaf switches that a group spans, at most.
-        intra: The link of a member to those on its host.
-        pair: The same to just one of them; on a full mesh that is one wire.
-        inter: A member's own share of the network, which no other rank's groups can take: a group with m members on
-            a host has m shares there.
-        hop: The same for messages from each member to the next, where members whose next one is on their own host
-            leave their share of a common adapter to the others.
+        size: Number n of ranks in a group.
+        hosts: Largest number h of hosts that a group spans.
+        members_per_host: Smallest number m of members that a group has on one of its hosts.
+        max_members_per_host: Largest number M of members that a group has on one of its hosts.
+        switches: Largest number of leaf switches that a group spans.
+        intra: Link of a member to the other members on its host.
+        pair: Link of a member to just one other member on its host; on a full mesh that is one wire.
+        inter: Share of the network that a member has to itself: a group with m members on a host has m shares there.
+        hop: Share of the network for messages from each member to the next, where members whose next one is on their
+            own host leave their share of a common adapter to the others.
     """
 
     size: IntArray
@@ -81,13 +80,13 @@ class GroupKinds:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class CostLines:
-    """What each collective takes, as lines: [k, 2, u], seconds and seconds per byte.
+    """Times of the collectives as lines [k, 2, u]: seconds, and seconds per byte.
 
     Attributes:
-        gather: All-gather, reduce-scatter.
-        reduce: All-reduce.
-        exchange: All-to-all.
-        hop: One message from one member to the next.
+        gather: Lines of all-gather and reduce-scatter.
+        reduce: Lines of all-reduce.
+        exchange: Lines of all-to-all.
+        hop: Lines of one message from one member to the next.
     """
 
     gather: FloatArray
@@ -97,35 +96,36 @@ class CostLines:
 
 
 def joined_kinds(first: GroupKinds, second: GroupKinds) -> GroupKinds:
-    """The kinds of both, one after the other."""
+    """Append the kinds of groups of `second` to those of `first`."""
     return GroupKinds(
         size=np.append(first.size, second.size),
         hosts=np.append(first.hosts, second.hosts),
         members_per_host=np.append(first.members_per_host, second.members_per_host),
         max_members_per_host=np.append(first.max_members_per_host, second.max_members_per_host),
         switches=np.append(first.switches, second.switches),
-        intra=_joined(first.intra, second.intra),
-        pair=_joined(first.pair, second.pair),
-        inter=_joined(first.inter, second.inter),
-        hop=_joined(first.hop, second.hop),
+        intra=_join_costs(first.intra, second.intra),
+        pair=_join_costs(first.pair, second.pair),
+        inter=_join_costs(first.inter, second.inter),
+        hop=_join_costs(first.hop, second.hop),
     )
 
 
-def _joined(first: CostArrays, second: CostArrays) -> CostArrays:
+def _join_costs(first: CostArrays, second: CostArrays) -> CostArrays:
     names = [field.name for field in fields(CostArrays)]
     return CostArrays(**{name: np.append(getattr(first, name), getattr(second, name)) for name in names})
 
 
 def joined_lines(first: CostLines, second: CostLines) -> CostLines:
-    """The lines of both, one after the other."""
+    """Append the lines of `second` to those of `first`."""
     names = [field.name for field in fields(CostLines)]
     return CostLines(**{name: np.concatenate([getattr(first, name), getattr(second, name)], axis=2) for name in names})
 
 
 def cost_lines(groups: GroupKinds) -> CostLines:
-    """The lines of every kind of group; a group of one takes no time."""
+    """Compute the lines of every kind of group; a group of one takes no time."""
     alone = groups.size == 1
     protocols = _protocols(groups)
+    # one line per protocol and algorithm: every collective later takes its least line
     gather = [_ring(groups, protocol, passes=1) for protocol in protocols]
     reduce = [_ring(groups, protocol, passes=2) for protocol in protocols]
     reduce += _trees(groups, protocols, reduce)
@@ -141,7 +141,7 @@ def cost_lines(groups: GroupKinds) -> CostLines:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Protocol:
-    """One protocol on the links of every kind of group, each [u]."""
+    """One protocol on the links of every kind of group: times and times per byte, each [u]."""
 
     base_s: FloatArray
     intra_hop_s: FloatArray
@@ -152,7 +152,7 @@ class _Protocol:
 
 
 def _protocols(groups: GroupKinds) -> tuple[_Protocol, _Protocol]:
-    """Short and long. The slower of the two link classes sets the base time."""
+    """Return the short and the long protocol; the slower of the two link classes sets the base time."""
     intra, inter = groups.intra, groups.inter
     short = _Protocol(
         base_s=np.maximum(intra.short_base_s, inter.short_base_s),
@@ -174,14 +174,15 @@ def _protocols(groups: GroupKinds) -> tuple[_Protocol, _Protocol]:
 
 
 def _ring(groups: GroupKinds, protocol: _Protocol, *, passes: int) -> FloatArray:
-    """A ring, once around (all-gather) or twice (all-reduce) [2, u].
+    """Compute the line of a ring, once around (all-gather) or twice (all-reduce) [2, u].
 
-    n - 1 hops, h - 1 of them between hosts, and (n - 1) / n of the tensor through every link. A ring runs in as many
-    copies as the host with the fewest members has members, each through another member's share of the network.
-    Beside that a member moves its own part once, which a slower network hides.
+    It takes n - 1 hops, h - 1 of them between hosts, and sends (n - 1) / n of the tensor through every link. A ring
+    runs in as many copies as the host with the fewest members has members, each through another member's share of the
+    network. Beside that a member moves its own part once, which a slower network hides.
     """
     n = groups.size
     hops_s = (n - groups.hosts) * protocol.intra_hop_s + _rounds_between_hosts(groups) * protocol.inter_hop_s
+    # the slower of both is the bottleneck: all copies of the ring inside the host, or their shares of the network
     share = passes * (n - 1) / n
     inside_s_per_byte = share * protocol.intra_s_per_byte + groups.intra.copy_s_per_byte / n
     crossing_s_per_byte = share * protocol.inter_s_per_byte / groups.members_per_host
@@ -189,7 +190,7 @@ def _ring(groups: GroupKinds, protocol: _Protocol, *, passes: int) -> FloatArray
 
 
 def _rounds_between_hosts(groups: GroupKinds) -> FloatArray:
-    """Hops between hosts that follow one another: h - 1 in a ring, log2 h where a power of two may halve and double.
+    """Return the number of successive hops between hosts: h - 1 in a ring, log2 h where powers of two may halve.
 
     Both send (h - 1) / h of the tensor (Thakur, Rabenseifner and Gropp 2005, recursive halving and doubling).
     """
@@ -199,17 +200,20 @@ def _rounds_between_hosts(groups: GroupKinds) -> FloatArray:
 
 
 def _trees(groups: GroupKinds, protocols: tuple[_Protocol, _Protocol], rings: list[FloatArray]) -> list[FloatArray]:
-    """A tree of hosts by each protocol, and in its place on one host the switch that adds up, or the ring, [2, u].
+    """Compute the line of a tree of hosts for each protocol [2, u]; on one host that of the switch, or of the ring.
 
-    Up and down a chain inside the host and the levels of a binary tree of hosts. The tensor crosses every link twice;
-    with two hosts it crosses the network once in each direction, and a switch that adds up needs it once inside.
+    The tensor goes up and down a chain inside the host and the levels of a binary tree of hosts, so that it crosses
+    every link twice. With two hosts it crosses the network once in each direction, and a switch that adds up needs it
+    only once inside the host.
     """
     one_host = groups.hosts == 1
     levels = np.ceil(np.log2(groups.hosts))
     volume = np.where(groups.hosts == 2, 1.0, 2.0)
+    # a switch adds up only for groups that fill enough of the host (nccl issue 1455)
     switched = (groups.members_per_host >= WIDE_MEMBERS) & np.isfinite(groups.intra.reduce_s_per_byte)
     reduce_s_per_byte = np.where(switched, groups.intra.reduce_s_per_byte, np.inf)
     lines = []
+    # only the long protocol can use the switch's own reduction
     for protocol, ring, is_long in zip(protocols, rings, (False, True), strict=True):
         hops_s = (groups.max_members_per_host - 1) * protocol.intra_hop_s + levels * protocol.inter_hop_s
         crossing = np.where(groups.hosts > 2, protocol.tree_s_per_byte, protocol.inter_s_per_byte)
@@ -227,16 +231,17 @@ def _trees(groups: GroupKinds, protocols: tuple[_Protocol, _Protocol], rings: li
 
 
 def _all_to_all(groups: GroupKinds, protocol: _Protocol) -> FloatArray:
-    """Each member sends B / n to each of the others, some at a time [2, u].
+    """Compute the line of an all-to-all, in which each member sends B / n to each of the others, some at a time [2, u].
 
-    What stays on the host and what leaves it travel at the same time, the latter, (n - m) / n of the buffer for the
-    members on the host with the fewest, through the member's own share of the network.
+    The data inside the host and the data that leaves it travel at the same time. The latter is (n - m) / n of the
+    buffer for members on the host with the fewest, and goes through the member's own share of the network.
     """
     n, peers_off_host = groups.size, groups.size - groups.members_per_host
     inside_s_per_byte = (
         (groups.max_members_per_host - 1) * protocol.intra_s_per_byte + groups.intra.copy_s_per_byte
     ) / n
     outside_s_per_byte = peers_off_host / n * protocol.inter_s_per_byte
+    # messages leave in waves of PEERS_AT_ONCE, each with the latency of its hops
     waves_s = (groups.members_per_host - 1) * protocol.intra_hop_s + peers_off_host * protocol.inter_hop_s
     first_s = np.maximum(protocol.intra_hop_s, protocol.inter_hop_s)
     return np.array(
@@ -245,9 +250,9 @@ def _all_to_all(groups: GroupKinds, protocol: _Protocol) -> FloatArray:
 
 
 def _hops(groups: GroupKinds) -> list[FloatArray]:
-    """One message over the slower of the links that neighbours of a group use, by each protocol [2, u].
+    """Compute the lines of one message over the slowest link between neighbours of a group, by each protocol [2, u].
 
-    The base time is that of the short protocol in both: there is no pipeline to fill (measured: vidur's send_recv on
+    Both have the base time of the short protocol, because there is no pipeline to fill (measured: vidur's send_recv on
     A100 and H100).
     """
     pair, network = groups.pair, groups.hop

@@ -1,4 +1,4 @@
-"""Name the array types that every package uses in annotations."""
+"""Array types that every package uses in annotations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clusters: hosts of devices, unlike groups allowed, and which links a group of ranks crosses.
+"""Clusters of equal or unlike hosts, and the links that a group of ranks crosses.
 
 Letters in shapes: n ranks, g groups of ranks that are asked about.
 """
@@ -33,12 +33,12 @@ _IS_PER_BYTE = np.array([field.endswith("s_per_byte") for field in LinkCost._fie
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostGroup:
-    """Equal hosts.
+    """Group of equal hosts.
 
     Attributes:
-        name: What reports call it.
-        device: The device that every slot of every host holds.
-        hosts: Number of hosts.
+        name: Name of the group in reports.
+        device: Device in every slot of every host.
+        hosts: Number of equal hosts.
         devices_per_host: Devices of each host that the job may use.
         intra_links: Parallel links of one device to the others of its host.
         nic_links: Parallel links of one device to other hosts: its own share of the host's network.
@@ -59,18 +59,18 @@ class HostGroup:
 
     @property
     def num_devices(self) -> int:
-        """Devices of all hosts."""
+        """Number of devices of all hosts."""
         return self.hosts * self.devices_per_host
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlowPair:
-    """Two hosts between which a path is slower than the NICs of both.
+    """Pair of hosts between which a path is slower than the NICs of both.
 
     Attributes:
         first_host: Number of the one host, in rank order.
-        second_host: Number of the other, which is the larger.
-        share: What is left between them of the bandwidth that their NICs give.
+        second_host: Number of the other host, which is the larger.
+        share: Share of the bandwidth of their NICs that is left between the two hosts.
     """
 
     first_host: int
@@ -84,14 +84,14 @@ class SlowPair:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class GroupLinks:
-    """What groups of ranks communicate over, one entry for each of g groups.
+    """Links and collective times of groups of ranks, one entry for each of g groups.
 
-    Entries of one (stride, size) are alike, and there are few such kinds: an entry is a row of them.
+    Entries with the same (stride, size) are equal and there are few such kinds, so an entry is the number of its kind.
 
     Attributes:
-        kinds: The kinds of groups [u].
-        lines: What each collective takes on them.
-        row: The kind of every entry, [g].
+        kinds: Sizes and links of each kind of group [u].
+        lines: Time of each collective on each kind of group.
+        row: Number of the kind of every entry, [g].
     """
 
     kinds: GroupKinds
@@ -100,31 +100,31 @@ class GroupLinks:
 
     @property
     def size(self) -> IntArray:
-        """Ranks in a group, [g]."""
+        """Number of ranks in a group, [g]."""
         return self.kinds.size.take(self.row)
 
     @property
     def hosts(self) -> IntArray:
-        """Hosts that a group spans, at most, [g]."""
+        """Largest number of hosts that a group spans, [g]."""
         return self.kinds.hosts.take(self.row)
 
     @property
     def switches(self) -> IntArray:
-        """Leaf switches that a group spans, at most, [g]."""
+        """Largest number of leaf switches that a group spans, [g]."""
         return self.kinds.switches.take(self.row)
 
     def take(self, index: NDArray[Any]) -> GroupLinks:
-        """The entries that `index` (integers or a mask) selects, in its order."""
+        """Select the entries at `index`, integers or a mask, in its order."""
         return GroupLinks(kinds=self.kinds, lines=self.lines, row=self.row[index])
 
     def where(self, chosen: NDArray[np.bool_], other: GroupLinks) -> GroupLinks:
-        """These entries, or those of `other` where they are chosen [g]."""
+        """Return these entries, replaced by those of `other` where `chosen` is true [g]."""
         kinds, lines = joined_kinds(self.kinds, other.kinds), joined_lines(self.lines, other.lines)
         row = np.where(chosen, other.row + len(self.kinds.size), self.row)
         return GroupLinks(kinds=kinds, lines=lines, row=row)
 
     def split(self, parts: int) -> list[GroupLinks]:
-        """The entries in so many equal parts, one after the other."""
+        """Split the entries into equal parts, one after the other."""
         return [GroupLinks(kinds=self.kinds, lines=self.lines, row=row) for row in np.split(self.row, parts)]
 
 
@@ -133,17 +133,18 @@ class Cluster:
     """Groups of equal hosts. Ranks count the devices in this order: group by group, host by host, slot by slot.
 
     Attributes:
-        name: What reports call it.
-        groups: The groups of equal hosts.
-        inter_group_links: Parallel links of one device to hosts of another group, on top of the NICs of both; none
-            means that the NICs alone decide.
-        slow_pairs: Hosts between which a path is slow. A group of ranks that has members on both is as slow between
-            hosts, also where its collectives might go around that path (assumed).
-        networks: The network of each group; `inter_group_links` join unlike networks. Empty means that every group is a
-            network of its own.
-        switches: The leaf switch of every host. Empty means that nothing between the hosts is narrower than their NICs.
-        uplink_bytes_per_s: What all hosts under one leaf switch together send to others, and receive from them; None
-            where there are no switches.
+        name: Name of the cluster in reports.
+        groups: Groups of equal hosts, in rank order.
+        inter_group_links: Parallel links of one device to hosts of another group, on top of the NICs of both; empty
+            where the NICs alone decide.
+        slow_pairs: Pairs of hosts between which a path is slow. A group of ranks with members on both hosts is as slow
+            between hosts, also where its collectives might go around that path (assumed).
+        networks: Number of the network of each group; `inter_group_links` join different networks. Empty means that
+            every group is a network of its own.
+        switches: Number of the leaf switch of every host. Empty means that nothing between the hosts is narrower than
+            their NICs.
+        uplink_bytes_per_s: Bandwidth that all hosts under one leaf switch share towards others, in each direction
+            [bytes/s]; None where there are no switches.
     """
 
     name: str
@@ -163,17 +164,17 @@ class Cluster:
 
     @property
     def num_devices(self) -> int:
-        """Devices of all hosts."""
+        """Number of devices of all hosts."""
         return sum(group.num_devices for group in self.groups)
 
     @property
     def num_hosts(self) -> int:
-        """Hosts of all groups."""
+        """Number of hosts of all groups."""
         return sum(group.hosts for group in self.groups)
 
     @property
     def devices_per_host(self) -> int:
-        """Devices of the smallest host."""
+        """Number of devices of the smallest host."""
         return min(group.devices_per_host for group in self.groups)
 
     @property
@@ -183,56 +184,60 @@ class Cluster:
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """The unlike devices, each once, in rank order."""
+        """Unlike devices, each once, in rank order."""
         return tuple(dict.fromkeys(group.device for group in self.groups))
 
     @property
     def device_names(self) -> str:
-        """The names of the unlike devices, joined by +: of one kind its name alone."""
+        """Names of the unlike devices, joined by +."""
         return "+".join(device.name for device in self.devices)
 
     def rank_host(self) -> IntArray:
-        """The host of every rank, [n], ascending."""
+        """Return the host of every rank, [n], ascending."""
         devices_per_host = np.repeat(
             [group.devices_per_host for group in self.groups], [group.hosts for group in self.groups]
         )
         return np.repeat(np.arange(self.num_hosts), devices_per_host)
 
     def rank_device_index(self) -> IntArray:
-        """The index in `devices` of every rank's device, [n]."""
+        """Return the index in `devices` of every rank's device, [n]."""
         index = [self.devices.index(group.device) for group in self.groups]
         return np.repeat(index, [group.num_devices for group in self.groups])
 
     @property
     def host_kinds(self) -> tuple[int, ...]:
-        """The first group with the same devices and links as each group."""
+        """Kind of hosts of each group: number of the first group with the same devices and links."""
         kinds = [(group.device, group.devices_per_host, group.intra_links, group.nic_links) for group in self.groups]
         return tuple(kinds.index(kind) for kind in kinds)
 
     @property
     def is_mixed(self) -> bool:
-        """Whether hosts are unlike."""
+        """Whether some hosts are unlike others."""
         return len(set(self.host_kinds)) > 1
 
     def rank_host_kind(self) -> IntArray:
-        """The kind of every rank's host, by `host_kinds`, [n]."""
+        """Return the kind of every rank's host, by `host_kinds`, [n]."""
         return np.repeat(self.host_kinds, [group.num_devices for group in self.groups])
 
     def only(self, device: Device) -> Cluster:
-        """Its hosts of one kind of device."""
+        """Return the cluster of its hosts with one kind of device."""
         groups = tuple(group for group in self.groups if group.device == device)
         return Cluster(name=self.name, groups=groups)
 
     def reordered(self, hosts: Sequence[int]) -> Cluster:
-        """The same hosts in another order, each given by its number; no order leaves the cluster as it is.
+        """Return the same hosts in another order.
 
         Neighbours of one group stay a group.
+
+        Args:
+            hosts: Number of each host, in the new order; empty keeps the order.
         """
         if not hosts:
             return self
         assert sorted(hosts) == list(range(self.num_hosts)), "an order names every host once"
         group_of_host = np.repeat(np.arange(len(self.groups)), [group.hosts for group in self.groups])
         runs = [(group, len(list(run))) for group, run in itertools.groupby(group_of_host[list(hosts)].tolist())]
+        # slow pairs, networks and switches follow their hosts to the new places
         place = {host: number for number, host in enumerate(hosts)}
         pairs = [(sorted((place[pair.first_host], place[pair.second_host])), pair.share) for pair in self.slow_pairs]
         networks = self.networks or range(len(self.groups))
@@ -245,7 +250,7 @@ class Cluster:
         )
 
     def with_hosts(self, hosts: int) -> Cluster:
-        """A cluster of one group with another number of hosts; those beyond it are under switches like its own."""
+        """Return a cluster of one group with another number of hosts; further hosts are under switches like its own."""
         (group,) = self.groups
         switches: tuple[int, ...] = ()
         if self.switches:
@@ -254,7 +259,7 @@ class Cluster:
         return replace(self, groups=(replace(group, hosts=hosts),), switches=switches)
 
     def group_links(self, stride: IntArray, size: IntArray) -> GroupLinks:
-        """What the groups {base + i * stride, i < size} that tile all ranks communicate over.
+        """Find the links of the groups {base + i * stride, i < size} that tile all ranks.
 
         With Megatron-Core's rank order (tp fastest, then cp, dp, pp) the stride of a dimension is the product of
         the faster degrees. Each pair is computed from the ranks themselves, once, so degrees need not be powers of
@@ -262,13 +267,14 @@ class Cluster:
 
         Args:
             stride: Distance of neighbouring members in ranks, [g].
-            size: Ranks in a group, [g].
+            size: Number of ranks in a group, [g].
         """
         stride, size = np.asarray(stride, dtype=np.int64), np.asarray(size, dtype=np.int64)
         assert stride.shape == size.shape, "stride and size belong together, entry by entry"
         assert stride.ndim == 1, f"stride and size are [g], but got {stride.ndim} dimensions"
         assert np.all(stride >= 1), "stride >= 1"
         assert np.all(size >= 1), "size >= 1"
+        # few distinct pairs occur among tens of thousands of configurations
         first, row = distinct_rows([stride, size])
         pairs = list(zip(stride[first].tolist(), size[first].tolist(), strict=True))
         assert all(self.num_devices % (s * n) == 0 for s, n in pairs), f"stride * size divides {self.num_devices} ranks"
@@ -276,24 +282,24 @@ class Cluster:
         return _group_links([fabric.worst_links(s, n) for s, n in pairs], row)
 
     def links_among(self, entries: Sequence[IntArray], at_work: IntArray) -> GroupLinks:
-        """What given groups of ranks communicate over; a ring visits host after host, whatever their order.
+        """Find the links of given groups of ranks; a ring visits host after host, whatever their order.
 
         Args:
-            entries: For each entry its groups, all of one size: the ranks of each [groups, size].
+            entries: Ranks of the groups of each entry, all of one size [groups, size].
             at_work: All ranks that communicate at that time; others lend them their shares of adapters and uplinks.
         """
         fabric = _fabric(self)
         return _group_links([fabric.links_among(ranks, at_work) for ranks in entries], np.arange(len(entries)))
 
     def uplink_share(self, ranks: IntArray) -> float:
-        """The part of its uplink that those under the first rank's leaf switch take, all of `ranks` sending at once."""
+        """Return the share of the first rank's uplink that is taken while all of `ranks` send at once."""
         return _fabric(self).uplink_share(ranks)
 
     def end_links(self, length: IntArray) -> GroupLinks:
-        """What pairs of ranks communicate over, each of the first `length` ranks with one of the last so many [g].
+        """Find the links of pairs of ranks: each of the first `length` ranks with one of the last `length` [g].
 
-        So do the first and the last stage of a pipeline, whose stages are `length` ranks long. Where one stage is all
-        of the ranks, nobody has a partner.
+        The first and the last stage of a pipeline, each `length` ranks long, communicate in such pairs. Where one stage
+        is all of the ranks, no rank has a partner.
         """
         first, row = distinct_rows([np.asarray(length, dtype=np.int64)])
         lengths = np.asarray(length, dtype=np.int64)[first].tolist()
@@ -303,7 +309,8 @@ class Cluster:
 
 
 def _group_links(found: Sequence[_WorstLinks], row: IntArray) -> GroupLinks:
-    """The answers as arrays, of which every entry is a `row`."""
+    """Stack the answers for each kind of group as arrays, and compute their lines."""
+    # [kind of group, field], then one CostArrays per link of LINKS
     sizes = np.array([row for row, _ in found], dtype=np.int64).reshape(-1, 5)
     costs = np.array([row for _, row in found]).reshape(-1, len(LINKS), len(LinkCost._fields))
     links = [CostArrays(**dict(zip(LinkCost._fields, cost.T, strict=True))) for cost in costs.swapaxes(0, 1)]
@@ -324,7 +331,7 @@ def _fabric(cluster: Cluster) -> _Fabric:
 
 
 class _Fabric:
-    """The links of a cluster as arrays, for many questions about groups of its ranks; each answer is kept."""
+    """Links of a cluster as arrays, for many questions about groups of its ranks; each answer is kept."""
 
     def __init__(self, cluster: Cluster) -> None:
         groups = cluster.groups
@@ -337,6 +344,7 @@ class _Fabric:
         for row, group in enumerate(groups):
             for members in range(2, group.devices_per_host + 1):
                 self.intra_cost[row, members] = combined(group.intra_links, members=members).cost(members)
+        # between hosts only the NICs count, whatever the number of members [host group, field of LinkCost]
         self.nic_cost = np.array([combined(group.nic_links).cost() for group in groups])
         nics = [combined(group.nic_links) for group in groups]
         self.sharers = np.array([nic.sharers for nic in nics])
@@ -345,37 +353,39 @@ class _Fabric:
         self.host_switch = np.array(cluster.switches or [0] * cluster.num_hosts)
         self.uplink = cluster.uplink_bytes_per_s or math.inf
         self.between_groups = combined(cluster.inter_group_links) if cluster.inter_group_links else None
-        # so many neighbouring ranks stand on one host, wherever they begin
+        # number of neighbouring ranks that share a host, wherever they begin
         self.neighbours = math.gcd(*(group.devices_per_host for group in groups))
         self.pair_hosts, self.pair_cost = self._slow_pairs(cluster.slow_pairs)
         self.found: dict[tuple[int, int], _WorstLinks] = {}
 
     def _slow_pairs(self, pairs: tuple[SlowPair, ...]) -> tuple[IntArray, FloatArray]:
-        """Both hosts of every slow pair [2, pair], and the cost between them [pair, field of LinkCost]."""
+        """Return both hosts of every slow pair [2, pair], and the cost between them [pair, field of LinkCost]."""
         hosts = np.array([[pair.first_host, pair.second_host] for pair in pairs], dtype=np.int64).reshape(-1, 2).T
+        # a pair is at least as slow as the slower of its NICs, and as the links between their networks
         cost = self.nic_cost[self.host_group[hosts]].max(axis=0)
         if self.between_groups is not None:
             crosses = self.host_network[hosts[0]] != self.host_network[hosts[1]]
             cost[crosses] = np.maximum(cost[crosses], self.between_groups.cost())
+        # only times per byte grow with a smaller share; latencies stay
         shares = np.array([pair.share for pair in pairs])
         per_byte = [field.endswith("_s_per_byte") for field in LinkCost._fields]
         return hosts, np.where(per_byte, cost / shares[:, None], cost)
 
     def worst_links(self, stride: int, size: int) -> _WorstLinks:
-        """For one (stride, size) the five sizes of `GroupKinds`, and what its links cost [4, fields]."""
+        """Return the five sizes of `GroupKinds` for one (stride, size), and the cost of its links [4, fields]."""
         if (stride, size) not in self.found:
-            alike = math.gcd(stride, self.neighbours)  # groups that begin on so many neighbours are on the same hosts
+            alike = math.gcd(stride, self.neighbours)  # groups that begin on these neighbours are on the same hosts
             hosts = self.rank_host[::alike].reshape(-1, size, stride // alike).swapaxes(1, 2).reshape(-1, size)
             self.found[stride, size] = self._worst_links(hosts, alike)
         return self.found[stride, size]
 
     def links_among(self, ranks: IntArray, at_work: IntArray) -> _WorstLinks:
-        """The same for given groups [groups, size], while only some ranks communicate."""
+        """Return sizes and costs of given groups [groups, size], while only some ranks communicate."""
         busy = np.bincount(self.rank_host[at_work], minlength=len(self.host_group))
         return self._worst_links(np.sort(self.rank_host[ranks], axis=1), 1, busy)
 
     def uplink_share(self, ranks: IntArray) -> float:
-        """What `Cluster.uplink_share` says."""
+        """Return the share of `Cluster.uplink_share`."""
         busy = np.bincount(self.rank_host[ranks], minlength=len(self.host_group))
         crowding = (
             self._demand(busy)[self.host_switch == self.host_switch[self.rank_host[ranks[0]]]].sum() / self.uplink
@@ -383,13 +393,14 @@ class _Fabric:
         return float(min(crowding, 1.0))
 
     def _demand(self, busy: IntArray) -> FloatArray:
-        """What hosts send if so many of their devices do [bytes/s], [hosts]; the devices of an adapter all it has."""
+        """Return the bandwidth of hosts with `busy` sending devices [bytes/s], [hosts]; adapters are used whole."""
         group = self.host_group
+        # one sending device of a shared adapter may use all of its bandwidth
         devices = np.where(self.sharers[group] > 1, np.where(busy > 0, self.sharers[group], 0), busy)
         return np.asarray(devices * self.nic_bandwidth[group])
 
     def worst_end_links(self, length: int) -> _WorstLinks:
-        """The same for pairs of the first and the last `length` ranks."""
+        """Return sizes and costs of pairs of the first and the last `length` ranks."""
         if (-length, 2) not in self.found:
             ranks = len(self.rank_host)
             alike = math.gcd(length, self.neighbours)
@@ -400,9 +411,12 @@ class _Fabric:
         return self.found[-length, 2]
 
     def _worst_links(self, hosts: IntArray, alike: int, busy: IntArray | None = None) -> _WorstLinks:
-        """The worst of groups on those hosts [rows, size]; each row stands for `alike` groups.
+        """Return sizes and costs of the worst group on these hosts.
 
-        `busy` devices of each host communicate at that time, all of them where it is None.
+        Args:
+            hosts: Hosts of the members of each group, ascending [rows, size].
+            alike: Number of groups that each row stands for.
+            busy: Devices of each host that communicate at that time [hosts]; None where all do.
         """
         size = hosts.shape[1]
         costs = np.zeros((len(LINKS), len(LinkCost._fields)))
@@ -415,6 +429,7 @@ class _Fabric:
         members = np.diff(first, append=hosts.size)
         kind = self.host_group[hosts.ravel()[first]]
         hosts_spanned = starts_run.sum(axis=1)
+        # links inside a host matter to runs of several members, NICs to groups on several hosts
         local = members >= 2
         crossing = hosts_spanned[first // size] >= 2
         # few (kind of host, members) occur among many runs
@@ -429,9 +444,11 @@ class _Fabric:
             costs[2] = self._nic_costs(
                 kind[crossing], np.clip(busy[runs], 1, self.sharers[kind[crossing]]) / self.sharers[kind[crossing]]
             )
+        # messages to the next member leave the adapter's shares of silent devices to the others
         costs[3] = self._hop_cost(hosts, alike) if (self.sharers > 1).any() else costs[2]
         switches = 1
         if math.isfinite(self.uplink):
+            # an uplink that all its hosts together overload slows down every byte between switches
             switch = np.sort(self.host_switch[hosts], axis=1)
             switches = 1 + int((switch[:, 1:] != switch[:, :-1]).sum(axis=1).max())
             if switches > 1:
@@ -439,19 +456,23 @@ class _Fabric:
                 crowding = np.bincount(self.host_switch, weights=demand)[switch].max() / self.uplink
                 costs[2:] *= np.where(_IS_PER_BYTE, max(crowding, 1.0), 1.0)
         if self.between_groups is not None:
+            # a group over several networks is as slow as the links between them, if those are worse than its NICs
             networks = self.host_network[hosts]
             if np.any(networks != networks[:, :1]):
                 costs[2:] = np.maximum(costs[2:], self.between_groups.cost())
+        # a slow path counts for groups that have members on both of its hosts
         for pair, cost in zip(self.pair_hosts.T, self.pair_cost, strict=True):
             if np.any((hosts == pair[0]).any(axis=1) & (hosts == pair[1]).any(axis=1)):
                 costs[2:] = np.maximum(costs[2:], cost)
         return (size, int(hosts_spanned.max()), int(members.min()), int(members.max()), switches), costs
 
     def _hop_cost(self, hosts: IntArray, alike: int) -> FloatArray:
-        """What the network costs messages from each member to the next, all at once [fields].
+        """Return the network's cost of messages from each member to the next, all at once [fields].
 
-        A host's adapter is shared by as many of its devices as send off the host, or receive from others.
+        A host's adapter is shared by the devices that send off the host, or by those that receive from others,
+        whichever are more.
         """
+        # members send to the next one of their row; count the senders and the receivers of each host
         leaves = hosts[:, :-1] != hosts[:, 1:]
         count = len(self.host_group)
         sent, received = (np.bincount(ends[leaves], minlength=count) for ends in (hosts[:, :-1], hosts[:, 1:]))
@@ -461,7 +482,7 @@ class _Fabric:
         return self._nic_costs(kind, np.minimum(busy[crossing] / self.sharers[kind], 1.0))
 
     def _nic_costs(self, kind: IntArray, share: FloatArray) -> FloatArray:
-        """The worst of NICs of those host groups, of whose time per byte a share is left [fields]."""
+        """Return the worst cost of the NICs of host groups, each with a share of its time per byte [fields]."""
         return np.asarray((self.nic_cost[kind] * np.where(_IS_PER_BYTE, share[:, None], 1.0)).max(axis=0, initial=0.0))
 
 
@@ -469,19 +490,19 @@ class _LinkForm(DocumentedModel):
     """A link."""
 
     kind: str
-    """A kind of link of the catalog, such as `nvlink`, `pcie` or `infiniband`: what collectives reach on it."""
+    """Kind of link in the catalog, such as `nvlink`, `pcie` or `infiniband`; sets the efficiency of collectives."""
 
     bandwidth_gb_per_s: float = Field(gt=0, le=1e6)
-    """Per device and direction [GB/s]."""
+    """Bandwidth per device and direction [GB/s]."""
 
     latency_us: float = Field(ge=0, le=1e6)
-    """Of one message [µs]."""
+    """Latency of one message [µs]."""
 
     exclusive_group: str | None = None
-    """Links of one such group cannot carry one transfer together."""
+    """Name of a set of links that cannot carry one transfer together."""
 
     mesh_peers: int | None = Field(default=None, ge=1)
-    """On a full mesh, over how many peers the bandwidth is divided by wire.
+    """Number of peers of a full mesh over which the bandwidth is divided by wire.
 
     Default: none, a switch: any group gets all of it
     """
@@ -508,7 +529,7 @@ class _LinkForm(DocumentedModel):
 
 
 class _GroupForm(DocumentedModel):
-    """Equal hosts, one of `cluster.groups:`."""
+    """Group of equal hosts, one of `cluster.groups:`."""
 
     name: str | None = None
     """A cluster of the catalog; beside `device` only a label."""
@@ -548,7 +569,7 @@ class _SwitchForm(DocumentedModel):
     """Neighbouring hosts under each leaf switch."""
 
     uplink_gb_per_s: float = Field(gt=0, le=1e9)
-    """What they share to the other switches, per direction [GB/s]."""
+    """Bandwidth that these hosts share to the other switches, per direction [GB/s]."""
 
 
 class _OneGroupForm(_GroupForm):
@@ -565,7 +586,7 @@ class _GroupsForm(DocumentedModel):
     """A cluster of unlike groups of hosts."""
 
     name: str = "mixed"
-    """What reports call it."""
+    """Name of the cluster in reports."""
 
     groups: list[_GroupForm] = Field(min_length=1)
     """Groups of equal hosts, in the order of the ranks."""
@@ -590,11 +611,11 @@ class _FileForm(DocumentedModel):
     """A YAML file that holds one of the other forms, relative to this one."""
 
     trace: str | None = None
-    """As in the file, over which it wins."""
+    """A CSV file that tells how the cluster changes over time; it wins over a trace that `file` names."""
 
 
 CLUSTER_FORMS: tuple[type[DocumentedModel], ...] = (_OneGroupForm, _GroupsForm, _FileForm)
-"""What a configuration may say of a cluster: one of these."""
+"""Forms in which a configuration may describe a cluster."""
 
 
 class _CatalogEntry(StrictModel):
@@ -611,12 +632,12 @@ class _Catalog(StrictModel):
 
 
 def cluster_names() -> tuple[str, ...]:
-    """The catalog's names."""
+    """Return the catalog's names of clusters."""
     return tuple(_catalog().clusters)
 
 
 def find_cluster(name: str, hosts: int = 1) -> Cluster:
-    """The catalog's cluster of this name with so many hosts.
+    """Return the catalog's cluster of this name with a number of hosts.
 
     Raises:
         ConfigError: no cluster has this name, or there are no hosts.
@@ -626,11 +647,11 @@ def find_cluster(name: str, hosts: int = 1) -> Cluster:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DescribedCluster:
-    """What a configuration says of a cluster.
+    """Cluster as a configuration describes it.
 
     Attributes:
-        cluster: The cluster while nothing has changed.
-        trace: The file that tells how it changes over time; None where none is named. `hardware.trace_file` reads it.
+        cluster: Nominal cluster, before any event of its trace.
+        trace: Path of the file that tells how it changes over time, for `hardware.trace_file`; None without one.
     """
 
     cluster: Cluster
@@ -638,24 +659,24 @@ class DescribedCluster:
 
 
 def cluster_from_mapping(mapping: Mapping[str, Any], base_dir: Path, file: str | None = None) -> Cluster:
-    """The cluster of `described_cluster`, while nothing has changed."""
+    """Return the nominal cluster of `described_cluster`, without its trace."""
     return described_cluster(mapping, base_dir, file).cluster
 
 
 def described_cluster(mapping: Mapping[str, Any], base_dir: Path, file: str | None = None) -> DescribedCluster:
-    """The cluster that a configuration describes.
+    """Read the cluster that a configuration describes.
 
     It names a cluster of the catalog (`{name: dgx-h100, hosts: 8}`), a device (`{device: H100-SXM-80, hosts: 8}`),
     unlike groups of both (`{groups: [...], inter_group_links: [...]}`), or a file that holds one of these
-    (`{file: cluster.yaml}`). `devices_per_host`, `intra_links` and `nic_links` replace what the catalog says; beside
-    `device`, `name` is only a label. `switch: {hosts: 4, uplink_gb_per_s: 200}` puts so many neighbouring hosts under
-    each leaf switch, whose uplink they share, in each direction. `trace` names a file; one beside `file` wins over one
+    (`{file: cluster.yaml}`). `devices_per_host`, `intra_links` and `nic_links` replace the catalog's values; beside
+    `device`, `name` is only a label. `switch: {hosts: 4, uplink_gb_per_s: 200}` puts four neighbouring hosts under each
+    leaf switch, whose uplink they share, in each direction. `trace` names a file; one beside `file` wins over one
     inside that file.
 
     Args:
-        mapping: The configuration.
-        base_dir: What a relative `file` or `trace` is relative to.
-        file: Where the mapping stands, for messages.
+        mapping: Keys and values of the configuration.
+        base_dir: Folder that a relative `file` or `trace` is relative to.
+        file: Name of the file that holds the mapping, for messages.
 
     Raises:
         ConfigError: a key or value can't work.
@@ -670,29 +691,29 @@ def described_cluster(mapping: Mapping[str, Any], base_dir: Path, file: str | No
                     str(path)
                 )
             described = described_cluster(inner, path.parent, str(path))
-            return replace(described, trace=_beside(base_dir, outer.trace) or described.trace)
+            return replace(described, trace=_resolve_path(base_dir, outer.trace) or described.trace)
         if "groups" in mapping:
             mixed = checked(_GroupsForm, mapping)
-            cluster = _under_switches(_mixed_cluster(mixed), mixed.switch)
-            return DescribedCluster(cluster=cluster, trace=_beside(base_dir, mixed.trace))
+            cluster = _add_switches(_mixed_cluster(mixed), mixed.switch)
+            return DescribedCluster(cluster=cluster, trace=_resolve_path(base_dir, mixed.trace))
         form = checked(_OneGroupForm, mapping)
         group = _host_group(form)
         _check_total((group,), key="hosts")
-        cluster = _under_switches(Cluster(name=group.name, groups=(group,)), form.switch)
-        return DescribedCluster(cluster=cluster, trace=_beside(base_dir, form.trace))
+        cluster = _add_switches(Cluster(name=group.name, groups=(group,)), form.switch)
+        return DescribedCluster(cluster=cluster, trace=_resolve_path(base_dir, form.trace))
     except ConfigError as error:
         raise (error.in_file(file) if file else error) from None
 
 
-def _under_switches(cluster: Cluster, form: _SwitchForm | None) -> Cluster:
-    """The cluster with so many neighbouring hosts under each leaf switch."""
+def _add_switches(cluster: Cluster, form: _SwitchForm | None) -> Cluster:
+    """Put the neighbouring hosts of a cluster under leaf switches."""
     if form is None:
         return cluster
     switches = tuple(host // form.hosts for host in range(cluster.num_hosts))
     return replace(cluster, switches=switches, uplink_bytes_per_s=form.uplink_gb_per_s * 1e9)
 
 
-def _beside(base_dir: Path, name: str | None) -> Path | None:
+def _resolve_path(base_dir: Path, name: str | None) -> Path | None:
     return None if name is None else base_dir / name
 
 

@@ -11,10 +11,10 @@ A group of one takes no time. n is a group's size and B its message:
     send/recv        B is one message from one member to the next
 
 The time is that of the fastest of a few algorithms and protocols, each a straight line in B. The lines and their
-sources stand in `algorithms.py`, what a kind of link reaches in `catalog/links.yaml`. All groups of one entry run at
-the same time, each rank with its own share of the host's network: eight groups with one member per host get what one
-group with eight members per host gets. What a launch costs the host (Python, kernel start) belongs to the runtime, not
-here, and so does what a collective loses beside the kernels of a training step.
+sources stand in `algorithms.py`, the efficiencies of each kind of link in `catalog/links.yaml`. All groups of one entry
+run at the same time, each rank with its own share of the host's network: eight groups with one member per host get as
+much as one group with eight members per host. The host's cost of a launch (Python, kernel start) belongs to the
+runtime, not here. So does the slowdown of a collective that runs beside the kernels of a training step.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def reduce_scatter_s(message_bytes: ArrayLike, group: GroupLinks) -> FloatArray:
 def all_to_all_s(message_bytes: ArrayLike, group: GroupLinks) -> FloatArray:
     """Time of an all-to-all [s], [g]: each member sends B / n to each of the others.
 
-    What stays on the host and what leaves it travel at the same time, the latter through the member's own share of
-    the network.
+    The data that stays on the host and the data that leaves it travel at the same time, the latter through the member's
+    own share of the network.
     """
     return _fastest_s(message_bytes, group.lines.exchange, group.row)
 
@@ -67,9 +67,10 @@ def send_recv_s(message_bytes: ArrayLike, group: GroupLinks) -> FloatArray:
 
 
 def _fastest_s(message_bytes: ArrayLike, lines: FloatArray, row: IntArray) -> FloatArray:
-    """The least of the lines [k, 2, u] at these messages [s], [g]."""
+    """Evaluate the lines [k, 2, u] at these messages, and return the least time of each [s], [g]."""
     message = np.asarray(message_bytes, dtype=np.float64)
     fastest_s: FloatArray | None = None
+    # line by line and in place: an array [k, g] would cost more memory traffic than the minimum itself
     for latency_s, s_per_byte in lines:
         seconds: FloatArray = s_per_byte.take(row) * message
         seconds += latency_s.take(row)

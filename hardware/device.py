@@ -1,4 +1,4 @@
-"""Devices by name: peaks, memory and links, each number with its source."""
+"""Devices of the catalog: peaks, memory and links, each number with its source."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ class Device:
     """One accelerator as a training process sees it.
 
     Attributes:
-        name: The catalog's spelling.
-        bf16_flop_per_s: Dense peak of bf16 matrix products [FLOP/s]; None where the device has none, as below.
-        fp16_flop_per_s: Dense peak with fp16 inputs and fp32 sums.
-        fp8_flop_per_s: Dense peak with fp8 inputs.
-        fp32_flop_per_s: Peak in IEEE single precision, without TF32.
+        name: Name of the device as the catalog spells it.
+        bf16_flop_per_s: Dense peak of bf16 matrix products [FLOP/s]; any peak is None where the device has none.
+        fp16_flop_per_s: Dense peak with fp16 inputs and fp32 sums [FLOP/s].
+        fp8_flop_per_s: Dense peak with fp8 inputs [FLOP/s].
+        fp4_flop_per_s: Dense peak with fp4 inputs [FLOP/s].
+        fp32_flop_per_s: Peak in IEEE single precision, without TF32 [FLOP/s].
         memory_bytes: Device memory that one process can see [bytes].
-        memory_bandwidth_bytes_per_s: Peak of its device memory [bytes/s].
-        num_sms: Streaming multiprocessors, or what another vendor calls its units of this kind; None where a device
-            has no such units, or none are known.
+        memory_bandwidth_bytes_per_s: Peak bandwidth of the device memory [bytes/s].
+        num_sms: Number of streaming multiprocessors, or of another vendor's units of this kind; None where a device
+            has no such units, or their number is unknown.
         scale_up: Link to the other devices of its host.
-        scale_out: Its share of the host's network.
+        scale_out: Link to other hosts, the device's share of the host's network.
         host_link: Link to the host's memory; None where no figure is known.
-        devices_per_host: The usual number in one host; for GB200 and GB300 the NVLink domain.
-        sources: (field, source and confidence) of every number above.
+        devices_per_host: Usual number of devices in one host; for GB200 and GB300 in the NVLink domain.
+        sources: Pairs of a field's name and its source with the confidence, for every number above.
     """
 
     name: str
@@ -57,14 +58,14 @@ class Device:
 
     @property
     def is_processor(self) -> bool:
-        """Whether it is a core of a host's own processor: those talk through the kernel's loopback."""
+        """Whether the device is a core of a host's own processor, which communicates through the kernel's loopback."""
         return self.scale_up.kind == "loopback"
 
     def peak_flop_per_s(self, precision: str) -> float:
-        """Dense peak of matrix products in `precision` [FLOP/s].
+        """Return the dense peak of matrix products in `precision` [FLOP/s].
 
-        bf16 and fp16 stand in for each other where a device has only one: on a V100 a job that says bf16 runs in
-        fp16, on a TPU the other way round, and that is what its users run.
+        bf16 and fp16 stand in for each other where a device has only one: on a V100 a bf16 job runs in fp16, on a TPU
+        the other way round, as users of these devices do.
 
         Raises:
             ConfigError: the precision is unknown, or this device has no such unit.
@@ -94,7 +95,7 @@ class Device:
 
 
 class LinkEntry(StrictModel):
-    """A link in a catalog: bandwidth per device and direction."""
+    """Link in a catalog: bandwidth per device and direction."""
 
     kind: str
     bandwidth_gb_per_s: SourcedNumber
@@ -104,7 +105,7 @@ class LinkEntry(StrictModel):
     sharers: SourcedNumber | None = None
 
     def link(self) -> Link:
-        """The link in SI units."""
+        """Return the link in SI units."""
         return Link(
             kind=self.kind,
             bandwidth_bytes_per_s=self.bandwidth_gb_per_s.value * 1e9,
@@ -158,9 +159,10 @@ class _Catalog(StrictModel):
 
 
 def find_device(name: str) -> Device:
-    """The device of this name or alias; case, spaces, dashes, underscores and a remark in parentheses don't matter.
+    """Return the device of this name or alias.
 
-    A remark counts only where the catalog knows it: "Ascend-910B (900 A2 PoDc)" is a device of its own.
+    Case, spaces, dashes, underscores and a remark in parentheses don't matter. A remark counts only where the catalog
+    knows it: "Ascend-910B (900 A2 PoDc)" is a device of its own.
 
     Raises:
         ConfigError: no device has this name.
@@ -177,9 +179,9 @@ def find_device(name: str) -> Device:
 
 
 def find_devices(text: str) -> tuple[tuple[int, Device], ...]:
-    """The (count, device) pairs that a measured file's `device` column names.
+    """Parse the `device` column of a measured file into pairs (count, device).
 
-    "mixed:8xV100-SXM-16+12xT4-16" is two pairs. A plain name is one pair with the count 0: it names the kind of
+    "mixed:8xV100-SXM-16+12xT4-16" gives two pairs. A plain name gives one pair with the count 0: it names the kind of
     device and leaves the number open.
 
     Raises:
@@ -203,7 +205,7 @@ def find_devices(text: str) -> tuple[tuple[int, Device], ...]:
 
 
 def device_names() -> tuple[str, ...]:
-    """The catalog's names, without aliases, in its order."""
+    """Return the catalog's names of devices, without aliases, in its order."""
     return tuple(_catalog().devices)
 
 
@@ -226,7 +228,7 @@ def _devices_by_key() -> dict[str, Device]:
 
 
 def spelling_key(name: str) -> str:
-    """`name` without what spellings of one name differ in: case, spaces, dashes and underscores."""
+    """Normalise a name: drop case, spaces, dashes and underscores, in which its spellings differ."""
     return re.sub(r"[\s_-]", "", name).lower()
 
 
@@ -235,7 +237,7 @@ def _flop_per_s(tflops: SourcedNumber | None) -> float | None:
 
 
 def _numbers(entry: StrictModel, prefix: str = "") -> list[tuple[str, SourcedNumber]]:
-    """Every number of a catalog entry, with the dotted name of its field."""
+    """Return every number of a catalog entry, with the dotted name of its field."""
     found: list[tuple[str, SourcedNumber]] = []
     for field in type(entry).model_fields:
         value = getattr(entry, field)

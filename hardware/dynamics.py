@@ -1,13 +1,13 @@
 """Clusters that change over time: bandwidth that comes and goes, hosts that are lost and return.
 
-The cluster of "Rethinking Dynamic Networks and Heterogeneous Computing with Automatic Parallelization", section 2.2, is
-a sequence of graphs G(0), G(1), ...; here it is one nominal cluster and the events that change it. Between two events
-it is an ordinary `Cluster`, and whoever predicts or plans for it needs to know nothing of time.
+"Rethinking Dynamic Networks and Heterogeneous Computing with Automatic Parallelization", section 2.2, models a cluster
+as a sequence of graphs G(0), G(1), ...; here it is one nominal cluster and the events that change it. Between two
+events it is an ordinary `Cluster`, so that predictions and plans need to know nothing of time.
 
-How events add up:
+Events add up as follows:
 - Of several events on one link the latest counts; the share is always that of the nominal bandwidth.
 - Where links of several names overlap, their shares are multiplied: with `inter` at 0.5, `infiniband` at 0.5 and `h3`
-  at 0.5, the InfiniBand NICs of host 3 have an eighth. The share of a pair multiplies what the slower NIC of both has.
+  at 0.5, the InfiniBand NICs of host 3 have an eighth. The share of a pair multiplies the bandwidth of the slower NIC.
 - A host keeps the shares of its links while it is lost. The shares of its pairs wait with it.
 """
 
@@ -29,13 +29,14 @@ _Shares = Mapping[str | tuple[int, ...], float]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkEvent:
-    """From a time on, links have a share of their nominal bandwidth.
+    """Event from which on links have a share of their nominal bandwidth.
 
     Attributes:
-        time_s: When [s].
-        link: INTRA for all links inside hosts; INTER for all NICs and all links between groups; a kind of link for all
-            links of this kind; (a,) for the NICs of host a; (a, b) with a < b for the path between two hosts.
-        share: Their bandwidth over the nominal one, above 0 and at most 1.
+        time_s: Time of the event [s].
+        link: Links that change: INTRA for all links inside hosts; INTER for all NICs and all links between groups; a
+            kind of link for all links of this kind; (a,) for the NICs of host a; (a, b) with a < b for the path between
+            two hosts.
+        share: Bandwidth of these links over their nominal one, above 0 and at most 1.
     """
 
     time_s: float
@@ -55,12 +56,12 @@ class LinkEvent:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostEvent:
-    """At a time, a host is lost or returns.
+    """Event at which a host is lost or returns.
 
     Attributes:
-        time_s: When [s].
-        host: Its number, in rank order.
-        is_lost: Whether it is lost, else it returns.
+        time_s: Time of the event [s].
+        host: Number of the host, in rank order.
+        is_lost: Whether the host is lost; otherwise it returns.
     """
 
     time_s: float
@@ -73,10 +74,10 @@ class HostEvent:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trace:
-    """What happens to a cluster, in the order of time; before the first event the cluster is as described.
+    """Events of a cluster in the order of time; before the first event the cluster is nominal.
 
     Attributes:
-        events: The events; those of one time happen at once.
+        events: Events in ascending time; those of one time happen at once.
     """
 
     events: tuple[LinkEvent | HostEvent, ...]
@@ -89,14 +90,14 @@ class Trace:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interval:
-    """A stretch of time in which nothing changes.
+    """Interval of time in which nothing changes.
 
     Attributes:
-        from_s: Where it begins [s].
-        to_s: Where it ends [s].
-        cluster: The cluster meanwhile.
-        hosts: Which hosts of the whole cluster these are, in rank order: host i of `cluster` is hosts[i].
-        events: What happened at its beginning.
+        from_s: Begin of the interval [s].
+        to_s: End of the interval [s].
+        cluster: State of the cluster during the interval.
+        hosts: Numbers of its hosts in the nominal cluster, in rank order: host i of `cluster` is hosts[i].
+        events: Events at the begin of the interval.
     """
 
     from_s: float
@@ -108,7 +109,7 @@ class Interval:
 
 @dataclass(kw_only=True, slots=True)
 class _State:
-    """What differs from the nominal cluster: shares other than 1, and the hosts that are lost."""
+    """Differences from the nominal cluster: shares other than 1, and the hosts that are lost."""
 
     shares: dict[str | tuple[int, ...], float] = field(default_factory=dict)
     lost: set[int] = field(default_factory=set)
@@ -124,33 +125,33 @@ class _State:
 
 
 def cluster_at(cluster: Cluster, trace: Trace, time_s: float) -> Cluster:
-    """The cluster as it is at `time_s`, with all that has happened until then, that moment included.
+    """Return the cluster at `time_s`, after all events until then, that moment included.
 
     Hosts that are lost are missing, and the others are numbered anew in their old order. Where the NICs of some hosts
     of a group have become slower, the group is split.
 
     Args:
-        cluster: The nominal cluster that the trace was read for.
-        trace: What happens to it; some host is always there.
-        time_s: When [s].
+        cluster: Nominal cluster that the trace was read for.
+        trace: Events of the cluster, which never lose its last host.
+        time_s: Time from 0 on [s].
     """
     state = _State()
     for event in itertools.takewhile(lambda event: event.time_s <= time_s, trace.events):
         state.apply(event)
-    return _changed(cluster, state)
+    return _apply_state(cluster, state)
 
 
 def intervals(cluster: Cluster, trace: Trace, until_s: float) -> tuple[Interval, ...]:
-    """All stretches from 0 to `until_s` in which nothing changes; two neighbours differ in cluster or hosts.
+    """Return all intervals from 0 to `until_s` in which nothing changes; two neighbours differ in cluster or hosts.
 
     Args:
-        cluster: The nominal cluster that the trace was read for.
-        trace: What happens to it; what happens at `until_s` or later is left out.
-        until_s: Where the last one ends, above 0 [s].
+        cluster: Nominal cluster that the trace was read for.
+        trace: Events of the cluster; those at `until_s` or later are left out.
+        until_s: End of the last interval, above 0 [s].
     """
     assert until_s > 0, f"time goes on, but got until_s={until_s}"
     found: list[Interval] = []
-    for stretch in itertools.takewhile(lambda stretch: stretch.from_s < until_s, _stretches(cluster, trace)):
+    for stretch in itertools.takewhile(lambda stretch: stretch.from_s < until_s, _split_time(cluster, trace)):
         if found and (found[-1].cluster, found[-1].hosts) == (stretch.cluster, stretch.hosts):
             continue
         if found:
@@ -159,8 +160,8 @@ def intervals(cluster: Cluster, trace: Trace, until_s: float) -> tuple[Interval,
     return tuple(found)
 
 
-def _stretches(cluster: Cluster, trace: Trace) -> Iterator[Interval]:
-    """A stretch from 0, and from every later time at which something happens, each without an end."""
+def _split_time(cluster: Cluster, trace: Trace) -> Iterator[Interval]:
+    """Yield an interval from 0 and from the time of every later event, each without an end."""
     state = _State()
     hosts = tuple(range(cluster.num_hosts))
     if not trace.events or trace.events[0].time_s > 0:
@@ -170,33 +171,35 @@ def _stretches(cluster: Cluster, trace: Trace) -> Iterator[Interval]:
         for event in events:
             state.apply(event)
         there = tuple(host for host in hosts if host not in state.lost)
-        yield Interval(from_s=time_s, to_s=math.inf, cluster=_changed(cluster, state), hosts=there, events=events)
+        yield Interval(from_s=time_s, to_s=math.inf, cluster=_apply_state(cluster, state), hosts=there, events=events)
 
 
-def _changed(cluster: Cluster, state: _State) -> Cluster:
+def _apply_state(cluster: Cluster, state: _State) -> Cluster:
     assert not cluster.slow_pairs, "a trace begins with the nominal cluster"
     assert not cluster.networks, "a trace begins with the nominal cluster"
     shares, number = state.shares, itertools.count()
     parts: list[HostGroup] = []
     networks: list[int] = []
-    number_now: dict[int, int] = {}
+    number_now: dict[int, int] = {}  # hosts are numbered anew without the lost ones
     for network, group in enumerate(cluster.groups):
         hosts = [host for host in itertools.islice(number, group.hosts) if host not in state.lost]
         number_now.update(zip(hosts, itertools.count(len(number_now))))
-        intra_links = _scaled(group.intra_links, shares, shares.get(INTRA, 1.0))
+        intra_links = _scale_links(group.intra_links, shares, shares.get(INTRA, 1.0))
+        # neighbours whose NICs have the same share stay one group
         for nic_share, alike in itertools.groupby(hosts, key=lambda host: shares.get((host,), 1.0)):
-            nic_links = _scaled(group.nic_links, shares, shares.get(INTER, 1.0) * nic_share)
+            nic_links = _scale_links(group.nic_links, shares, shares.get(INTER, 1.0) * nic_share)
             parts.append(replace(group, hosts=len(list(alike)), intra_links=intra_links, nic_links=nic_links))
             networks.append(network)
     assert parts, "some host is always there"
     num_hosts = next(number)
     named = {host for link in shares if not isinstance(link, str) for host in link} | state.lost
     assert max(named, default=0) < num_hosts, f"a trace names some of {num_hosts} hosts, but got {max(named)}"
+    # a group whose NICs became unlike is several groups now
     is_split = len(set(networks)) < len(networks)
     return replace(
         cluster,
         groups=tuple(parts),
-        inter_group_links=_scaled(cluster.inter_group_links, shares, shares.get(INTER, 1.0)),
+        inter_group_links=_scale_links(cluster.inter_group_links, shares, shares.get(INTER, 1.0)),
         slow_pairs=tuple(
             SlowPair(first_host=number_now[link[0]], second_host=number_now[link[1]], share=share)
             for link, share in sorted((link, share) for link, share in shares.items() if not isinstance(link, str))
@@ -208,8 +211,8 @@ def _changed(cluster: Cluster, state: _State) -> Cluster:
     )
 
 
-def _scaled(links: tuple[Link, ...], shares: _Shares, share: float) -> tuple[Link, ...]:
-    """The links with `share` of their bandwidth, and with what their kinds have of it."""
+def _scale_links(links: tuple[Link, ...], shares: _Shares, share: float) -> tuple[Link, ...]:
+    """Multiply the bandwidths of links by `share` and by the shares of their kinds."""
     return tuple(
         replace(
             link,

@@ -1,9 +1,9 @@
-"""A link between devices: what it carries, what collectives get of it, and what several parallel links carry together.
+"""Links between devices: their bandwidth, the share of it that collectives reach, and several links in parallel.
 
-A collective library has two ways to send over a link. The short one flags every few bytes, which arrives at once and
-wastes bandwidth (LL and LL128 in NCCL); the long one synchronises on large chunks, which takes a while and then runs
-at nearly the full rate (Simple). Each costs so much per collective, so much per hop and so much per byte. How much
-depends on the kind of link and stands in `catalog/links.yaml`.
+A collective library has two protocols to send over a link. The short one flags every few bytes, which arrive at once
+and waste bandwidth (LL and LL128 in NCCL). The long one synchronises on large chunks, which takes a while and then runs
+at nearly the full rate (Simple). Each has a time per collective, per hop and per byte, which depends on the kind of
+link and stands in `catalog/links.yaml`.
 """
 
 from __future__ import annotations
@@ -20,27 +20,26 @@ from hardware.io.config_file import SourcedNumber, StrictModel, checked, read_ma
 
 _CATALOG = Path(__file__).parent / "catalog" / "links.yaml"
 WIDE_MEMBERS = 5
-"""A group of so many members leaves its socket, and is large enough for the switch to add up (nccl issue 1455)."""
+"""Number of members from which a group leaves its socket and lets the switch add up (nccl issue 1455)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkKind:
-    """What collectives reach on links of one kind.
+    """Efficiencies and latencies of collectives on links of one kind.
 
     Attributes:
         efficiency: Share of the nominal bandwidth that long messages reach.
-        short_efficiency: The same for the protocol of short messages.
+        short_efficiency: Share of the nominal bandwidth that the protocol of short messages reaches.
         base_s: Time of one collective beside its hops and bytes, short protocol [s].
-        long_base_s: The same, long protocol [s].
+        long_base_s: Time of one collective beside its hops and bytes, long protocol [s].
         long_hops: Latency of one hop of the long protocol over `Link.latency_s`.
-        hop_efficiency: As `efficiency`, for one message between two devices.
+        hop_efficiency: Share of the nominal bandwidth that one long message between two devices reaches.
         copy_share: Time in which a member copies its own part, over the time in which it would send it.
         tree_efficiency: Share of `efficiency` that a tree over more than two hosts reaches.
-        wide_efficiency: Takes the place of `efficiency` on a host with WIDE_MEMBERS members or more; None changes
-            nothing.
-        reduce_efficiency: Share of the bandwidth at which the switch itself adds up a tensor; None for a switch that
-            doesn't, or no switch.
-        reduce_base_s: As `long_base_s`, for an all-reduce inside the switch [s].
+        wide_efficiency: Replacement for `efficiency` on a host with WIDE_MEMBERS members or more; None changes nothing.
+        reduce_efficiency: Share of the bandwidth at which the switch itself adds up a tensor; None where no switch
+            does.
+        reduce_base_s: Time of an all-reduce inside the switch beside its bytes [s].
         doubling: Whether collectives halve and double between hosts where their number is a power of two.
     """
 
@@ -59,21 +58,21 @@ class LinkKind:
 
 
 class LinkCost(NamedTuple):
-    """What a link costs a collective of one group; a larger number is a worse link in every field.
+    """Cost of a link to a collective of one group; a larger number is a worse link in every field.
 
     Attributes:
         short_base_s: Time beside hops and bytes, short protocol [s].
-        long_base_s: The same, long protocol [s].
-        short_hop_s: One hop, short protocol [s].
-        long_hop_s: One hop, long protocol [s].
-        short_s_per_byte: Short protocol [s/bytes].
-        long_s_per_byte: Long protocol [s/bytes].
-        hop_s_per_byte: Long protocol, one message between two devices [s/bytes].
-        tree_s_per_byte: Long protocol, in a tree over more than two hosts [s/bytes].
-        copy_s_per_byte: For a member's own part [s/bytes].
-        reduce_base_s: All-reduce inside the switch: time beside the bytes [s].
-        reduce_s_per_byte: The same per byte [s/bytes]; inf where no switch does it.
-        ring_only: 1 where a collective visits host after host, 0 where it may halve and double.
+        long_base_s: Time beside hops and bytes, long protocol [s].
+        short_hop_s: Time of one hop, short protocol [s].
+        long_hop_s: Time of one hop, long protocol [s].
+        short_s_per_byte: Time per byte, short protocol [s/bytes].
+        long_s_per_byte: Time per byte, long protocol [s/bytes].
+        hop_s_per_byte: Time per byte of one message between two devices, long protocol [s/bytes].
+        tree_s_per_byte: Time per byte in a tree over more than two hosts, long protocol [s/bytes].
+        copy_s_per_byte: Time per byte of the copy of a member's own part [s/bytes].
+        reduce_base_s: Time of an all-reduce inside the switch beside its bytes [s].
+        reduce_s_per_byte: Time per byte of an all-reduce inside the switch [s/bytes]; inf where no switch adds up.
+        ring_only: Flag: 1 where a collective visits host after host, 0 where it may halve and double.
     """
 
     short_base_s: float
@@ -92,21 +91,21 @@ class LinkCost(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Link:
-    """One way by which a device reaches its peers.
+    """One link by which a device reaches its peers.
 
-    Several links between one pair are a tuple of Links. Those with the same `exclusive_group` can't carry one
-    transfer together (NVLink or PCIe, never both); all others can.
+    Several links between one pair are a tuple of Links. Links with the same `exclusive_group` can't carry one transfer
+    together (NVLink or PCIe, never both); all others can.
 
     Attributes:
-        kind: What it is, for example "nvlink4" or "infiniband"; what collectives reach on it follows from this.
-        bandwidth_bytes_per_s: What one device can send, and at the same time receive [bytes/s].
+        kind: Kind of link, for example "nvlink4" or "infiniband"; the efficiency of collectives follows from it.
+        bandwidth_bytes_per_s: Bandwidth of one device, sending and at the same time receiving [bytes/s].
         latency_s: Time of one hop that carries next to no data [s].
         exclusive_group: Name of the set of links of which one transfer can use only one; None joins all others.
-        mesh_peers: On a full mesh, the number of peers that the bandwidth is divided over by wire, so that a group
-            of m devices uses (m - 1) / mesh_peers of it. None means a switch: any group gets all of it.
+        mesh_peers: Number of peers of a full mesh over which the bandwidth is divided by wire, so that a group of m
+            devices uses (m - 1) / mesh_peers of it. None means a switch: any group gets all of it.
         efficiency: Share of the bandwidth that the long messages of collectives reach; None takes the kind's.
         sharers: Devices of one host whose shares make up one adapter: a device that sends while the others are silent
-            gets so many times the bandwidth. 1 is an adapter of its own.
+            gets `sharers` times the bandwidth. 1 is an adapter of its own.
     """
 
     kind: str
@@ -125,7 +124,7 @@ class Link:
         assert self.sharers >= 1, f"an adapter has a device, but got {self.sharers}"
 
     def among(self, members: int) -> Link:
-        """This link as each of a group of `members` devices on one fabric sees it: without `mesh_peers`."""
+        """Return the part of this link that each of a group of `members` devices uses, without `mesh_peers`."""
         assert members >= 2, f"a link joins at least two devices, but got {members}"
         share = 1.0 if self.mesh_peers is None else min(1.0, (members - 1) / self.mesh_peers)
         return Link(
@@ -138,16 +137,17 @@ class Link:
         )
 
     def reached(self, members: int) -> float:
-        """Share of the bandwidth that long messages reach among `members` devices of a host."""
+        """Return the share of the bandwidth that long messages reach among `members` devices of a host."""
         kind = link_kind(self.kind)
         wide = members >= WIDE_MEMBERS and kind.wide_efficiency is not None
         usual = kind.wide_efficiency if wide and kind.wide_efficiency is not None else kind.efficiency
         return usual if self.efficiency is None else self.efficiency * usual / kind.efficiency
 
     def cost(self, members: int = 2) -> LinkCost:
-        """What this link costs a collective with `members` members on a host."""
+        """Return the cost of this link to a collective with `members` members on a host."""
         kind = link_kind(self.kind)
         reached = self.reached(members)
+        # a link with an efficiency of its own scales all efficiencies of its kind alike
         scale = reached / kind.efficiency
         long_s_per_byte = 1 / (self.bandwidth_bytes_per_s * reached)
         return LinkCost(
@@ -169,12 +169,12 @@ class Link:
 
 
 def combined(links: tuple[Link, ...], *, members: int = 2) -> Link:
-    """The best that parallel `links` give each of a group of `members` devices, as one Link.
+    """Combine parallel `links` into the one Link that each of a group of `members` devices gets of them at best.
 
-    The widest link of every exclusive group works, and all links without a group work, together: their bandwidths
-    add up, and so do the shares of them that long messages reach. The latency is that of the widest one, which a
-    message too short to be split would take alone, and so is the rest of its kind (assumed). Of what several devices
-    share no more than the least shared of the links is lent.
+    The widest link of every exclusive group and all links without a group work together. Their bandwidths add up, and
+    so do the shares of them that long messages reach. The latency and the rest of the kind are those of the widest
+    link, which a message too short to be split would take alone (assumed). The combined link has as many `sharers` as
+    the least shared of the links.
 
     Source: the multi-edge links of "Rethinking Dynamic Networks and Heterogeneous Computing with Automatic
     Parallelization", section 3.1: concurrent or conflicting resources between one pair of devices.
@@ -193,16 +193,16 @@ def combined(links: tuple[Link, ...], *, members: int = 2) -> Link:
 
 
 def detour(links: tuple[Link, ...], *, members: int = 2) -> Link | None:
-    """What another transfer may take while one is on the `combined` links: those that these exclude; None if none.
+    """Combine the links that another transfer may use while one is on the `combined` links; None without any.
 
-    Links that exclude each other do so within one transfer (the same source): two transfers at once may take one each.
+    Links exclude each other only within one transfer (the source of `combined`): two transfers may use one each.
     """
     _, excluded = _working_and_excluded(links, members)
     return combined(tuple(excluded), members=members) if excluded else None
 
 
 def _working_and_excluded(links: tuple[Link, ...], members: int) -> tuple[list[Link], list[Link]]:
-    """The links that one transfer takes together, the widest first, and the others."""
+    """Return the links that one transfer uses together, the widest first, and the excluded links."""
     widest_first = sorted(
         (link.among(members) for link in links), key=lambda link: (-link.bandwidth_bytes_per_s, link.latency_s)
     )
@@ -259,17 +259,17 @@ OTHER = "other"
 
 
 def link_kind(name: str) -> LinkKind:
-    """The catalog's entry for this kind of link, by name or alias; for parallel links that of the first, widest one.
+    """Return the catalog's entry for this kind of link, by name or alias; of parallel links, the first and widest one.
 
-    Case, spaces, dashes and underscores don't matter. A kind that nobody has described is `other`: a study may name
-    its links as it likes, and states their bandwidth itself.
+    Case, spaces, dashes and underscores don't matter. A kind that the catalog lacks is `other`: a study may name its
+    links as it likes, and states their bandwidth itself.
     """
     kinds = _kinds()
     return kinds.get(_spelling(name.split("+", maxsplit=1)[0]), kinds[OTHER])
 
 
 def link_kind_names() -> tuple[str, ...]:
-    """The catalog's kinds of links, without aliases, in its order."""
+    """Return the catalog's kinds of links, without aliases, in its order."""
     return tuple(_catalog().kinds)
 
 

@@ -1,4 +1,4 @@
-"""Reads traces: CSV files that tell how a cluster changes over time.
+"""Read traces: CSV files that tell how a cluster changes over time.
 
 The header is `time_s,link,share`, and rows ascend in time; blank lines and lines that begin with `#` are passed over.
 Hosts are h0, h1, ... in rank order.
@@ -13,7 +13,7 @@ Hosts are h0, h1, ... in rank order.
 | `h3` | `lost` | host 3 is lost |
 | `h3` | `back` | host 3 is there again |
 
-`hardware.dynamics` says how events add up.
+`hardware.dynamics` documents the sum of several events.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from hardware.io.errors import ConfigError, did_you_mean
 COLUMNS = ("time_s", "link", "share")
 LOST, BACK = "lost", "back"
 LEAST_SHARE = 1e-6
-"""Products of shares stay far from where bandwidths underflow, and no working link has less."""
+"""Least share of a link, below that of any working link; products of shares stay far from underflow."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +46,7 @@ class _Row:
     share: str
 
     def mistake(self, column: str, rule: str, nearest: str | None = None) -> ConfigError:
-        """What to say of the value in one column."""
+        """Return the error for the value in one column."""
         return ConfigError(rule, key=column, value=getattr(self, column), nearest=nearest, file=self.place)
 
 
@@ -57,11 +57,11 @@ class _Placed:
 
 
 def read_trace(path: Path, cluster: Cluster) -> Trace:
-    """The trace that a CSV file holds, in the form above.
+    """Read the trace in a CSV file of the form above.
 
     Args:
-        path: The file.
-        cluster: The cluster that it is about, while nothing has changed.
+        path: Path of the CSV file.
+        cluster: Nominal cluster that the trace describes.
 
     Raises:
         ConfigError: the file can't be read, or something in it can't happen to this cluster.
@@ -76,18 +76,18 @@ def read_trace(path: Path, cluster: Cluster) -> Trace:
 
 
 class _Names:
-    """What a trace may name of a cluster."""
+    """Hosts and links of a cluster that a trace may name."""
 
     def __init__(self, cluster: Cluster) -> None:
         links = [link for group in cluster.groups for link in group.intra_links + group.nic_links]
         kinds = [link.kind for link in [*links, *cluster.inter_group_links]]
         self.num_hosts = cluster.num_hosts
         self.hosts = f"h0 to h{self.num_hosts - 1}" if self.num_hosts > 1 else "h0"
-        # a kind that is spelled like one of the words can't be told from it
+        # INTRA and INTER win over kinds of links with the same spelling
         self.links = {spelling_key(name): name for name in [*kinds, INTRA, INTER]}
 
     def link(self, row: _Row) -> str | tuple[int, ...]:
-        """The link that a row names, as `LinkEvent` does.
+        """Return the link that a row names, in the form of `LinkEvent.link`.
 
         Raises:
             ConfigError: the cluster has no such link.
@@ -108,7 +108,7 @@ class _Names:
 
 
 def _rows(path: Path) -> list[_Row]:
-    """Every row below the header."""
+    """Return every row below the header."""
     header: list[str] = []
     rows = []
     for line, text in enumerate(read_text(path).removeprefix("\ufeff").splitlines(), start=1):
@@ -194,7 +194,11 @@ def _share(row: _Row, link: str | tuple[int, ...]) -> float:
 
 
 def _check_order(placed: list[_Placed], names: _Names) -> None:
-    """Hosts are lost that were there, return that were lost, and never are all lost; nothing happens twice at once."""
+    """Check that only present hosts get lost, only lost ones return, one is left, and nothing changes twice at once.
+
+    Raises:
+        ConfigError: a row can't happen after the rows before it.
+    """
     lost_since: dict[int, _Row] = {}
     for _, at_once in itertools.groupby(placed, key=lambda item: item.event.time_s):
         seen: dict[object, _Row] = {}

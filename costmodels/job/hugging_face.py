@@ -1,4 +1,4 @@
-"""Reads the sizes of a model from a Hugging Face config.json.
+"""Read the sizes of a model from a Hugging Face config.json.
 
 A size is never guessed: a missing key is an error, unless transformers' configuration class of that model type gives
 it a default that published files rely on. Such a default stands as `default=` where the key is read (transformers
@@ -17,11 +17,11 @@ from hardware.io.errors import ConfigError, did_you_mean
 _REQUIRED: Final = object()
 
 Sizes = dict[str, Any]
-"""Fields of a ModelSpec by their names."""
+"""Values of a ModelSpec's fields by name."""
 
 
 def model_from_hugging_face(mapping: Mapping[str, Any], *, name: str, file: str) -> ModelSpec:
-    """The model that the mapping of a config.json describes.
+    """Return the model that the mapping of a config.json describes.
 
     Raises:
         ConfigError: the model type is unknown, a key is missing, or a value cannot work; it names `file` and the key.
@@ -29,12 +29,12 @@ def model_from_hugging_face(mapping: Mapping[str, Any], *, name: str, file: str)
     try:
         return ModelSpec(name=name, source=f"config.json of {name}", **_read(_Config(mapping=mapping)))
     except ConfigError as error:
-        raise _in_their_words(error, mapping).in_file(file) from None
+        raise _name_their_key(error, mapping).in_file(file) from None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Config:
-    """The mapping of a config.json, read key by key with checks; null counts as missing, as in transformers."""
+    """Mapping of a config.json, read key by key with checks; null counts as missing, as in transformers."""
 
     mapping: Mapping[str, Any]
 
@@ -66,11 +66,11 @@ def _read(config: _Config) -> Sizes:
     return reader(config)
 
 
-# What model types share. `tied` is the type's default of tie_word_embeddings.
+# Parts that several model types share. `tied` is the type's default of tie_word_embeddings.
 
 
 def _decoder(config: _Config, *, tied: bool) -> Sizes:
-    """Llama and its descendants: RMS norms, a gated MLP, rotary positions."""
+    """Read a decoder like Llama's: RMS norms, a gated MLP, rotary positions."""
     return {
         "num_layers": config.count("num_hidden_layers"),
         "hidden_size": config.count("hidden_size"),
@@ -83,11 +83,16 @@ def _decoder(config: _Config, *, tied: bool) -> Sizes:
 
 
 def _grouped_heads(config: _Config, *, kv_heads_may_miss: bool = False, head_dim: int | None = None) -> Sizes:
-    """Query, key and value heads.
+    """Read query, key and value heads.
 
-    A null num_key_value_heads means one per query head in every configuration class. A missing one means that only in
-    some; in the others it means a number of the smallest model, which is more likely an accident, so they require it.
-    `head_dim` is the type's default; None stands for hidden_size / num_attention_heads.
+    A null num_key_value_heads means one per query head in every configuration class. A missing key means the same only
+    in some classes; in the others it means the number of the smallest model, which is more likely an accident, so the
+    key is required there.
+
+    Args:
+        config: Keys of the config.json.
+        kv_heads_may_miss: Whether the class takes one key head per query head where the key is missing.
+        head_dim: Default of the model type; None stands for hidden_size / num_attention_heads.
     """
     num_heads = config.count("num_attention_heads")
     if not kv_heads_may_miss and "num_key_value_heads" not in config.mapping:
@@ -113,7 +118,7 @@ def _even_head_dim(hidden_size: int, num_heads: int, *, hidden_key: str = "hidde
 
 
 def _attention_biases(config: _Config) -> Sizes:
-    """The one flag that puts biases on all four projections; every class that has it defaults to False."""
+    """Read the one flag that puts biases on all four projections; every class that has it defaults to False."""
     bias = config.flag("attention_bias", default=False)
     return {"qkv_bias": bias, "attention_output_bias": bias}
 
@@ -156,7 +161,7 @@ def _gemma2(config: _Config) -> Sizes:
 
 
 def _gemma3_text(config: _Config) -> Sizes:
-    """Published files leave out every key that has the class's default."""
+    """Read a Gemma 3 text model; published files leave out every key that has the class's default."""
     defaults = {"vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4}
     filled = _Config(mapping={**defaults, **config.mapping})
     return {**_gemma2(filled), "qk_norm": True}
@@ -194,7 +199,7 @@ def _gpt2(config: _Config) -> Sizes:
 
 
 def _gpt_neox(config: _Config) -> Sizes:
-    """Attention and MLP stand in parallel or in series: that changes no size."""
+    """Read a GPT-NeoX model; attention and MLP in parallel or in series have the same sizes."""
     hidden_size = config.count("hidden_size")
     num_heads = config.count("num_attention_heads")
     bias = config.flag("attention_bias", default=True)
@@ -239,7 +244,7 @@ def _qwen_experts(config: _Config) -> Sizes:
 
 
 def _leading_dense_layers(config: _Config) -> int:
-    """The length of mlp_only_layers, which must name the first layers."""
+    """Return the length of mlp_only_layers, which must name the first layers."""
     layers = config.value("mlp_only_layers", default=[])
     if not isinstance(layers, list) or layers != list(range(len(layers))):
         raise ConfigError(
@@ -267,7 +272,7 @@ def _qwen3_moe(config: _Config) -> Sizes:
 
 
 def _deepseek(config: _Config) -> Sizes:
-    """DeepSeek-V2: latent attention, dense layers first, then routed and shared experts."""
+    """Read a DeepSeek-V2 model: latent attention, dense layers first, then routed and shared experts."""
     nope, rope = config.count("qk_nope_head_dim"), config.count("qk_rope_head_dim")
     num_heads = config.count("num_attention_heads")
     expert_ffn_size = config.count("moe_intermediate_size")
@@ -299,14 +304,14 @@ def _deepseek(config: _Config) -> Sizes:
 
 
 def _nullable_count(config: _Config, key: str) -> int:
-    """A count that null turns off, but that must be there."""
+    """Read a count that must be present, and that null turns off."""
     if key not in config.mapping:
         raise ConfigError("is required and missing (null turns it off)", key=key)
     return config.count(key, default=0, minimum=0)
 
 
 def _deepseek_v3(config: _Config) -> Sizes:
-    """As V2, with a correction bias in the router and a multi-token prediction module."""
+    """Read a DeepSeek-V3 model: V2 with a correction bias in the router and multi-token prediction modules."""
     mtp = config.count("num_nextn_predict_layers", default=0, minimum=0)
     return {**_deepseek(config), "router_bias": True, "num_mtp_layers": mtp}
 
@@ -329,7 +334,7 @@ READERS: dict[str, Callable[[_Config], Sizes]] = {
     "qwen3": _qwen3,
     "qwen3_moe": _qwen3_moe,
 }
-"""How each `model_type` is read."""
+"""Function that reads the sizes of each `model_type`."""
 
 
 _THEIR_KEYS: dict[str, tuple[str, ...]] = {
@@ -338,11 +343,11 @@ _THEIR_KEYS: dict[str, tuple[str, ...]] = {
     "num_dense_layers": ("first_k_dense_replace", "mlp_only_layers"),
     "moe_layer_period": ("decoder_sparse_step",),
 }
-"""The fields that ModelSpec checks against each other, and the keys that set them."""
+"""Keys that set the fields which ModelSpec checks against each other."""
 
 
-def _in_their_words(error: ConfigError, mapping: Mapping[str, Any]) -> ConfigError:
-    """`error`, with the key of config.json in place of the field that it set."""
+def _name_their_key(error: ConfigError, mapping: Mapping[str, Any]) -> ConfigError:
+    """Replace the field that an error names by the key of config.json that set it."""
     text = mapping.get("text_config")
     for prefix, keys in (("", mapping), ("text_config.", text if isinstance(text, Mapping) else {})):
         for key in _THEIR_KEYS.get(error.key or "", ()):

@@ -1,12 +1,11 @@
-"""What a sharding plan changes of the layers of one shape, beside the plan that frameworks write by hand.
+"""Changes of a sharding plan to the layers of one shape, relative to the plan that frameworks write by hand.
 
-The cost model prices Megatron's plan: operator by operator, with what the runtime overlaps. A planner's plan is priced
-against that one by `costmodels.sharding.plan.cost_of`, both on the same graph and mesh, and what it does otherwise is
-told as
-ratios: of the compute of each block and pass, and of what each part of the step's breakdown communicates there where
-that is less. So a plan that is Megatron's changes nothing, and what a runtime hides of Megatron's collectives it hides
-of what is left of them. What a plan communicates beyond them is added, and hidden by nothing: that a runtime sends keys
-beside attention does not say that it could send anything else there.
+The cost model prices Megatron's plan operator by operator, with the overlap of the runtime. A planner's plan is priced
+against that one by `costmodels.sharding.plan.cost_of`, both on the same graph and mesh. Its differences are ratios: of
+the compute of each block and pass, and of the communication of each part of the step's breakdown where it is less.
+So a plan equal to Megatron's changes nothing, and the runtime hides the same share of Megatron's remaining collectives.
+Further communication of a plan is added and hidden by nothing: a runtime that sends keys beside attention need not be
+able to send anything else there.
 
 Letters: B blocks, in the order of costmodels.operators.layer_operators.BLOCKS.
 """
@@ -16,25 +15,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 ByBlock = tuple[float, ...]
-"""A number for each of costmodels.operators.layer_operators.BLOCKS."""
+"""Numbers, one for each of costmodels.operators.layer_operators.BLOCKS."""
 
 KEYS = ("tp", "cp", "up", "ep", "expert_tp", "mbs", "sequence_parallel")
-"""The dimensions that make a layer's mesh and its tensors."""
+"""Names of the dimensions that determine a layer's mesh and its tensors."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerChange:
-    """What a plan changes of layers of one shape.
+    """Changes of a plan to layers of one shape.
 
     Attributes:
-        tp, cp, up, ep, expert_tp, mbs, sequence_parallel: The shape.
-        compute: Compute over that of Megatron's plan, of the forward and of the backward pass [2][B].
-        exposed: What is communicated over that of Megatron's plan, of each of EXPOSED_PARTS in
-            costmodels/step/breakdown.py [4][B]; 1 where it is more.
-        added_s: What is communicated beyond that, by pass and part, at the links' full speed [2][4][B] [s per
+        tp, cp, up, ep, expert_tp, mbs, sequence_parallel: Values of the dimensions of the shape.
+        compute: Compute time over that of Megatron's plan, of the forward and of the backward pass [2][B].
+        exposed: Communication over that of Megatron's plan, for each of EXPOSED_PARTS in costmodels/step/breakdown.py
+            [4][B]; 1 where it is more.
+        added_s: Time of further communication, by pass and part, at the links' full speed [2][4][B] [s per
             micro-batch].
-        once_s: What collectives of weights and gradients take once a step, less what they take in Megatron's plan, at
-            the links' full speed [B] [s].
+        once_s: Time of the collectives of weights and gradients once a step, minus that of Megatron's plan, at the
+            links' full speed [B] [s].
     """
 
     tp: int
@@ -51,5 +50,5 @@ class LayerChange:
 
     @property
     def key(self) -> tuple[int, ...]:
-        """The shape's values of KEYS."""
+        """Values of the dimensions in KEYS."""
         return tuple(int(getattr(self, name)) for name in KEYS)

@@ -1,4 +1,4 @@
-"""Finds a model by catalog name, or reads one from a YAML file of ours or a Hugging Face config.json."""
+"""Find a model by catalog name, or read one from a YAML file of ours or a Hugging Face config.json."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _FILE_ENDINGS = (".yaml", ".yml", ".json")
 
 
 def model_names() -> tuple[str, ...]:
-    """The names of the catalog, sorted."""
+    """Return the names of the catalog's models, sorted."""
     return tuple(sorted(path.stem for path in _CATALOG_DIR.glob("*.yaml")))
 
 
 @functools.cache
 def find_model(name: str) -> ModelSpec:
-    """The catalog's model of that name.
+    """Return the catalog's model of that name.
 
     Raises:
         ConfigError: the catalog has no such model.
@@ -38,15 +38,15 @@ def find_model(name: str) -> ModelSpec:
 
 
 def load_model(reference: str, base_dir: Path) -> ModelSpec:
-    """The model that a study names.
+    """Find or read the model that a study names.
 
     Args:
-        reference: a catalog name, or a path, relative to `base_dir`, to YAML with the fields of ModelSpec as keys, to
-            a config.json, or to the directory that holds one. A catalog name wins over a file of the same name.
-        base_dir: the directory of the file that `reference` stands in.
+        reference: Name in the catalog, or a path, relative to `base_dir`, to YAML with the fields of ModelSpec as keys,
+            to a config.json, or to the directory that holds one. A catalog name wins over a file of the same name.
+        base_dir: Directory of the file that names the model.
 
     Raises:
-        ConfigError: nothing is there, or what is there cannot work.
+        ConfigError: there is no such model or file, or the file cannot work.
     """
     if reference in model_names():
         return find_model(reference)
@@ -66,9 +66,9 @@ def load_model(reference: str, base_dir: Path) -> ModelSpec:
 
 
 def _path_of(reference: str, base_dir: Path) -> Path | None:
-    """The file that `reference` means, or None if it does not look like one and nothing is there.
+    """Return the file that `reference` means, or None if it does not look like a file and none exists.
 
-    A missing file in a directory that exists is returned, so that reading it tells what else lies there.
+    A missing file in a directory that exists is returned, so that the error about it can list the directory.
     """
     if not reference or not reference.isprintable():
         return None
@@ -82,7 +82,7 @@ def _path_of(reference: str, base_dir: Path) -> Path | None:
 
 
 def read_model_file(path: Path) -> ModelSpec:
-    """The model in one file: a `.json` is read as a Hugging Face configuration, anything else as YAML of ours.
+    """Read the model in one file: a `.json` as a Hugging Face configuration, anything else as YAML of ours.
 
     The model takes its name from the file, or from the directory if the file is called config.json.
     """
@@ -102,7 +102,7 @@ def _model_from_yaml(mapping: Mapping[str, Any], *, name: str, file: str) -> Mod
         raise error.in_file(file) from None
 
 
-def _keys_of_a_model_file() -> dict[str, Any]:
+def _model_file_keys() -> dict[str, Any]:
     types = {**get_type_hints(ModelSpec), "assumed": list[str]}
     return {
         field.name: (types[field.name], ... if field.default is MISSING else field.default)
@@ -110,4 +110,4 @@ def _keys_of_a_model_file() -> dict[str, Any]:
     }
 
 
-_ModelFile = create_model("_ModelFile", __base__=StrictModel, **_keys_of_a_model_file())
+_ModelFile = create_model("_ModelFile", __base__=StrictModel, **_model_file_keys())

@@ -1,7 +1,7 @@
-"""ModelSpec: the sizes of one decoder-only transformer, and the parameters and FLOPs that follow from them.
+"""Sizes of one decoder-only transformer, and the parameters and FLOPs that follow from them.
 
 Letters: h = hidden_size, L = num_layers, s = sequence length [tokens], N = parameters that a token meets in matrices.
-All counts are exact integers of whole, unsharded tensors; nothing here knows of bytes, devices or parallelism.
+All counts are exact integers of whole, unsharded tensors, independent of bytes, devices and parallelism.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from hardware.io.errors import ConfigError, did_you_mean
 Norm = Literal["rms", "layer"]
 
 MAX_LAYERS = 10_000
-"""Ten times as many as the deepest transformers have; what is kept of each layer stays small."""
-MAX_COUNT = 2**31 - 1  # no size of a model is near it; products of three still fit a float64 exponent
+"""Most layers of a model, ten times as many as the deepest transformers have; data per layer stays small."""
+MAX_COUNT = 2**31 - 1  # far above any size of a model; products of three still fit a float64 exponent
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,45 +27,46 @@ class ModelSpec:
     """
 
     name: str
-    """What reports call the model."""
+    """Name of the model in reports."""
     source: str
-    """Where the sizes were published."""
+    """Publication of the sizes."""
     assumed: tuple[str, ...] = ()
-    """Names of fields below that no public source states."""
+    """Names of the fields that no public source states."""
 
     num_layers: int
     """Decoder layers of the main model, without no-op padding and without multi-token prediction modules."""
     hidden_size: int
     vocab_size: int
-    """Rows of the embedding table, with the padding that the published checkpoint has."""
+    """Rows of the embedding table, with the padding of the published checkpoint."""
     tied_embeddings: bool
-    """The output head is the embedding table."""
+    """Whether the output head is the embedding table."""
     learned_positions: int = 0
     """Rows of a learned position table; 0 with rotary positions."""
     norm: Norm
-    """`rms` has a weight, `layer` a weight and a bias."""
+    """Kind of norms: `rms` has a weight, `layer` a weight and a bias."""
     norms_per_layer: int = 2
-    """2 as a rule; 4 where attention and MLP are also normalised behind (Gemma 2 and 3, Pangu Ultra)."""
+    """Norms of one layer over the hidden size: usually 2, or 4 where the outputs of attention and MLP have norms too
+    (Gemma 2 and 3, Pangu Ultra)."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    """Size of one query and of one key; with MLA, qk_nope_head_dim + qk_rope_head_dim."""
+    """Size of one query and of one key head; with MLA, qk_nope_head_dim + qk_rope_head_dim."""
     qkv_bias: bool = False
-    """With MLA, the bias stands on the two down projections."""
+    """Whether queries, keys and values have biases; with MLA, whether the two down projections have."""
     attention_output_bias: bool = False
     qk_norm: bool = False
-    """Each query and key head is normalised, with one weight of head_dim for all heads (Qwen3, Gemma 3)."""
+    """Whether each query and key head is normalised, with one weight of head_dim for all heads (Qwen3, Gemma 3)."""
     causal: bool = True
 
     ffn_size: int
     """Inner size of the MLP of a dense layer; unused where every layer is MoE."""
     gated_ffn: bool
-    """Three matrices (SwiGLU, GeGLU) instead of two."""
+    """Whether an MLP has three matrices (SwiGLU, GeGLU) instead of two."""
     mlp_bias: bool = False
 
     num_experts: int = 0
-    """Routed experts of a MoE layer; 0 makes the model dense, and every other MoE field its default."""
+    """Routed experts of a MoE layer; 0 for a dense model, where every other MoE field has its default."""
     top_k: int = 0
     """Routed experts that one token visits."""
     expert_ffn_size: int = 0
@@ -74,21 +75,21 @@ class ModelSpec:
     shared_expert_ffn_size: int = 0
     """Inner size of all shared experts together."""
     shared_expert_gate: bool = False
-    """A learned gate scales the shared experts' output (Qwen2-MoE)."""
+    """Whether a learned gate scales the shared experts' output (Qwen2-MoE)."""
     router_bias: bool = False
     num_dense_layers: int = 0
-    """The first layers, which are dense although the model is MoE."""
+    """Number of first layers that are dense although the model is MoE."""
     moe_layer_period: int = 1
-    """From there on, layer i (counted from 0) is MoE where i + 1 is a multiple of this."""
+    """Period of MoE layers: after the dense layers, layer i (counted from 0) is MoE where i + 1 is a multiple."""
 
     q_lora_rank: int = 0
-    """Multi-head latent attention (MLA): rank of the query projection; 0 where queries are projected directly."""
+    """Rank of the query projection of multi-head latent attention (MLA); 0 where queries are projected directly."""
     kv_lora_rank: int = 0
-    """MLA: rank of the joint key and value projection; 0 means no MLA."""
+    """Rank of the joint key and value projection of MLA; 0 for a model without MLA."""
     qk_nope_head_dim: int = 0
     qk_rope_head_dim: int = 0
     v_head_dim: int = 0
-    """MLA: size of one value head; 0 without MLA, where a value has head_dim."""
+    """Size of one value head with MLA; 0 without MLA, where a value has head_dim."""
 
     num_mtp_layers: int = 0
     """Multi-token prediction modules (DeepSeek-V3), counted in `mtp_parameters` only."""
@@ -102,23 +103,23 @@ class ModelSpec:
 
     @property
     def is_moe(self) -> bool:
-        """Some layers route tokens to experts."""
+        """Whether some layers route tokens to experts."""
         return self.num_experts > 0
 
     @property
     def uses_mla(self) -> bool:
-        """Attention is DeepSeek's multi-head latent attention."""
+        """Whether attention is DeepSeek's multi-head latent attention."""
         return self.kv_lora_rank > 0
 
     @property
     def num_moe_layers(self) -> int:
-        """Layers for which `is_moe_layer` holds."""
+        """Number of layers for which `is_moe_layer` holds."""
         if not self.is_moe:
             return 0
         return self.num_layers // self.moe_layer_period - self.num_dense_layers // self.moe_layer_period
 
     def is_moe_layer(self, index: int) -> bool:
-        """Whether layer `index`, counted from 0, is MoE."""
+        """Check whether layer `index`, counted from 0, is MoE."""
         assert 0 <= index < self.num_layers, f"layer {index} of {self.num_layers}"
         return self.is_moe and index >= self.num_dense_layers and (index + 1) % self.moe_layer_period == 0
 
@@ -141,14 +142,14 @@ class ModelSpec:
 
     @property
     def context_size(self) -> int:
-        """Width of what attention hands to its output projection."""
+        """Width of the input of attention's output projection."""
         return self.num_heads * self.value_head_dim
 
     # Parameters of the parts
 
     @property
     def attention_parameters(self) -> int:
-        """Of one layer: the projections, their biases, and the norms inside attention."""
+        """Parameters of one layer's attention: projections, their biases, and the norms inside attention."""
         h = self.hidden_size
         projections = self._latent_projections() if self.uses_mla else self._direct_projections()
         output = self.context_size * h + (h if self.attention_output_bias else 0)
@@ -160,7 +161,7 @@ class ModelSpec:
         return self.hidden_size * width + (width if self.qkv_bias else 0)
 
     def _latent_projections(self) -> int:
-        """Down to the ranks, a norm there, and up again (DeepSeek-V2, arXiv 2405.04434, section 2.1 and appendix C)."""
+        """Count projections down to the ranks, their norms, and up (DeepSeek-V2, arXiv 2405.04434, 2.1, appendix C)."""
         kv_down = self.kv_lora_rank + self.qk_rope_head_dim
         kv_up = self.num_heads * (self.qk_nope_head_dim + self.v_head_dim)
         keys_values = self.hidden_size * kv_down + self.kv_lora_rank + self.kv_lora_rank * kv_up
@@ -172,22 +173,22 @@ class ModelSpec:
 
     @property
     def dense_mlp_parameters(self) -> int:
-        """Of the MLP of one dense layer."""
+        """Parameters of the MLP of one dense layer."""
         return self._mlp_parameters(self.ffn_size)
 
     @property
     def router_parameters(self) -> int:
-        """Of one MoE layer's router."""
+        """Parameters of one MoE layer's router."""
         return self.num_experts * (self.hidden_size + (1 if self.router_bias else 0))
 
     @property
     def expert_parameters(self) -> int:
-        """Of one routed expert."""
+        """Parameters of one routed expert."""
         return self._mlp_parameters(self.expert_ffn_size) if self.is_moe else 0
 
     @property
     def shared_expert_parameters(self) -> int:
-        """Of all shared experts of one MoE layer together, with their gate."""
+        """Parameters of all shared experts of one MoE layer together, with their gate."""
         if not self.num_shared_experts:
             return 0
         return self._mlp_parameters(self.shared_expert_ffn_size) + (self.hidden_size if self.shared_expert_gate else 0)
@@ -199,27 +200,27 @@ class ModelSpec:
 
     @property
     def final_norm_parameters(self) -> int:
-        """Of the norm before the output head, and of any other single norm over the hidden size."""
+        """Parameters of the norm before the output head, or of any other single norm over the hidden size."""
         return self.hidden_size * (2 if self.norm == "layer" else 1)
 
     @property
     def norm_parameters(self) -> int:
-        """Of one layer's norms over the hidden size."""
+        """Parameters of one layer's norms over the hidden size."""
         return self.norms_per_layer * self.final_norm_parameters
 
     @property
     def dense_layer_parameters(self) -> int:
-        """Of one dense layer."""
+        """Parameters of one dense layer."""
         return self.attention_parameters + self.dense_mlp_parameters + self.norm_parameters
 
     @property
     def moe_layer_parameters(self) -> int:
-        """Of one MoE layer with all its experts; 0 in a dense model."""
+        """Parameters of one MoE layer with all its experts; 0 in a dense model."""
         return self._moe_layer_parameters(self.num_experts)
 
     @property
     def moe_layer_active_parameters(self) -> int:
-        """Of one MoE layer, those that one token uses; 0 in a dense model."""
+        """Parameters of one MoE layer that one token uses; 0 in a dense model."""
         return self._moe_layer_parameters(self.top_k)
 
     def _moe_layer_parameters(self, num_experts: int) -> int:
@@ -230,29 +231,29 @@ class ModelSpec:
 
     @property
     def embedding_parameters(self) -> int:
-        """Of one token table of vocab_size rows."""
+        """Parameters of one token table of vocab_size rows."""
         return self.vocab_size * self.hidden_size
 
     @property
     def position_parameters(self) -> int:
-        """Of the learned position table."""
+        """Parameters of the learned position table."""
         return self.learned_positions * self.hidden_size
 
     @property
     def head_parameters(self) -> int:
-        """Of the output head; 0 where it is the embedding table."""
+        """Parameters of the output head; 0 where it is the embedding table."""
         return 0 if self.tied_embeddings else self.embedding_parameters
 
     # Parameters of the whole
 
     @property
     def num_parameters(self) -> int:
-        """Of the main model: what model cards quote (671 billion for DeepSeek-V3), without MTP modules."""
+        """Parameters of the main model without MTP modules, as model cards quote them (671 billion for DeepSeek-V3)."""
         return self._model_parameters(self.num_experts)
 
     @property
     def num_active_parameters(self) -> int:
-        """Those that one token uses, embedding and head included, as model cards of MoE models quote them."""
+        """Parameters that one token uses, with embedding and head, as model cards of MoE models quote them."""
         return self._model_parameters(self.top_k)
 
     def _model_parameters(self, experts_per_layer: int) -> int:
@@ -263,16 +264,16 @@ class ModelSpec:
 
     @property
     def mtp_parameters(self) -> int:
-        """Of all MTP modules; each shares embedding and head with the main model.
+        """Parameters of all MTP modules; each shares embedding and head with the main model.
 
-        A module is a projection of 2h to h, one layer like the last, and three norms (DeepSeek-V3, arXiv 2412.19437,
+        A module has a projection of 2h to h, one layer like the last, and three norms (DeepSeek-V3, arXiv 2412.19437,
         section 2.2; its README_WEIGHTS.md gives 11.5 billion parameters of its own for the one module).
         """
         layer = self.moe_layer_parameters or self.dense_layer_parameters
         return self.num_mtp_layers * (2 * self.hidden_size**2 + layer + 3 * self.final_norm_parameters)
 
     def model_flops_per_token(self, sequence_length: int) -> int:
-        """Model FLOPs of one token's forward and backward pass: 6 N + 12 L h s; what `mfu` counts.
+        """Return the model FLOPs of one token's forward and backward pass, 6 N + 12 L h s, as `mfu` counts them.
 
         N are the active parameters without the embedding tables but with the output head, also where it is tied.
         The attention term is exact for heads of any size: 6 L s * (width of queries + width of values).
@@ -310,7 +311,11 @@ _MLA_FIELDS = ("q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_di
 
 
 def check_count(value: object, *, key: str, minimum: int = 1, most: int = MAX_COUNT, file: str | None = None) -> int:
-    """`value` if it is a whole number of the range that sizes have, else a ConfigError that names `key`."""
+    """Return `value` if it is a whole number in the range of sizes.
+
+    Raises:
+        ConfigError: it is none; the error names `key`.
+    """
     if isinstance(value, int) and not isinstance(value, bool) and minimum <= value <= most:
         return value
     raise ConfigError(f"must be a whole number from {minimum} to {most}", key=key, value=value, file=file)
@@ -407,5 +412,5 @@ def _check_unused(spec: ModelSpec, names: tuple[str, ...], *, switch: str) -> No
 
 
 def _nearest_divisor(number: int, wanted: int) -> int:
-    """The largest divisor of `number` up to `wanted`, which is not one itself."""
+    """Return the largest divisor of `number` below `wanted`, which is no divisor itself."""
     return next(divisor for divisor in range(min(wanted, number), 0, -1) if number % divisor == 0)

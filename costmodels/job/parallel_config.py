@@ -1,13 +1,15 @@
-"""One parallelism configuration, and many of them as arrays.
+"""One parallelism configuration, many of them as arrays, and the table of their further dimensions.
 
-The eight degrees are always in the order of DEGREES. A study may open further dimensions; the identity of a
-configuration is all of them together, since two candidates may differ in their ZeRO stage alone.
+The eight degrees are always in the order of DEGREES. A study may open further dimensions, those of DIMENSIONS and the
+assignment of uneven work. All of them together identify a configuration: two candidates may differ in their ZeRO stage
+alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,23 +21,132 @@ from hardware.io.errors import ConfigError, did_you_mean
 DEGREES = ("pp", "tp", "dp", "cp", "up", "vpp", "ep", "mbs")
 RECOMPUTE_MODES = ("none", "selective", "full")
 ZERO_STAGES = (0, 1, 2, 3)
-ENUMERATED_DIMENSIONS = ("recompute", "zero_stage", "sequence_parallel", "expert_tp", "dp_shard")
-"""Further dimensions whose values are combined with those of all others."""
-FURTHER_DIMENSIONS = (*ENUMERATED_DIMENSIONS, "assignment")
-"""All of them; an assignment is planned for each combination."""
 
 MAX_DEGREE = 999_999_999
-"""Far above what any cluster has; products of two still fit an array's integers."""
+"""Largest degree, far above what any cluster has; products of two still fit an array's integers."""
 
 Value = int | str | bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ParallelConfig:
+class Dimension:
+    """One further dimension of a configuration: the values that it can have, and their codes in integer arrays.
+
+    Attributes:
+        name: Name of the dimension in files, options and messages.
+        choices: Possible values, whose positions are their codes; empty for any whole number from 0 on.
+    """
+
+    name: str
+    choices: tuple[Value, ...] = ()
+
+    @property
+    def is_number(self) -> bool:
+        """Whether the values are numbers and not names."""
+        return not self.choices or type(self.choices[0]) is int
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether the values are False and True."""
+        return self.choices == (False, True)
+
+    def check(self, value: object) -> None:
+        """Refuse a value that is not of this dimension.
+
+        Raises:
+            ConfigError: the type or the value is wrong; it names the valid ones.
+        """
+        if not self.choices:
+            _check_whole(self.name, value, least=0)
+        elif type(value) is not type(self.choices[0]) or value not in self.choices:
+            *others, last = map(self.show, range(len(self.choices)))
+            nearest = did_you_mean(value, [*others, last]) if isinstance(value, str) and not self.is_switch else None
+            raise ConfigError(f"must be {', '.join(others)} or {last}", key=self.name, value=value, nearest=nearest)
+
+    def code_of(self, value: Value) -> int:
+        """Return the integer that stands for a value in arrays."""
+        return self.choices.index(value) if self.choices else int(value)
+
+    def value_of(self, code: int) -> Value:
+        """Return the value that an integer of an array stands for."""
+        return self.choices[int(code)] if self.choices else int(code)
+
+    def show(self, code: int) -> str:
+        """Print the value of a code the way study files spell it."""
+        value = self.value_of(code)
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
+    def parse(self, text: str, option: str) -> Value:
+        """Read a value of a command line's option.
+
+        Raises:
+            ConfigError: the text has another type; `ParallelConfig` checks its value.
+        """
+        if self.is_number:
+            return _parse_whole(self.name, text, option)
+        if not self.is_switch:
+            return text
+        words = {"true": True, "1": True, "false": False, "0": False}
+        if text.lower() not in words:
+            raise ConfigError("must be true or false", key=f"{option} {self.name}", value=text)
+        return words[text.lower()]
+
+
+DIMENSIONS = {
+    dimension.name: dimension
+    for dimension in (
+        Dimension(name="recompute", choices=RECOMPUTE_MODES),
+        Dimension(name="zero_stage", choices=ZERO_STAGES),
+        Dimension(name="sequence_parallel", choices=(False, True)),
+        Dimension(name="expert_tp"),
+        Dimension(name="dp_shard"),
+    )
+}
+"""Table of the further dimensions; tuner/space/dimensions.py says how studies search them."""
+ENUMERATED_DIMENSIONS = tuple(DIMENSIONS)
+"""Further dimensions whose values are combined with those of all others."""
+FURTHER_DIMENSIONS = (*ENUMERATED_DIMENSIONS, "assignment")
+"""All further dimensions; an assignment is planned for each combination of the others."""
+
+
+def _check_whole(name: str, value: object, *, least: int) -> None:
+    if type(value) is not int or not least <= value <= MAX_DEGREE:
+        rule = f"at least {least}" if type(value) is not int or value < least else f"at most {MAX_DEGREE}"
+        raise ConfigError(f"must be a whole number of {rule}", key=name, value=value)
+
+
+def _parse_whole(name: str, text: str, option: str) -> int:
+    if not text.isascii() or not text.removeprefix("-").isdigit() or len(text) > 9:
+        raise ConfigError("must be a whole number", key=f"{option} {name}", value=text)
+    return int(text)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FurtherValues:
+    """Values of the further dimensions of DIMENSIONS, for a configuration or as a job fixes them.
+
+    Attributes:
+        recompute: Activations that the backward pass computes again: none, selective (the attention core) or full.
+        zero_stage: ZeRO stage: 0 replicates the training states, 1 shards optimizer states, 2 gradients too, 3 weights
+            too.
+        sequence_parallel: Whether norms and residuals are split along the sequence over tp.
+        expert_tp: Tensor parallel degree of the experts; 0 is that of the rest, tp.
+        dp_shard: Data parallel ranks over which ZeRO shards; the others hold copies (HSDP). 0 is all of dp.
+    """
+
+    recompute: str = "none"
+    zero_stage: int = 1
+    sequence_parallel: bool | None = None
+    expert_tp: int = 0
+    dp_shard: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParallelConfig(FurtherValues):
     """One configuration: the eight degrees, and the further dimensions that a study may open.
 
     Attributes:
-        pp: Pipeline stages.
+        pp: Number of pipeline stages.
         tp: Tensor parallel degree.
         dp: Data parallel degree; `pp*tp*dp*cp*up` is the number of devices.
         cp: Context parallel degree (ring attention).
@@ -43,12 +154,8 @@ class ParallelConfig:
         vpp: Model chunks per pipeline stage (interleaved schedule); 1 is plain 1F1B.
         ep: Expert parallel degree, carved out of the data parallel ranks.
         mbs: Micro-batch size in sequences per data parallel rank.
-        recompute: What the backward pass computes again: none, selective (the attention core) or full.
-        zero_stage: 0 replicated, 1 optimizer states sharded, 2 gradients too, 3 weights too.
-        sequence_parallel: Whether norms and residuals are split along the sequence over tp.
-        expert_tp: Tensor parallel degree of the experts; 0 is that of the rest, tp.
-        dp_shard: Data parallel ranks over which ZeRO shards; the others hold copies (HSDP). 0 is all of dp.
-        assignment: Uneven layers, micro-batches and hosts; as text it is read.
+        sequence_parallel: As in FurtherValues, never None.
+        assignment: Uneven layers, micro-batches and hosts; a text is parsed.
     """
 
     pp: int = 1
@@ -59,60 +166,44 @@ class ParallelConfig:
     vpp: int = 1
     ep: int = 1
     mbs: int = 1
-    recompute: str = "none"
-    zero_stage: int = 1
     sequence_parallel: bool = True
-    expert_tp: int = 0
-    dp_shard: int = 0
     assignment: Assignment = EVEN
 
     def __post_init__(self) -> None:
-        """Refuses values that no study could mean."""
+        """Refuse values that no study could mean."""
         for name in DEGREES:
-            value = getattr(self, name)
-            if type(value) is not int or not 1 <= value <= MAX_DEGREE:
-                rule = "at least 1" if type(value) is not int or value < 1 else f"at most {MAX_DEGREE}"
-                raise ConfigError(f"must be a whole number of {rule}", key=name, value=value)
+            _check_whole(name, getattr(self, name), least=1)
         if self.num_devices > MAX_DEGREE:
             raise ConfigError(
                 f"makes {self.num_devices} devices; at most {MAX_DEGREE} are supported", key="pp*tp*dp*cp*up"
             )
-        if self.recompute not in RECOMPUTE_MODES:
-            raise ConfigError(
-                "is not a recompute mode",
-                key="recompute",
-                value=self.recompute,
-                nearest=did_you_mean(self.recompute, RECOMPUTE_MODES),
-            )
-        if type(self.zero_stage) is not int or self.zero_stage not in ZERO_STAGES:
-            raise ConfigError("must be 0, 1, 2 or 3", key="zero_stage", value=self.zero_stage)
-        for name in ("expert_tp", "dp_shard"):
-            value = getattr(self, name)
-            if type(value) is not int or not 0 <= value <= MAX_DEGREE:
-                rule = "at least 0" if type(value) is not int or value < 0 else f"at most {MAX_DEGREE}"
-                raise ConfigError(f"must be a whole number of {rule}", key=name, value=value)
-        if type(self.sequence_parallel) is not bool:
-            raise ConfigError("must be true or false", key="sequence_parallel", value=self.sequence_parallel)
-        if isinstance(self.assignment, str):  # as studies keep it
+        for dimension in DIMENSIONS.values():
+            dimension.check(getattr(self, dimension.name))
+        if isinstance(self.assignment, str):  # storages and files hold it as text
             object.__setattr__(self, "assignment", parse_assignment(self.assignment))
 
     @property
     def num_devices(self) -> int:
-        """Devices that the configuration occupies."""
+        """Number of devices that the configuration occupies."""
         return self.pp * self.tp * self.dp * self.cp * self.up
 
     def values(self, dimensions: Iterable[str] = DEGREES) -> dict[str, Value]:
-        """The named dimensions and their values, in the order of `dimensions`."""
+        """Return the values of the named dimensions, in their order; an assignment as text."""
         return {name: str(self.assignment) if name == "assignment" else getattr(self, name) for name in dimensions}
 
     def __str__(self) -> str:
-        """The form that `--config` takes, degrees of 1 included."""
+        """Print the form that `--config` takes, degrees of 1 included."""
         degrees = ",".join(f"{name}={getattr(self, name)}" for name in DEGREES)
         return f"{degrees},{self.assignment}" if self.assignment else degrees
 
 
 def parse_config(text: str, defaults: Mapping[str, Value], *, option: str = "--config") -> ParallelConfig:
-    """The configuration that `pp=4,tp=2,zero_stage=1` means; what it leaves out is 1, or comes from `defaults`.
+    """Read a configuration such as `pp=4,tp=2,zero_stage=1`.
+
+    Args:
+        text: Entries `name=value`, separated by commas.
+        defaults: Values of the dimensions that the text leaves out; a degree is 1 where these leave it out too.
+        option: Command-line option that gave the text, for messages.
 
     Raises:
         ConfigError: an entry is not `name=value`, names no dimension, or its value is out of range; it names `option`.
@@ -135,7 +226,9 @@ def parse_config(text: str, defaults: Mapping[str, Value], *, option: str = "--c
         if name in ASSIGNMENT_FIELDS:
             uneven[name] = parse_numbers(value, f"{option} {name}")
         else:
-            values[name] = _parse_value(name, value, option)
+            values[name] = (
+                _parse_whole(name, value, option) if name in DEGREES else DIMENSIONS[name].parse(value, option)
+            )
     try:
         if uneven:
             values["assignment"] = str(Assignment(**uneven))
@@ -144,25 +237,13 @@ def parse_config(text: str, defaults: Mapping[str, Value], *, option: str = "--c
         raise error.under(option) from None
 
 
-def _parse_value(name: str, text: str, option: str) -> Value:
-    if name == "recompute":
-        return text
-    if name == "sequence_parallel":
-        words = {"true": True, "1": True, "false": False, "0": False}
-        if text.lower() not in words:
-            raise ConfigError("must be true or false", key=f"{option} {name}", value=text)
-        return words[text.lower()]
-    if not text.isascii() or not text.removeprefix("-").isdigit() or len(text) > 9:
-        raise ConfigError("must be a whole number", key=f"{option} {name}", value=text)
-    return int(text)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ConfigGrid:
-    """n configurations as arrays of shape [n], one per dimension.
+    """Table of n configurations: one array [n] per dimension.
 
-    `recompute` holds indices into RECOMPUTE_MODES, `assignment` those into `assignments`, whose first one is EVEN.
-    `opened` names the further dimensions that a study searches.
+    The array of a degree or of a further dimension of numbers holds the values; the array of choices holds their codes
+    (`Dimension.code_of`), for example positions in RECOMPUTE_MODES. `assignment` holds positions in `assignments`,
+    whose first entry is EVEN. `opened` names the further dimensions that a study searches.
     """
 
     pp: IntArray
@@ -183,6 +264,7 @@ class ConfigGrid:
     opened: tuple[str, ...] = ()
 
     def __len__(self) -> int:
+        """Return the number of configurations."""
         return len(self.pp)
 
     @property
@@ -192,61 +274,60 @@ class ConfigGrid:
 
     @property
     def copies(self) -> IntArray:
-        """Copies of the sharded training states [n]: dp over dp_shard; 1 where nothing is sharded (ZeRO 0)."""
+        """Number of copies of the sharded training states [n]: dp / dp_shard; 1 where nothing is sharded (ZeRO 0)."""
+        # dp_shard is 0 where it is not given, so that the division is guarded
         whole = (self.dp_shard == 0) | (self.zero_stage == 0)
         return np.where(whole, 1, self.dp // np.maximum(self.dp_shard, 1))
 
     @property
     def dimensions(self) -> tuple[str, ...]:
-        """The names that identify a candidate: the eight degrees and the opened dimensions."""
+        """Names of the dimensions that identify a candidate: the eight degrees and the opened dimensions."""
         return DEGREES + self.opened
 
     @property
     def is_even(self) -> bool:
-        """Whether nothing is uneven."""
+        """Whether all work is even in every configuration."""
         return len(self.assignments) == 1
 
     @property
     def has_recomputed(self) -> bool:
-        """Whether some layers run again in full apart from what `recompute` says."""
+        """Whether some assignment recomputes further layers in full, beside `recompute`."""
         return any(self.assignments[code].recomputed for code in np.unique(self.assignment).tolist())
 
     def by_host_order(self) -> list[tuple[tuple[int, ...], IntArray]]:
-        """The orders of hosts and the positions of the configurations that have each."""
+        """Group the configurations by their order of hosts: each order with the positions [k] that have it."""
+        # several assignments may share one order of hosts, which gets one number
         orders: dict[tuple[int, ...], int] = {}
         number = np.array([orders.setdefault(one.hosts, len(orders)) for one in self.assignments])[self.assignment]
         found = [(order, np.flatnonzero(number == at)) for order, at in orders.items()]
         return [(order, at) for order, at in found if len(at)]
 
     def take(self, index: NDArray[np.int64] | NDArray[np.bool_]) -> ConfigGrid:
-        """The configurations at `index` (positions, or a mask of shape [n])."""
+        """Select the configurations at `index`: positions [k], or a mask [n]."""
         arrays = {name: getattr(self, name)[index] for name in _COLUMNS}
         return ConfigGrid(**arrays, assignments=self.assignments, opened=self.opened)
 
     def config(self, position: int) -> ParallelConfig:
-        """The configuration at one position."""
+        """Return the configuration at one position."""
         degrees = {name: int(getattr(self, name)[position]) for name in DEGREES}
-        return ParallelConfig(
-            **degrees,
-            recompute=RECOMPUTE_MODES[self.recompute[position]],
-            zero_stage=int(self.zero_stage[position]),
-            sequence_parallel=bool(self.sequence_parallel[position]),
-            expert_tp=int(self.expert_tp[position]),
-            dp_shard=int(self.dp_shard[position]),
-            assignment=self.assignments[self.assignment[position]],
-        )
+        further = {name: one.value_of(getattr(self, name)[position]) for name, one in DIMENSIONS.items()}
+        return ParallelConfig(**degrees, **further, assignment=self.assignments[self.assignment[position]])  # type: ignore[arg-type] # ParallelConfig checks types
 
     def values(self, position: int) -> dict[str, Value]:
-        """The candidate at one position by the dimensions that identify it."""
+        """Return the identifying dimensions of one position with their values."""
         return self.config(position).values(self.dimensions)
 
     def matrix(self, dimensions: Sequence[str]) -> IntArray:
-        """The named dimensions as integer columns [n, len(dimensions)]."""
+        """Stack the named dimensions as integer columns [n, len(dimensions)]."""
         return np.stack([getattr(self, name).astype(np.int64) for name in dimensions], axis=1)
 
     def positions(self) -> dict[tuple[Value, ...], int]:
-        """Where each candidate stands, by the values of `dimensions`."""
-        spellings = {"recompute": RECOMPUTE_MODES, "assignment": [str(assignment) for assignment in self.assignments]}
+        """Return the position of each candidate, by the values of `dimensions`."""
+        # codes are looked up column by column; a ParallelConfig per row would be far slower
+        spellings: dict[str, Sequence[Value]] = {
+            name: dimension.choices for name, dimension in DIMENSIONS.items() if dimension.choices
+        }
+        spellings["assignment"] = [str(assignment) for assignment in self.assignments]
         columns: list[list[Value]] = []
         for name in self.dimensions:
             column = getattr(self, name).tolist()
@@ -254,30 +335,40 @@ class ConfigGrid:
         return {key: position for position, key in enumerate(zip(*columns, strict=True))}
 
     @classmethod
+    def from_codes(
+        cls,
+        codes: Mapping[str, IntArray],
+        *,
+        assignments: tuple[Assignment, ...] = (EVEN,),
+        opened: tuple[str, ...] = (),
+    ) -> ConfigGrid:
+        """Build a grid from one integer column [n] per dimension; all work is even where `assignment` is left out."""
+        num_rows = len(next(iter(codes.values())))
+        columns: dict[str, Any] = {"assignment": np.zeros(num_rows, dtype=np.int64), **codes}
+        for name, dimension in DIMENSIONS.items():
+            if dimension.is_switch:
+                columns[name] = columns[name].astype(np.bool_)
+        return cls(**columns, assignments=assignments, opened=opened)
+
+    @classmethod
     def from_configs(cls, configs: Sequence[ParallelConfig], opened: tuple[str, ...] = ()) -> ConfigGrid:
-        """The grid of the given configurations, in their order."""
-        degrees = {name: np.array([getattr(c, name) for c in configs], dtype=np.int64) for name in DEGREES}
-        numbers = {EVEN: 0}
-        return cls(
-            **degrees,
-            recompute=np.array([RECOMPUTE_MODES.index(c.recompute) for c in configs], dtype=np.int64),
-            zero_stage=np.array([c.zero_stage for c in configs], dtype=np.int64),
-            sequence_parallel=np.array([c.sequence_parallel for c in configs], dtype=np.bool_),
-            expert_tp=np.array([c.expert_tp for c in configs], dtype=np.int64),
-            dp_shard=np.array([c.dp_shard for c in configs], dtype=np.int64),
-            assignment=np.array([numbers.setdefault(c.assignment, len(numbers)) for c in configs], dtype=np.int64),
-            assignments=tuple(numbers),
-            opened=opened,
-        )
+        """Build the grid of the given configurations, in their order."""
+        numbers = {EVEN: 0}  # EVEN is always the first assignment, also where no configuration has it
+        codes = {name: [getattr(config, name) for config in configs] for name in DEGREES}
+        codes |= {name: [one.code_of(getattr(c, name)) for c in configs] for name, one in DIMENSIONS.items()}
+        codes["assignment"] = [numbers.setdefault(config.assignment, len(numbers)) for config in configs]
+        columns = {name: np.array(column, dtype=np.int64) for name, column in codes.items()}
+        return cls.from_codes(columns, assignments=tuple(numbers), opened=opened)
 
 
 _COLUMNS = tuple(field.name for field in fields(ConfigGrid) if field.name not in ("assignments", "opened"))
 
 
 def concatenate(grids: Sequence[ConfigGrid]) -> ConfigGrid:
-    """The configurations of several grids one after the other; all open the same dimensions."""
+    """Join several grids that open the same dimensions, one after the other."""
     assert len({grid.opened for grid in grids}) == 1, "grids that open different dimensions are different spaces"
     arrays = {name: np.concatenate([getattr(grid, name) for grid in grids]) for name in _COLUMNS}
+    # each grid numbers its own assignments, so that their codes are counted anew over all grids
     numbers = {EVEN: 0}
     codes = [np.array([numbers.setdefault(one, len(numbers)) for one in grid.assignments]) for grid in grids]
     arrays["assignment"] = np.concatenate([code[grid.assignment] for code, grid in zip(codes, grids, strict=True)])

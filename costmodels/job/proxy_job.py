@@ -1,4 +1,4 @@
-"""A smaller job that runs what a device of the full job runs: fewer layers, hosts and sequences, the same shapes."""
+"""Proxy job with fewer layers, hosts and sequences, whose devices run the same shapes as those of the full job."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hardware.cluster import Cluster
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reduction:
-    """What is left of a job on a cluster of equal hosts.
+    """Size of a proxy job on a cluster of equal hosts.
 
     Attributes:
-        hosts: Hosts.
-        layers: Layers of the model.
+        hosts: Number of hosts that the proxy job occupies.
+        layers: Number of layers of its model.
         global_batch_size: Sequences per optimizer step.
     """
 
@@ -24,24 +24,24 @@ class Reduction:
     global_batch_size: int
 
     def job(self, job: TrainingJob) -> TrainingJob:
-        """The smaller job."""
+        """Return the proxy job of a full job."""
         return replace(job, model=with_layers(job.model, self.layers), global_batch_size=self.global_batch_size)
 
     def cluster(self, cluster: Cluster) -> Cluster:
-        """The hosts that it runs on."""
+        """Return the cluster of the proxy job's hosts."""
         return cluster.with_hosts(self.hosts)
 
 
 def least_layers(model: ModelSpec) -> int:
-    """The smallest number of layers that has every kind of layer that the model has."""
+    """Return the smallest number of layers that includes every kind of layer of the model."""
     return max(model.moe_layer_period, 2) if model.num_dense_layers else model.moe_layer_period
 
 
 def with_layers(model: ModelSpec, layers: int) -> ModelSpec:
-    """The model with fewer layers, at least `least_layers`; the dense ones before the experts are half of them at most.
+    """Return the model with fewer layers, at least `least_layers`; at most half of them are leading dense layers.
 
     Raises:
-        ConfigError: these are too few for the model's experts.
+        ConfigError: the number of layers is too small for the model's experts.
     """
     if layers == model.num_layers:
         return model

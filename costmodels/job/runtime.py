@@ -1,8 +1,8 @@
-"""RuntimeProfile: what a training framework does, as data.
+"""Profiles of training frameworks: their facts and fitted constants, as data.
 
-A profile holds facts (which degrees and schedules exist, what overlaps with what, how wide gradients are), which the
-catalog file cites, and CONSTANTS, a few efficiencies and overheads inside physical bounds. Those are fitted to measured
-steps (see calibration.py) and say on what, and how far they can be trusted.
+A profile holds facts and constants. The facts (supported degrees and schedules, overlaps, widths of gradients) are
+cited in the catalog file. The CONSTANTS are a few efficiencies and overheads inside physical bounds; they are fitted to
+measured steps (costmodels/calibration), and the file states on which ones and with which errors.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from hardware.io.config_file import StrictModel, checked, read_mapping
 from hardware.io.errors import ConfigError, did_you_mean
 
 LayerSplit = Literal["even", "balanced", "least-bottleneck"]
-"""How layers may fall to stages; see `RuntimeProfile.layer_split`."""
+"""Ways to split layers into stages; see `RuntimeProfile.layer_split`."""
 
 
 UnevenPart = Literal["layers", "recomputed", "micro_batches", "hosts"]
-"""What of an `Assignment` a framework may be told; see `RuntimeProfile.uneven`."""
+"""Parts of an `Assignment` that a framework can be told; see `RuntimeProfile.uneven`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Constant:
-    """What a free constant of a profile may be, and what is believed of it before any measurement.
+    """Bounds of a constant that a fit may move, and its prior before any measurement.
 
     Attributes:
         lower: Smallest value that physics allows.
-        upper: Largest such value.
-        typical: The best guess for a runtime of which nothing was measured.
+        upper: Largest value that physics allows.
+        typical: Best guess for a runtime without measurements.
         log_error: Standard deviation of the logarithm of that guess.
-        meaning: What it is, for messages and documents.
+        meaning: Description of the constant, for messages and documents.
     """
 
     lower: float
@@ -52,15 +52,25 @@ CONSTANTS = {
         lower=0.3, upper=1.1, typical=0.85, log_error=0.1, meaning="matrix products: speed in training over speed alone"
     ),
     "grouped_matmul_efficiency": Constant(
-        lower=0.15, upper=1.1, typical=0.75, log_error=0.2, meaning="experts' grouped products: the same"
+        lower=0.15,
+        upper=1.1,
+        typical=0.75,
+        log_error=0.2,
+        meaning="grouped products of experts: speed in training over speed alone",
     ),
     "attention_efficiency": Constant(
-        lower=0.15, upper=1.2, typical=0.85, log_error=0.15, meaning="attention: the same"
+        lower=0.15, upper=1.2, typical=0.85, log_error=0.15, meaning="attention: speed in training over speed alone"
     ),
     "memory_efficiency": Constant(
-        lower=0.1, upper=1.0, typical=0.7, log_error=0.25, meaning="memory-bound operators: the same"
+        lower=0.1,
+        upper=1.0,
+        typical=0.7,
+        log_error=0.25,
+        meaning="memory-bound operators: speed in training over speed alone",
     ),
-    "network_efficiency": Constant(lower=0.15, upper=1.1, typical=0.85, log_error=0.2, meaning="collectives: the same"),
+    "network_efficiency": Constant(
+        lower=0.15, upper=1.1, typical=0.85, log_error=0.2, meaning="collectives: speed in training over speed alone"
+    ),
     "overlap_efficiency": Constant(
         lower=0.05, upper=1.0, typical=0.8, log_error=0.25, meaning="share of the overlappable traffic that is hidden"
     ),
@@ -75,7 +85,7 @@ CONSTANTS = {
         upper=2e-3,
         typical=1e-6,
         log_error=1.0,
-        meaning="what each member adds to a tp collective while pipeline transfers between hosts are pending [s]",
+        meaning="time that each member adds to a tp collective while pipeline transfers between hosts are pending [s]",
     ),
     "hop_launch_s": Constant(
         lower=1e-6, upper=2e-2, typical=1e-4, log_error=1.0, meaning="host time to hand one micro-batch on [s]"
@@ -85,31 +95,35 @@ CONSTANTS = {
         upper=5.0,
         typical=1e-3,
         log_error=1.0,
-        meaning="each way of a micro-batch while the allocator starts over or the network stalls [s]",
+        meaning="time of a micro-batch, each way, while the allocator starts over or the network stalls [s]",
     ),
     "expert_imbalance": Constant(
-        lower=1e-3, upper=1.0, typical=0.1, log_error=0.7, meaning="what the fullest expert rank has beyond the mean"
+        lower=1e-3, upper=1.0, typical=0.1, log_error=0.7, meaning="load of the fullest expert rank beyond the mean"
     ),
     "step_overhead_s": Constant(
-        lower=1e-4, upper=1.0, typical=0.01, log_error=1.0, meaning="once per step: data, logging, clipping [s]"
+        lower=1e-4, upper=1.0, typical=0.01, log_error=1.0, meaning="time once per step for data, logging, clipping [s]"
     ),
     "straggler_share": Constant(
-        lower=1e-4, upper=0.1, typical=0.005, log_error=1.0, meaning="what the slowest of twice as many hosts adds"
+        lower=1e-4,
+        upper=0.1,
+        typical=0.005,
+        log_error=1.0,
+        meaning="share of the time that the slowest of twice as many hosts adds",
     ),
 }
 """The constants that a fit may move, each inside its bounds."""
 
 NOT_FITTED = "nothing yet"
-"""How `fitted_on` begins where the constants of a profile are guesses."""
+"""Begin of `fitted_on` in profiles whose constants are guesses."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerResidual:
-    """One cell of equal layers and what a fit leaves unexplained of them (see residuals.py).
+    """Cell of layers of one shape, with the residual that a fit leaves for them (see costmodels/calibration).
 
     Attributes:
-        device: Name of the device, or of unlike ones as `Cluster.device_names` has it.
-        hidden_size: Of the model.
+        device: Name of the device, or of several unlike ones in the form of `Cluster.device_names`.
+        hidden_size: Hidden size of the model.
         tp: Tensor parallel degree.
         tokens: Tokens of one micro-batch on one rank.
         sequence_length: Tokens of one sequence.
@@ -126,30 +140,32 @@ class LayerResidual:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RuntimeProfile:
-    """One training framework.
+    """Facts and constants of one training framework.
 
     Attributes:
-        name: Catalog name.
+        name: Name of the profile in the catalog.
         rule_set: Name of the rules that its configurations obey.
-        layer_split: How layers fall to stages: "even" (no-op layers at the end fill a padded count), "balanced"
+        layer_split: Split of layers into stages: "even" (no-op layers at the end fill a padded count), "balanced"
             (contiguous blocks of equal cost, embedding and head counted) or "least-bottleneck" (contiguous blocks of
             which the largest is as small as can be, the head counted).
-        layer_padding: Layer counts are padded with no-op layers to a multiple of this; 1 pads nothing.
-        vocabulary_multiple: Rows of the vocabulary that each tp rank holds are padded to a multiple of this.
-        pads_whole_vocabulary: Whether that holds also where tp is 1.
-        recompute_modes: Recompute modes that it offers.
-        zero_stages: ZeRO stages that it offers.
-        sequence_parallel: Whether norms are split over tp unless the job says otherwise.
-        uneven: Parts of an `Assignment` that it can be told; the order of hosts is that in which a job is started.
+        layer_padding: Multiple to which the number of layers is padded with no-op layers; 1 pads nothing.
+        vocabulary_multiple: Multiple to which the rows of the vocabulary on each tp rank are padded.
+        pads_whole_vocabulary: Whether the vocabulary is padded also where tp is 1.
+        recompute_modes: Recompute modes that the framework offers.
+        zero_stages: ZeRO stages that the framework offers.
+        sequence_parallel: Whether norms are split over tp where the job leaves it open.
+        uneven: Parts of an `Assignment` that the framework can be told; the order of hosts is the order in which a job
+            is started.
         gradient_bytes: Bytes of gradient memory per parameter (accumulation buffers included).
         shards_gradients: Whether gradients are kept only as shards wherever optimizer states are sharded.
         gradient_message_bytes: Bytes per parameter on the wire when gradients are reduced.
-        gradient_bucket: Parameters whose gradients one collective carries where states are sharded; 0 is one per layer.
-        weight_bucket: Parameters that one gathering collective carries; 0 is one per layer.
+        gradient_bucket: Parameters whose gradients one collective carries where states are sharded; 0 stands for those
+            of a layer.
+        weight_bucket: Parameters that one gathering collective carries; 0 stands for those of a layer.
         reduces_each_micro_batch: Whether ZeRO 2 reduces gradients after every micro-batch, as ZeRO 3 does; otherwise
             once per step.
-        shards_tied_gradients: Whether the ends of a pipeline add up the gradients of a tied table after they are
-            sharded, where they are.
+        shards_tied_gradients: Whether the ends of a pipeline add up the gradients of a tied table after these were
+            sharded, if they are sharded at all.
         fp32_ring_gradients: Whether the gradients of keys and values go round the ring in fp32.
         gathers_inputs_again: Whether the inputs of sequence-parallel products are kept split and gathered once more in
             the backward pass, for their weights' gradients; otherwise they are kept as gathered.
@@ -159,10 +175,11 @@ class RuntimeProfile:
             that touch memory once.
         fused_accumulation: Whether weight gradients are added to their fp32 sum inside the matrix product.
         fused_cross_entropy: Whether the loss is one kernel that keeps no fp32 logits.
-        logit_bytes: Bytes per logit at the loss where that is not so: the logits and their fp32 copies together.
-        step_bytes: Bytes per parameter of an optimizer shard that its step adds: fp32 gradients, flattened copies.
-        fp32_weights: Whether the weights kept (sharded) are fp32, which are the optimizer's own copy too.
-        gathered_share: Share of the inputs gathered by sequence-parallel products that the allocator cannot reuse yet
+        logit_bytes: Bytes per logit at a loss that is not fused: the logits and their fp32 copies together.
+        step_bytes: Bytes per parameter of an optimizer shard that the optimizer's step adds: fp32 gradients, flattened
+            copies.
+        fp32_weights: Whether the stored (sharded) weights are fp32 and serve as the optimizer's own copy too.
+        gathered_share: Share of the inputs gathered for sequence-parallel products that the allocator cannot reuse yet
             at the peak, because another stream frees them while the host runs ahead.
         overlaps_gradients: Whether gradient reduction runs beside the last micro-batch's backward pass.
         overlaps_weight_gather: Whether sharded weights are gathered beside the forward pass.
@@ -171,35 +188,36 @@ class RuntimeProfile:
         overlaps_experts: Whether the experts' exchanges run beside another micro-batch's compute.
         overlaps_ring: Whether ring-attention exchanges run beside attention.
         overlaps_p2p: Whether pipeline transfers run beside compute when vpp > 1.
-        stalled_hosts: Hosts from which on pipeline transfers were seen to stall; 0 is never.
+        stalled_hosts: Number of hosts from which on pipeline transfers were observed to stall; 0 is never.
         deduplicates_tokens: Whether a token is sent once to a host, or a rank, that holds several of its experts.
-        scatters_p2p: Whether a tp rank sends its share of the activations to the next stage, which gathers them, also
-            without sequence parallelism, and the same of their gradients back; "activations" for those alone.
+        scatters_p2p: Whether a tp rank sends only its share of the activations to the next stage, which gathers them,
+            also without sequence parallelism, and likewise their gradients back; "activations" excludes gradients.
         sends_mask: Whether an attention mask in 16 bits travels with the activations of each micro-batch.
         captured_graph: Whether the device replays a whole captured or compiled step: no launch waits for the host.
-        matmul_efficiency: Matrix products: speed inside a training step over their speed alone (see kernels.py).
-        grouped_matmul_efficiency: The same for the experts' grouped products.
-        attention_efficiency: The same for attention.
-        memory_efficiency: The same for memory-bound operators.
-        network_efficiency: The same for collectives.
-        overlap_efficiency: Share of what can run beside compute that costs nothing.
-        launch_s: Host time to launch one operator of costmodels/operators/layer_operators.py, all its kernels together.
-        collective_launch_s: Host time to issue one collective inside a layer.
-        pending_transfer_s: What each member adds to a tp collective while pipeline transfers between hosts are pending.
-        hop_launch_s: Host time to hand one micro-batch to the next stage, one way.
-        stall_s: What each way of a micro-batch, forward and backward, waits where its memory does not quite fit (the
-            allocator frees and asks again) or its transfers stall.
-        expert_imbalance: Share that the fullest expert rank has beyond the mean.
-        step_overhead_s: What a step takes beside its passes, its traffic and the optimizer's: data, logging, clipping.
+        matmul_efficiency: Speed of matrix products inside a training step over their speed alone (see kernels.py).
+        grouped_matmul_efficiency: Speed of the experts' grouped products inside a step over their speed alone.
+        attention_efficiency: Speed of attention inside a step over its speed alone.
+        memory_efficiency: Speed of memory-bound operators inside a step over their speed alone.
+        network_efficiency: Speed of collectives inside a step over their speed alone.
+        overlap_efficiency: Share of the traffic beside compute that costs nothing.
+        launch_s: Host time to launch one operator of costmodels/operators/layer_operators.py with all its kernels [s].
+        collective_launch_s: Host time to issue one collective inside a layer [s].
+        pending_transfer_s: Time that each member adds to a tp collective while pipeline transfers between hosts are
+            pending [s].
+        hop_launch_s: Host time to hand one micro-batch to the next stage, one way [s].
+        stall_s: Time that each pass of a micro-batch, forward and backward, waits where its memory does not quite fit
+            (the allocator frees and asks again) or its transfers stall [s].
+        expert_imbalance: Share of tokens that the fullest expert rank has beyond the mean.
+        step_overhead_s: Time of a step beside its passes, its traffic and the optimizer: data, logging, clipping [s].
         straggler_share: Share of its passes that a step waits longer for each doubling of the hosts.
-        memory_overhead_bytes: Device memory outside the tally (context, communicators).
+        memory_overhead_bytes: Device memory outside the tally: context, communicators [bytes].
         activation_slack: Share that the allocator holds beyond the tally of activations, logits and buffers.
-        device_speed: Speed of a device's kernels in this runtime relative to what its other figures give, by name.
-        residuals: What the constants leave unexplained of layers of one shape.
-        layer_changes: What a study's sharding plans change of layers; empty where they are Megatron's.
+        device_speed: Speed of each device's kernels in this runtime relative to its other figures, by name.
+        residuals: Residuals that the constants leave for layers of one shape.
+        layer_changes: Changes of a study's sharding plans to layers; empty where the plans are Megatron's.
         log_errors: Standard deviation of the logarithm of each fitted constant.
-        step_error: Standard deviation of the log of measured over predicted step times on groups that no fit saw.
-        memory_error: The same for the peak of memory.
+        step_error: Standard deviation of the log of measured over predicted step times on groups outside the fit.
+        memory_error: Standard deviation of the log of measured over predicted memory peaks on such groups.
     """
 
     name: str
@@ -266,11 +284,11 @@ class RuntimeProfile:
     memory_error: float
 
     def speed_of(self, device_name: str) -> float:
-        """Relative speed of a device's kernels; 1 for a device that was never measured under this runtime."""
+        """Return the relative speed of a device's kernels; 1 for a device never measured under this runtime."""
         return dict(self.device_speed).get(device_name, 1.0)
 
     def with_constants(self, values: Mapping[str, float]) -> RuntimeProfile:
-        """This profile with some of its CONSTANTS replaced."""
+        """Return this profile with some of its CONSTANTS replaced."""
         assert set(values) <= set(CONSTANTS), f"{sorted(set(values) - set(CONSTANTS))} are no constants"
         changes: dict[str, Any] = dict(values)
         return replace(self, **changes)
@@ -322,7 +340,7 @@ class _Overlaps(StrictModel):
 
 
 class _Fitted(StrictModel):
-    """One constant: its value, and the standard deviation of its logarithm."""
+    """Value of one constant, and the standard deviation of its logarithm."""
 
     value: Annotated[float, Field(gt=0)]
     log_error: Annotated[float, Field(ge=0)]
@@ -343,7 +361,7 @@ class _Errors(StrictModel):
 
 
 class _Residual(StrictModel):
-    """One cell, as LayerResidual has it."""
+    """Keys of one LayerResidual."""
 
     device: str
     hidden_size: Annotated[int, Field(ge=1)]
@@ -354,7 +372,7 @@ class _Residual(StrictModel):
 
 
 class ProfileFile(StrictModel):
-    """The grammar of a profile's YAML file."""
+    """Grammar of a profile's YAML file."""
 
     sources: dict[str, str]
     rule_set: str
@@ -381,13 +399,13 @@ class ProfileFile(StrictModel):
 
 
 def runtime_names() -> tuple[str, ...]:
-    """Catalog names of all runtime profiles, sorted."""
+    """Return the catalog names of all runtime profiles, sorted."""
     folder = files("costmodels") / "catalog" / "runtimes"
     return tuple(sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml")))
 
 
 def catalog_path(name: str) -> Path:
-    """The file of a catalog profile.
+    """Return the path of a catalog profile.
 
     Raises:
         ConfigError: no profile has the name.
@@ -399,7 +417,7 @@ def catalog_path(name: str) -> Path:
 
 @cache
 def find_runtime(name: str) -> RuntimeProfile:
-    """The catalog's profile of that name.
+    """Return the catalog's profile of that name.
 
     Raises:
         ConfigError: no profile has the name.
@@ -409,9 +427,9 @@ def find_runtime(name: str) -> RuntimeProfile:
 
 @cache
 def find_prior(name: str) -> RuntimeProfile:
-    """The catalog's profile of that name as it was before any fit: what a fit begins with that may quote any run.
+    """Return the catalog's profile of that name before any fit, for fits that may use any measured run.
 
-    Its constants are the file's `priors`, or else typical ones.
+    Its constants are the file's `priors`, or typical ones where the file has none.
 
     Raises:
         ConfigError: no profile has the name, or its file breaks the grammar.
@@ -434,7 +452,7 @@ def find_prior(name: str) -> RuntimeProfile:
 
 
 def read_profile(path: Path) -> RuntimeProfile:
-    """The profile that a YAML file holds; its name is the file's.
+    """Read a profile from a YAML file, and name it after the file.
 
     Raises:
         ConfigError: the file breaks the grammar, or a constant is unknown, missing, or out of its bounds.

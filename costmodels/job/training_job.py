@@ -1,37 +1,36 @@
-"""TrainingJob: what one optimizer step trains on, whatever the machines and the layout."""
+"""Training job: model, batch and numerics of one optimizer step, independent of devices and parallelism."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from costmodels.job.model_spec import ModelSpec, check_count
-from costmodels.job.parallel_config import RECOMPUTE_MODES, ZERO_STAGES
+from costmodels.job.parallel_config import DIMENSIONS, FurtherValues, Value
 from hardware.io.errors import ConfigError, did_you_mean
 
 PRECISIONS = ("bf16", "fp16", "nvfp4", "fp8", "tf32", "fp32")
 NARROW_BYTES = {"fp8": 1.0, "nvfp4": 0.5625}
-"""Bytes of an element that a narrow product keeps of its inputs; nvfp4 has one byte of scale per 16 elements."""
+"""Bytes of an element that a product in a narrow type keeps of its inputs; nvfp4 adds one byte per 16 elements."""
 OPTIMIZERS = ("adam", "sgd")
 RECOMPUTE_MODULES = ("core_attn", "mlp", "layernorm", "moe_act", "mla_up_proj", "moe", "shared_experts")
-"""What `selective` recomputation can name (megatron-core transformer_config.py, recompute_modules)."""
+"""Modules that `selective` recomputation can name (megatron-core transformer_config.py, recompute_modules)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainingJob:
-    """One optimizer step: model, batch, numerics, and the defaults of the further dimensions.
+class TrainingJob(FurtherValues):
+    """One optimizer step: model, batch, numerics, and the values of further dimensions that no study searches.
+
+    A value of FurtherValues holds where the study does not search its dimension; sequence_parallel = None leaves it to
+    the runtime.
 
     Attributes:
-        model: What is trained.
+        model: Sizes of the model that is trained.
         sequence_length: Tokens per sequence.
         global_batch_size: Sequences per optimizer step.
         precision: Type of the matrix products; weights and activations are 2 bytes wide (4 for fp32 and tf32).
-        optimizer: adam keeps two fp32 moments and an fp32 copy of the weights, sgd one moment and the copy.
-        recompute: What the backward pass computes again, where the study does not search it.
-        zero_stage: Sharding of the training states, where the study does not search it.
-        sequence_parallel: Whether norms and residuals are split over tp; None is what the runtime does by default.
-        recompute_modules: What `selective` recomputation repeats, by Megatron-Core's names (RECOMPUTE_MODULES).
-        expert_tp: Tensor parallel degree of the experts where the study does not search it; 0 is tp.
-        dp_shard: Data parallel ranks over which ZeRO shards where the study does not search it; 0 is all of dp.
+        optimizer: Name of the optimizer: adam keeps two fp32 moments and an fp32 copy of the weights, sgd one moment
+            and the copy.
+        recompute_modules: Modules that `selective` recomputation repeats, by Megatron-Core's names (RECOMPUTE_MODULES).
     """
 
     model: ModelSpec
@@ -39,18 +38,13 @@ class TrainingJob:
     global_batch_size: int
     precision: str = "bf16"
     optimizer: str = "adam"
-    recompute: str = "none"
-    zero_stage: int = 1
-    sequence_parallel: bool | None = None
     recompute_modules: tuple[str, ...] = ("core_attn",)
-    expert_tp: int = 0
-    dp_shard: int = 0
 
     def __post_init__(self) -> None:
-        """Refuses sizes and names that no runtime knows."""
+        """Refuse sizes and names that no runtime knows."""
         for key in ("sequence_length", "global_batch_size"):
             check_count(getattr(self, key), key=key)
-        for key, known in (("precision", PRECISIONS), ("optimizer", OPTIMIZERS), ("recompute", RECOMPUTE_MODES)):
+        for key, known in (("precision", PRECISIONS), ("optimizer", OPTIMIZERS)):
             value = getattr(self, key)
             if value not in known:
                 raise ConfigError("is not known", key=key, value=value, nearest=did_you_mean(value, known))
@@ -62,30 +56,36 @@ class TrainingJob:
                     value=module,
                     nearest=did_you_mean(module, RECOMPUTE_MODULES),
                 )
-        if self.zero_stage not in ZERO_STAGES:
-            raise ConfigError("must be 0, 1, 2 or 3", key="zero_stage", value=self.zero_stage)
-        for key in ("expert_tp", "dp_shard"):
-            if getattr(self, key) < 0:
-                raise ConfigError("must be at least 0", key=key, value=getattr(self, key))
+        for dimension, value in self.fixed_values(sequence_parallel=True).items():
+            DIMENSIONS[dimension].check(value)
+
+    def fixed_values(self, *, sequence_parallel: bool) -> dict[str, Value]:
+        """Return the further dimensions as this job fixes them.
+
+        Args:
+            sequence_parallel: Value of the runtime, for a job that leaves it out.
+        """
+        fixed = {name: getattr(self, name) for name in DIMENSIONS}
+        return fixed if self.sequence_parallel is not None else fixed | {"sequence_parallel": sequence_parallel}
 
     @property
     def is_single(self) -> bool:
-        """Weights and activations are single precision; tf32 rounds them inside the products only."""
+        """Whether weights and activations are single precision; tf32 rounds them inside the products only."""
         return self.precision in ("fp32", "tf32")
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens that one optimizer step trains on."""
+        """Number of tokens of one optimizer step."""
         return self.sequence_length * self.global_batch_size
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of one weight or activation element."""
+        """Size of one weight or activation element [bytes]."""
         return 4 if self.is_single else 2
 
     @property
     def optimizer_state_bytes(self) -> int:
-        """Bytes of optimizer state per parameter, fp32 master weights included where weights are narrower.
+        """Size of the optimizer states per parameter, with fp32 master weights where weights are narrower [bytes].
 
         Source: ZeRO (Rajbhandari et al. 2020), section 3.1: K = 12 for mixed-precision Adam.
         """

@@ -1,6 +1,6 @@
-"""Uneven work: which stage holds how many layers, which replica runs how many micro-batches, on which hosts.
+"""Uneven work: layers of each stage, micro-batches of each replica, and the order of hosts.
 
-It belongs to a configuration beside its degrees. A field that says nothing is the runtime's own way: layers and
+An assignment belongs to a configuration beside its degrees. An empty field leaves its part to the runtime: layers and
 micro-batches in equal shares, hosts in the cluster's order.
 """
 
@@ -18,14 +18,14 @@ _NUMBERS = re.compile(r"\d{1,9}(-\d{1,9})?(x\d{1,9})?(/\d{1,9}(-\d{1,9})?(x\d{1,
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assignment:
-    """What unlike devices, or unlike stages, are given to do.
+    """Work that unlike devices, or unlike stages, get.
 
     Attributes:
         layers: Layers of each virtual stage, in the order of the model [pp * vpp].
-        recomputed: Layers of each virtual stage that the backward pass runs again in full [pp * vpp]; the others do as
-            the configuration's `recompute` says.
+        recomputed: Layers of each virtual stage that the backward pass runs again in full [pp * vpp]; the others follow
+            the configuration's `recompute`.
         micro_batches: Micro-batches of each data parallel replica [dp].
-        hosts: The cluster's hosts in the order in which ranks count them [hosts].
+        hosts: Hosts of the cluster in the order in which ranks count them [hosts].
     """
 
     layers: tuple[int, ...] = ()
@@ -34,7 +34,7 @@ class Assignment:
     hosts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuses what no cluster could mean."""
+        """Refuse values that no cluster could mean."""
         for name in ASSIGNMENT_FIELDS:
             values = getattr(self, name)
             if any(type(value) is not int or value < 0 for value in values):
@@ -48,7 +48,7 @@ class Assignment:
         return any(getattr(self, name) for name in ASSIGNMENT_FIELDS)
 
     def __str__(self) -> str:
-        """The form that `parse_assignment` reads; nothing where everything is even."""
+        """Print the form that `parse_assignment` reads; nothing where everything is even."""
         told = [(name, getattr(self, name)) for name in ASSIGNMENT_FIELDS]
         return ",".join(f"{name}={numbers_in_words(values)}" for name, values in told if values)
 
@@ -56,11 +56,11 @@ class Assignment:
 ASSIGNMENT_FIELDS = tuple(field.name for field in fields(Assignment))
 
 EVEN = Assignment()
-"""Everything in equal shares."""
+"""Assignment with all work in equal shares."""
 
 
 def numbers_in_words(numbers: tuple[int, ...]) -> str:
-    """`6/6/6/8` as `6x3/8`, and `0/1/2/3/9` as `0-3/9`: runs of equal and of ascending numbers."""
+    """Abbreviate runs of equal and of ascending numbers: `6/6/6/8` as `6x3/8`, and `0/1/2/3/9` as `0-3/9`."""
     words: list[str] = []
     for _, group in groupby(enumerate(numbers), key=lambda entry: entry[1] - entry[0]):
         run = [number for _, number in group]
@@ -70,7 +70,7 @@ def numbers_in_words(numbers: tuple[int, ...]) -> str:
 
 
 def parse_numbers(text: str, key: str) -> tuple[int, ...]:
-    """The numbers that `numbers_in_words` writes.
+    """Parse the numbers that `numbers_in_words` writes.
 
     Raises:
         ConfigError: the text is no list of numbers, or one of its ranges descends.
@@ -91,7 +91,7 @@ def parse_numbers(text: str, key: str) -> tuple[int, ...]:
 
 
 def parse_assignment(text: str) -> Assignment:
-    """The assignment that `layers=20x3/18,micro_batches=40/24` means; an empty text is EVEN.
+    """Parse an assignment such as `layers=20x3/18,micro_batches=40/24`; an empty text is EVEN.
 
     Raises:
         ConfigError: an entry is none of the fields, or its numbers can't be read.

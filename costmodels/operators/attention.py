@@ -1,4 +1,4 @@
-"""Time of flash attention alone on a device: work, short sequences, and the tail that the causal mask leaves.
+"""Time of flash attention alone on a device, with the effects of short sequences and of the causal mask.
 
 One thread block holds some rows of queries and runs along all keys before them (Dao 2023, FlashAttention-2, section
 3.2), so under a causal mask the blocks differ in length by up to the whole key length. However well they are
@@ -21,13 +21,13 @@ HEAD_SIZES = (64.0, 128.0, 256.0)
 
 
 class AttentionConstants(StrictModel):
-    """What one device does with one pass of flash attention.
+    """Constants of one device for one pass of flash attention.
 
     Attributes:
         peak_share: Share of the 16-bit peak at head size 128, endless sequence and many heads.
         head_shares: Speed at the HEAD_SIZES 64, 128 and 256 over that at 128; between them by the logarithm of the
             size.
-        ramp_tokens: Tokens of sequence that each row's start and end take as long as.
+        ramp_tokens: Tokens of sequence whose work takes as long as each row's start and end.
         tail_rows: Rows of queries, against all keys, that run after most multiprocessors are done.
         latency_s: Time of an empty kernel [s].
     """
@@ -52,22 +52,23 @@ def attention_alone_s(
     bandwidth_bytes_per_s: float,
     num_sms: int | None,
 ) -> FloatArray:
-    """Time of one pass of causal flash attention [u].
+    """Return the time of one pass of causal flash attention [s], [u].
 
     Args:
-        constants: What the device does in this pass.
-        batch: Sequences [u].
-        heads: Query heads [u].
+        constants: Constants of the device for this pass.
+        batch: Number of sequences [u].
+        heads: Number of query heads [u].
         queries: Rows of queries per sequence [u]; with ring attention those of one rank, whose kernels run one after
             another over as many keys each.
         head_size: Elements of one query head [u].
-        flop: Work under the mask [u].
+        flop: Floating-point operations under the mask [u].
         moved_bytes: Bytes of queries, keys, values and results [u].
-        peak_flop_per_s: The device's 16-bit peak.
-        bandwidth_bytes_per_s: The device memory's peak.
-        num_sms: Multiprocessors; None where unknown.
+        peak_flop_per_s: Peak of the device in 16 bits [FLOP/s].
+        bandwidth_bytes_per_s: Peak bandwidth of the device memory [bytes/s].
+        num_sms: Number of multiprocessors; None where unknown.
     """
     share = np.interp(np.log2(head_size), np.log2(HEAD_SIZES), constants.head_shares)
+    # heads below the smallest measured size are taken to be slower in proportion
     narrow = np.minimum(head_size / HEAD_SIZES[0], 1.0)
     rate = peak_flop_per_s * constants.peak_share * share * narrow
     # a row of queries averages half of the keys, the last ones see all

@@ -1,9 +1,9 @@
-"""Operators and collectives that run alone, outside any training step: what a micro-benchmark of a device measures.
+"""Isolated operators and collectives, outside any training step, as a micro-benchmark of a device measures them.
 
-t_hat is the time of an operator by itself on arbitrary data (FlexParallel 3.1). Its kind, phase, role and shape say all
-of it, so that what was measured for one model's shapes can be compared with the formula's time without that model: flop
-and bytes follow from the shape, and an elementwise operator is taken to run in the eager kernels of a framework that
-fuses nothing. What the shape does not tell is what a benchmark makes of it: as many key heads as query heads.
+t_hat is the time of an isolated operator on arbitrary data (FlexParallel 3.1). Kind, phase, role and shape determine
+it, so that measured times of one model's shapes can be compared with the formula without that model: flop and bytes
+follow from the shape, and an elementwise operator is assumed to run in the eager kernels of a framework that fuses
+nothing. Where the shape leaves something open, the usual benchmark decides: as many key heads as query heads.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ PASSES: dict[str, tuple[float, float]] = {
     "residual": (3 * UNFUSED_PASSES, 3 * UNFUSED_PASSES),
     "cross_entropy": (17, 8),
 }
-"""Memory passes of an elementwise operator, forward and backward, as `operators.step_operators` has them of a runtime
-that fuses nothing."""
+"""Memory passes of an elementwise operator, forward and backward, as `layer_operators.step_operators` counts them for a
+runtime that fuses nothing."""
 
 NORM_PASSES = (2.0, 3.0)
 ATTENTION_WORK = (1.0, 2.5)
-"""Flop and bytes of each phase over the forward one; see `operators`."""
+"""Flop and bytes of each phase over those of the forward phase; see layer_operators.py."""
 
 _PRODUCTS = ("data_gradient", "weight_gradient")
 _NORMS = {"rms": "rms_norm", "layer": "layer_norm"}
@@ -38,15 +38,15 @@ _NORMS = {"rms": "rms_norm", "layer": "layer_norm"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoneCall:
-    """One operator or collective, by itself.
+    """One isolated operator or collective.
 
     Attributes:
-        kind: Which kernel model applies.
-        phase: Forward or backward; forward for a collective.
-        role: What tells kernels of one kind apart: which product of a layer, which norm, which elementwise operator.
+        kind: Kind of operator, which selects the kernel model.
+        phase: Phase, forward or backward; forward for a collective.
+        role: Name that distinguishes kernels of one kind: the product of a layer, the norm, the elementwise operator.
             Empty for a collective.
-        precision: Type of its elements.
-        shape: Its sizes, in the order of `operators.Operator.shape` or `operators.Collective.shape`.
+        precision: Type of the elements.
+        shape: Sizes in the order of `layer_operators.Operator.shape` or `layer_operators.Collective.shape`.
     """
 
     kind: OpKind
@@ -57,20 +57,20 @@ class LoneCall:
 
     @property
     def is_collective(self) -> bool:
-        """Whether several ranks take part."""
+        """Whether the call is a collective of several ranks."""
         return self.kind in COLLECTIVES
 
     @property
     def group_size(self) -> int:
-        """Ranks that take part."""
+        """Number of ranks that take part."""
         return int(self.shape[1]) if self.is_collective else 1
 
 
 def lone_role(name: str, kind: OpKind, model: ModelSpec) -> str | None:
-    """The role in which the operator of that name runs alone; None where its shape doesn't tell how.
+    """Return the role of the operator of that name in isolation; None where its shape doesn't determine the time.
 
-    That is so of unfused attention's products, whose batch is in no shape, and of what moves rows about: the embedding,
-    the experts' permutation, casts.
+    The shape is not enough for unfused attention's products, whose batch is in no shape, and for operators that move
+    rows about: the embedding, the experts' permutation, casts.
     """
     if kind in COLLECTIVES:
         return ""
@@ -87,21 +87,21 @@ def lone_role(name: str, kind: OpKind, model: ModelSpec) -> str | None:
 
 
 def is_run_by(call: LoneCall, model: ModelSpec) -> bool:
-    """Whether the call's kernel is one that the model runs: its own activation and norm, and all others."""
+    """Check whether the model runs the call's kernel: its own activation and norm, and all other kinds."""
     unlike = {"gelu" if model.gated_ffn else "swiglu", *(norm for name, norm in _NORMS.items() if name != model.norm)}
     return call.role not in unlike
 
 
 def operator_role(call: LoneCall) -> str:
-    """How the last part of an operator's name says what the role of a call says."""
+    """Return the last part of the name of an operator that has the role of a call."""
     return "activation" if call.role in ("swiglu", "gelu") else call.role
 
 
 def lone_operator(call: LoneCall) -> Operator:
-    """The call as an operator with one shape [1]."""
+    """Return the call as an operator with one shape [1]."""
     element_bytes = 4.0 if call.precision in ("fp32", "tf32") else 2.0
-    assert call.precision not in NARROW_BYTES, "nobody runs a narrow product alone"
-    flop, elements = _work(call)
+    assert call.precision not in NARROW_BYTES, "a benchmark of isolated operators has no narrow products"
+    flop, elements = _count_work(call)
     return Operator(
         name=call.role,
         kind=call.kind,
@@ -115,7 +115,7 @@ def lone_operator(call: LoneCall) -> Operator:
 
 
 def lone_call_s(call: LoneCall, cluster: Cluster) -> float | None:
-    """t_hat of the call on the cluster's first kind of device [s]; None where it has no such group of ranks."""
+    """Return t_hat of the call on the cluster's first kind of device [s]; None where it has no such group of ranks."""
     if not call.is_collective:
         return float(alone_s(lone_operator(call), cluster.devices[0])[0])
     message_bytes, size, hosts = call.shape
@@ -125,8 +125,8 @@ def lone_call_s(call: LoneCall, cluster: Cluster) -> float | None:
     return float(collective_alone_s(call.kind, np.array([message_bytes]), group)[0])
 
 
-def _work(call: LoneCall) -> tuple[float, float]:
-    """Flop of a call, and the elements that it moves."""
+def _count_work(call: LoneCall) -> tuple[float, float]:
+    """Return the flop of a call, and the elements that it moves."""
     is_backward = call.phase is Phase.BACKWARD
     match call.kind:
         case OpKind.MATMUL:
@@ -134,7 +134,7 @@ def _work(call: LoneCall) -> tuple[float, float]:
             return 2 * m * k * n, m * k + k * n + m * n
         case OpKind.GROUPED_MATMUL:
             groups, m, k, n = call.shape
-            if call.role == "weight_gradient":  # of which the rows of all groups are what is summed over
+            if call.role == "weight_gradient":  # the sum runs over the rows of all groups
                 return 2 * m * k * n, m * k + k * n + groups * m * n
             return 2 * m * k * n, m * k + groups * k * n + m * n
         case OpKind.ATTENTION:

@@ -1,4 +1,4 @@
-"""The constants of kernels by device, and tables of measured matrix products that correct them."""
+"""Constants of kernels by device, and tables of measured matrix products that correct them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ DEFAULT = "default"
 
 
 class MemoryConstants(StrictModel):
-    """What one device does with operators that only move memory.
+    """Constants of one device for operators that only move memory.
 
     Attributes:
         elementwise_share: Share of the memory's peak bandwidth that elementwise operators reach.
-        norm_share: The same for norms, which go over their rows twice.
+        norm_share: Share of the peak bandwidth that norms reach, which read their rows twice.
         latency_s: Time of an empty kernel [s].
     """
 
@@ -34,13 +34,13 @@ class MemoryConstants(StrictModel):
 
 
 class KernelConstants(StrictModel):
-    """What one device does with all kinds of kernels.
+    """Constants of one device for all kinds of kernels.
 
     Attributes:
-        matmul: Matrix products, plain and grouped.
-        attention_forward: Flash attention, forward.
-        attention_backward: Flash attention, backward.
-        memory: Operators that only move memory.
+        matmul: Constants of matrix products, plain and grouped.
+        attention_forward: Constants of flash attention's forward pass.
+        attention_backward: Constants of flash attention's backward pass.
+        memory: Constants of operators that only move memory.
         table: Name of the table of measured products that corrects `matmul`; None where there is none.
     """
 
@@ -52,7 +52,7 @@ class KernelConstants(StrictModel):
 
 
 class _Entry(StrictModel):
-    """A device of the catalog file: what it does not say itself is as in the entry that `like` names."""
+    """Device of the catalog file; the entry that `like` names gives the constants that are missing here."""
 
     like: str | None = None
     fitted_to: str | None = None
@@ -70,12 +70,12 @@ class _File(StrictModel):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class MatmulTable:
-    """Measured products of one device: by how much each took longer than the formula says.
+    """Measured matrix products of one device on a grid of sizes, as ratios to the computed time.
 
     Attributes:
-        log2_m: log2 of the grid's rows [a].
-        log2_n: log2 of its columns [b].
-        log2_k: log2 of its sums' lengths [c].
+        log2_m: Logarithm log2 of the rows on the grid [a].
+        log2_n: Logarithm log2 of the columns on the grid [b].
+        log2_k: Logarithm log2 of the lengths of sums on the grid [c].
         log_ratio: Logarithm of measured over computed time [a, b, c].
     """
 
@@ -85,34 +85,39 @@ class MatmulTable:
     log_ratio: FloatArray
 
     def correction(self, m: FloatArray, k: FloatArray, n: FloatArray) -> FloatArray:
-        """Factor on the computed time [u]: trilinear in the logarithms, halved with each doubling beyond the grid."""
+        """Return the factor on the computed time [u], trilinear in the logarithms.
+
+        The logarithm of the factor halves with each doubling of a size beyond the grid.
+        """
         low, weight, beyond = zip(
-            *(_place(np.log2(size), grid) for size, grid in ((m, self.log2_m), (n, self.log2_n), (k, self.log2_k))),
+            *(_locate(np.log2(size), grid) for size, grid in ((m, self.log2_m), (n, self.log2_n), (k, self.log2_k))),
             strict=True,
         )
+        # trilinear interpolation: the eight corners of the cell, weighted by nearness
         value = np.zeros(m.shape)
         for a in (0, 1):
             for b in (0, 1):
                 for c in (0, 1):
                     corner = self.log_ratio[low[0] + a, low[1] + b, low[2] + c]
-                    value += corner * _side(weight[0], a) * _side(weight[1], b) * _side(weight[2], c)
+                    value += corner * _weight_of(weight[0], a) * _weight_of(weight[1], b) * _weight_of(weight[2], c)
         return np.asarray(np.exp(value * 0.5 ** (beyond[0] + beyond[1] + beyond[2])))
 
 
 def kernel_constants(device_name: str) -> KernelConstants:
-    """The constants of the device of that catalog name; those of no device in particular where it has none."""
+    """Return the constants of the device of that catalog name, or default ones where it has none."""
     return _constants().get(device_name) or _constants()[DEFAULT]
 
 
 @cache
 def matmul_table(name: str) -> MatmulTable:
-    """The table in catalog/kernels/NAME.csv: rows m, n, then the logarithm of the ratio in percent for each k."""
+    """Read the table catalog/kernels/NAME.csv: rows of m, n, and the logarithm of the ratio in percent for each k."""
     with _folder().joinpath(f"{name}.csv").open(encoding="utf-8", newline="") as lines:
         header, *rows = csv.reader(lines)
     values = np.array(rows, dtype=np.float64)
     m, n = np.unique(values[:, 0]), np.unique(values[:, 1])
     k = np.array([float(column.removeprefix("k")) for column in header[2:]])
     assert len(values) == len(m) * len(n), f"{name}.csv must have one row for every m and n"
+    # sorted by m, then n, so that rows reshape to the grid [a, b, c]
     order = np.lexsort((values[:, 1], values[:, 0]))
     return MatmulTable(
         log2_m=np.log2(m),
@@ -135,6 +140,7 @@ def _constants() -> dict[str, KernelConstants]:
         base = entry.like or DEFAULT
         assert base in found, f"{name} is like {base}, which must stand before it"
         said = {field: value for field, value in own.items() if value is not None}
+        # a table corrects the formula of one set of constants, and no other
         if "matmul" in said:
             said.setdefault("table", None)
         found[name] = found[base].model_copy(update=said)
@@ -145,13 +151,14 @@ def _folder() -> Path:
     return Path(str(files("costmodels") / "catalog" / "kernels"))
 
 
-def _place(log2_size: FloatArray, grid: FloatArray) -> tuple[NDArray[np.int64], FloatArray, FloatArray]:
-    """Lower neighbour on the grid, weight of the upper one, and distance outside of the grid in doublings, each [u]."""
+def _locate(log2_size: FloatArray, grid: FloatArray) -> tuple[NDArray[np.int64], FloatArray, FloatArray]:
+    """Return the lower neighbour on the grid, the upper one's weight, and the doublings beyond the grid, each [u]."""
     inside = np.clip(log2_size, grid[0], grid[-1])
+    # the last cell holds its upper edge too, so that low + 1 is on the grid
     low = np.clip(np.searchsorted(grid, inside, side="right") - 1, 0, len(grid) - 2)
     weight = (inside - grid[low]) / (grid[low + 1] - grid[low])
     return low, weight, np.abs(log2_size - inside)
 
 
-def _side(weight: FloatArray, upper: int) -> FloatArray:
+def _weight_of(weight: FloatArray, upper: int) -> FloatArray:
     return weight if upper else 1 - weight

@@ -1,9 +1,9 @@
-"""t_hat_i: the simulated time of one operator on one device; the prior that a surrogate corrects (FlexParallel 3.1).
+"""Simulated time t_hat_i of one operator on one device, the prior that a surrogate corrects (FlexParallel 3.1).
 
-Two factors: how long the kernel takes alone on the device, as a benchmark of that kernel would measure it, and the
-share of that speed which the runtime reaches inside a training step. The first is a formula per kind of operator with
-constants per device, corrected by tables of measured kernels where there are some (catalog/kernels); the second is
-part of the runtime's profile. Collectives are operators too: their t_hat is that of hardware/collectives.py.
+The time has two factors: the time of the kernel alone on the device, as a benchmark of that kernel would measure it,
+and the share of that speed which the runtime reaches inside a training step. The first is a formula per kind of
+operator with constants per device, corrected by tables of measured kernels where they exist (catalog/kernels). The
+second is part of the runtime's profile. Collectives are operators too, with the times of hardware/collectives.py.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ from hardware.device import Device
 
 ALIGNMENT = 8
 MISALIGNED_TIME = 2.7
-"""Tensor cores read 16 bytes at once: a product whose rows in memory are no multiple of 8 elements falls back to slower
-kernels (NVIDIA, Matrix Multiplication Background, section 2.3). Measured: 2.7 times in vTrain's output heads, A100."""
+"""Factor on the time of a misaligned product. Tensor cores read 16 bytes at once: a product whose rows in memory are
+no multiple of 8 elements falls back to slower kernels (NVIDIA, Matrix Multiplication Background, section 2.3).
+Measured: 2.7 times in vTrain's output heads, A100."""
 
 KernelTime = Callable[[Operator, Device, TrainingJob, RuntimeProfile], FloatArray]
-"""Seconds of one operator for every shape row [u]: `kernel_s`, or anything that corrects it."""
+"""Function that returns the time of one operator for every shape row [s], [u]: `kernel_s`, or a correction of it."""
 
 CollectiveTime = Callable[[Collective], FloatArray]
-"""Seconds of one collective with all its messages [..., g]: `collective_s`, or anything that corrects it."""
+"""Function that returns the time of one collective with all its messages [s], [..., g]: `collective_s`, or a
+correction of it."""
 
 
 def kernel_s(
@@ -42,21 +44,22 @@ def kernel_s(
     job: TrainingJob,  # noqa: ARG001 # part of KernelTime: a synthetic world may need it
     runtime: RuntimeProfile,
 ) -> FloatArray:
-    """Time of one operator of the job inside a training step [u].
+    """Return the time of one operator of the job inside a training step [s], [u].
 
-    What the host needs to launch operators is counted per stage (see step_time.py), because launches run ahead of the
+    The host's time to launch operators is counted per stage (see step_time.py), because launches run ahead of the
     device.
     """
     return alone_s(operator, device) / share_in_training(operator.kind, runtime)
 
 
 def remembered_kernel_s() -> KernelTime:
-    """`kernel_s` that asks once how long an operator takes alone, for profiles that differ in their constants only."""
+    """Return a `kernel_s` that caches the times of operators alone, for profiles that differ in constants only."""
     alone: dict[tuple[object, ...], FloatArray] = {}
 
     def time_s(operator: Operator, device: Device, job: TrainingJob, runtime: RuntimeProfile) -> FloatArray:  # noqa: ARG001 # as in kernel_s
         arrays = (operator.shape, operator.flop, operator.moved_bytes)
         what = (operator.name, operator.kind, operator.phase, operator.precision)
+        # arrays hash by their bytes: equal operators of several profiles then share one time
         key = (device.name, *what, *(array.tobytes() for array in arrays))
         if key not in alone:
             alone[key] = alone_s(operator, device)
@@ -73,15 +76,16 @@ def execution_s(
     shapes: ConfigGrid,
     kernel_time: KernelTime = kernel_s,
 ) -> FloatArray:
-    """Time of one execution on the rank that has the most to do, for every shape row [u]."""
+    """Return the time of one execution on the rank with the most work, for every shape row [s], [u]."""
     seconds = kernel_time(operator, device, job, runtime) / runtime.speed_of(device.name)
     if operator.kind == OpKind.GROUPED_MATMUL:
+        # the step waits for the rank whose experts got the most tokens
         seconds = seconds * np.where(shapes.ep > 1, 1.0 + runtime.expert_imbalance, 1.0)
     return np.asarray(seconds)
 
 
 def collective_s(collective: Collective) -> FloatArray:
-    """Time of one collective inside a training step, nothing hidden [..., g]."""
+    """Return the time of one collective inside a training step, nothing hidden [s], [..., g]."""
     alone = _COLLECTIVE_ALONE[collective.kind]
     seconds = alone(collective.wire_bytes, collective.group)
     if collective.further_messages is None:
@@ -90,12 +94,12 @@ def collective_s(collective: Collective) -> FloatArray:
 
 
 def collective_latency_s(collective: Collective) -> FloatArray:
-    """The part of `collective_s` in which nothing is sent yet: what messages without a byte take [..., g]."""
+    """Return the latency in `collective_s`: the time of its messages if they had no bytes [s], [..., g]."""
     return np.asarray(_COLLECTIVE_ALONE[collective.kind](np.zeros(1), collective.group) * collective.messages)
 
 
 def share_in_training(kind: OpKind, runtime: RuntimeProfile) -> float:
-    """Share of their speed alone that operators of a kind reach inside the runtime's steps."""
+    """Return the share of their speed alone that operators of a kind reach inside the runtime's steps."""
     return {
         OpKind.MATMUL: runtime.matmul_efficiency,
         OpKind.GROUPED_MATMUL: runtime.grouped_matmul_efficiency,
@@ -104,12 +108,12 @@ def share_in_training(kind: OpKind, runtime: RuntimeProfile) -> float:
 
 
 def collective_alone_s(kind: OpKind, message_bytes: FloatArray, group: GroupLinks) -> FloatArray:
-    """Time of one collective alone on its links, as its benchmark would measure it [g]."""
+    """Return the time of one collective alone on its links, as a benchmark would measure it [s], [g]."""
     return np.asarray(_COLLECTIVE_ALONE[kind](message_bytes, group))
 
 
 def alone_s(operator: Operator, device: Device) -> FloatArray:
-    """Time of one operator alone on the device, as its benchmark would measure it [u]."""
+    """Return the time of one operator alone on the device, as a benchmark would measure it [s], [u]."""
     return _TIME_ALONE[operator.kind](operator, device)
 
 
@@ -126,7 +130,7 @@ def _matmul_s(operator: Operator, device: Device) -> FloatArray:
 
 
 def _grouped_matmul_s(operator: Operator, device: Device) -> FloatArray:
-    """The tokens of all experts are the rows of a product, or what a weight's gradient sums over."""
+    """Return the time of a grouped product; the tokens of all experts are its rows, or a weight gradient's sums."""
     groups, m, k, n = operator.shape.T
     if operator.name.endswith("weight_gradient"):
         k = k / groups
@@ -138,6 +142,7 @@ def _grouped_matmul_s(operator: Operator, device: Device) -> FloatArray:
 def _products_s(
     operator: Operator, device: Device, groups: FloatArray, m: FloatArray, k: FloatArray, n: FloatArray
 ) -> FloatArray:
+    # narrow types keep an efficiency of their own; ramps take as long as in bf16
     constants = kernel_constants(device.name).matmul
     peak = device.peak_flop_per_s(operator.precision)
     return matmul_alone_s(
@@ -172,7 +177,7 @@ def _attention_s(operator: Operator, device: Device) -> FloatArray:
 
 
 def _memory_bound_s(operator: Operator, device: Device) -> FloatArray:
-    """Latency and bytes: what is small is slow because of the first, without a curve of its own."""
+    """Return the latency plus the time of the bytes; small operators are slow because of the latency alone."""
     memory = kernel_constants(device.name).memory
     share = memory.norm_share if operator.kind == OpKind.NORM else memory.elementwise_share
     return memory.latency_s + operator.moved_bytes / (device.memory_bandwidth_bytes_per_s * share)

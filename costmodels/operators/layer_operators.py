@@ -1,8 +1,8 @@
-"""f_i: the operators of one layer under a configuration, with their shapes; and what a collective between them is.
+"""Operators f_i of one layer under a configuration, with their shapes, and the collectives between them.
 
-Source of the idea: FlexParallel equation 1, f_i. Shapes depend on few of the degrees (tp, cp, up, ep, mbs, recompute,
-sequence_parallel), so a grid of tens of thousands of candidates has some hundreds of unique shapes: `unique_shapes`
-finds them, everything here is computed once per unique row, and callers gather by its index.
+Source of the idea: FlexParallel equation 1, f_i. Shapes depend on few of the dimensions (SHAPE_DIMENSIONS), so a grid
+of tens of thousands of candidates has some hundreds of unique shapes. `unique_shapes` finds them, everything here is
+computed once per unique row, and callers gather by its index.
 
 Letters used below: u unique shape rows; T tokens of one micro-batch on one rank, `mbs*s/(cp*up)`; h hidden size.
 Heads, ffn and vocabulary are divided by tp (Megatron-LM, Shoeybi et al. 2019, section 3), tokens by cp and up, and with
@@ -32,21 +32,22 @@ _MODULES = {
     "moe_act": ("moe_mlp.activation",),
     "shared_experts": ("moe_mlp.shared",),
 }
-"""The operators of each module that selective recomputation can name; `moe` is all of its block."""
+"""Prefixes of the operators of each module that selective recomputation can name; `moe` is all of its block."""
 
 SHAPE_DIMENSIONS = ("tp", "cp", "up", "ep", "mbs", "recompute", "sequence_parallel", "expert_tp")
+"""Names of the dimensions on which the shapes of operators depend."""
 
 
 UNFUSED_PASSES = 1.7
-"""Memory passes of eager kernels for one of a fused kernel: SwiGLU in two kernels moves 5 tensors for 3, rotary
-embedding in eager PyTorch 4 to 7 for 2 (counted)."""
+"""Memory passes of eager kernels for one of a fused kernel: SwiGLU in two kernels moves 5 tensors instead of 3, rotary
+embedding in eager PyTorch 4 to 7 instead of 2 (counted)."""
 
 _WIDE = {"fp8": "bf16", "nvfp4": "bf16"}
-"""What a narrow type becomes for operators that it does not serve: attention, the head, the router."""
+"""Type that replaces a narrow one in operators that do not support it: attention, the head, the router."""
 
 
 class OpKind(StrEnum):
-    """Kinds of operators and collectives; a model of its time and a surrogate exist per kind."""
+    """Kinds of operators and collectives; each has its own model of the time, and its own surrogate."""
 
     MATMUL = "matmul"
     GROUPED_MATMUL = "grouped_matmul"
@@ -63,11 +64,11 @@ class OpKind(StrEnum):
 COLLECTIVES = frozenset(
     {OpKind.ALL_REDUCE, OpKind.ALL_GATHER, OpKind.REDUCE_SCATTER, OpKind.ALL_TO_ALL, OpKind.SEND_RECV}
 )
-"""The kinds whose shape is (message bytes, group size, hosts)."""
+"""Kinds of collectives, whose shape is (message bytes, group size, hosts)."""
 
 
 class Block(StrEnum):
-    """Parts of the model that are laid on stages as wholes."""
+    """Parts of the model that stages hold as wholes."""
 
     ATTENTION = "attention"
     DENSE_MLP = "dense_mlp"
@@ -77,11 +78,11 @@ class Block(StrEnum):
 
 
 BLOCKS = tuple(Block)
-"""The order of arrays that have one entry per block."""
+"""Blocks in the order of arrays with one entry per block."""
 
 
 class Phase(StrEnum):
-    """When an operator runs."""
+    """Pass in which an operator runs."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -92,15 +93,15 @@ class Operator:
     """One operator of a block, for every unique shape row.
 
     Attributes:
-        name: Block and role, for example `attention.qkv`.
-        kind: Which kernel model applies.
-        block: The block it belongs to.
-        phase: Forward or backward.
-        shape: Columns [u, d]: (m, k, n) of a matmul, (groups, m, k, n) of a grouped one, (batch, heads, query
+        name: Name made of block and role, for example `attention.qkv`.
+        kind: Kind of operator, which selects the kernel model.
+        block: Block that the operator belongs to.
+        phase: Phase, forward or backward.
+        shape: Columns of sizes [u, d]: (m, k, n) of a matmul, (groups, m, k, n) of a grouped one, (batch, heads, query
             length, key length, head size) of attention, (rows, columns) of a norm, (elements,) else.
-        precision: Type of its arithmetic.
-        flop: Floating-point operations [u].
-        moved_bytes: Bytes read and written [u].
+        precision: Type of the operator's arithmetic.
+        flop: Number of floating-point operations [u].
+        moved_bytes: Number of bytes read and written [u].
     """
 
     name: str
@@ -117,17 +118,17 @@ class Operator:
 class Collective:
     """One collective of a step, for g groups of ranks, and perhaps for several stages that have such groups [..., g].
 
-    A ring of point-to-point exchanges is a SEND_RECV of what travels at once, executed as often as it does.
+    A ring of point-to-point exchanges is a SEND_RECV of the bytes that travel at once, executed once per exchange.
 
     Attributes:
-        name: The site of the call: the dimension of `placement.Groups` and the role, for example `tp.all_gather`.
-        kind: One of COLLECTIVES.
-        wire_bytes: What the links carry of it [..., g]: its message, as hardware/collectives.py defines that for each
-            kind, over `network_efficiency`.
+        name: Name of the call site: the dimension of `placement.Groups` and the role, for example `tp.all_gather`.
+        kind: Kind of collective, one of COLLECTIVES.
+        wire_bytes: Message of the collective, as hardware/collectives.py defines it for each kind, divided by
+            `network_efficiency` [..., g].
         network_efficiency: Share of the links' speed that the runtime reaches inside a step.
-        group: Who takes part [g].
-        further_messages: Messages beyond the first that a tensor is cut into [..., g]; each costs the collective's
-            latency again. None where it leaves at once.
+        group: Groups of ranks that take part [g].
+        further_messages: Messages beyond the first into which a tensor is cut [..., g]; each costs the collective's
+            latency again. None where the tensor is one message.
     """
 
     name: str
@@ -139,29 +140,31 @@ class Collective:
 
     @property
     def messages(self) -> FloatArray:
-        """Messages that the tensor leaves in [..., g]."""
+        """Number of messages into which the tensor is cut [..., g]."""
         further = np.zeros(1) if self.further_messages is None else self.further_messages
         return np.broadcast_to(1.0 + further, np.broadcast_shapes(self.wire_bytes.shape, self.group.row.shape))
 
     @property
     def shape(self) -> FloatArray:
         """Columns [..., g, 3]: bytes of one message, ranks in the group, hosts that the group spans."""
+        # whole bytes, so that equal collectives have equal shapes in spite of rounding
         message_bytes = np.rint(self.wire_bytes * self.network_efficiency / self.messages)
         columns = np.broadcast_arrays(message_bytes, self.group.size, self.group.hosts)
         return np.stack(columns, axis=-1).astype(np.float64)
 
 
 def unique_shapes(grid: ConfigGrid) -> tuple[ConfigGrid, IntArray]:
-    """The rows of `grid` [n] that differ in shape [u], and for each configuration the row that holds its shapes [n]."""
+    """Return the rows of `grid` [n] that differ in shape [u], and the row of each configuration among them [n]."""
     first, row = distinct_rows([getattr(grid, name).astype(np.int64) for name in SHAPE_DIMENSIONS])
     return grid.take(first), row
 
 
 def unique_tokens(job: TrainingJob, shapes: ConfigGrid) -> tuple[ConfigGrid, IntArray]:
-    """The rows of `shapes` [u] that differ outside of the attention core [t], and for each the row that stands for it.
+    """Return the rows of `shapes` [u] that differ outside of the attention core [t], and the row of each among them.
 
-    All other operators see how many tokens a rank has, not which of mbs, cp and up made them so many.
+    All other operators depend on the number of tokens of a rank, not on the mbs, cp and up that led to it.
     """
+    # numbers of tokens are made ranks, since distinct_rows counts small whole numbers
     _, tokens = np.unique(local_tokens(job, shapes), return_inverse=True)
     others = [name for name in SHAPE_DIMENSIONS if name not in ("mbs", "cp", "up")]
     first, row = distinct_rows([tokens, *(getattr(shapes, name).astype(np.int64) for name in others)])
@@ -169,26 +172,27 @@ def unique_tokens(job: TrainingJob, shapes: ConfigGrid) -> tuple[ConfigGrid, Int
 
 
 def local_tokens(job: TrainingJob, grid: ConfigGrid) -> FloatArray:
-    """T: tokens of one micro-batch on one rank [n]."""
+    """Return T, the tokens of one micro-batch on one rank [n]."""
     return grid.mbs * job.sequence_length / (grid.cp * grid.up)
 
 
 def residual_tokens(job: TrainingJob, grid: ConfigGrid) -> FloatArray:
-    """Tokens of one micro-batch that one rank's norms and residuals hold [n]: T, or T/tp with sequence parallelism."""
+    """Return the tokens of a micro-batch in a rank's norms and residuals [n]: T, or T/tp with sequence parallelism."""
     return local_tokens(job, grid) / np.where(grid.sequence_parallel, grid.tp, 1)
 
 
 def routed_tokens(job: TrainingJob, grid: ConfigGrid) -> FloatArray:
-    """Rows that one rank's experts multiply for one micro-batch [n], balanced.
+    """Return the rows that one rank's experts multiply for one micro-batch, with balanced experts [n].
 
-    They are top_k for each of the tokens gathered from the ranks that share its experts.
+    There are top_k rows for each of the tokens gathered from the ranks that share its experts.
     """
     gathered = np.where(grid.sequence_parallel, grid.expert_tensor, 1)
     return residual_tokens(job, grid) * job.model.top_k * gathered
 
 
 def local_vocabulary(job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid) -> FloatArray:
-    """Rows of the vocabulary on one tp rank, with the runtime's padding [n]."""
+    """Return the rows of the vocabulary on one tp rank, with the runtime's padding [n]."""
+    # the padded vocabulary divides by tp, so that the rows of one rank are padded
     rows = job.model.vocab_size / grid.tp
     padded = np.ceil(rows / runtime.vocabulary_multiple) * runtime.vocabulary_multiple
     is_padded = (grid.tp > 1) | runtime.pads_whole_vocabulary
@@ -196,7 +200,7 @@ def local_vocabulary(job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid
 
 
 def local_kv_size(job: TrainingJob, grid: ConfigGrid) -> FloatArray:
-    """Key (or value) elements per token on one rank before Ulysses [n]; key heads are copied where tp exceeds them."""
+    """Return the key (or value) elements per token on a rank before Ulysses [n]; key heads are copied if tp is more."""
     model = job.model
     if model.kv_lora_rank:
         return model.num_heads * model.v_head_dim / grid.tp
@@ -204,23 +208,24 @@ def local_kv_size(job: TrainingJob, grid: ConfigGrid) -> FloatArray:
 
 
 def exchanged_kv_size(job: TrainingJob, grid: ConfigGrid) -> FloatArray:
-    """The same as Ulysses exchanges them and the ring passes them on: repeated until up divides their heads [n]."""
+    """Return the key (or value) elements that Ulysses and the ring send: heads repeated until up divides them [n]."""
     size = local_kv_size(job, grid)
     if job.model.kv_lora_rank:
         return size
+    # Ulysses deals whole heads: the least common multiple of heads and up, over up
     heads = np.rint(size / job.model.head_dim).astype(np.int64)
     return size * (grid.up // np.gcd(heads, grid.up))
 
 
 def core_recomputed(job: TrainingJob, shapes: ConfigGrid) -> NDArray[np.bool_]:
-    """Whether the backward pass runs the attention core again, and its exchanges with other ranks with it [u]."""
+    """Check whether the backward pass runs the attention core and its exchanges with other ranks again [u]."""
     selective = shapes.recompute == RECOMPUTE_MODES.index("selective")
     full = shapes.recompute == RECOMPUTE_MODES.index("full")
     return np.asarray(full | (selective & ("core_attn" in job.recompute_modules)))
 
 
 def step_operators(job: TrainingJob, runtime: RuntimeProfile, shapes: ConfigGrid) -> tuple[Operator, ...]:
-    """Every operator of one attention block, MLP, embedding and head, for each row of `shapes` [u]."""
+    """Return every operator of one attention block, MLP, embedding and head, for each row of `shapes` [u]."""
     builder = _Builder(job, runtime, shapes)
     operators = [*builder.attention(), *builder.dense_mlp(), *builder.embedding(), *builder.head()]
     if job.model.is_moe:
@@ -229,34 +234,35 @@ def step_operators(job: TrainingJob, runtime: RuntimeProfile, shapes: ConfigGrid
 
 
 def attention_core(job: TrainingJob, runtime: RuntimeProfile, shapes: ConfigGrid) -> tuple[Operator, ...]:
-    """Those of the step's operators that `is_core` holds for, for each row of `shapes` [u]."""
+    """Return the operators of the step for which `is_core` holds, for each row of `shapes` [u]."""
     return tuple(_Builder(job, runtime, shapes).core())
 
 
 def is_core(operator: Operator) -> bool:
-    """Whether an operator belongs to the attention core.
+    """Check whether an operator belongs to the attention core.
 
-    That is what stands between the projections and depends on mbs, cp and up themselves.
+    The core stands between the projections and depends on mbs, cp and up themselves.
     """
     return operator.name.startswith(_MODULES["core_attn"])
 
 
 def is_recomputed(job: TrainingJob, operator: Operator, shapes: ConfigGrid) -> NDArray[np.bool_]:
-    """Whether the backward pass runs this forward operator again [u].
+    """Check whether the backward pass runs this forward operator again [u].
 
-    Full recomputation repeats every layer's forward pass; selective recomputation the job's modules, as a rule the
-    attention core (Korthikanti et al. 2022, section 5).
+    Full recomputation repeats every layer's forward pass; selective recomputation repeats the job's modules, usually
+    the attention core (Korthikanti et al. 2022, section 5).
     """
     in_layer = operator.block in (Block.ATTENTION, Block.DENSE_MLP, Block.MOE_MLP)
     full = (shapes.recompute == RECOMPUTE_MODES.index("full")) & in_layer
     module = next((name for name, prefixes in _MODULES.items() if operator.name.startswith(prefixes)), None)
+    # moe is no prefix of names but a whole block
     named = module in job.recompute_modules or ("moe" in job.recompute_modules and operator.block == Block.MOE_MLP)
     selective = (shapes.recompute == RECOMPUTE_MODES.index("selective")) & named
     return np.asarray((full | selective) & (operator.phase == Phase.FORWARD))
 
 
 class _Builder:
-    """Writes down the operators; one method per block."""
+    """Builder of the operators, with one method per block."""
 
     def __init__(self, job: TrainingJob, runtime: RuntimeProfile, shapes: ConfigGrid) -> None:
         self.job = job
@@ -298,9 +304,10 @@ class _Builder:
                 model.kv_lora_rank,
                 heads * (model.qk_nope_head_dim + value_size),
             )
-            qk_elements = 2 * heads * qk_size
+            qk_elements = 2 * heads * qk_size  # every head has its own key
         else:
             qk_size = value_size = model.head_dim
+            # rotary positions change queries and keys, not values
             qk_elements = heads * qk_size + self.kv_size
             operators += self._matmul(
                 "attention.qkv", block, self.tokens, model.hidden_size, heads * qk_size + 2 * self.kv_size
@@ -321,6 +328,7 @@ class _Builder:
 
     def dense_mlp(self) -> list[Operator]:
         block = Block.DENSE_MLP
+        # a residual is read twice and written once, in both directions
         operators = self._norm("dense_mlp.norm", block)
         operators += self._mlp("dense_mlp", block, self.model.ffn_size)
         operators += self._elementwise("dense_mlp.residual", block, self.residual * self.model.hidden_size, 3, 3)
@@ -329,6 +337,7 @@ class _Builder:
     def moe_mlp(self) -> list[Operator]:
         model, block = self.model, Block.MOE_MLP
         hidden, routed = model.hidden_size, routed_tokens(self.job, self.shapes)
+        # the experts of one rank are one grouped product: ep deals out whole experts, expert_tp cuts their inner size
         groups = model.num_experts / self.shapes.ep
         ffn = model.expert_ffn_size / self.shapes.expert_tensor
         operators = self._norm("moe_mlp.norm", block)
@@ -347,6 +356,7 @@ class _Builder:
 
     def head(self) -> list[Operator]:
         model, block = self.model, Block.HEAD
+        # the vocabulary is cut by tp, so that the logits are never gathered
         vocabulary = local_vocabulary(self.job, self.runtime, self.shapes)
         operators = self._norm("head.norm", block)
         operators += self._matmul("head.logits", block, self.tokens, model.hidden_size, vocabulary)
@@ -368,6 +378,7 @@ class _Builder:
         ]
 
     def _activation(self, name: str, block: Block, elements: FloatArray) -> list[Operator]:
+        # one or two inputs and an output; backwards the output's gradient, the inputs, and a gradient of each
         gated = int(self.model.gated_ffn)
         return self._elementwise(name, block, elements, 2 + gated, 3 + 2 * gated)
 
@@ -380,7 +391,7 @@ class _Builder:
         n: FloatArray | float,
         groups: FloatArray | None = None,
     ) -> list[Operator]:
-        """The product [m, k] @ [k, n] and the two of its backward pass; m is the sum over `groups` weights."""
+        """Return the product [m, k] @ [k, n] and the two of its backward pass; m is the sum over `groups` weights."""
         kind = OpKind.MATMUL if groups is None else OpKind.GROUPED_MATMUL
         weights = np.ones_like(m) if groups is None else groups
         products = (
@@ -388,9 +399,13 @@ class _Builder:
             (f"{name}.data_gradient", Phase.BACKWARD, (m, n, k)),
             (f"{name}.weight_gradient", Phase.BACKWARD, (k, m, n)),
         )
+        # each of the three products reads or writes the same three matrices
         operand_elements = m * k + weights * k * n + m * n
-        operators = self._quantise(name, block, m * k, m * n) if self._matmul_precision(name) in NARROW_BYTES else []
+        operators = (
+            self._cast_operands(name, block, m * k, m * n) if self._matmul_precision(name) in NARROW_BYTES else []
+        )
         for role, phase, sizes in products:
+            # sizes are [u] or scalars: a model's own sizes are the same in every row
             columns = np.broadcast_arrays(*sizes) if groups is None else np.broadcast_arrays(groups, *sizes)
             operators.append(
                 Operator(
@@ -406,8 +421,8 @@ class _Builder:
             )
         return operators
 
-    def _quantise(self, name: str, block: Block, inputs: FloatArray, outputs: FloatArray) -> list[Operator]:
-        """Casts of a product's input and of its output's gradient to a narrow type.
+    def _cast_operands(self, name: str, block: Block, inputs: FloatArray, outputs: FloatArray) -> list[Operator]:
+        """Return the casts of a product's input and of its output's gradient to a narrow type.
 
         Each is read once and written straight and transposed (Transformer Engine, cast_transpose kernels).
         """
@@ -428,15 +443,17 @@ class _Builder:
         return operators
 
     def _flash_core(self, block: Block, heads: FloatArray, qk_size: int, value_size: int) -> list[Operator]:
-        """Flash attention under a causal mask, its work shared evenly by the cp ranks.
+        """Return flash attention under a causal mask, whose work the cp ranks share evenly.
 
-        Forward: two products of 2*s*s*size, halved by the mask. Backward: five products for two (Dao 2023,
-        FlashAttention-2, section 4.1).
+        The forward pass has two products of 2*s*s*size, halved by the mask; the backward pass has five instead of two
+        (Dao 2023, FlashAttention-2, section 4.1).
         """
         shapes, length = self.shapes, self.sequence_length
         local_heads = heads / shapes.up
         queries = length / shapes.cp
+        # two products over queries and keys, each of 2 flop per element of its sum, halved by the mask
         flop = 2 * shapes.mbs * local_heads * queries * length * (qk_size + value_size) / 2
+        # queries and results of all heads; keys and values of as many heads as the model has for them
         elements = (
             shapes.mbs
             * queries
@@ -459,10 +476,10 @@ class _Builder:
         ]
 
     def _unfused_core(self, block: Block, heads: FloatArray, qk_size: int, value_size: int) -> list[Operator]:
-        """Attention whose scores pass through memory: two batched products of the whole square and a masked softmax.
+        """Return attention whose scores pass through memory: two products of the whole square and a masked softmax.
 
-        Korthikanti et al. 2022, section 4.1: 2abs^2 bytes of softmax output, and as much again with its dropout; the
-        fused softmax reads the scores and writes the probabilities (Megatron-LM fused_kernels), dropout does it again.
+        The softmax output has 2abs^2 bytes, and its dropout as many again (Korthikanti et al. 2022, section 4.1). The
+        fused softmax reads the scores and writes the probabilities (Megatron-LM fused_kernels), and so does dropout.
         """
         shapes, length = self.shapes, self.sequence_length
         local_heads = heads / shapes.up
@@ -482,7 +499,8 @@ class _Builder:
         return operators + self._batched("attention.core.context", block, rows, float(length), float(value_size))
 
     def _batched(self, name: str, block: Block, rows: FloatArray, k: float, n: float) -> list[Operator]:
-        """A batched product [rows, k] @ [k, n] whose right side differs per head, and its two gradients."""
+        """Return a batched product [rows, k] @ [k, n] whose right side differs per head, and its two gradients."""
+        # the right side is shared by the queries of a head, so that it has rows / sequence_length copies
         scores = (rows * k + rows * n + rows * k * n / self.sequence_length) * self.element_bytes
         products = (
             (name, Phase.FORWARD, (rows, k, n)),
@@ -504,13 +522,14 @@ class _Builder:
         ]
 
     def _matmul_precision(self, name: str) -> str:
-        """fp8 recipes keep the head and the router in 16 bits (Transformer Engine's and torchao's defaults)."""
+        """Return the precision of a product; fp8 keeps head and router in 16 bits (Transformer Engine, torchao)."""
         if name.startswith(("head.", "moe_mlp.router")):
             return _WIDE.get(self.precision, self.precision)
         return self.precision
 
     def _norm(self, name: str, block: Block) -> list[Operator]:
         hidden = self.model.hidden_size
+        # the norms of a layer are dealt evenly to its two blocks
         count = self.model.norms_per_layer / 2 if block in (Block.ATTENTION, Block.DENSE_MLP, Block.MOE_MLP) else 1
         rows = self.residual * count
         shape = np.stack([rows, np.full_like(rows, hidden)], axis=1)
@@ -538,7 +557,7 @@ class _Builder:
         *,
         is_fused: bool = False,
     ) -> list[Operator]:
-        """A memory-bound operator; a pass reads or writes every element once, and again between unfused kernels."""
+        """Return a memory-bound operator; a pass reads or writes every element, and again between unfused kernels."""
         repeated = 1.0 if is_fused or self.runtime.fused_elementwise else UNFUSED_PASSES
         return [
             Operator(

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodels.job.parallel_config import DEGREES, RECOMPUTE_MODES, ConfigGrid
+from costmodels.job.parallel_config import DEGREES, DIMENSIONS, ConfigGrid
 from costmodels.surrogates.mixture import allotted, probabilities_of
 from hardware.arrays import FloatArray, IntArray
 
@@ -49,7 +49,7 @@ def kinds_of(grid: ConfigGrid) -> Kinds:
     for name in grid.dimensions:
         values = np.asarray(getattr(grid, name))
         for value in np.unique(values):
-            shown = RECOMPUTE_MODES[int(value)] if name == "recompute" else value
+            shown = DIMENSIONS[name].value_of(value) if name in DIMENSIONS else value
             columns[f"{name}={shown}"] = values == value
         if name in DEGREES:
             columns[f"{name} above 1"] = values > 1

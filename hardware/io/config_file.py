@@ -1,9 +1,9 @@
-"""Reads YAML and JSON files strictly, and turns their mappings into checked, frozen objects.
+"""Read YAML and JSON files strictly, and turn their mappings into checked, frozen objects.
 
 PyYAML by itself reads `1e-6` as text, `no` as False, `012` as ten, `12:30` as 750, keeps the last of two equal keys
-without a word, and lets a few lines of aliases grow to gigabytes. `read_mapping` closes these holes: the scalars are
-those of YAML 1.2's core schema, equal keys are an error, aliases and anything deeper or larger than a configuration
-file could be are refused.
+without a warning, and lets a few lines of aliases grow to gigabytes. `read_mapping` closes these holes: scalars follow
+YAML 1.2's core schema, equal keys are an error, and aliases and anything deeper or larger than a configuration file
+could be are refused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hardware.io.input_file import read_input
 MAX_FILE_BYTES = 4_000_000
 MAX_YAML_BYTES = 1_000_000
 MAX_VALUES = 25_000
-"""Of one YAML file, which is read in a second or two; the largest of the catalogs has a fifth."""
+"""Most values of one YAML file, which is then read in a second or two; the largest catalog has a fifth of that."""
 MAX_DEPTH = 32
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -36,16 +36,16 @@ class StrictModel(BaseModel):
 
 
 class DocumentedModel(StrictModel):
-    """A mapping that users write: the docstring under each key is what its reference and editors say of it.
+    """Base of mappings that users write: the docstring under a key is its text in the reference and in editors.
 
-    A last paragraph `Default: ...` says what holds without the key where its value does not.
+    A last paragraph `Default: ...` describes the default where the key's default value does not.
     """
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
 
 class SourcedNumber(StrictModel):
-    """A number of a catalog, where it comes from (a key of the catalog's `sources`), and how sure it is."""
+    """Number of a catalog, with its source (a key of the catalog's `sources`) and its confidence."""
 
     value: float = Field(gt=0, allow_inf_nan=False)
     source: str
@@ -94,7 +94,7 @@ def _scalar(loader: Any, node: Any) -> str:
     return str(loader.construct_scalar(node))
 
 
-def _truth(text: str) -> bool:
+def _parse_bool(text: str) -> bool:
     if text.lower() not in ("true", "false"):
         raise ValueError(f"{shown(text)} is neither true nor false")
     return text.lower() == "true"
@@ -111,7 +111,7 @@ _CoreLoader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"(true|T
 _CoreLoader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"(~|null|Null|NULL|)$"), None)
 _CoreLoader.add_implicit_resolver("tag:yaml.org,2002:int", _INT, None)
 _CoreLoader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, None)
-_CoreLoader.add_constructor("tag:yaml.org,2002:bool", lambda loader, node: _truth(_scalar(loader, node)))
+_CoreLoader.add_constructor("tag:yaml.org,2002:bool", lambda loader, node: _parse_bool(_scalar(loader, node)))
 _CoreLoader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(_scalar(loader, node)))
 _CoreLoader.add_constructor(
     "tag:yaml.org,2002:float",
@@ -120,7 +120,11 @@ _CoreLoader.add_constructor(
 
 
 def read_text(path: Path, *, most_bytes: int = MAX_FILE_BYTES) -> str:
-    """The text of a configuration file, or a ConfigError that says why it can't be read."""
+    """Read the text of a configuration file.
+
+    Raises:
+        ConfigError: the file can't be read; it says why.
+    """
     try:
         text = read_input(path, most_bytes=most_bytes).decode()
     except UnicodeDecodeError:
@@ -129,7 +133,7 @@ def read_text(path: Path, *, most_bytes: int = MAX_FILE_BYTES) -> str:
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """The mapping that a YAML (or, with the ending .json, JSON) file holds.
+    """Read the mapping of a YAML file, or of a JSON file with the ending .json.
 
     Raises:
         ConfigError: the file is missing, too large, not a mapping, malformed, or repeats a key.
@@ -147,11 +151,11 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
 
 _KINDS = {str: "text", list: "a list", bool: "true or false"}
-"""What stands in place of a mapping, in words: a file that was never meant for us may hold secrets."""
+"""Words for a value in place of a mapping; the value is not shown, since an unrelated file may hold secrets."""
 
 
 def parse_yaml(text: str) -> Any:
-    """The value that strict YAML text holds (also used for `--set key=value`)."""
+    """Parse strict YAML text (also used for `--set key=value`)."""
     if len(text) > MAX_YAML_BYTES:
         raise ConfigError(f"is larger than {MAX_YAML_BYTES // 1_000_000} MB")
     loader = None
@@ -173,7 +177,7 @@ def parse_yaml(text: str) -> Any:
 
 
 def parse_json(text: str) -> Any:
-    """The value that JSON text holds; a key that stands twice is an error."""
+    """Parse JSON text; a key that appears twice is an error."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         mapping = dict(pairs)
@@ -195,7 +199,11 @@ def parse_json(text: str) -> Any:
 
 
 def checked(model: type[ModelT], mapping: Mapping[str, Any], *, file: str | None = None) -> ModelT:
-    """`mapping` as an object of `model`; the first mistake in it as one ConfigError."""
+    """Validate `mapping` as an object of `model`.
+
+    Raises:
+        ConfigError: the mapping has mistakes; it tells the first one.
+    """
     try:
         return model.model_validate(dict(mapping))
     except ValidationError as error:
@@ -213,7 +221,7 @@ _WANTED_TYPES = {
     "model_type": "a mapping",
     "model_attributes_type": "a mapping",
 }
-"""pydantic's errors that are about a type, in the words of a configuration file."""
+"""Types in the words of a configuration file, by pydantic's kind of error."""
 
 
 def _as_config_error(
@@ -245,7 +253,7 @@ def _as_config_error(
 
 
 def _unknown_tag(entry: Any, key: str, file: str | None) -> ConfigError:
-    """The mistake in the key that says which of several grammars a mapping follows."""
+    """Describe the mistake in the key that selects one of several grammars."""
     tag = str(entry["ctx"]["discriminator"]).strip("'")
     if entry["type"] == "union_tag_not_found":
         return ConfigError("is required and missing", key=f"{key}.{tag}", file=file)
@@ -255,7 +263,7 @@ def _unknown_tag(entry: Any, key: str, file: str | None) -> ConfigError:
 
 
 def _key_at(mapping: Mapping[str, Any], location: tuple[int | str, ...], *, is_missing: bool = False) -> str:
-    """The dotted key that stands at pydantic's `location`, which also names members of unions that no file shows."""
+    """Return the dotted key at pydantic's `location`, without the members of unions that pydantic names there."""
     parts: list[str] = []
     value: Any = mapping
     tag: Any = None  # of the union whose mapping was just entered
@@ -275,7 +283,7 @@ def _key_at(mapping: Mapping[str, Any], location: tuple[int | str, ...], *, is_m
 
 
 def _model_at(model: type[BaseModel], location: list[str]) -> type[BaseModel] | None:
-    """The model class that checks the mapping at `location`, as far as the annotations tell."""
+    """Return the model class that checks the mapping at `location`, as far as the annotations tell."""
     current: type[BaseModel] = model
     parts = iter(location)
     for part in parts:

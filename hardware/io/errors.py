@@ -1,4 +1,4 @@
-"""The one exception for a user's mistake, complete without the source open."""
+"""Exception for mistakes of users, and helpers that print values in its messages."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Iterable
 
 
 class ConfigError(Exception):
-    """A value that a user gave and that cannot work.
+    """Error for a value that a user gave and that cannot work.
 
-    The message names the file, the key, the value seen, the rule it breaks and the nearest valid choice, as far
-    as each is known. The command line prints it without a traceback and ends with status 2.
+    The message names the file, the key, the value, the rule that it breaks and the nearest valid choice, as far as each
+    is known. The command line prints it without a traceback and ends with status 2.
     """
 
     def __init__(
@@ -31,11 +31,11 @@ class ConfigError(Exception):
         self.file = file
 
     def in_file(self, file: str) -> ConfigError:
-        """The same mistake, with the file it stands in where none was named yet."""
+        """Return this error with the name of its file, unless one was named already."""
         return ConfigError(self.rule, key=self.key, value=self.value, nearest=self.nearest, file=self.file or file)
 
     def under(self, prefix: str) -> ConfigError:
-        """The same mistake, seen from the mapping that holds the value under `prefix`."""
+        """Return this error for the mapping that holds the value under `prefix`."""
         key = prefix if self.key is None else f"{prefix}.{self.key}"
         return ConfigError(self.rule, key=key, value=self.value, nearest=self.nearest, file=self.file)
 
@@ -50,24 +50,24 @@ class ConfigError(Exception):
 
 
 def shown(value: object, limit: int = 120) -> str:
-    """`value` as messages print it: quoted if it is text, without passwords of URLs, of `limit` characters at most."""
+    """Print a value for messages: text is quoted, passwords of URLs are hidden, at most `limit` characters remain."""
     return shortened(shown_url(repr(value)), limit)
 
 
 def shortened(text: str, limit: int) -> str:
-    """`text`, never longer than `limit` characters."""
+    """Cut a text to at most `limit` characters."""
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
 def shown_url(url: str) -> str:
-    """The URL without its password, for messages and results."""
+    """Return the URL without its password, for messages and results."""
     # greedy: a password may hold an unescaped @ or :, and rather too much is hidden than too little
     hidden = re.sub(r"(://[^:/@]*):.*@", r"\1:***@", url)
     return re.sub(r"([?&](?:password|passfile|sslpassword)=)[^&]*", r"\1***", hidden)
 
 
 def did_you_mean(name: object, choices: Iterable[str]) -> str:
-    """The nearest valid choice in words: the closest name, then all of them if they are few."""
+    """Suggest the valid name closest to a wrong one, and list all valid names if they are few."""
     known = sorted(choices)
     close = difflib.get_close_matches(str(name).lower(), [choice.lower() for choice in known], n=1, cutoff=0.5)
     nearest = next((choice for choice in known if close and choice.lower() == close[0]), None)

@@ -1,6 +1,6 @@
-"""Reads a file that a user names: a plain file, and no more of it than its kind ever needs.
+"""Read files that users name: plain files only, and no more of them than their kind ever needs.
 
-What is no plain file has no end (a device) or waits for somebody who may never write (a pipe), so neither is read.
+Devices and pipes are refused: a device has no end, and a pipe waits for a writer who may never come.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ GZIP_MARK = b"\x1f\x8b"
 
 
 def read_input(path: Path, *, most_bytes: int) -> bytes:
-    """What a file holds.
+    """Read a plain file whole.
 
     Raises:
-        ConfigError: there is none, it can't be read, is no plain file, or is larger.
+        ConfigError: the file is missing, can't be read, is no plain file, or is larger than `most_bytes`.
     """
     try:
-        # without O_NONBLOCK, to open a pipe is to wait for a writer
+        # without O_NONBLOCK, opening a pipe waits for a writer
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123 # of a number
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise ConfigError("is a pipe or a device, not a file", file=str(path), nearest="save it to a file")
@@ -33,7 +33,7 @@ def read_input(path: Path, *, most_bytes: int) -> bytes:
         raise ConfigError("is a directory, not a file", file=str(path)) from None
     except FileNotFoundError:
         raise _no_such_file(path) from None
-    except ValueError:  # what the system takes for no path at all
+    except ValueError:  # the text is no path on this system
         raise ConfigError("is no path of a file", file=str(path)) from None
     except OSError as error:
         raise ConfigError(f"cannot be read ({error.strerror})", file=str(path)) from None
@@ -43,15 +43,15 @@ def read_input(path: Path, *, most_bytes: int) -> bytes:
 
 
 def unpacked(content: bytes, *, most_bytes: int, path: Path) -> bytes:
-    """The content of a file, which gzip may have packed, and which may unpack to so much.
+    """Decompress the content of a file if gzip has compressed it.
 
     Raises:
-        ConfigError: it is damaged, or larger.
+        ConfigError: the content is damaged, or larger than `most_bytes` once it is decompressed.
     """
     if not content.startswith(GZIP_MARK):
         return content
     try:
-        whole = _unpacked(content, most_bytes)
+        whole = _decompress(content, most_bytes)
     except (EOFError, gzip.BadGzipFile, zlib.error):
         raise ConfigError("is damaged: it cannot be decompressed", file=str(path)) from None
     if len(whole) > most_bytes:
@@ -59,8 +59,8 @@ def unpacked(content: bytes, *, most_bytes: int, path: Path) -> bytes:
     return whole
 
 
-def _unpacked(content: bytes, most_bytes: int) -> bytes:
-    """As much of it as tells whether it is too large."""
+def _decompress(content: bytes, most_bytes: int) -> bytes:
+    """Decompress one byte more than allowed at most, which is enough to see that the content is too large."""
     with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
         return file.read(most_bytes + 1)
 

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodels.job.parallel_config import RECOMPUTE_MODES, ConfigGrid, Value
+from costmodels.job.parallel_config import DIMENSIONS, ConfigGrid, Value
 from hardware.arrays import IntArray
 
 
@@ -63,8 +63,7 @@ def _changed(grid: ConfigGrid, defaults: Mapping[str, Value]) -> IntArray:
     for name in grid.opened:
         if name == "assignment":
             continue
-        usual = RECOMPUTE_MODES.index(str(defaults[name])) if name == "recompute" else int(defaults[name])
-        differs = getattr(grid, name).astype(np.int64) != usual
+        differs = getattr(grid, name).astype(np.int64) != DIMENSIONS[name].code_of(defaults[name])
         if name == "sequence_parallel":
             differs &= grid.tp > 1
         if name == "zero_stage":

@@ -14,7 +14,7 @@ from typing import Any
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.trial import FrozenTrial
 
-from costmodels.job.parallel_config import DEGREES, RECOMPUTE_MODES, ConfigGrid
+from costmodels.job.parallel_config import DEGREES, DIMENSIONS, ConfigGrid
 
 ASSIGNMENT = "assignment"
 _LARGEST = 2**31 - 1
@@ -25,10 +25,8 @@ def distribution_of(name: str, candidates: ConfigGrid) -> BaseDistribution:
 
     A study whose space was narrowed could not be resumed otherwise.
     """
-    if name == "recompute":
-        return CategoricalDistribution(RECOMPUTE_MODES)
-    if name == "sequence_parallel":
-        return CategoricalDistribution((False, True))
+    if name in DIMENSIONS and not DIMENSIONS[name].is_number:
+        return CategoricalDistribution(DIMENSIONS[name].choices)
     if name == ASSIGNMENT:
         return IntDistribution(0, _LARGEST)
     values = getattr(candidates, name)

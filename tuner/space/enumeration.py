@@ -1,9 +1,12 @@
-"""The candidate grid, and why each configuration that is not in it fell.
+"""Enumeration of the candidate grid, with the reason for each configuration that is left out.
 
-The rules stand in tuner/space/rules.py. The grid is enumerated in stages (the five degrees that multiply to the number
-of devices, the experts' tensor degree, mbs, vpp, ep, then the opened dimensions), and every rule is applied at the
-first stage where all that it needs is known, so that a space of tens of millions of raw combinations is never built.
-`removed` still counts raw combinations: what a rule drops early is weighted with the combinations it stands for.
+The rules stand in tuner/space/rules.py, the dimensions and their order of enumeration in tuner/space/dimensions.py. The
+grid is enumerated in stages: first the five degrees that multiply to the number of devices, then one dimension after
+the other. Every rule is applied at the first stage where all dimensions that it needs are known, so that a space of
+tens of millions of raw combinations is never built. `removed` still counts raw combinations: a row that a rule drops
+early is weighted with the combinations that it stands for.
+
+Letters: n rows of the grid.
 """
 
 from __future__ import annotations
@@ -18,7 +21,6 @@ import numpy as np
 from costmodels.job.parallel_config import (
     DEGREES,
     ENUMERATED_DIMENSIONS,
-    RECOMPUTE_MODES,
     ConfigGrid,
     ParallelConfig,
     concatenate,
@@ -26,46 +28,36 @@ from costmodels.job.parallel_config import (
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
-from costmodels.job.uneven_work import EVEN
 from costmodels.step.memory import MemoryEstimate, estimate_memory
 from costmodels.step.step_time import estimate_step
 from hardware.arrays import IntArray
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError, did_you_mean
 from tuner.planners.pipeline.uneven import planned, refined
+from tuner.space.dimensions import SEARCHED, STAGES, divisors
 from tuner.space.rules import DUPLICATE_RULES, LAYER_PADDING, RULE_SETS, RULES, Columns, Keep, Rule
 
 MAX_CANDIDATES = 5_000_000
 MAX_COMBINATIONS = 40_000_000
-"""Rows that enumeration holds at once, a few gigabytes at most."""
+"""Most rows that enumeration holds at once, a few gigabytes."""
 MOST_PLANNED = 400
-"""Configurations of a study for which uneven work is planned."""
+"""Most configurations of a study for which uneven work is planned."""
 MOST_PROVEN = 8
-"""Of these, configurations whose stages branch and bound looks for."""
-STAGES: tuple[tuple[str, ...], ...] = (
-    ("pp", "tp", "dp", "cp", "up"),
-    ("expert_tp",),
-    ("mbs",),
-    ("vpp",),
-    ("ep",),
-    ("recompute",),
-    ("zero_stage",),
-    ("sequence_parallel",),
-    ("dp_shard",),
-)
+"""Most of these configurations whose stages are refined by branch and bound."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpaceOptions:
-    """What a study says about its space.
+    """Options of a study for its space.
 
     Attributes:
-        rule_set: Name in RULE_SETS; None takes the runtime's.
-        without: Rules switched off.
-        allowed: Values that a dimension may take, where the study tightens it.
-        opened: Further dimensions that the study searches.
+        rule_set: Name of a rule set in RULE_SETS; None takes the runtime's.
+        without: Names of the rules that are switched off.
+        allowed: Codes that a dimension may take, where the study tightens it.
+        opened: Names of the further dimensions that the study searches.
         uneven: Parts of an assignment that are planned for every configuration, beside its even one.
-        memory_headroom: Share of each device's memory that must stay free; what may keep it free is not dropped.
+        memory_headroom: Share of each device's memory that must stay free; a configuration that may keep it free, given
+            the error of the memory model, is not dropped.
     """
 
     rule_set: str | None = None
@@ -78,14 +70,14 @@ class SpaceOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Space:
-    """The candidates of a study.
+    """Candidates of a study.
 
     Attributes:
         grid: Configurations that obey every rule and may fit in memory, and the current one.
-        memory: Their predicted memory.
-        num_before_memory: Configurations that obey every rule.
-        removed: Raw combinations that each rule dropped, and configurations that memory dropped.
-        warnings: What a user should know, such as rules that the current configuration breaks.
+        memory: Predicted memory of the configurations in the grid.
+        num_before_memory: Number of configurations that obey every rule.
+        removed: Number of raw combinations that each rule dropped, and of configurations that memory dropped.
+        warnings: Messages for the user, such as rules that the current configuration breaks.
     """
 
     grid: ConfigGrid
@@ -96,7 +88,7 @@ class Space:
 
 
 def setting_for(job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile, options: SpaceOptions) -> Setting:
-    """The setting in which rules and cost model see the job: a rule set may bring its own layer padding.
+    """Return the setting that rules and cost model use; a rule set may bring its own layer padding.
 
     Raises:
         ConfigError: the rule set or a switched-off rule does not exist.
@@ -119,15 +111,18 @@ def setting_for(job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile, opt
 
 
 def active_rules(setting: Setting, options: SpaceOptions) -> list[Rule]:
-    """The rules in force: those of the rule set less the switched-off ones, and one for each tightened dimension."""
+    """Return the rules in force: the rule set without switched-off rules, and one rule per tightened dimension.
+
+    Rules that remove duplicates of a dimension are in force only where the study opens that dimension.
+    """
     name = options.rule_set or setting.runtime.rule_set
     rules = [RULES[rule] for rule in RULE_SETS[name] if rule not in options.without]
     rules = [rule for rule in rules if rule.name not in DUPLICATE_RULES or rule.needs[-1] in options.opened]
-    return rules + [_tightened(dimension, values) for dimension, values in options.allowed]
+    return rules + [_allow_only(dimension, values) for dimension, values in options.allowed]
 
 
-def _tightened(dimension: str, values: tuple[int, ...]) -> Rule:
-    shown = [_shown_value(dimension, value) for value in values]
+def _allow_only(dimension: str, values: tuple[int, ...]) -> Rule:
+    shown = [SEARCHED[dimension].show(value) for value in values]
     return Rule(
         name=f"space.{dimension}",
         needs=(dimension,),
@@ -136,51 +131,48 @@ def _tightened(dimension: str, values: tuple[int, ...]) -> Rule:
     )
 
 
-def _shown_value(dimension: str, value: int) -> str:
-    if dimension == "recompute":
-        return RECOMPUTE_MODES[value]
-    return str(bool(value)).lower() if dimension == "sequence_parallel" else str(value)
-
-
 OnBroken = Callable[[str, Columns, Keep, int], None]
-"""Hears what a rule drops: its name, the columns known by then [n], which rows it drops [n], and the raw combinations
-that each stands for."""
+"""Function that is told what a rule drops: the rule's name, the columns known by then [n], a mask of the rows that it
+drops [n], and the number of raw combinations that each row stands for."""
 
 
-def unheard(rule: str, columns: Columns, broken: Keep, weight: int) -> None:
-    """For callers who want the counts alone."""
+def ignore_broken(rule: str, columns: Columns, broken: Keep, weight: int) -> None:
+    """Ignore the dropped rows; the default of callers that want the counts alone."""
 
 
 def enumerate_space(
-    setting: Setting, options: SpaceOptions, *, on_broken: OnBroken = unheard
+    setting: Setting, options: SpaceOptions, *, on_broken: OnBroken = ignore_broken
 ) -> tuple[ConfigGrid, dict[str, int]]:
-    """All configurations that obey the rules in force, and the raw combinations that each rule dropped.
+    """Enumerate all configurations that obey the rules in force, and count the raw combinations that each rule drops.
 
-    Rows come in the order of the degrees, pp slowest.
+    Rows come in the order of the dimensions, pp slowest.
 
     Args:
-        setting: Job, cluster and runtime.
-        options: What the study says about its space.
-        on_broken: Hears what each rule drops, as it does.
+        setting: Job, cluster and runtime of the study.
+        options: Options of the study for its space.
+        on_broken: Function that is called with the rows that a rule drops, each time it drops some.
 
     Raises:
-        ConfigError: more than MAX_CANDIDATES configurations remain, or more than MAX_COMBINATIONS are to be looked at.
+        ConfigError: more than MAX_CANDIDATES configurations remain, or more than MAX_COMBINATIONS must be looked at.
     """
     raw = _raw_values(setting, options)
     rules = active_rules(setting, options)
     removed = dict.fromkeys((rule.name for rule in rules), 0)
     columns: dict[str, IntArray] = {}
-    num_rows = 1
+    num_rows = 1  # the empty combination, which the first stage extends
     for position, stage in enumerate(STAGES):
         values = raw[stage[0]] if len(stage) == 1 else _factorisations(setting.cluster.num_devices, len(stage))
         _check_size(num_rows * len(values), MAX_COMBINATIONS, "combinations to look at")
+        # every row known so far meets every value of this stage
         columns = {name: np.repeat(column, len(values)) for name, column in columns.items()}
         added = np.tile(values.reshape(len(values), -1), (num_rows, 1))
         columns |= {name: added[:, i] for i, name in enumerate(stage)}
         known = set(columns)
+        # a row stands for all raw values of the stages to come
         weight = int(np.prod([len(raw[later[0]]) for later in STAGES[position + 1 :]], dtype=np.int64))
         keep = np.ones(num_rows * len(values), dtype=np.bool_)
         for rule in rules:
+            # a rule is due at the first stage that completes what it needs; a row counts for the first rule it breaks
             if set(rule.needs) <= known and set(rule.needs) & set(stage):
                 broken = keep & ~rule.keep(setting, columns)
                 removed[rule.name] += int(broken.sum()) * weight
@@ -189,17 +181,11 @@ def enumerate_space(
         columns = {name: column[keep] for name, column in columns.items()}
         num_rows = int(keep.sum())
     _check_size(num_rows, MAX_CANDIDATES, "configurations")
+    # lexsort takes the slowest key last
     order = np.lexsort([columns[name] for name in reversed(DEGREES + ENUMERATED_DIMENSIONS)])
     columns = {name: column[order] for name, column in columns.items()}
-    sequence_parallel = columns.pop("sequence_parallel").astype(np.bool_)
-    assignment = np.zeros(num_rows, dtype=np.int64)
-    return ConfigGrid(
-        **columns,
-        sequence_parallel=sequence_parallel,
-        assignment=assignment,
-        assignments=(EVEN,),
-        opened=options.opened,
-    ), {name: count for name, count in removed.items() if count}
+    grid = ConfigGrid.from_codes(columns, opened=options.opened)
+    return grid, {name: count for name, count in removed.items() if count}
 
 
 def _check_size(number: int, limit: int, what: str) -> None:
@@ -210,65 +196,39 @@ def _check_size(number: int, limit: int, what: str) -> None:
 
 
 def _raw_values(setting: Setting, options: SpaceOptions) -> dict[str, IntArray]:
-    """The values of each dimension before any rule: divisors, and what the study opens."""
-    job, runtime = setting.job, setting.runtime
-    default_sp = runtime.sequence_parallel if job.sequence_parallel is None else job.sequence_parallel
-    further = {
-        "recompute": [RECOMPUTE_MODES.index(mode) for mode in runtime.recompute_modes],
-        "zero_stage": list(runtime.zero_stages),
-        "sequence_parallel": [0, 1],
-        "expert_tp": [0, *divisors(max(job.model.expert_ffn_size, 1))],
-        "dp_shard": [0, *divisors(setting.cluster.num_devices)],
-    }
-    fixed = {
-        "recompute": [RECOMPUTE_MODES.index(job.recompute)],
-        "zero_stage": [job.zero_stage],
-        "sequence_parallel": [int(default_sp)],
-        "expert_tp": [job.expert_tp],
-        "dp_shard": [job.dp_shard],
-    }
-    values = {
-        "mbs": divisors(job.global_batch_size),
-        "vpp": divisors(setting.padded_layers),
-        "ep": divisors(max(job.model.num_experts, 1)),
-        **{name: further[name] if name in options.opened else fixed[name] for name in ENUMERATED_DIMENSIONS},
-    }
-    return {name: np.array(entries, dtype=np.int64) for name, entries in values.items()}
+    """Return the values of each dimension before any rule; the job fixes those that the study does not open."""
+    fixed = setting.job.fixed_values(sequence_parallel=setting.runtime.sequence_parallel)
+    raw = {}
+    for name, dimension in SEARCHED.items():
+        is_fixed = name in fixed and name not in options.opened
+        codes = [dimension.code_of(fixed[name])] if is_fixed else dimension.codes(setting)
+        raw[name] = np.array(codes, dtype=np.int64)
+    return raw
 
 
 def impossible_values(setting: Setting, options: SpaceOptions) -> dict[str, tuple[tuple[int, ...], str, list[int]]]:
-    """Values that a study allows and no configuration of its job and cluster can have, whatever the rules.
+    """Return the allowed values that no configuration of the job and cluster can have, whatever the rules.
 
     Returns:
         By dimension, the values, the demand that they don't meet, and all values that do.
     """
-    job, devices = setting.job, setting.cluster.num_devices
-    experts, width = job.model.num_experts, job.model.expert_ffn_size
-    sizes = {
-        **dict.fromkeys(STAGES[0], (devices, f"must divide the cluster's {devices:,} devices")),
-        "mbs": (job.global_batch_size, f"must divide the global batch of {job.global_batch_size:,} sequences"),
-        "vpp": (setting.padded_layers, f"must divide the model's {setting.padded_layers} layers, padding included"),
-        "ep": (
-            max(experts, 1),
-            f"must divide the model's {experts} experts" if experts else "must be 1 without experts",
-        ),
-        "expert_tp": (max(width, 1), f"must be 0, or divide the experts' width of {width:,}"),
-        "dp_shard": (devices, f"must be 0, or divide the cluster's {devices:,} devices"),
-    }
     found = {}
-    for dimension, values in options.allowed:
-        number, demand = sizes.get(dimension, (0, ""))
-        wrong = tuple(value for value in values if number and value and (value < 0 or number % value))
+    for name, values in options.allowed:
+        dimension = SEARCHED[name]
+        if dimension.divided is None:
+            continue
+        divided = dimension.divided(setting)
+        wrong = tuple(value for value in values if value and (value < 0 or divided.number % value))
         if wrong:
-            found[dimension] = (wrong, demand, divisors(number))
+            found[name] = (wrong, divided.demand, divisors(divided.number))
     return found
 
 
 def _unused_values(setting: Setting, options: SpaceOptions, grid: ConfigGrid) -> list[str]:
-    """What the study allows and no configuration that obeys the rules has, with the reason."""
+    """Return a note for each allowed value that no configuration has once all rules are applied, with the reason."""
     wrong = impossible_values(setting, options)
     notes = [
-        f"space.{dimension}: no configuration has {_listed(dimension, values)}: {dimension} {demand}"
+        f"space.{dimension}: no configuration has {_list_values(dimension, values)}: {dimension} {demand}"
         for dimension, (values, demand, _) in wrong.items()
     ]
     unused = {
@@ -277,6 +237,7 @@ def _unused_values(setting: Setting, options: SpaceOptions, grid: ConfigGrid) ->
         for value in values
         if value not in wrong.get(dimension, ((),))[0] and not (getattr(grid, dimension) == value).any()
     }
+    # without any configuration, every value would get a note
     if not unused or not len(grid):
         return notes
 
@@ -285,29 +246,24 @@ def _unused_values(setting: Setting, options: SpaceOptions, grid: ConfigGrid) ->
             if dimension in columns and rule != f"space.{dimension}":
                 rules[rule] += int((broken & (columns[dimension] == value)).sum()) * weight
 
+    # a second enumeration counts, for these values alone, which rule takes most of their combinations away
     enumerate_space(setting, options, on_broken=hear)
     reasons = {rule.name: rule.reason(setting) for rule in active_rules(setting, options)}
     for (dimension, value), rules in unused.items():
         most = max(rules, key=lambda rule: rules[rule])
         notes.append(
-            f"space.{dimension}: no configuration has {_listed(dimension, (value,))}; "
+            f"space.{dimension}: no configuration has {_list_values(dimension, (value,))}; "
             f"most of them fall to {most}: {reasons[most]}"
         )
     return notes
 
 
-def _listed(dimension: str, values: tuple[int, ...]) -> str:
-    return f"{dimension} {', '.join(_shown_value(dimension, value) for value in values)}"
-
-
-def divisors(number: int) -> list[int]:
-    """All divisors of a positive number, ascending."""
-    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
-    return sorted({*small, *(number // d for d in small)})
+def _list_values(dimension: str, values: tuple[int, ...]) -> str:
+    return f"{dimension} {', '.join(SEARCHED[dimension].show(value) for value in values)}"
 
 
 def _factorisations(number: int, parts: int) -> IntArray:
-    """All ordered ways [f, parts] to write `number` as a product of `parts` factors."""
+    """Return all ordered ways [f, parts] to write `number` as a product of `parts` factors."""
     rows: list[tuple[int, ...]] = [()]
     rests = [number]
     for _ in range(parts - 1):
@@ -318,17 +274,18 @@ def _factorisations(number: int, parts: int) -> IntArray:
 
 
 def with_plans(setting: Setting, options: SpaceOptions, grid: ConfigGrid) -> ConfigGrid:
-    """The configurations, and after them those of which uneven work is predicted to make more.
+    """Append the planned configurations whose uneven work is predicted to be faster than their even work.
 
-    Where there are very many, work is planned for the MOST_PLANNED that are predicted to be the fastest with even work;
-    for the MOST_PROVEN fastest of these, branch and bound looks for better stages.
+    Of very many configurations, only the MOST_PLANNED that are predicted to be the fastest with even work are planned.
+    Branch and bound then looks for better stages of the MOST_PROVEN fastest plans.
     """
     headroom, parts = options.memory_headroom, options.uneven
+    # planning costs far more than a prediction, so predictions with even work choose what is planned
     chosen = np.arange(len(grid))
     if len(grid) > MOST_PLANNED:
         chosen = np.sort(np.argsort(estimate_step(setting, grid).step_time_s)[:MOST_PLANNED])
     found = planned(setting, grid.take(chosen), parts, memory_headroom=headroom)
-    found = found.take(found.assignment > 0)
+    found = found.take(found.assignment > 0)  # nothing is gained in the others
     if not len(found):
         return grid
     order = np.argsort(estimate_step(setting, found).step_time_s)
@@ -337,9 +294,8 @@ def with_plans(setting: Setting, options: SpaceOptions, grid: ConfigGrid) -> Con
 
 
 def broken_rules(setting: Setting, options: SpaceOptions, config: ParallelConfig) -> dict[str, str]:
-    """Every rule in force that `config` breaks, with its reason."""
-    grid = ConfigGrid.from_configs([config], options.opened)
-    columns = {name: grid.matrix([name])[:, 0] for name in DEGREES + ENUMERATED_DIMENSIONS}
+    """Return every rule in force that `config` breaks, with its reason."""
+    columns = _columns(config)
     broken = {
         rule.name: rule.reason(setting)
         for rule in active_rules(setting, options)
@@ -350,7 +306,7 @@ def broken_rules(setting: Setting, options: SpaceOptions, config: ParallelConfig
 
 
 def assignment_error(setting: Setting, config: ParallelConfig) -> str | None:
-    """Why a configuration's uneven work is none of this job on this cluster; None if it is."""
+    """Explain why a configuration's uneven work does not belong to this job and cluster; None if it does."""
     given, job, hosts = config.assignment, setting.job, setting.cluster.num_hosts
     num_virtual, rounds = config.pp * config.vpp, job.global_batch_size // config.mbs
     layers = given.layers or repeat(job.model.num_layers)
@@ -385,37 +341,38 @@ def assignment_error(setting: Setting, config: ParallelConfig) -> str | None:
 
 
 def why_not(setting: Setting, options: SpaceOptions, config: ParallelConfig) -> dict[str, str]:
-    """Everything that keeps `config` out of the space: the rules it breaks, and memory if it can be predicted."""
+    """Return the reasons that keep `config` out of the space: broken rules, and memory where it can be predicted."""
     reasons = broken_rules(setting, options, config)
     if launchable(setting, config):
         grid = ConfigGrid.from_configs([config], options.opened)
         memory = estimate_memory(setting, grid)
-        if not _kept(setting, memory, options)[0]:
-            reasons["memory"] = f"{_needed_in_words(memory, 0)}, and {options.memory_headroom:.0%} must stay free"
+        if not _may_fit(setting, memory, options)[0]:
+            reasons["memory"] = f"{_describe_need(memory, 0)}, and {options.memory_headroom:.0%} must stay free"
     return reasons
 
 
 def launchable(setting: Setting, config: ParallelConfig) -> bool:
-    """Whether the cost model can price the configuration: its sizes divide what they split."""
+    """Check whether the cost model can price the configuration, that is, whether its degrees divide what they split."""
     needed = ("devices", "global_batch", "ep_within_stage", "dp_shard_within_dp")
     if assignment_error(setting, config):
         return False
-    return all(RULES[name].keep(setting, _columns(config)).all() for name in needed) and (
+    columns = _columns(config)
+    return all(RULES[name].keep(setting, columns).all() for name in needed) and (
         config.pp <= setting.padded_layers and max(setting.job.model.num_experts, 1) % config.ep == 0
     )
 
 
 def _columns(config: ParallelConfig) -> Columns:
-    names = (*DEGREES, "expert_tp", "dp_shard")
-    return {name: np.array([getattr(config, name)], dtype=np.int64) for name in names}
+    codes = {name: dimension.code_of(getattr(config, name)) for name, dimension in SEARCHED.items()}
+    return {name: np.array([code], dtype=np.int64) for name, code in codes.items()}
 
 
 def build_space(
     setting: Setting, options: SpaceOptions, *, current: ParallelConfig | None, measured: ConfigGrid | None = None
 ) -> Space:
-    """The candidates of a study: enumerated and pruned, or exactly the `measured` ones that a replay offers.
+    """Build the candidates of a study: enumerated and pruned, or exactly the `measured` ones that a replay offers.
 
-    The current configuration is never pruned: it stays in the grid, and a warning names what it breaks.
+    The current configuration is never pruned. It stays in the grid, and a warning names the rules that it breaks.
     """
     warnings: list[str] = []
     if measured is not None:
@@ -429,15 +386,16 @@ def build_space(
         if options.uneven and len(grid):
             grid = with_plans(setting, options, grid)
         memory = estimate_memory(setting, grid)
-        fitting = _kept(setting, memory, options)
+        fitting = _may_fit(setting, memory, options)
+    # memory is predicted anew only if pruning or the current configuration changes the grid below
     predicted, num_before_memory = grid, len(grid)
     dropped = int((~fitting).sum())
     if dropped:
         if dropped == len(grid):
-            warnings.append(_closest_miss(grid, memory, options))
+            warnings.append(_describe_closest(grid, memory, options))
         removed["memory"] = dropped
         grid = grid.take(fitting)
-    if current is not None and _position(grid, current) is None:
+    if current is not None and _find_position(grid, current) is None:
         if measured is not None:
             raise ConfigError(
                 "is not among the measured rows, so it cannot be replayed", key="current", value=str(current)
@@ -459,26 +417,26 @@ def build_space(
     )
 
 
-def _kept(setting: Setting, memory: MemoryEstimate, options: SpaceOptions) -> Keep:
-    """What a study does not drop untried [n]: all that may fit, given how far the memory model is off."""
+def _may_fit(setting: Setting, memory: MemoryEstimate, options: SpaceOptions) -> Keep:
+    """Return a mask [n] of the configurations that may fit, given the error of the memory model."""
     return np.asarray(memory.may_fit(options.memory_headroom, setting.runtime.memory_error))
 
 
-def _needed_in_words(memory: MemoryEstimate, position: int) -> str:
+def _describe_need(memory: MemoryEstimate, position: int) -> str:
     needed, capacity = memory.needed_bytes[position] / 2**30, memory.capacity_bytes[position] / 2**30
     return f"needs {needed:.1f} GiB of {capacity:.1f} GiB"
 
 
-def _closest_miss(grid: ConfigGrid, memory: MemoryEstimate, options: SpaceOptions) -> str:
-    """Where nothing fits: the configuration that comes closest, and what may help."""
+def _describe_closest(grid: ConfigGrid, memory: MemoryEstimate, options: SpaceOptions) -> str:
+    """Describe the configuration that comes closest to fitting, and suggest a remedy, where nothing fits."""
     closest = int(np.argmin(memory.needed_bytes / memory.capacity_bytes))
     told = (
-        f"nothing fits: the closest, {grid.config(closest)}, {_needed_in_words(memory, closest)}, of which "
+        f"nothing fits: the closest, {grid.config(closest)}, {_describe_need(memory, closest)}, of which "
         f"{options.memory_headroom:.0%} must stay free"
     )
     return told if "recompute" in options.opened else f"{told}; space.recompute: [none, full] would search further"
 
 
-def _position(grid: ConfigGrid, config: ParallelConfig) -> int | None:
-    """Where `config` stands in the grid, by the dimensions that identify a candidate."""
+def _find_position(grid: ConfigGrid, config: ParallelConfig) -> int | None:
+    """Return the position of `config` in the grid, by the dimensions that identify a candidate; None without it."""
     return grid.positions().get(tuple(config.values(grid.dimensions).values()))

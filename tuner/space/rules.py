@@ -1,7 +1,7 @@
-"""The rules that a configuration must obey: each a named, vectorised predicate with its own reason text.
+"""Rules that a configuration must obey: named, vectorised predicates, each with its own reason text.
 
-A rule looks at columns of degrees [n] and at the Setting, and says which rows it keeps. RULE_SETS says which rules a
-framework has; a runtime profile names its set.
+A rule takes columns of degrees [n] and a Setting, and returns a mask of the rows that it keeps. RULE_SETS lists the
+rules of each framework; a runtime profile names its set.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class Rule:
     """One condition that a configuration must meet.
 
     Attributes:
-        name: How studies switch it off and reports count it.
-        needs: The dimensions it looks at.
-        keep: Which rows of the columns [n] meet it.
-        reason: Why it exists, with the numbers of the setting; told when a configuration breaks it.
+        name: Name by which studies switch the rule off and reports count it.
+        needs: Names of the dimensions that the rule reads.
+        keep: Function that returns a mask [n] of the rows that meet the rule.
+        reason: Function that explains the rule with the numbers of a setting, for configurations that break it.
     """
 
     name: str
@@ -46,15 +46,17 @@ def _micro_batches(s: Setting, c: Columns) -> IntArray:
 
 
 def _vpp_rounds(s: Setting, c: Columns) -> Keep:
+    # torch's interleaved schedule runs m micro-batches in max(m // pp, 1) rounds, which must be of equal length
     micro_batches = _micro_batches(s, c)
     return np.asarray((c["vpp"] == 1) | (micro_batches % np.maximum(micro_batches // c["pp"], 1) == 0))
 
 
-def _even_or_one_chunk(s: Setting, c: Columns) -> Keep:
+def _is_even_or_one_chunk(s: Setting, c: Columns) -> Keep:
     return np.asarray((c["vpp"] == 1) | (s.padded_layers % (c["pp"] * c["vpp"]) == 0))
 
 
 def _context_chunks(c: Columns) -> IntArray:
+    # ring attention cuts the sequence into 2cp chunks, so that each rank has an early and a late one
     return np.asarray(c["up"] * np.where(c["cp"] > 1, 2 * c["cp"], 1))
 
 
@@ -78,12 +80,22 @@ def _ffn_sizes(s: Setting) -> list[int]:
     return sorted((sizes | {model.shared_expert_ffn_size}) - {0})
 
 
-def _ffn_in_words(s: Setting) -> str:
+def _explain_ffn(s: Setting) -> str:
     told = [f"tp must divide the MLP's inner sizes {_ffn_sizes(s)}"] if _ffn_sizes(s) else []
     if s.job.model.is_moe:
         size = s.job.model.expert_ffn_size
         told.append(f"expert_tp (tp where that is 0) must divide the experts' inner size {size}")
     return ", and ".join(told)
+
+
+def _describe_layers(s: Setting) -> str:
+    layers = s.job.model.num_layers
+    if s.padded_layers == layers:
+        return f"{layers} layers"
+    return f"{s.padded_layers} layers ({layers}, filled with no-op layers to a multiple of {s.runtime.layer_padding})"
+
+
+_TWO_CHUNKS = "ring attention deals two chunks to each rank to balance the causal mask"
 
 
 def _absent(dimension: str, what: str, default: int = 1) -> Rule:
@@ -155,7 +167,7 @@ RULES: dict[str, Rule] = {
                 np.all([size % c["tp"] == 0 for size in _ffn_sizes(s)], axis=0)
                 & (s.job.model.expert_ffn_size % _expert_tensor(c) == 0)
             ),
-            reason=_ffn_in_words,
+            reason=_explain_ffn,
         ),
         Rule(
             name="sequence",
@@ -163,7 +175,7 @@ RULES: dict[str, Rule] = {
             keep=lambda s, c: s.job.sequence_length % (c["tp"] * _context_chunks(c)) == 0,
             reason=lambda s: (
                 f"tp*up*2cp (tp*up without cp) must divide the sequence of {s.job.sequence_length} tokens: "
-                "ring attention deals two chunks to each rank to balance the causal mask"
+                f"{_TWO_CHUNKS}"
             ),
         ),
         Rule(
@@ -179,18 +191,14 @@ RULES: dict[str, Rule] = {
             needs=("cp", "up"),
             keep=lambda s, c: s.job.sequence_length % _context_chunks(c) == 0,
             reason=lambda s: (
-                f"up*2cp (up without cp) must divide the sequence of {s.job.sequence_length} tokens: "
-                "ring attention deals two chunks to each rank to balance the causal mask"
+                f"up*2cp (up without cp) must divide the sequence of {s.job.sequence_length} tokens: {_TWO_CHUNKS}"
             ),
         ),
         Rule(
             name="sequence_chunks",
             needs=("cp",),
             keep=lambda s, c: (c["cp"] == 1) | (s.job.sequence_length % (2 * c["cp"]) == 0),
-            reason=lambda s: (
-                f"2*cp must divide the sequence of {s.job.sequence_length} tokens: "
-                "ring attention deals two chunks to each rank to balance the causal mask"
-            ),
+            reason=lambda s: f"2*cp must divide the sequence of {s.job.sequence_length} tokens: {_TWO_CHUNKS}",
         ),
         Rule(
             name="cp_or_up",
@@ -220,14 +228,14 @@ RULES: dict[str, Rule] = {
             name="layers",
             needs=("pp", "vpp"),
             keep=lambda s, c: s.padded_layers % (c["pp"] * c["vpp"]) == 0,
-            reason=lambda s: f"pp*vpp must divide the {_layers_in_words(s)}",
+            reason=lambda s: f"pp*vpp must divide the {_describe_layers(s)}",
         ),
         Rule(
             name="layers_or_layout",
             needs=("pp", "vpp"),
-            keep=_even_or_one_chunk,
+            keep=_is_even_or_one_chunk,
             reason=lambda s: (
-                f"pp*vpp must divide the {_layers_in_words(s)}; with vpp = 1 stages may be uneven "
+                f"pp*vpp must divide the {_describe_layers(s)}; with vpp = 1 stages may be uneven "
                 "(--pipeline-model-parallel-layout)"
             ),
         ),
@@ -243,7 +251,7 @@ RULES: dict[str, Rule] = {
             name="vpp_layers",
             needs=("vpp",),
             keep=lambda s, c: s.padded_layers % c["vpp"] == 0,
-            reason=lambda s: f"vpp must divide the {_layers_in_words(s)}",
+            reason=lambda s: f"vpp must divide the {_describe_layers(s)}",
         ),
         Rule(
             name="vpp_three_stages",
@@ -436,10 +444,8 @@ _MEGATRON_2021 = (
     "no_ep",
     "recompute_supported",
     "zero_supported",
-    "no_expert_tp",
-    "no_dp_shard",
 )
-RULE_SETS: dict[str, tuple[str, ...]] = {
+_SETS: dict[str, tuple[str, ...]] = {
     # FlexParallel 4.1: found by search over rules, it reproduces all twelve search-space sizes of Table 2 exactly
     "flexparallel": (
         "devices",
@@ -453,8 +459,6 @@ RULE_SETS: dict[str, tuple[str, ...]] = {
         "experts",
         "ep_within_dp",
         *_FURTHER,
-        "no_expert_tp",
-        "no_dp_shard",
     ),
     # megatron-core 0.16 transformer_config.py, schedules.py and parallel_state.py (the experts' own tensor degree;
     # several instances of the distributed optimizer, each with all experts); Megatron-LM training/arguments.py
@@ -463,7 +467,6 @@ RULE_SETS: dict[str, tuple[str, ...]] = {
     # instance of the distributed optimizer (assumed)
     "mindspeed": (
         *("layers" if rule == "layers_or_layout" else rule for rule in _MEGATRON if rule != "kv_heads_ulysses"),
-        "no_dp_shard",
     ),
     # nanotron parallel/context.py, config/parallelism_config.py: contiguous blocks, no interleaving
     "nanotron": (
@@ -475,8 +478,6 @@ RULE_SETS: dict[str, tuple[str, ...]] = {
         "experts",
         "ep_within_dp",
         *_FURTHER,
-        "no_expert_tp",
-        "no_dp_shard",
     ),
     # Megatron-LM v2 megatron/arguments.py (interleaving from 3 stages on), megatron/model/transformer.py (heads and
     # layers divide), megatron/schedules.py (micro-batches); no expert, context or sequence parallelism yet
@@ -497,8 +498,6 @@ RULE_SETS: dict[str, tuple[str, ...]] = {
         "zero_supported",
         "zero_needs_replicas",
         "no_sequence_parallel",
-        "no_expert_tp",
-        "no_dp_shard",
     ),
     # gpt-neox megatron/model/transformer.py: mpu.divide of key-value heads ("we do not yet clone KV heads in MQA across
     # TP ranks"), DeepSpeed's MoE with moe_expert_parallel_size; DeepSpeed runtime/pipe/engine.py (one schedule, no ZeRO
@@ -517,8 +516,6 @@ RULE_SETS: dict[str, tuple[str, ...]] = {
         "zero_without_pp",
         "sequence_parallel_length",
         *_FURTHER,
-        "no_expert_tp",
-        "no_dp_shard",
     ),
     # PaddleNLP trainer/training_args.py (sep or context parallelism, no sharding 2 and 3 with a pipeline); Paddle
     # fleet/meta_parallel/pipeline_parallel.py (interleaving from 3 stages on) and parallel_layers/pp_layers.py (equal
@@ -538,8 +535,6 @@ RULE_SETS: dict[str, tuple[str, ...]] = {
         "zero_without_pp",
         "sequence_parallel_length",
         *_FURTHER,
-        "no_expert_tp",
-        "no_dp_shard",
     ),
     # torchtitan distributed/parallel_dims.py (mesh, ep, seq_len_divisor), distributed/pipeline_parallel.py (any split),
     # pull request 2577 (key-value heads); torch/distributed/pipelining/schedules.py (micro-batches). ep may borrow tp
@@ -558,7 +553,6 @@ RULE_SETS: dict[str, tuple[str, ...]] = {
         "experts",
         "ep_within_dp_cp",
         *_FURTHER,
-        "no_expert_tp",
         *_SHARD,
     ),
     # trials/torch_training: DTensor shards into equal parts, ring attention takes balanced chunks, Ulysses repeats
@@ -594,7 +588,6 @@ RULE_SETS: dict[str, tuple[str, ...]] = {
         "experts",
         "ep_within_dp",
         *_FURTHER,
-        "no_expert_tp",
         *_SHARD,
     ),
     # maxtext configs/types.py (stages * repeats * layers per stage = layers; stages divide micro-batches),
@@ -617,7 +610,6 @@ RULE_SETS: dict[str, tuple[str, ...]] = {
         "recompute_supported",
         "zero_supported",
         "sequence_parallel_needs_tp",
-        "no_expert_tp",
         *_SHARD,
     ),
     # InternEvo core/context/parallel_context.py (one group for tp or isp, experts), core/parallel/shard.py
@@ -640,7 +632,6 @@ RULE_SETS: dict[str, tuple[str, ...]] = {
         "ep_within_dp_cp",
         "sequence_parallel_length",
         *_FURTHER,
-        "no_expert_tp",
         *_SHARD,
     ),
     # mindformers modules/transformer/transformer.py (TransformerOpParallelConfig: micro_batch_num >= pipeline_stage,
@@ -661,20 +652,20 @@ RULE_SETS: dict[str, tuple[str, ...]] = {
         "ep_within_dp",
         "sequence_parallel_length",
         *_FURTHER,
-        "no_expert_tp",
-        "no_dp_shard",
     ),
 }
-"""The rules of each framework by name; sources stand beside each set."""
+"""Rules of each framework by name, with its sources beside it, and without those on dimensions that it lacks."""
+
+
+def _with_absent(rules: tuple[str, ...]) -> tuple[str, ...]:
+    """Add the rules that keep optional dimensions at 0 where a framework has no rules for them."""
+    return rules + tuple(f"no_{name}" for name in ("expert_tp", "dp_shard") if f"{name}_distinct" not in rules)
+
+
+RULE_SETS = {name: _with_absent(rules) for name, rules in _SETS.items()}
+"""Rules of each framework by name."""
 LAYER_PADDING = {"flexparallel": 8}
-"""Rule sets that fill the layers with no-op layers up to a multiple, whatever the runtime's profile says."""
+"""Multiple up to which a rule set fills the layers with no-op layers, whatever the runtime's profile says."""
 
 DUPLICATE_RULES = ("zero_needs_replicas", "sequence_parallel_needs_tp", "expert_tp_distinct", "dp_shard_distinct")
-"""Rules that only remove duplicates from an opened dimension; a value fixed by the job is never refused by them."""
-
-
-def _layers_in_words(s: Setting) -> str:
-    layers = s.job.model.num_layers
-    if s.padded_layers == layers:
-        return f"{layers} layers"
-    return f"{s.padded_layers} layers ({layers}, filled with no-op layers to a multiple of {s.runtime.layer_padding})"
+"""Rules that only remove duplicates from an opened dimension; they never refuse a value that the job fixes."""

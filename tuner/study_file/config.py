@@ -15,7 +15,7 @@ from typing import Any
 from costmodels.calibration.measured_runs import MeasuredGroup
 from costmodels.calibration.sources import MeasuredSetting, source_of
 from costmodels.job.model_catalog import load_model
-from costmodels.job.parallel_config import DEGREES, ParallelConfig, Value
+from costmodels.job.parallel_config import DEGREES, DIMENSIONS, ParallelConfig, Value
 from costmodels.job.runtime import RuntimeProfile, find_runtime, read_profile
 from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
@@ -345,12 +345,8 @@ def _job(keys: StudyKeys, base_dir: Path, group: MeasuredGroup | None, runtime: 
             sequence_length=group.sequence_length,
             global_batch_size=group.global_batch_size,
             precision=group.precision,
-            recompute=first.recompute,
-            zero_stage=first.zero_stage,
-            sequence_parallel=None,
             recompute_modules=group.runs[0].recompute_modules,
-            expert_tp=first.expert_tp,
-            dp_shard=first.dp_shard,
+            **(first.values(DIMENSIONS) | {"sequence_parallel": None}),  # type: ignore[arg-type] # TrainingJob checks types
         )
     for key in ("model", "job"):
         if getattr(keys, key) is None:

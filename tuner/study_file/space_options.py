@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from costmodels.job.parallel_config import (
-    DEGREES,
-    ENUMERATED_DIMENSIONS,
-    FURTHER_DIMENSIONS,
-    RECOMPUTE_MODES,
-    ParallelConfig,
-    Value,
-)
+from costmodels.job.parallel_config import DEGREES, DIMENSIONS, FURTHER_DIMENSIONS, ParallelConfig, Value
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
+from tuner.space.dimensions import SEARCHED
 from tuner.space.enumeration import SpaceOptions, active_rules, broken_rules, impossible_values, launchable
 from tuner.study_file.study_keys import SpaceKeys, StudyKeys
 
@@ -40,16 +34,15 @@ def build_options(keys: SpaceKeys, uneven: tuple[str, ...]) -> SpaceOptions:
     """Return the options of the search space, with values in ascending order."""
     allowed: list[tuple[str, tuple[int, ...]]] = []
     opened: list[str] = []
-    for name in DEGREES + ENUMERATED_DIMENSIONS:
+    for name, dimension in SEARCHED.items():
         values = getattr(keys, name)
         if values is None:
             continue
         if not values or len(set(values)) < len(values):
             raise ConfigError("must list at least one value, each once", key=f"space.{name}", value=values)
-        if name in ENUMERATED_DIMENSIONS:
+        if dimension.further:
             opened.append(name)
-        codes = [RECOMPUTE_MODES.index(value) if name == "recompute" else int(value) for value in values]
-        allowed.append((name, tuple(sorted(codes))))
+        allowed.append((name, tuple(sorted(map(dimension.code_of, values)))))
     return SpaceOptions(
         rule_set=keys.rules,
         without=tuple(keys.without),
@@ -62,33 +55,27 @@ def build_options(keys: SpaceKeys, uneven: tuple[str, ...]) -> SpaceOptions:
 
 def check_fixed_dimensions(setting: Setting, options: SpaceOptions, *, measured: bool) -> None:
     """Check that the runtime offers every value that the job fixes or the study opens."""
-    job, runtime = setting.job, setting.runtime
     if measured:
         return
-    opened = dict(options.allowed)
-    modes = [RECOMPUTE_MODES[code] for code in opened.get("recompute", ())] or [job.recompute]
-    stages = list(opened.get("zero_stage", ())) or [job.zero_stage]
-    splits = [bool(code) for code in opened.get("sequence_parallel", ())] or [bool(job.sequence_parallel)]
+    allowed = dict(options.allowed)
     rules = {rule.name for rule in active_rules(setting, options)}
-    checks: list[tuple[str, Sequence[Value], Sequence[Value]]] = [
-        ("recompute", modes, runtime.recompute_modes),
-        ("zero_stage", stages, runtime.zero_stages),
-        ("sequence_parallel", splits, (False,) if "no_sequence_parallel" in rules else (False, True)),
-    ]
-    checks += [
-        (name, opened.get(name, ()) or [getattr(job, name)], (0,))
-        for name in ("expert_tp", "dp_shard")
-        if f"no_{name}" in rules
-    ]
-    for key, values, offered in checks:
-        where = "space" if key in options.opened else "job"
+    for name, dimension in DIMENSIONS.items():
+        fixed = getattr(setting.job, name)
+        values = [dimension.value_of(code) for code in allowed[name]] if name in options.opened else [fixed]
+        offered = SEARCHED[name].offered
+        if f"no_{name}" in rules:
+            choices: Sequence[Value] = (dimension.value_of(0),)
+        elif offered is not None:
+            choices = offered(setting.runtime)
+        else:
+            continue
         for value in values:
-            if value not in offered:
+            if value is not None and value not in choices:  # None follows the runtime
                 raise ConfigError(
-                    f"is not offered by the runtime {runtime.name}",
-                    key=f"{where}.{key}",
+                    f"is not offered by the runtime {setting.runtime.name}",
+                    key=f"{'space' if name in options.opened else 'job'}.{name}",
                     value=value,
-                    nearest=f"valid: {', '.join(map(str, offered))}",
+                    nearest=f"valid: {', '.join(map(str, choices))}",
                 )
 
 
@@ -124,9 +111,7 @@ def check_possible_values(setting: Setting, options: SpaceOptions) -> None:
 
 def further_defaults(job: TrainingJob, runtime: RuntimeProfile) -> dict[str, Value]:
     """Return the values of the further dimensions that the job and the runtime fix, by name."""
-    default_sp = runtime.sequence_parallel if job.sequence_parallel is None else job.sequence_parallel
-    fixed = {name: getattr(job, name) for name in ("recompute", "zero_stage", "expert_tp", "dp_shard")}
-    return fixed | {"sequence_parallel": default_sp, "assignment": ""}
+    return job.fixed_values(sequence_parallel=runtime.sequence_parallel) | {"assignment": ""}
 
 
 def find_current(keys: StudyKeys, setting: Setting, options: SpaceOptions) -> ParallelConfig | None:

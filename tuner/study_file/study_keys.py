@@ -13,8 +13,9 @@ from pydantic import AfterValidator, Field
 
 from hardware.io.config_file import DocumentedModel
 from trials.registry import DEFAULT_TRIAL, TrialKeys
-from trials.trial_keys import NotNegative, PositiveInt
+from trials.trial_keys import PositiveInt
 from tuner.plans.layer_plans import LayerPlanner
+from tuner.study_file.dimension_keys import JOB_CHOICES, JOB_NUMBERS, SPACE_LISTS, declare_keys
 
 DEFAULT_STORAGE = "sqlite:///meshtune.db"
 
@@ -36,20 +37,7 @@ class JobKeys(DocumentedModel):
     optimizer: Literal["adam", "sgd"] = "adam"
     """Optimizer, which determines the states of each parameter."""
 
-    recompute: Literal["none", "selective", "full"] = "none"
-    """Activations that the backward pass recomputes: none, those of `recompute_modules`, or whole layers."""
-
-    zero_stage: Annotated[int, Field(ge=0, le=3)] | None = None
-    """Training states sharded over data parallel ranks: 0 none, 1 optimizer, 2 gradients, 3 weights.
-
-    Default: `1`, or the lowest that the runtime offers
-    """
-
-    sequence_parallel: bool | None = None
-    """Whether norms and residuals are split over tp.
-
-    Default: the runtime's
-    """
+    declare_keys(vars(), JOB_CHOICES)
 
     recompute_modules: Annotated[list[str], Field(min_length=1)] = Field(default_factory=lambda: ["core_attn"])
     """Modules that `selective` recomputes, by Megatron-Core's names: `core_attn`, `mlp`, `layernorm`, `moe_act`,
@@ -58,11 +46,7 @@ class JobKeys(DocumentedModel):
     Default: `[core_attn]`
     """
 
-    expert_tp: NotNegative = 0
-    """Tensor parallel degree of the experts; 0 is the degree of all other layers, `tp`."""
-
-    dp_shard: NotNegative = 0
-    """Number of data parallel ranks over which ZeRO shards; the others hold copies (HSDP). 0 is all of `dp`."""
+    declare_keys(vars(), JOB_NUMBERS)
 
 
 class SpaceKeys(DocumentedModel):
@@ -82,83 +66,7 @@ class SpaceKeys(DocumentedModel):
     much free, given the errors of predicted memory.
     """
 
-    pp: list[PositiveInt] | None = None
-    """Allowed pipeline stages.
-
-    Default: all
-    """
-
-    tp: list[PositiveInt] | None = None
-    """Allowed tensor parallel degrees.
-
-    Default: all
-    """
-
-    dp: list[PositiveInt] | None = None
-    """Allowed data parallel degrees.
-
-    Default: all
-    """
-
-    cp: list[PositiveInt] | None = None
-    """Allowed context parallel degrees (ring attention).
-
-    Default: all
-    """
-
-    up: list[PositiveInt] | None = None
-    """Allowed Ulysses degrees.
-
-    Default: all
-    """
-
-    vpp: list[PositiveInt] | None = None
-    """Allowed model chunks per stage.
-
-    Default: all
-    """
-
-    ep: list[PositiveInt] | None = None
-    """Allowed expert parallel degrees.
-
-    Default: all
-    """
-
-    mbs: list[PositiveInt] | None = None
-    """Allowed sequences per micro-batch.
-
-    Default: all
-    """
-
-    recompute: list[Literal["none", "selective", "full"]] | None = None
-    """Opens this dimension: the values of the list are searched.
-
-    Default: the job's
-    """
-
-    zero_stage: list[Annotated[int, Field(ge=0, le=3)]] | None = None
-    """As `recompute`.
-
-    Default: the job's
-    """
-
-    sequence_parallel: list[bool] | None = None
-    """As `recompute`.
-
-    Default: the job's
-    """
-
-    expert_tp: list[NotNegative] | None = None
-    """As `recompute`; `[0, 1]` tries experts with the tensor parallel degree of other layers, and unsplit ones.
-
-    Default: the job's
-    """
-
-    dp_shard: list[NotNegative] | None = None
-    """As `recompute`; `[0, 8]` tries shards over all of `dp`, and over groups of eight neighbours.
-
-    Default: the job's
-    """
+    declare_keys(vars(), SPACE_LISTS)
 
     assignment: list[Literal["layers", "recomputed", "micro_batches", "hosts"]] | None = None
     """Work that may be uneven: `layers` and `recomputed` layers of each virtual stage, `micro_batches` of each replica,

@@ -13,7 +13,8 @@ from costmodels.job.runtime import find_runtime
 from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from hardware.cluster import cluster_from_mapping
-from tuner.space.enumeration import SpaceOptions, active_rules, divisors, setting_for
+from tuner.space.dimensions import divisors
+from tuner.space.enumeration import SpaceOptions, active_rules, setting_for
 
 RUNTIME_OF = {
     "flexparallel": "mindspeed",

@@ -284,7 +284,7 @@ CASES: list[BrokenStudy] = [
         "recompute of the current configuration",
         study(current="{tp: 8, recompute: half}"),
         "current.recompute = 'half'",
-        "mode",
+        "must be none, selective or full",
     ),
     broken(
         "a trace that is not there",

@@ -22,7 +22,8 @@ from costmodels.job.parallel_config import DEGREES, FURTHER_DIMENSIONS, ConfigGr
 from costmodels.job.proxy_job import Reduction, least_layers
 from costmodels.job.setting import Setting
 from costmodels.step.memory import estimate_memory
-from tuner.space.enumeration import SpaceOptions, broken_rules, divisors, launchable
+from tuner.space.dimensions import divisors
+from tuner.space.enumeration import SpaceOptions, broken_rules, launchable
 
 PROXY = "proxy"
 """Trial attribute: what the trial ran in place of its candidate, as `Proxy.as_json`; full-size trials have none."""

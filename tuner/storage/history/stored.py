@@ -275,11 +275,7 @@ class _Meaning:
         self.runtime = str(meaning["runtime"]["name"])
         self.facts = facts_of_profile(meaning["runtime"])
         self.dimensions = {name for name in _CONFIG_FIELDS if name in meaning["space"]["opened"]}
-        splits = self.job.sequence_parallel
-        self.defaults = {
-            **{name: getattr(self.job, name) for name in ("recompute", "zero_stage", "expert_tp", "dp_shard")},
-            "sequence_parallel": meaning["runtime"]["sequence_parallel"] if splits is None else splits,
-        }
+        self.defaults = self.job.fixed_values(sequence_parallel=meaning["runtime"]["sequence_parallel"])
 
     def run(self, group: str, params: _Mapping, observation: Observation) -> PastRun | None:
         """The run of one trial; None if its driver died before it had a candidate."""

@@ -1,0 +1,175 @@
+"""Table of all dimensions of a configuration, the way studies name, enumerate and print them.
+
+A row holds the keys of a dimension in study files, its values before any rule is applied, and the message for values
+that it cannot have. Code of the tuner that only lists dimensions loops over `SEARCHED`. The cost models below the tuner
+have a table of their own in costmodels/job/parallel_config.py, with the codes and checks of the further dimensions;
+rows refer to it by name.
+
+A further dimension is added by a row here, by a row and two fields in costmodels/job/parallel_config.py, by its rules
+in tuner/space/rules.py, and by the cost terms and exporters that it changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from costmodels.job.parallel_config import DEGREES, DIMENSIONS, Dimension, Value
+from costmodels.job.runtime import RuntimeProfile
+from costmodels.job.setting import Setting
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Divided:
+    """Number that every value of a dimension must divide.
+
+    Attributes:
+        number: Number that is divided, at least 1.
+        demand: Condition on the values in words, for messages about those that do not divide.
+    """
+
+    number: int
+    demand: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SearchedDimension:
+    """Dimension as studies search it: its keys in study files, and its values before any rule.
+
+    Attributes:
+        name: Name of the dimension, and its key in study files.
+        space_key: Meaning of the key under `space:`, for the reference of study files.
+        job_key: Meaning of the key under `job:`; None for a degree, which no job fixes.
+        job_default: Value where `job:` leaves the key out; None leaves it to the runtime.
+        divided: Function from a setting to the number that the values divide; None for a dimension of choices.
+        offered: Function from a runtime to the choices that it has; None for a dimension of numbers.
+    """
+
+    name: str
+    space_key: str
+    job_key: str | None = None
+    job_default: Value | None = None
+    divided: Callable[[Setting], Divided] | None = None
+    offered: Callable[[RuntimeProfile], Sequence[Value]] | None = None
+
+    @property
+    def further(self) -> Dimension | None:
+        """Values and codes of a further dimension; None for a degree."""
+        return DIMENSIONS.get(self.name)
+
+    def code_of(self, value: Value) -> int:
+        """Return the integer that stands for a value in the grid's arrays."""
+        return self.further.code_of(value) if self.further else int(value)
+
+    def show(self, code: int) -> str:
+        """Print the value of a code the way study files spell it."""
+        return self.further.show(code) if self.further else str(code)
+
+    def codes(self, setting: Setting) -> list[int]:
+        """Return all values that a configuration of the setting may have before any rule, as codes."""
+        if self.offered is not None:
+            return [self.code_of(value) for value in self.offered(setting.runtime)]
+        assert self.divided is not None, "a dimension has choices or divides a number"
+        zero = [0] if self.further else []  # stands for another dimension's value, as expert_tp = 0 does for tp
+        return [*zero, *divisors(self.divided(setting).number)]
+
+
+def divisors(number: int) -> list[int]:
+    """Return all divisors of a positive number, ascending."""
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
+def _devices(setting: Setting) -> Divided:
+    devices = setting.cluster.num_devices
+    return Divided(number=devices, demand=f"must divide the cluster's {devices:,} devices")
+
+
+def _devices_or_zero(setting: Setting) -> Divided:
+    devices = setting.cluster.num_devices
+    return Divided(number=devices, demand=f"must be 0, or divide the cluster's {devices:,} devices")
+
+
+def _batch(setting: Setting) -> Divided:
+    batch = setting.job.global_batch_size
+    return Divided(number=batch, demand=f"must divide the global batch of {batch:,} sequences")
+
+
+def _layers(setting: Setting) -> Divided:
+    layers = setting.padded_layers
+    return Divided(number=layers, demand=f"must divide the model's {layers} layers, padding included")
+
+
+def _experts(setting: Setting) -> Divided:
+    experts = setting.job.model.num_experts
+    demand = f"must divide the model's {experts} experts" if experts else "must be 1 without experts"
+    return Divided(number=max(experts, 1), demand=demand)
+
+
+def _expert_width(setting: Setting) -> Divided:
+    width = setting.job.model.expert_ffn_size
+    return Divided(number=max(width, 1), demand=f"must be 0, or divide the experts' width of {width:,}")
+
+
+_ALL = "\n\nDefault: all"
+_FIXED = "\n\nDefault: the job's"
+
+_ROWS = (
+    SearchedDimension(name="pp", space_key=f"Allowed pipeline stages.{_ALL}", divided=_devices),
+    SearchedDimension(name="tp", space_key=f"Allowed tensor parallel degrees.{_ALL}", divided=_devices),
+    SearchedDimension(name="dp", space_key=f"Allowed data parallel degrees.{_ALL}", divided=_devices),
+    SearchedDimension(
+        name="cp", space_key=f"Allowed context parallel degrees (ring attention).{_ALL}", divided=_devices
+    ),
+    SearchedDimension(name="up", space_key=f"Allowed Ulysses degrees.{_ALL}", divided=_devices),
+    SearchedDimension(name="vpp", space_key=f"Allowed model chunks per stage.{_ALL}", divided=_layers),
+    SearchedDimension(name="ep", space_key=f"Allowed expert parallel degrees.{_ALL}", divided=_experts),
+    SearchedDimension(name="mbs", space_key=f"Allowed sequences per micro-batch.{_ALL}", divided=_batch),
+    SearchedDimension(
+        name="recompute",
+        space_key=f"Opens this dimension: the values of the list are searched.{_FIXED}",
+        job_key="Activations that the backward pass computes again.",
+        job_default="none",
+        offered=lambda runtime: runtime.recompute_modes,
+    ),
+    SearchedDimension(
+        name="zero_stage",
+        space_key=f"Opens this dimension, as `recompute` does.{_FIXED}",
+        job_key="Training states sharded over data parallel ranks: 0 none, 1 optimizer, 2 gradients, 3 weights."
+        "\n\nDefault: `1`, or the lowest that the runtime offers",
+        offered=lambda runtime: runtime.zero_stages,
+    ),
+    SearchedDimension(
+        name="sequence_parallel",
+        space_key=f"Opens this dimension, as `recompute` does.{_FIXED}",
+        job_key="Whether norms and residuals are split over tp.\n\nDefault: the runtime's",
+        offered=lambda _: (False, True),
+    ),
+    SearchedDimension(
+        name="expert_tp",
+        space_key=f"Opens this dimension; `[0, 1]` tries experts split as the rest is, and not at all.{_FIXED}",
+        job_key="Tensor parallel degree of the experts; 0 is that of the rest, `tp`.",
+        job_default=0,
+        divided=_expert_width,
+    ),
+    SearchedDimension(
+        name="dp_shard",
+        space_key=f"Opens this dimension; `[0, 8]` tries shards over all of dp, and over eight neighbours.{_FIXED}",
+        job_key="Data parallel ranks over which ZeRO shards, the others hold copies (HSDP); 0 is all of `dp`.",
+        job_default=0,
+        divided=_devices_or_zero,
+    ),
+)
+SEARCHED = {row.name: row for row in _ROWS}
+"""All dimensions whose values are enumerated, by name: the degrees, then the further ones."""
+assert tuple(SEARCHED) == (*DEGREES, *DIMENSIONS), "the cost models' dimensions are those of the table, in its order"
+
+MESH_DEGREES = ("pp", "tp", "dp", "cp", "up")
+"""Degrees whose product is the number of devices, so that their values are enumerated together."""
+STAGES: tuple[tuple[str, ...], ...] = (
+    MESH_DEGREES,
+    ("expert_tp",),  # early, for the rule on the experts' inner size takes most of its values away
+    ("mbs",),
+    *((name,) for name in SEARCHED if name not in (*MESH_DEGREES, "expert_tp", "mbs")),
+)
+"""Dimensions in the order in which enumeration adds them, those of one stage together."""
