@@ -72,6 +72,7 @@ def calibrate_device(
         stack.callback(store.close)
         make_tables(store)
         known = _read_known(store, device)
+        # Known times are kept unless --force is given, so a repeated command continues the calibration.
         left = [one for one in plan if force or one.call not in known]
         run = _Run(store=store, device=device)
 
@@ -136,6 +137,7 @@ def _group_by_ranks(wanted: Sequence[Wanted]) -> list[list[LoneCall]]:
     by_ranks: dict[int, list[Wanted]] = {}
     for one in wanted:
         by_ranks.setdefault(one.call.group_size, []).append(one)
+    # Starting ranks is slow, so calls with equal numbers of ranks are measured together.
     ordered = sorted(by_ranks.values(), key=lambda some: -sum(one.share for one in some))
     return [[one.call for one in some] for some in ordered]
 

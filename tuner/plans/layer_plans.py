@@ -179,6 +179,7 @@ def _find_cheapest(
         return None
     graph, mesh = by_hand.graph, by_hand.mesh
     own_mesh, levels = whole(mesh)
+    # Prices of rows and edges are only needed for the descent, which changes one axis at a time.
     terms = ShardingTerms(graph, own_mesh) if planning.name == "descent" else None
     charge = _no_more_than(by_hand)
     is_pinned = any(pin != _void(pin) for pin in pins)
@@ -218,6 +219,7 @@ def _no_more_than(plan: Plan) -> Charge:
         """Compute the device's part of an operator's results that persist across micro-batches."""
         op = graph.ops[number]
         if runs_once(graph, number):
+            # Operators of the update: weights and moments are cut by every axis that the operator serves.
             return 1 / math.prod(size for size, factor in zip(sizes, row, strict=True) if factor != NONE)
         return sum(
             graph.tensors[tensor].num_bytes * local_share(written_layout(op.rule, slot, row), sizes)
@@ -244,6 +246,7 @@ def _pins_of(pins: Sequence[Pin], graph: Graph, mesh: DeviceMesh) -> tuple[Pin, 
         matched(number, pin, graph)
     sizes = dict(zip(mesh.names, mesh.sizes, strict=True))
 
+    # A pin without an axis may use the whole mesh; a pin on an absent axis has one device and becomes void.
     def devices(pin: Pin) -> int:
         return mesh.num_devices if pin.axis is None else sizes.get(pin.axis, 1)
 
@@ -286,8 +289,8 @@ def _change_of(
     config: ParallelConfig, plan: Plan, cost: PlanCost, by_hand: Plan, by_hand_cost: PlanCost
 ) -> LayerChange:
     """Compute the change of a shape's layers from the plan by hand to the plan found."""
-    # Forward and backward pass summed [4, B]: the change scales the communication that both plans have in common,
-    # and adds what only the new plan sends.
+    # Ratios of the plan found to the plan by hand, per part and block of a layer, both passes summed [4, B]. The change
+    # scales the communication that both plans have in common, and adds what only the new plan sends.
     own, other = block_figures(plan, cost), block_figures(by_hand, by_hand_cost)
     own_s, other_s = own.exposed_s.sum(axis=0), other.exposed_s.sum(axis=0)
     more = np.maximum(1 - ratios(other_s, own_s), 0.0)  # share of its communication beyond that of the plan by hand
@@ -380,6 +383,7 @@ def differences_in_words(summary: Mapping[str, Any]) -> list[tuple[str, str, str
     """List operators sharded unlike by hand, with both shardings; layers that agree are merged."""
     together: dict[tuple[str, str, str], list[str]] = {}
     for name, both in summary["differs"].items():
+        # Operators are grouped by their name inside the layer and by both shardings, so that equal layers share a line.
         layer, inside = name.split(".", 2)[1:] if name.startswith("layers.") else ("", name)
         words = tuple(_served_in_words(both[key]) for key in ("planned", "by_hand"))
         together.setdefault((inside, *words), []).append(layer)
@@ -396,6 +400,7 @@ def _served_in_words(served: Mapping[str, str]) -> str:
 def _differences(planned: PlannedLayer) -> dict[str, dict[str, dict[str, str]]]:
     """Collect the forward operators sharded unlike by hand, with the dim that each axis cuts in both plans."""
     graph, names = planned.found.graph, planned.found.mesh.names
+    # The backward pass follows from the forward pass, so only forward operators are listed.
     last = graph.first_backward or len(graph.ops)
 
     def served(plan: Plan, number: int) -> dict[str, str]:

@@ -410,6 +410,7 @@ class _PricedCourse:
         stretches = []
         for at, (interval, option) in enumerate(zip(self.course.intervals, chosen, strict=True)):
             before = chosen[at - 1] if at else option
+            # A change costs the end of the previous option and the beginning of the next; waiting has neither.
             saved_s, lost_s = self.end_s(at, before) if option != before != self.wait else (0.0, 0.0)
             begun_s = self.begin_s(at, option) if option not in (before, self.wait) else 0.0
             waits = option == self.wait
@@ -432,6 +433,7 @@ class _PricedCourse:
         interval, option = self.course.intervals[at], chosen[at]
         happened = ", ".join(map(str, interval.events))
         before = chosen[at - 1] if at else None
+        # Hosts of the previous setup that this interval has lost: they explain waiting and forced changes.
         lost = set() if before in (None, self.wait) else {*self.setups[before].hosts} - {*interval.hosts}
         if option == self.wait:
             what = f"waits for {hosts_named(lost)}" if lost else "waits"
@@ -457,6 +459,7 @@ class _PricedCourse:
         before, option = chosen[at - 1], chosen[at]
         # The gain counts until the next change, or until the previous setup could no longer have run.
         end = next((later for later in range(at, len(chosen)) if chosen[later] != option), len(chosen))
+        # First interval in which the previous setup could not have run on: until then both can be compared.
         stops = next((later for later in range(at, end) if not self.choices.runs[later, before]), end)
         lost = set() if stops == end else {*self.setups[before].hosts} - {*self.course.intervals[stops].hosts}
         end = end if lost else max(stops, at + 1)  # unpriced setups are too slow, by an unknown factor
@@ -514,6 +517,7 @@ def robust_json(config: StudyConfig, choice: RobustChoice, traces: Sequence[str]
             for name, one in zip(traces, of_traces, strict=True)
         ]
 
+    # JSON has no infinity: a configuration without any step gives null.
     ratio = choice.figure_best_s / choice.figure_s if math.isfinite(choice.figure_s) else math.inf
     return {
         "config": None if choice.config is None else choice.config.values(config.dimensions),
