@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_solve, cholesky, solve_triangular
-from scipy.optimize import minimize
 from threadpoolctl import ThreadpoolController
 
 from hardware.arrays import FloatArray, NarrowArray
@@ -37,7 +36,6 @@ CHUNK = 2048
 SMOOTHNESS = 2.5
 """nu of the Matern kernel: twice differentiable, as times are in log sizes."""
 
-MAX_ITERATIONS = 40
 BOUNDS = {"amplitude": (0.005, 3.0), "length_scale": (0.05, 100.0), "noise": (0.001, 1.0), "scale": (0.05, 20.0)}
 
 
@@ -313,7 +311,20 @@ def fit(
     )
     theta = median
     if len(values) >= min_to_learn:
-        theta = _most_likely(at, values, variance, num_scaled, median, prior.spread)
+        # scikit-learn takes a second to import, so it is loaded with the first fit
+        from costmodels.surrogates.marginal_likelihood import maximize_posterior  # noqa: PLC0415
+
+        with one_thread():
+            theta = maximize_posterior(
+                at.features,
+                at.linear,
+                values,
+                variance=variance,
+                num_scaled=num_scaled,
+                median=median,
+                spread=prior.spread,
+                bounds_of=BOUNDS,
+            )
     return GaussianProcess(
         at=at, values=values, variance=variance, hyper=_hyperparameters(theta), num_scaled=num_scaled
     )
@@ -326,53 +337,3 @@ def _hyperparameters(theta: FloatArray) -> Hyperparameters:
         noise=float(np.exp(theta[-2])),
         scale=float(np.exp(theta[-1])),
     )
-
-
-def _most_likely(
-    at: Points, values: FloatArray, variance: FloatArray, num_scaled: int, median: FloatArray, spread: float
-) -> FloatArray:
-    """Maximum a posteriori logarithms of the hyperparameters: amplitude, length scales [d], noise, scale."""
-    num_features = at.features.shape[1]
-    squared = (at.features[:, None, :] - at.features[None, :, :]) ** 2
-    scaled, fixed = at.linear[:, :num_scaled], at.linear[:, num_scaled:]
-    of_scaled, of_fixed = scaled @ scaled.T, fixed @ fixed.T
-    bounds = np.log([BOUNDS["amplitude"], *[BOUNDS["length_scale"]] * num_features, BOUNDS["noise"], BOUNDS["scale"]])
-
-    def objective(theta: FloatArray) -> tuple[float, FloatArray]:
-        """Negative log posterior and its gradient."""
-        hyper = _hyperparameters(theta)
-        shares = squared / hyper.length_scale**2
-        distance = np.sqrt(5.0 * shares.sum(axis=2))
-        decay = np.exp(-distance)
-        matern = hyper.amplitude**2 * (1 + distance + distance**2 / 3) * decay
-        linear = hyper.scale**2 * of_scaled
-        factor = cholesky(
-            matern + linear + of_fixed + np.diag(hyper.noise**2 + variance), lower=True, check_finite=False
-        )
-        weights = cho_solve((factor, True), values, check_finite=False)
-        inverse = cho_solve((factor, True), np.eye(len(values)), check_finite=False)
-        likelihood = -0.5 * values @ weights - np.log(np.diag(factor)).sum()
-        # d likelihood / d theta_j = 1/2 tr((w w' - K^-1) dK/d theta_j), equation 5.9
-        inner = np.outer(weights, weights) - inverse
-        by_length = hyper.amplitude**2 * (5.0 / 3.0) * (1 + distance) * decay
-        gradient = np.concatenate(
-            [
-                [np.sum(inner * matern)],
-                0.5 * np.einsum("ij,ijk->k", inner * by_length, shares),
-                [hyper.noise**2 * np.trace(inner)],
-                [np.sum(inner * linear)],
-            ]
-        )
-        standardised = (theta - median) / spread
-        return float(0.5 * standardised @ standardised - likelihood), standardised / spread - gradient
-
-    with one_thread():
-        found = minimize(
-            objective,
-            np.clip(median, bounds[:, 0], bounds[:, 1]),
-            jac=True,
-            bounds=bounds,
-            method="L-BFGS-B",
-            options={"maxiter": MAX_ITERATIONS},
-        )
-    return np.asarray(found.x)
