@@ -34,8 +34,6 @@ from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.kernels import collective_s, kernel_s
 from costmodels.operators.layer_operators import Collective, Operator, Phase
-from costmodels.simulator.passes import pass_order
-from costmodels.simulator.simulated_step import simulate_step
 from costmodels.step.breakdown import BREAKDOWN
 from costmodels.step.executions import collective_executions, operator_executions
 from costmodels.step.memory import MemoryEstimate, estimate_memory
@@ -178,6 +176,9 @@ class SimulatedBackend(AbstractBackend):
         """Why no order of its passes can be had; empty if one can, or where nobody asks for one."""
         if self.fidelity == "step_time":
             return ""
+        # every study file names this backend, and few ask for the simulator
+        from costmodels.simulator.passes import pass_order  # noqa: PLC0415
+
         even = self.job.global_batch_size // (config.dp * config.mbs)
         try:
             for num_micro_batches in config.assignment.micro_batches or (even,):
@@ -198,7 +199,9 @@ class SimulatedBackend(AbstractBackend):
         )
 
     def _simulated(self, grid: ConfigGrid) -> StepEstimate:
-        """The same from the event simulator, one configuration after the other."""
+        """Simulate one configuration after the other."""
+        from costmodels.simulator.simulated_step import simulate_step  # noqa: PLC0415 # as in `_refusal`
+
         steps = [
             simulate_step(
                 self.job,

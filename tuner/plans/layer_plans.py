@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -41,25 +41,10 @@ from tuner.planners.sharding.manumatic import pinned_plan
 from tuner.planners.sharding.pins import Pin, Pinned, matched, pinned
 from tuner.planners.sharding.recursive import whole
 from tuner.planners.sharding.sharding_terms import Charge, Row, ShardingTerms, together
+from tuner.plans.layer_planning import LayerPlanning
 
 TOO_MUCH_S = 1e6
 """What it costs to hold more of a parameter than the plan by hand does: more than any step."""
-
-
-LayerPlanner = Literal["megatron", "recursive", "descent"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LayerPlanning:
-    """How a study's layers are planned: its `planner:` key.
-
-    Attributes:
-        name: `megatron` is the plan by hand, `recursive` D-Rec, and `descent` goes on from both, axis by axis.
-        pins: What a user asks for.
-    """
-
-    name: LayerPlanner = "megatron"
-    pins: tuple[Pin, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -297,12 +282,6 @@ def _change(config: ParallelConfig, plan: Plan, cost: PlanCost, by_hand: Plan, b
 def frozen(value: Any) -> Any:
     """Lists in lists as tuples in tuples, as a change has them."""
     return tuple(map(frozen, value)) if isinstance(value, list | tuple) else value
-
-
-def shape_text(config: ParallelConfig) -> str:
-    """The shape of a candidate's layers as the key of a JSON object."""
-    (key,) = shape_keys(ConfigGrid.from_configs([config]))
-    return ",".join(map(str, key))
 
 
 def summary_of(task: LayerTask, planned: PlannedLayer) -> dict[str, Any]:

@@ -31,7 +31,6 @@ from costmodels.step.step_time import estimate_step
 from hardware.arrays import IntArray
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError, did_you_mean
-from tuner.planners.pipeline.uneven import planned, refined
 from tuner.space.rules import DUPLICATE_RULES, LAYER_PADDING, RULE_SETS, RULES, Columns, Keep, Rule, Setting
 
 MAX_CANDIDATES = 5_000_000
@@ -322,6 +321,8 @@ def with_plans(setting: Setting, options: SpaceOptions, grid: ConfigGrid) -> Con
     Where there are very many, work is planned for the MOST_PLANNED that are predicted to be the fastest with even work;
     for the MOST_PROVEN fastest of these, branch and bound looks for better stages.
     """
+    from tuner.planners.pipeline.uneven import planned, refined  # noqa: PLC0415 # few studies ask for uneven work
+
     job, cluster, runtime = setting.job, setting.cluster, setting.runtime
     headroom, parts = options.memory_headroom, options.uneven
     chosen = np.arange(len(grid))

@@ -38,8 +38,7 @@ from trials.backend import AbstractBackend
 from trials.command.placeholders import without_wildcards
 from trials.replay.backend import ReplayBackend
 from trials.simulated.backend import SimulatedBackend
-from tuner.planners.sharding.pins import Pin
-from tuner.plans.layer_plans import LayerPlanner, LayerPlanning
+from tuner.plans.layer_planning import LayerPlanner, LayerPlanning
 from tuner.search.proxy.proxy_trials import ProxyOptions
 from tuner.space.enumeration import (
     Space,
@@ -650,6 +649,11 @@ def _planning(keys: _PlannerKeys, backend: AbstractBackend) -> LayerPlanning:
             key="planner.pins",
             nearest="planner.name: descent",
         )
+    if not keys.pins:
+        return LayerPlanning(name=keys.name)
+    # pins come with the planners, and few studies have any
+    from tuner.planners.sharding.pins import Pin  # noqa: PLC0415
+
     return LayerPlanning(name=keys.name, pins=tuple(Pin(**pin.model_dump()) for pin in keys.pins))
 
 
