@@ -327,7 +327,7 @@ def timing_variance(count: NDArray[np.number]) -> FloatArray:
 
 
 def distinct_shapes(shape: FloatArray) -> tuple[IntArray, IntArray]:
-    """Return the first positions [t] of distinct rows of `shape` [s, d], in order of arrival, and each row's index [s]."""
+    """Return first positions [t] of distinct rows of `shape` [s, d] in order of arrival, and each row's index [s]."""
     # a single code per row, column by column; renumbering after each keeps the codes below the number of rows
     code = np.zeros(len(shape), dtype=np.int64)
     for column in shape.T:
