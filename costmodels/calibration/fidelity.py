@@ -92,6 +92,7 @@ def predict(runs: Sequence[MeasuredRun], settings: Sequence[MeasuredSetting]) ->
     fits = np.zeros(len(runs), dtype=bool)
     for setting, at in by_setting(settings).items():
         grid = ConfigGrid.from_configs([runs[position].config for position in at])
+        # the step waits for the fullest stage, while a source may report the memory of another one
         memory = estimate_memory(setting.job, setting.cluster, setting.runtime, grid)
         step_time_s[at] = estimate_step(setting.job, setting.cluster, setting.runtime, grid, memory=memory).step_time_s
         if setting.stage == "fullest":
@@ -188,6 +189,7 @@ def _memory_figures(runs: Sequence[MeasuredRun], predictions: Predictions, at: n
 
 def _feasibility_figures(runs: Sequence[MeasuredRun], fits: np.ndarray, measured: FloatArray) -> dict[str, Any]:
     failed = np.array([run.is_failed for run in runs])
+    # a group in which no run was timed has no best one
     best_fits = bool(fits[np.nanargmin(measured)]) if np.isfinite(measured).any() else True
     return {
         "ok": int((~failed).sum()),

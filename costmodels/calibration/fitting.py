@@ -230,6 +230,7 @@ class _Problem:
 
     def jacobian(self, theta: FloatArray, columns: np.ndarray) -> FloatArray:
         """Compute derivatives of `residuals` by the chosen entries of theta [n + c, len(columns)]."""
+        # a prior's residual depends on its own constant alone, so its block is diagonal
         data = self.weight[:, None] * self.slopes(theta, columns) / RUN_ERROR
         priors = np.zeros((len(theta), len(columns)))
         priors[columns, np.arange(len(columns))] = 1.0 / self.prior_error[columns]
@@ -326,6 +327,7 @@ def fit_to_runs(runs: Sequence[TimedRun], profile: RuntimeProfile) -> RuntimePro
         raise ConfigError(f"a fit needs at least {MIN_RUNS} timed runs of known devices, but got {len(runs)}")
     problem = _prepare_problem(runs, profile)
     theta, errors = _solve(problem, QUICK_STEPS)
+    # robust spread, as in a held-out check but of the fitted runs themselves
     spread = float(np.quantile(np.abs(problem.log_predicted(theta) - problem.log_measured), 0.683))
     return _update_profile(profile, _name_constants(problem, theta, errors), problem.devices, spread)
 
@@ -390,6 +392,7 @@ def _solve(problem: _Problem, max_steps: int = 30) -> tuple[FloatArray, FloatArr
         return values
 
     part = theta[free]
+    # each loss starts where the wider one before has ended, so that the last begins near the best minimum
     for loss in (_wide_soft_l1, _soft_l1, _cauchy):
         found = least_squares(
             lambda values: problem.residuals(whole(values)),
@@ -442,6 +445,7 @@ def _loss_of_runs(
 
 
 def _name_constants(problem: _Problem, theta: FloatArray, errors: FloatArray) -> dict[str, FittedConstant]:
+    # in logarithms, so a thousandth of the value
     at_bound = np.minimum(theta - problem.lower, problem.upper - theta) < 1e-3
     return {
         name: FittedConstant(
@@ -493,6 +497,7 @@ def _check_held_out(runs: Sequence[TimedRun], profile: RuntimeProfile, on_progre
         seen = [run for run, own in zip(runs, side, strict=True) if own != part]
         problem = _prepare_problem(seen, profile)
         theta, _ = _solve(problem)
+        # layer residuals learn from the fit's errors, and count only if they help on the other half
         residuals = fit_residuals(_cells_of_runs(seen), problem.log_measured - problem.log_predicted(theta))
         fitted = _update_profile(
             profile, _name_constants(problem, theta, np.zeros(len(theta))), problem.devices, profile.step_error

@@ -15,5 +15,6 @@ from hardware.arrays import FloatArray
 
 def normal_cdf(standardised: FloatArray) -> FloatArray:
     """Return the probability that a standard normal variable is at most each value [n]."""
+    # Phi(x) = erfc(-x / sqrt(2)) / 2, accurate in both tails
     below = map(math.erfc, (standardised * -math.sqrt(0.5)).tolist())
     return 0.5 * np.fromiter(below, dtype=np.float64, count=len(standardised))

@@ -121,6 +121,7 @@ class StepTerms:
     def elasticity(self, index: int) -> FloatArray:
         """Return the elasticity of the step time to one term [n]."""
         starts = np.cumsum([0, *(len(term.shape) for term in self.terms)])
+        # an indicator of the term's shapes picks its share of every bundle
         is_of_term = np.zeros(starts[-1], dtype=np.float32)
         is_of_term[starts[index] : starts[index + 1]] = 1.0
         return np.asarray(self.elasticities @ (self.shares @ is_of_term), dtype=np.float64)
@@ -285,6 +286,7 @@ def _operator_bundles(
     job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile, grid: ConfigGrid
 ) -> Iterator[_Bundle]:
     """Yield bundles of operators of one block, phase and device that hide the same communication."""
+    # most operators depend on the tokens of a device alone, attention on the whole shape: few distinct rows
     shapes, shape_of = unique_shapes(grid)
     tokens, token_of = unique_tokens(job, shapes)
     outside = [operator for operator in step_operators(job, runtime, tokens) if not is_core(operator)]
@@ -318,6 +320,7 @@ def _effect_key(
     if operator.block in (Block.EMBEDDING, Block.HEAD):
         return operator.block, None, False, False
     is_product = operator.kind in (OpKind.MATMUL, OpKind.GROUPED_MATMUL) and not is_core(operator)
+    # communication hides behind matrix products only, and in some runtimes only behind those of weight gradients
     hides_tensor = (is_product and runtime.overlaps_tensor) or (
         operator.name.endswith("weight_gradient") and runtime.overlaps_tensor_gradients and not runtime.overlaps_tensor
     )

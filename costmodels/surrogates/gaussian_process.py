@@ -146,6 +146,7 @@ class GaussianProcess:
             seen = self.values[:, None] if beside is None else self.values[:, None] - beside.T
             seen = seen - smooth_prior(at) - self._linear(self.at) @ coefficients - noises
             exact = cho_solve((self._factor(), True), seen)
+            # the update of the linear part is one of its weights, that of the Matern part a kernel expansion
             coefficients += self._linear(self.at).T @ exact
             update = (hyper.amplitude**2 * exact).astype(np.float32)
         linear = coefficients.astype(np.float32)
@@ -166,6 +167,7 @@ class GaussianProcess:
         if not len(self.values):
             return np.zeros(len(points)), np.sqrt(variance)
         factor = self._factor()
+        # Rasmussen and Williams 2006, equations 2.25 and 2.26, chunk by chunk to bound the memory
         weights = cho_solve((factor, True), self.values)
         mean = np.empty(len(points))
         for start in range(0, len(points), CHUNK):
@@ -219,6 +221,7 @@ class GaussianProcess:
         Args:
             part: Label of the part that each observation belongs to [t].
         """
+        # for a part P: errors = (K^-1)_PP^-1 (K^-1 y)_P, with covariance (K^-1)_PP^-1
         inverse = cho_solve((self._factor(), True), np.eye(len(self.values)))
         weights = inverse @ self.values
         if len(np.unique(part)) == len(part):
@@ -313,6 +316,7 @@ def fit(
     """
     variance = np.zeros(len(values)) if variance is None else variance
     num_features = at.features.shape[1]
+    # log-normal priors and bounds hold for the logarithms, in the order amplitude, length scales, noise, scale
     median = np.log(
         [prior.amplitude, *np.broadcast_to(prior.length_scale, num_features), prior.noise, prior.scale], dtype=float
     )

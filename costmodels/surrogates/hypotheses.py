@@ -167,6 +167,7 @@ def _place_steps(predicted: Predicted, *, center: FloatArray, constants: Sequenc
 
 def _place_memory(predicted: Predicted, *, shared: float, constants: Sequence[float]) -> tuple[FloatArray, Points]:
     """Return log needed memory [n] and inputs of the process; `shared` is the deviation of the common error."""
+    # one column for the common error and one for each part, weighted by the part's share of the memory
     errors = np.array([PART_ERRORS[part] for part in MEMORY_PARTS])
     columns = np.concatenate([np.full((len(predicted), 1), shared), predicted.memory_shares * errors], axis=1)
     return np.log(predicted.needed_bytes), _points(predicted, columns, constants)
@@ -209,6 +210,7 @@ def _learn_from_past(
     of_candidates = placed_in(num_groups - 1)
     log_predicted, candidates = of_candidates(experience.predicted)
     kept, hyper = _fit_without_outliers(at.take(known), values[known], prior, num_scaled)
+    # what the past has learned is the prior for the trials, narrower than the one before
     learned = HyperPrior(
         amplitude=hyper.amplitude,
         length_scale=tuple(hyper.length_scale.tolist()),

@@ -122,6 +122,7 @@ def maximize_posterior(
 
         def objective(log_hyper: FloatArray) -> tuple[float, FloatArray]:
             value, gradient = negative_log_likelihood(per_deviation * log_hyper, eval_gradient=True)
+            # the negative logarithm of the normal priors of the log hyperparameters, up to a constant
             standardised = (log_hyper - median) / spread
             return value + 0.5 * standardised @ standardised, per_deviation * gradient + standardised / spread
 

@@ -365,6 +365,7 @@ def _fit_kind(kind: OpKind, some: Sequence[OperatorErrors], form: Form) -> KindP
     values = np.concatenate([errors.log_error for errors in some])
     variance = np.concatenate([errors.variance for errors in some])
     if form is Form.RELATIVE:
+        # e = exp(y) - 1, whose variance is to first order that of y times exp(2 y)
         values, variance = np.expm1(values), variance * np.exp(2 * values)
     # the largest power of two among the distinct shapes, so that hyperparameters are stable between doublings
     first, _ = distinct_shapes(shape)
@@ -373,6 +374,7 @@ def _fit_kind(kind: OpKind, some: Sequence[OperatorErrors], form: Form) -> KindP
     hyper = _fit_hyperparameters(
         kind, shape[:until].tobytes(), values[:until].tobytes(), variance[:until].tobytes(), shape.shape[1]
     )
+    # the oldest shapes are dropped, because the cost of a process grows with the cube of their number
     distinct, mean, left = (array[-MOST_SHAPES:] for array in _average_repetitions(shape, values, variance))
     process = GaussianProcess(
         at=points_of(kind, distinct), values=mean, variance=left, hyper=hyper, num_scaled=NUM_SCALED

@@ -116,6 +116,7 @@ def together(parts: Sequence[Predicted], at: Sequence[IntArray]) -> Predicted:
     """
     order = np.argsort(np.concatenate(at))
 
+    # the parts are concatenated, then brought into the order of the candidates
     def merged(name: str) -> FloatArray:
         return np.concatenate([getattr(part, name) for part in parts])[order]
 

@@ -245,6 +245,7 @@ class Hypothesis:
             worst = int(np.argmax(np.abs(own)))
             if own[worst] <= OUTLYING:  # a surprisingly fast run counts as it is, though it makes others look slow
                 break
+            # as much variance as makes this error one standard deviation
             surprise[worst] += errors[worst] ** 2 - deviations[worst] ** 2
         return surprise
 
@@ -298,6 +299,7 @@ class Fitted:
             is_outlier = rng.random(drawn.shape, dtype=np.float32) < self._outlier_rate(self.hypothesis.outliers)
             far = rng.standard_exponential(int(is_outlier.sum()), dtype=np.float32)
             of_others[is_outlier] += np.float32(self._outlier_size()) * far
+        # candidates whose proxy job was measured share its residual
         self._carry_over(seen, own, of_others)
         drawn += of_others
         drawn[:, seen.measured] = smooth + own

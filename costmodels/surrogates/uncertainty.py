@@ -53,6 +53,7 @@ def step_uncertainty(
     effects = {
         name: np.abs(effect) for name, effect in constant_effects(job, cluster, runtime, grid, memory=memory).items()
     }
+    # constants err independently, so their effects add up in squares
     of_constants = np.sqrt(np.sum([effect**2 for effect in effects.values()], axis=0))
     return StepUncertainty(log_error=np.maximum(runtime.step_error, of_constants), from_constants=effects)
 
