@@ -122,6 +122,7 @@ def judge(runs: Sequence[MeasuredRun], predictions: Predictions) -> tuple[list[d
 
 
 def _judge_group(runs: Sequence[MeasuredRun], predictions: Predictions, at: np.ndarray) -> dict[str, Any]:
+    # runs without a step time, failed or with other figures only, count for memory and feasibility
     measured = np.array([run.step_time_s or np.nan for run in runs])
     predicted = predictions.step_time_s[at]
     timed = np.isfinite(measured)
@@ -206,6 +207,7 @@ def _overall(
     measured = np.array([run.step_time_s or np.nan for run in runs])
     timed = np.isfinite(measured)
     peaks = np.array([run.peak_memory_bytes or np.nan for run in runs], dtype=np.float64)
+    # groups below MIN_CONFIGS_TO_RANK have no rank correlation
     ranked = [group for group in groups if group["tau"] is not None]
     failed, ok = sum(group["failed"] for group in groups), sum(group["ok"] for group in groups)
     memory_error = np.abs(predictions.peak_memory_bytes / peaks - 1)[np.isfinite(peaks)]

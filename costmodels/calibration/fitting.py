@@ -300,6 +300,7 @@ def calibrate_timed(
     fitted = _name_constants(problem, theta, errors)
     check = _check_held_out(runs, profile, on_progress)
     result = _update_profile(profile, fitted, problem.devices, check.step_error)
+    # residuals of layers come on top of the constants, if the held-out check has shown their use
     error = problem.log_predicted(theta) - problem.log_measured
     if check.residuals_help:
         residuals = fit_residuals(_cells_of_runs(runs), -error)
@@ -344,6 +345,7 @@ def calibrate_all(
         by_runtime.setdefault(runtime or source_of(run).runtime, []).append(run)
     fits = {}
     for name, own in by_runtime.items():
+        # a runtime with fewer runs keeps its profile
         if sum(run.step_time_s is not None and source_of(run).timed for run in own) >= MIN_RUNS:
             fits[name] = calibrate(own, profile_of(name), on_progress=on_progress)
     return fits
@@ -484,6 +486,7 @@ def _check_held_out(runs: Sequence[TimedRun], profile: RuntimeProfile, on_progre
 
     The model of a run determines its half. If all runs have one model, devices and sequence length do.
     """
+    # runs of one model resemble each other too much to test a fit to one by another
     keys = [run.setting.job.model.name for run in runs]
     if len(set(keys)) < 2:
         keys = [f"{run.setting.cluster.num_devices} {run.setting.job.sequence_length}" for run in runs]

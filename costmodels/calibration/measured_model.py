@@ -49,6 +49,7 @@ def model_of(
     is_gpt_like = family.startswith(_LAYER_NORM_FAMILIES) and not family.startswith(_MODERN_GPT)
     gated = _find_property(notes, yes=r"swiglu|geglu|\bgated", no=r"non-gated|squared-relu")
     norm = "rms" if re.search(r"rms-?norm", notes, re.IGNORECASE) else "layer" if is_gpt_like else "rms"
+    # learned positions need a table with one row per position; rotary ones need no parameters
     rotary = re.search(r"position-embedding-type=rope|\brotary\b", notes) or family.startswith(_ROTARY_GPT)
     has_positions = is_gpt_like and family.startswith(_LEARNED_POSITIONS) and not rotary
     has_positions = has_positions or "learned" in notes
@@ -58,6 +59,7 @@ def model_of(
     experts, top_k, expert_ffn = (sizes[column] or 0 for column in ("experts", "topk", "moe_ffn"))
     ffn = sizes["ffn"] or expert_ffn
     kv_heads = sizes["kv_heads"]
+    # without one of these sizes no parameter count can be right
     if not (layers and hidden and heads and kv_heads and ffn and vocabulary):
         return None
     fields: dict[str, Any] = {
@@ -122,6 +124,7 @@ def _experts(notes: str, experts: int, top_k: int, expert_ffn: int) -> dict[str,
     """Return the expert sizes, with the shared experts and dense first layers that the remarks name."""
     stated_width = _find_number(r"shared[ _]expert[ _]ffn[ =](\d+)|moe-shared-expert-intermediate-size=(\d+)", notes)
     shared = _find_number(r"(\d+) shared experts?|shared experts (\d+)|n-shared-experts=(\d+)", notes)
+    # a stated width means one shared expert unless the remarks give their number
     if shared is None:
         shared = int(bool(stated_width) or "shared expert" in notes)
     first = re.search(r"first (?:\d+ )?layers? dense", notes)

@@ -226,6 +226,7 @@ def one_group(runs: Sequence[MeasuredRun], *, skipped: int = 0) -> MeasuredGroup
                 nearest=f"add `{column}` to `where`; values: {_list_values(distinct)}",
             )
     first = runs[0]
+    # a run with a throughput in other units only can be neither replayed nor compared
     usable = tuple(run for run in runs if run.is_failed or run.step_time_s is not None)
     if not usable:
         raise ConfigError("matches only rows without a step time", key="where", file=_file_of(first))
@@ -286,6 +287,7 @@ def _read_matching(
     tied = _find_tied_embeddings(rows)
     runs: list[MeasuredRun] = []
     skipped: Counter[str] = Counter()
+    # an incomplete row is common in published tables and no mistake of the user
     for row in matching:
         try:
             runs.append(_parse_run(row, tied))
@@ -386,6 +388,7 @@ def _list_values(values: Iterable[object], limit: int = 12) -> str:
 
 def _find_tied_embeddings(rows: list[_Row]) -> dict[tuple[str, str], bool]:
     """Return whether each model of a source ties its embeddings, as far as the notes of any row state it."""
+    # a source often states this in one of its rows only; "untied" is the stronger statement
     tied: dict[tuple[str, str], bool] = {}
     for row in rows:
         notes = row.cells["notes"]
@@ -413,6 +416,7 @@ def _parse_run(row: _Row, tied: Mapping[tuple[str, str], bool]) -> MeasuredRun:
         raise _UnusableRow("degrees don't multiply to the devices")
     if batch % (config.dp * config.mbs):
         raise _UnusableRow("dp*mbs doesn't divide the batch")
+    # the architecture has its own module, since much of it is read from remarks
     sizes = {column: row.count(column) for column in SIZE_COLUMNS}
     is_tied = tied.get((row.cells["source"], row.cells["model"]), False)
     try:
@@ -500,6 +504,7 @@ def stated_layers(notes: str, num_layers: int, pp: int) -> tuple[int, ...]:
     modules, `partition: [0, 9, 16, 23, 30]`. That list has the embedding and one function before the layers, and two
     functions, the head and the loss behind them.
     """
+    # digits are bounded so that a forged file cannot make huge integers
     counts = re.search(r"layers per stage incl\. embedding\(1\)\+head\(1\): (\d{1,9}(?:/\d{1,9})*)(?!\d)", notes)
     if counts:
         held = [int(count) for count in counts[1].split("/")]
@@ -508,6 +513,7 @@ def stated_layers(notes: str, num_layers: int, pp: int) -> tuple[int, ...]:
     else:
         bounds = re.search(r"partition\W+(0(?:,\s*\d{1,9})+)(?!\d)", notes)
         ends = [int(end) for end in bounds[1].split(",")] if bounds else []
+        # positions in DeepSpeed's list become positions among the layers
         inside = [min(max(end - 2, 0), num_layers) for end in ends if ends[-1] == num_layers + 6]
         held = [end - start for start, end in pairwise(inside)]
     is_whole = len(held) == pp and sum(held) == num_layers and all(count >= 0 for count in held)
@@ -563,6 +569,7 @@ def _parse_precision(text: str) -> str:
     """Return the type of the matrix products in the words of `TrainingJob`: `bf16 (fp32 grad accum)` is bf16."""
     lowered = re.sub(r"\(.*", "", text, flags=re.DOTALL).strip().lower()
     found = re.findall(r"bf16|fp16|fp8|fp4|fp32", lowered)
+    # of several types the narrowest one is that of the matrix products
     for narrow, name in (("fp4", "nvfp4"), ("fp8", "fp8")):
         if narrow in found:
             return name

@@ -79,6 +79,7 @@ def profile_text(base: Path, fit: Calibration, memory_error: float | None) -> st
         "step": _round(fit.step_error),
         "memory": mapping["errors"]["memory"] if memory_error is None else _round(memory_error),
     }
+    # what is written must be readable, so it is validated before
     checked(ProfileFile, mapping, file=str(base))
     return "".join(
         _format_entry(key, mapping[key])

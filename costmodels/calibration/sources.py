@@ -172,6 +172,7 @@ def source_of(run: MeasuredRun) -> Source:
     known = _find_known_source(run.source)
     if known is not None:
         return known
+    # plain FSDP without tensor or pipeline parallelism is torchtitan's usual way
     lowered = f"{run.source} {run.notes}".lower()
     named = next((runtime for word, runtime in RUNTIME_WORDS.items() if word in lowered), None)
     is_fsdp = run.config.zero_stage == 3 and run.config.tp == run.config.pp == 1
@@ -219,6 +220,7 @@ def facts_of(run: MeasuredRun) -> dict[str, Any]:
     """Return the facts of its runtime's profile that this run overrides."""
     source = source_of(run)
     facts: dict[str, Any] = dict(source.facts)
+    # a source that lists all its flags has switched off those that it does not list
     if source.flags == "listed":
         facts |= {fact: re.search(pattern, run.notes) is not None for pattern, fact in FLAG_FACTS.items()}
     for pattern, fact, value in NOTE_FACTS:
@@ -261,6 +263,7 @@ def _build_cluster(counts: tuple[tuple[int, str], ...], hosts_json: str) -> Clus
     for count, name in hosts.in_order(counts):
         own = hosts.of_device(name)
         in_host = own.devices or find_device(name).devices_per_host
+        # mixed devices on several hosts: the largest host size that divides both numbers
         is_cut = len(counts) > 1 and count > in_host
         per_host = math.gcd(count, in_host) if is_cut else _devices_per_host(count, in_host)
         group: dict[str, Any] = {"device": name, "hosts": count // per_host, "devices_per_host": per_host}

@@ -140,6 +140,7 @@ class KindProcess:
             mean, deviation = self._moments(shape)
         if self.form is Form.LOG:
             return mean, deviation
+        # the delta method: d log(1 + e) = de / (1 + e)
         factor = np.maximum(1 + mean, LEAST_FACTOR)
         return np.log(factor), deviation / factor
 
@@ -259,6 +260,7 @@ def fit_operators(
         form: Form of the error that the processes learn.
         alone: Errors of isolated operators, each object of one role.
     """
+    # isolated operators first: training steps then teach the difference from them
     by_role: dict[LoneKey, list[OperatorErrors]] = {}
     for some in alone:
         role = some.roles[0] if some.roles else ""
@@ -312,6 +314,7 @@ def compose(
         ends = np.cumsum([len(shape) for shape in shapes])
         for index, of_term in zip(indices, np.split(row, ends[:-1]), strict=True):
             errors[index] += together[:, of_term]
+    # each configuration's terms turn their errors into a change of its own step
     ends = np.cumsum([len(part.terms) for part in parts])
     changes = [part.log_change(errors[end - len(part.terms) : end]) for part, end in zip(parts, ends, strict=True)]
     change = changes[0] if len(changes) == 1 else np.concatenate(changes, axis=1)
@@ -352,6 +355,7 @@ def _subtract_isolated(errors: OperatorErrors, alone: Mapping[LoneKey, KindProce
     """Subtract the expected errors of the isolated operators."""
     left = errors.log_error.copy()
     roles = np.array(errors.roles or [""] * len(left))
+    # an operator of a role that was never measured alone keeps its whole error
     for role in np.unique(roles):
         process = alone.get((*key_of(errors.kind, errors.phase), str(role)))
         if process is not None:

@@ -87,6 +87,7 @@ def predict(setting: MeasuredSetting, grid: ConfigGrid, *, memory: MemoryEstimat
     step = (setting.job, setting.cluster, setting.runtime, grid)
     estimate = estimate_step(*step, memory=memory)
     effects = constant_effects(*step, memory=memory)
+    # shares are of the need without fragmentation, which is what must fit
     needed = memory.needed_bytes
     return Predicted(
         step_time_s=estimate.step_time_s,

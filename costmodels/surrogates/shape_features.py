@@ -89,6 +89,7 @@ def feature_values(kind: OpKind, shape: FloatArray) -> FloatArray:
 
 def floor_columns(kind: OpKind, shape: FloatArray) -> FloatArray:
     """Compute linear columns for a missing fixed time at `shape` [k, d], in standard deviations [k, c]."""
+    # log(1 + floor / size) tends to zero for large operators and grows by FLOOR_ERROR per factor of e for small ones
     columns = [
         FLOOR_ERROR * np.log1p(feature.floor / feature.size(shape))
         for feature in features_of(kind)

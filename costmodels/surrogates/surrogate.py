@@ -166,6 +166,7 @@ class Hypothesis:
 
     def corrected(self, log_change: FloatArray, told: Sequence[int]) -> Hypothesis:
         """Return the hypothesis with changed predictions [n] and zeros in the linear columns `told`."""
+        # the corrected predictions contain what these columns stood for
         keep = np.ones(self.points.linear.shape[1])
         keep[list(told)] = 0.0
         past = self.past and replace(self.past, at=replace(self.past.at, linear=self.past.at.linear * keep))
@@ -237,6 +238,7 @@ class Hypothesis:
         slowdowns everywhere.
         """
         surprise = np.zeros(len(values))
+        # every observation is a part of its own: leave-one-out
         alone = np.arange(len(values) + (len(self.past.values) if self.past else 0))
         for _ in range(1 + len(values) // MEASURED_PER_OUTLIER if len(values) else 0):
             process, _ = self._process(seen, values, surprise, min_to_learn=len(values) + 1)
@@ -406,6 +408,7 @@ class Surrogate:
 
     def probability_above(self, log_edge: FloatArray, at: IntArray) -> FloatArray:
         """Return the probability that the quantity exceeds exp(log_edge) [m] for unmeasured candidates `at` [m]."""
+        # a mixture's tail probability is the average of its components'
         above = [
             ndtr((mean - log_edge) / deviation)
             for mean, deviation in (fitted.mean_and_deviation(at) for fitted in self.fitted)
