@@ -496,7 +496,7 @@ def _check_held_out(runs: Sequence[TimedRun], profile: RuntimeProfile, on_progre
         return _HeldOut(step_error=profile.step_error, residuals_help=False)
     plain, corrected = [], []
     for part in (0, 1):
-        on_progress(f"checking {profile.name} on the {np.sum(side == part)} runs that a fit to the others does not see")
+        on_progress(f"checking {profile.name} on the {np.sum(side == part)} held-out runs")
         seen = [run for run, own in zip(runs, side, strict=True) if own != part]
         problem = _prepare_problem(seen, profile)
         theta, _ = _solve(problem)

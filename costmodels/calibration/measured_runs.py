@@ -295,7 +295,7 @@ def _read_matching(
             skipped[str(reason)] += 1
     if not runs:
         raise ConfigError(
-            f"matches {len(matching)} rows, none of which tells a whole and consistent configuration",
+            f"matches {len(matching)} rows, none of which has a complete and consistent configuration",
             key="where",
             file=matching[0].place,
         )
@@ -426,7 +426,7 @@ def _parse_run(row: _Row, tied: Mapping[tuple[str, str], bool]) -> MeasuredRun:
     except ConfigError as error:
         raise _UnusableRow(f"impossible architecture: {error}") from None
     if model is None:
-        raise _UnusableRow("no whole architecture")
+        raise _UnusableRow("incomplete architecture")
     layers = stated_layers(row.cells["notes"], model.num_layers, config.pp) if config.vpp == 1 else ()
     config = replace(config, assignment=Assignment(layers=layers))
     step_time_s, tokens_per_s = row.number("step_seconds"), row.number("tokens_per_s_per_device")
@@ -472,11 +472,11 @@ def _parse_config(row: _Row) -> ParallelConfig:
     zero_stage, sequence_parallel = row.count("zero_stage"), row.count("seq_parallel") or 0
     mode = _parse_recompute(row.cells["recompute"], row.cells["notes"])
     if len(known) < len(degrees) or zero_stage is None:
-        raise _UnusableRow("no whole configuration")
+        raise _UnusableRow("incomplete configuration")
     if mode is None:
-        raise _UnusableRow("recomputation not stated, or of a kind that has no model")
+        raise _UnusableRow("recomputation not stated, or of a kind that the cost model does not know")
     if _parse_schedule(row.cells["notes"], row.cells["model"]) not in KNOWN_SCHEDULES:
-        raise _UnusableRow("a pipeline schedule that has no model")
+        raise _UnusableRow("a pipeline schedule that the cost model does not know")
     if sequence_parallel > 1:
         raise ConfigError(
             "must be 0 or 1, or empty", key="seq_parallel", value=row.cells["seq_parallel"], file=row.place

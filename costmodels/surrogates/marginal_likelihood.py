@@ -106,13 +106,12 @@ def maximize_posterior(
     """
     amplitude, *length_scale, noise, scale = np.exp(median)
     squared = {name: (low**2, high**2) for name, (low, high) in bounds_of.items()}
+    smooth = ConstantKernel(amplitude**2, squared["amplitude"])
+    if length_scale:  # without features all points are equal
+        smooth *= FeatureMatern(np.array(length_scale), bounds_of["length_scale"], nu=SMOOTHNESS)
     # this order makes theta the order of the result
-    kernel = (
-        ConstantKernel(amplitude**2, squared["amplitude"])
-        * FeatureMatern(np.array(length_scale), bounds_of["length_scale"], nu=SMOOTHNESS)
-        + WhiteKernel(noise**2, squared["noise"])
-        + LinearColumns(features.shape[1], num_scaled, scale, bounds_of["scale"])
-    )
+    linear_part = LinearColumns(features.shape[1], num_scaled, scale, bounds_of["scale"])
+    kernel = smooth + WhiteKernel(noise**2, squared["noise"]) + linear_part
     # scikit-learn's theta holds the logarithms of variances where ours holds those of standard deviations
     per_deviation = np.ones(len(median))
     per_deviation[[0, -2]] = 2.0

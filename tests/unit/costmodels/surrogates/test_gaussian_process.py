@@ -314,6 +314,16 @@ def test_one_feature_has_one_length_scale():
     assert fitted.hyper.amplitude != pytest.approx(HyperPrior().amplitude, rel=1e-3)
 
 
+def test_a_process_without_features_is_fitted(rng):
+    """Where candidates have no features, amplitude, noise and scale are learned all the same."""
+    points = Points(features=np.zeros((12, 0)), linear=rng.normal(size=(12, 1)))
+
+    fitted = fit(points, 3.0 * points.linear[:, 0] + 0.2 * rng.normal(size=12), prior=HyperPrior(), num_scaled=1)
+
+    assert fitted.hyper.length_scale.shape == (0,)
+    assert fitted.hyper.scale > HyperPrior().scale
+
+
 def test_few_observations_teach_no_hyperparameters(rng):
     """Below `min_to_learn` observations the hyperparameters are the prior's medians, from there on they are not."""
     points = random_points(rng, 4)
