@@ -1,4 +1,4 @@
-"""How well the cost model predicts measured runs: errors, order within a group, and what it calls infeasible.
+"""Fidelity of the cost model on measured runs: errors, order within a group, and feasibility.
 
 A group shares source, model, device, devices, precision, sequence length and global batch; its runs differ in their
 configuration. Letters: n runs.
@@ -24,22 +24,22 @@ from hardware.arrays import FloatArray
 from hardware.io.errors import ConfigError
 
 GROUP = ("source", "model", "device", "devices", "precision", "sequence_length", "global_batch_size")
-"""What the runs of a group share, in the order of `group_key`."""
+"""Properties that the runs of a group share, in the order of `group_key`."""
 
 UNCLEAN = ("OUTLIER", "LOW-MFU", "SUSPECT")
-"""Tags in a run's notes that say that its throughput is not what its configuration explains."""
+"""Tags in a run's notes for a throughput that its configuration does not explain."""
 
 MIN_CONFIGS_TO_RANK = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Predictions:
-    """What the cost model says of n runs.
+    """Predictions of the cost model for n runs.
 
     Attributes:
         step_time_s: Predicted step times [n].
-        peak_memory_bytes: Predicted peaks, counted as each run's source counts [n].
-        fits: Whether the runs are called feasible [n].
+        peak_memory_bytes: Predicted peaks, counted as the source of each run counts them [n].
+        fits: Whether each run is predicted to be feasible [n].
     """
 
     step_time_s: FloatArray
@@ -48,7 +48,7 @@ class Predictions:
 
 
 def group_key(run: MeasuredRun) -> tuple[Hashable, ...]:
-    """What the runs of a group share, by the names of GROUP."""
+    """Return the properties that the runs of a group share, in the order of GROUP."""
     return (
         run.source,
         run.model.name,
@@ -61,16 +61,16 @@ def group_key(run: MeasuredRun) -> tuple[Hashable, ...]:
 
 
 def is_clean(run: MeasuredRun) -> bool:
-    """Whether a throughput model should be held to the run."""
+    """Return whether the run is suitable to test a throughput model."""
     return not any(tag in run.notes for tag in UNCLEAN)
 
 
 def settings_of(
     runs: Sequence[MeasuredRun], runtimes: Mapping[str, RuntimeProfile], runtime: str | None = None
 ) -> tuple[list[MeasuredRun], list[MeasuredSetting], Counter[str]]:
-    """The runs whose device the catalog knows, their settings, and why others fell.
+    """Return the runs whose device is in the catalog, their settings, and counts of the others by reason.
 
-    Runs of a source whose step times mean nothing keep their memory alone.
+    Runs of a source with unusable step times keep only their memory.
     """
     kept, settings, skipped = [], [], Counter[str]()
     for run in runs:
@@ -87,11 +87,12 @@ def settings_of(
 
 
 def predict(runs: Sequence[MeasuredRun], settings: Sequence[MeasuredSetting]) -> Predictions:
-    """Predicts every run under its setting; runs that share a setting are predicted in one call."""
+    """Predict every run under its setting; runs that share a setting are predicted in one call."""
     step_time_s, memory_bytes = np.zeros(len(runs)), np.zeros(len(runs))
     fits = np.zeros(len(runs), dtype=bool)
     for measured, at in by_setting(settings).items():
         grid = ConfigGrid.from_configs([runs[position].config for position in at])
+        # the step waits for the fullest stage, while a source may report the memory of another one
         memory = estimate_memory(measured.setting, grid)
         step_time_s[at] = estimate_step(measured.setting, grid, memory=memory).step_time_s
         if measured.stage == "fullest":
@@ -104,7 +105,7 @@ def predict(runs: Sequence[MeasuredRun], settings: Sequence[MeasuredSetting]) ->
 
 
 def by_setting(settings: Sequence[MeasuredSetting]) -> dict[MeasuredSetting, list[int]]:
-    """The positions of the runs that share each setting."""
+    """Return the positions of the runs of each setting."""
     positions: dict[MeasuredSetting, list[int]] = defaultdict(list)
     for position, measured in enumerate(settings):
         positions[measured].append(position)
@@ -112,7 +113,7 @@ def by_setting(settings: Sequence[MeasuredSetting]) -> dict[MeasuredSetting, lis
 
 
 def judge(runs: Sequence[MeasuredRun], predictions: Predictions) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The figures of every group, and of all runs together."""
+    """Compute the figures of every group, and of all runs together."""
     positions: dict[tuple[Hashable, ...], list[int]] = defaultdict(list)
     for position, run in enumerate(runs):
         positions[group_key(run)].append(position)
@@ -121,12 +122,13 @@ def judge(runs: Sequence[MeasuredRun], predictions: Predictions) -> tuple[list[d
 
 
 def _judge_group(runs: Sequence[MeasuredRun], predictions: Predictions, at: np.ndarray) -> dict[str, Any]:
+    # runs without a step time, failed or with other figures only, count for memory and feasibility
     measured = np.array([run.step_time_s or np.nan for run in runs])
     predicted = predictions.step_time_s[at]
     timed = np.isfinite(measured)
     figures: dict[str, Any] = dict(zip(GROUP, group_key(runs[0]), strict=True))
     figures |= {"n": int(timed.sum()), **_error_figures(predicted[timed], measured[timed])}
-    # what is called infeasible would not be tried: it stands behind all that fits, as `meshtune rank` has it
+    # `meshtune rank` puts runs that are predicted not to fit behind all others, so the order here does too
     believed = np.where(predictions.fits[at], predicted, predicted + predicted.max(initial=0.0))
     figures |= _order_figures([run for run, keep in zip(runs, timed, strict=True) if keep], believed[timed])
     figures |= _memory_figures(runs, predictions, at)
@@ -147,7 +149,7 @@ def _error_figures(predicted: FloatArray, measured: FloatArray) -> dict[str, flo
 
 
 def _order_figures(runs: Sequence[MeasuredRun], predicted: FloatArray) -> dict[str, Any]:
-    """Kendall's tau-b, Spearman's rho, the true best's rank in the predicted order, and the first choice's slowdown."""
+    """Compute Kendall's tau-b, Spearman's rho, the true best's predicted rank, and the first choice's slowdown."""
     times: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for run, step_time_s in zip(runs, predicted, strict=True):
         times[repr(run.config)].append((run.step_time_s or np.nan, float(step_time_s)))
@@ -160,7 +162,9 @@ def _order_figures(runs: Sequence[MeasuredRun], predicted: FloatArray) -> dict[s
     }
     if len(times) < MIN_CONFIGS_TO_RANK:
         return figures
+    # repeated runs of one configuration count once, by their median
     measured, believed = np.array([np.median(pairs, axis=0) for pairs in times.values()]).T
+    # rank correlations are undefined where one side is constant
     best, chosen = np.argmin(measured), np.argmin(believed)
     tells = np.ptp(measured) > 0 and np.ptp(believed) > 0
     return figures | {
@@ -186,6 +190,7 @@ def _memory_figures(runs: Sequence[MeasuredRun], predictions: Predictions, at: n
 
 def _feasibility_figures(runs: Sequence[MeasuredRun], fits: np.ndarray, measured: FloatArray) -> dict[str, Any]:
     failed = np.array([run.is_failed for run in runs])
+    # a group in which no run was timed has no best one
     best_fits = bool(fits[np.nanargmin(measured)]) if np.isfinite(measured).any() else True
     return {
         "ok": int((~failed).sum()),
@@ -202,6 +207,7 @@ def _overall(
     measured = np.array([run.step_time_s or np.nan for run in runs])
     timed = np.isfinite(measured)
     peaks = np.array([run.peak_memory_bytes or np.nan for run in runs], dtype=np.float64)
+    # groups below MIN_CONFIGS_TO_RANK have no rank correlation
     ranked = [group for group in groups if group["tau"] is not None]
     failed, ok = sum(group["failed"] for group in groups), sum(group["ok"] for group in groups)
     memory_error = np.abs(predictions.peak_memory_bytes / peaks - 1)[np.isfinite(peaks)]
@@ -210,11 +216,11 @@ def _overall(
         "num_groups": len(groups),
         **_error_figures(predictions.step_time_s[timed], measured[timed]),
         "num_ranked_groups": len(ranked),
-        "median_tau": _summary(np.median, [group["tau"] for group in ranked]),
-        "median_regret": _summary(np.median, [group["regret"] for group in ranked]),
-        "mean_regret": _summary(np.mean, [group["regret"] for group in ranked]),
+        "median_tau": _summarize(np.median, [group["tau"] for group in ranked]),
+        "median_regret": _summarize(np.median, [group["regret"] for group in ranked]),
+        "mean_regret": _summarize(np.mean, [group["regret"] for group in ranked]),
         "memory_n": len(memory_error),
-        "memory_median_ape": _summary(np.median, memory_error),
+        "memory_median_ape": _summarize(np.median, memory_error),
         "ok_called_feasible": sum(group["ok_called_feasible"] for group in groups) / ok if ok else None,
         "failed_called_infeasible": (
             sum(group["failed_called_infeasible"] for group in groups) / failed if failed else None
@@ -223,5 +229,5 @@ def _overall(
     }
 
 
-def _summary(statistic: Any, values: Sequence[float] | FloatArray) -> float | None:
+def _summarize(statistic: Any, values: Sequence[float] | FloatArray) -> float | None:
     return float(statistic(values)) if len(values) else None

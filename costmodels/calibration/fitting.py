@@ -1,9 +1,10 @@
-"""Fits a runtime profile's free constants to measured steps.
+"""Fit of a runtime profile's free constants to measured step times.
 
-Bounded least squares on the logarithm of predicted over measured step time, robust to outliers (Cauchy's loss), in the
-logarithms of the constants. What is believed before (CONSTANTS in runtime.py, or the profile's own values) enters as
-one more residual per constant, so that what the data do not determine stays where it was and says so: maximum a
-posteriori with Gaussian priors. Uncertainties are those of the linearised problem, from the inverse of J'J.
+The fit is bounded least squares on the logarithm of predicted over measured step time, in the logarithms of the
+constants, with a loss that is robust to outliers (Cauchy). The prior (CONSTANTS in runtime.py, or the profile's own
+values) adds one residual per constant, so the result is the maximum a posteriori under Gaussian priors. A constant that
+the data do not determine keeps its prior value and uncertainty. Uncertainties are those of the linearised problem, from
+the inverse of J'J.
 
 Letters: n runs, c constants and device speeds.
 """
@@ -34,43 +35,43 @@ from hardware.device import Device
 from hardware.io.errors import ConfigError
 
 RUN_ERROR = 0.05
-"""Standard deviation of the log error that a run is expected to keep after a fit; the loss levels off beyond it."""
+"""Expected standard deviation of a run's log error after a fit; larger errors count as outliers."""
 
 RUNS_PER_GROUP = 10.0
-"""Runs that a group counts for at most: those of one model on one cluster share much of their error (assumed)."""
+"""Largest weight of a group, in runs: those of one model on one cluster share much of their error (assumed)."""
 
 SPEED_ERROR = 0.05
-"""Standard deviation of the log speed that a device's kernels may have beyond what its figures give."""
+"""Prior standard deviation of the log of a device's speed relative to its published figures."""
 
 SPEED_BOUNDS = (0.6, 1.4)
 DETERMINED = 0.5
-"""A constant counts as determined where the fit leaves less than this share of the uncertainty before it."""
+"""Largest ratio of posterior to prior uncertainty for which a constant counts as determined by the data."""
 
 MIN_RUNS = 3
 
 RESIDUALS_WORTH = 0.9
-"""Residuals of layers are kept where they lessen the median error of unseen runs to less than this share."""
+"""Layer residuals are kept if they reduce the median error of held-out runs below this share."""
 
 WIDE = 4.0
-"""Times RUN_ERROR up to which a fit begins with plain squares."""
+"""Scale of the first, wider loss, as a multiple of RUN_ERROR."""
 
 QUICK_STEPS = 10
-"""Steps of a fit whose errors are looked at anyway: more move the median error by less than a tenth of it."""
+"""Largest number of steps of an unchecked fit; more steps change its median error by less than a tenth."""
 
 DIFFERENCE = 1e-3
-"""Step of the finite differences, in the logarithm of a constant."""
+"""Step of finite differences in the logarithm of a constant."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimedRun:
-    """A run as a fit sees it, whoever measured it: a published row, or a trial of an earlier study.
+    """Timed run to fit to: a published row, or a trial of an earlier study.
 
     Attributes:
-        group: What runs of one job on one cluster have in common; they share much of their error.
-        source: Who measured it.
-        measured: What predicts it; only the facts of its runtime count, the constants are the fit's.
-        config: Its configuration.
-        step_time_s: What was measured.
+        group: Key that runs of one job on one cluster have in common; they share much of their error.
+        source: Publisher of the run, or name of its study.
+        measured: Measured setting of the run. Of its runtime only the facts count; the fit sets the constants.
+        config: Parallelism configuration of the run.
+        step_time_s: Measured step time.
     """
 
     group: Hashable
@@ -82,13 +83,13 @@ class TimedRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FittedConstant:
-    """One constant after a fit.
+    """Constant after a fit.
 
     Attributes:
-        value: Its most likely value.
-        log_error: Standard deviation of its logarithm.
-        is_determined: Whether the data and not the prior decided it.
-        at_bound: Whether it ended at a bound of CONSTANTS.
+        value: Most probable value.
+        log_error: Standard deviation of the logarithm of the value.
+        is_determined: Whether the data rather than the prior determined it.
+        at_bound: Whether the fit ended at a bound of CONSTANTS.
     """
 
     value: float
@@ -99,18 +100,18 @@ class FittedConstant:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calibration:
-    """A fitted profile and how it came about.
+    """Fitted profile with statistics of its fit.
 
     Attributes:
-        profile: The profile with the fitted constants.
-        constants: Each constant of CONSTANTS.
-        device_speed: Each device of the runs.
-        num_runs: Runs that the fit saw.
-        sources: Their sources.
-        median_ape: Median absolute percentage error on the same runs: not a figure to quote.
-        step_error: Standard deviation of the log error on runs of other models or clusters than each fit saw; the
-            profile's former one where the runs are too alike to tell.
-        skipped: Runs left out, by reason.
+        profile: Profile with the fitted constants.
+        constants: Fitted value of each of CONSTANTS.
+        device_speed: Fitted speed of each device of the runs.
+        num_runs: Number of runs in the fit.
+        sources: Sources of these runs.
+        median_ape: Median absolute percentage error on the runs of the fit. It is no estimate of accuracy.
+        step_error: Standard deviation of the log error on held-out runs of other models or clusters; the profile's
+            former one if the runs are too alike to split.
+        skipped: Number of runs left out, by reason.
     """
 
     profile: RuntimeProfile
@@ -124,7 +125,10 @@ class Calibration:
 
 
 class _RememberedKernels:
-    """`kernel_s` of one batch of runs, which asks each kernel only once: constants change its share, not its time."""
+    """Function `kernel_s` with a cache for one batch of runs.
+
+    The fitted constants change a kernel's share in training, but not its isolated time, which is cached.
+    """
 
     def __init__(self) -> None:
         self.alone: dict[tuple[str, str, str, int], FloatArray] = {}
@@ -136,7 +140,7 @@ class _RememberedKernels:
         job: TrainingJob,  # noqa: ARG002 # part of KernelTime; a batch has one
         runtime: RuntimeProfile,
     ) -> FloatArray:
-        """Time of the operator inside a training step [u]."""
+        """Return the time of the operator inside a training step [u]."""
         key = (operator.name, operator.phase, device.name, len(operator.flop))
         if key not in self.alone:
             self.alone[key] = alone_s(operator, device)
@@ -148,11 +152,11 @@ class _Batch:
     """Runs that share a setting.
 
     Attributes:
-        measured: What they share.
-        grid: Their configurations.
-        memory: The memory of these.
-        at: Their positions among all runs.
-        kernels: The time of each of their kernels.
+        measured: Measured setting of all runs of the batch.
+        grid: Configurations of the runs.
+        memory: Memory estimates of the configurations.
+        at: Positions of the runs among all runs.
+        kernels: Cached times of the kernels.
     """
 
     measured: MeasuredSetting
@@ -164,15 +168,15 @@ class _Batch:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Problem:
-    """The runs of one runtime, ready to be predicted again and again.
+    """Least-squares problem of one runtime, prepared for repeated predictions.
 
     Attributes:
-        batches: The runs by setting.
+        batches: Runs grouped by setting.
         log_measured: Logarithm of the measured step times [n].
         weight: Weight of each run's residual [n].
         devices: Devices whose speed is fitted.
-        prior: Logarithms of what is believed before [c].
-        prior_error: Their standard deviations [c].
+        prior: Prior means of the log constants and speeds [c].
+        prior_error: Prior standard deviations of the log constants and speeds [c].
         lower: Logarithms of the lower bounds [c].
         upper: Logarithms of the upper bounds [c].
     """
@@ -187,14 +191,14 @@ class _Problem:
     upper: FloatArray
 
     def log_predicted(self, theta: FloatArray) -> FloatArray:
-        """Logarithm of the predicted step times [n] at the logarithms of constants and speeds [c]."""
+        """Return the log predicted step times [n] at the log constants and speeds [c]."""
         values = np.exp(theta)
         changes = dict(zip(CONSTANTS, values[: len(CONSTANTS)].tolist(), strict=True))
         speeds = dict(zip(self.devices, values[len(CONSTANTS) :].tolist(), strict=True))
         predicted = np.empty(len(self.log_measured))
         for batch in self.batches:
             own = batch.measured.setting.runtime
-            # a fact of the run may have fixed a constant: balanced routing has no imbalance
+            # a fact of the run may fix a constant at zero: balanced routing has no imbalance
             runtime = replace(
                 own,
                 device_speed=tuple({**dict(own.device_speed), **speeds}.items()),
@@ -211,11 +215,11 @@ class _Problem:
         return predicted
 
     def slopes(self, theta: FloatArray, columns: np.ndarray) -> FloatArray:
-        """Derivatives of `log_predicted` by the chosen entries of theta [n, len(columns)], by forward differences."""
+        """Compute derivatives of `log_predicted` by chosen entries of theta [n, len(columns)], as differences."""
         base = self.log_predicted(theta)
         slopes = np.empty((len(base), len(columns)))
         for position, column in enumerate(columns):
-            # stepping towards the inside of the bounds
+            # step towards the inside of the bounds
             step = DIFFERENCE if theta[column] + DIFFERENCE <= self.upper[column] else -DIFFERENCE
             moved = theta.copy()
             moved[column] += step
@@ -223,14 +227,15 @@ class _Problem:
         return slopes
 
     def jacobian(self, theta: FloatArray, columns: np.ndarray) -> FloatArray:
-        """Derivatives of `residuals` by the chosen entries of theta [n + c, len(columns)]."""
+        """Compute derivatives of `residuals` by the chosen entries of theta [n + c, len(columns)]."""
+        # a prior's residual depends on its own constant alone, so its block is diagonal
         data = self.weight[:, None] * self.slopes(theta, columns) / RUN_ERROR
         priors = np.zeros((len(theta), len(columns)))
         priors[columns, np.arange(len(columns))] = 1.0 / self.prior_error[columns]
         return np.concatenate([data, priors])
 
     def residuals(self, theta: FloatArray) -> FloatArray:
-        """Errors of the runs in units of RUN_ERROR, then those of the priors in theirs [n + c]."""
+        """Return the runs' errors in units of RUN_ERROR, then the priors' in units of their deviations [n + c]."""
         data = self.weight * (self.log_predicted(theta) - self.log_measured) / RUN_ERROR
         return np.concatenate([data, (theta - self.prior) / self.prior_error])
 
@@ -241,12 +246,12 @@ def calibrate(
     *,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> Calibration:
-    """Fits the constants of `profile` to those of `runs` that are timed.
+    """Fit the constants of `profile` to those of `runs` that are timed.
 
     Args:
         runs: Measured runs of this runtime.
-        profile: What is known of the runtime; its constants and their errors are the prior.
-        on_progress: Called with a line of text before each fit.
+        profile: Profile of the runtime; its constants and their errors are the prior.
+        on_progress: Callback with a line of text before each fit.
 
     Raises:
         ConfigError: fewer than MIN_RUNS runs can be used.
@@ -274,7 +279,13 @@ def calibrate_timed(
     skipped: Mapping[str, int] | None = None,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> Calibration:
-    """As `calibrate`, for runs whose settings are known; `skipped` is what was left out before, by reason.
+    """Fit the constants of `profile` to runs with known settings; see `calibrate`.
+
+    Args:
+        runs: Timed runs of this runtime.
+        profile: Profile of the runtime; its constants and their errors are the prior.
+        skipped: Number of runs that were left out before, by reason.
+        on_progress: Callback with a line of text before each fit.
 
     Raises:
         ConfigError: fewer than MIN_RUNS runs.
@@ -282,15 +293,16 @@ def calibrate_timed(
     if len(runs) < MIN_RUNS:
         raise ConfigError(f"a fit needs at least {MIN_RUNS} timed runs of known devices, but got {len(runs)}")
     on_progress(f"fitting {profile.name} to {len(runs)} runs")
-    problem = _problem(runs, profile)
+    problem = _prepare_problem(runs, profile)
     theta, errors = _solve(problem)
-    fitted = _fitted(problem, theta, errors)
-    check = _held_out(runs, profile, on_progress)
-    result = _updated(profile, fitted, problem.devices, check.step_error)
+    fitted = _name_constants(problem, theta, errors)
+    check = _check_held_out(runs, profile, on_progress)
+    result = _update_profile(profile, fitted, problem.devices, check.step_error)
+    # residuals of layers come on top of the constants, if the held-out check has shown their use
     error = problem.log_predicted(theta) - problem.log_measured
     if check.residuals_help:
-        residuals = fit_residuals(_cells(runs), -error)
-        error = error + _residuals_of(residuals, runs)
+        residuals = fit_residuals(_cells_of_runs(runs), -error)
+        error = error + _layer_residuals(residuals, runs)
         result = replace(result, residuals=residuals)
     return Calibration(
         profile=result,
@@ -305,17 +317,18 @@ def calibrate_timed(
 
 
 def fit_to_runs(runs: Sequence[TimedRun], profile: RuntimeProfile) -> RuntimeProfile:
-    """The profile with its constants fitted to `runs`, unchecked: one fit, for whoever looks at its errors anyway.
+    """Fit the constants once, without held-out checks, for callers that examine the errors themselves.
 
     Raises:
         ConfigError: fewer than MIN_RUNS runs.
     """
     if len(runs) < MIN_RUNS:
         raise ConfigError(f"a fit needs at least {MIN_RUNS} timed runs of known devices, but got {len(runs)}")
-    problem = _problem(runs, profile)
+    problem = _prepare_problem(runs, profile)
     theta, errors = _solve(problem, QUICK_STEPS)
+    # robust spread, as in a held-out check but of the fitted runs themselves
     spread = float(np.quantile(np.abs(problem.log_predicted(theta) - problem.log_measured), 0.683))
-    return _updated(profile, _fitted(problem, theta, errors), problem.devices, spread)
+    return _update_profile(profile, _name_constants(problem, theta, errors), problem.devices, spread)
 
 
 def calibrate_all(
@@ -324,22 +337,25 @@ def calibrate_all(
     runtime: str | None = None,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Calibration]:
-    """One calibration for each runtime that `runs` used; runtimes with too few runs are left as they are."""
+    """Calibrate each runtime that `runs` used; runtimes with fewer than MIN_RUNS runs are left out."""
     by_runtime: dict[str, list[MeasuredRun]] = {}
     for run in runs:
         by_runtime.setdefault(runtime or source_of(run).runtime, []).append(run)
     fits = {}
     for name, own in by_runtime.items():
+        # a runtime with fewer runs keeps its profile
         if sum(run.step_time_s is not None and source_of(run).timed for run in own) >= MIN_RUNS:
             fits[name] = calibrate(own, profile_of(name), on_progress=on_progress)
     return fits
 
 
-def _problem(runs: Sequence[TimedRun], profile: RuntimeProfile) -> _Problem:
+def _prepare_problem(runs: Sequence[TimedRun], profile: RuntimeProfile) -> _Problem:
+    """Prepare the least-squares problem of these runs."""
     devices = tuple(sorted({device.name for run in runs for device in run.measured.setting.cluster.devices}))
     errors = dict(profile.log_errors)
     prior = [getattr(profile, name) for name in CONSTANTS] + [profile.speed_of(name) for name in devices]
     bounds = [(constant.lower, constant.upper) for constant in CONSTANTS.values()] + [SPEED_BOUNDS] * len(devices)
+    # a large group counts like RUNS_PER_GROUP runs: its residuals, in squares, have weights that sum to that
     group_sizes = Counter(run.group for run in runs)
     batches = []
     for measured, at in by_setting([run.measured for run in runs]).items():
@@ -361,11 +377,12 @@ def _problem(runs: Sequence[TimedRun], profile: RuntimeProfile) -> _Problem:
 
 
 def _solve(problem: _Problem, max_steps: int = 30) -> tuple[FloatArray, FloatArray]:
-    """The most likely theta [c] and its standard deviations [c], after at most `max_steps` under each loss.
+    """Return the most probable theta [c] and its standard deviations [c].
 
-    A loss that ignores outliers has many minima: soft L1, which has one for a linear model, finds the start for it. No
-    model here is linear, and all runs may begin as outliers, so their errors count WIDE times as large at first.
-    Constants that no run depends on are left as they are.
+    A loss that ignores outliers has many minima, so soft L1, which has only one for a linear model, finds the start for
+    it. The model is not linear and all runs may be outliers at first, so a soft L1 that is WIDE times as wide comes
+    before. Each of the three losses gets at most `max_steps` evaluations. Constants that no run depends on keep their
+    values.
     """
     inside = 1e-6
     theta = np.clip(problem.prior, problem.lower + inside, problem.upper - inside)
@@ -377,46 +394,48 @@ def _solve(problem: _Problem, max_steps: int = 30) -> tuple[FloatArray, FloatArr
         return values
 
     part = theta[free]
+    # each loss starts where the wider one before has ended, so that the last begins near the best minimum
     for loss in (_wide_soft_l1, _soft_l1, _cauchy):
         found = least_squares(
             lambda values: problem.residuals(whole(values)),
             part,
             jac=lambda values: problem.jacobian(whole(values), free),
             bounds=(problem.lower[free], problem.upper[free]),
-            loss=_of_runs(loss, len(problem.log_measured)),
+            loss=_loss_of_runs(loss, len(problem.log_measured)),
             x_scale=problem.prior_error[free],
             max_nfev=max_steps,
             ftol=1e-3,
             xtol=1e-3,
         )
         part = np.clip(found.x, problem.lower[free] + inside, problem.upper[free] - inside)
+    # Laplace's approximation: the covariance is the inverse of J'J, whose rows are weighted by the robust loss
     errors = problem.prior_error.copy()
     errors[free] = np.sqrt(np.maximum(np.diag(np.linalg.pinv(found.jac.T @ found.jac)), 0.0))
     return whole(part), errors
 
 
 def _soft_l1(squared: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """2 (sqrt(1 + z) - 1) of squared residuals z and its first two derivatives."""
+    """Return 2 (sqrt(1 + z) - 1) of squared residuals z, and its first two derivatives."""
     root = np.sqrt(1.0 + squared)
     return 2.0 * (root - 1.0), 1.0 / root, -0.5 / root**3
 
 
 def _wide_soft_l1(squared: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """The same of residuals in units that are WIDE times as large."""
+    """Return soft L1 for residuals in units that are WIDE times as large, and its first two derivatives."""
     value, first, second = _soft_l1(squared / WIDE**2)
     return WIDE**2 * value, first, second / WIDE**2
 
 
 def _cauchy(squared: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """log(1 + z) of squared residuals z and its first two derivatives."""
+    """Return log(1 + z) of squared residuals z, and its first two derivatives."""
     inner = 1.0 + squared
     return np.log(inner), 1.0 / inner, -1.0 / inner**2
 
 
-def _of_runs(
+def _loss_of_runs(
     loss: Callable[[FloatArray], tuple[FloatArray, FloatArray, FloatArray]], num_runs: int
 ) -> Callable[[FloatArray], FloatArray]:
-    """`loss` of the runs' residuals and a plain square of the priors', in scipy's form [3, n + c]."""
+    """Apply `loss` to the runs' residuals and a plain square to the priors', in scipy's form [3, n + c]."""
 
     def rho(squared: FloatArray) -> FloatArray:
         rows = [squared, np.ones_like(squared), np.zeros_like(squared)]
@@ -427,7 +446,8 @@ def _of_runs(
     return rho
 
 
-def _fitted(problem: _Problem, theta: FloatArray, errors: FloatArray) -> dict[str, FittedConstant]:
+def _name_constants(problem: _Problem, theta: FloatArray, errors: FloatArray) -> dict[str, FittedConstant]:
+    # in logarithms, so a thousandth of the value
     at_bound = np.minimum(theta - problem.lower, problem.upper - theta) < 1e-3
     return {
         name: FittedConstant(
@@ -440,7 +460,7 @@ def _fitted(problem: _Problem, theta: FloatArray, errors: FloatArray) -> dict[st
     }
 
 
-def _updated(
+def _update_profile(
     profile: RuntimeProfile, fitted: Mapping[str, FittedConstant], devices: Sequence[str], step_error: float
 ) -> RuntimeProfile:
     constants: dict[str, Any] = {name: fitted[name].value for name in CONSTANTS}
@@ -455,17 +475,18 @@ def _updated(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _HeldOut:
-    """What runs that a fit did not see say of it: the spread of the log error, and whether residuals lessen it."""
+    """Result of a held-out check: spread of the log error, and whether layer residuals reduce it."""
 
     step_error: float
     residuals_help: bool
 
 
-def _held_out(runs: Sequence[TimedRun], profile: RuntimeProfile, on_progress: Callable[[str], None]) -> _HeldOut:
-    """Fits one half of the models and looks at the other, each way.
+def _check_held_out(runs: Sequence[TimedRun], profile: RuntimeProfile, on_progress: Callable[[str], None]) -> _HeldOut:
+    """Fit to one half of the models and predict the other half, both ways.
 
-    A run's half follows from its model, or from its devices and sequence length where all train one model.
+    The model of a run determines its half. If all runs have one model, devices and sequence length do.
     """
+    # runs of one model resemble each other too much to test a fit to one by another
     keys = [run.measured.setting.job.model.name for run in runs]
     if len(set(keys)) < 2:
         keys = [
@@ -477,29 +498,32 @@ def _held_out(runs: Sequence[TimedRun], profile: RuntimeProfile, on_progress: Ca
         return _HeldOut(step_error=profile.step_error, residuals_help=False)
     plain, corrected = [], []
     for part in (0, 1):
-        on_progress(f"checking {profile.name} on the {np.sum(side == part)} runs that a fit to the others does not see")
+        on_progress(f"checking {profile.name} on the {np.sum(side == part)} held-out runs")
         seen = [run for run, own in zip(runs, side, strict=True) if own != part]
-        problem = _problem(seen, profile)
+        problem = _prepare_problem(seen, profile)
         theta, _ = _solve(problem)
-        residuals = fit_residuals(_cells(seen), problem.log_measured - problem.log_predicted(theta))
-        fitted = _updated(profile, _fitted(problem, theta, np.zeros(len(theta))), problem.devices, profile.step_error)
-        unseen = [_under(run, fitted) for run, own in zip(runs, side, strict=True) if own == part]
-        check = _problem(unseen, fitted)
+        # layer residuals learn from the fit's errors, and count only if they help on the other half
+        residuals = fit_residuals(_cells_of_runs(seen), problem.log_measured - problem.log_predicted(theta))
+        fitted = _update_profile(
+            profile, _name_constants(problem, theta, np.zeros(len(theta))), problem.devices, profile.step_error
+        )
+        unseen = [_with_constants(run, fitted) for run, own in zip(runs, side, strict=True) if own == part]
+        check = _prepare_problem(unseen, fitted)
         error = check.log_predicted(check.prior) - check.log_measured
         plain.append(np.abs(error))
-        corrected.append(np.abs(error + _residuals_of(residuals, unseen)))
+        corrected.append(np.abs(error + _layer_residuals(residuals, unseen)))
     before, after = np.concatenate(plain), np.concatenate(corrected)
     help_enough = bool(np.median(after) < RESIDUALS_WORTH * np.median(before))
-    # a robust spread: two thirds of the errors are within it
+    # robust spread: the share of a normal distribution within one standard deviation is 0.683
     return _HeldOut(step_error=float(np.quantile(after if help_enough else before, 0.683)), residuals_help=help_enough)
 
 
-def _cells(runs: Sequence[TimedRun]) -> list[Cell]:
+def _cells_of_runs(runs: Sequence[TimedRun]) -> list[Cell]:
     return [cell_of(run.measured.setting.cluster.device_names, run.measured.setting.job, run.config) for run in runs]
 
 
-def _residuals_of(residuals: Sequence[LayerResidual], runs: Sequence[TimedRun]) -> FloatArray:
-    """The log residual of each run's layers [n]."""
+def _layer_residuals(residuals: Sequence[LayerResidual], runs: Sequence[TimedRun]) -> FloatArray:
+    """Return the log residual of each run's layers [n]."""
     found = np.zeros(len(runs))
     for measured, at in by_setting([run.measured for run in runs]).items():
         grid = ConfigGrid.from_configs([runs[i].config for i in at])
@@ -507,8 +531,8 @@ def _residuals_of(residuals: Sequence[LayerResidual], runs: Sequence[TimedRun]) 
     return found
 
 
-def _under(run: TimedRun, fitted: RuntimeProfile) -> TimedRun:
-    """The run with its runtime's facts and the constants of `fitted`."""
+def _with_constants(run: TimedRun, fitted: RuntimeProfile) -> TimedRun:
+    """Return the run with its own facts and the constants of `fitted`."""
     facts = run.measured.setting.runtime
     constants = {name: getattr(fitted, name) for name in CONSTANTS if getattr(facts, name) != 0}
     runtime = replace(facts, **constants, device_speed=fitted.device_speed, residuals=())

@@ -1,9 +1,8 @@
-"""Reads published measurements: one training run per CSV row, with the configuration and the model it ran.
+"""Reader of published measurements: one training run per CSV row, with its model and configuration.
 
 The columns are those of COLUMNS; `configs/measured/README.md` explains them. A row counts as failed if its notes begin
-with FAILED, or if it has none of RESULTS. Rows that don't tell one
-whole configuration, or contradict themselves (degrees that don't multiply to the devices), can't be compared with
-anything; they are skipped and counted.
+with FAILED, or if it has none of RESULTS. A row is skipped and counted if its configuration is incomplete or
+contradictory, for example if its degrees do not multiply to the devices.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ COLUMNS = (
 )
 
 RESULTS = ("step_seconds", "tokens_per_s_per_device", "tflops_per_device", "mfu", "peak_mem_gib")
-"""The columns that a finished run fills at least one of."""
+"""Result columns. A finished run has a value in at least one of them."""
 
 GIB = 2**30
 
@@ -75,23 +74,23 @@ KNOWN_SCHEDULES = ("1f1b", "1f1b-i", "1f1b-interleaved", "interleaved1f1b")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredRun:
-    """One published run.
+    """One published training run.
 
     Attributes:
-        model: What was trained, from the row's columns.
+        model: Model that was trained, from the row's columns.
         sequence_length: Tokens per sequence.
         global_batch_size: Sequences per optimizer step.
-        devices: Devices that the run occupied.
-        device: Their kind, as the file spells it.
-        precision: Type of the matrix products, in the words of `TrainingJob` where it has one.
-        config: The configuration.
-        recompute_modules: What `selective` recomputation repeated.
+        devices: Number of devices that the run occupied.
+        device: Kind of device, as the file spells it.
+        precision: Type of the matrix products, in the words of `TrainingJob` if it has one.
+        config: Parallelism configuration of the run.
+        recompute_modules: Modules that `selective` recomputation repeated.
         is_failed: Whether the run ended without any result.
         step_time_s: Wall clock of one optimizer step; None if the run failed or published another figure only.
-        peak_memory_bytes: Peak device memory; what the source counts differs, see its notes.
-        notes: The row's remarks.
-        source: Who published the run.
-        place: Where it stands, as `file.csv:line`.
+        peak_memory_bytes: Peak device memory; sources count it differently, see their notes.
+        notes: Remarks of the row.
+        source: Publisher of the run.
+        place: Position of the row as `file.csv:line`.
     """
 
     model: ModelSpec
@@ -112,18 +111,18 @@ class MeasuredRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredGroup:
-    """Runs of one job on one cluster, that differ in their configuration alone.
+    """Runs of one job on one cluster, which differ only in their configuration.
 
     Attributes:
-        model: What all of them trained.
+        model: Model that all of them trained.
         sequence_length: Tokens per sequence.
         global_batch_size: Sequences per optimizer step.
-        devices: Devices that each run occupied.
-        device: Their kind, as the file spells it.
+        devices: Number of devices that each run occupied.
+        device: Kind of device, as the file spells it.
         precision: Type of the matrix products.
-        runs: The runs, timed or failed, in file order.
-        skipped: Rows that matched too and could not be used: no whole or no consistent configuration, or another
-            figure than a step time.
+        runs: Timed and failed runs, in file order.
+        skipped: Number of matching rows that could not be used: their configuration is incomplete or inconsistent, or
+            they have no step time.
     """
 
     model: ModelSpec
@@ -138,7 +137,7 @@ class MeasuredGroup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Row:
-    """One CSV row and where it stands."""
+    """CSV row with its position."""
 
     file: str
     line: int
@@ -149,17 +148,17 @@ class _Row:
         return f"{self.file}:{self.line}"
 
     def number(self, column: str) -> float | None:
-        """The cell as a number; None where it is empty."""
+        """Return the cell as a number; None if it is empty."""
         text = self.cells[column]
         if not text:
             return None
-        number = _as_number(text)
+        number = _parse_number(text)
         if number is None or not math.isfinite(number) or number < 0:
             raise ConfigError("must be a number of at least 0, or empty", key=column, value=text, file=self.place)
         return number
 
     def count(self, column: str) -> int | None:
-        """The cell as a whole number; None where it is empty."""
+        """Return the cell as a whole number; None if it is empty."""
         number = self.number(column)
         if number is None:
             return None
@@ -175,46 +174,46 @@ class _Row:
 
 
 def read_measured(paths: Sequence[str | Path], where: Mapping[str, object], base_dir: Path) -> tuple[MeasuredRun, ...]:
-    """The runs in the rows of `paths` that `where` selects, in file order.
+    """Read the runs in the rows of `paths` that `where` selects, in file order.
 
     Args:
-        paths: CSV files with the columns of COLUMNS; relative ones are taken from `base_dir`.
-        where: Column and the value it must have. Numbers are compared as numbers, everything else as text.
-        base_dir: Where relative paths start.
+        paths: CSV files with the columns of COLUMNS; relative paths start at `base_dir`.
+        where: Required value of each named column. Numbers are compared as numbers, everything else as text.
+        base_dir: Folder where relative paths start.
 
     Raises:
         ConfigError: a file is missing or malformed, or `where` names no column or matches nothing.
     """
-    return _read(paths, where, base_dir)[0]
+    return _read_matching(paths, where, base_dir)[0]
 
 
 def read_measured_and_skipped(
     paths: Sequence[str | Path], base_dir: Path
 ) -> tuple[tuple[MeasuredRun, ...], dict[str, int]]:
-    """Every usable run of `paths`, and how many rows were left out, by reason.
+    """Read every usable run of `paths`, and count the rows left out, by reason.
 
     Raises:
         ConfigError: as `read_measured`.
     """
-    runs, skipped = _read(paths, {}, base_dir)
+    runs, skipped = _read_matching(paths, {}, base_dir)
     return runs, dict(skipped)
 
 
 def read_measured_group(paths: Sequence[str | Path], where: Mapping[str, object], base_dir: Path) -> MeasuredGroup:
-    """As `read_measured`, for rows that must share one job and one cluster; counts the rows that were skipped.
+    """Read rows that must share one job and one cluster; see `read_measured`. Count the rows that were skipped.
 
     Raises:
         ConfigError: as `read_measured` and `one_group`.
     """
-    runs, skipped = _read(paths, where, base_dir)
+    runs, skipped = _read_matching(paths, where, base_dir)
     return one_group(runs, skipped=skipped.total())
 
 
 def one_group(runs: Sequence[MeasuredRun], *, skipped: int = 0) -> MeasuredGroup:
-    """The runs as one group; `skipped` is what the reader has left out already.
+    """Return the runs as one group; `skipped` is the number of rows that the reader has left out before.
 
     Raises:
-        ConfigError: the runs differ in more than their configuration; the message says which column tells them apart.
+        ConfigError: the runs differ in more than their configuration; the message names the column that differs.
     """
     if not runs:
         raise ConfigError("matches no measured run", key="where")
@@ -224,9 +223,10 @@ def one_group(runs: Sequence[MeasuredRun], *, skipped: int = 0) -> MeasuredGroup
             raise ConfigError(
                 f"must leave one job and one cluster, but the rows have {len(distinct)} values of `{column}`",
                 key="where",
-                nearest=f"add `{column}` to `where`; values: {_listed(distinct)}",
+                nearest=f"add `{column}` to `where`; values: {_list_values(distinct)}",
             )
     first = runs[0]
+    # a run with a throughput in other units only can be neither replayed nor compared
     usable = tuple(run for run in runs if run.is_failed or run.step_time_s is not None)
     if not usable:
         raise ConfigError("matches only rows without a step time", key="where", file=_file_of(first))
@@ -243,7 +243,7 @@ def one_group(runs: Sequence[MeasuredRun], *, skipped: int = 0) -> MeasuredGroup
 
 
 def varying_dimensions(runs: Iterable[MeasuredRun]) -> tuple[str, ...]:
-    """The further dimensions in which runs with equal degrees differ, in the order of FURTHER_DIMENSIONS."""
+    """Return the further dimensions in which runs with equal degrees differ, in the order of FURTHER_DIMENSIONS."""
     seen: dict[tuple[Value, ...], ParallelConfig] = {}
     varying = set()
     for run in runs:
@@ -253,7 +253,7 @@ def varying_dimensions(runs: Iterable[MeasuredRun]) -> tuple[str, ...]:
 
 
 def _group_columns(runs: Sequence[MeasuredRun]) -> dict[str, list[Value | str]]:
-    """What all runs of a group share, by the column that holds it."""
+    """Return the values that the runs of a group must share, by column."""
     return {
         "model": [run.model.name for run in runs],
         "source": [run.source for run in runs],
@@ -271,38 +271,39 @@ def _group_columns(runs: Sequence[MeasuredRun]) -> dict[str, list[Value | str]]:
         "devices": [run.devices for run in runs],
         "device": [run.device for run in runs],
         "precision": [run.precision for run in runs],
-        "notes": [str(run.model) for run in runs],  # what is left is read from the notes: tied embeddings
+        "notes": [str(run.model) for run in runs],  # covers all that is read from the notes, such as tied embeddings
     }
 
 
-def _read(
+def _read_matching(
     paths: Sequence[str | Path], where: Mapping[str, object], base_dir: Path
 ) -> tuple[tuple[MeasuredRun, ...], Counter[str]]:
-    """The runs that match, and how many rows match without telling one whole run, by reason."""
+    """Return the matching runs, and count matching rows that are unusable, by reason."""
     if not paths:
         raise ConfigError("names no file", key="measured", nearest="give at least one CSV")
     files = [path if path.is_absolute() else base_dir / path for path in map(Path, paths)]
-    rows = [row for file in files for row in _rows(file, where)]
-    matching = _matching(rows, where, ", ".join(str(file) for file in files))
-    tied = _stated_ties(rows)
+    rows = [row for file in files for row in _read_rows(file, where)]
+    matching = _select_rows(rows, where, ", ".join(str(file) for file in files))
+    tied = _find_tied_embeddings(rows)
     runs: list[MeasuredRun] = []
     skipped: Counter[str] = Counter()
+    # an incomplete row is common in published tables and no mistake of the user
     for row in matching:
         try:
-            runs.append(_run(row, tied))
+            runs.append(_parse_run(row, tied))
         except _UnusableRow as reason:
             skipped[str(reason)] += 1
     if not runs:
         raise ConfigError(
-            f"matches {len(matching)} rows, none of which tells a whole and consistent configuration",
+            f"matches {len(matching)} rows, none of which has a complete and consistent configuration",
             key="where",
             file=matching[0].place,
         )
     return tuple(runs), skipped
 
 
-def _rows(path: Path, where: Mapping[str, object]) -> list[_Row]:
-    """Every row of one file; blank lines are passed over."""
+def _read_rows(path: Path, where: Mapping[str, object]) -> list[_Row]:
+    """Read every row of one file, without blank lines."""
     file = str(path)
     reader = csv.reader(io.StringIO(read_text(path).removeprefix("\ufeff"), newline=""), strict=True)
     rows = []
@@ -331,7 +332,7 @@ def _check_header(header: list[str], where: Mapping[str, object], file: str) -> 
                 "is a missing column",
                 key=column,
                 file=f"{file}:1",
-                nearest=f"the header has {_listed(unknown)} instead" if unknown else "add it to the header",
+                nearest=f"the header has {_list_values(unknown)} instead" if unknown else "add it to the header",
             )
     doubled = next((name for name in header if header.count(name) > 1), None)
     if doubled is not None:
@@ -343,50 +344,51 @@ def _check_header(header: list[str], where: Mapping[str, object], file: str) -> 
             )
 
 
-def _matching(rows: list[_Row], where: Mapping[str, object], files: str) -> list[_Row]:
-    """The rows that have every value of `where`."""
+def _select_rows(rows: list[_Row], where: Mapping[str, object], files: str) -> list[_Row]:
+    """Return the rows that have every value of `where`."""
     if not rows:
         raise ConfigError("holds no measured run", file=files)
     matching = rows
     for column, value in where.items():
-        left = [row for row in matching if _equal(row.cells[column], value)]
+        left = [row for row in matching if _is_equal(row.cells[column], value)]
         if not left:
-            values = sorted({row.cells[column] for row in matching}, key=lambda text: (_as_number(text) or 0, text))
+            values = sorted({row.cells[column] for row in matching}, key=lambda text: (_parse_number(text) or 0, text))
             others = [name for name in where if name != column]
             given = f" in the rows with the {', '.join(others)} asked for" if len(matching) < len(rows) else ""
             raise ConfigError(
                 f"matches no row{given}",
                 key=f"where.{column}",
                 value=value,
-                nearest=f"the column has {_listed(values)}",
+                nearest=f"the column has {_list_values(values)}",
                 file=files,
             )
         matching = left
     return matching
 
 
-def _equal(cell: str, wanted: object) -> bool:
+def _is_equal(cell: str, wanted: object) -> bool:
     if wanted is None:
         return not cell
-    numbers = _as_number(cell), _as_number(str(int(wanted) if isinstance(wanted, bool) else wanted))
+    numbers = _parse_number(cell), _parse_number(str(int(wanted) if isinstance(wanted, bool) else wanted))
     return numbers[0] == numbers[1] if None not in numbers else cell == str(wanted)
 
 
-def _as_number(text: str) -> float | None:
+def _parse_number(text: str) -> float | None:
     try:
         return float(text) if "_" not in text else None
     except ValueError:
         return None
 
 
-def _listed(values: Iterable[object], limit: int = 12) -> str:
+def _list_values(values: Iterable[object], limit: int = 12) -> str:
     texts = [str(value) if value != "" else "(empty)" for value in values]
     more = f" and {len(texts) - limit} more" if len(texts) > limit else ""
     return shown(", ".join(texts[:limit]) + more, limit=400)[1:-1]
 
 
-def _stated_ties(rows: list[_Row]) -> dict[tuple[str, str], bool]:
-    """Whether a source's model ties its embeddings, as far as the notes of any of its rows tell."""
+def _find_tied_embeddings(rows: list[_Row]) -> dict[tuple[str, str], bool]:
+    """Return whether each model of a source ties its embeddings, as far as the notes of any row state it."""
+    # a source often states this in one of its rows only; "untied" is the stronger statement
     tied: dict[tuple[str, str], bool] = {}
     for row in rows:
         notes = row.cells["notes"]
@@ -398,13 +400,13 @@ def _stated_ties(rows: list[_Row]) -> dict[tuple[str, str], bool]:
     return tied
 
 
-def _run(row: _Row, tied: Mapping[tuple[str, str], bool]) -> MeasuredRun:
-    """The run that one row tells.
+def _parse_run(row: _Row, tied: Mapping[tuple[str, str], bool]) -> MeasuredRun:
+    """Return the run of one row.
 
     Raises:
-        _UnusableRow: it leaves out or contradicts what identifies a run.
+        _UnusableRow: the row lacks or contradicts a value that identifies a run.
     """
-    config = _config(row)
+    config = _parse_config(row)
     sequence_length, batch = row.count("seq_len"), row.count("gbs")
     if not sequence_length or not batch:
         raise _UnusableRow("no sequence length or batch")
@@ -414,6 +416,7 @@ def _run(row: _Row, tied: Mapping[tuple[str, str], bool]) -> MeasuredRun:
         raise _UnusableRow("degrees don't multiply to the devices")
     if batch % (config.dp * config.mbs):
         raise _UnusableRow("dp*mbs doesn't divide the batch")
+    # the architecture has its own module, since much of it is read from remarks
     sizes = {column: row.count(column) for column in SIZE_COLUMNS}
     is_tied = tied.get((row.cells["source"], row.cells["model"]), False)
     try:
@@ -423,10 +426,11 @@ def _run(row: _Row, tied: Mapping[tuple[str, str], bool]) -> MeasuredRun:
     except ConfigError as error:
         raise _UnusableRow(f"impossible architecture: {error}") from None
     if model is None:
-        raise _UnusableRow("no whole architecture")
+        raise _UnusableRow("incomplete architecture")
     layers = stated_layers(row.cells["notes"], model.num_layers, config.pp) if config.vpp == 1 else ()
     config = replace(config, assignment=Assignment(layers=layers))
     step_time_s, tokens_per_s = row.number("step_seconds"), row.number("tokens_per_s_per_device")
+    # throughput and step time are the same figure for a known batch
     if not step_time_s and tokens_per_s:
         step_time_s = sequence_length * batch / (tokens_per_s * config.num_devices)
     memory_gib = row.number("peak_mem_gib")
@@ -438,9 +442,9 @@ def _run(row: _Row, tied: Mapping[tuple[str, str], bool]) -> MeasuredRun:
         global_batch_size=batch,
         devices=config.num_devices,
         device=row.cells["device"],
-        precision=_precision(row.cells["precision"]),
+        precision=_parse_precision(row.cells["precision"]),
         config=config,
-        recompute_modules=_recompute_modules(row.cells["recompute"]),
+        recompute_modules=_parse_recompute_modules(row.cells["recompute"]),
         is_failed=is_failed,
         step_time_s=None if is_failed or not step_time_s else step_time_s,
         peak_memory_bytes=round(memory_gib * GIB) if memory_gib else None,
@@ -451,27 +455,28 @@ def _run(row: _Row, tied: Mapping[tuple[str, str], bool]) -> MeasuredRun:
 
 
 class _UnusableRow(Exception):  # noqa: N818 # a reason to skip a row, no error
-    """Why a row tells no whole run."""
+    """Reason to skip a row."""
 
 
-def _config(row: _Row) -> ParallelConfig:
-    """The row's configuration. A missing dp follows from the devices, and a missing sequence_parallel is off."""
+def _parse_config(row: _Row) -> ParallelConfig:
+    """Return the row's configuration. A missing dp follows from the devices; a missing sequence_parallel is off."""
     degrees = {name: row.count(name) for name in DEGREES}
     for name in ("vpp", "cp", "up", "ep"):
         degrees[name] = 1 if degrees[name] is None else degrees[name]
     devices = row.count("devices")
     model_parallel = [degrees[name] for name in ("pp", "tp", "cp", "up")]
+    # many sources publish devices and the model's degrees only
     if degrees["dp"] is None and devices and None not in model_parallel:
         degrees["dp"] = devices // math.prod(size for size in model_parallel if size)
     known = {name: value for name, value in degrees.items() if value is not None}
     zero_stage, sequence_parallel = row.count("zero_stage"), row.count("seq_parallel") or 0
-    mode = _recompute(row.cells["recompute"], row.cells["notes"])
+    mode = _parse_recompute(row.cells["recompute"], row.cells["notes"])
     if len(known) < len(degrees) or zero_stage is None:
-        raise _UnusableRow("no whole configuration")
+        raise _UnusableRow("incomplete configuration")
     if mode is None:
-        raise _UnusableRow("recomputation not stated, or of a kind that has no model")
-    if _schedule(row.cells["notes"], row.cells["model"]) not in KNOWN_SCHEDULES:
-        raise _UnusableRow("a pipeline schedule that has no model")
+        raise _UnusableRow("recomputation not stated, or of a kind that the cost model does not know")
+    if _parse_schedule(row.cells["notes"], row.cells["model"]) not in KNOWN_SCHEDULES:
+        raise _UnusableRow("a pipeline schedule that the cost model does not know")
     if sequence_parallel > 1:
         raise ConfigError(
             "must be 0 or 1, or empty", key="seq_parallel", value=row.cells["seq_parallel"], file=row.place
@@ -484,18 +489,22 @@ def _config(row: _Row) -> ParallelConfig:
             sequence_parallel=bool(sequence_parallel),
         )
         return replace(
-            config, expert_tp=_expert_tp(known, row.cells["notes"]), dp_shard=_dp_shard(known, row.cells["notes"])
+            config,
+            expert_tp=_parse_expert_tp(known, row.cells["notes"]),
+            dp_shard=_parse_dp_shard(known, row.cells["notes"]),
         )
     except ConfigError as error:
         raise error.in_file(row.place) from None
 
 
 def stated_layers(notes: str, num_layers: int, pp: int) -> tuple[int, ...]:
-    """Layers of each stage that a run's remarks state, the first stage's first; empty where they state none.
+    """Return the layers of each stage that a run's remarks state; empty if they state none.
 
-    `layers per stage incl. embedding(1)+head(1): 8/9/9`, or bounds in DeepSpeed's list of modules, `partition: [0, 9,
-    16, 23, 30]`: embedding and one function before the layers, two functions, the head and the loss behind them.
+    There are two forms: `layers per stage incl. embedding(1)+head(1): 8/9/9`, and bounds in DeepSpeed's list of
+    modules, `partition: [0, 9, 16, 23, 30]`. That list has the embedding and one function before the layers, and two
+    functions, the head and the loss behind them.
     """
+    # digits are bounded so that a forged file cannot make huge integers
     counts = re.search(r"layers per stage incl\. embedding\(1\)\+head\(1\): (\d{1,9}(?:/\d{1,9})*)(?!\d)", notes)
     if counts:
         held = [int(count) for count in counts[1].split("/")]
@@ -504,14 +513,15 @@ def stated_layers(notes: str, num_layers: int, pp: int) -> tuple[int, ...]:
     else:
         bounds = re.search(r"partition\W+(0(?:,\s*\d{1,9})+)(?!\d)", notes)
         ends = [int(end) for end in bounds[1].split(",")] if bounds else []
+        # positions in DeepSpeed's list become positions among the layers
         inside = [min(max(end - 2, 0), num_layers) for end in ends if ends[-1] == num_layers + 6]
         held = [end - start for start, end in pairwise(inside)]
     is_whole = len(held) == pp and sum(held) == num_layers and all(count >= 0 for count in held)
     return tuple(held) if is_whole else ()
 
 
-def _expert_tp(degrees: Mapping[str, int], notes: str) -> int:
-    """The experts' tensor degree that the remarks name; 1 where ep leaves no other, else 0 for tp."""
+def _parse_expert_tp(degrees: Mapping[str, int], notes: str) -> int:
+    """Return the experts' tensor degree that the remarks name; else 1 if ep needs it, and 0 for the degree tp."""
     named = re.search(r"(?:expert[_-]tensor[_-]parallel[_-]size=|ETP=|[-_]etp)(\d{1,9})(?!\d)", notes)
     if named:
         return 0 if int(named[1]) == degrees["tp"] else int(named[1])
@@ -519,18 +529,18 @@ def _expert_tp(degrees: Mapping[str, int], notes: str) -> int:
     return 0 if replicas % degrees["ep"] == 0 else 1
 
 
-def _dp_shard(degrees: Mapping[str, int], notes: str) -> int:
-    """The ranks over which the states are sharded where the remarks say that it is not all of dp."""
+def _parse_dp_shard(degrees: Mapping[str, int], notes: str) -> int:
+    """Return the number of ranks that shard the states if the remarks name fewer than dp; else 0."""
     named = re.search(r"zero1 group size (\d{1,9}) ", notes)
     size = int(named[1]) if named else 0
     return size if 0 < size < degrees["dp"] and degrees["dp"] % size == 0 else 0
 
 
-def _recompute(text: str, notes: str) -> str | None:
-    """The recompute mode that the cell means; None if it means none of ours.
+def _parse_recompute(text: str, notes: str) -> str | None:
+    """Return the recompute mode of the cell; None if the cost model has no such mode.
 
-    `full:block:N` recomputes some layers only, which counts as full; named modules are selective; of MaxText's policies
-    `full` is full, and `minimal` keeps all matrix products.
+    `full:block:N` recomputes some layers only and counts as full. Named modules are selective. MaxText's policy `full`
+    is full, and `minimal`, which keeps all matrix products, is none.
     """
     if text.startswith("modules:"):
         return "selective"
@@ -543,22 +553,23 @@ def _recompute(text: str, notes: str) -> str | None:
     return mode[1] if mode else None
 
 
-def _recompute_modules(text: str) -> tuple[str, ...]:
-    """The modules that a selective cell names: `selective:[moe_act]`, `modules:layernorm+moe_act`."""
+def _parse_recompute_modules(text: str) -> tuple[str, ...]:
+    """Return the modules that a selective cell names: `selective:[moe_act]`, `modules:layernorm+moe_act`."""
     named = tuple(name for name in re.findall(r"[a-z_]+", text.partition(":")[2]) if name in RECOMPUTE_MODULES)
     return named or ("core_attn",)
 
 
-def _schedule(notes: str, model: str) -> str:
-    """The pipeline schedule that the remarks or the model's name state; 1f1b where they are silent."""
+def _parse_schedule(notes: str, model: str) -> str:
+    """Return the pipeline schedule that the remarks or the model's name state; 1f1b if they are silent."""
     stated = re.search(r"\b[Ss]chedule ([\w-]+)|\b([Vv]-?[Hh]alf|DualPipe)\b|(ZB-\dp)", f"{notes} {model}")
     return next(filter(None, stated.groups())).lower() if stated else "1f1b"
 
 
-def _precision(text: str) -> str:
-    """The type of the matrix products in the words of `TrainingJob`: `bf16 (fp32 grad accum)` is bf16."""
+def _parse_precision(text: str) -> str:
+    """Return the type of the matrix products in the words of `TrainingJob`: `bf16 (fp32 grad accum)` is bf16."""
     lowered = re.sub(r"\(.*", "", text, flags=re.DOTALL).strip().lower()
     found = re.findall(r"bf16|fp16|fp8|fp4|fp32", lowered)
+    # of several types the narrowest one is that of the matrix products
     for narrow, name in (("fp4", "nvfp4"), ("fp8", "fp8")):
         if narrow in found:
             return name

@@ -1,8 +1,8 @@
-"""Writes a fitted runtime profile as the YAML file that `read_profile` reads.
+"""Writer of fitted runtime profiles, as YAML files that `read_profile` reads.
 
-Facts and their sources are those of the file that the fit began with; constants, speeds of devices, residuals, errors
-and what they were fitted on are the fit's. Guesses that stood in place of fitted constants are kept as `priors`, so
-that a later fit can begin where this one did.
+Facts and their sources come from the file that the fit began with. Constants, device speeds, residuals, errors and the
+list of fitted runs come from the fit. Guesses that the fitted constants replace are kept as `priors`, so a later fit
+can begin where this one did.
 """
 
 from __future__ import annotations
@@ -25,20 +25,23 @@ from hardware.io.errors import ConfigError
 DIGITS = 4
 LINE_WIDTH = 120
 MIN_PEAKS = 10
-"""Fewer measured peaks say nothing of the spread."""
+"""Fewest measured peaks that determine a spread."""
 
 LEAST_MEMORY_ERROR = 0.03
-"""Peaks of one configuration differ by as much from launch to launch and with the allocator's history (assumed)."""
+"""Smallest memory error: peaks vary this much between launches and with the allocator's history (assumed)."""
 
 ONE_SIGMA = 0.683
 """Share of a normal distribution within one standard deviation."""
 
 
 def memory_error_of(runs: Sequence[MeasuredRun], profile: RuntimeProfile) -> float | None:
-    """Spread of log(measured / predicted peak), two thirds of the runs being within it; None without MIN_PEAKS peaks.
+    """Compute the spread of log(measured / predicted peak) that contains two thirds of the runs.
 
-    The peak is predicted in the source's own meaning and on the stage that it reports. No constant that a fit moves
-    enters it, so these runs need not be others than those fitted.
+    The peak is predicted as the source counts it, on the stage that it reports. It does not depend on any fitted
+    constant, so the runs of the fit may be used again.
+
+    Returns:
+        Spread of the logarithm, or None with fewer than MIN_PEAKS peaks.
     """
     with_peak = [run for run in runs if run.peak_memory_bytes]
     kept, settings, _ = settings_of(with_peak, {profile.name: profile}, profile.name)
@@ -50,21 +53,22 @@ def memory_error_of(runs: Sequence[MeasuredRun], profile: RuntimeProfile) -> flo
 
 
 def profile_text(base: Path, fit: Calibration, memory_error: float | None) -> str:
-    """The text of a fitted profile's file.
+    """Return the text of a fitted profile's file.
 
     Args:
         base: File of the profile that the fit began with.
-        fit: The fit.
-        memory_error: Spread of the log of measured over predicted peaks; None keeps the file's.
+        fit: Result of the fit.
+        memory_error: Spread of the log of measured over predicted peaks; None keeps the value in `base`.
     """
     mapping = read_mapping(base)
+    # values of a profile that no fit has touched are guesses; typical ones are known to the code anyway
     if str(mapping["fitted_on"]).startswith(NOT_FITTED):
         mapping["priors"] = {
             name: guess for name, guess in mapping["constants"].items() if not _is_typical(name, guess)
         }
-    mapping["fitted_on"] = _fitted_on(fit)
-    mapping["constants"] = {name: _fitted(constant) for name, constant in fit.constants.items()}
-    speeds = {name: _fitted(speed) for name, speed in fit.device_speed.items()}
+    mapping["fitted_on"] = _fitted_on_text(fit)
+    mapping["constants"] = {name: _constant_entry(constant) for name, constant in fit.constants.items()}
+    speeds = {name: _constant_entry(speed) for name, speed in fit.device_speed.items()}
     mapping["device_speed"] = {**mapping["device_speed"], **speeds}
     if fit.profile.residuals:
         names = ("device", "hidden_size", "tp", "tokens", "sequence_length", "weight")
@@ -72,12 +76,13 @@ def profile_text(base: Path, fit: Calibration, memory_error: float | None) -> st
     else:
         mapping.pop("residuals", None)
     mapping["errors"] = {
-        "step": _rounded(fit.step_error),
-        "memory": mapping["errors"]["memory"] if memory_error is None else _rounded(memory_error),
+        "step": _round(fit.step_error),
+        "memory": mapping["errors"]["memory"] if memory_error is None else _round(memory_error),
     }
+    # what is written must be readable, so it is validated before
     checked(ProfileFile, mapping, file=str(base))
     return "".join(
-        _entry(key, mapping[key])
+        _format_entry(key, mapping[key])
         for key in ProfileFile.model_fields
         if key in mapping
         if mapping[key] or key != "priors"
@@ -85,7 +90,7 @@ def profile_text(base: Path, fit: Calibration, memory_error: float | None) -> st
 
 
 def write_profile(out: Path, text: str) -> RuntimeProfile:
-    """Writes a profile's text; the profile as it reads back.
+    """Write a profile's text and return the profile as it is read back.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -102,31 +107,31 @@ def _is_typical(name: str, guess: Mapping[str, float]) -> bool:
     return (guess["value"], guess["log_error"]) == (known.typical, known.log_error)
 
 
-def _fitted_on(fit: Calibration) -> str:
+def _fitted_on_text(fit: Calibration) -> str:
     return f"{fit.num_runs:,} runs of {', '.join(fit.sources)}"
 
 
-def _fitted(constant: FittedConstant) -> dict[str, float]:
-    return {"value": _rounded(constant.value), "log_error": _rounded(constant.log_error)}
+def _constant_entry(constant: FittedConstant) -> dict[str, float]:
+    return {"value": _round(constant.value), "log_error": _round(constant.log_error)}
 
 
-def _rounded(value: float) -> float:
+def _round(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")
 
 
-def _entry(key: str, value: Any) -> str:
-    """One key of the file: prose folded, long mappings and lists a line per entry, everything else on one line."""
+def _format_entry(key: str, value: Any) -> str:
+    """Format one key: folded text, one line per entry of long mappings and lists, everything else on one line."""
     if key == "sources":
-        paragraphs = "".join(_folded(name, str(text)) for name, text in value.items())
+        paragraphs = "".join(_fold(name, str(text)) for name, text in value.items())
         return f"{key}:\n{paragraphs}"
     if key in ("priors", "constants", "device_speed") and value:
-        return f"{key}:\n" + "".join(f"  {_flow({name: entry})[1:-1]}\n" for name, entry in value.items())
+        return f"{key}:\n" + "".join(f"  {_format_flow({name: entry})[1:-1]}\n" for name, entry in value.items())
     if key == "residuals":
-        return f"{key}:\n" + "".join(f"  - {_flow(entry)}\n" for entry in value)
-    return f"{_flow({key: value})[1:-1]}\n"
+        return f"{key}:\n" + "".join(f"  - {_format_flow(entry)}\n" for entry in value)
+    return f"{_format_flow({key: value})[1:-1]}\n"
 
 
-def _folded(name: str, text: str) -> str:
+def _fold(name: str, text: str) -> str:
     indent = "    "
     lines = textwrap.wrap(
         text,
@@ -139,7 +144,7 @@ def _folded(name: str, text: str) -> str:
     return f"  {name}: >-\n" + "\n".join(lines) + "\n"
 
 
-def _flow(value: Mapping[str, Any]) -> str:
-    """YAML on one line."""
+def _format_flow(value: Mapping[str, Any]) -> str:
+    """Format a mapping as YAML on one line."""
     dumped = yaml.safe_dump(dict(value), default_flow_style=True, sort_keys=False, width=10**6, allow_unicode=True)
     return dumped.removesuffix("\n").removesuffix("\n...")

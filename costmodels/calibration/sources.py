@@ -1,13 +1,13 @@
-"""Which runtime, hosts and habits stand behind each source of measured runs (catalog/sources.yaml).
+"""Runtime, hosts and conventions of each source of measured runs (catalog/sources.yaml).
 
-A measured row says what was configured, not what its runtime does. The table gives each known source its runtime; a
-name that has a known one between dashes is that source (`amp-neurips22` is `amp`). An unknown one falls to
-FALLBACK_RUNTIME or, where its rows show plain FSDP, to FSDP_RUNTIME.
+A measured row states a configuration, but not the behaviour of its runtime. The table names the runtime of each known
+source. A name that contains a known one between dashes is that source (`amp-neurips22` is `amp`). The runtime of an
+unknown source is FALLBACK_RUNTIME, or FSDP_RUNTIME if its rows show plain FSDP.
 
-Unlike devices (`mixed:12xV100-SXM-16+4xT4-16`) stand kind by kind and host by host, in the order in which the source's
-hosts are known to stand, else in that of the row; ranks count them so. Hosts are those that the source states for the
-device, else its usual ones. Of unlike devices, a number that fills no whole hosts is taken to stand on hosts of the
-largest size that divides both.
+Mixed devices (`mixed:12xV100-SXM-16+4xT4-16`) are grouped by kind and host, in the order of the source's hosts if it is
+known, else in the order of the row; ranks are numbered in that order. Hosts are those that the source states for the
+device, else its usual ones. If a number of mixed devices fills no whole hosts, hosts of the largest size that divides
+both are assumed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ RUNTIME_WORDS = {
     "paddle": "paddle",
     "megatron": "megatron-core",
 }
-"""Words in the remarks of an unknown source that name its runtime, the first that is found."""
+"""Words in the remarks of an unknown source that name its runtime; the first one found counts."""
 
 FLAG_FACTS = {
     r"overlap-grad-reduce": "overlaps_gradients",
@@ -57,7 +57,7 @@ FLAG_FACTS = {
     r"use-flash-attn|attention-backend=(?:flash|fused|auto)|transformer_engine": "fused_attention",
     r"cross-entropy-loss-fusion": "fused_cross_entropy",
 }
-"""Flags in the remarks of a source that lists them, and the fact that each switches on."""
+"""Flags in the remarks of a source that lists its flags, with the fact that each switches on."""
 
 NO_FACTS = {
     "name",
@@ -69,7 +69,7 @@ NO_FACTS = {
     "step_error",
     "memory_error",
 }
-"""Fields of a profile that follow from measurements or name it; the others say what the runtime does."""
+"""Fields of a profile that are no facts: its name, and values from measurements. All others are facts."""
 
 NOTE_FACTS: tuple[tuple[str, str, bool], ...] = (
     (r"attention-backend=(?:unfused|local)|unfused attention", "fused_attention", False),
@@ -80,7 +80,7 @@ NOTE_FACTS: tuple[tuple[str, str, bool], ...] = (
     (r"(?i)deepep|hybridep", "deduplicates_tokens", True),
     (r"moe_a2a_overlap=True", "overlaps_experts", True),
 )
-"""Remarks of any source, and the fact that each states."""
+"""Patterns in the remarks of any source, with the fact that each states."""
 
 
 class _Nic(StrictModel):
@@ -98,16 +98,16 @@ class _HostsOf(StrictModel):
 
 
 class _Hosts(_HostsOf):
-    """The hosts of a source: of all its devices, or by the catalog's name of one, in the order in which they stand."""
+    """Hosts of a source: for all its devices, or by the catalog's device name, in the order of their ranks."""
 
     of: dict[str, _HostsOf] = Field(default_factory=dict)
 
     def of_device(self, name: str) -> _HostsOf:
-        """The hosts of one kind of device."""
+        """Return the hosts of one kind of device."""
         return self.of.get(name, self)
 
     def in_order(self, counts: tuple[tuple[int, str], ...]) -> tuple[tuple[int, str], ...]:
-        """Devices of each name in the order of their hosts; as given where the source does not tell it of each."""
+        """Sort device counts by the order of the source's hosts; keep them as given if it does not list all."""
         order = list(self.of)
         return tuple(sorted(counts, key=lambda each: order.index(each[1]))) if self._tells(counts) else counts
 
@@ -116,18 +116,18 @@ class _Hosts(_HostsOf):
 
 
 class Source(StrictModel):
-    """What is known of one source beyond its rows."""
+    """Properties of a source that its rows do not state."""
 
     runtime: str
     memory: MemoryMeaning
     stage: WhichStage = "fullest"
     flags: Literal["listed"] | None = None
     timed: bool = True
-    """Whether its step times mean anything; those of test suites of tiny models are launch-bound."""
+    """Whether its step times are usable; in test suites of tiny models they are launch-bound."""
     hosts: _Hosts = _Hosts()
     precision: str | None = None
     tied: bool | None = None
-    """Whether the head is the embedding's table, where that is known and the rows don't tell."""
+    """Whether head and embedding share one table, if that is known although the rows do not state it."""
     facts: dict[str, bool | int | str] = Field(default_factory=dict)
     reason: str
 
@@ -148,27 +148,28 @@ class MeasuredSetting:
 
 
 @cache
-def _sources() -> dict[str, Source]:
+def _load_sources() -> dict[str, Source]:
     path = Path(str(files("costmodels") / "catalog" / "sources.yaml"))
     return TypeAdapter(dict[str, Source]).validate_python(read_mapping(path))
 
 
 def is_known_source(name: str) -> bool:
-    """Whether the table has the source, so that nothing of it is guessed."""
-    return _known_source(name) is not None
+    """Return whether the table has the source, so that none of its properties is guessed."""
+    return _find_known_source(name) is not None
 
 
-def _known_source(name: str) -> Source | None:
-    """The table's source of that name, or else the longest that stands in it between dashes; None if there is none."""
-    inside = [known for known in _sources() if f"-{known}-".lower() in f"-{name}-".lower()]
-    return _sources()[max(inside, key=len)] if inside else None
+def _find_known_source(name: str) -> Source | None:
+    """Return the table's source with the longest name that occurs in `name` between dashes; None if there is none."""
+    inside = [known for known in _load_sources() if f"-{known}-".lower() in f"-{name}-".lower()]
+    return _load_sources()[max(inside, key=len)] if inside else None
 
 
 def source_of(run: MeasuredRun) -> Source:
-    """What is known of the run's source, or guessed from its columns and remarks."""
-    known = _known_source(run.source)
+    """Return the properties of the run's source, from the table or guessed from its columns and remarks."""
+    known = _find_known_source(run.source)
     if known is not None:
         return known
+    # plain FSDP without tensor or pipeline parallelism is torchtitan's usual way
     lowered = f"{run.source} {run.notes}".lower()
     named = next((runtime for word, runtime in RUNTIME_WORDS.items() if word in lowered), None)
     is_fsdp = run.config.zero_stage == 3 and run.config.tp == run.config.pp == 1
@@ -177,12 +178,12 @@ def source_of(run: MeasuredRun) -> Source:
 
 
 def setting_of(run: MeasuredRun, runtimes: Mapping[str, RuntimeProfile], runtime: str | None = None) -> MeasuredSetting:
-    """What the cost model needs to predict a measured run.
+    """Return the setting that predicts a measured run.
 
     Args:
-        run: The run.
-        runtimes: Profiles that replace the catalog's of the same name.
-        runtime: Name of the profile to use whatever the source; None asks the table.
+        run: Measured run.
+        runtimes: Profiles that replace those of the same name in the catalog.
+        runtime: Name of the profile to use for any source; None uses the table.
 
     Raises:
         ConfigError: the device is unknown, or the run has other numbers of it.
@@ -212,9 +213,10 @@ def setting_of(run: MeasuredRun, runtimes: Mapping[str, RuntimeProfile], runtime
 
 
 def facts_of(run: MeasuredRun) -> dict[str, Any]:
-    """The facts of its runtime's profile that this run contradicts."""
+    """Return the facts of its runtime's profile that this run overrides."""
     source = source_of(run)
     facts: dict[str, Any] = dict(source.facts)
+    # a source that lists all its flags has switched off those that it does not list
     if source.flags == "listed":
         facts |= {fact: re.search(pattern, run.notes) is not None for pattern, fact in FLAG_FACTS.items()}
     for pattern, fact, value in NOTE_FACTS:
@@ -226,10 +228,15 @@ def facts_of(run: MeasuredRun) -> dict[str, Any]:
 
 
 def cluster_of(device: str, devices: int, hosts: _Hosts) -> Cluster:
-    """The cluster that so many devices of a measured file's kind make.
+    """Return the cluster of a measured run.
+
+    Args:
+        device: Kind of device, or a mixture, as the measured file spells it.
+        devices: Number of devices.
+        hosts: Hosts of the source.
 
     Raises:
-        ConfigError: a device is unknown, or unlike ones are others than so many.
+        ConfigError: a device is unknown, or the counts of mixed devices do not add up to `devices`.
     """
     pairs = find_devices(device)
     is_mixed = pairs[0][0] > 0
@@ -241,17 +248,18 @@ def cluster_of(device: str, devices: int, hosts: _Hosts) -> Cluster:
             value=device,
             nearest="the counts are devices, not hosts",
         )
-    return _cluster(tuple((count or devices, kind.name) for count, kind in pairs), hosts.model_dump_json())
+    return _build_cluster(tuple((count or devices, kind.name) for count, kind in pairs), hosts.model_dump_json())
 
 
 @cache
-def _cluster(counts: tuple[tuple[int, str], ...], hosts_json: str) -> Cluster:
-    """Hosts of so many devices of each name, group by group."""
+def _build_cluster(counts: tuple[tuple[int, str], ...], hosts_json: str) -> Cluster:
+    """Build the cluster from the number of devices of each name, group by group."""
     hosts = _Hosts.model_validate_json(hosts_json)
     groups = []
     for count, name in hosts.in_order(counts):
         own = hosts.of_device(name)
         in_host = own.devices or find_device(name).devices_per_host
+        # mixed devices on several hosts: the largest host size that divides both numbers
         is_cut = len(counts) > 1 and count > in_host
         per_host = math.gcd(count, in_host) if is_cut else _devices_per_host(count, in_host)
         group: dict[str, Any] = {"device": name, "hosts": count // per_host, "devices_per_host": per_host}
@@ -261,7 +269,7 @@ def _cluster(counts: tuple[tuple[int, str], ...], hosts_json: str) -> Cluster:
 
 
 def _devices_per_host(devices: int, in_host: int) -> int:
-    """Devices that each host gives to a job: all of them, or the largest share that divides the job evenly."""
+    """Return the devices per host of a job: the most that a host has and that divide the job evenly."""
     return next(size for size in range(min(devices, in_host), 0, -1) if devices % size == 0)
 
 

@@ -21,7 +21,6 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
 
 from costmodels.job.parallel_config import RECOMPUTE_MODES, ConfigGrid, ParallelConfig
 from costmodels.job.runtime import RuntimeProfile
@@ -35,6 +34,7 @@ from costmodels.operators.layer_operators import (
     routed_tokens,
     unique_shapes,
 )
+from costmodels.step.normal_distribution import normal_cdf
 from costmodels.step.placement import (
     Pipeline,
     StageKinds,
@@ -137,7 +137,7 @@ class MemoryEstimate:
         """
         # The normal distribution function of the log margin over its standard deviation.
         margin = np.log((1 - headroom) * self.capacity_bytes / self.needed_bytes)
-        return np.asarray(ndtr(margin / log_error), dtype=np.float64)
+        return normal_cdf(margin / log_error)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

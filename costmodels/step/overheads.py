@@ -6,12 +6,12 @@ Letters: n configurations.
 from __future__ import annotations
 
 import numpy as np
-from scipy.special import ndtr
 
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.setting import Setting
 from costmodels.step.memory import MemoryEstimate
+from costmodels.step.normal_distribution import normal_cdf
 from hardware.arrays import FloatArray, IntArray
 from hardware.cluster import Cluster
 
@@ -56,7 +56,7 @@ def _stalled_share(
     # P(peak > capacity) under a lognormal error of the predicted memory.
     stalled = np.zeros(len(pipeline_hosts))
     if memory is not None:
-        stalled = ndtr(np.log(memory.peak_bytes / memory.capacity_bytes) / runtime.memory_error)
+        stalled = normal_cdf(np.log(memory.peak_bytes / memory.capacity_bytes) / runtime.memory_error)
     if runtime.stalled_hosts:
         stalled = np.maximum(stalled, (pipeline_hosts > 1) & (cluster.num_hosts >= runtime.stalled_hosts))
     return np.asarray(stalled, dtype=np.float64)

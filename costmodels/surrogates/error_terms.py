@@ -1,19 +1,19 @@
-"""The step as a sum of terms that may err on their own, for joint draws over every candidate (FlexParallel eq. 5a).
+"""Error terms of a step: parts whose predictions may err independently (FlexParallel, equation 5a).
 
-A term is an operator on one kind of device, or the call of a collective. If the terms take exp(e_i) times as long as
+A term is an operator on one kind of device, or the call of a collective. If each term i takes exp(e_i) times as long as
 predicted, the step takes
 
     1 + sum_i  elasticity_i (exp(e_i) - 1),    elasticity_i = d log(step time) / d log(time of term i)
 
-times as long: exactly, where the step is a sum of times; to first order, where terms hide behind others. What overlaps
-and what the pipeline hides is in the elasticities: an operator of a stage that waits has none. They are differences of
-`estimate_step`, one for each bundle of terms that lengthen the step alike; inside a bundle each term has its share of
-the bundle's time. Where two stages take equally long, both have the elasticity of the longest; so a candidate's
-elasticities are scaled to that of all terms together, and an error that all terms share is exact. What is no term (the
-host, the optimizer, the overhead) is taken to be right.
+times as long. This is exact where the step is a sum of times, and of first order where terms hide behind others. The
+elasticities contain overlap and pipeline waits: an operator of a stage that waits has none. They are finite differences
+of `estimate_step`, one for each bundle of terms with equal effect on the step; inside a bundle each term has its share
+of the bundle's time. Where two stages take equally long, both get the elasticity of the longest. Each candidate's
+elasticities are therefore scaled to the elasticity of all terms together, so an error that all terms share is exact.
+The rest of the step (host, optimizer, overhead) is assumed to be predicted correctly.
 
-With errors of 10% from term to term the sum is within 1% of `estimate_step` with the same errors for 19 of 20
-candidates (see tests); of the others some terms come out of hiding, or into it.
+With errors of 10% from term to term, the sum is within 1% of `estimate_step` with the same errors for 19 of 20
+candidates (see tests). For the others, some terms start or stop being hidden.
 
 Letters: n candidates, r distinct shapes of a term, b rows of a bundle, M draws.
 """
@@ -66,31 +66,31 @@ from hardware.device import Device
 from hardware.distinct import distinct_rows
 
 LOG_STEP = 0.05
-"""Change of a bundle's log time over which elasticities are taken: about the errors that they are used for."""
+"""Change of a bundle's log time in the finite differences: about as large as the errors to be propagated."""
 
 LEAST_ELASTICITY = 1e-5
-"""Smaller ones are taken as none: an error of a factor two would move the step by 1e-5. So are negative ones, which are
-rare and hardly below zero (a longer forward pass can leave the backward pass more to hide behind): then no errors,
-however large, make a step's time negative."""
+"""Smaller elasticities count as zero: an error of a factor two would change the step by 1e-5. Negative ones count as
+zero too, so that no error can make a step's time negative. They are rare and close to zero: a longer forward pass can
+leave the backward pass more to hide behind."""
 
 CHUNK = 4096
-"""Candidates that are summed at once, so that the draws of some rows stay in the cache."""
+"""Number of candidates summed at once, so that their draws stay in the cache."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Term:
-    """What takes a part of the step, and may be mispriced.
+    """Part of the step whose predicted time may err.
 
     Attributes:
         name: Name of the operator or the collective.
-        kind: Its kind.
+        kind: Kind of operator or collective.
         phase: Forward or backward; None for a collective, which takes as long in both.
         device: Name of the device that the operator runs on; empty for a collective.
         precision: Type of its arithmetic; empty for a collective.
-        shape: Its distinct shapes [r, d]; see `operators.Operator.shape` and `operators.Collective.shape`. Where stages
-            send messages of unlike size, that of the stage that takes longest.
+        shape: Distinct shapes [r, d]; see `layer_operators.Operator.shape` and `layer_operators.Collective.shape`.
+            Where stages send messages of unlike size, the shape is of the stage that takes longest.
         time_s: Predicted time of one execution, or one message, of each shape [r].
-        row: The shape that each candidate has [n].
+        row: Position among the distinct shapes of each candidate's shape [n].
     """
 
     name: str
@@ -105,12 +105,13 @@ class Term:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StepTerms:
-    """The terms of a step of n candidates.
+    """Error terms of the step of n candidates.
 
     Attributes:
-        terms: The terms.
-        shares: Share that each shape of all terms, one after the other, has of the time of each bundle's rows.
-        elasticities: Elasticity of each candidate's step time to its row of each bundle.
+        terms: Terms of the step.
+        shares: Share of each term's shape in the time of each row of a bundle [rows of all bundles, shapes of all
+            terms]; bundles and terms are concatenated.
+        elasticities: Elasticity of each candidate's step time to its row of each bundle [n, rows of all bundles].
     """
 
     terms: tuple[Term, ...]
@@ -118,25 +119,28 @@ class StepTerms:
     elasticities: csr_array
 
     def elasticity(self, index: int) -> FloatArray:
-        """Elasticity of the step time to one term [n]."""
+        """Return the elasticity of the step time to one term [n]."""
         starts = np.cumsum([0, *(len(term.shape) for term in self.terms)])
+        # an indicator of the term's shapes picks its share of every bundle
         is_of_term = np.zeros(starts[-1], dtype=np.float32)
         is_of_term[starts[index] : starts[index + 1]] = 1.0
         return np.asarray(self.elasticities @ (self.shares @ is_of_term), dtype=np.float64)
 
     @property
     def covered(self) -> FloatArray:
-        """Elasticity of the step time to all terms together [n]; what is left to 1 is no term.
+        """Elasticity of the step time to all terms together [n].
 
-        It may be a little more than 1 where a collective is partly hidden behind what is no term.
+        The rest to 1 belongs to parts that are no terms. It may slightly exceed 1 where a collective is partly hidden
+        behind such a part.
         """
         return np.asarray(self.elasticities.sum(axis=1), dtype=np.float64)
 
     def log_change(self, log_errors: Sequence[NDArray[Any]]) -> NDArray[np.float32]:
-        """Change of log(step time) [M, n] if each term takes exp(`log_errors`) times as long, for each shape [M, r]."""
+        """Compute the change of log(step time) [M, n] for log errors of each term and shape, each [M, r]."""
         assert [errors.shape[1] for errors in log_errors] == [len(term.shape) for term in self.terms], (
             "each term has an error for each of its shapes"
         )
+        # the sum over terms of FlexParallel's equation 5a, as two sparse products: shapes to bundles, bundles to steps
         of_shapes = np.expm1(np.concatenate([errors.T.astype(np.float32, copy=False) for errors in log_errors]))
         of_bundles = self.shares @ of_shapes
         num_candidates = self.elasticities.shape[0]
@@ -148,7 +152,18 @@ class StepTerms:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Member:
-    """A term as one bundle sees it: its shape, the time of one execution, and all its time, for every row [b]."""
+    """Term inside one bundle, for every row of the bundle.
+
+    Attributes:
+        name: Name of the operator or the collective.
+        kind: Kind of operator or collective.
+        phase: Forward or backward; None for a collective.
+        device: Name of the device; empty for a collective.
+        precision: Type of the arithmetic; empty for a collective.
+        shape: Shape of the operator or message [b, d].
+        time_s: Predicted time of one execution [b].
+        total_s: Predicted time of all executions in a step [b].
+    """
 
     name: str
     kind: OpKind
@@ -162,14 +177,14 @@ class _Member:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Bundle:
-    """Terms that lengthen the step alike.
+    """Terms with equal effect on the step, whose elasticity is computed together.
 
     Attributes:
-        members: The terms.
-        row: The bundle's row of each candidate [n].
-        at: Where the candidates stand that it may matter to.
-        is_longer: Whether an operator on a device is one of the bundle, and takes a little longer.
-        collective_time: Times of collectives, those of the bundle a little longer.
+        members: Terms of the bundle.
+        row: Row of the bundle for each candidate [n].
+        at: Positions of candidates whose step may depend on the bundle.
+        is_longer: Predicate that tells whether an operator on a device belongs to the bundle.
+        collective_time: Function that gives times of collectives, with those of the bundle lengthened by LOG_STEP.
     """
 
     members: Sequence[_Member]
@@ -185,7 +200,7 @@ def step_terms(
     *,
     memory: MemoryEstimate | None = None,
 ) -> StepTerms:
-    """The terms of the step of every candidate [n]; see `estimate_step` for the arguments."""
+    """Compute the error terms of every candidate's step [n]; see `estimate_step` for the arguments."""
     kernel_time = remembered_kernel_s()
     base_s = estimate_step(setting, grid, kernel_time=kernel_time, memory=memory).step_time_s
     bundles = chain(
@@ -196,12 +211,13 @@ def step_terms(
     def elasticity_at(
         at: IntArray, is_longer: Callable[[Operator, Device], bool], collective_time: CollectiveTime
     ) -> FloatArray:
+        # forward difference of the log step time by the log time of the bundle
         longer = estimate_step(
             setting,
             grid.take(at),
-            kernel_time=_longer_kernels(kernel_time, is_longer),
+            kernel_time=_lengthen_kernels(kernel_time, is_longer),
             collective_time=collective_time,
-            memory=None if memory is None else memory.take(at),
+            memory=_take_memory(memory, at),
         )
         return np.asarray((longer.step_time_s / base_s[at] - 1.0) / math.expm1(LOG_STEP))
 
@@ -215,24 +231,31 @@ def step_terms(
             continue
         at = bundle.at[matters]
         elasticity.add(at, num_rows + bundle.row[at], of_bundle[matters])
+        # a member's error counts in the bundle's elasticity by its share of the bundle's time
         total_s = np.sum([member.total_s for member in bundle.members], axis=0)
         for member in bundle.members:
-            first, row = _distinct_shapes(member.shape)
+            first, row = _find_distinct_shapes(member.shape)
             share.add(num_rows + np.arange(len(row)), num_shapes + row, member.total_s / total_s)
             terms.append(_term(member, first, row[bundle.row]))
             num_shapes += len(first)
         num_rows += len(total_s)
     everywhere = np.arange(len(grid))
-    of_all = elasticity_at(everywhere, lambda *_: True, _longer_collectives(lambda _: True))
+    of_all = elasticity_at(everywhere, lambda *_: True, _lengthen_collectives(lambda _: True))
     return StepTerms(
         terms=tuple(terms),
         shares=share.matrix(num_rows, num_shapes),
-        elasticities=_summing_to(of_all, elasticity.matrix(len(grid), num_rows)),
+        elasticities=_scale_rows(of_all, elasticity.matrix(len(grid), num_rows)),
     )
 
 
 def _term(member: _Member, first: IntArray, row: IntArray) -> Term:
-    """The term of a member whose distinct shapes stand at `first` [r], of which the candidates have `row` [n]."""
+    """Return the term of a bundle's member.
+
+    Args:
+        member: Term inside the bundle.
+        first: Positions where each distinct shape first occurs [r].
+        row: Position of each candidate's shape among the distinct ones [n].
+    """
     return Term(
         name=member.name,
         kind=member.kind,
@@ -245,8 +268,9 @@ def _term(member: _Member, first: IntArray, row: IntArray) -> Term:
     )
 
 
-def _summing_to(total: FloatArray, elasticities: csr_array) -> csr_array:
-    """The elasticities, each row scaled to its `total` [n]; rows without any stay so."""
+def _scale_rows(total: FloatArray, elasticities: csr_array) -> csr_array:
+    """Scale each row of the elasticities to sum to its `total` [n]; empty rows stay empty."""
+    # two stages that take equally long both have the elasticity of the longest, which counts them twice
     found = np.asarray(elasticities.sum(axis=1), dtype=np.float64)
     factor = np.divide(total, found, out=np.zeros_like(total), where=found > 0)
     scaled = elasticities.copy()
@@ -255,8 +279,9 @@ def _summing_to(total: FloatArray, elasticities: csr_array) -> csr_array:
 
 
 def _operator_bundles(setting: Setting, grid: ConfigGrid) -> Iterator[_Bundle]:
-    """Operators of one block, phase and device beside which the same communication hides."""
+    """Yield bundles of operators of one block, phase and device that hide the same communication."""
     job, runtime = setting.job, setting.runtime
+    # most operators depend on the tokens of a device alone, attention on the whole shape: few distinct rows
     shapes, shape_of = unique_shapes(grid)
     tokens, token_of = unique_tokens(job, shapes)
     outside = [operator for operator in step_operators(job, runtime, tokens) if not is_core(operator)]
@@ -269,24 +294,28 @@ def _operator_bundles(setting: Setting, grid: ConfigGrid) -> Iterator[_Bundle]:
         for operators, rows, row in parts:
             by_effect: dict[tuple[Block, Phase | None, bool, bool], list[Operator]] = {}
             for operator in operators:
-                by_effect.setdefault(_effect(job, runtime, operator), []).append(operator)
+                by_effect.setdefault(_effect_key(job, runtime, operator), []).append(operator)
             for together in by_effect.values():
                 yield _Bundle(
                     members=[_operator_member(job, device, runtime, rows, operator) for operator in together],
                     row=row,
                     at=everywhere,
-                    is_longer=_is_one_of({operator.name for operator in together}, device),
+                    is_longer=_match_operators({operator.name for operator in together}, device),
                 )
 
 
-def _effect(job: TrainingJob, runtime: RuntimeProfile, operator: Operator) -> tuple[Block, Phase | None, bool, bool]:
-    """Operators with the same answer lengthen the step alike: block, phase, and whether tp or ep traffic hides there.
+def _effect_key(
+    job: TrainingJob, runtime: RuntimeProfile, operator: Operator
+) -> tuple[Block, Phase | None, bool, bool]:
+    """Return a key that is equal for operators with equal effect on the step.
 
-    The embedding and the head are one for both phases: they are a small part of the step, and it matters little which.
+    The key holds block and phase, and whether tp or ep traffic hides behind the operator. Embedding and head have one
+    key for both phases, since they are a small part of the step.
     """
     if operator.block in (Block.EMBEDDING, Block.HEAD):
         return operator.block, None, False, False
     is_product = operator.kind in (OpKind.MATMUL, OpKind.GROUPED_MATMUL) and not is_core(operator)
+    # communication hides behind matrix products only, and in some runtimes only behind those of weight gradients
     hides_tensor = (is_product and runtime.overlaps_tensor) or (
         operator.name.endswith("weight_gradient") and runtime.overlaps_tensor_gradients and not runtime.overlaps_tensor
     )
@@ -310,12 +339,12 @@ def _operator_member(
     )
 
 
-def _is_one_of(names: set[str], device: Device) -> Callable[[Operator, Device], bool]:
+def _match_operators(names: set[str], device: Device) -> Callable[[Operator, Device], bool]:
     return lambda operator, on: operator.name in names and on == device
 
 
-def _longer_kernels(kernel_time: KernelTime, is_meant: Callable[[Operator, Device], bool]) -> KernelTime:
-    """Times of operators, some of them a little longer."""
+def _lengthen_kernels(kernel_time: KernelTime, is_meant: Callable[[Operator, Device], bool]) -> KernelTime:
+    """Return `kernel_time` with the meant operators lengthened by LOG_STEP."""
 
     def longer_s(operator: Operator, device: Device, job: TrainingJob, runtime: RuntimeProfile) -> FloatArray:
         seconds = kernel_time(operator, device, job, runtime)
@@ -325,8 +354,8 @@ def _longer_kernels(kernel_time: KernelTime, is_meant: Callable[[Operator, Devic
 
 
 def _collective_bundles(setting: Setting, grid: ConfigGrid) -> Iterator[_Bundle]:
-    """Each collective by itself, for the candidates that use it."""
-    job, runtime = setting.job, setting.runtime
+    """Yield a bundle for each collective, with the candidates that use it."""
+    job, cluster, runtime = setting.job, setting.cluster, setting.runtime
     num_micro_batches = job.global_batch_size // (grid.dp * grid.mbs)
     shapes, shape_of = unique_shapes(grid)
     uses = layer_uses(job, runtime, shapes)
@@ -334,11 +363,12 @@ def _collective_bundles(setting: Setting, grid: ConfigGrid) -> Iterator[_Bundle]
     for use in uses:
         used[use.site] |= use.count > 0
     used["cp.start"] = used["cp.send_recv"]
-    for name, collective in layer_collectives(job, runtime, shapes, place(setting.cluster, shapes)).items():
-        yield _of_one(_collective_member([collective]), shape_of, used[name][shape_of])
+    for name, collective in layer_collectives(job, runtime, shapes, place(cluster, shapes)).items():
+        yield _single_bundle(_collective_member([collective]), shape_of, used[name][shape_of])
 
+    # weight traffic depends on each pipeline's parameters, so its rows come pipeline by pipeline
     layouts = pipelines(setting, grid)
-    groups = place(setting.cluster, layouts.weights)
+    groups = place(cluster, layouts.weights)
     by_name: dict[str, list[Collective]] = {}
     for pipeline in layouts.each:
         local = local_parameters(job, pipeline.weights, pipeline.stages.blocks)
@@ -349,24 +379,25 @@ def _collective_bundles(setting: Setting, grid: ConfigGrid) -> Iterator[_Bundle]
     for site, _, count in weight_executions(runtime, grid, num_micro_batches):
         for name in [name for name in (site, f"expert_{site}") if name in by_name]:
             used[name] |= count > 0
-    # the rows of all pipelines' weights, as they stand one after the other
+    # position of each row of weights in the concatenation of all pipelines' rows
     place_of = np.empty(len(layouts.weights), dtype=np.int64)
     place_of[np.concatenate([pipeline.weights_at for pipeline in layouts.each])] = np.arange(len(layouts.weights))
     for name, collectives in by_name.items():
-        yield _of_one(_collective_member(collectives), place_of[layouts.weights_of], used[name])
+        yield _single_bundle(_collective_member(collectives), place_of[layouts.weights_of], used[name])
 
     used = {"pp.start": (grid.vpp > 1) & runtime.overlaps_p2p}
     for name, _, count in transfer_executions(runtime, grid, num_micro_batches):
         used[name] = count > 0
     found = transfer_collectives(job, runtime, grid, groups.take(layouts.weights_of))
     for name, collective in found.items():
-        yield _of_one(_collective_member([collective]), np.arange(len(grid)), used[name])
+        yield _single_bundle(_collective_member([collective]), np.arange(len(grid)), used[name])
 
 
 def _collective_member(collectives: Sequence[Collective]) -> _Member:
-    """A collective whose rows stand in several ones, one after the other; of stages the one that takes longest."""
+    """Concatenate the rows of a collective from several objects; of all stages, the slowest one counts."""
     shapes, times_s, totals_s = [], [], []
     for collective in collectives:
+        # stages run side by side, so only the slowest message of a row counts
         total_s = np.atleast_2d(collective_s(collective))  # [c, b]
         stage = total_s.argmax(axis=0), np.arange(total_s.shape[1])
         shapes.append(np.broadcast_to(collective.shape, (*total_s.shape, 3))[stage])
@@ -384,19 +415,19 @@ def _collective_member(collectives: Sequence[Collective]) -> _Member:
     )
 
 
-def _of_one(member: _Member, row: IntArray, is_used: NDArray[np.bool_]) -> _Bundle:
-    """A bundle of one collective; groups of one rank take no time."""
+def _single_bundle(member: _Member, row: IntArray, is_used: NDArray[np.bool_]) -> _Bundle:
+    """Return a bundle of one collective, for candidates whose groups have more than one rank."""
     takes_time = member.total_s > 0
     return _Bundle(
         members=[replace(member, total_s=np.ones(len(takes_time)))],  # its share of its own time
         row=row,
         at=np.flatnonzero(is_used & takes_time[row]),
-        collective_time=_longer_collectives(lambda collective: collective.name == member.name),
+        collective_time=_lengthen_collectives(lambda collective: collective.name == member.name),
     )
 
 
-def _longer_collectives(is_meant: Callable[[Collective], bool]) -> CollectiveTime:
-    """Times of collectives, some of them a little longer."""
+def _lengthen_collectives(is_meant: Callable[[Collective], bool]) -> CollectiveTime:
+    """Return `collective_s` with the meant collectives lengthened by LOG_STEP."""
 
     def collective_time(collective: Collective) -> FloatArray:
         seconds = collective_s(collective)
@@ -405,13 +436,24 @@ def _longer_collectives(is_meant: Callable[[Collective], bool]) -> CollectiveTim
     return collective_time
 
 
-def _distinct_shapes(shape: FloatArray) -> tuple[IntArray, IntArray]:
-    """Where each distinct row of `shape` [b, d] stands first [r], and which of these every row is [b]."""
+def _find_distinct_shapes(shape: FloatArray) -> tuple[IntArray, IntArray]:
+    """Return the first position of each distinct row of `shape` [b, d], and each row's position among them [b]."""
     return distinct_rows([np.unique(column, return_inverse=True)[1].ravel() for column in shape.T])
 
 
+def _take_memory(memory: MemoryEstimate | None, at: IntArray) -> MemoryEstimate | None:
+    """Return the memory of the candidates at some positions."""
+    if memory is None:
+        return None
+    return MemoryEstimate(
+        peak_bytes=memory.peak_bytes[at],
+        parts_bytes={part: values[at] for part, values in memory.parts_bytes.items()},
+        capacity_bytes=memory.capacity_bytes[at],
+    )
+
+
 class _Entries:
-    """Entries of a sparse matrix, collected piece by piece."""
+    """Builder of a sparse matrix from pieces in coordinate form."""
 
     def __init__(self) -> None:
         self.pieces: list[tuple[IntArray, IntArray, FloatArray]] = []

@@ -1,4 +1,4 @@
-"""What the step-level surrogate sees of a configuration: quantities whose mispricing is likely to be shared.
+"""Features of a configuration for the step-time surrogate: quantities whose prediction errors are likely to be shared.
 
 All columns are scaled so that a distance of one is a change that an engineer would call large.
 """
@@ -34,11 +34,12 @@ FEATURES = (
 
 
 def configuration_features(job: TrainingJob, cluster: Cluster, grid: ConfigGrid, estimate: StepEstimate) -> FloatArray:
-    """Features of every configuration [n, len(FEATURES)]."""
+    """Compute the features of every configuration [n, len(FEATURES)]."""
     octaves = 3.0  # a factor of eight is a large change
     log = {name: np.log2(getattr(grid, name)) / octaves for name in ("pp", "tp", "cp", "up", "vpp", "ep", "mbs")}
     replicas = grid.dp * grid.cp * grid.up
     micro_batches = job.global_batch_size / (grid.dp * grid.mbs)
+    # communication that is not hidden, whatever its dimension
     exposed = sum(estimate.breakdown_s[part] for part in ("tp", "cp", "up", "ep", "dp", "pp"))
     columns = (
         log["pp"],

@@ -1,17 +1,17 @@
-"""A Gaussian process with a linear part: hyperparameters by marginal likelihood, and joint draws over many points.
+"""Gaussian process with a linear part, its posterior moments, and joint draws over many points.
 
     y(x) = amplitude * m(x / length_scale) + sum_j b_j(x) w_j + noise
 
-m has an anisotropic Matern kernel of smoothness 5/2; the columns b_j are given in units of their standard deviations,
-so that each w_j is standard normal: a common offset, the slopes of uncertain constants. The first `num_scaled` of
-them are multiplied by one more hyperparameter, `scale`, which says how far those deviations can be trusted. Noise is
-a variance per observation on top of one that all share.
+m has an anisotropic Matern kernel of smoothness 5/2. The columns b_j are given in units of their standard deviations,
+so each weight w_j is standard normal. Examples are a common offset and the slopes of uncertain constants. The first
+`num_scaled` columns are multiplied by one more hyperparameter, `scale`, which tells how far their deviations can be
+trusted. Each observation has a noise variance of its own on top of one that all share.
 
-Hyperparameters are the most likely ones under weak log-normal priors, so that two or three observations don't talk
-the process into certainty (Rasmussen and Williams 2006, sections 2.2, 2.7 and 5.4). Draws are functions, consistent
-over all points: they come by pathwise conditioning (Wilson et al. 2020, "Efficiently sampling functions from Gaussian
-process posteriors"), a random-Fourier-feature draw of the prior plus the exact update by the data. The cost is linear
-in the number of points.
+Hyperparameters are the most probable ones under weak log-normal priors, so two or three observations cannot make the
+process certain (Rasmussen and Williams 2006, sections 2.2, 2.7 and 5.4). A draw is a function, consistent over all
+points. Draws use pathwise conditioning (Wilson et al. 2020, "Efficiently sampling functions from Gaussian process
+posteriors"): a random-Fourier-feature draw of the prior plus the exact update by the data. Their cost is linear in the
+number of points.
 
 Letters: t observations, n points, d features, k linear columns, M draws.
 """
@@ -26,31 +26,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_solve, cholesky, solve_triangular
-from scipy.optimize import minimize
 from threadpoolctl import ThreadpoolController
 
 from hardware.arrays import FloatArray, NarrowArray
 
 NUM_FOURIER_FEATURES = 512
 CHUNK = 2048
-"""Points that are drawn at once, so that what lies between stays in the cache."""
+"""Number of points drawn at once, so that intermediate arrays stay in the cache."""
 SMOOTHNESS = 2.5
-"""nu of the Matern kernel: twice differentiable, as times are in log sizes."""
+"""Parameter nu of the Matern kernel. Functions are twice differentiable, as log times are in log sizes."""
 
-MAX_ITERATIONS = 40
 BOUNDS = {"amplitude": (0.005, 3.0), "length_scale": (0.05, 100.0), "noise": (0.001, 1.0), "scale": (0.05, 20.0)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HyperPrior:
-    """What is believed of the hyperparameters before any observation, as medians of log-normal distributions.
+    """Prior of the hyperparameters: medians of independent log-normal distributions.
 
     Attributes:
-        amplitude: Standard deviation of what differs between points.
-        length_scale: Distance over which that forgets itself; one for all features, or one per feature [d].
-        noise: Standard deviation of one observation.
-        scale: What the scaled linear columns are multiplied by.
-        spread: Standard deviation of the logarithms of all these.
+        amplitude: Standard deviation of the Matern part.
+        length_scale: Distance over which the Matern part decorrelates; one for all features, or one per feature [d].
+        noise: Standard deviation of the noise that all observations share.
+        scale: Factor of the scaled linear columns.
+        spread: Standard deviation of the logarithm of every hyperparameter.
     """
 
     amplitude: float = 0.3
@@ -62,10 +60,10 @@ class HyperPrior:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Points:
-    """Where the process is asked.
+    """Inputs of the process.
 
     Attributes:
-        features: What the Matern part sees [n, d].
+        features: Columns of the Matern part [n, d].
         linear: Columns of the linear part, in units of their standard deviations [n, k].
     """
 
@@ -77,13 +75,13 @@ class Points:
         return len(self.features)
 
     def take(self, at: NDArray[np.int64] | slice) -> Points:
-        """Some of the points."""
+        """Return the points at these positions."""
         return Points(features=self.features[at], linear=self.linear[at])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Hyperparameters:
-    """One setting of the process; see HyperPrior. `length_scale` is [d]."""
+    """Values of the hyperparameters; see `HyperPrior`. `length_scale` has one entry per feature [d]."""
 
     amplitude: float
     length_scale: FloatArray
@@ -93,14 +91,15 @@ class Hyperparameters:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class GaussianProcess:
-    """A process that has seen its observations.
+    """Posterior process, given by its observations and hyperparameters.
 
     Attributes:
-        at: Where they were made [t].
-        values: What was seen [t].
-        variance: Noise variance of each beyond the shared one [t]; below zero where an observation does not share it.
-        hyper: The hyperparameters.
-        num_scaled: Leading linear columns that `hyper.scale` multiplies.
+        at: Inputs of the observations [t].
+        values: Observed values [t].
+        variance: Noise variance of each observation beyond the shared one [t]. It is negative where an observation
+            does not have the shared noise.
+        hyper: Hyperparameters of the process.
+        num_scaled: Number of leading linear columns that `hyper.scale` multiplies.
     """
 
     at: Points
@@ -112,16 +111,18 @@ class GaussianProcess:
     def draw(
         self, points: Points, num_draws: int, rng: np.random.Generator, *, beside: FloatArray | None = None
     ) -> NDArray[np.float32]:
-        """Joint draws of the noise-free process at `points` -> [M, n].
+        """Return joint draws of the noise-free process at `points` [M, n].
 
         Args:
-            points: Where.
-            num_draws: M.
-            rng: Source of the draws.
-            beside: What else was drawn for the observations [M, t]: a draw is then conditioned on `values - beside`.
+            points: Inputs to draw at [n].
+            num_draws: Number of draws M.
+            rng: Source of random numbers.
+            beside: Draws of another additive quantity at the observations [M, t]. Each draw is then conditioned on
+                `values - beside`.
         """
         hyper, num_features = self.hyper, self.at.features.shape[1]
-        # Matern's spectral density is a multivariate t distribution with 2 nu degrees of freedom
+        # random Fourier features of the prior (Rahimi and Recht 2007): the Matern kernel's spectral density is a
+        # multivariate t distribution with 2 nu degrees of freedom
         chi_square = rng.chisquare(2 * SMOOTHNESS, NUM_FOURIER_FEATURES)
         frequencies = rng.standard_normal((num_features, NUM_FOURIER_FEATURES)) / np.sqrt(chi_square / (2 * SMOOTHNESS))
         phases = rng.uniform(0, 2 * np.pi, NUM_FOURIER_FEATURES)
@@ -130,6 +131,7 @@ class GaussianProcess:
         )
         coefficients = rng.standard_normal((self.at.linear.shape[1], num_draws))
         noises = np.sqrt(self._noise_variance())[:, None] * rng.standard_normal((len(self.values), num_draws))
+        # single precision halves the memory traffic of the many points; 512 features err by more than its rounding
         narrow = [array.astype(np.float32) for array in (frequencies, phases, weights)]
 
         def smooth_prior(where: NarrowArray) -> NarrowArray:
@@ -140,9 +142,11 @@ class GaussianProcess:
         at = (self.at.features / hyper.length_scale).astype(np.float32)
         update = np.zeros((0, num_draws), dtype=np.float32)
         if len(self.values):
+            # pathwise conditioning: weights of the update that moves this prior draw onto the noisy observations
             seen = self.values[:, None] if beside is None else self.values[:, None] - beside.T
             seen = seen - smooth_prior(at) - self._linear(self.at) @ coefficients - noises
             exact = cho_solve((self._factor(), True), seen)
+            # the update of the linear part is one of its weights, that of the Matern part a kernel expansion
             coefficients += self._linear(self.at).T @ exact
             update = (hyper.amplitude**2 * exact).astype(np.float32)
         linear = coefficients.astype(np.float32)
@@ -158,11 +162,12 @@ class GaussianProcess:
         return drawn
 
     def mean_and_deviation(self, points: Points) -> tuple[FloatArray, FloatArray]:
-        """Posterior mean and standard deviation of the noise-free process at `points`, each [n]."""
+        """Return the posterior mean and standard deviation of the noise-free process at `points`, each [n]."""
         variance = self.hyper.amplitude**2 + np.sum(self._linear(points) ** 2, axis=1)
         if not len(self.values):
             return np.zeros(len(points)), np.sqrt(variance)
         factor = self._factor()
+        # Rasmussen and Williams 2006, equations 2.25 and 2.26, chunk by chunk to bound the memory
         weights = cho_solve((factor, True), self.values)
         mean = np.empty(len(points))
         for start in range(0, len(points), CHUNK):
@@ -174,7 +179,7 @@ class GaussianProcess:
         return mean, np.sqrt(np.maximum(variance, 0.0))
 
     def mean_and_covariance(self, points: Points) -> tuple[FloatArray, FloatArray]:
-        """Posterior mean [n] and covariance [n, n] of the noise-free process at a few `points`."""
+        """Return the posterior mean [n] and covariance [n, n] of the noise-free process at a few `points`."""
         covariance = self._between(points, points)
         if not len(self.values):
             return np.zeros(len(points)), covariance
@@ -184,11 +189,11 @@ class GaussianProcess:
         return cross @ cho_solve((factor, True), self.values), covariance - half.T @ half
 
     def take(self, part: NDArray[np.int64]) -> GaussianProcess:
-        """The process after some of its observations only, under the same hyperparameters."""
+        """Return the process with some of its observations only, under the same hyperparameters."""
         return replace(self, at=self.at.take(part), values=self.values[part], variance=self.variance[part])
 
     def with_more(self, at: Points, values: FloatArray, variance: FloatArray) -> GaussianProcess:
-        """The process after more observations [m], whose noise variance [m] is all there is."""
+        """Return the process with more observations [m], whose noise variance [m] includes the shared one."""
         return replace(
             self,
             at=joined(self.at, at),
@@ -197,7 +202,7 @@ class GaussianProcess:
         )
 
     def log_likelihood(self) -> float:
-        """Log marginal likelihood of the observations (Rasmussen and Williams 2006, equation 2.30)."""
+        """Return the log marginal likelihood of the observations (Rasmussen and Williams 2006, equation 2.30)."""
         if not len(self.values):
             return 0.0
         factor = self._factor()
@@ -207,14 +212,16 @@ class GaussianProcess:
         )
 
     def left_out_errors(self, part: NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
-        """Errors of the observations when each part of them is predicted from all others, and their deviations [t].
+        """Return cross-validation errors of the observations and their standard deviations, each [t].
 
-        It takes no refits: the errors of a part are those of the whole process, weighed by its block of the inverse
-        covariance (Rasmussen and Williams 2006, section 5.4.2, for more than one observation at a time).
+        Each part of the observations is predicted from all others. No refit is needed: the errors of a part follow from
+        its block of the inverse covariance (Rasmussen and Williams 2006, section 5.4.2, generalised from one
+        observation to several).
 
         Args:
-            part: The part of each observation [t].
+            part: Label of the part that each observation belongs to [t].
         """
+        # for a part P: errors = (K^-1)_PP^-1 (K^-1 y)_P, with covariance (K^-1)_PP^-1
         inverse = cho_solve((self._factor(), True), np.eye(len(self.values)))
         weights = inverse @ self.values
         if len(np.unique(part)) == len(part):
@@ -232,7 +239,7 @@ class GaussianProcess:
         return self.hyper.noise**2 + self.variance
 
     def _factor(self) -> FloatArray:
-        """Lower Cholesky factor of the observations' covariance [t, t]."""
+        """Return the lower Cholesky factor of the observations' covariance [t, t]."""
         with one_thread():
             return np.asarray(cholesky(self._covariance(self.at) + np.diag(self._noise_variance()), lower=True))
 
@@ -242,37 +249,38 @@ class GaussianProcess:
         return points.linear * scales
 
     def _covariance(self, points: Points) -> FloatArray:
-        """Covariance of the noise-free process between `points` [n] and the observations [n, t]."""
+        """Return the prior covariance between `points` [n] and the observations [n, t]."""
         return self._between(points, self.at)
 
     def _between(self, left: Points, right: Points) -> FloatArray:
-        """Prior covariance of the noise-free process between points [n] and others [m] -> [n, m]."""
+        """Return the prior covariance of the noise-free process between two sets of points [n, m]."""
         scale = self.hyper.length_scale
         smooth = self.hyper.amplitude**2 * _matern(left.features / scale, right.features / scale)
         return np.asarray(smooth + self._linear(left) @ self._linear(right).T)
 
 
 def one_thread() -> AbstractContextManager[object]:
-    """Holds linear algebra to one thread: with small matrices a second one costs more in waiting than it brings."""
+    """Limit linear algebra to one thread; on small matrices, waiting for a second one costs more than it saves."""
     limit: AbstractContextManager[object] = _controller().limit(limits=1)
     return limit
 
 
 @cache
 def _controller() -> ThreadpoolController:
-    """Finding the libraries takes many milliseconds, so it is done once."""
+    """Find the linear algebra libraries once, since the search takes many milliseconds."""
     return ThreadpoolController()
 
 
 def joined(left: Points, right: Points) -> Points:
-    """Both, one after the other."""
+    """Concatenate two sets of points."""
     return Points(
         features=np.concatenate([left.features, right.features]), linear=np.concatenate([left.linear, right.linear])
     )
 
 
 def _matern(left: NDArray[Any], right: NDArray[Any]) -> NDArray[Any]:
-    """Matern correlation of smoothness 5/2 between rows [n, d] and [t, d], in the precision of these -> [n, t]."""
+    """Return the Matern 5/2 correlation of rows [n, d] and [t, d], in their own precision [n, t]."""
+    # with s^2 = 5 |l - r|^2 this is (1 + s + s^2 / 3) exp(-s), computed in place: the arrays are the largest of a draw
     squared = -2.0 * left @ right.T
     squared += (left**2).sum(axis=1)[:, None]
     squared += (right**2).sum(axis=1)
@@ -296,24 +304,38 @@ def fit(
     num_scaled: int = 0,
     min_to_learn: int = 3,
 ) -> GaussianProcess:
-    """The process with the most likely hyperparameters given `values` [t]; below `min_to_learn` the prior's medians.
+    """Fit the hyperparameters to `values` [t] and return the process.
 
     Args:
-        at: Where the observations were made [t].
-        values: What was seen [t].
-        prior: What is believed of the hyperparameters.
-        variance: Noise variance of each observation beyond the shared one [t]; none if left out.
-        num_scaled: Leading linear columns whose scale is a hyperparameter.
-        min_to_learn: Observations from which on hyperparameters are learned.
+        at: Inputs of the observations [t].
+        values: Observed values [t].
+        prior: Prior of the hyperparameters.
+        variance: Noise variance of each observation beyond the shared one [t]; zero if left out.
+        num_scaled: Number of leading linear columns whose scale is a hyperparameter.
+        min_to_learn: Fewest observations to fit to; with fewer, the hyperparameters are the prior's medians.
     """
     variance = np.zeros(len(values)) if variance is None else variance
     num_features = at.features.shape[1]
+    # log-normal priors and bounds hold for the logarithms, in the order amplitude, length scales, noise, scale
     median = np.log(
         [prior.amplitude, *np.broadcast_to(prior.length_scale, num_features), prior.noise, prior.scale], dtype=float
     )
     theta = median
     if len(values) >= min_to_learn:
-        theta = _most_likely(at, values, variance, num_scaled, median, prior.spread)
+        # scikit-learn takes a second to import, so it is loaded with the first fit
+        from costmodels.surrogates.marginal_likelihood import maximize_posterior  # noqa: PLC0415
+
+        with one_thread():
+            theta = maximize_posterior(
+                at.features,
+                at.linear,
+                values,
+                variance=variance,
+                num_scaled=num_scaled,
+                median=median,
+                spread=prior.spread,
+                bounds_of=BOUNDS,
+            )
     return GaussianProcess(
         at=at, values=values, variance=variance, hyper=_hyperparameters(theta), num_scaled=num_scaled
     )
@@ -326,53 +348,3 @@ def _hyperparameters(theta: FloatArray) -> Hyperparameters:
         noise=float(np.exp(theta[-2])),
         scale=float(np.exp(theta[-1])),
     )
-
-
-def _most_likely(
-    at: Points, values: FloatArray, variance: FloatArray, num_scaled: int, median: FloatArray, spread: float
-) -> FloatArray:
-    """Maximum a posteriori logarithms of the hyperparameters: amplitude, length scales [d], noise, scale."""
-    num_features = at.features.shape[1]
-    squared = (at.features[:, None, :] - at.features[None, :, :]) ** 2
-    scaled, fixed = at.linear[:, :num_scaled], at.linear[:, num_scaled:]
-    of_scaled, of_fixed = scaled @ scaled.T, fixed @ fixed.T
-    bounds = np.log([BOUNDS["amplitude"], *[BOUNDS["length_scale"]] * num_features, BOUNDS["noise"], BOUNDS["scale"]])
-
-    def objective(theta: FloatArray) -> tuple[float, FloatArray]:
-        """Negative log posterior and its gradient."""
-        hyper = _hyperparameters(theta)
-        shares = squared / hyper.length_scale**2
-        distance = np.sqrt(5.0 * shares.sum(axis=2))
-        decay = np.exp(-distance)
-        matern = hyper.amplitude**2 * (1 + distance + distance**2 / 3) * decay
-        linear = hyper.scale**2 * of_scaled
-        factor = cholesky(
-            matern + linear + of_fixed + np.diag(hyper.noise**2 + variance), lower=True, check_finite=False
-        )
-        weights = cho_solve((factor, True), values, check_finite=False)
-        inverse = cho_solve((factor, True), np.eye(len(values)), check_finite=False)
-        likelihood = -0.5 * values @ weights - np.log(np.diag(factor)).sum()
-        # d likelihood / d theta_j = 1/2 tr((w w' - K^-1) dK/d theta_j), equation 5.9
-        inner = np.outer(weights, weights) - inverse
-        by_length = hyper.amplitude**2 * (5.0 / 3.0) * (1 + distance) * decay
-        gradient = np.concatenate(
-            [
-                [np.sum(inner * matern)],
-                0.5 * np.einsum("ij,ijk->k", inner * by_length, shares),
-                [hyper.noise**2 * np.trace(inner)],
-                [np.sum(inner * linear)],
-            ]
-        )
-        standardised = (theta - median) / spread
-        return float(0.5 * standardised @ standardised - likelihood), standardised / spread - gradient
-
-    with one_thread():
-        found = minimize(
-            objective,
-            np.clip(median, bounds[:, 0], bounds[:, 1]),
-            jac=True,
-            bounds=bounds,
-            method="L-BFGS-B",
-            options={"maxiter": MAX_ITERATIONS},
-        )
-    return np.asarray(found.x)

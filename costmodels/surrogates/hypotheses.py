@@ -1,9 +1,9 @@
-"""How predictions of step times and of memory may err: the hypotheses that a study weighs by its trials.
+"""Hypotheses about the errors of predicted step times and memory, which a study weighs by its trials.
 
-Without a history there is what the runtime's profile says of itself: its constants err by their deviations, all
-candidates share an unknown factor, and the rest differs smoothly. Memory may err by more than its profile says. With a
-history there is a further hypothesis: the profile as fitted to earlier runs, and what they leave unexplained as
-observations of the same process, group by group with an error of its own.
+Without a history, errors follow the runtime's profile: its constants err by their standard deviations, all candidates
+share an unknown factor, and the rest varies smoothly between configurations. Memory may err by more than the profile
+states. With a history there is a further hypothesis: the profile is fitted to earlier runs, and their residuals are
+observations of the same process. Each group of earlier runs has an offset of its own.
 
 Letters: n candidates, c constants, g groups, p past observations.
 """
@@ -23,21 +23,21 @@ from costmodels.surrogates.surrogate import Hypothesis, PastErrors
 from hardware.arrays import FloatArray, IntArray
 
 STEP_PRIOR = HyperPrior(amplitude=0.3, length_scale=3.0, noise=0.03)
-"""Of log(measured / predicted step time) where no run of the runtime is at hand; assumed, as is all below."""
+"""Prior of log(measured / predicted step time) without earlier runs (assumed, as all constants of this module)."""
 
 ROUGH_PRIOR, ROUGH_CHANCE = replace(STEP_PRIOR, length_scale=1.0), 0.25
-"""A world whose errors change within an octave or three, and how probable it is beside the smooth one. Without it a
-few trials that agree make all candidates look alike. Chosen on the Ultra-Scale Playbook's groups."""
+"""Prior with errors that change within one to three octaves, and its chance relative to the smooth prior's. Without it,
+a few trials that agree make all candidates look alike. Chosen on the Ultra-Scale Playbook's groups."""
 
 FEW_OUTLIERS = (2.0, 8.0)
-"""Runs that something slowed down which no profile knows, and other runs, that are taken to have been seen before any.
-Chosen on the Ultra-Scale Playbook's groups: calibration there and on vTrain's is better than with (1, 19)."""
+"""Pseudo-counts of runs with and without an outlying slowdown, before any trial. Chosen on the Ultra-Scale Playbook's
+groups: calibration there and on vTrain's is better than with (1, 19)."""
 
 FOREIGN_OFFSET = 0.5
 """Standard deviation of the log factor that all candidates share, without a history."""
 
 GROUP_OFFSET, RUNTIME_OFFSET = 0.05, 0.05
-"""The same with one: of each job on each cluster, and of the runtime."""
+"""Standard deviations of log factors with a history: of each job on each cluster, and of the whole runtime."""
 
 PART_ERRORS: Mapping[str, float] = {
     "weights": 0.05,
@@ -49,29 +49,29 @@ PART_ERRORS: Mapping[str, float] = {
     "fragmentation": 0.0,  # an allocator gives it up
     "overhead": 0.5,
 }
-"""Standard deviation of log(true / predicted) of each part of memory, beside the error that all candidates share."""
+"""Standard deviation of log(true / predicted) of each part of memory, in addition to the shared error."""
 
 MEMORY_MULTIPLES: Mapping[float, float] = {1.0: 0.6, 2.0: 0.25, 4.0: 0.15}
-"""How far memory may err over what the profile says, and how probable that is without a history."""
+"""Multiples of the profile's memory error, with the chance of each, without a history."""
 
 MEMORY_AMPLITUDE = 0.5
-"""What differs smoothly between the memory of configurations, over the error that all share."""
+"""Amplitude of the smooth differences between configurations, as a multiple of the error that all share."""
 
 PEAK_NOISE = 0.04
-"""What a measured peak has to itself as the memory that is needed: the allocator holds more than it must."""
+"""Independent residual of the log of needed memory in a measured peak: the allocator holds more than it must."""
 
 TRUST, FOREIGN_TRUST = 8.0, 1.0
-"""How much more probable than the plain hypothesis it is that a history applies: one of the candidates' own devices,
-and one of others only (assumed)."""
+"""Prior odds that a history applies, relative to the hypothesis without one: a history on the candidates' own devices,
+and one on other devices only (assumed)."""
 
 LEARNED_SPREAD = 0.3
-"""Standard deviation of the logarithms of hyperparameters that a history has told."""
+"""Standard deviation of the log hyperparameters after a fit to a history."""
 
 OUTLYING = 3.0
-"""Usual errors beyond which a past run is an outlier, and no observation."""
+"""Multiple of the usual error beyond which a past run counts as an outlier and is left out."""
 
 FEWEST_PAST = 5
-"""Past observations below which there is no history."""
+"""Fewest past observations that make a history."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -79,9 +79,9 @@ class PastGroup:
     """Earlier runs of one job on one cluster.
 
     Attributes:
-        predicted: What the profile, as fitted to the past, says of them [m].
-        step_time_s: What was measured; nan where nothing was [m].
-        peak_bytes: The same of their memory [m].
+        predicted: Predictions of the profile fitted to the past [m].
+        step_time_s: Measured step times; nan where there is none [m].
+        peak_bytes: Measured memory peaks; nan where there is none [m].
     """
 
     predicted: Predicted
@@ -91,12 +91,12 @@ class PastGroup:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Experience:
-    """What earlier runs of a runtime leave to learn beyond its fitted profile.
+    """Earlier runs of a runtime, beside the predictions of the profile that was fitted to them.
 
     Attributes:
-        predicted: What the fitted profile says of the candidates [n].
-        groups: The runs [g].
-        trust: How much more probable than the plain hypothesis it is that they apply.
+        predicted: Predictions of the fitted profile for the candidates [n].
+        groups: Groups of earlier runs [g].
+        trust: Prior odds that they apply, relative to the hypothesis without a history.
     """
 
     predicted: Predicted
@@ -105,10 +105,10 @@ class Experience:
 
 
 def step_hypotheses(predicted: Predicted, experience: Experience | None = None) -> tuple[Hypothesis, ...]:
-    """How the predicted step times [n] may err; with `experience` also as those of earlier runs did."""
+    """Return the hypotheses about errors of predicted step times [n]; earlier runs add one."""
     effects = predicted.constant_effects
-    # what a constant does to all candidates alike is the offset's
-    placed = partial(_placed_steps, center=effects.mean(axis=0), constants=(FOREIGN_OFFSET,))
+    # the common effect of a constant on all candidates is part of the offset, so the effects are centred
+    placed = partial(_place_steps, center=effects.mean(axis=0), constants=(FOREIGN_OFFSET,))
     log_predicted, points = placed(predicted)
     cold = Hypothesis(
         chance=1.0,
@@ -120,9 +120,9 @@ def step_hypotheses(predicted: Predicted, experience: Experience | None = None) 
         outliers=FEW_OUTLIERS,
     )
     rough = replace(cold, chance=ROUGH_CHANCE, prior=ROUGH_PRIOR)
-    warm = experience and _warm(
+    warm = experience and _learn_from_past(
         experience,
-        placed=partial(_placed_steps, center=np.zeros(effects.shape[1])),
+        placed=partial(_place_steps, center=np.zeros(effects.shape[1])),
         num_scaled=effects.shape[1],
         offsets=(RUNTIME_OFFSET, GROUP_OFFSET),
         log_errors=[np.log(group.step_time_s / group.predicted.step_time_s) for group in experience.groups],
@@ -133,9 +133,9 @@ def step_hypotheses(predicted: Predicted, experience: Experience | None = None) 
 
 
 def memory_hypotheses(predicted: Predicted, experience: Experience | None = None) -> tuple[Hypothesis, ...]:
-    """How the predicted need of memory [n] may err; see `step_hypotheses`."""
+    """Return the hypotheses about errors of predicted memory [n]; see `step_hypotheses`."""
     shared = predicted.memory_error
-    placed = partial(_placed_memory, shared=shared)
+    placed = partial(_place_memory, shared=shared)
     log_needed, points = placed(predicted, constants=())
     prior = HyperPrior(amplitude=MEMORY_AMPLITUDE * shared, length_scale=3.0, noise=PEAK_NOISE)
     cold = tuple(
@@ -149,7 +149,7 @@ def memory_hypotheses(predicted: Predicted, experience: Experience | None = None
         )
         for multiple, chance in MEMORY_MULTIPLES.items()
     )
-    warm = experience and _warm(
+    warm = experience and _learn_from_past(
         experience,
         placed=placed,
         num_scaled=points.linear.shape[1],
@@ -160,27 +160,28 @@ def memory_hypotheses(predicted: Predicted, experience: Experience | None = None
     return (*cold, warm) if warm else cold
 
 
-def _placed_steps(predicted: Predicted, *, center: FloatArray, constants: Sequence[float]) -> tuple[FloatArray, Points]:
-    """Logarithm of the step times [n], and where a process sees them; `center` [c] is taken off the effects."""
+def _place_steps(predicted: Predicted, *, center: FloatArray, constants: Sequence[float]) -> tuple[FloatArray, Points]:
+    """Return log step times [n] and inputs of the process; `center` [c] is subtracted from the effects."""
     return np.log(predicted.step_time_s), _points(predicted, predicted.constant_effects - center, constants)
 
 
-def _placed_memory(predicted: Predicted, *, shared: float, constants: Sequence[float]) -> tuple[FloatArray, Points]:
-    """The same of the memory that is needed; `shared` is the error that all have in common."""
+def _place_memory(predicted: Predicted, *, shared: float, constants: Sequence[float]) -> tuple[FloatArray, Points]:
+    """Return log needed memory [n] and inputs of the process; `shared` is the deviation of the common error."""
+    # one column for the common error and one for each part, weighted by the part's share of the memory
     errors = np.array([PART_ERRORS[part] for part in MEMORY_PARTS])
     columns = np.concatenate([np.full((len(predicted), 1), shared), predicted.memory_shares * errors], axis=1)
     return np.log(predicted.needed_bytes), _points(predicted, columns, constants)
 
 
 def _points(predicted: Predicted, columns: FloatArray, constants: Sequence[float]) -> Points:
-    """Candidates where a process sees them, with further columns that are constant."""
+    """Return the inputs of the process for the candidates, with further constant linear columns."""
     return Points(
         features=predicted.features,
         linear=np.concatenate([columns, np.tile(np.asarray(constants, dtype=float), (len(columns), 1))], axis=1),
     )
 
 
-def _warm(
+def _learn_from_past(
     experience: Experience,
     *,
     placed: Callable[..., tuple[FloatArray, Points]],
@@ -190,13 +191,14 @@ def _warm(
     prior: HyperPrior,
     outliers: tuple[float, float] | None = None,
 ) -> Hypothesis | None:
-    """The hypothesis that errors are those of the past; None where it tells none."""
+    """Return the hypothesis that errors are as in earlier runs; None where these are too few."""
     shared, own = offsets
-    num_groups = len(experience.groups) + 1  # the candidates' is the last
+    num_groups = len(experience.groups) + 1  # the last group holds the candidates
 
     def placed_in(index: int) -> Callable[[Predicted], tuple[FloatArray, Points]]:
         return partial(placed, constants=(shared, *(own * (np.arange(num_groups) == index)).tolist()))
 
+    # every group has the runtime's offset in common and one column for its own, which is zero in all other groups
     parts = [placed_in(index)(group.predicted)[1] for index, group in enumerate(experience.groups)]
     values = np.concatenate([*log_errors, np.zeros(0)])
     known = np.flatnonzero(np.isfinite(values))
@@ -207,7 +209,8 @@ def _warm(
         at = joined(at, part)
     of_candidates = placed_in(num_groups - 1)
     log_predicted, candidates = of_candidates(experience.predicted)
-    kept, hyper = _robust(at.take(known), values[known], prior, num_scaled)
+    kept, hyper = _fit_without_outliers(at.take(known), values[known], prior, num_scaled)
+    # what the past has learned is the prior for the trials, narrower than the one before
     learned = HyperPrior(
         amplitude=hyper.amplitude,
         length_scale=tuple(hyper.length_scale.tolist()),
@@ -228,15 +231,19 @@ def _warm(
     )
 
 
-def _robust(at: Points, values: FloatArray, prior: HyperPrior, num_scaled: int) -> tuple[IntArray, Hyperparameters]:
-    """The observations that are no outliers, and the hyperparameters that they tell.
+def _fit_without_outliers(
+    at: Points, values: FloatArray, prior: HyperPrior, num_scaled: int
+) -> tuple[IntArray, Hyperparameters]:
+    """Return the positions of observations that are no outliers, and the hyperparameters fitted to them.
 
-    An outlier lies by far more than most above what is predicted, or is by far not what all others let expect: runs
-    that something slowed down tell nothing of the fastest, and would make the process expect the like everywhere. One
-    that is much faster than predicted is kept where others confirm it: a configuration that does well in every job.
+    An outlier lies far above its prediction, compared with most others, or far from its value predicted from all other
+    observations. A run that something slowed down tells nothing about the fastest ones, and would make the process
+    expect such slowdowns everywhere. A run much faster than predicted is kept if others confirm it, such as a
+    configuration that does well in every job.
     """
     away = values - np.median(values)
     usual = np.flatnonzero(away <= OUTLYING * max(float(np.quantile(np.abs(away), 0.683)), prior.noise))
+    # then leave-one-out errors under the first fit; 0.683 is the share within one deviation of a normal distribution
     process = fit(at.take(usual), values[usual], prior=prior, num_scaled=num_scaled)
     errors, deviations = process.left_out_errors(np.arange(len(usual)))
     away = np.abs(errors) / deviations

@@ -1,4 +1,4 @@
-"""Hypotheses that share the draws: each gets as many as it is probable."""
+"""Bayesian model averaging: hypotheses share the draws in proportion to their probabilities."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from hardware.arrays import FloatArray, IntArray
 
 
 def probabilities_of(log_weights: FloatArray) -> FloatArray:
-    """Probabilities [h] of hypotheses from the logarithms of prior times likelihood [h]."""
+    """Compute the probabilities [h] of hypotheses from the logarithms of prior times likelihood [h]."""
+    # relative to the largest, so that none overflows
     weights = np.exp(log_weights - np.max(log_weights))
     return np.asarray(weights / weights.sum())
 
 
 def allotted(probabilities: FloatArray, num_draws: int, rng: np.random.Generator) -> IntArray:
-    """How many of the draws each hypothesis gets [h]: its expectation, rounded at random (systematic resampling)."""
+    """Return the number of draws of each hypothesis [h]: its expectation, rounded by systematic resampling."""
+    # one uniform offset decides every rounding, so each count is within one of its expectation
     edges = np.cumsum(probabilities) * num_draws
     edges[-1] = num_draws
     cut = np.floor(edges - rng.random()).astype(np.int64) + 1

@@ -1,4 +1,4 @@
-"""All that is predicted of candidates before a trial, as the tuner's surrogates take it.
+"""Predictions of the cost model for all candidates of a study, as input of the surrogates.
 
 Letters: n candidates, c constants, d features.
 """
@@ -21,17 +21,17 @@ from hardware.arrays import FloatArray, IntArray
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Predicted:
-    """What is predicted of n candidates.
+    """Predictions for n candidates.
 
     Attributes:
-        step_time_s: Step times [n].
+        step_time_s: Predicted step times [n].
         constant_effects: Change of the log step time if one constant of the runtime profile errs by a standard
             deviation [n, c]; see `uncertainty.constant_effects`.
-        features: What else sets the candidates apart [n, d]; see features.py.
-        needed_bytes: Memory that the fullest device must have [n].
-        capacity_bytes: Memory that it has [n].
-        peak_bytes: Its peak as trials measure it [n].
-        memory_shares: Share that each of MEMORY_PARTS has of `needed_bytes` [n, parts].
+        features: Features of the configurations [n, d]; see `features.configuration_features`.
+        needed_bytes: Memory that the fullest device needs [n].
+        capacity_bytes: Memory capacity of that device [n].
+        peak_bytes: Predicted memory peak of that device, counted as trials measure it [n].
+        memory_shares: Share of each of MEMORY_PARTS in `needed_bytes` [n, parts].
         memory_error: Standard deviation of the logarithm of true over predicted memory.
     """
 
@@ -46,9 +46,9 @@ class Predicted:
 
     @classmethod
     def of_times(cls, step_time_s: FloatArray, features: FloatArray) -> Predicted:
-        """Candidates of which no more is predicted than their step times [n], and features [n, d] to tell them apart.
+        """Return candidates of which only step times [n] are predicted, with features [n, d] to tell them apart.
 
-        Nothing is said of memory: what runs out of it counts as a surprise.
+        Memory is not predicted: every candidate is assumed to fit.
         """
         count = len(step_time_s)
         if len(features) != count:
@@ -75,18 +75,19 @@ class Predicted:
 
 
 def predict(measured: MeasuredSetting, grid: ConfigGrid, *, memory: MemoryEstimate | None = None) -> Predicted:
-    """What is predicted of the candidates of one setting.
+    """Predict step times and memory of the candidates of one setting.
 
     Args:
-        measured: The job, the cluster, the runtime, and what a measured peak counts.
-        grid: The candidates.
-        memory: Their memory, if it is at hand.
+        measured: Job, cluster and runtime, and how a memory peak is measured.
+        grid: Candidates to predict.
+        memory: Memory estimate of the candidates; computed if left out.
     """
     setting = measured.setting
     if memory is None:
         memory = estimate_memory(setting, grid)
     estimate = estimate_step(setting, grid, memory=memory)
     effects = constant_effects(setting, grid, memory=memory)
+    # shares are of the need without fragmentation, which is what must fit
     needed = memory.needed_bytes
     return Predicted(
         step_time_s=estimate.step_time_s,
@@ -101,16 +102,22 @@ def predict(measured: MeasuredSetting, grid: ConfigGrid, *, memory: MemoryEstima
 
 
 def _measured_peak(measured: MeasuredSetting, grid: ConfigGrid, memory: MemoryEstimate) -> FloatArray:
-    """The peak as the setting's trials count it [n], of the stage that they look at."""
+    """Return the memory peak [n] as the setting's trials measure it, on the stage that they observe."""
     if measured.stage != "fullest":
         memory = estimate_memory(measured.setting, grid, stage=measured.stage)
     return memory.peak_as(measured.memory)
 
 
 def together(parts: Sequence[Predicted], at: Sequence[IntArray]) -> Predicted:
-    """Candidates of several settings as one; `at` says where those of each part go, and all together fill 0..n-1."""
+    """Merge the candidates of several settings.
+
+    Args:
+        parts: Predictions of each setting.
+        at: Positions of each part's candidates in the result; together they fill 0..n-1.
+    """
     order = np.argsort(np.concatenate(at))
 
+    # the parts are concatenated, then brought into the order of the candidates
     def merged(name: str) -> FloatArray:
         return np.concatenate([getattr(part, name) for part in parts])[order]
 

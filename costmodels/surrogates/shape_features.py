@@ -1,10 +1,10 @@
-"""The sizes of an operator as its surrogate sees them: how alike two shapes are in what a prediction misses of them.
+"""Features of an operator's shape for its surrogate, chosen so that near shapes have similar prediction errors.
 
-A prediction misses large operators all by much the same factor, and small ones by factors that change with size:
-start-up, caches, tiles that are left half empty. So a size counts in doublings up to a knee and in a third of that
-beyond. What is small may further be wrong by a fixed time, which no large operator tells of; columns that grow as a
-size falls below its floor say so. Knees and floors were chosen on A100, V100 and L40S operators and quoted on others
-(`python -m benchmarks.calibration.operator_calibration`).
+Large operators are all mispredicted by nearly the same factor. The factors of small ones change with size because of
+start-up times, caches and half-empty tiles. A size therefore counts in doublings up to a knee, and in a third of that
+beyond. Small operators may also be wrong by a fixed time, which large ones do not show; linear columns that grow as a
+size falls below its floor represent it. Knees and floors were chosen on A100, V100 and L40S operators, and tested on
+others (`python -m benchmarks.operator_calibration`).
 
 Letters: k shapes, d sizes of a shape, f features, c columns.
 """
@@ -20,7 +20,7 @@ from costmodels.operators.layer_operators import OpKind
 from hardware.arrays import FloatArray
 
 BEYOND_KNEE = 0.3
-"""What a doubling counts for beyond the knee."""
+"""Weight of a doubling beyond the knee."""
 
 FLOOR_ERROR = 0.3
 """Standard deviation of the log error per factor of e that a size is below its floor (assumed)."""
@@ -28,13 +28,13 @@ FLOOR_ERROR = 0.3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShapeFeature:
-    """One feature: the product of some sizes.
+    """Feature of a shape: the product of some of its sizes.
 
     Attributes:
-        sizes: Which sizes of the shape are multiplied.
-        length: Its typical length scale, in doublings below the knee.
-        knee: Where doublings begin to count less.
-        floor: Below this, a fixed time may be missing; None where that makes no sense.
+        sizes: Positions of the sizes that are multiplied.
+        length: Typical length scale, in doublings below the knee.
+        knee: Product beyond which doublings count less.
+        floor: Product below which a fixed time may be missing; None if that makes no sense.
     """
 
     sizes: tuple[int, ...]
@@ -43,7 +43,7 @@ class ShapeFeature:
     floor: float | None = None
 
     def size(self, shape: FloatArray) -> FloatArray:
-        """The product of its sizes at `shape` [k, d], at least 1 [k]."""
+        """Return the product of the sizes at `shape` [k, d], at least 1 [k]."""
         return np.asarray(np.maximum(shape[:, self.sizes].prod(axis=1), 1.0))
 
 
@@ -56,7 +56,7 @@ COLLECTIVE = (
     ShapeFeature(sizes=(1,), length=0.7),
     ShapeFeature(sizes=(2,), length=0.7),
 )
-"""Message in bytes, members, hosts. Another number of members is another algorithm or another wire."""
+"""Features of a collective: message bytes, members, hosts. Other numbers of members use other algorithms or links."""
 
 FEATURES: dict[OpKind, tuple[ShapeFeature, ...]] = {
     OpKind.MATMUL: _product(0, 1, 2),
@@ -73,21 +73,23 @@ FEATURES: dict[OpKind, tuple[ShapeFeature, ...]] = {
 
 
 def features_of(kind: OpKind) -> tuple[ShapeFeature, ...]:
-    """The features of a kind; what is no kernel is a collective."""
+    """Return the features of a kind; kinds without an entry are collectives."""
     return FEATURES.get(kind, COLLECTIVE)
 
 
 def feature_values(kind: OpKind, shape: FloatArray) -> FloatArray:
-    """The features at `shape` [k, d] -> [k, f]."""
+    """Compute the features at `shape` [k, d] as [k, f]."""
     values = []
     for feature in features_of(kind):
         size = feature.size(shape)
+        # slope 1 in log2(size) far below the knee and BEYOND_KNEE far above, with a smooth passage
         values.append(np.log2(size) - (1 - BEYOND_KNEE) * np.log2(1 + size / feature.knee))
     return np.stack(values, axis=1)
 
 
 def floor_columns(kind: OpKind, shape: FloatArray) -> FloatArray:
-    """What a fixed time may add to the log error at `shape` [k, d], in standard deviations -> [k, c]."""
+    """Compute linear columns for a missing fixed time at `shape` [k, d], in standard deviations [k, c]."""
+    # log(1 + floor / size) tends to zero for large operators and grows by FLOOR_ERROR per factor of e for small ones
     columns = [
         FLOOR_ERROR * np.log1p(feature.floor / feature.size(shape))
         for feature in features_of(kind)

@@ -1,14 +1,14 @@
-"""What trials tell of a predicted quantity of all candidates, as joint draws: a step's time, or the memory it needs.
+"""Surrogate of a predicted quantity of all candidates, conditioned on trials: step time, or needed memory.
 
     log(true / predicted)(x) = sum_j scale b_j(x) w_j + offset + m(x) + own(x)
 
-b_j(x) w_j is what the error of one ingredient of the prediction does to x: of a constant of the runtime profile, or of
-one part of memory. m is a Gaussian process over features of the configuration, and own(x) what a configuration has to
-itself: one that was measured is known, one like it only nearly so.
+b_j(x) w_j is the effect of the error of one ingredient of the prediction: a constant of the runtime profile, or a part
+of memory. m is a Gaussian process over features of the configuration. own(x) is the independent residual of a
+configuration: it is known for a measured one and remains uncertain for others, however similar.
 
-Which of these explains the trials is not known beforehand. A few hypotheses (the ingredients err; all errs as a whole;
-errors are as in earlier studies) are fitted each and share the draws in proportion to how probable they make what was
-seen: a history that misleads is found out and loses its say.
+It is not known beforehand which of these explains the trials. Several hypotheses (the ingredients err, everything errs
+together, errors are as in earlier studies) are each fitted. They share the draws in proportion to their posterior
+probabilities, so a misleading history loses its weight.
 
 Letters: n candidates, t measured ones, b bounded ones, p past observations, h hypotheses, M draws.
 """
@@ -31,13 +31,13 @@ from hardware.arrays import FloatArray, IntArray
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Likeness:
-    """How far smaller jobs err like the candidates.
+    """Degree to which the errors of proxy jobs resemble those of the candidates.
 
     Attributes:
-        chance: How probable it is before any trial.
-        together: Standard deviation of the log factor that sets all of them apart: a network that more hosts share, the
-            wait for the slowest of these.
-        each: The same of each by itself.
+        chance: Prior probability of this degree.
+        together: Standard deviation of the log factor by which all proxy jobs differ from full size, such as a network
+            that more hosts share, or the wait for the slowest host.
+        each: Standard deviation of the log factor by which each proxy job differs by itself.
     """
 
     chance: float
@@ -47,41 +47,42 @@ class Likeness:
 
 LIKENESSES = (Likeness(chance=0.5, together=0.1, each=0.05), Likeness(chance=0.5, together=0.8, each=0.4))
 """Errors that carry over to full size, and errors that hardly do: a network that is fast within a quarter of the hosts
-may be slow between all. Trials at full size tell which it is (assumed, after siblings of published sweeps)."""
+may be slow between all. Trials at full size decide (assumed, after pairs of sizes in published sweeps)."""
 
 
 FEWEST_TO_LEARN = 3
-"""Measured candidates from which on hyperparameters are learned."""
+"""Fewest measured candidates from which hyperparameters are learned."""
 
 DOUBT = 6.0
-"""Observations to which all variances are doubled, once hyperparameters are learned and no past tells them: the most
-likely ones are too sure of candidates unlike those that were measured. Chosen on the Ultra-Scale Playbook's groups."""
+"""Constant c of the factor 1 + c / t on all variances, for hyperparameters learned from t observations without a past.
+The most probable hyperparameters are too certain about candidates unlike the measured ones. Chosen on the Ultra-Scale
+Playbook's groups."""
 
 OUTLYING = 4.0
-"""Deviations above what all others let expect from which on a measured candidate is an outlier."""
+"""Standard deviations above the prediction from all others that make a measured candidate an outlier."""
 
 MEASURED_PER_OUTLIER = 4
-"""Measured candidates for each outlier beyond the first: what happens more often is no outlier."""
+"""Measured candidates per outlier beyond the first; what happens more often is no outlier."""
 
 SURPRISING = 0.05
-"""Probability of an outlier, which speaks against hypotheses that need many; assumed."""
+"""Probability of an outlier, which lowers the weight of hypotheses that need many (assumed)."""
 
 OUTLIER_SIZE = 1.0
-"""Mean logarithm by which an outlier lies above the others, counted as one that was seen; assumed."""
+"""Prior mean of the log excess of an outlier, with the weight of one observed outlier (assumed)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Seen:
-    """What the trials of a study told of the quantity.
+    """Observations of the quantity in the trials of a study.
 
     Attributes:
-        measured: Candidates that were measured, each once [t].
+        measured: Positions of measured candidates, each once [t].
         log_value: Logarithm of the measured value [t].
-        variance: Variance of that as a measurement [t].
-        bounded: Candidates of which only a bound is known [b].
+        variance: Variance of the measurement error of `log_value` [t].
+        bounded: Positions of candidates with a censored observation [b].
         log_edge: Logarithm of the bound [b].
-        side: +1 where the value is at least the edge, -1 where at most [b].
-        mishap: Probability that the same would have been seen whatever the value [b].
+        side: Direction of each bound: +1 if the value is at least the edge, -1 if at most [b].
+        mishap: Probability of the same observation whatever the value is [b].
     """
 
     measured: IntArray
@@ -95,12 +96,12 @@ class Seen:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PastErrors:
-    """Errors of earlier runs, as observations of a hypothesis' process.
+    """Errors of earlier runs, as observations of the process of a hypothesis.
 
     Attributes:
-        at: Where they were made [p].
-        values: log(measured / predicted) [p].
-        variance: Their noise variance, all of it [p].
+        at: Inputs of the process for the runs [p].
+        values: Observed errors log(measured / predicted) [p].
+        variance: Total noise variance of each error [p].
     """
 
     at: Points
@@ -110,22 +111,21 @@ class PastErrors:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Hypothesis:
-    """One way in which predictions may err.
+    """Hypothesis about the errors of predictions.
 
     Attributes:
-        chance: How probable it is before any trial, up to a factor.
-        log_predicted: Logarithm of the quantity as it is predicted [n].
-        points: Where the candidates stand for its process [n].
-        num_scaled: Leading linear columns whose scale is learned.
-        prior: Its hyperparameters; the noise is what a configuration has to itself.
-        past: Earlier runs that it believes in.
-        outliers: How many measurements lay far above what others let expect, and how many did not, before the trials;
-            candidates that were not measured may do so too. None where that cannot happen.
-        placed: The logarithm of the quantity, and where the process sees it, of other runs that are predicted; None
-            where there can't be any.
-        twins: The last points are such runs; for each of these the candidates that it stands for. What it has to itself
-            is theirs too.
-        aside_variance: Variance of what each such run tells of these, beside that of its measurement.
+        chance: Prior probability, up to a common factor.
+        log_predicted: Logarithm of the predicted quantity [n].
+        points: Inputs of the process for the candidates [n].
+        num_scaled: Number of leading linear columns whose scale is learned.
+        prior: Prior of the hyperparameters; the noise is the independent residual of a configuration.
+        past: Errors of earlier runs that the hypothesis takes as observations.
+        outliers: Pseudo-counts of measurements that are outliers and that are not, before the trials. Unmeasured
+            candidates may be outliers too. None if the quantity has no outliers.
+        placed: Function that returns log quantity and process inputs of other predicted runs; None if there are none.
+        twins: Candidates that each proxy job stands for. Proxy jobs are the last of the points and share their
+            independent residual with these candidates.
+        aside_variance: Variance of the difference between a proxy job and its candidates, beside measurement error.
     """
 
     chance: float
@@ -140,13 +140,14 @@ class Hypothesis:
     aside_variance: float = 0.0
 
     def with_aside(self, predicted: Predicted, twins: tuple[tuple[int, ...], ...]) -> tuple[Hypothesis, ...]:
-        """The same with runs of smaller jobs behind the candidates [n + p], of which trials may tell as of these.
+        """Return the hypothesis with proxy jobs appended to the candidates [n + p], once for each of LIKENESSES.
 
-        There is one for each of LIKENESSES. What sets all smaller jobs apart is a linear column of its own.
+        Trials may observe proxy jobs as well as candidates. A linear column of its own holds the common difference of
+        all proxy jobs from full size.
 
         Args:
-            predicted: The runs [p].
-            twins: The candidates that each stands for [p].
+            predicted: Predictions for the proxy jobs [p].
+            twins: Positions of the candidates that each proxy job stands for [p].
         """
         assert self.placed is not None, "the hypothesis says where predicted runs stand"
         log_predicted, points = self.placed(predicted)
@@ -164,7 +165,8 @@ class Hypothesis:
         )
 
     def corrected(self, log_change: FloatArray, told: Sequence[int]) -> Hypothesis:
-        """The hypothesis with changed predictions [n], to which the columns `told` of the linear part add nothing."""
+        """Return the hypothesis with changed predictions [n] and zeros in the linear columns `told`."""
+        # the corrected predictions contain what these columns stood for
         keep = np.ones(self.points.linear.shape[1])
         keep[list(told)] = 0.0
         past = self.past and replace(self.past, at=replace(self.past.at, linear=self.past.at.linear * keep))
@@ -176,7 +178,7 @@ class Hypothesis:
         )
 
     def after(self, seen: Seen) -> Fitted:
-        """The process that has seen the trials, and how probable it makes them."""
+        """Fit the process to the trials and compute how probable it makes them."""
         values = seen.log_value - self.log_predicted[seen.measured]
         surprise = self._surprise(seen, values)
         process, log_likelihood = self._process(seen, values, surprise, min_to_learn=FEWEST_TO_LEARN)
@@ -199,13 +201,13 @@ class Hypothesis:
     def _process(
         self, seen: Seen, values: FloatArray, surprise: FloatArray, *, min_to_learn: int
     ) -> tuple[GaussianProcess, float]:
-        """The process after the measured candidates and the past, and the log likelihood of the former given the past.
+        """Return the process given trials and past, and the log likelihood of the trials given the past.
 
         Args:
-            seen: What was measured.
-            values: Its log ratios to the predictions [t].
-            surprise: Variance of what each has to itself beyond the process' noise [t].
-            min_to_learn: Measured candidates from which on hyperparameters are learned.
+            seen: Observations of the trials.
+            values: Log ratios of the measured values to the predictions [t].
+            surprise: Variance of each independent residual beyond the noise of the process [t].
+            min_to_learn: Fewest measured candidates from which hyperparameters are learned.
         """
         process = fit(
             self.points.take(seen.measured),
@@ -216,38 +218,42 @@ class Hypothesis:
             min_to_learn=min_to_learn,
         )
         if self.past is None:
-            return _doubted(process) if len(values) >= min_to_learn else process, process.log_likelihood()
+            return _widen_deviations(process) if len(values) >= min_to_learn else process, process.log_likelihood()
+        # the chain rule: log p(trials | past) = log p(trials, past) - log p(past)
         past = self.past
         before = process.take(np.zeros(0, dtype=np.int64)).with_more(past.at, past.values, past.variance)
         process = process.with_more(past.at, past.values, past.variance)
         return process, process.log_likelihood() - before.log_likelihood()
 
     def variance(self, seen: Seen) -> FloatArray:
-        """Variance of what was measured as a measurement of what a candidate has [t]."""
+        """Return the variance of each measured value around the value of the candidate that it stands for [t]."""
         is_aside = seen.measured >= len(self.points) - len(self.twins)
         return np.asarray(seen.variance + self.aside_variance * is_aside)
 
     def _surprise(self, seen: Seen, values: FloatArray) -> FloatArray:
-        """Variance of what each measured candidate has to itself beyond the process' noise; 0 but for outliers [t].
+        """Return the variance of independent residuals beyond the noise of the process [t]; zero except for outliers.
 
-        An outlier lies far above what all others let expect, before hyperparameters give way to it: something slowed
-        that run down, and only its own. Believed, it would make the process expect the like everywhere.
+        An outlier lies far above its prediction from all others, under hyperparameters that have not adapted to it:
+        something slowed that run down and no other. Without the extra variance, the process would expect such
+        slowdowns everywhere.
         """
         surprise = np.zeros(len(values))
+        # every observation is a part of its own: leave-one-out
         alone = np.arange(len(values) + (len(self.past.values) if self.past else 0))
         for _ in range(1 + len(values) // MEASURED_PER_OUTLIER if len(values) else 0):
             process, _ = self._process(seen, values, surprise, min_to_learn=len(values) + 1)
             errors, deviations = process.left_out_errors(alone)
             own = errors[: len(values)] / deviations[: len(values)]
             worst = int(np.argmax(np.abs(own)))
-            if own[worst] <= OUTLYING:  # a surprisingly low one is believed, though it makes others look high
+            if own[worst] <= OUTLYING:  # a surprisingly fast run counts as it is, though it makes others look slow
                 break
+            # as much variance as makes this error one standard deviation
             surprise[worst] += errors[worst] ** 2 - deviations[worst] ** 2
         return surprise
 
 
-def _doubted(process: GaussianProcess) -> GaussianProcess:
-    """The process with deviations that allow for hyperparameters which few observations have told."""
+def _widen_deviations(process: GaussianProcess) -> GaussianProcess:
+    """Return the process with larger deviations, since few observations determine its hyperparameters."""
     factor = float(np.sqrt(1 + DOUBT / len(process.values)))
     hyper = process.hyper
     return replace(process, hyper=replace(hyper, amplitude=factor * hyper.amplitude, scale=factor * hyper.scale))
@@ -255,13 +261,13 @@ def _doubted(process: GaussianProcess) -> GaussianProcess:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Fitted:
-    """A hypothesis after the trials.
+    """Hypothesis conditioned on the trials.
 
     Attributes:
-        hypothesis: The hypothesis.
-        process: Its process; the measured candidates come first among its observations, the bounded ones last.
-        surprise: Variance of what each measured candidate has to itself beyond the process' noise [t].
-        log_weight: Logarithm of its chance times the likelihood of what was seen.
+        hypothesis: Hypothesis before the trials.
+        process: Posterior process. The measured candidates come first among its observations, the bounded ones last.
+        surprise: Variance of each measured candidate's independent residual beyond the noise of the process [t].
+        log_weight: Logarithm of prior probability times likelihood of the trials.
     """
 
     hypothesis: Hypothesis
@@ -272,7 +278,7 @@ class Fitted:
     def draw(
         self, seen: Seen, num_draws: int, rng: np.random.Generator, beside: NDArray[np.float32] | None
     ) -> NDArray[np.float32]:
-        """Joint draws of the logarithm of the quantity [M, n]; see `Surrogate.draw`."""
+        """Return joint draws of the log quantity [M, n]; see `Surrogate.draw`."""
         drawn = self.process.draw(
             self.hypothesis.points,
             num_draws,
@@ -283,24 +289,26 @@ class Fitted:
             drawn += beside
         drawn += self.hypothesis.log_predicted.astype(np.float32)
         own_variance = self.process.hyper.noise**2
-        # what a measured candidate has to itself is known up to the noise of its measurement
+        # the independent residual of a measured candidate is Gaussian given the smooth part and its measurement
         smooth = drawn[:, seen.measured]
         of_measured, variance = own_variance + self.surprise, self.hypothesis.variance(seen)
         total = of_measured + variance
         own = (seen.log_value - smooth) * (of_measured / total)
         own += rng.standard_normal(smooth.shape) * np.sqrt(of_measured * variance / total)
+        # unmeasured candidates draw a residual from the prior, and a few of them an outlier
         of_others = np.float32(np.sqrt(own_variance)) * rng.standard_normal(drawn.shape, dtype=np.float32)
         if self.hypothesis.outliers is not None:
             is_outlier = rng.random(drawn.shape, dtype=np.float32) < self._outlier_rate(self.hypothesis.outliers)
             far = rng.standard_exponential(int(is_outlier.sum()), dtype=np.float32)
             of_others[is_outlier] += np.float32(self._outlier_size()) * far
+        # candidates whose proxy job was measured share its residual
         self._carry_over(seen, own, of_others)
         drawn += of_others
         drawn[:, seen.measured] = smooth + own
         return drawn
 
     def _carry_over(self, seen: Seen, own: FloatArray, of_others: NDArray[np.float32]) -> None:
-        """Gives candidates what their twins have to themselves [M, t], without surprises, in place of a draw [M, n]."""
+        """Overwrite residuals of candidates [M, n] by those of their proxy jobs [M, t], without the outlying part."""
         own_variance = self.process.hyper.noise**2
         share = own_variance / (own_variance + self.surprise)
         first_aside = len(self.hypothesis.points) - len(self.hypothesis.twins)
@@ -309,30 +317,31 @@ class Fitted:
                 of_others[:, candidate] = share[at] * own[:, at] + np.sqrt(1 - share[at]) * of_others[:, candidate]
 
     def _at_observations(self, seen: Seen, beside: NDArray[np.float32]) -> FloatArray:
-        """`beside` at the observations of the process, of which the past ones lie between the study's own."""
+        """Return `beside` at the observations of the process [M, .]; it is zero for those of the past."""
         of_observations = np.zeros((len(beside), len(self.process.values)))
         of_observations[:, : len(seen.measured)] = beside[:, seen.measured]
         of_observations[:, of_observations.shape[1] - len(seen.bounded) :] = beside[:, seen.bounded]
         return of_observations
 
     def _outlier_rate(self, before: tuple[float, float]) -> float:
-        """Probability that a candidate which was not measured is an outlier."""
+        """Return the probability that an unmeasured candidate is an outlier."""
         found = np.count_nonzero(self.surprise)
         return float((before[0] + found) / (before[0] + before[1] + len(self.surprise)))
 
     def _outlier_size(self) -> float:
-        """How far above the others outliers lie: mean of the logarithm."""
+        """Return the mean log excess of outliers."""
         return float(np.mean([OUTLIER_SIZE, *np.sqrt(self.surprise[self.surprise > 0])]))
 
     def mean_and_deviation(self, at: IntArray) -> tuple[FloatArray, FloatArray]:
-        """Mean and standard deviation of the logarithm for candidates `at` as if they had not been measured [m]."""
+        """Return mean and standard deviation of the log quantity at candidates `at` as if unmeasured, each [m]."""
         mean, deviation = self.process.mean_and_deviation(self.hypothesis.points.take(at))
         return self.hypothesis.log_predicted[at] + mean, np.sqrt(deviation**2 + self.process.hyper.noise**2)
 
     def expected(self, seen: Seen, same_as: IntArray) -> FloatArray:
-        """Mean of the logarithm [n]; see `Surrogate.expected`."""
+        """Return the mean of the log quantity [n]; see `Surrogate.expected`."""
         mean, _ = self.mean_and_deviation(np.arange(len(self.hypothesis.log_predicted)))
         of_measured, variance = self.process.hyper.noise**2 + self.surprise, self.hypothesis.variance(seen)
+        # expected residual of a measured candidate: the share of its deviation that is no measurement error
         own = (seen.log_value - mean[seen.measured]) * of_measured / (of_measured + variance)
         known = same_as >= 0
         mean[known] += own[same_as[known]]
@@ -341,12 +350,12 @@ class Fitted:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Surrogate:
-    """The quantity of all candidates as trials have told it.
+    """Posterior of the quantity for all candidates, given the trials.
 
     Attributes:
-        seen: What they told.
-        fitted: The hypotheses after that [h].
-        probabilities: Theirs [h].
+        seen: Observations of the trials.
+        fitted: Hypotheses conditioned on them [h].
+        probabilities: Posterior probability of each hypothesis [h].
     """
 
     seen: Seen
@@ -360,14 +369,15 @@ class Surrogate:
         *,
         beside: Sequence[NDArray[np.float32] | None] | None = None,
     ) -> NDArray[np.float32]:
-        """Joint draws of the logarithm of the quantity [M, n].
+        """Return joint draws of the log quantity [M, n].
 
         Args:
-            num_draws: M.
-            rng: Source of the draws.
-            beside: What else was drawn of it under each hypothesis, as a deviation from its predictions [M, n], or
-                None: a draw of the process then explains only what this leaves.
+            num_draws: Number of draws M.
+            rng: Source of random numbers.
+            beside: Draws of another part of the error for each hypothesis [M, n], or None. The process then explains
+                only the remaining error.
         """
+        # each hypothesis fills a random subset of the draws, as large as its probability
         counts = allotted(self.probabilities, num_draws, rng)
         order = rng.permutation(num_draws)
         drawn = np.empty((num_draws, len(self.fitted[0].hypothesis.log_predicted)), dtype=np.float32)
@@ -380,23 +390,25 @@ class Surrogate:
         return drawn
 
     def mean_and_deviation(self, at: IntArray) -> tuple[FloatArray, FloatArray]:
-        """Mean and standard deviation of the logarithm for candidates `at` as if they had not been measured [m]."""
+        """Return mean and standard deviation of the log quantity at candidates `at` as if unmeasured, each [m]."""
         moments = [fitted.mean_and_deviation(at) for fitted in self.fitted]
+        # moments of a mixture: E[x] and E[x^2] are averages over the hypotheses
         mean = self.probabilities @ np.array([mean for mean, _ in moments])
         square = self.probabilities @ np.array([mean**2 + deviation**2 for mean, deviation in moments])
         return mean, np.sqrt(np.maximum(square - mean**2, 0.0))
 
     def expected(self, same_as: IntArray) -> FloatArray:
-        """Mean of the logarithm for all candidates [n], with what measured ones have to themselves.
+        """Return the mean of the log quantity for all candidates [n], with residuals of measured ones.
 
         Args:
-            same_as: For each candidate the place among `seen.measured` of one that is the same configuration, itself or
-                elsewhere, and has the same to itself; -1 where none is [n].
+            same_as: Position among `seen.measured` of the same configuration, be it the candidate itself or a run
+                elsewhere with the same independent residual; -1 if there is none [n].
         """
         return np.asarray(self.probabilities @ np.array([one.expected(self.seen, same_as) for one in self.fitted]))
 
     def probability_above(self, log_edge: FloatArray, at: IntArray) -> FloatArray:
-        """Probability that the quantity of each of `at` [m], had it not been measured, exceeds exp(log_edge) [m]."""
+        """Return the probability that the quantity exceeds exp(log_edge) [m] for unmeasured candidates `at` [m]."""
+        # a mixture's tail probability is the average of its components'
         above = [
             ndtr((mean - log_edge) / deviation)
             for mean, deviation in (fitted.mean_and_deviation(at) for fitted in self.fitted)
@@ -405,12 +417,12 @@ class Surrogate:
 
 
 def _with_column(points: Points, value: float) -> Points:
-    """The points with one more linear column."""
+    """Return the points with one more linear column of a constant value."""
     return replace(points, linear=np.concatenate([points.linear, np.full((len(points), 1), value)], axis=1))
 
 
 def after(hypotheses: tuple[Hypothesis, ...], seen: Seen) -> Surrogate:
-    """What is believed after the trials."""
+    """Return the posterior of all hypotheses after the trials."""
     fitted = tuple(hypothesis.after(seen) for hypothesis in hypotheses)
     return Surrogate(
         seen=seen, fitted=fitted, probabilities=probabilities_of(np.array([one.log_weight for one in fitted]))

@@ -90,6 +90,22 @@ class _CoreLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
+_READ_DIFFERENTLY = re.compile("[\t?!\ufeff]")
+"""Characters with which libyaml accepts files that PyYAML's own parser refuses, or reads them otherwise."""
+
+
+class _QuickLoader(_CoreLoader):
+    """Loader over the events of libyaml's parser, which reads a catalog in a fifth of the time."""
+
+    def __init__(self, text: str) -> None:
+        yaml.composer.Composer.__init__(self)
+        yaml.constructor.SafeConstructor.__init__(self)
+        yaml.resolver.Resolver.__init__(self)
+        parser = yaml.cyaml.CParser(text)  # type: ignore[attr-defined] # the stubs leave it out
+        for name in ("check_event", "peek_event", "get_event"):
+            setattr(self, name, getattr(parser, name))
+
+
 def _scalar(loader: Any, node: Any) -> str:
     return str(loader.construct_scalar(node))
 
@@ -158,6 +174,11 @@ def parse_yaml(text: str) -> Any:
     """Parse strict YAML text (also used for `--set key=value`)."""
     if len(text) > MAX_YAML_BYTES:
         raise ConfigError(f"is larger than {MAX_YAML_BYTES // 1_000_000} MB")
+    if yaml.__with_libyaml__ and not _READ_DIFFERENTLY.search(text):
+        try:
+            return _QuickLoader(text).get_single_data()
+        except (ConfigError, yaml.YAMLError, ValueError, RecursionError):
+            pass  # the slower parser tells the mistake better
     loader = None
     try:
         loader = _CoreLoader(text)  # refuses control characters

@@ -38,8 +38,6 @@ from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.kernels import collective_s, kernel_s
 from costmodels.operators.layer_operators import Collective, Operator, Phase
-from costmodels.simulator.passes import pass_order
-from costmodels.simulator.simulated_step import simulate_step
 from costmodels.step.breakdown import BREAKDOWN
 from costmodels.step.executions import collective_executions, operator_executions
 from costmodels.step.memory import MemoryEstimate, estimate_memory
@@ -202,6 +200,9 @@ class SimulatedBackend(AbstractBackend):
         """Return why the simulator finds no order of passes; empty if it finds one, or if it is not used."""
         if self.fidelity == "step_time":
             return ""
+        # every study file names this backend, and few ask for the simulator
+        from costmodels.simulator.passes import pass_order  # noqa: PLC0415
+
         even = self.job.global_batch_size // (config.dp * config.mbs)
         try:
             for num_micro_batches in config.assignment.micro_batches or (even,):
@@ -222,6 +223,8 @@ class SimulatedBackend(AbstractBackend):
 
     def _simulate(self, grid: ConfigGrid) -> StepEstimate:
         """Compute the steps [n] with the event simulator, one configuration after the other."""
+        from costmodels.simulator.simulated_step import simulate_step  # noqa: PLC0415 # as in `_find_refusal`
+
         steps = [
             simulate_step(
                 self.setting,

@@ -14,7 +14,7 @@ from costmodels.step.step_time import StepEstimate, estimate_step, model_flops_u
 from costmodels.surrogates.features import configuration_features
 from costmodels.surrogates.uncertainty import likely_range, step_uncertainty
 from hardware.arrays import FloatArray, IntArray
-from tuner.plans.layer_plans import shape_text
+from tuner.plans.layer_planning import shape_text
 from tuner.space.enumeration import Space, why_not
 from tuner.study_file.config import StudyConfig
 

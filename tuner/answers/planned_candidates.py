@@ -23,9 +23,8 @@ from costmodels.step.changed_layers import shape_keys
 from costmodels.step.step_time import estimate_step
 from hardware.io.errors import ConfigError
 from tuner.planners.engine.workers import AbstractBound, ProcessWorkers
-from tuner.plans.layer_plans import LayerPlanning, LayerTask, frozen, layer_tasks, planned_layer, shape_text, summary_of
-from tuner.storage.opening import find_study
-from tuner.storage.record import MEANING
+from tuner.plans.layer_planning import LayerPlanning, shape_text
+from tuner.plans.layer_plans import LayerTask, frozen, layer_tasks, planned_layer, summary_of
 from tuner.study_file.config import StudyConfig
 from tuner.study_file.meaning import first_difference
 
@@ -106,6 +105,10 @@ def as_stored(config: StudyConfig) -> dict[str, Any]:
 
 def stored_plans(config: StudyConfig) -> dict[str, Any] | None:
     """What the study's storage holds of them; None if there is nothing, or it is of another study of that name."""
+    # `meshtune predict` reads no storage, and loading Optuna takes longer than all of its answer
+    from tuner.storage.opening import find_study  # noqa: PLC0415
+    from tuner.storage.record import MEANING  # noqa: PLC0415
+
     study = find_study(config.storage, config.name)
     if study is None or study.user_attrs.get(MEANING) is None:
         return None

@@ -95,8 +95,6 @@ def predict(
 ) -> None:
     """Predict step time and memory of one configuration, inside the search space or outside it."""
     from tuner.answers.candidates import predicted, prediction_errors
-    from tuner.answers.planned_candidates import by_hand
-    from tuner.plans.layer_plans import plan_lines
 
     config, missing = at_time(load(study, overrides), at, network)
     wanted, broken = launchable_config(config, chosen, missing)
@@ -104,6 +102,8 @@ def predict(
     config = with_plans(config, wanted)
     payload = predicted(config, wanted) | prediction_errors(config, wanted)
     if plan:
+        from tuner.answers.planned_candidates import by_hand
+
         payload["plan"] = payload.get("plan") or by_hand(config, wanted)
     if as_json:
         print_json(payload)
@@ -130,6 +130,8 @@ def predict(
     )
     _print_memory_parts(payload)
     if plan:
+        from tuner.plans.layer_plans import plan_lines
+
         for line in plan_lines(payload["plan"]):
             typer.echo(printable(line))
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -41,25 +41,10 @@ from tuner.planners.sharding.manumatic import PinnedSearch
 from tuner.planners.sharding.pins import Pin, Pinned, matched, pinned
 from tuner.planners.sharding.recursive import whole
 from tuner.planners.sharding.sharding_terms import Charge, Row, ShardingTerms, together
+from tuner.plans.layer_planning import LayerPlanning
 
 TOO_MUCH_S = 1e6
 """Penalty for holding more of a parameter than the plan by hand does [s]: more than any step takes."""
-
-
-LayerPlanner = Literal["megatron", "recursive", "descent"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LayerPlanning:
-    """Method of planning a study's layers: its `planner:` key.
-
-    Attributes:
-        name: Name of the planner: `megatron` (plan by hand), `recursive` (D-Rec) or `descent` (improves both by axis).
-        pins: Sharding decisions that the user prescribes.
-    """
-
-    name: LayerPlanner = "megatron"
-    pins: tuple[Pin, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -312,12 +297,6 @@ def _change_of(
 def frozen(value: Any) -> Any:
     """Convert nested lists to nested tuples, as a LayerChange needs them."""
     return tuple(map(frozen, value)) if isinstance(value, list | tuple) else value
-
-
-def shape_text(config: ParallelConfig) -> str:
-    """Format the shape of a candidate's layers as the key of a JSON object."""
-    (key,) = shape_keys(ConfigGrid.from_configs([config]))
-    return ",".join(map(str, key))
 
 
 def summary_of(task: LayerTask, planned: PlannedLayer) -> dict[str, Any]:

@@ -33,7 +33,6 @@ from costmodels.step.step_time import estimate_step
 from hardware.arrays import IntArray
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError, did_you_mean
-from tuner.planners.pipeline.uneven import planned, refined
 from tuner.space.dimensions import SEARCHED, STAGES, divisors
 from tuner.space.rules import DUPLICATE_RULES, LAYER_PADDING, RULE_SETS, RULES, Columns, Keep, Rule
 
@@ -279,6 +278,8 @@ def with_plans(setting: Setting, options: SpaceOptions, grid: ConfigGrid) -> Con
     Of very many configurations, only the MOST_PLANNED that are predicted to be the fastest with even work are planned.
     Branch and bound then looks for better stages of the MOST_PROVEN fastest plans.
     """
+    from tuner.planners.pipeline.uneven import planned, refined  # noqa: PLC0415 # few studies ask for uneven work
+
     headroom, parts = options.memory_headroom, options.uneven
     # planning costs far more than a prediction, so predictions with even work choose what is planned
     chosen = np.arange(len(grid))

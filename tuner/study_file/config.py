@@ -26,8 +26,7 @@ from hardware.io.errors import ConfigError, shown_url
 from hardware.trace_file import read_trace
 from trials.backend import AbstractBackend
 from trials.trial_keys import AbstractTrialKeys, StudyParts
-from tuner.planners.sharding.pins import Pin
-from tuner.plans.layer_plans import LayerPlanning
+from tuner.plans.layer_planning import LayerPlanning
 from tuner.search.proxy.proxy_trials import ProxyOptions
 from tuner.space.enumeration import Space, SpaceOptions, build_space, setting_for
 from tuner.study_file.exported_flags import flag_exporters
@@ -308,6 +307,11 @@ def _planning(keys: PlannerKeys, backend: AbstractBackend) -> LayerPlanning:
             key="planner.pins",
             nearest="planner.name: descent",
         )
+    if not keys.pins:
+        return LayerPlanning(name=keys.name)
+    # pins come with the planners, and few studies have any
+    from tuner.planners.sharding.pins import Pin  # noqa: PLC0415
+
     return LayerPlanning(name=keys.name, pins=tuple(Pin(**pin.model_dump()) for pin in keys.pins))
 
 

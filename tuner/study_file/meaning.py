@@ -10,7 +10,7 @@ from costmodels.job.setting import Setting
 from hardware.cluster import Cluster
 from trials.backend import AbstractBackend
 from trials.trial_keys import AbstractTrialKeys
-from tuner.plans.layer_plans import LayerPlanning
+from tuner.plans.layer_planning import LayerPlanning
 from tuner.space.enumeration import SpaceOptions
 
 

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field
 from hardware.io.config_file import DocumentedModel
 from trials.registry import DEFAULT_TRIAL, TrialKeys
 from trials.trial_keys import PositiveInt
-from tuner.plans.layer_plans import LayerPlanner
+from tuner.plans.layer_planning import LayerPlanner
 from tuner.study_file.dimension_keys import JOB_CHOICES, JOB_NUMBERS, SPACE_LISTS, declare_keys
 
 DEFAULT_STORAGE = "sqlite:///meshtune.db"

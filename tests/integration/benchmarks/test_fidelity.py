@@ -181,7 +181,7 @@ def test_the_table_in_words(write, capsys):
         ("", "is a missing column"),
         ("a,b\n1,2\n", "is a missing column"),
         (rows(), "holds no measured run"),
-        (rows({"zero_stage": ""}), "none of which tells a whole"),
+        (rows({"zero_stage": ""}), "none of which has a complete"),
         (rows({"device": "Abacus-9000"}), "Abacus-9000"),
         (rows({"notes": "OUTLIER"}), "--raw"),
         (rows({"tp": "eight"}), "must be a number"),

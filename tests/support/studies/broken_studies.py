@@ -554,7 +554,7 @@ CASES: list[BrokenStudy] = [
     ),
     replayed("where leaves two jobs", rows({}, {"gbs": 32}), "trial.where", "2 values of `gbs`", "16, 32"),
     replayed(
-        "no complete configuration", rows({"tp": ""}, {"dp": 3}), "where", "none of which tells a whole and consistent"
+        "no complete configuration", rows({"tp": ""}, {"dp": 3}), "where", "none of which has a complete and consistent"
     ),
     replayed("no step time", rows({"step_seconds": "", "mfu": 0.4}), "where", "rows without a step time"),
     replayed(

@@ -127,8 +127,8 @@ def test_where_compares_numbers_as_numbers(write):
         ([{"step_seconds": "nan"}], {}, r"step_seconds = 'nan'"),
         ([{"seq_parallel": "7"}], {}, r"seq_parallel = '7': must be 0 or 1"),
         ([{"zero_stage": "5"}], {}, r"zero_stage = 5: must be 0, 1, 2 or 3"),
-        ([{"kv_heads": "3"}], {}, r"none of which tells a whole and consistent configuration"),
-        ([{"mbs": ""}], {}, r"none of which tells a whole and consistent configuration"),
+        ([{"kv_heads": "3"}], {}, r"none of which has a complete and consistent configuration"),
+        ([{"mbs": ""}], {}, r"none of which has a complete and consistent configuration"),
         ([], {}, r"runs\.csv: holds no measured run"),
     ],
 )
@@ -247,7 +247,7 @@ def test_schedules_without_a_model_are_skipped(write, row):
     runs, skipped = read_measured_and_skipped(["runs.csv"], write({}, row))
 
     assert len(runs) == 1
-    assert skipped == {"a pipeline schedule that has no model": 1}
+    assert skipped == {"a pipeline schedule that the cost model does not know": 1}
 
 
 def test_an_impossible_architecture_is_skipped_with_its_reason(write):

@@ -11,7 +11,7 @@ from costmodels.calibration.sources import (
     setting_of,
     source_of,
 )
-from costmodels.calibration.sources import _sources as table
+from costmodels.calibration.sources import _load_sources as table
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime, runtime_names
 from hardware.device import find_devices

@@ -250,7 +250,7 @@ def test_a_surrogate_is_a_function_of_the_measurements_in_order(rng):
     asked = products(rng, 10)
     step_by_step = [fit_operators(pieces[: i + 1]) for i in range(3)][-1]
 
-    operator_surrogate._hyperparameters.cache_clear()
+    operator_surrogate._fit_hyperparameters.cache_clear()
     afresh = fit_operators([errors_of(shape, smooth_error(shape))])
 
     for ours, theirs in zip(

@@ -11,7 +11,8 @@ from tests.support.studies.planned_studies import NUM_SHAPES, planned_study_text
 from tuner.answers.candidates import predicted
 from tuner.answers.planned_candidates import as_stored, by_hand, planned_study, unused_pins
 from tuner.answers.sizes import best_by_size
-from tuner.plans.layer_plans import plan_lines, shape_text
+from tuner.plans.layer_planning import shape_text
+from tuner.plans.layer_plans import plan_lines
 from tuner.study_file.config import load_study
 from tuner.study_file.meaning import first_difference
 

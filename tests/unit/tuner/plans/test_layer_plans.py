@@ -19,7 +19,8 @@ from hardware.cluster import find_cluster
 from hardware.io.errors import ConfigError
 from tuner.planners.engine.outcome import ROUNDING
 from tuner.planners.sharding.pins import Pin
-from tuner.plans.layer_plans import LayerPlanning, LayerTask, layer_tasks, plan_lines, planned_layer, summary_of
+from tuner.plans.layer_planning import LayerPlanning
+from tuner.plans.layer_plans import LayerTask, layer_tasks, plan_lines, planned_layer, summary_of
 
 CLUSTER = find_cluster("dgx-h100")
 SHAPES = {
