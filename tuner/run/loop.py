@@ -37,6 +37,7 @@ from tuner.answers.reference import Reference, keep_baseline, reference_among, r
 from tuner.run.driver import DRIVER, Claim, claim, interrupts_held, is_held
 from tuner.run.own_trials import OwnTrials
 from tuner.search.acquisition import EXPLORERS
+from tuner.search.constraints import MEMORY_ATTRIBUTE, memory_excess
 from tuner.search.observations import OBSERVATION, STATUS
 from tuner.search.parameters import ASSIGNMENT, params_of
 from tuner.search.population import P_STAR
@@ -500,7 +501,8 @@ class _Run:
         for trial in self.trials.running:
             if trial.state != TrialState.RUNNING:
                 continue
-            position, stored = self.sampler.position_of(trial.params), trial.user_attrs.get(PROXY)
+            position = self.sampler.position_of(trial.params) if self.trials.has_candidate(trial) else None
+            stored = trial.user_attrs.get(PROXY)
             proxy = Proxy.from_json(stored) if stored else None
             self.live[trial.number] = _Live(trial_id=trial._trial_id, position=position, proxy=proxy)
             if OBSERVATION in trial.user_attrs:
@@ -591,12 +593,22 @@ class _Run:
         """Keeps the observation, then ends the trial: a driver that dies in between has lost nothing."""
         trial_id = self.live[number].trial_id
         told = {STATUS: observation.status.value, OBSERVATION: observation.as_json()}
+        excess = self._memory_excess(number, observation)
         with self.held.together():
             for key, value in told.items():
                 self.store.storage.set_trial_user_attr(trial_id, key, value)
+            if excess is not None:
+                self.store.storage.set_trial_system_attr(trial_id, MEMORY_ATTRIBUTE, excess)
             self._keep_run(number, observation)
         self.trials[number].user_attrs.update(told)
         self._tell(number, observation)
+
+    def _memory_excess(self, number: int, observation: Observation) -> float | None:
+        """Return the constraint of a trial at full size; None for proxies, whose peak is that of a smaller job."""
+        live = self.live[number]
+        if live.position is None or live.proxy is not None:
+            return None
+        return memory_excess(observation, float(self.candidates.space.memory.capacity_bytes[live.position]))
 
     def _keep_run(self, number: int, observation: Observation) -> None:
         """Keeps what a trial ran for later studies too."""

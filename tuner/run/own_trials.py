@@ -65,7 +65,7 @@ class OwnTrials:
     @property
     def records(self) -> list[TrialRecord]:
         """Those that got a candidate, in the order of their numbers; without predictions, operator times and clocks."""
-        running = {trial.number: _slim(trial) for trial in self._running.values() if self._has_candidate(trial)}
+        running = {trial.number: _slim(trial) for trial in self._running.values() if self.has_candidate(trial)}
         return [record for _, record in sorted({**self._records, **running}.items())]
 
     @property
@@ -81,7 +81,7 @@ class OwnTrials:
     @property
     def num_running(self) -> int:
         """How many of them have not."""
-        return sum(map(self._has_candidate, self._running.values()))
+        return sum(map(self.has_candidate, self._running.values()))
 
     @property
     def next_number(self) -> int:
@@ -129,13 +129,14 @@ class OwnTrials:
         """Keeps the record of a trial that has ended, and drops what is long."""
         assert self._evidence is not None, "what is dropped here has told what it tells"
         trial = self._known[number]
-        record = _slim(trial) if self._has_candidate(trial) else None
+        record = _slim(trial) if self.has_candidate(trial) else None
         trial.user_attrs = {}
         if record is not None:
             self._records[number] = record
         return record
 
-    def _has_candidate(self, trial: FrozenTrial) -> bool:
+    def has_candidate(self, trial: FrozenTrial) -> bool:
+        """Return whether a trial's parameters hold every dimension of a candidate."""
         return self._dimensions <= trial.params.keys()
 
 

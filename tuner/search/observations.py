@@ -7,6 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,6 +15,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from hardware.arrays import FloatArray, IntArray
 from trials.backend import Observation, OperatorSample, Status
+from tuner.search.constraints import exceeds_memory
 from tuner.search.proxy.proxy_trials import PROXY, Proxy
 
 STATUS = "status"
@@ -157,23 +159,31 @@ class EvidenceLog:
         self._position_of = position_of
         self._read: dict[int, tuple[FrozenTrial, _Entry | None]] = {}
 
-    def evidence(self, trials: Sequence[FrozenTrial], finishing: Ending | None = None) -> Evidence:
-        """What trials tell.
+    def evidence(
+        self,
+        trials: Sequence[FrozenTrial],
+        finishing: Ending | None = None,
+        chosen: Mapping[int, int] = MappingProxyType({}),
+    ) -> Evidence:
+        """Return what trials tell of the candidates.
 
         Args:
             trials: Trials of the study; one that has ended does not change any more.
-            finishing: One whose end the storage does not hold yet.
+            finishing: One trial whose end the storage does not hold yet.
+            chosen: Candidates of running trials, by number, whose parameters may not be stored yet.
         """
-        entries = [self._entry(trial) for trial in trials]
+        entries = [self._entry(trial, chosen) for trial in trials]
         if finishing is not None:
             entries.append(_entry(finishing, self._position_of))
         return _evidence([entry for entry in entries if entry is not None])
 
-    def _entry(self, trial: FrozenTrial) -> _Entry | None:
+    def _entry(self, trial: FrozenTrial, chosen: Mapping[int, int]) -> _Entry | None:
         known = self._read.get(trial.number)
         if known is not None and known[0] is trial:
             return known[1]
         entry = _entry((trial, trial.state, trial.values), self._position_of)
+        if entry is None and trial.state == TrialState.RUNNING and trial.number in chosen:
+            return _pending(trial.number, chosen[trial.number])
         if trial.state.is_finished():
             self._read[trial.number] = trial, entry
         return entry
@@ -272,6 +282,8 @@ def of_trials(times_s: Sequence[float]) -> float:
 
 def status_without_value(trial: FrozenTrial, state: TrialState) -> Status:
     """How a trial ended that gave no step time; a loop that is not ours tells by Optuna's state alone."""
+    if STATUS not in trial.user_attrs and exceeds_memory(trial):
+        return Status.OUT_OF_MEMORY
     return Status(trial.user_attrs.get(STATUS, Status.PRUNED if state == TrialState.PRUNED else Status.CRASHED))
 
 
@@ -283,7 +295,7 @@ def _entry(ending: Ending, position_of: Callable[[Mapping[str, Any]], int | None
         return None
     status, value_s = None, None
     # a loop that is not ours may return infinity for what failed
-    if state == TrialState.COMPLETE and values and values[0] < math.inf:
+    if state == TrialState.COMPLETE and values and values[0] < math.inf and not exceeds_memory(trial):
         status, value_s = Status.OK, values[0]
     elif state.is_finished():
         status = status_without_value(trial, state)
@@ -306,6 +318,23 @@ def _entry(ending: Ending, position_of: Callable[[Mapping[str, Any]], int | None
         if observation
         else (),
         proxy=None if proxy is None else Proxy.from_json(proxy),
+    )
+
+
+def _pending(number: int, position: int) -> _Entry:
+    """Return the entry of a trial that has a candidate and no parameters yet."""
+    return _Entry(
+        number=number,
+        position=position,
+        status=None,
+        value_s=None,
+        log_step_s=None,
+        variance=_variance(()),
+        startup_s=None,
+        cut=None,
+        peak_bytes=None,
+        samples=(),
+        proxy=None,
     )
 
 

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
-from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial
 
 from costmodels.job.parallel_config import DEGREES, RECOMPUTE_MODES, ConfigGrid
@@ -38,6 +38,29 @@ def distribution_of(name: str, candidates: ConfigGrid) -> BaseDistribution:
 def params_of(values: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters of a candidate's dimensions."""
     return {name: _number_of(value) if name == ASSIGNMENT else value for name, value in values.items()}
+
+
+def parameter_of(name: str, value: Any, distribution: BaseDistribution) -> Any:
+    """Return a candidate's value of one dimension as the distribution of a trial takes it.
+
+    Args:
+        name: Name of the dimension.
+        value: Value of the candidate, as in `params_of`.
+        distribution: Distribution that the trial suggests the dimension by.
+
+    Raises:
+        ValueError: The distribution does not hold the value.
+    """
+    if isinstance(distribution, CategoricalDistribution):
+        is_held = value in distribution.choices
+    else:
+        is_held = not isinstance(value, str) and distribution._contains(float(value))
+    if not is_held:
+        raise ValueError(
+            f"`{name}` must be suggested by a distribution that holds the values of all candidates, but {value!r} of "
+            f"the next one is not in {distribution}; ThompsonSampler.search_space has a distribution that does."
+        )
+    return float(value) if isinstance(distribution, FloatDistribution) else value
 
 
 def values_of(trial: FrozenTrial) -> dict[str, Any]:

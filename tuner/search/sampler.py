@@ -1,11 +1,10 @@
-"""ThompsonSampler: chooses the next candidate of an Optuna study (FlexParallel 3.2 and 3.3).
+"""ThompsonSampler: Optuna sampler that chooses the next candidate of a study (FlexParallel 3.2 and 3.3).
 
-The sampler holds the candidates and what is believed of them before any trial. Whatever the study has measured corrects
-that; M joint draws of all step times each name their fastest candidate, and an explorer chooses the next trial from
-them, by default uniformly over the draws whose candidate is unexplored. p_star, the share of draws whose candidate has
-been tried (equation 6), says when to stop.
+The sampler holds the candidates and their posterior. M joint draws of all step times each name their fastest candidate,
+and an acquisition function chooses the next trial from them, by default uniformly over the draws whose candidate is
+unexplored. p_star, the share of draws whose candidate has been tried (equation 6), says when to stop.
 
-It works in the ask/tell loop of tuner/run/loop.py and in anybody's own loop:
+The driver in tuner/run/loop.py calls the same hooks as Optuna does in anybody's own loop:
 
     candidates = ConfigGrid.from_configs([ParallelConfig(pp=1, tp=8, dp=4), ParallelConfig(pp=4, tp=2, dp=4), ...])
     belief = belief_of(Predicted.of_times(predicted_s, features), candidates)
@@ -13,17 +12,24 @@ It works in the ask/tell loop of tuner/run/loop.py and in anybody's own loop:
     study = optuna.create_study(sampler=sampler)
     study.optimize(lambda trial: measure(sampler.suggest(trial)), n_trials=40)
 
-Ask from one thread: a trial is known to others only once its parameters are stored. A trial that fails removes its
-candidate and counts as a crash of its kind, unless its attribute `status` says otherwise: see trials.backend.Status.
-The attribute `observation` tells more than a trial's value does: see evidence.py.
+In place of `sampler.suggest`, an objective may suggest each dimension itself, by any kind of Optuna distribution that
+holds the candidates' values: `trial.suggest_categorical("pp", [1, 2, 4, 8])` or `trial.suggest_int("pp", 1, 8)`. It may
+leave out dimensions in which all candidates agree. Several threads may ask at once (`n_jobs=2`): no two get the same
+candidate. Between processes, a trial is known to others once its parameters are stored.
 
-The state is the study alone: nothing is remembered between calls but what can be computed again, and the random stream
-of a decision depends on the seed and the number of the decision, so that a resumed study goes on as an undisturbed one.
-Where MANY trials have ended, draws serve several decisions; a sampler that takes up such a study makes new ones.
+A trial that fails removes its candidate and counts as a crash of its kind, unless its attribute `status` or its Optuna
+constraint `memory` says otherwise: see trials.backend.Status and constraints.py. The attribute `observation` tells more
+than a trial's value does: see observations.py.
+
+The study holds all state. The sampler remembers the candidates of trials that are being asked for, and results that can
+be computed again. The random stream of a decision depends on the seed and the number of the decision, so that a resumed
+study goes on as an undisturbed one. Where MANY trials have ended, draws serve several decisions; a sampler that takes
+up such a study makes new ones.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -41,7 +47,7 @@ from hardware.arrays import IntArray
 from tuner.search.acquisition import AbstractExplorer, UnexploredDraws
 from tuner.search.failures import LEARNED
 from tuner.search.observations import Ending, Evidence, EvidenceLog
-from tuner.search.parameters import ASSIGNMENT, distribution_of, params_of
+from tuner.search.parameters import ASSIGNMENT, distribution_of, params_of, parameter_of
 from tuner.search.population import ENDED, P_STAR, POPULATION, POPULATION_AT_START, as_json, shares
 from tuner.search.posterior import Belief
 from tuner.search.proxy.extrapolation import EXTRAPOLATED, Extrapolated
@@ -150,6 +156,8 @@ class ThompsonSampler(BaseSampler):
             tuple(params_of(dict(zip(dimensions, key, strict=True))).values()): at
             for key, at in candidates.positions().items()
         }
+        columns = zip(dimensions, zip(*self._positions, strict=True), strict=True)
+        self._constants = {name: values[0] for name, values in columns if len(set(values)) == 1}
         self._first = None if first is None else self.position_of(first.values(dimensions))
         if first is not None and self._first is None:
             raise ValueError(f"`first` must be a candidate, but got {first}.")
@@ -159,6 +167,17 @@ class ThompsonSampler(BaseSampler):
         self._latest: _Drawn | None = None
         self._lessons_of: tuple[_Drawn, list[dict[str, Any]]] | None = None
         self._now: tuple[Evidence, Population] | None = None
+        self._chosen: dict[tuple[str, int], int] = {}
+        self._lock = threading.RLock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state without its lock, which cannot be pickled."""
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take a pickled state, with a lock of this process."""
+        self.__dict__.update(state)
+        self._lock = threading.RLock()
 
     @property
     def candidates(self) -> ConfigGrid:
@@ -200,51 +219,100 @@ class ThompsonSampler(BaseSampler):
         return self._candidates.config(position)
 
     def position_of(self, params: Mapping[str, Any]) -> int | None:
-        """Where the candidate that a trial's parameters name stands, or None."""
-        try:
-            named = {name: params[name] for name in self._candidates.dimensions}
-        except KeyError:
+        """Return the position of the candidate that a trial's parameters name; None if they name none.
+
+        Dimensions in which all candidates agree may be missing.
+        """
+        dimensions = self._candidates.dimensions
+        named = {name: params[name] for name in dimensions if name in params}
+        if not named:
             return None
-        return self._positions.get(tuple(params_of(named).values()))
+        complete = {**self._constants, **named}
+        if len(complete) < len(dimensions):
+            return None
+        return self._positions.get(tuple(params_of({name: complete[name] for name in dimensions}).values()))
 
     # What Optuna calls
 
+    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
+        """Refuse a study of another kind, before its objective is called.
+
+        Raises:
+            ValueError: The study does not minimize one value.
+        """
+        if study.directions != [StudyDirection.MINIMIZE]:
+            study._storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)  # it would stay running
+            asked = ", ".join(direction.name.lower() for direction in study.directions)
+            raise ValueError(
+                f"ThompsonSampler must minimize one value, the step time, but the study's directions are: {asked}."
+            )
+
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:  # noqa: ARG002 # Optuna's signature
-        """All dimensions are chosen together."""
-        return self.search_space
+        """Return no parameters: an objective may suggest a dimension by a distribution of any kind.
+
+        Optuna refuses a suggestion of another kind than the one named here. `sample_independent` hands out the
+        dimensions of one candidate all the same.
+        """
+        return {}
 
     def sample_relative(
-        self,
-        study: Study,
-        trial: FrozenTrial,
-        search_space: dict[str, BaseDistribution],  # noqa: ARG002 # Optuna's signature
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """The next candidate's dimensions."""
-        if study.directions != [StudyDirection.MINIMIZE]:
-            raise ValueError(f"`study` must minimize one value, the step time, but got {study.directions}.")
-        others = [t for t in study.get_trials(deepcopy=False) if t.number != trial.number]
-        evidence = self.evidence(others)
-        self.keep_start(study, evidence)
-        return params_of(self._candidates.values(self.choose(evidence)))
+        """Return the next candidate's values of the dimensions in `search_space`."""
+        if not search_space:
+            return {}
+        params = params_of(self._candidates.values(self._candidate_for(study, trial)))
+        return {name: params[name] for name in search_space}
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """Parameters that are no dimension of a configuration are drawn at random."""
-        return self._independent.sample_independent(study, trial, param_name, param_distribution)
+        """Return the value of a dimension in the trial's candidate; draw other parameters at random.
+
+        Raises:
+            ValueError: The distribution does not hold the candidate's value.
+        """
+        if param_name not in self._search_space:
+            return self._independent.sample_independent(study, trial, param_name, param_distribution)
+        params = params_of(self._candidates.values(self._candidate_for(study, trial)))
+        return parameter_of(param_name, params[param_name], param_distribution)
 
     def reseed_rng(self) -> None:
-        """Decisions depend on the seed and their number alone; only foreign parameters are reseeded."""
+        """Reseed the draws of foreign parameters; decisions depend on the seed and their number alone."""
         self._independent.reseed_rng()
 
     def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
-        """Keeps p_star, the population and the lessons, and ends `study.optimize` if asked to."""
-        others = [t for t in study.get_trials(deepcopy=False) if t.number != trial.number]
-        evidence = self.evidence(others, finishing=(trial, state, values))
-        num_ended = sum(other.state.is_finished() for other in others)
-        self.keep_end(study, trial._trial_id, evidence, study.user_attrs, num_ended)
-        if self._stop_when_confident and self.is_done(evidence) and self.close_call(evidence) is None:
-            study.stop()
+        """Keep p_star, the population and the failures' sentences, and end `study.optimize` if asked to."""
+        with self._lock:
+            self._chosen.pop((study.study_name, trial.number), None)
+            others = [t for t in study.get_trials(deepcopy=False) if t.number != trial.number]
+            evidence = self._log.evidence(others, (trial, state, values), self._chosen_in(study))
+            num_ended = sum(other.state.is_finished() for other in others)
+            self.keep_end(study, trial._trial_id, evidence, study.user_attrs, num_ended)
+            if self._stop_when_confident and self.is_done(evidence) and self.close_call(evidence) is None:
+                study.stop()
+
+    def _candidate_for(self, study: Study, trial: FrozenTrial) -> int:
+        """Return the position of the trial's candidate, chosen when its first parameter is asked for.
+
+        The choice is remembered until the trial ends. So threads that ask at the same time see each other's choices
+        before their parameters are stored. A trial that has no number yet is not remembered.
+        """
+        key = (study.study_name, trial.number)
+        with self._lock:
+            if key in self._chosen:
+                return self._chosen[key]
+            others = [t for t in study.get_trials(deepcopy=False) if t.number != trial.number]
+            evidence = self._log.evidence(others, None, self._chosen_in(study))
+            self.keep_start(study, evidence)
+            position = self.choose(evidence)
+            if trial.number >= 0:
+                self._chosen[key] = position
+            return position
+
+    def _chosen_in(self, study: Study) -> dict[int, int]:
+        """Return the candidates of the study's trials that are running, by number."""
+        return {number: position for (name, number), position in self._chosen.items() if name == study.study_name}
 
     def keep_end(
         self, study: Study, trial_id: int, evidence: Evidence, known: Mapping[str, Any], num_ended: int

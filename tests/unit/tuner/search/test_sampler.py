@@ -1,4 +1,6 @@
 import itertools
+import pickle
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -394,12 +396,104 @@ def test_foreign_parameters_are_left_to_chance(grid):
     assert all("learning_rate" in trial.params for trial in study.trials)
 
 
-def test_maximizing_is_refused(grid):
-    """A step time is minimized; another direction is the caller's mistake."""
-    study = optuna.create_study(sampler=make(grid), direction="maximize")
+@pytest.mark.parametrize("directions", [["maximize"], ["minimize", "minimize"]])
+def test_other_directions_are_refused(grid, directions):
+    """A study that does not minimize one value ends before its objective is called, and leaves no trial running."""
+    study = optuna.create_study(sampler=make(grid), directions=directions)
+    called = []
 
-    with pytest.raises(ValueError, match="must minimize"):
-        study.ask(fixed_distributions=study.sampler.search_space)
+    with pytest.raises(ValueError, match="must minimize one value.*directions are"):
+        study.optimize(called.append, n_trials=3)
+
+    assert not called
+    assert [trial.state for trial in study.trials] == [TrialState.FAIL]
+
+
+POWERS = [1, 2, 4, 8, 16]
+KINDS = {
+    "categorical": lambda trial, name: trial.suggest_categorical(name, POWERS),
+    "int": lambda trial, name: trial.suggest_int(name, 1, 16),
+    "log": lambda trial, name: trial.suggest_int(name, 1, 16, log=True),
+    "float": lambda trial, name: trial.suggest_float(name, 1, 16),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_dimension_may_be_suggested_by_any_distribution(grid, kind):
+    """The candidates of a study do not depend on the kind of distribution that its objective suggests."""
+    _, true = world(grid)
+    sampler = make(grid)
+    order = []
+
+    def objective(trial):
+        params = {name: KINDS[kind](trial, name) for name in ("pp", "tp", "dp")}
+        params["zero_stage"] = trial.suggest_categorical("zero_stage", [0, 1])
+        order.append(sampler.position_of(params))
+        return true[order[-1]]
+
+    study = optuna.create_study(sampler=sampler)
+    study.optimize(objective, n_trials=8)
+
+    assert order == run(make(grid), true, 8)[1]
+    assert sampler.evidence(study.trials).num_decisions == 8
+
+
+def test_a_distribution_without_the_candidates_value_is_refused(grid):
+    """The message names the dimension, the value, and the distribution that does not hold it."""
+    study = optuna.create_study(sampler=make(grid, first=ParallelConfig(pp=16, tp=1, dp=1)))
+
+    with pytest.raises(ValueError, match=r"`pp` must be .* but 16 .* is not in CategoricalDistribution.*\(1, 2\)"):
+        study.optimize(lambda trial: trial.suggest_categorical("pp", [1, 2]), n_trials=1)
+
+
+@pytest.mark.parametrize("n_jobs", [2, 4])
+def test_threads_never_get_the_same_candidate(grid, n_jobs):
+    """Trials of several threads have different candidates, although their parameters are stored one by one."""
+    _, true = world(grid)
+    sampler = make(grid)
+
+    def objective(trial):
+        params = {}
+        for name in ("pp", "tp", "dp", "zero_stage"):
+            params[name] = trial.suggest_int(name, 0 if name == "zero_stage" else 1, 16)
+            time.sleep(0.002)
+        return true[sampler.position_of(params)]
+
+    study = optuna.create_study(sampler=sampler)
+    study.optimize(objective, n_trials=20, n_jobs=n_jobs)
+
+    assert len({tuple(trial.params.values()) for trial in study.trials}) == 20
+    assert not sampler._chosen
+
+
+def test_a_constraint_on_memory_is_a_failure_of_memory(grid):
+    """A trial whose constraint `memory` is above zero counts as one that ran out, whatever value it returned."""
+    _, true = world(grid)
+    sampler = make(grid, memory_share=np.full(len(grid), 0.9))
+
+    def objective(trial):
+        position = sampler.position_of(sampler.suggest(trial).values(grid.dimensions))
+        trial.set_constraint("memory", 0.2 if trial.number == 0 else -0.1)
+        return true[position]
+
+    study = optuna.create_study(sampler=sampler)
+    study.optimize(objective, n_trials=3)
+    evidence = sampler.evidence(study.trials)
+
+    assert evidence.misfits == {sampler.position_of(study.trials[0].params)}
+    assert len(evidence.measured) == 2
+
+
+def test_a_sampler_survives_pickling(grid):
+    """A pickled sampler goes on as the original one does, as Optuna's own samplers do."""
+    _, true = world(grid)
+    study, order = run(make(grid), true, 3)
+
+    study.sampler = pickle.loads(pickle.dumps(study.sampler))
+    trial = study.ask(fixed_distributions=study.sampler.search_space)
+
+    assert study.sampler.position_of(trial.params) == run(make(grid), true, 4)[1][3]
+    assert study.sampler.position_of(trial.params) not in order
 
 
 @settings(max_examples=25, deadline=None)
