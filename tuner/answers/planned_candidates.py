@@ -98,6 +98,22 @@ def planned_study(
     return _with_plans(config, [*changes, *(each.change for each in found if each.change is not None)], plans)
 
 
+def plan_layers(config: StudyConfig, chosen: ParallelConfig | None = None) -> StudyConfig:
+    """Return the study with its layers planned, unless they are or the study shards them by hand.
+
+    Args:
+        config: Study.
+        chosen: The only configuration to plan for; None for all candidates.
+
+    Raises:
+        ConfigError: The planner's pins cannot hold.
+    """
+    if config.planning.name == "megatron" or config.layer_plans:
+        return config
+    grid = config.space().grid if chosen is None else ConfigGrid.from_configs([chosen], config.options.opened)
+    return planned_study(config, grid, stored=stored_plans(config))
+
+
 def as_stored(config: StudyConfig) -> dict[str, Any]:
     """The plans of a study as JSON."""
     changes = [asdict(change) for change in config.setting.runtime.layer_changes]

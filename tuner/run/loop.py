@@ -32,7 +32,7 @@ from trials.backend import Observation, Status
 from trials.ray_executor import RayExecutor
 from tuner.answers.candidates import Candidates, candidates_of, plan_of, prediction_json
 from tuner.answers.device_time import device_time_of
-from tuner.answers.planned_candidates import LAYER_PLANS, as_stored
+from tuner.answers.planned_candidates import LAYER_PLANS, as_stored, plan_layers
 from tuner.answers.reference import Reference, keep_baseline, reference_among, reference_of
 from tuner.run.driver import DRIVER, Claim, claim, interrupts_held, is_held
 from tuner.run.own_trials import OwnTrials
@@ -149,10 +149,14 @@ class RunResult:
     reference: Reference | None = None
 
 
+def ignore_progress(_: Progress) -> None:
+    """Do nothing, for callers of `run_study` who do not follow its progress."""
+
+
 def run_study(
     config: StudyConfig,
     *,
-    on_progress: Callable[[Progress], None],
+    on_progress: Callable[[Progress], None] = ignore_progress,
     ray_address: str | None = None,
     executor: AbstractContextManager[Executor] | None = None,
     clock: Callable[[], float] = time.monotonic,
@@ -172,6 +176,7 @@ def run_study(
         ConfigError: nothing fits, the stored study means something else, another process is running it, or the database
             fails.
     """
+    config = plan_layers(config)
     candidates = candidates_of(config)
     if not len(candidates.space.grid):
         return _nothing_to_try(candidates)
@@ -340,16 +345,23 @@ def _nothing_to_try(candidates: Candidates) -> RunResult:
 
 
 def make_sampler(
-    config: StudyConfig, candidates: Candidates, past: Past | None = None, *, on_note: OnProgress = unheard
+    config: StudyConfig,
+    candidates: Candidates | None = None,
+    past: Past | None = None,
+    *,
+    stop_when_confident: bool = False,
+    on_note: OnProgress = unheard,
 ) -> ThompsonSampler:
-    """The sampler that a study's options ask for, with what its history teaches.
+    """Return the sampler that a study's options ask for, with what its history teaches.
 
     Args:
-        config: The study.
-        candidates: What it searches.
-        past: Its history.
-        on_note: Is told of what takes seconds.
+        config: Study.
+        candidates: Candidates of the study; enumerated here if they are not given.
+        past: History of the study.
+        stop_when_confident: Whether the sampler ends `study.optimize`; the driver of a study ends its own loop.
+        on_note: Function that is told what takes seconds.
     """
+    candidates = candidates or candidates_of(config)
     grid = candidates.space.grid
     reference = reference_among(config, candidates)
     everywhere = np.arange(len(grid))
@@ -373,6 +385,7 @@ def make_sampler(
             confidence=config.search.confidence,
         ),
         repeats=config.search.repeats,
+        stop_when_confident=stop_when_confident,
     )
 
 

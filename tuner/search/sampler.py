@@ -47,7 +47,7 @@ from hardware.arrays import IntArray
 from tuner.search.acquisition import AbstractExplorer, UnexploredDraws
 from tuner.search.failures import LEARNED
 from tuner.search.observations import Ending, Evidence, EvidenceLog
-from tuner.search.parameters import ASSIGNMENT, distribution_of, params_of, parameter_of
+from tuner.search.parameters import ASSIGNMENT, distribution_of, parameter_of, params_of
 from tuner.search.population import ENDED, P_STAR, POPULATION, POPULATION_AT_START, as_json, shares
 from tuner.search.posterior import Belief
 from tuner.search.proxy.extrapolation import EXTRAPOLATED, Extrapolated

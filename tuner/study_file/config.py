@@ -503,7 +503,7 @@ class StudyConfig:
             raise error.in_file(self.file) from None
 
 
-def load_study(path: Path, *, overrides: Sequence[str] = (), storage: str | None = None) -> StudyConfig:
+def load_study(path: Path | str, *, overrides: Sequence[str] = (), storage: str | None = None) -> StudyConfig:
     """The study that a YAML file describes.
 
     Args:
@@ -514,6 +514,7 @@ def load_study(path: Path, *, overrides: Sequence[str] = (), storage: str | None
     Raises:
         ConfigError: anything in the file, or in a file that it names, cannot work.
     """
+    path = Path(path)
     mapping = read_mapping(path)
     try:
         for override in overrides:
