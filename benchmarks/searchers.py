@@ -66,8 +66,7 @@ class Thompson(AbstractSearcher):
     @property
     def is_confident(self) -> bool:
         """Whether p_star exceeds the confidence that is asked for by default."""
-        evidence = self.evidence
-        return self._sampler.is_confident(evidence) or self._sampler.is_exhausted(evidence)
+        return self._sampler.decide(self.evidence).settled is not None
 
     @property
     def evidence(self) -> Evidence:

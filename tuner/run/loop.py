@@ -47,7 +47,7 @@ from tuner.search.proxy.proxy_plan import ProxyPlan
 from tuner.search.proxy.proxy_trials import PROXY, Proxy
 from tuner.search.pruning import ClearlySlowerPruner, StepReports, reported_steps
 from tuner.search.sampler import ThompsonSampler
-from tuner.search.stopping import StopReason
+from tuner.search.stopping import Budgets, StopReason
 from tuner.storage.history import Past, keep_run, make_tables, past_of
 from tuner.storage.opening import find_study, open_store, storage_errors
 from tuner.storage.record import (
@@ -660,26 +660,20 @@ class _Run:
 
     def reason_to_stop(self, elapsed_s: float) -> StopReason | None:
         """Why no further trial should be asked for, or None; confidence waits for the trials in flight."""
-        evidence = self.trials.evidence()
-        search = self.config.search
-        out_of_trials = evidence.num_decisions >= search.max_trials
-        out_of_time = search.max_seconds is not None and elapsed_s >= search.max_seconds
-        out_of_device_hours = self._device_hours_left() == 0
-        if not (out_of_trials or out_of_time or out_of_device_hours) and self.sampler.close_call(evidence) is not None:
-            return None
-        reasons = {
-            StopReason.CONFIDENT: self.sampler.is_confident(evidence),
-            StopReason.TRIALS: out_of_trials,
-            StopReason.SECONDS: out_of_time,
-            StopReason.DEVICE_HOURS: out_of_device_hours,
-            StopReason.FULL_TRIALS: self.sampler.is_spent(evidence),
-            StopReason.EXHAUSTED: self.sampler.is_exhausted(evidence),
-        }
-        return next((reason for reason, holds in reasons.items() if holds), None)
+        budgets = Budgets(
+            max_trials=self.config.search.max_trials,
+            seconds_left=self._seconds_left(elapsed_s),
+            device_hours_left=self._device_hours_left(),
+        )
+        return self.sampler.decide(self.trials.evidence(), budgets).reason
+
+    def _seconds_left(self, elapsed_s: float) -> float | None:
+        """Return the rest of the budget of wall time [s]; None without a budget."""
+        max_seconds = self.config.search.max_seconds
+        return None if max_seconds is None else max(max_seconds - elapsed_s, 0.0)
 
     def progress(self, elapsed_s: float, note: str = "") -> Progress:
         """Where the run stands."""
-        max_seconds = self.config.search.max_seconds
         return Progress(
             done=self.trials.num_ended,
             running=self.trials.num_running,
@@ -687,7 +681,7 @@ class _Run:
             best=self.trials.best,
             extrapolated=extrapolated_of(self.attributes),
             p_star=float(self.attributes.get(P_STAR, 0.0)),
-            seconds_left=None if max_seconds is None else max(max_seconds - elapsed_s, 0.0),
+            seconds_left=self._seconds_left(elapsed_s),
             device_hours_left=self._device_hours_left(),
             note=note,
         )

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from optuna import Study
 from optuna.trial import FrozenTrial
 
@@ -38,6 +39,23 @@ POPULATION_AT_START = "population:start"
 
 MAX_SHARES = 30
 """Candidates kept of one population, the most probable ones; the rest is kept as a sum."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Population:
+    """Empirical population S of one moment.
+
+    Attributes:
+        fastest: Fastest candidate of each draw in which one can run [at most M, or a multiple of M where the first M
+            draws exceed the confidence].
+        p_star: Share of these candidates that are explored (FlexParallel equation 6).
+        log_step_s: Draws of the log step time [M, n], with a head start of the sampler's tolerance for explored
+            candidates; infinite where a candidate cannot run.
+    """
+
+    fastest: IntArray
+    p_star: float
+    log_step_s: NDArray[np.float32]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -48,12 +48,12 @@ from tuner.search.acquisition import AbstractExplorer, UnexploredDraws
 from tuner.search.failures import LEARNED
 from tuner.search.observations import Ending, Evidence, EvidenceLog
 from tuner.search.parameters import ASSIGNMENT, distribution_of, parameter_of, params_of
-from tuner.search.population import ENDED, P_STAR, POPULATION, POPULATION_AT_START, as_json, shares
+from tuner.search.population import ENDED, P_STAR, POPULATION, POPULATION_AT_START, Population, as_json, shares
 from tuner.search.posterior import Belief
 from tuner.search.proxy.extrapolation import EXTRAPOLATED, Extrapolated
 from tuner.search.proxy.proxy_plan import ProxyPlan
 from tuner.search.proxy.proxy_trials import Proxy
-from tuner.search.replication import to_repeat
+from tuner.search.stopping import NO_BUDGETS, Budgets, StopDecision, StopRule, decide
 from tuner.search.subset import MOST_TOLD
 
 CONFIRMATIONS = 2
@@ -66,23 +66,6 @@ MANY = MOST_TOLD
 
 RENEWED_BY = 32
 """Of so many ended trials one must be new for the draws to be made anew: one more changes little among many."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Population:
-    """The empirical population S of one moment.
-
-    Attributes:
-        fastest: The fastest candidate of each draw in which one can run: at most M, or 1 + CONFIRMATIONS times as many
-            where the first M exceed the confidence.
-        p_star: Share of these that are explored (FlexParallel equation 6).
-        log_step_s: The draws of the log step time [M, n], with a head start of the sampler's tolerance for what was
-            explored; infinite where a candidate cannot run.
-    """
-
-    fastest: IntArray
-    p_star: float
-    log_step_s: NDArray[np.float32]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -145,12 +128,17 @@ class ThompsonSampler(BaseSampler):
         self._belief = belief
         self._explorer = explorer or UnexploredDraws()
         self._draws = draws
-        self._confidence = confidence
         self._tolerance = tolerance
         self._seed = seed
         self._stop_when_confident = stop_when_confident
         self._proxies = proxies
-        self._repeats = repeats
+        self._stop_rule = StopRule(
+            num_candidates=len(candidates),
+            confidence=confidence,
+            tolerance=tolerance,
+            repeats=repeats,
+            proxies=proxies,
+        )
         dimensions = candidates.dimensions
         self._positions = {
             tuple(params_of(dict(zip(dimensions, key, strict=True))).values()): at
@@ -289,7 +277,7 @@ class ThompsonSampler(BaseSampler):
             evidence = self._log.evidence(others, (trial, state, values), self._chosen_in(study))
             num_ended = sum(other.state.is_finished() for other in others)
             self.keep_end(study, trial._trial_id, evidence, study.user_attrs, num_ended)
-            if self._stop_when_confident and self.is_done(evidence) and self.close_call(evidence) is None:
+            if self._stop_when_confident and self.decide(evidence).reason is not None:
                 study.stop()
 
     def _candidate_for(self, study: Study, trial: FrozenTrial) -> int:
@@ -372,7 +360,7 @@ class ThompsonSampler(BaseSampler):
         latest = self._latest
         if latest is not None and _is_recent(latest.evidence, evidence):
             p_star = _p_star(latest.population.fastest, evidence.explored)
-            if p_star <= self._confidence:
+            if p_star <= self._stop_rule.confidence:
                 return replace(latest.population, p_star=p_star)
         key = (
             evidence.measured.tobytes(),
@@ -386,7 +374,7 @@ class ThompsonSampler(BaseSampler):
         if latest is None or latest.key != key:
             rng = np.random.default_rng([self._seed, 0, evidence.num_ended, len(evidence.measured)])
             drawn, fastest = self._drawn(evidence, self._draws, rng)
-            if _p_star(fastest, evidence.explored) > self._confidence:
+            if _p_star(fastest, evidence.explored) > self._stop_rule.confidence:
                 fastest = np.append(fastest, self._drawn(evidence, CONFIRMATIONS * self._draws, rng)[1])
             p_star = _p_star(fastest, evidence.explored)
             self._latest = latest = _Drawn(
@@ -414,29 +402,15 @@ class ThompsonSampler(BaseSampler):
         fastest = np.argmin(drawn, axis=1).astype(np.int64)
         return drawn, fastest[np.isfinite(drawn[np.arange(len(drawn)), fastest])]
 
-    def is_confident(self, evidence: Evidence) -> bool:
-        """Whether the best candidate has been tried with probability above eta."""
-        return len(evidence.measured) > 0 and self.population(evidence).p_star > self._confidence
-
-    def is_exhausted(self, evidence: Evidence) -> bool:
-        """Whether no candidate is left to try."""
-        return len(evidence.closed) >= len(self._candidates)
-
-    def is_done(self, evidence: Evidence) -> bool:
-        """Whether nothing new is worth a trial."""
-        return self.is_confident(evidence) or self.is_spent(evidence) or self.is_exhausted(evidence)
-
-    def close_call(self, evidence: Evidence) -> int | None:
-        """Of a study that is done, the candidate to measure again before it ends; None where the best is clear."""
-        if not self._repeats or not self.is_done(evidence):
-            return None
-        return to_repeat(evidence, self._tolerance, self._repeats)
+    def decide(self, evidence: Evidence, budgets: Budgets = NO_BUDGETS) -> StopDecision:
+        """Return whether the search ends; see stopping.py."""
+        return decide(evidence, self.population(evidence), self._stop_rule, budgets)
 
     def waits(self, evidence: Evidence) -> bool:
         """Whether the next trial depends on a pending one: the draws name no other, or a close call goes in turn."""
         if not evidence.pending or not evidence.num_decisions:
             return False
-        if self.is_done(evidence):
+        if self.decide(evidence).settled is not None:
             return True
         if evidence.num_ended >= MANY and not evidence.proxies_pending:
             return False  # draws that serve several decisions run out of candidates; explorers then have runners-up
@@ -458,10 +432,6 @@ class ThompsonSampler(BaseSampler):
             return None
         return self._proxies.of(position)
 
-    def is_spent(self, evidence: Evidence) -> bool:
-        """Whether the proxies are done and all full-size trials that they leave were asked for."""
-        return self._proxies is not None and self._proxies.is_spent(evidence, self.population(evidence).fastest)
-
     def choose(self, evidence: Evidence) -> int:
         """The position of the next candidate, pending ones excluded while another is left.
 
@@ -469,7 +439,7 @@ class ThompsonSampler(BaseSampler):
         learned that a draw could explore around. All others are the explorer's, and at the end those of a close call.
         With proxies, those at full size are the ones with the shortest step in the median of the draws.
         """
-        if (position := self.close_call(evidence)) is not None:
+        if (position := self.decide(evidence).replicate) is not None:
             return position
         if self._proxies is not None:
             return self._choose_with(self._proxies, evidence)

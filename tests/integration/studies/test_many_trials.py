@@ -14,6 +14,7 @@ from tests.unit.tuner.run.test_loop import SMALL, run
 from tuner.run.loop import stored_study
 from tuner.search.posterior import Belief, belief_of
 from tuner.search.sampler import MANY, RENEWED_BY, ThompsonSampler
+from tuner.search.stopping import StopReason
 from tuner.storage.record import best_record, read_records
 from tuner.study_file.config import load_study
 
@@ -173,10 +174,10 @@ def test_a_large_study_ends_by_draws_that_know_every_trial(monkeypatch):
     """Confidence is told from draws made of all that is known, however few trials are new."""
     drawing = Drawing(monkeypatch, fastest=0)
     drawing.try_some(MANY)
-    drawing.sampler._confidence = 0.9
+    drawing.sampler._stop_rule = replace(drawing.sampler._stop_rule, confidence=0.9)
     before = drawing.num_drawn
 
     drawing.try_some(1)
 
-    assert drawing.sampler.is_confident(drawing.evidence)
+    assert drawing.sampler.decide(drawing.evidence).reason is StopReason.CONFIDENT
     assert drawing.num_drawn > before

@@ -18,6 +18,7 @@ from tuner.search.observations import STATUS
 from tuner.search.population import P_STAR, read_moments
 from tuner.search.posterior import belief_of
 from tuner.search.sampler import CONFIRMATIONS, ThompsonSampler
+from tuner.search.stopping import StopReason
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -141,7 +142,7 @@ def test_p_star_counts_finished_trials_only(grid):
     pending = sampler.evidence(study.get_trials(deepcopy=False))
 
     assert sampler.population(pending).p_star == 0.0
-    assert not sampler.is_confident(pending)
+    assert sampler.decide(pending).reason is None
 
 
 def test_p_star_is_the_share_of_draws_whose_fastest_was_tried(grid):
@@ -162,7 +163,7 @@ def test_confidence_is_confirmed_by_further_draws(grid):
     study, _ = run(sampler, world(grid)[1], len(grid))
     evidence = sampler.evidence(study.get_trials(deepcopy=False))
 
-    assert sampler.is_confident(evidence)
+    assert sampler.decide(evidence).reason is StopReason.CONFIDENT
     assert len(sampler.population(evidence).fastest) == (1 + CONFIRMATIONS) * 100
     assert len(make(grid, confidence=1.0).population(evidence).fastest) == 100
 
