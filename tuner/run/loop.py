@@ -35,11 +35,11 @@ from tuner.answers.device_time import device_time_of
 from tuner.answers.planned_candidates import LAYER_PLANS, as_stored, plan_layers
 from tuner.answers.reference import Reference, keep_baseline, reference_among, reference_of
 from tuner.run.driver import DRIVER, Claim, claim, interrupts_held, is_held
-from tuner.run.own_trials import OwnTrials
+from tuner.run.own_trials import DrivenStudy, OwnTrials
 from tuner.search.acquisition import EXPLORERS
 from tuner.search.constraints import MEMORY_ATTRIBUTE, memory_excess
-from tuner.search.observations import OBSERVATION, STATUS
-from tuner.search.parameters import ASSIGNMENT, params_of
+from tuner.search.observations import OBSERVATION, STATUS, observation_of
+from tuner.search.parameters import ASSIGNMENT
 from tuner.search.population import P_STAR
 from tuner.search.prior import OnProgress, prior_belief, unheard
 from tuner.search.proxy.extrapolation import Extrapolated, extrapolated_of
@@ -214,8 +214,7 @@ def run_study(
             sampler=sampler,
             store=store,
             held=held,
-            study=study,
-            attributes=dict(study.user_attrs),
+            study=DrivenStudy(study, trials),
             trials=trials,
             past=past,
             reports=StepReports(study=study, pruner=make_pruner(config)) if config.search.prune else None,
@@ -225,9 +224,9 @@ def run_study(
         return RunResult(
             records=trials.records,
             best=best,
-            extrapolated=None if best else extrapolated_of(run.attributes),
+            extrapolated=None if best else extrapolated_of(run.study.user_attrs),
             stop_reason=stop_reason,
-            p_star=float(run.attributes.get(P_STAR, 0.0)),
+            p_star=float(run.study.user_attrs.get(P_STAR, 0.0)),
             num_candidates=len(candidates.space.grid),
             warnings=(*candidates.space.warnings, *past.warnings, *_unreachable(sampler.proxies)),
             reference=reference_of(config, study),
@@ -491,8 +490,8 @@ class _Run:
     """One driver at work on one study.
 
     Attributes:
-        attributes: The study's, as far as this driver writes them.
-        trials: Its trials: while the claim holds, nobody else writes.
+        study: The study; reads are answered from memory, for while the claim holds nobody else writes.
+        trials: Its trials.
         live: The trials that have not ended, by number.
     """
 
@@ -501,8 +500,7 @@ class _Run:
     sampler: ThompsonSampler
     store: AbstractStore
     held: Claim
-    study: Study
-    attributes: dict[str, Any]
+    study: DrivenStudy
     trials: OwnTrials
     past: Past
     reports: StepReports | None
@@ -518,8 +516,7 @@ class _Run:
             stored = trial.user_attrs.get(PROXY)
             proxy = Proxy.from_json(stored) if stored else None
             self.live[trial.number] = _Live(trial_id=trial._trial_id, position=position, proxy=proxy)
-            if OBSERVATION in trial.user_attrs:
-                observation = Observation.from_json(trial.user_attrs[OBSERVATION])
+            if (observation := observation_of(trial)) is not None:
                 with self.held.together():
                     self._keep_run(trial.number, observation)
                 self._tell(trial.number, observation)
@@ -556,19 +553,23 @@ class _Run:
         evidence = self.trials.evidence()
         if self.sampler.waits(evidence):
             return None
-        position = self.sampler.choose(evidence)
+        space = self.sampler.search_space
+        params = self.sampler.sample_relative(self.study, create_trial(state=TrialState.RUNNING), space)
+        position = self.sampler.position_of(params)
+        assert position is not None, "the sampler names candidates only"
         proxy = self.sampler.proxy_for(evidence, position)
         trial = create_trial(
             state=TrialState.RUNNING,
-            params=params_of(self.candidates.space.grid.values(position)),
-            distributions=self.sampler.search_space,
+            params=params,
+            distributions=space,
             user_attrs=self._described(position, proxy),
         )
         with self.held.together():
             trial_id = self.store.storage.create_new_trial(self.study._study_id, trial)
-            self.sampler.keep_start(self.study, evidence)
-        number = self._number_of(trial_id)
-        self.trials.begin(trial, number, trial_id)
+            trial._trial_id = trial_id
+            self.sampler.before_trial(self.study, trial)
+        trial.number = number = self._number_of(trial_id)
+        self.trials.begin(trial)
         self.live[number] = _Live(trial_id=trial_id, position=position, proxy=proxy)
         return self._asked(number, position, proxy)
 
@@ -605,15 +606,15 @@ class _Run:
     def record(self, number: int, observation: Observation) -> None:
         """Keeps the observation, then ends the trial: a driver that dies in between has lost nothing."""
         trial_id = self.live[number].trial_id
-        told = {STATUS: observation.status.value, OBSERVATION: observation.as_json()}
+        status = {STATUS: observation.status.value}
         excess = self._memory_excess(number, observation)
         with self.held.together():
-            for key, value in told.items():
+            for key, value in {**status, OBSERVATION: observation.as_json()}.items():
                 self.store.storage.set_trial_user_attr(trial_id, key, value)
             if excess is not None:
                 self.store.storage.set_trial_system_attr(trial_id, MEMORY_ATTRIBUTE, excess)
             self._keep_run(number, observation)
-        self.trials[number].user_attrs.update(told)
+        self.trials[number].user_attrs.update({**status, OBSERVATION: observation})
         self._tell(number, observation)
 
     def _memory_excess(self, number: int, observation: Observation) -> float | None:
@@ -649,14 +650,11 @@ class _Run:
         elif observation.status == Status.PRUNED or observation.step_time_s is not None:
             # a pruned trial's value is what it reported last, as Optuna has it
             state, values = TrialState.PRUNED, reported_steps(self.trials[number])[-1:] or None
-        self.trials.end(number, state, values)
+        trial = self.trials[number]
         with self.held.together():
-            changed = self.sampler.keep_end(
-                self.study, live.trial_id, self.trials.evidence(), self.attributes, self.trials.num_finished - 1
-            )
-            self.store.storage.set_trial_state_values(live.trial_id, state, values)
-        self.attributes.update(changed)
-        self.trials.close(number, self.attributes[P_STAR])
+            self.sampler.after_trial(self.study, trial, state, values)
+            self.store.storage.set_trial_state_values(trial._trial_id, state, values)
+        self.trials.end(number, state, values, self.study.user_attrs[P_STAR])
 
     def reason_to_stop(self, elapsed_s: float) -> StopReason | None:
         """Why no further trial should be asked for, or None; confidence waits for the trials in flight."""
@@ -674,13 +672,14 @@ class _Run:
 
     def progress(self, elapsed_s: float, note: str = "") -> Progress:
         """Where the run stands."""
+        attributes = self.study.user_attrs
         return Progress(
             done=self.trials.num_ended,
             running=self.trials.num_running,
             budget=self.config.search.max_trials,
             best=self.trials.best,
-            extrapolated=extrapolated_of(self.attributes),
-            p_star=float(self.attributes.get(P_STAR, 0.0)),
+            extrapolated=extrapolated_of(attributes),
+            p_star=float(attributes.get(P_STAR, 0.0)),
             seconds_left=self._seconds_left(elapsed_s),
             device_hours_left=self._device_hours_left(),
             note=note,

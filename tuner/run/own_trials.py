@@ -8,9 +8,11 @@ population stay in the storage, so that a driver's memory hardly grows.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
+from typing import Any
 
+from optuna import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from tuner.search.observations import Evidence
@@ -58,6 +60,11 @@ class OwnTrials:
         return self._evidence
 
     @property
+    def all(self) -> list[FrozenTrial]:
+        """All trials in the order of their numbers; those that have ended without most of their attributes."""
+        return list(self._known.values())
+
+    @property
     def running(self) -> list[FrozenTrial]:
         """Those that have not ended, in the order of their numbers."""
         return list(self._running.values())
@@ -72,11 +79,6 @@ class OwnTrials:
     def num_ended(self) -> int:
         """How many of those that got a candidate have ended."""
         return len(self._records)
-
-    @property
-    def num_finished(self) -> int:
-        """How many trials have ended, those that got no candidate included."""
-        return len(self._known) - len(self._running)
 
     @property
     def num_running(self) -> int:
@@ -98,24 +100,27 @@ class OwnTrials:
         """As `pruning.best_among` tells it."""
         return self._best_trial
 
-    def begin(self, trial: FrozenTrial, number: int, trial_id: int) -> None:
-        """A trial was asked for, under a number."""
-        trial.number, trial._trial_id = number, trial_id
-        self._known[number] = self._running[number] = trial
+    def begin(self, trial: FrozenTrial) -> None:
+        """Take a trial that was asked for, under its number."""
+        self._known[trial.number] = self._running[trial.number] = trial
         self._evidence = None
 
-    def end(self, number: int, state: TrialState, values: Sequence[float] | None) -> None:
-        """A running trial has ended."""
-        trial = self._running[number]
+    def end(self, number: int, state: TrialState, values: Sequence[float] | None, p_star: float) -> None:
+        """Take the end of a running trial, of which all is written.
+
+        Args:
+            number: Number of the trial.
+            state: State in which Optuna keeps it.
+            values: Its step time, or what it reported last; None without.
+            p_star: Confidence of the study after it.
+        """
+        trial = self._running.pop(number)
         trial.values, trial.state = values, state
-        del self._running[number]
+        trial.user_attrs[P_STAR] = p_star
         self._evidence = None
+        self.evidence()  # before most of its attributes are dropped
         if state == TrialState.COMPLETE:
             self._best_trial = best_among([trial, *([self._best_trial] if self._best_trial else [])])
-
-    def close(self, number: int, p_star: float) -> None:
-        """All is told of a trial that has ended, and p_star after it; `evidence` knows it by now."""
-        self._known[number].user_attrs[P_STAR] = p_star
         record = self._remember(number)
         if record is None or record.step_time_s is None:
             return
@@ -138,6 +143,42 @@ class OwnTrials:
     def has_candidate(self, trial: FrozenTrial) -> bool:
         """Return whether a trial's parameters hold every dimension of a candidate."""
         return self._dimensions <= trial.params.keys()
+
+
+class DrivenStudy(Study):
+    """Study that this process drives, as the hooks of its sampler see it.
+
+    It answers reads from the driver's memory, because nobody else writes while the driver's claim holds. Writes go to
+    the storage as for any Optuna study.
+
+    Args:
+        study: The study as Optuna opened it.
+        trials: Its trials.
+    """
+
+    def __init__(self, study: Study, trials: OwnTrials) -> None:
+        super().__init__(study.study_name, study._storage, sampler=study.sampler, pruner=study.pruner)
+        self._own_trials = trials
+        self._own_attributes = dict(study.user_attrs)
+
+    @property
+    def user_attrs(self) -> dict[str, Any]:
+        """Attributes of the study, as read once and as written since."""
+        return dict(self._own_attributes)
+
+    def set_user_attr(self, key: str, value: Any) -> None:
+        """Write an attribute of the study, and remember it."""
+        super().set_user_attr(key, value)
+        self._own_attributes[key] = value
+
+    def get_trials(
+        self,
+        deepcopy: bool = True,  # Optuna's signature
+        states: Container[TrialState] | None = None,
+    ) -> list[FrozenTrial]:
+        """Return the trials of the study, or those in some states."""
+        trials = [trial for trial in self._own_trials.all if states is None or trial.state in states]
+        return copy.deepcopy(trials) if deepcopy else trials
 
 
 def _own(trial: FrozenTrial) -> FrozenTrial:

@@ -158,6 +158,7 @@ class EvidenceLog:
     def __init__(self, position_of: Callable[[Mapping[str, Any]], int | None]) -> None:
         self._position_of = position_of
         self._read: dict[int, tuple[FrozenTrial, _Entry | None]] = {}
+        self._latest: tuple[list[_Entry], Evidence] | None = None
 
     def evidence(
         self,
@@ -175,7 +176,11 @@ class EvidenceLog:
         entries = [self._entry(trial, chosen) for trial in trials]
         if finishing is not None:
             entries.append(_entry(finishing, self._position_of))
-        return _evidence([entry for entry in entries if entry is not None])
+        own = sorted((entry for entry in entries if entry is not None), key=lambda entry: entry.number)
+        # several hooks look at one moment of a study, and most entries are the same objects then
+        if self._latest is None or self._latest[0] != own:
+            self._latest = own, _evidence(own)
+        return self._latest[1]
 
     def _entry(self, trial: FrozenTrial, chosen: Mapping[int, int]) -> _Entry | None:
         known = self._read.get(trial.number)
@@ -280,6 +285,15 @@ def of_trials(times_s: Sequence[float]) -> float:
     return times_s[0] if len(times_s) == 1 else statistics.geometric_mean(times_s)
 
 
+def observation_of(trial: FrozenTrial) -> Observation | None:
+    """Return what was observed of a trial; None where its loop kept nothing.
+
+    A trial from a storage holds the observation as JSON. A trial in the memory of its driver holds the object itself.
+    """
+    stored = trial.user_attrs.get(OBSERVATION)
+    return stored if stored is None or isinstance(stored, Observation) else Observation.from_json(stored)
+
+
 def status_without_value(trial: FrozenTrial, state: TrialState) -> Status:
     """How a trial ended that gave no step time; a loop that is not ours tells by Optuna's state alone."""
     if STATUS not in trial.user_attrs and exceeds_memory(trial):
@@ -299,8 +313,7 @@ def _entry(ending: Ending, position_of: Callable[[Mapping[str, Any]], int | None
         status, value_s = Status.OK, values[0]
     elif state.is_finished():
         status = status_without_value(trial, state)
-    stored = trial.user_attrs.get(OBSERVATION) if status else None
-    observation = None if stored is None else Observation.from_json(stored)
+    observation = observation_of(trial) if status else None
     proxy = trial.user_attrs.get(PROXY)
     steps_s = _measured_steps(trial, status, observation)
     log_step_s = math.log(statistics.median(steps_s)) if steps_s else None

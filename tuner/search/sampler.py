@@ -223,7 +223,7 @@ class ThompsonSampler(BaseSampler):
     # What Optuna calls
 
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
-        """Refuse a study of another kind, before its objective is called.
+        """Refuse a study of another kind before its objective is called, and keep the population before any trial.
 
         Raises:
             ValueError: The study does not minimize one value.
@@ -234,6 +234,12 @@ class ThompsonSampler(BaseSampler):
             raise ValueError(
                 f"ThompsonSampler must minimize one value, the step time, but the study's directions are: {asked}."
             )
+        if POPULATION_AT_START in study.user_attrs:
+            return
+        with self._lock:
+            evidence = self._evidence_besides(study, trial)
+            if not evidence.num_decisions:
+                study.set_user_attr(POPULATION_AT_START, self._population_json(evidence))
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:  # noqa: ARG002 # Optuna's signature
         """Return no parameters: an objective may suggest a dimension by a distribution of any kind.
@@ -270,15 +276,33 @@ class ThompsonSampler(BaseSampler):
         self._independent.reseed_rng()
 
     def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
-        """Keep p_star, the population and the failures' sentences, and end `study.optimize` if asked to."""
+        """Keep what the study knows with the trial, and end `study.optimize` if asked to.
+
+        The trial keeps p_star, the population and the number of trials that ended before it. The study keeps p_star,
+        the sentences on its failures, and the answer that proxies suggest.
+        """
+        known = study.user_attrs
         with self._lock:
             self._chosen.pop((study.study_name, trial.number), None)
-            others = [t for t in study.get_trials(deepcopy=False) if t.number != trial.number]
-            evidence = self._log.evidence(others, (trial, state, values), self._chosen_in(study))
-            num_ended = sum(other.state.is_finished() for other in others)
-            self.keep_end(study, trial._trial_id, evidence, study.user_attrs, num_ended)
-            if self._stop_when_confident and self.decide(evidence).reason is not None:
-                study.stop()
+            evidence = self._evidence_besides(study, trial, ending=(trial, state, values))
+            p_star, population = self.population(evidence).p_star, self._population_json(evidence)
+            found: dict[str, Any] = {P_STAR: p_star}
+            if (lessons := self._lessons(evidence)) or LEARNED in known:
+                found[LEARNED] = lessons
+            if (extrapolated := self._extrapolated(evidence)) is not None:
+                found[EXTRAPOLATED] = extrapolated.as_json()
+            stops = self._stop_when_confident and self.decide(evidence).reason is not None
+        num_ended = sum(
+            each.state.is_finished() for each in study.get_trials(deepcopy=False) if each.number != trial.number
+        )
+        # written after all is computed: no lock of a database is held in the meantime
+        for key, value in {ENDED: num_ended, P_STAR: p_star, POPULATION: population}.items():
+            study._storage.set_trial_user_attr(trial._trial_id, key, value)
+        for key, value in found.items():
+            if key not in known or known[key] != value:
+                study.set_user_attr(key, value)
+        if stops:
+            study.stop()
 
     def _candidate_for(self, study: Study, trial: FrozenTrial) -> int:
         """Return the position of the trial's candidate, chosen when its first parameter is asked for.
@@ -290,61 +314,31 @@ class ThompsonSampler(BaseSampler):
         with self._lock:
             if key in self._chosen:
                 return self._chosen[key]
-            others = [t for t in study.get_trials(deepcopy=False) if t.number != trial.number]
-            evidence = self._log.evidence(others, None, self._chosen_in(study))
-            self.keep_start(study, evidence)
-            position = self.choose(evidence)
+            position = self.choose(self._evidence_besides(study, trial))
             if trial.number >= 0:
                 self._chosen[key] = position
             return position
 
-    def _chosen_in(self, study: Study) -> dict[int, int]:
-        """Return the candidates of the study's trials that are running, by number."""
-        return {number: position for (name, number), position in self._chosen.items() if name == study.study_name}
-
-    def keep_end(
-        self, study: Study, trial_id: int, evidence: Evidence, known: Mapping[str, Any], num_ended: int
-    ) -> dict[str, Any]:
-        """Keeps p_star and the population after a trial, and what of the study has changed by it.
+    def _evidence_besides(self, study: Study, trial: FrozenTrial, *, ending: Ending | None = None) -> Evidence:
+        """Return the observations of all trials of a study but one, or with the end of that one.
 
         Args:
-            study: The study.
-            trial_id: What its storage calls the trial.
-            evidence: What is known with the trial.
-            known: The study's attributes.
-            num_ended: Trials that ended before.
-
-        Returns:
-            Those that have changed.
+            study: Study of the trials.
+            trial: Trial that is left out as the storage holds it.
+            ending: The same trial with its state and values, which the storage does not hold yet.
         """
-        p_star, population = self.population(evidence).p_star, self._population_json(evidence)
-        told: dict[str, Any] = {P_STAR: p_star}
-        if (lessons := self._lessons(evidence)) or LEARNED in known:
-            told[LEARNED] = lessons
-        if (found := self._extrapolated(evidence)) is not None:
-            told[EXTRAPOLATED] = found.as_json()
-        changed = {key: value for key, value in told.items() if key not in known or known[key] != value}
-        # written after all is computed: no lock of a database is held in the meantime
-        study._storage.set_trial_user_attr(trial_id, ENDED, num_ended)
-        study._storage.set_trial_user_attr(trial_id, P_STAR, p_star)
-        study._storage.set_trial_user_attr(trial_id, POPULATION, population)
-        for key, value in changed.items():
-            study.set_user_attr(key, value)
-        return changed
-
-    def keep_start(self, study: Study, evidence: Evidence) -> None:
-        """Keeps the population of a study that has not begun, once."""
-        if not evidence.num_decisions and POPULATION_AT_START not in study.user_attrs:
-            study.set_user_attr(POPULATION_AT_START, self._population_json(evidence))
+        others = [each for each in study.get_trials(deepcopy=False) if each.number != trial.number]
+        chosen = {number: position for (name, number), position in self._chosen.items() if name == study.study_name}
+        return self._log.evidence(others, ending, chosen)
 
     def _population_json(self, evidence: Evidence) -> dict[str, Any]:
         return as_json(shares(self.population(evidence).fastest, self._candidates, evidence.explored))
 
     # What it decides
 
-    def evidence(self, trials: Sequence[FrozenTrial], *, finishing: Ending | None = None) -> Evidence:
-        """What `trials` tell of the candidates; `finishing` is one whose end the storage does not hold yet."""
-        return self._log.evidence(trials, finishing)
+    def evidence(self, trials: Sequence[FrozenTrial]) -> Evidence:
+        """Return the observations of `trials`, which are all trials of a study or some."""
+        return self._log.evidence(trials)
 
     def population(self, evidence: Evidence) -> Population:
         """M joint draws of all step times and the fastest candidate of each; computed once per state of the study.

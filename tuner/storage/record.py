@@ -33,7 +33,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from costmodels.job.parallel_config import DEGREES, Value
 from trials.backend import Observation, Status
-from tuner.search.observations import OBSERVATION, of_trials, status_without_value
+from tuner.search.observations import observation_of, of_trials, status_without_value
 from tuner.search.parameters import values_of
 from tuner.search.population import P_STAR, end_order
 from tuner.search.proxy.proxy_trials import PROXY, Proxy
@@ -123,7 +123,7 @@ def record_of(trial: FrozenTrial, p_star: float | None = None) -> TrialRecord:
         p_star: After it, where earlier versions kept that on the study.
     """
     prediction = trial.user_attrs.get(PREDICTION, {})
-    observation, proxy = trial.user_attrs.get(OBSERVATION), trial.user_attrs.get(PROXY)
+    proxy = trial.user_attrs.get(PROXY)
     finished = trial.state.is_finished()
     status = Status.OK if trial.state == TrialState.COMPLETE else status_without_value(trial, trial.state)
     return TrialRecord(
@@ -134,7 +134,7 @@ def record_of(trial: FrozenTrial, p_star: float | None = None) -> TrialRecord:
         step_time_s=trial.values[0] if trial.state == TrialState.COMPLETE and trial.values else None,
         predicted_s=prediction.get("step_time_s"),
         prediction=prediction,
-        observation=Observation.from_json(observation) if observation else None,
+        observation=observation_of(trial),
         proxy=Proxy.from_json(proxy) if proxy else None,
         p_star=trial.user_attrs.get(P_STAR, p_star),
         end_order=end_order(trial),

@@ -15,12 +15,12 @@ from tests.support.studies.in_process_executor import InProcessExecutor
 from tests.support.studies.stepping_executor import SteppingExecutor
 from trials.backend import Observation, Status
 from tuner.run.loop import is_running, run_study, stored_study
+from tuner.search.observations import OBSERVATION
 from tuner.search.population import read_moments
 from tuner.search.pruning import MARGIN, MAX_REPORTS
 from tuner.storage.opening import find_study
 from tuner.storage.record import (
     MEANING,
-    OBSERVATION,
     ORIGIN,
     SPENT_S,
     STOP_REASON,

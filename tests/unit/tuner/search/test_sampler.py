@@ -403,7 +403,7 @@ def test_other_directions_are_refused(grid, directions):
     study = optuna.create_study(sampler=make(grid), directions=directions)
     called = []
 
-    with pytest.raises(ValueError, match="must minimize one value.*directions are"):
+    with pytest.raises(ValueError, match=r"must minimize one value.*directions are"):
         study.optimize(called.append, n_trials=3)
 
     assert not called
@@ -490,7 +490,7 @@ def test_a_sampler_survives_pickling(grid):
     _, true = world(grid)
     study, order = run(make(grid), true, 3)
 
-    study.sampler = pickle.loads(pickle.dumps(study.sampler))
+    study.sampler = pickle.loads(pickle.dumps(study.sampler))  # noqa: S301 # what it wrote itself
     trial = study.ask(fixed_distributions=study.sampler.search_space)
 
     assert study.sampler.position_of(trial.params) == run(make(grid), true, 4)[1][3]
