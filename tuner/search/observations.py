@@ -1,4 +1,4 @@
-"""What a study's trials tell of its candidates, in the order of the trials."""
+"""Observations of a study's candidates, read from its trials in their order."""
 
 from __future__ import annotations
 
@@ -19,42 +19,43 @@ from tuner.search.constraints import exceeds_memory
 from tuner.search.proxy.proxy_trials import PROXY, Proxy
 
 STATUS = "status"
-"""Trial attribute: the Status of the observation, where a trial did not simply complete."""
+"""Trial attribute with the Status of the observation, where a trial did not simply complete."""
 
 OBSERVATION = "observation"
-"""Trial attribute: what was observed; a loop that keeps none is judged by its trials' values and states."""
+"""Trial attribute with the observation; a loop that keeps none is judged by its trials' values and states."""
 
 STEP_NOISE = 0.02
 """Assumed standard deviation of the log time of one measured step where its trial has no others."""
 
 LEAST_NOISE = 0.005
-"""What all steps of a trial have in common: runs of one configuration on one cluster differ by that at least."""
+"""Standard deviation that all steps of a trial share: runs of one configuration on one cluster differ by at least
+that."""
 
 EXPLORING = (Status.OK, Status.PRUNED, Status.TIMEOUT)
-"""How a trial ends that needs no other of its candidate."""
+"""Statuses of a trial after which its candidate needs no other trial."""
 
 MOST_SAMPLED = 256
-"""Trials whose operator times are looked at: the first and the last half of so many. Earlier ones say which errors the
-hyperparameters are learned from; of later ones each tells less than the one before."""
+"""Number of trials whose operator times are used: the first and the last half of so many. The earlier ones set the
+errors that the hyperparameters are learned from; each later one tells less than the one before."""
 
 T = TypeVar("T")
-"""Whatever was cut off: a candidate, or a proxy."""
+"""Anything that was cut off: a candidate, or a proxy."""
 
 Ending = tuple[FrozenTrial, TrialState, Sequence[float] | None]
-"""A trial with its state and values, which its storage may not hold yet."""
+"""Trial with its state and values, which its storage may not hold yet."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SeenProxy:
-    """What the trials of one smaller job told.
+    """Observations of one proxy job, from all its trials.
 
     Attributes:
-        proxy: The smaller job and its configuration.
-        positions: The candidates in whose place it ran.
+        proxy: Proxy job and its configuration.
+        positions: Positions of the candidates in whose place it ran.
         log_step_s: Logarithm of its step time, the mean over its trials; None if no step was measured.
-        variance: Variance of that as a measurement.
-        limit_s: What its step takes at least, where it was cut off before one ended.
-        peak_bytes: Its peak of memory, where it was measured.
+        variance: Variance of that mean as a measurement.
+        limit_s: Lower bound of its step time, where it was cut off before a step ended [s].
+        peak_bytes: Peak of its memory, where it was measured [bytes].
         ran_out: Whether its memory ran out.
         crashed: Whether it crashed, and never ran.
     """
@@ -71,28 +72,28 @@ class SeenProxy:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Evidence:
-    """What a study knows of the candidates.
+    """Observations of the candidates of a study.
 
-    What a proxy told says nothing final of its candidate, and stands in `proxies` alone.
+    Observations of a proxy settle nothing about its candidate, and stand in `proxies` alone.
 
     Attributes:
-        measured: Candidates with measured steps, each once, in the order of their first trials [t].
+        measured: Positions of candidates with measured steps, each once, in the order of their first trials [t].
         log_step_s: Logarithm of their step times, the mean over their trials [t].
-        variance: Variance of that as a measurement [t].
-        num_completed: How many of their trials ended well [t].
-        num_trials: Trials of each candidate that has any, however they ended, pending ones included.
-        best_s: The shortest step time of a candidate of which a trial ended well; None without one.
-        limits_s: Candidates that were cut off before a step ended, and what their step takes at least.
-        peaks_bytes: Candidates whose peak of memory was measured.
+        variance: Variance of that mean as a measurement [t].
+        num_completed: Number of their trials that ended well [t].
+        num_trials: Number of trials of each candidate that has any, however they ended, pending ones included.
+        best_s: Shortest step time of a candidate of which a trial ended well [s]; None without one.
+        limits_s: Lower bounds of the step times of candidates that were cut off before a step ended [s].
+        peaks_bytes: Measured peaks of memory by candidate [bytes].
         explored: Candidates that need no further trial: measured, stopped early or timed out.
         misfits: Candidates that ran out of memory.
         crashed: Candidates that crashed.
         pending: Candidates of trials that have not finished.
-        samples: Operator times of all trials, of many trials those of MOST_SAMPLED.
-        num_decisions: Trials so far, finished or not.
-        proxies: What smaller jobs told, each once, in the order of their first trials.
+        samples: Operator times of all trials, or of MOST_SAMPLED where there are more.
+        num_decisions: Number of trials so far, finished or not.
+        proxies: Observations of proxy jobs, each once, in the order of their first trials.
         proxies_pending: Candidates of proxies that have not finished; these are among `pending`.
-        num_proxies: Proxies chosen so far, finished or not; these are among `num_decisions`.
+        num_proxies: Number of proxies chosen so far, finished or not; these are among `num_decisions`.
     """
 
     measured: IntArray
@@ -115,12 +116,12 @@ class Evidence:
 
     @property
     def num_at_full_size(self) -> int:
-        """Candidates that were chosen to run as they are, finished or not."""
+        """Number of candidates that were chosen to run as they are, finished or not."""
         return self.num_decisions - self.num_proxies
 
     @property
     def num_ended(self) -> int:
-        """Candidates, and proxies, of which a trial has told something."""
+        """Number of candidates and proxies of which a trial has told something."""
         return len(self.explored) + len(self.impossible) + len(self.proxies)
 
     @property
@@ -130,7 +131,7 @@ class Evidence:
 
     @property
     def crashed_by_proxy(self) -> Mapping[int, int]:
-        """Candidates whose proxy crashed, while they have not run themselves, and which of `proxies` it was."""
+        """Row in `proxies` of the crashed proxy of each candidate that has not run itself."""
         known = self.explored | self.impossible
         crashed = [
             (position, at) for at, seen in enumerate(self.proxies) if seen.crashed for position in seen.positions
@@ -149,10 +150,10 @@ class Evidence:
 
 
 class EvidenceLog:
-    """Reads trials of one study again and again, each that has ended once.
+    """Reader of the trials of one study, which parses each trial that has ended once.
 
     Args:
-        position_of: The candidate that a trial's parameters name, or None.
+        position_of: Function that returns the candidate named by a trial's parameters, or None.
     """
 
     def __init__(self, position_of: Callable[[Mapping[str, Any]], int | None]) -> None:
@@ -195,17 +196,17 @@ class EvidenceLog:
 
 
 def evidence_of(endings: Sequence[Ending], position_of: Callable[[Mapping[str, Any]], int | None]) -> Evidence:
-    """What trials tell.
+    """Return the observations of some trials.
 
     Args:
         endings: Trials of the study.
-        position_of: The candidate that a trial's parameters name, or None.
+        position_of: Function that returns the candidate named by a trial's parameters, or None.
     """
     return _evidence([entry for entry in (_entry(ending, position_of) for ending in endings) if entry])
 
 
 def _evidence(own: list[_Entry]) -> Evidence:
-    """What the trials of candidates tell; forgets operator times that are not looked at."""
+    """Return the observations of trials that have a candidate; forget operator times that are not used."""
     own.sort(key=lambda entry: entry.number)
     whole = [entry for entry in own if entry.proxy is None]
     smaller = [entry for entry in own if entry.proxy is not None]
@@ -242,7 +243,7 @@ def _evidence(own: list[_Entry]) -> Evidence:
 
 
 def _samples(own: Sequence[_Entry]) -> tuple[OperatorSample, ...]:
-    """The operator times of the first and of the last trials that have any; the others forget theirs."""
+    """Return the operator times of the first and of the last trials that have any; drop those of the others."""
     sampled = [entry for entry in own if entry.samples]
     for entry in sampled[MOST_SAMPLED // 2 : -(MOST_SAMPLED // 2)]:
         entry.samples = ()
@@ -251,20 +252,20 @@ def _samples(own: Sequence[_Entry]) -> tuple[OperatorSample, ...]:
 
 @dataclass(kw_only=True, slots=True)
 class _Entry:
-    """One trial of a candidate.
+    """One trial of a candidate, as parsed.
 
     Attributes:
-        number: Its number.
-        position: The candidate.
-        status: How it ended; None if it has not.
-        value_s: Its step time, if it ended well.
-        log_step_s: Logarithm of its step time, by its value or by the steps that it came to measure; None without.
-        variance: Variance of that as a measurement.
-        startup_s: What it took besides its steps, where its observation tells.
-        cut: What was observed of it, if it was cut off.
-        peak_bytes: Its peak of memory, if it ended well and measured one.
+        number: Number of the trial.
+        position: Position of the candidate.
+        status: Status at its end; None if it has not ended.
+        value_s: Step time of the trial, if it ended well [s].
+        log_step_s: Logarithm of its step time, from its value or the steps measured so far; None without any.
+        variance: Variance of that logarithm as a measurement.
+        startup_s: Time that it took besides its steps, where its observation tells [s].
+        cut: Observation of a trial that was cut off.
+        peak_bytes: Peak of memory, if it ended well and measured one [bytes].
         samples: Operator times that it measured.
-        proxy: What ran in the candidate's place; None at full size.
+        proxy: Proxy that ran in the candidate's place; None at full size.
     """
 
     number: int
@@ -281,7 +282,7 @@ class _Entry:
 
 
 def of_trials(times_s: Sequence[float]) -> float:
-    """A candidate's step time by the values of its trials, at least one: their geometric mean."""
+    """Return a candidate's step time from the values of its trials, at least one: their geometric mean."""
     return times_s[0] if len(times_s) == 1 else statistics.geometric_mean(times_s)
 
 
@@ -295,14 +296,15 @@ def observation_of(trial: FrozenTrial) -> Observation | None:
 
 
 def status_without_value(trial: FrozenTrial, state: TrialState) -> Status:
-    """How a trial ended that gave no step time; a loop that is not ours tells by Optuna's state alone."""
+    """Return the status of a trial that gave no step time; a foreign loop tells it by Optuna's state or a
+    constraint."""
     if STATUS not in trial.user_attrs and exceeds_memory(trial):
         return Status.OUT_OF_MEMORY
     return Status(trial.user_attrs.get(STATUS, Status.PRUNED if state == TrialState.PRUNED else Status.CRASHED))
 
 
 def _entry(ending: Ending, position_of: Callable[[Mapping[str, Any]], int | None]) -> _Entry | None:
-    """The trial, if its parameters name a candidate."""
+    """Return the parsed trial; None if its parameters name no candidate."""
     trial, state, values = ending
     position = position_of(trial.params)
     if position is None:
@@ -352,7 +354,7 @@ def _pending(number: int, position: int) -> _Entry:
 
 
 def _measured_steps(trial: FrozenTrial, status: Status | None, observation: Observation | None) -> Sequence[float]:
-    """The measured steps of a trial, or those that it has reported for a pruner (pruning.py); none if it failed."""
+    """Return the measured steps of a trial, or those that it reported for a pruner (pruning.py); none if it failed."""
     if status not in EXPLORING:
         return ()
     if observation:
@@ -361,7 +363,7 @@ def _measured_steps(trial: FrozenTrial, status: Status | None, observation: Obse
 
 
 def _together(entries: Sequence[_Entry]) -> tuple[float, float]:
-    """Mean of the log step times of trials of one configuration, and its variance as a measurement.
+    """Return the mean of the log step times of trials of one configuration, and its variance as a measurement.
 
     Trials that differ by more than their steps explain are as uncertain as they differ.
     """
@@ -373,7 +375,7 @@ def _together(entries: Sequence[_Entry]) -> tuple[float, float]:
 
 
 def _seen_proxies(entries: Sequence[_Entry]) -> tuple[SeenProxy, ...]:
-    """What proxies told, those that say nothing of their candidate left out."""
+    """Return the observations of proxies, without those that say nothing of their candidate."""
     limits_s = _limits((entry.proxy, entry) for entry in entries)
     telling: dict[Proxy, list[_Entry]] = {}
     for entry in entries:
@@ -400,7 +402,7 @@ def _seen_proxies(entries: Sequence[_Entry]) -> tuple[SeenProxy, ...]:
 
 
 def _limits(trials: Iterable[tuple[T, _Entry]]) -> dict[T, float]:
-    """What the steps of those take at least that were cut off, where start-up times of others tell."""
+    """Return lower bounds of the step times of trials that were cut off, where start-up times of others are known."""
     kept = list(trials)
     known = [entry.startup_s for _, entry in kept if entry.startup_s is not None]
     startup_s = statistics.median(known) if known else None
@@ -413,7 +415,7 @@ def _limits(trials: Iterable[tuple[T, _Entry]]) -> dict[T, float]:
 
 
 def _variance(steps_s: Sequence[float]) -> float:
-    """Variance of the log of the steps' median: pi / 2 of that of their mean (Cramer 1946, section 28.5)."""
+    """Return the variance of the log of the steps' median: pi / 2 of that of their mean (Cramer 1946, section 28.5)."""
     if len(steps_s) < 2:
         return STEP_NOISE**2
     return LEAST_NOISE**2 + math.pi / 2 * statistics.variance(map(math.log, steps_s)) / len(steps_s)

@@ -1,8 +1,8 @@
-"""A candidate's dimensions as parameters of an Optuna trial.
+"""Dimensions of a candidate as parameters of an Optuna trial.
 
-They stand there under their own names, with their own values, but for the assignment: Optuna holds a text only among
-choices that never change, and which assignments are worth trying changes with the space. Its parameter is a number
-made of the text, 0 where work is even, and the text itself is an attribute of the trial.
+Parameters have the dimensions' own names and values, except uneven work. Optuna holds a text only among choices that
+never change, and the assignments worth trying change with the space. So its parameter is a number made of the text, 0
+where work is even, and the text itself is an attribute of the trial.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LARGEST = 2**31 - 1
 
 
 def distribution_of(name: str, candidates: ConfigGrid) -> BaseDistribution:
-    """The Optuna distribution of one dimension, of the same form whatever the candidates' range.
+    """Return the Optuna distribution of one dimension, of the same form whatever the candidates' range.
 
     A study whose space was narrowed could not be resumed otherwise.
     """
@@ -36,7 +36,7 @@ def distribution_of(name: str, candidates: ConfigGrid) -> BaseDistribution:
 
 
 def params_of(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of a candidate's dimensions."""
+    """Return the parameters of a candidate's dimensions."""
     return {name: _number_of(value) if name == ASSIGNMENT else value for name, value in values.items()}
 
 
@@ -64,7 +64,7 @@ def parameter_of(name: str, value: Any, distribution: BaseDistribution) -> Any:
 
 
 def values_of(trial: FrozenTrial) -> dict[str, Any]:
-    """The dimensions of the candidate that a trial's parameters name; of one just asked for, without its assignment."""
+    """Return the dimensions of a trial's candidate; of a trial just asked for, without its uneven work."""
     return {
         name: trial.user_attrs.get(ASSIGNMENT, "") if name == ASSIGNMENT else value
         for name, value in trial.params.items()
@@ -72,7 +72,7 @@ def values_of(trial: FrozenTrial) -> dict[str, Any]:
 
 
 def _number_of(assignment: str | int) -> int:
-    """The number that stands for an assignment's text."""
+    """Return the number that stands for the text of uneven work."""
     if isinstance(assignment, int):
         return assignment
     return 1 + zlib.crc32(assignment.encode()) % _LARGEST if assignment else 0

@@ -1,12 +1,12 @@
-"""What a study believes of its candidates: joint draws of all step times, given whatever its trials have told.
+"""Posterior of a study's candidates: joint draws of all step times, given the observations of its trials.
 
-Four things enter one draw. The errors of operators and collectives, as trials and history measured them, are composed
-into every candidate's step (FlexParallel 3.1 and equation 5a). What that leaves is drawn by the step-level surrogate. A
-draw of the memory says which candidates do not fit, and one of the crashes which the runtime cannot run: these are
-infinitely slow in it. So a draw is one world that agrees with all that was seen, and its fastest candidate is one that
-may well be the best.
+Four parts enter one draw. (1) The errors of operators and collectives, as trials and history measured them, are
+composed into every candidate's step (FlexParallel 3.1 and equation 5a). (2) The step-level surrogate draws the error
+that they leave. (3) A draw of the memory says which candidates do not fit, and (4) one of the crashes which the runtime
+cannot run: these are infinitely slow in it. So each draw is one world that agrees with all observations, and its
+fastest candidate may well be the best.
 
-Letters: n candidates, M draws.
+Letters: n candidates, p proxies, M draws.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ TELLING = 0.5
 
 
 FEWEST_DRAWS = 2
-"""Draws of the operators where only their mean is wanted."""
+"""Number of draws of the operators where only their mean is wanted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Expected:
-    """What is to be expected of n candidates.
+    """Expected values of n candidates.
 
     Attributes:
         log_step_s: Mean of the log step time [n].
-        log_needed: Mean of the logarithm of the memory that is needed, in bytes [n].
-        is_broken: Whether its trial did not run, or its kind is probably one that the runtime cannot run [n].
+        log_needed: Mean of the logarithm of the needed memory, in bytes [n].
+        is_broken: Whether its trial did not run, or the runtime can probably not run its kind [n].
     """
 
     log_step_s: FloatArray
@@ -67,15 +67,15 @@ class Expected:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Belief:
-    """The candidates of a study as they are known before its first trial.
+    """Posterior of a study's candidates, as a function of its observations.
 
     Attributes:
-        predicted: What is predicted of them [n].
-        kinds: What they have in common.
-        steps: How the step times may err.
-        memory: How the memory may err; none where memory is no issue.
-        operators: What the trials' operator times correct; None where they are not looked at.
-        proxies: What is predicted of proxies; None where there can't be any.
+        predicted: Predictions of the cost model for the candidates [n].
+        kinds: Features that candidates have in common, for crashes.
+        steps: Hypotheses of the errors of step times.
+        memory: Hypotheses of the errors of memory; none where memory is no issue.
+        operators: Posterior of the operators; None where operator times are not used.
+        proxies: Predictions of proxies; None where there cannot be any.
         aside: Proxies that stand behind the candidates, as if they were candidates too.
     """
 
@@ -88,9 +88,10 @@ class Belief:
     aside: tuple[Proxy, ...] = ()
 
     def with_proxies(self, evidence: Evidence) -> tuple[Belief, Evidence]:
-        """The same with each proxy that was tried as one more candidate [n + p], which nobody chooses.
+        """Return the posterior and observations with each tried proxy as one more candidate [n + p], which nobody
+        chooses.
 
-        A proxy is of the kinds of its candidate. What it teaches of the others comes by the surrogates alone.
+        A proxy is of the kinds of its candidate. It teaches of the others by the surrogates alone.
         """
         assert self.proxies is not None, "proxies are predicted where they can be tried"
         tried = tuple(seen.proxy for seen in evidence.proxies)
@@ -110,7 +111,7 @@ class Belief:
         return wider, evidence_with_proxies(evidence, count)
 
     def draw(self, evidence: Evidence, num_draws: int, rng: np.random.Generator) -> NDArray[np.float32]:
-        """Joint draws of the log step time [M, n]; infinite where a candidate cannot run."""
+        """Return joint draws of the log step time [M, n]; infinite where a candidate cannot run."""
         if evidence.proxies:
             wider, seen = self.with_proxies(evidence)
             drawn = wider.draw(seen, num_draws, rng)
@@ -127,13 +128,20 @@ class Belief:
         return drawn
 
     def draw_steps(self, evidence: Evidence, num_draws: int, rng: np.random.Generator) -> NDArray[np.float32]:
-        """Joint draws of what the log step time would be if every candidate could run [M, n]; no proxies."""
+        """Return joint draws of the log step time if every candidate could run [M, n]; without proxies."""
         return self._draw_steps(evidence, self._told(evidence), num_draws, rng)
 
     def _draw_steps(
         self, evidence: Evidence, told: Evidence, num_draws: int, rng: np.random.Generator
     ) -> NDArray[np.float32]:
-        """The same, where surrogates learn from `told`."""
+        """Return joint draws of the log step time if every candidate could run [M, n].
+
+        Args:
+            evidence: All observations.
+            told: Observations that the surrogates learn from.
+            num_draws: Number M of draws.
+            rng: Source of the draws.
+        """
         steps, beside = self._steps(told, num_draws, rng)
         drawn = steps.draw(num_draws, rng, beside=beside)
         if told is not evidence:  # what was measured is known, whatever the surrogates saw of it
@@ -146,14 +154,14 @@ class Belief:
         return drawn
 
     def _told(self, evidence: Evidence) -> Evidence:
-        """What the surrogates learn from."""
+        """Return the subset of the observations that the surrogates learn from."""
         return most_telling(evidence, self.steps[0].points.features)
 
     def expected(self, evidence: Evidence, same_as: IntArray) -> Expected:
-        """What is to be expected of every candidate, as one number each.
+        """Return the expected values of every candidate, as one number each.
 
         Args:
-            evidence: What the trials told.
+            evidence: Observations of the trials.
             same_as: For each candidate the one, itself or another, whose trial ran its configuration [n].
         """
         count = len(self.predicted)
@@ -197,7 +205,7 @@ class Belief:
     def _steps(
         self, evidence: Evidence, num_draws: int, rng: np.random.Generator
     ) -> tuple[Surrogate, list[NDArray[np.float32] | None]]:
-        """The step times after the trials, and what the operators of each hypothesis deviate by."""
+        """Return the surrogate of the step times after the trials, and the deviation of each hypothesis' operators."""
         limited = np.array(list(evidence.limits_s), dtype=np.int64)
         seen = Seen(
             measured=evidence.measured,
@@ -226,7 +234,7 @@ class Belief:
         return after(tuple(hypotheses), seen), beside
 
     def _fails(self, evidence: Evidence, num_draws: int, rng: np.random.Generator) -> NDArray[np.bool_]:
-        """Which candidates do not fit or crash, in joint draws [M, n]."""
+        """Draw which candidates do not fit or crash [M, n]."""
         log_capacity = np.log(self.predicted.capacity_bytes)
         crashed = np.array(sorted(evidence.crashed), dtype=np.int64)
         fails = np.zeros((num_draws, len(self.predicted)), dtype=np.bool_)
@@ -240,7 +248,7 @@ class Belief:
         return fails
 
     def _memory(self, evidence: Evidence) -> Surrogate:
-        """The needs of memory after the trials."""
+        """Return the surrogate of the needed memory after the trials."""
         predicted = self.predicted
         peaks = np.array(list(evidence.peaks_bytes), dtype=np.int64)
         ratio = np.array(list(evidence.peaks_bytes.values())) / predicted.peak_bytes[peaks]
@@ -262,7 +270,8 @@ class Belief:
         )
 
     def misfit_probability(self, evidence: Evidence, crashed: int) -> float:
-        """Probability that one that crashed, with no kind of it broken, ran out of memory without saying so."""
+        """Return the probability that a crashed candidate, no kind of which is broken, ran out of memory without saying
+        so."""
         if not self.memory:
             return 0.0
         at = np.array([crashed])
@@ -272,12 +281,13 @@ class Belief:
         return misfit / (misfit + (1 - misfit) * OWN_CRASH)
 
     def _crashes(self, evidence: Evidence, misfit_probability: FloatArray) -> CrashSurrogate:
+        """Return the surrogate of crashes after the trials."""
         crashed = np.array(sorted(evidence.crashed), dtype=np.int64)
         # one that reached its limit before a step ended may not have run at all
         return crash_surrogate(self.kinds, evidence.measured, crashed, misfit_probability)
 
     def lessons(self, evidence: Evidence) -> tuple[Lesson, ...]:
-        """What the failures taught, in words."""
+        """Return sentences on the failures of the trials."""
         if evidence.proxies:
             wider, seen = self.with_proxies(evidence)
             return wider.lessons(seen)
@@ -325,7 +335,7 @@ class Belief:
         return tuple(lessons)
 
     def _blame(self, name: str, probability: float, evidence: Evidence) -> str:
-        """One sentence on a kind that is probably broken."""
+        """Return one sentence on a kind that is probably broken."""
         holds = self.kinds.holds[:, self.kinds.names.index(name)]
         tried = sorted(evidence.explored | evidence.crashed)
         num_crashed = int(holds[sorted(evidence.crashed)].sum())
@@ -346,7 +356,7 @@ NOTHING_SEEN = Seen(
     side=np.zeros(0),
     mishap=np.zeros(0),
 )
-"""No trial."""
+"""Observations of no trial."""
 
 
 def belief_of(
@@ -357,14 +367,15 @@ def belief_of(
     operators: OperatorBelief | None = None,
     proxies: ProxyBelief | None = None,
 ) -> Belief:
-    """What is believed of candidates before any trial.
+    """Return the posterior of candidates, which is their prior before any trial.
 
     Args:
-        predicted: What the runtime's profile says of them.
-        grid: The candidates.
-        experience: What earlier runs of the runtime say.
-        operators: Their operators, as the profile predicts them that `experience` has, or else the runtime's.
-        proxies: What is predicted of proxies, by both profiles.
+        predicted: Predictions of the cost model with the runtime's profile.
+        grid: Grid of the candidates.
+        experience: Prior from earlier runs of the runtime.
+        operators: Posterior of the operators, as the profile fitted to `experience` predicts them, or else the
+            runtime's.
+        proxies: Predictions of proxies, by both profiles.
     """
     return Belief(
         predicted=predicted,
@@ -377,4 +388,5 @@ def belief_of(
 
 
 def _counted(count: int, what: str) -> str:
+    """Return a count with its noun, in the plural where it is not 1."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"

@@ -1,9 +1,9 @@
-"""What is believed of candidates before any trial, and what a history teaches of them.
+"""Prior of the candidates, with everything that a history teaches of them.
 
-The profile of the study's runtime is fitted to the earlier runs of that runtime, nearest jobs first; what it leaves
-unexplained of them, and of their memory, becomes observations of the study's own surrogates
+The profile of the study's runtime is fitted to the earlier runs of that runtime, nearest jobs first. The errors that it
+leaves, of step times and of memory, become observations of the study's own surrogates
 (costmodels/surrogates/hypotheses.py). Operator times of earlier trials become observations of the operator surrogate,
-and so do those that a calibration of the study's device measured outside of any step.
+and so do times of isolated operators that a calibration of the study's device measured.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from tuner.search.posterior import Belief, belief_of
 from tuner.search.proxy.proxy_posterior import ProxyBelief
 
 Part = tuple[MeasuredSetting, IntArray]
-"""A setting, and the positions of the candidates that are predicted under it."""
+"""Setting, and the positions of the candidates that are predicted under it."""
 
 OnProgress = Callable[[str], None]
 
 
 def unheard(_: str) -> None:
-    """Hears nothing."""
+    """Do nothing, for callers who do not follow the progress."""
 
 
 MOST_GROUPS = 16
-"""Jobs of the history that are looked at; those nearest to the study's."""
+"""Number of jobs of the history that are used; those nearest to the study's."""
 
 MOST_RUNS = 30
-"""Runs of one job that the profile is fitted to, spread evenly over them."""
+"""Number of runs of one job that the profile is fitted to, spread evenly over them."""
 
 MOST_KEPT = 12
-"""The same of those whose remaining errors are observations: the process' cost grows with their cube."""
+"""Number of runs of one job whose remaining errors are observations: the process' cost grows with their cube."""
 
 OPENNESS = 0.5
-"""A constant of a shipped profile may err by at least this share of what it would unfitted, for whoever brings runs of
-his own; assumed."""
+"""Least share of its unfitted error by which a constant of a shipped profile may err, for users who bring runs of their
+own; assumed."""
 
 OTHER_DEVICE = 4.0
 """Distance of a job on other devices, in octaves of size."""
@@ -60,13 +60,13 @@ OTHER_DEVICE = 4.0
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Learned:
-    """What a history teaches.
+    """Lessons of a history.
 
     Attributes:
-        runtime: The profile fitted to it.
-        groups: Its runs beside what that profile says of them.
-        operators: Its operator times beside what the profile says of them.
-        trust: See `Experience`.
+        runtime: Profile fitted to the history.
+        groups: Runs of the history with the predictions of that profile.
+        operators: Errors of that profile for the operator times of the history.
+        trust: Probability that the fitted profile holds; see `Experience`.
     """
 
     runtime: RuntimeProfile
@@ -83,15 +83,15 @@ def prior_belief(
     elsewhere: Sequence[Part] = (),
     on_progress: OnProgress = unheard,
 ) -> Belief:
-    """What is believed of candidates before any trial.
+    """Return the posterior of candidates before any trial of the study.
 
     Args:
-        parts: The settings of the candidates; a study has one, published sweeps now and then more.
-        grid: The candidates.
-        past: The history.
-        elsewhere: Candidates on clusters where no trial runs, behind all others in this order; trials on the study's
-            own cluster teach of them too.
-        on_progress: Called with a line of text before what takes seconds.
+        parts: Settings of the candidates; a study has one, published sweeps now and then more.
+        grid: Grid of the candidates.
+        past: History of the study.
+        elsewhere: Candidates on other clusters, where no trial runs. They stand behind all others in this order, and
+            trials on the study's own cluster teach of them too.
+        on_progress: Function that is called with a line of text before a step that takes seconds.
     """
     learned = learn(past, parts[0][0], on_progress=on_progress) if past else None
     experience = None
@@ -116,16 +116,17 @@ def prior_belief(
 
 
 def _predicted(parts: Sequence[Part], grid: ConfigGrid) -> Predicted:
+    """Return the predictions of all candidates, each under its own setting."""
     return together([predict(setting, grid.take(at)) for setting, at in parts], [at for _, at in parts])
 
 
 def learn(past: Past, setting: MeasuredSetting, *, on_progress: OnProgress = unheard) -> Learned | None:
-    """What the past teaches of a study's setting; None if it holds too few runs of the runtime.
+    """Fit the runtime's profile to the history; return None if it holds too few runs of the runtime.
 
     Args:
-        past: The history.
-        setting: The study's.
-        on_progress: Called with a line of text before what takes seconds.
+        past: History of the study.
+        setting: Setting of the study.
+        on_progress: Function that is called with a line of text before a step that takes seconds.
     """
     groups = nearest_groups(past.runs, setting)
     timed = replace(past, runs=tuple(run for runs in groups for run in runs)).timed(setting.runtime)
@@ -149,14 +150,14 @@ def learn(past: Past, setting: MeasuredSetting, *, on_progress: OnProgress = unh
 
 
 def _open_minded(runtime: RuntimeProfile) -> RuntimeProfile:
-    """The profile with constants that may be otherwise than on the clusters it was fitted to."""
+    """Return the profile with wider errors of its constants, which may differ from the clusters it was fitted to."""
     errors = dict(runtime.log_errors)
     widened = [(name, max(errors[name], OPENNESS * CONSTANTS[name].log_error)) for name in errors]
     return replace(runtime, log_errors=tuple(widened))
 
 
 def nearest_groups(runs: Sequence[PastRun], setting: MeasuredSetting) -> list[list[PastRun]]:
-    """The runs of the setting's runtime by job, the nearest jobs first, thinned to MOST_GROUPS and MOST_RUNS."""
+    """Return the runs of the setting's runtime by job, the nearest jobs first, thinned to MOST_GROUPS and MOST_RUNS."""
     by_group: dict[str, list[PastRun]] = {}
     for run in runs:
         tells = run.is_clean and (run.step_time_s is not None or run.peak_memory_bytes is not None)
@@ -167,23 +168,25 @@ def nearest_groups(runs: Sequence[PastRun], setting: MeasuredSetting) -> list[li
 
 
 def _thinned(runs: list[PastRun], most: int) -> list[PastRun]:
+    """Return at most `most` of the runs, spread evenly over them."""
     at = np.unique(np.linspace(0, len(runs) - 1, min(most, len(runs))).round().astype(int))
     return [runs[position] for position in at]
 
 
 def _distance(run: PastRun, setting: MeasuredSetting) -> float:
-    """How unlike two jobs are, in octaves of devices and parameters."""
+    """Return the distance of two jobs, in octaves of devices and parameters."""
     octaves = abs(math.log2(run.cluster.num_devices / setting.cluster.num_devices))
     octaves += abs(math.log2(run.job.model.num_parameters / setting.job.model.num_parameters))
     return octaves + (OTHER_DEVICE if _devices(run.cluster) != _devices(setting.cluster) else 0.0)
 
 
 def _devices(cluster: Cluster) -> frozenset[str]:
+    """Return the names of a cluster's devices."""
     return frozenset(device.name for device in cluster.devices)
 
 
 def _by_setting(runs: Sequence[PastRun]) -> list[list[PastRun]]:
-    """Runs of one job by the facts of their runtime."""
+    """Group the runs of one job by the facts of their runtime."""
     parts: dict[object, list[PastRun]] = {}
     for run in runs:
         parts.setdefault((run.job, run.cluster, run.facts, run.memory, run.stage), []).append(run)
@@ -191,6 +194,7 @@ def _by_setting(runs: Sequence[PastRun]) -> list[list[PastRun]]:
 
 
 def _past_group(runs: Sequence[PastRun], runtime: RuntimeProfile) -> PastGroup:
+    """Return runs of one setting with the predictions of the fitted profile."""
     grid = ConfigGrid.from_configs([run.config for run in runs])
     return PastGroup(
         predicted=predict(runs[0].setting(runtime), grid),
@@ -204,7 +208,7 @@ def _past_group(runs: Sequence[PastRun], runtime: RuntimeProfile) -> PastGroup:
 def _operators(
     runs: Sequence[PastRun], samples: Sequence[PastSample], runtime: RuntimeProfile
 ) -> tuple[OperatorErrors, ...]:
-    """Operator times of one study beside what the profile says of the operators of its runs, proxies among them."""
+    """Return the errors of one study's operator times against the operators of its runs, proxies among them."""
     predicted_s: dict[Key, float] = {}
     for part in _by_setting(runs):
         setting = part[0].setting(runtime)
@@ -214,7 +218,7 @@ def _operators(
 
 
 def under(setting: MeasuredSetting, runtime: RuntimeProfile) -> MeasuredSetting:
-    """The setting with the constants of `runtime`; what its own runtime is known to do stays."""
+    """Return the setting with the constants of `runtime`; the facts of its own runtime stay."""
     own = setting.runtime
     constants = {name: getattr(runtime, name) for name in CONSTANTS if getattr(own, name) != 0}
     return replace(

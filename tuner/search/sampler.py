@@ -57,25 +57,25 @@ from tuner.search.stopping import NO_BUDGETS, Budgets, StopDecision, StopRule, d
 from tuner.search.subset import MOST_TOLD
 
 CONFIRMATIONS = 2
-"""How many times as many further draws must agree before a study is confident: of so many looks at M draws, one will
+"""Multiple of M further draws that must agree before a study is confident: with so many looks at M draws, one look will
 find more than `confidence` of them by chance."""
 
 
 MANY = MOST_TOLD
-"""Ended trials from which on the draws serve several decisions."""
+"""Number of ended trials from which on the draws serve several decisions."""
 
 RENEWED_BY = 32
-"""Of so many ended trials one must be new for the draws to be made anew: one more changes little among many."""
+"""Share of new trials, 1 in so many, after which draws are renewed: one more trial changes little among many."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Drawn:
-    """A population, and what was known when it was drawn.
+    """Draws of one population, with the observations that they were made from.
 
     Attributes:
-        key: Tells equal evidence.
-        evidence: What was known.
-        population: What was drawn.
+        key: Key that is equal for equal observations.
+        evidence: Observations at the time of the draws.
+        population: Population that was drawn.
     """
 
     key: tuple[object, ...]
@@ -87,20 +87,20 @@ class ThompsonSampler(BaseSampler):
     """Grey-box Thompson sampling over a finite set of parallelism configurations.
 
     Args:
-        candidates: The configurations [n].
-        belief: What is believed of them before any trial; see belief.py.
-        explorer: Chooses among the draws.
-        draws: M, joint draws per decision.
-        confidence: eta; `is_confident` holds once p_star exceeds it.
-        tolerance: Head start of explored candidates in every draw: a draw names one in place of another that is
-            faster by less, since nobody pays trials for that. With 0 p_star is equation 6 to the letter.
-        seed: Fixes every decision.
-        first: The configuration that the first trial runs, usually the one in use today.
-        stop_when_confident: End `study.optimize` at confidence or when every candidate has been tried.
-        proxies: Which trials run a smaller job in place of their candidate; see proxy_plan.py. Whoever runs the trials
-            asks `proxy_for` and keeps the answer as the attribute `proxy`.
-        repeats: Further trials of each of the fastest candidates, where they are too close to call when nothing else
-            is left to try; see close_calls.py.
+        candidates: Configurations to choose from [n].
+        belief: Posterior of the candidates, before any trial of the study; see posterior.py.
+        explorer: Acquisition function that chooses among the draws.
+        draws: Number M of joint draws per decision.
+        confidence: Confidence eta; a study may end once p_star exceeds it.
+        tolerance: Head start of explored candidates in every draw. A draw names an explored candidate in place of one
+            that is faster by less, since nobody pays trials for that. With 0, p_star is exactly equation 6.
+        seed: Seed of every decision.
+        first: Configuration of the first trial, usually the current one.
+        stop_when_confident: Whether to end `study.optimize` at confidence or when every candidate has been tried.
+        proxies: Plan of the trials that run a proxy job in place of their candidate; see proxy/proxy_plan.py. A caller
+            that runs proxies asks `proxy_for`, and keeps the answer as the trial's attribute `proxy`.
+        repeats: Number of further trials of each of the fastest candidates, where their step times are too close to
+            tell apart and nothing else is left to try; see replication.py.
     """
 
     def __init__(
@@ -169,21 +169,21 @@ class ThompsonSampler(BaseSampler):
 
     @property
     def candidates(self) -> ConfigGrid:
-        """The configurations that the sampler chooses from."""
+        """Configurations that the sampler chooses from."""
         return self._candidates
 
     @property
     def proxies(self) -> ProxyPlan | None:
-        """Which trials run a smaller job in place of their candidate."""
+        """Plan of the trials that run a proxy job in place of their candidate."""
         return self._proxies
 
     @property
     def search_space(self) -> dict[str, BaseDistribution]:
-        """The Optuna distributions of a trial's parameters: one per dimension that identifies a candidate."""
+        """Optuna distributions of a trial's parameters: one per dimension that identifies a candidate."""
         return dict(self._search_space)
 
     def suggest(self, trial: Trial) -> ParallelConfig:
-        """The configuration of `trial`; its parameters are the candidate's dimensions under their own names."""
+        """Return the configuration of `trial`; its parameters are the candidate's dimensions under their own names."""
         suggested: dict[str, Value] = {}
         for name, distribution in self.search_space.items():
             if isinstance(distribution, IntDistribution):
@@ -196,10 +196,10 @@ class ThompsonSampler(BaseSampler):
         return config
 
     def config_of(self, params: Mapping[str, Any]) -> ParallelConfig:
-        """The candidate that a trial's parameters name.
+        """Return the candidate that a trial's parameters name.
 
         Raises:
-            ValueError: they name no candidate.
+            ValueError: The parameters name no candidate.
         """
         position = self.position_of(params)
         if position is None:
@@ -332,6 +332,7 @@ class ThompsonSampler(BaseSampler):
         return self._log.evidence(others, ending, chosen)
 
     def _population_json(self, evidence: Evidence) -> dict[str, Any]:
+        """Return the population after these observations as JSON."""
         return as_json(shares(self.population(evidence).fastest, self._candidates, evidence.explored))
 
     # What it decides
@@ -341,9 +342,10 @@ class ThompsonSampler(BaseSampler):
         return self._log.evidence(trials)
 
     def population(self, evidence: Evidence) -> Population:
-        """M joint draws of all step times and the fastest candidate of each; computed once per state of the study.
+        """Return M joint draws of all step times and the fastest candidate of each; computed once per state of the
+        study.
 
-        Of MANY ended trials the latest draws serve until RENEWED_BY asks for others, or until they exceed the
+        With MANY ended trials the latest draws serve until RENEWED_BY asks for new ones, or until they exceed the
         confidence: only draws that know every trial end a study.
         """
         if self._now is None or self._now[0] is not evidence:
@@ -351,6 +353,7 @@ class ThompsonSampler(BaseSampler):
         return self._now[1]
 
     def _population(self, evidence: Evidence) -> Population:
+        """Return the latest population if it still serves, or else a new one."""
         latest = self._latest
         if latest is not None and _is_recent(latest.evidence, evidence):
             p_star = _p_star(latest.population.fastest, evidence.explored)
@@ -379,7 +382,7 @@ class ThompsonSampler(BaseSampler):
         return latest.population
 
     def _lessons(self, evidence: Evidence) -> list[dict[str, Any]]:
-        """What the failures taught when the population was drawn, as JSON."""
+        """Return the sentences on failures at the time of the latest draws, as JSON."""
         self.population(evidence)
         assert self._latest is not None, "a population was drawn"
         if self._lessons_of is None or self._lessons_of[0] is not self._latest:
@@ -390,7 +393,7 @@ class ThompsonSampler(BaseSampler):
     def _drawn(
         self, evidence: Evidence, num_draws: int, rng: np.random.Generator
     ) -> tuple[NDArray[np.float32], IntArray]:
-        """Joint draws of the log step times [num_draws, n], and the fastest of each in which one runs."""
+        """Draw joint log step times [num_draws, n], and name the fastest candidate of each draw in which one runs."""
         drawn = self._belief.draw(evidence, num_draws, rng)
         drawn[:, sorted(evidence.explored)] -= np.float32(np.log1p(self._tolerance))
         fastest = np.argmin(drawn, axis=1).astype(np.int64)
@@ -401,7 +404,10 @@ class ThompsonSampler(BaseSampler):
         return decide(evidence, self.population(evidence), self._stop_rule, budgets)
 
     def waits(self, evidence: Evidence) -> bool:
-        """Whether the next trial depends on a pending one: the draws name no other, or a close call goes in turn."""
+        """Return whether the next trial depends on a pending one.
+
+        It does where the draws name no other candidate, and where close candidates are replicated in turn.
+        """
         if not evidence.pending or not evidence.num_decisions:
             return False
         if self.decide(evidence).settled is not None:
@@ -411,7 +417,7 @@ class ThompsonSampler(BaseSampler):
         return not self._has_unexplored_draw(evidence)
 
     def _has_unexplored_draw(self, evidence: Evidence) -> bool:
-        """Whether some draw names a candidate of which the next trial may tell something, and no pending one will."""
+        """Return whether some draw names a candidate whose trial may tell something that no pending trial will."""
         fastest = self.population(evidence).fastest
         if self._proxies and self._proxies.goes_on(evidence, fastest):
             fastest = fastest[~self._proxies.is_settled(evidence, fastest)]
@@ -421,17 +427,18 @@ class ThompsonSampler(BaseSampler):
         return any(int(position) not in closed for position in fastest)
 
     def proxy_for(self, evidence: Evidence, position: int) -> Proxy | None:
-        """What the next trial runs in place of the candidate that was chosen for it; None for the candidate itself."""
+        """Return the proxy that the next trial runs in place of its candidate; None for the candidate itself."""
         if self._proxies is None or not self._proxies.goes_on(evidence, self.population(evidence).fastest):
             return None
         return self._proxies.of(position)
 
     def choose(self, evidence: Evidence) -> int:
-        """The position of the next candidate, pending ones excluded while another is left.
+        """Return the position of the next candidate, pending ones excluded while another is left.
 
-        First comes the current configuration, or else the shortest step in the median of the draws: nothing has been
-        learned that a draw could explore around. All others are the explorer's, and at the end those of a close call.
-        With proxies, those at full size are the ones with the shortest step in the median of the draws.
+        The first trial runs the current configuration, or else the candidate with the shortest step in the median of
+        the draws, since nothing has been learned yet that a draw could explore around. The acquisition function chooses
+        all others, and replication the last ones. With proxies, trials at full size run the candidates with the
+        shortest step in the median of the draws.
         """
         if (position := self.decide(evidence).replicate) is not None:
             return position
@@ -445,7 +452,7 @@ class ThompsonSampler(BaseSampler):
         return self._explored(evidence, evidence.closed)
 
     def _explored(self, evidence: Evidence, but: Collection[int]) -> int:
-        """The explorer's choice, which is none of `but` while another is left."""
+        """Return the choice of the acquisition function, which is none of `but` while another is left."""
         closed = np.zeros(len(self._candidates), dtype=np.bool_)
         closed[sorted(but)] = True
         if closed.all():  # the fastest ones are measured again
@@ -459,7 +466,7 @@ class ThompsonSampler(BaseSampler):
         )
 
     def _choose_with(self, plan: ProxyPlan, evidence: Evidence) -> int:
-        """The next candidate of a study with proxies, whichever of them or itself is to run."""
+        """Return the next candidate of a study with proxies, whether the candidate or its proxy will run."""
         fastest = self.population(evidence).fastest
         if not plan.goes_on(evidence, fastest):
             position = self._shortest(evidence, evidence.closed)
@@ -479,9 +486,11 @@ class ThompsonSampler(BaseSampler):
         return self._explored(evidence, evidence.closed)
 
     def _shortest(self, evidence: Evidence, but: Collection[int]) -> int | None:
-        """The candidate, none of `but`, with the shortest step in the median of the draws; None if none runs in half.
+        """Return the candidate, none of `but`, with the shortest step in the median of the draws; None if none runs in
+        half.
 
-        Few trials are left at full size, so these exploit: one that many draws name may be one that varies most.
+        Few trials are left at full size, so these exploit: a candidate that many draws name may be one that varies
+        most.
         """
         median = np.median(self.population(evidence).log_step_s, axis=0)
         median[sorted(but)] = np.inf
@@ -489,7 +498,8 @@ class ThompsonSampler(BaseSampler):
         return position if np.isfinite(median[position]) else None
 
     def _extrapolated(self, evidence: Evidence) -> Extrapolated | None:
-        """The candidate that full size would try first, by what proxies told; None where none measured a step."""
+        """Return the candidate that full size would try first after the proxies; None where no proxy measured a
+        step."""
         timed = [seen.proxy for seen in evidence.proxies if seen.log_step_s is not None]
         position = self._shortest(evidence, ()) if timed else None
         if position is None:
@@ -504,11 +514,11 @@ class ThompsonSampler(BaseSampler):
 
 
 def _is_recent(before: Evidence, now: Evidence) -> bool:
-    """Whether draws made of what was known before serve now."""
+    """Return whether draws made from `before` still serve for the observations `now`."""
     num_new = now.num_ended - before.num_ended
     return before.num_ended >= MANY and 0 <= num_new * RENEWED_BY < now.num_ended
 
 
 def _p_star(fastest: IntArray, explored: Collection[int]) -> float:
-    """Share of the draws that name an explored candidate (FlexParallel equation 6)."""
+    """Return the share of the draws that name an explored candidate (FlexParallel equation 6)."""
     return float(np.isin(fastest, sorted(explored)).mean()) if len(fastest) else 0.0

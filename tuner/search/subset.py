@@ -1,12 +1,12 @@
-"""Which of many trials the surrogates learn from: a Gaussian process costs the cube of its observations.
+"""Subset of many trials that the surrogates learn from: a Gaussian process costs the cube of its observations.
 
-Up to MOST_TOLD candidates all are learned from. Of more, half of so many are the fastest, among which the best is to be
-told apart. The other half is spread over the space, so that the surrogates see errors wherever some were measured: each
-next one is the farthest from all that were chosen before (Gonzalez 1985, Clustering to minimize the maximum
-intercluster distance). Of failures, which have no time, a quarter as many are spread. What a measured candidate takes
-is known whether or not it is among them.
+Surrogates learn from all candidates up to MOST_TOLD. Of more, they take half of that number from the fastest, among
+which the best must be told apart. The other half is spread over the space, so that the surrogates see errors wherever
+some were measured: each next one is the farthest from all that were chosen before (Gonzalez 1985, Clustering to
+minimize the maximum intercluster distance). Of failures, which have no time, a quarter of that number is spread over
+the space. The step time of a measured candidate is known whether or not it is in the subset.
 
-Letters: n candidates, d features, t measured ones.
+Letters: n candidates, d features, t measured candidates.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from hardware.arrays import FloatArray, IntArray
 from tuner.search.observations import Evidence
 
 MOST_TOLD = 256
-"""Measured candidates that a surrogate learns from: as many as it takes two seconds to learn from and draw 60,000."""
+"""Number of measured candidates that a surrogate learns from: it takes two seconds to learn from them and draw
+60,000."""
 
 MOST_FAILED = MOST_TOLD // 4
-"""Candidates that ran out of memory, that crashed, and that were cut off; so many of each."""
+"""Number of candidates that ran out of memory, that crashed, and that were cut off; so many of each."""
 
 
 def most_telling(evidence: Evidence, features: FloatArray) -> Evidence:
-    """The evidence as surrogates see it; the same where it is small.
+    """Return the observations that the surrogates learn from; the same object where there are few.
 
     Args:
-        evidence: What a study knows.
-        features: Where the candidates stand for the surrogates [n, d].
+        evidence: Observations of the study.
+        features: Features of the candidates [n, d].
     """
     if evidence.num_ended <= MOST_TOLD:
         return evidence
@@ -52,7 +53,7 @@ def most_telling(evidence: Evidence, features: FloatArray) -> Evidence:
 
 
 def _told(evidence: Evidence, features: FloatArray) -> IntArray:
-    """Which of the measured candidates, in their order [at most MOST_TOLD]."""
+    """Return the rows of the measured candidates to learn from, in their order [at most MOST_TOLD]."""
     count = len(evidence.measured)
     if count <= MOST_TOLD:
         return np.arange(count)
@@ -61,7 +62,7 @@ def _told(evidence: Evidence, features: FloatArray) -> IntArray:
 
 
 def _some(failed: Collection[int], features: FloatArray) -> frozenset[int]:
-    """At most MOST_FAILED of these candidates."""
+    """Return at most MOST_FAILED of these candidates."""
     positions = np.array(sorted(failed), dtype=np.int64)
     if len(positions) <= MOST_FAILED:
         return frozenset(positions.tolist())
@@ -69,7 +70,7 @@ def _some(failed: Collection[int], features: FloatArray) -> frozenset[int]:
 
 
 def _spread(features: FloatArray, first: IntArray, count: int) -> IntArray:
-    """`first` and further rows of `features` [t, d], each the farthest from those before it [count]."""
+    """Return `first` and further rows of `features` [t, d], each the farthest from those before it [count]."""
     chosen = first.tolist()
     nearest = np.min([_squared(features, features[at]) for at in chosen], axis=0)
     while len(chosen) < count:
@@ -79,5 +80,5 @@ def _spread(features: FloatArray, first: IntArray, count: int) -> IntArray:
 
 
 def _squared(features: FloatArray, point: FloatArray) -> FloatArray:
-    """Squared distances of rows [t, d] from a point [d] -> [t]."""
+    """Return the squared distances of rows [t, d] from a point [d] -> [t]."""
     return np.asarray(((features - point) ** 2).sum(axis=1))

@@ -1,4 +1,4 @@
-"""What is predicted of proxies, so that their trials tell of the candidates: steps, memory and operators."""
+"""Predictions of proxies, through which their trials inform the candidates: steps, memory and operators."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tuner.search.proxy.proxy_trials import Proxy
 
 
 class _Told(NamedTuple):
-    """What the two profiles say of a proxy, and the terms of its step as the second has them."""
+    """Predictions of a proxy by the two profiles, and the error terms of its step by the second."""
 
     cold: Predicted
     fitted: Predicted
@@ -29,8 +29,8 @@ class ProxyBelief:
     """Proxies as the cost model sees them; each is predicted once.
 
     Attributes:
-        setting: The full job under the runtime's own profile.
-        fitted: The same under the profile that was fitted to a history; `setting` without one.
+        setting: Full job under the runtime's own profile.
+        fitted: Full job under the profile that was fitted to a history; `setting` without one.
     """
 
     setting: MeasuredSetting
@@ -38,18 +38,19 @@ class ProxyBelief:
     _told: dict[Proxy, _Told] = field(default_factory=dict)
 
     def predicted(self, proxies: Sequence[Proxy]) -> Predicted:
-        """What the runtime's own profile says of them [p]."""
+        """Return the predictions of the runtime's own profile [p]."""
         return _as_one([self._of(proxy).cold for proxy in proxies])
 
     def predicted_as_fitted(self, proxies: Sequence[Proxy]) -> Predicted:
-        """What the fitted profile says of them [p]."""
+        """Return the predictions of the fitted profile [p]."""
         return _as_one([self._of(proxy).fitted for proxy in proxies])
 
     def terms(self, proxies: Sequence[Proxy]) -> list[StepTerms]:
-        """The terms of the step of each [p], as the fitted profile has them."""
+        """Return the error terms of the step of each proxy [p], under the fitted profile."""
         return [self._of(proxy).terms for proxy in proxies]
 
     def _of(self, proxy: Proxy) -> _Told:
+        """Return the predictions of one proxy, computed once."""
         if proxy not in self._told:
             grid = ConfigGrid.from_configs([proxy.config])
             setting, fitted = (_smaller(full, proxy) for full in (self.setting, self.fitted))
@@ -63,7 +64,8 @@ class ProxyBelief:
 
 
 def evidence_with_proxies(evidence: Evidence, num_candidates: int) -> Evidence:
-    """What trials told if each proxy is one more candidate: that of the k-th proxy is `num_candidates` + k."""
+    """Return the observations with each proxy as one more candidate: the k-th proxy is candidate `num_candidates` +
+    k."""
     seen = list(enumerate(evidence.proxies, start=num_candidates))
     timed = [(at, one.log_step_s, one.variance) for at, one in seen if one.log_step_s is not None]
     return replace(
@@ -81,9 +83,10 @@ def evidence_with_proxies(evidence: Evidence, num_candidates: int) -> Evidence:
 
 
 def _smaller(full: MeasuredSetting, proxy: Proxy) -> MeasuredSetting:
-    """The setting of the proxy."""
+    """Return the setting of the proxy."""
     return replace(full, job=proxy.reduction.job(full.job), cluster=proxy.reduction.cluster(full.cluster))
 
 
 def _as_one(parts: Sequence[Predicted]) -> Predicted:
+    """Return predictions of single proxies as one table."""
     return together(parts, [np.array([at]) for at in range(len(parts))])
