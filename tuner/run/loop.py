@@ -1,10 +1,13 @@
-"""The ask/tell loop: opens or resumes a study, keeps the trial slots busy, records what comes back, stops by itself.
+"""Loop of one study: open or resume it, keep the trial slots busy, record the results, and stop by itself.
 
-A trial's life: asked (its candidate's dimensions are parameters, its prediction an attribute), submitted, followed (its
-first steps are intermediate values; it is stopped where they are clearly slower than the best), observed (the
-observation is an attribute), told. A driver that dies leaves trials behind at any of these points; the next one adopts
-them under their own numbers: a trial without a candidate is closed, one with an observation is told, the others are
-submitted again. Nothing that was observed is lost, and no candidate is finished twice.
+The loop asks and tells through the hooks of the study's Optuna sampler, as `study.optimize` does, and adds durable
+transactions. A trial passes five points. It is asked for: its candidate's dimensions are parameters, its prediction an
+attribute. It is submitted to the executor. It is followed: its first steps are intermediate values, and it is stopped
+where they are clearly slower than the best. It is observed: the observation is an attribute. It is told to Optuna.
+
+A driver that dies leaves trials behind at any of these points. The next one adopts them under their own numbers: it
+closes a trial without a candidate, tells one with an observation, and submits the others again. So nothing that was
+observed is lost, and no candidate is finished twice.
 """
 
 from __future__ import annotations
@@ -65,19 +68,19 @@ from tuner.study_file.config import StudyConfig, first_difference
 POLL_S = 1.0
 
 Asked = tuple[int, ParallelConfig, Reduction | None]
-"""A trial that is to run: its number, and its candidate; or a proxy's configuration and the smaller job."""
+"""Trial that is to run: its number and its candidate, or a proxy's configuration and the smaller job."""
 
 
 class Executor(Protocol):
-    """What runs the trials, as the loop sees it; `trials.ray_executor.RayExecutor` is the one that users get."""
+    """Executor of trials, as the loop uses it; `trials.ray_executor.RayExecutor` is the one that users get."""
 
     @property
     def slots_note(self) -> str:
-        """Why fewer trials than asked for run at once; empty if there is nothing to say."""
+        """Sentence on why fewer trials than asked for run at once; empty if there is nothing to say."""
 
     @property
     def num_free_slots(self) -> int:
-        """Trials that `submit` takes now."""
+        """Number of trials that `submit` takes now."""
 
     @property
     def pending(self) -> tuple[int, ...]:
@@ -85,32 +88,32 @@ class Executor(Protocol):
 
     @property
     def reported(self) -> Mapping[int, tuple[float, ...]]:
-        """Step times [s] that each running trial has measured so far, by its number, as of the last `poll`."""
+        """Step times that each running trial has measured so far [s], by its number, as of the last `poll`."""
 
     def submit(self, trial_number: int, config: ParallelConfig, reduction: Reduction | None, /) -> None:
-        """Starts a trial of the study's job, or of a smaller one, on a free slot and returns at once."""
+        """Start a trial of the study's job, or of a smaller one, on a free slot and return at once."""
 
     def stop(self, trial_number: int, reason: str, /) -> None:
-        """Ends a running trial as pruned; `poll` returns it."""
+        """End a running trial as pruned; `poll` returns it."""
 
     def poll(self, timeout_s: float, /) -> list[tuple[int, Observation]]:
-        """The trials that have ended, waiting up to `timeout_s` for the first end or measured step."""
+        """Return the trials that have ended, waiting up to `timeout_s` for the first end or measured step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """How far a run is, for whoever shows it.
+    """Progress of a run, for terminals.
 
     Attributes:
-        done: Trials that have ended, those of earlier runs included.
-        running: Trials in flight.
-        budget: Trials allowed.
-        best: The fastest trial so far.
-        extrapolated: The answer that proxies suggest.
-        p_star: The latest p_star.
-        seconds_left: Of the budget of time, None without one.
-        device_hours_left: Of the budget of device-hours, None without one.
-        note: Something to tell once, or empty.
+        done: Number of trials that have ended, those of earlier runs included.
+        running: Number of trials in flight.
+        budget: Number of trials allowed.
+        best: Record of the fastest trial so far.
+        extrapolated: Answer that proxies suggest.
+        p_star: Latest p_star.
+        seconds_left: Rest of the budget of time [s]; None without one.
+        device_hours_left: Rest of the budget of device-hours; None without one.
+        note: Sentence to print once, or empty.
     """
 
     done: int
@@ -126,17 +129,17 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RunResult:
-    """How a run ended.
+    """Result of a run.
 
     Attributes:
-        records: Every trial of the study.
-        best: The fastest completed trial, None if there is none.
-        extrapolated: The answer that proxies suggest, where no trial has completed at full size.
-        stop_reason: Why the search ended.
-        p_star: The last p_star.
-        num_candidates: Size of the searched space.
-        reference: What the best is compared with; None where there is nothing.
-        warnings: What a user should know.
+        records: Records of every trial of the study.
+        best: Record of the fastest completed trial; None if there is none.
+        extrapolated: Answer that proxies suggest, where no trial has completed at full size.
+        stop_reason: Reason for the end of the search.
+        p_star: Last p_star.
+        num_candidates: Number of candidates in the searched space.
+        reference: Configuration to compare the best with; None where there is none.
+        warnings: Sentences that a user should know.
     """
 
     records: list[TrialRecord]
@@ -162,19 +165,19 @@ def run_study(
     clock: Callable[[], float] = time.monotonic,
     wall_clock: Callable[[], float] = time.time,
 ) -> RunResult:
-    """Runs the study until it stops, continuing what the storage already holds.
+    """Run the study until it stops, continuing what the storage already holds.
 
     Args:
-        config: The study.
-        on_progress: Is told how far the run is, at least once per poll.
-        ray_address: Cluster to run the trials on; None takes RAY_ADDRESS, or starts Ray here.
-        executor: Runs the trials in place of Ray; entered only if there is something to run.
-        clock: Seconds that the run takes; nobody sets it.
+        config: Study to run.
+        on_progress: Function that is told the progress of the run, at least once per poll.
+        ray_address: Address of the Ray cluster that runs the trials; None takes RAY_ADDRESS, or starts Ray here.
+        executor: Executor that runs the trials in place of Ray; entered only if there is something to run.
+        clock: Clock of the run's duration [s]; nobody sets it.
         wall_clock: Seconds since the epoch, for other hosts; it may be set at any time.
 
     Raises:
-        ConfigError: nothing fits, the stored study means something else, another process is running it, or the database
-            fails.
+        ConfigError: Nothing fits, the stored study means something else, another process is running it, or the
+            database fails.
     """
     config = plan_layers(config)
     candidates = candidates_of(config)
@@ -234,7 +237,7 @@ def run_study(
 
 
 def _unreachable(proxies: ProxyPlan | None) -> tuple[str, ...]:
-    """A warning of the candidates that no proxy can be run for, if there are any."""
+    """Return a warning of the candidates that no proxy can be run for, if there are any."""
     if proxies is None or not proxies.num_too_wide:
         return ()
     return (
@@ -244,7 +247,7 @@ def _unreachable(proxies: ProxyPlan | None) -> tuple[str, ...]:
 
 
 def _before_start(config: StudyConfig, note: str) -> Progress:
-    """Something to tell before the study is opened."""
+    """Return the progress before the study is opened, with a note."""
     return Progress(
         done=0,
         running=0,
@@ -264,9 +267,10 @@ def _drive(
     clock: Callable[[], float],
     wall_clock: Callable[[], float],
 ) -> StopReason:
-    """Asks, submits, polls and records until there is a reason to stop, then gives the claim up.
+    """Ask, submit, poll and record until there is a reason to stop, then give the claim up.
 
-    What writes more than one thing is not interrupted half-way; only a kill can do that, and `_Run.adopt` mends it.
+    Steps that write more than one thing are not interrupted half-way; only a kill can do that, and `_Run.adopt` mends
+    it.
     """
     started_s = clock() - float(run.study.user_attrs.get(SPENT_S, 0.0))
     stop_reason = StopReason.INTERRUPTED
@@ -320,7 +324,7 @@ def _drive(
 
 
 def _entered(executor: AbstractContextManager[Executor], stack: ExitStack) -> Executor:
-    """Starts the executor."""
+    """Start the executor."""
     try:
         return stack.enter_context(executor)
     except SystemExit:  # what Ray makes of SIGTERM while it starts
@@ -328,6 +332,7 @@ def _entered(executor: AbstractContextManager[Executor], stack: ExitStack) -> Ex
 
 
 def _nothing_to_try(candidates: Candidates) -> RunResult:
+    """Return the result of a study without a candidate."""
     removed = max(candidates.space.removed.items(), key=lambda entry: entry[1], default=("", 0))
     return RunResult(
         records=[],
@@ -389,15 +394,15 @@ def make_sampler(
 
 
 def make_pruner(config: StudyConfig) -> ClearlySlowerPruner:
-    """What stops trials early, where a study's options ask for it; the current configuration is measured in full."""
+    """Return the pruner that stops trials early; the current configuration is measured in full."""
     return ClearlySlowerPruner(current=config.current.values(config.dimensions) if config.current else None)
 
 
 def open_study(config: StudyConfig, sampler: ThompsonSampler, storage: BaseStorage | None = None) -> Study:
-    """The study in its storage (opened here if it is not given), new or as it was left.
+    """Open the study in its storage, new or as it was left; open the storage too if it is not given.
 
     Raises:
-        ConfigError: the stored study's trials mean something else than the study file now says.
+        ConfigError: The trials of the stored study mean something else than the study file now says.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(
@@ -422,10 +427,10 @@ def open_study(config: StudyConfig, sampler: ThompsonSampler, storage: BaseStora
 
 
 def check_meaning(config: StudyConfig, study: Study) -> None:
-    """Whether the stored trials mean what the study file says.
+    """Check that the stored trials mean what the study file says.
 
     Raises:
-        ConfigError: they mean something else.
+        ConfigError: They mean something else.
     """
     difference = first_difference(study.user_attrs.get(MEANING) or {}, json.loads(json.dumps(config.meaning)))
     if difference is not None:
@@ -441,10 +446,10 @@ def check_meaning(config: StudyConfig, study: Study) -> None:
 
 
 def stored_study(config: StudyConfig) -> Study:
-    """The study that the storage holds, for reading.
+    """Return the study that the storage holds, for reading.
 
     Raises:
-        ConfigError: there is none yet.
+        ConfigError: The storage holds none yet.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = find_study(config.storage, config.name)
@@ -460,24 +465,24 @@ def stored_study(config: StudyConfig) -> Study:
 
 
 def is_running(study: Study) -> bool:
-    """Whether some process is driving the study."""
+    """Return whether some process is driving the study."""
     return is_driven(study.user_attrs)
 
 
 def is_driven(attributes: Mapping[str, Any]) -> bool:
-    """The same by the study's attributes, which take a while to read."""
+    """Return whether some process is driving the study with these attributes, which take a while to read."""
     held = attributes.get(DRIVER)
     return held is not None and is_held(held)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Live:
-    """A trial that has not ended.
+    """Trial that has not ended.
 
     Attributes:
-        trial_id: What Optuna's storage calls it.
-        position: Its candidate; None if it never got one.
-        proxy: What it runs in place of the candidate.
+        trial_id: Identifier of the trial in Optuna's storage.
+        position: Position of its candidate; None if it never got one.
+        proxy: Proxy that it runs in place of the candidate.
     """
 
     trial_id: int
@@ -487,12 +492,12 @@ class _Live:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Run:
-    """One driver at work on one study.
+    """Work of one driver on one study.
 
     Attributes:
-        study: The study; reads are answered from memory, for while the claim holds nobody else writes.
-        trials: Its trials.
-        live: The trials that have not ended, by number.
+        study: Study whose reads are answered from memory: while the claim holds, nobody else writes.
+        trials: Trials of the study.
+        live: Trials that have not ended, by number.
     """
 
     config: StudyConfig
@@ -507,7 +512,7 @@ class _Run:
     live: dict[int, _Live] = field(default_factory=dict)
 
     def adopt(self) -> list[Asked]:
-        """Settles what an earlier driver left running; returns the trials that must run again."""
+        """Settle the trials that an earlier driver left running; return those that must run again."""
         again = []
         for trial in self.trials.running:
             if trial.state != TrialState.RUNNING:
@@ -541,14 +546,14 @@ class _Run:
         return again
 
     def again(self, asked: Asked) -> Asked:
-        """A trial that must run again, if it is still this driver's to run."""
+        """Return a trial that must run again, if this driver still holds the claim."""
         with self.held.together():
             return asked
 
     def ask(self) -> Asked | None:
-        """The next trial, or None where it is better to wait for one that runs.
+        """Return the next trial, or None where it is better to wait for one that runs.
 
-        It is written with its candidate and all that is told of it at once: there are no halves of a trial.
+        The trial is written with its candidate and all its attributes at once: there are no halves of a trial.
         """
         evidence = self.trials.evidence()
         if self.sampler.waits(evidence):
@@ -574,20 +579,20 @@ class _Run:
         return self._asked(number, position, proxy)
 
     def _number_of(self, trial_id: int) -> int:
-        """The number of a trial that was just written: the next one, unless somebody has enqueued others."""
+        """Return the number of a trial that was just written: the next one, unless somebody has enqueued others."""
         storage, number = self.store.storage, self.trials.next_number
         if storage.get_trial_id_from_study_id_trial_number(self.study._study_id, number) == trial_id:
             return number
         return storage.get_trial_number_from_id(trial_id)
 
     def _asked(self, number: int, position: int, proxy: Proxy | None) -> Asked:
-        """The trial as the executor takes it."""
+        """Return the trial as the executor takes it."""
         if proxy is not None:
             return number, proxy.config, proxy.reduction
         return number, self.candidates.space.grid.config(position), None
 
     def _described(self, position: int, proxy: Proxy | None) -> dict[str, Any]:
-        """The attributes of a trial: what it runs in place of its candidate, and what is predicted of the candidate."""
+        """Return the attributes of a trial: its proxy, and the prediction of its candidate."""
         prediction = prediction_json(
             self.config.setting,
             self.candidates.estimate,
@@ -604,7 +609,7 @@ class _Run:
         return attributes
 
     def record(self, number: int, observation: Observation) -> None:
-        """Keeps the observation, then ends the trial: a driver that dies in between has lost nothing."""
+        """Keep the observation, then end the trial: a driver that dies in between has lost nothing."""
         trial_id = self.live[number].trial_id
         status = {STATUS: observation.status.value}
         excess = self._memory_excess(number, observation)
@@ -625,7 +630,7 @@ class _Run:
         return memory_excess(observation, float(self.candidates.space.memory.capacity_bytes[live.position]))
 
     def _keep_run(self, number: int, observation: Observation) -> None:
-        """Keeps what a trial ran for later studies too."""
+        """Keep the run of a trial for later studies too."""
         live = self.live[number]
         if live.position is None:
             return
@@ -635,14 +640,14 @@ class _Run:
         keep_run(self.store, self.study.study_name, number, setting, config, observation)
 
     def hopeless(self, running: Mapping[int, tuple[float, ...]]) -> Mapping[int, str]:
-        """The running trials to stop, with the reason, by number; their first steps are kept on the way."""
+        """Return the running trials to stop, with the reason, by number, and keep their first steps on the way."""
         if self.reports is None or not any(running.values()):
             return {}
         known = {number: self.trials[number] for number in running}
         return self.reports.hopeless(running, known, self.trials.best_trial, self.held.together)
 
     def _tell(self, number: int, observation: Observation) -> None:
-        """Ends a trial for Optuna; a value is a step time at full size, which a proxy does not measure."""
+        """End a trial for Optuna; its value is a step time at full size, which a proxy does not measure."""
         live = self.live.pop(number)
         state, values = TrialState.FAIL, None
         if observation.step_time_s is not None and live.proxy is None:
@@ -657,7 +662,7 @@ class _Run:
         self.trials.end(number, state, values, self.study.user_attrs[P_STAR])
 
     def reason_to_stop(self, elapsed_s: float) -> StopReason | None:
-        """Why no further trial should be asked for, or None; confidence waits for the trials in flight."""
+        """Return the reason to ask for no further trial, or None; confidence waits for the trials in flight."""
         budgets = Budgets(
             max_trials=self.config.search.max_trials,
             seconds_left=self._seconds_left(elapsed_s),
@@ -671,7 +676,7 @@ class _Run:
         return None if max_seconds is None else max(max_seconds - elapsed_s, 0.0)
 
     def progress(self, elapsed_s: float, note: str = "") -> Progress:
-        """Where the run stands."""
+        """Return the progress of the run."""
         attributes = self.study.user_attrs
         return Progress(
             done=self.trials.num_ended,
@@ -686,7 +691,7 @@ class _Run:
         )
 
     def _device_hours_left(self) -> float | None:
-        """Of the budget, by the trials that have ended in this run and all earlier ones; None without a budget."""
+        """Return the rest of the budget of device-hours, after all runs of the study; None without a budget."""
         budget = self.config.search.budget_device_hours
         if budget is None:
             return None

@@ -1,7 +1,7 @@
-"""The trials of a study as its driver knows them: read once, then kept by what the driver itself writes.
+"""Trials of a study in the memory of its driver: read once, then kept by its own writes.
 
-While its claim holds nobody else writes trials, and those of a large study take long to read. Of a trial that has ended
-only what decisions, progress and the answer look at is remembered: its operator times, its prediction and its
+While its claim holds nobody else writes trials, and those of a large study take long to read. Of an ended trial only
+the part is remembered that decisions, progress and the answer use. Its operator times, its prediction and its
 population stay in the storage, so that a driver's memory hardly grows.
 """
 
@@ -23,12 +23,12 @@ from tuner.storage.record import TrialRecord, best_record, record_of
 
 
 class OwnTrials:
-    """The trials of the study that this process drives.
+    """Trials of the study that this process drives.
 
     Args:
         trials: All trials of the study.
-        dimensions: What the parameters of a trial with a candidate hold.
-        sampler: Reads the evidence.
+        dimensions: Dimensions that the parameters of a trial with a candidate hold.
+        sampler: Sampler that reads their observations.
     """
 
     def __init__(self, trials: Sequence[FrozenTrial], dimensions: Sequence[str], sampler: ThompsonSampler) -> None:
@@ -48,11 +48,11 @@ class OwnTrials:
         self._best_trial = best_among(list(self._known.values()))
 
     def __getitem__(self, number: int) -> FrozenTrial:
-        """A trial; of one that has ended without most of its attributes."""
+        """Return a trial; an ended trial is without most of its attributes."""
         return self._known[number]
 
     def evidence(self, *, but: int | None = None) -> Evidence:
-        """What the trials tell, those with the number `but` left out."""
+        """Return the observations of the trials, without those of the trial `but`."""
         if but is not None:
             return self._sampler.evidence([trial for number, trial in self._known.items() if number != but])
         if self._evidence is None:
@@ -66,38 +66,38 @@ class OwnTrials:
 
     @property
     def running(self) -> list[FrozenTrial]:
-        """Those that have not ended, in the order of their numbers."""
+        """Trials that have not ended, in the order of their numbers."""
         return list(self._running.values())
 
     @property
     def records(self) -> list[TrialRecord]:
-        """Those that got a candidate, in the order of their numbers; without predictions, operator times and clocks."""
+        """Records of trials with a candidate, by number; without predictions, operator times and dates."""
         running = {trial.number: _slim(trial) for trial in self._running.values() if self.has_candidate(trial)}
         return [record for _, record in sorted({**self._records, **running}.items())]
 
     @property
     def num_ended(self) -> int:
-        """How many of those that got a candidate have ended."""
+        """Number of trials with a candidate that have ended."""
         return len(self._records)
 
     @property
     def num_running(self) -> int:
-        """How many of them have not."""
+        """Number of trials with a candidate that have not ended."""
         return sum(map(self.has_candidate, self._running.values()))
 
     @property
     def next_number(self) -> int:
-        """The number of the next trial, if this process begins it."""
+        """Number of the next trial, if this process begins it."""
         return next(reversed(self._known), -1) + 1
 
     @property
     def best(self) -> TrialRecord | None:
-        """As `record.best_record` tells it."""
+        """Best record of the study; see `record.best_record`."""
         return self._best
 
     @property
     def best_trial(self) -> FrozenTrial | None:
-        """As `pruning.best_among` tells it."""
+        """Best completed trial; see `pruning.best_among`."""
         return self._best_trial
 
     def begin(self, trial: FrozenTrial) -> None:
@@ -131,7 +131,7 @@ class OwnTrials:
         self._best = best_record(sorted(some, key=lambda each: each.number))
 
     def _remember(self, number: int) -> TrialRecord | None:
-        """Keeps the record of a trial that has ended, and drops what is long."""
+        """Keep the record of a trial that has ended, and drop its long attributes."""
         assert self._evidence is not None, "what is dropped here has told what it tells"
         trial = self._known[number]
         record = _slim(trial) if self.has_candidate(trial) else None
@@ -182,14 +182,14 @@ class DrivenStudy(Study):
 
 
 def _own(trial: FrozenTrial) -> FrozenTrial:
-    """The trial, which may change without the storage's."""
+    """Return a copy of the trial, which may change without the storage's."""
     own = copy.copy(trial)
     own.user_attrs, own.intermediate_values = dict(trial.user_attrs), dict(trial.intermediate_values)
     return own
 
 
 def _slim(trial: FrozenTrial) -> TrialRecord:
-    """What is remembered of a trial; when it began and ended is the storage's to say."""
+    """Return the remembered part of a trial; the storage keeps when it began and ended."""
     record = record_of(trial)
     observation = record.observation and replace(record.observation, operator_samples=())
     return replace(
