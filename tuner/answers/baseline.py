@@ -36,6 +36,7 @@ def baseline_position(
     """
     if not fits.any():
         return None
+    # the last key weighs most
     order = np.lexsort(
         (
             grid.mbs,

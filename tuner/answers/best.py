@@ -48,8 +48,7 @@ class Best:
 
 
 def best_configuration(config: StudyConfig) -> Best | None:
-    """Return the best known answer of a study; None if no configuration works: none may fit, or all that may have
-    failed."""
+    """Return the best known answer of a study; None if no configuration fits, or all that fit have failed."""
     return best_known(config, find_study(config.storage, config.name))
 
 

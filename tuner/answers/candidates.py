@@ -51,6 +51,7 @@ def ranking(config: StudyConfig, candidates: Candidates) -> IntArray:
     """
     grid, step_time_s = candidates.space.grid, candidates.estimate.step_time_s
     fits = candidates.space.memory.fits(config.options.memory_headroom)
+    # predictions that agree to four digits are equal: the plainest configuration then comes first
     rounded = np.round(np.log(step_time_s), 4)
     return np.lexsort((step_time_s, grid.vpp, grid.pp, grid.tp, grid.cp * grid.up, rounded, ~fits))
 
@@ -61,6 +62,7 @@ def reasons_against(config: StudyConfig, space: Space, chosen: ParallelConfig) -
         if tuple(chosen.values(space.grid.dimensions).values()) in space.grid.positions():
             return {}
         return {"measured": f"is none of the {len(space.grid):,} measured configurations"}
+    # a dimension that the study does not open has the job's value
     fixed = config.config_defaults
     reasons = why_not(config.setting, config.options, chosen) | {
         f"job.{name}": f"the study fixes {name} to {fixed[name]}; space.{name} would search it"

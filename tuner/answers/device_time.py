@@ -99,6 +99,7 @@ def payback_of(
     reference_s = reference.step_time_s(records) if reference else None
     if config.backend.clock != "wall" or not reference_s or not best_s or best_s >= reference_s:
         return None
+    # every step of training saves this much with the best configuration
     saved_device_s = (reference_s - best_s) * config.setting.cluster.num_devices
     steps = math.ceil(device_time_of(config, records).device_s / saved_device_s)
     return Payback(steps=steps, seconds=steps * best_s)

@@ -153,6 +153,7 @@ def _decided(config: StudyConfig, grid: ConfigGrid, found: Sequence[_Found]) -> 
     if not changes:
         return list(found)
     job, cluster, runtime = config.setting.job, config.setting.cluster, config.setting.runtime
+    # fastest candidate of each shape, by hand and as planned
     fastest_s: list[dict[tuple[int, ...], float]] = []
     for own in ((), changes):
         step_time_s = estimate_step(job, cluster, replace(runtime, layer_changes=own), grid).step_time_s.tolist()

@@ -38,8 +38,7 @@ def simulated(config: StudyConfig, chosen: ParallelConfig, schedule: str = SCHED
 def simulation_json(
     config: StudyConfig, chosen: ParallelConfig, schedule: str, simulation: Simulation
 ) -> dict[str, Any]:
-    """Return what `meshtune simulate` prints: the prediction's keys, the closed form's step beside them, and every
-    stage."""
+    """Return what `meshtune simulate` prints: a prediction, the closed form's step beside it, and every stage."""
     estimate = StepEstimate(
         step_time_s=np.array([simulation.step_time_s]),
         breakdown_s={part: np.array([seconds]) for part, seconds in simulation.breakdown_s.items()},

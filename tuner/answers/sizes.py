@@ -108,6 +108,7 @@ def _best_of(config: StudyConfig, hosts: int) -> Size:
         space = build_space(setting, config.options, current=current)
     except ConfigError as error:
         raise error.in_file(config.file) from None
+    # layers are planned for candidates that fit only, because planning takes long
     fitting = np.flatnonzero(space.memory.fits(config.options.memory_headroom))
     if not len(fitting):
         return Size(hosts=hosts, devices=devices, reason=_why_none(space))

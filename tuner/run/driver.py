@@ -1,9 +1,9 @@
-"""Claim of one driving process per study, since two at once would run the same trials twice; and protection from
-interrupts.
+"""Claim of one driving process per study, and protection of its steps from interrupts.
 
-The claim is an attribute of the study itself, so that it works on every storage. A claim of this host holds while its
-process lives, whatever its clock says. A claim of another host holds while it is renewed. The clocks of both hosts tell
-that where they agree. Otherwise the claim is watched, since clocks are set and need not agree.
+Two drivers at once would run the same trials twice. The claim is an attribute of the study itself, so that it works on
+every storage. A claim of this host holds while its process lives, whatever its clock says. A claim of another host
+holds while it is renewed. The clocks of both hosts tell that where they agree. Otherwise the claim is watched, since
+clocks are set and need not agree.
 """
 
 from __future__ import annotations

@@ -98,6 +98,7 @@ class UnexploredDraws(AbstractExplorer):
     """
 
     def _choose(self, outlook: Outlook, rng: np.random.Generator) -> int:
+        # drawing uniformly from the named candidates weighs each by its probability of being the best
         fastest = np.argmin(outlook.log_step_s, axis=1)
         runs = np.isfinite(outlook.log_step_s[np.arange(len(fastest)), fastest])
         named = fastest[outlook.allowed[fastest] & runs]
@@ -135,6 +136,7 @@ class ConfidenceBound(AbstractExplorer):
         positions = np.flatnonzero(outlook.allowed)
         finite = np.isfinite(outlook.log_step_s)
         runs = finite.mean(axis=0)[positions]
+        # candidates that rarely run have a spread of few draws, which says nothing
         positions = positions[runs >= min(LIKELY_TO_RUN, float(runs.max()))]
         drawn, runs_there = outlook.log_step_s[:, positions], finite[:, positions]
         bound = drawn.mean(axis=0, where=runs_there) - self.beta * drawn.std(axis=0, where=runs_there)
@@ -155,6 +157,7 @@ class ImprovementPerSecond(AbstractExplorer):
         if reference_s is None:
             fastest = outlook.log_step_s.min(axis=1)
             reference_s = float(np.exp(np.median(fastest[np.isfinite(fastest)])))
+        # expected improvement over the draws; exp(inf) improves nothing
         improvement_s = np.maximum(reference_s - np.exp(outlook.log_step_s), 0).mean(axis=0)
         per_second = np.where(outlook.allowed, improvement_s / outlook.trial_s, 0.0)
         best = int(np.argmax(per_second))

@@ -187,8 +187,7 @@ class Past:
         return replace(self, runs=runs, samples=samples, skipped={**self.skipped, reason: len(self.runs) - len(runs)})
 
     def timed(self, profile: RuntimeProfile) -> tuple[TimedRun, ...]:
-        """Return the clean, timed runs of that runtime, as `costmodels.calibration.fitting.calibrate_timed` takes
-        them."""
+        """Return the clean, timed runs of that runtime, in the form of `costmodels.calibration.fitting`."""
         return tuple(
             TimedRun(
                 group=run.group,
@@ -228,6 +227,5 @@ def log_spread(step_times_s: Sequence[float]) -> float:
 
 
 def timed_samples(observation: Observation) -> list[OperatorSample]:
-    """Return the operator times of a trial that are times at all: a profiler that misses an operator may say 0 or
-    nan."""
+    """Return the operator times of a trial above 0; a profiler that misses an operator may say 0 or nan."""
     return [sample for sample in observation.operator_samples if 0 < sample.time_s < math.inf]

@@ -296,8 +296,10 @@ def observation_of(trial: FrozenTrial) -> Observation | None:
 
 
 def status_without_value(trial: FrozenTrial, state: TrialState) -> Status:
-    """Return the status of a trial that gave no step time; a foreign loop tells it by Optuna's state or a
-    constraint."""
+    """Return the status of a trial that gave no step time.
+
+    A foreign loop keeps no status: Optuna's state, or a constraint, tells it.
+    """
     if STATUS not in trial.user_attrs and exceeds_memory(trial):
         return Status.OUT_OF_MEMORY
     return Status(trial.user_attrs.get(STATUS, Status.PRUNED if state == TrialState.PRUNED else Status.CRASHED))

@@ -1,5 +1,4 @@
-"""Posterior of operator times: corrections of the candidates' predicted steps by measured operators (FlexParallel
-3.1)."""
+"""Posterior of operator times, which corrects the candidates' predicted steps (FlexParallel 3.1)."""
 
 from __future__ import annotations
 
@@ -90,18 +89,21 @@ class OperatorBelief:
         *,
         aside: Sequence[StepTerms] = (),
     ) -> tuple[Composition, frozenset[str]] | None:
-        """Return the change of every candidate's step by measured times, and the constants they tell; None without a
-        time.
+        """Return the change of every candidate's step by measured times, and the constants that these tell.
 
         Args:
             timings: Operator times of the study's own trials.
             num_draws: Number M of draws.
             rng: Source of the draws.
             aside: Error terms of further configurations that trials ran, whose changes stand behind the candidates'.
+
+        Returns:
+            Composition and names of constants; None without a measured time.
         """
         errors = [*self.past, *(errors_of(timings, self._predicted_s(aside)) if timings else ())]
         if not errors and not self.alone:
             return None
+        # one surrogate learns from training steps, from history and from isolated operators
         surrogate = fit_operators(errors, alone=self.alone)
         used = {(term.kind, term.phase) for term in self.terms.terms}
         told = frozenset(
@@ -134,7 +136,7 @@ def errors_of(timings: Iterable[Timing], predicted_s: Mapping[Key, float]) -> tu
         kind, phase = key_of(timing.kind, timing.phase)
         expected_s = predicted_s.get((timing.name, kind, phase, timing.shape))
         if expected_s is None:
-            expected_s = predicted_s.get(("", kind, phase, timing.shape))
+            expected_s = predicted_s.get(("", kind, phase, timing.shape))  # a trace may not know names
         if expected_s:
             log_error = float(np.log(timing.time_s / expected_s))
             rows.setdefault((kind, phase), []).append(
@@ -170,6 +172,7 @@ def lone_errors(
             log_error = float(np.log(sample.time_s / expected_s))
             key = (*key_of(call.kind, call.phase), role)
             rows.setdefault(key, []).append((call.shape, log_error, sample.count, role))
+    # the fitted constants hold the error that all operators of a kind share, so only what is beyond it counts
     found = (_errors(kind, phase, some) for (kind, phase, _), some in rows.items())
     return tuple(
         replace(

@@ -107,6 +107,7 @@ def shares(fastest: IntArray, grid: ConfigGrid, explored: Collection[int]) -> tu
         grid: Grid of the candidates.
         explored: Positions of candidates that were tried.
     """
+    # a stable sort keeps equals in the order of the grid
     positions, counts = np.unique(fastest, return_counts=True)
     return tuple(
         Share(

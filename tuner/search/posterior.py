@@ -88,15 +88,16 @@ class Belief:
     aside: tuple[Proxy, ...] = ()
 
     def with_proxies(self, evidence: Evidence) -> tuple[Belief, Evidence]:
-        """Return the posterior and observations with each tried proxy as one more candidate [n + p], which nobody
-        chooses.
+        """Return the posterior and observations with each tried proxy as one more candidate [n + p].
 
-        A proxy is of the kinds of its candidate. It teaches of the others by the surrogates alone.
+        Nobody chooses these. A proxy is of the kinds of its candidate, and teaches of the others by the surrogates
+        alone.
         """
         assert self.proxies is not None, "proxies are predicted where they can be tried"
         tried = tuple(seen.proxy for seen in evidence.proxies)
         twins = tuple(seen.positions for seen in evidence.proxies)
         predicted = self.proxies.predicted(tried)
+        # hypotheses of the fitted profile take its own predictions of the proxies
         told = {False: (predicted, twins), True: (self.proxies.predicted_as_fitted(tried), twins)}
         count = len(self.predicted)
         holds = self.kinds.holds[[seen.positions[0] for seen in evidence.proxies]]
@@ -116,12 +117,14 @@ class Belief:
             wider, seen = self.with_proxies(evidence)
             drawn = wider.draw(seen, num_draws, rng)
             for candidate, at in evidence.crashed_by_proxy.items():
+                # a crash of the proxy is one of its candidate, unless the proxy's memory ran out
                 crashes = rng.random(num_draws) > wider.misfit_probability(seen, len(self.predicted) + at)
                 drawn[crashes, candidate] = np.inf
             return drawn[:, : len(self.predicted)]
         told = self._told(evidence)
         drawn = self._draw_steps(evidence, told, num_draws, rng)
         fails = self._fails(told, num_draws, rng)
+        # trials say for certain what surrogates can only make probable
         fails[:, sorted(evidence.explored)] = False
         fails[:, sorted(evidence.impossible)] = True
         drawn[fails] = np.inf
@@ -148,6 +151,7 @@ class Belief:
             rest = ~np.isin(evidence.measured, told.measured)
             noise = rng.standard_normal((num_draws, int(rest.sum()))) * np.sqrt(evidence.variance[rest])
             drawn[:, evidence.measured[rest]] = evidence.log_step_s[rest] + noise
+        # the surrogate softens a limit of time; no draw may be faster than it
         limited = np.array(list(evidence.limits_s), dtype=np.int64)
         if len(limited):
             drawn[:, limited] = np.maximum(drawn[:, limited], np.log(list(evidence.limits_s.values())))
@@ -180,6 +184,7 @@ class Belief:
         # the draws of the operators are not looked at, only their mean
         steps, _ = self._steps(told, FEWEST_DRAWS, np.random.default_rng(0))
         log_step_s = steps.expected(place[same_as])
+        # candidates that the subset leaves out are measured all the same
         if told is not evidence:
             measured_s = np.full(count, np.nan)
             measured_s[evidence.measured] = evidence.log_step_s
@@ -194,6 +199,7 @@ class Belief:
             log_needed, _ = memory.mean_and_deviation(everywhere)
             misfit_probability = memory.probability_above(np.log(self.predicted.capacity_bytes[crashed]), crashed)
         is_broken = np.zeros(count, dtype=np.bool_)
+        # a kind is broken where crashes are more probable than not, given what memory explains of them
         if len(crashed):
             found_broken = self._crashes(told, misfit_probability).broken_probability()
             broken = [self.kinds.names.index(name) for name, chance in found_broken.items() if chance > TELLING]
@@ -218,6 +224,7 @@ class Belief:
         )
         hypotheses = list(self.steps)
         beside: list[NDArray[np.float32] | None] = [None] * len(hypotheses)
+        # corrections of the composed step by measured operators (FlexParallel equation 5a)
         composed = None
         if self.operators:
             aside = self.proxies.terms(self.aside) if self.proxies else []
@@ -241,6 +248,7 @@ class Belief:
         misfit_probability = np.zeros(len(crashed))
         if self.memory:
             memory = self._memory(evidence)
+            # a drawn need above the capacity is a misfit in that world
             fails |= memory.draw(num_draws, rng) > log_capacity.astype(np.float32)
             misfit_probability = memory.probability_above(log_capacity[crashed], crashed)
         if len(crashed):
@@ -252,6 +260,7 @@ class Belief:
         predicted = self.predicted
         peaks = np.array(list(evidence.peaks_bytes), dtype=np.int64)
         ratio = np.array(list(evidence.peaks_bytes.values())) / predicted.peak_bytes[peaks]
+        # a candidate that ran without a known peak needs less than the capacity, and one that failed more
         ran = np.array(sorted(set(evidence.measured.tolist()) - set(evidence.peaks_bytes)), dtype=np.int64)
         misfits, crashed = (np.array(sorted(which), dtype=np.int64) for which in (evidence.misfits, evidence.crashed))
         bounded = np.concatenate([ran, misfits, crashed])
@@ -270,14 +279,16 @@ class Belief:
         )
 
     def misfit_probability(self, evidence: Evidence, crashed: int) -> float:
-        """Return the probability that a crashed candidate, no kind of which is broken, ran out of memory without saying
-        so."""
+        """Return the probability that a crashed candidate ran out of memory without saying so, if no kind of it is
+        broken.
+        """
         if not self.memory:
             return 0.0
         at = np.array([crashed])
         misfit = float(
             self._memory(self._told(evidence)).probability_above(np.log(self.predicted.capacity_bytes[at]), at)[0]
         )
+        # Bayes: without a broken kind, a crash is a misfit or one of the candidate's own
         return misfit / (misfit + (1 - misfit) * OWN_CRASH)
 
     def _crashes(self, evidence: Evidence, misfit_probability: FloatArray) -> CrashSurrogate:
@@ -302,6 +313,7 @@ class Belief:
             everywhere = np.arange(len(log_capacity))
             probability = memory.probability_above(log_capacity, everywhere)
             misfit_probability = probability[crashed]
+            # candidates that fitted probably before any trial, and do not any more
             newly = (probability > TELLING) & (before.probability_above(log_capacity, everywhere) <= TELLING)
             newly[sorted(evidence.explored | evidence.impossible)] = False
             if evidence.misfits:

@@ -169,12 +169,14 @@ def nearest_groups(runs: Sequence[PastRun], setting: MeasuredSetting) -> list[li
 
 def _thinned(runs: list[PastRun], most: int) -> list[PastRun]:
     """Return at most `most` of the runs, spread evenly over them."""
+    # runs of a sweep stand in the order of their degrees: an even spread covers them
     at = np.unique(np.linspace(0, len(runs) - 1, min(most, len(runs))).round().astype(int))
     return [runs[position] for position in at]
 
 
 def _distance(run: PastRun, setting: MeasuredSetting) -> float:
     """Return the distance of two jobs, in octaves of devices and parameters."""
+    # sizes differ by factors, so octaves add up
     octaves = abs(math.log2(run.cluster.num_devices / setting.cluster.num_devices))
     octaves += abs(math.log2(run.job.model.num_parameters / setting.job.model.num_parameters))
     return octaves + (OTHER_DEVICE if _devices(run.cluster) != _devices(setting.cluster) else 0.0)

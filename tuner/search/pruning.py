@@ -146,7 +146,9 @@ def is_clearly_slower(
     if freedom < 1:
         return False  # nothing tells how noisy steps are
     logs = [np.log(steps) for steps in (steps_s, best_steps_s) if len(steps)]
+    # pooled standard deviation s of log steps, each trial around its own mean
     spread = np.sqrt(sum(float(np.sum((log - log.mean()) ** 2)) for log in logs) / freedom)
+    # t * s * sqrt(pi / 2 * (1 / k + 1 / n))
     noise = stdtrit(freedom, 1 - risk) * spread * np.sqrt(np.pi / 2 * (1 / num_steps + 1 / num_best))
     return bool(np.log(statistics.median_low(steps_s) / best_s) > np.log1p(margin) + noise)
 

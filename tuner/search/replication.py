@@ -32,6 +32,7 @@ def finalists(evidence: Evidence, tolerance: float) -> tuple[int, ...]:
         return ()
     well = well[np.argsort(evidence.log_step_s[well], kind="stable")]
     best, others = well[0], well[1:]
+    # a lower bound of the difference of logs below -log(1 + tolerance): the other may be faster by more than that
     behind = evidence.log_step_s[others] - evidence.log_step_s[best]
     deviation = np.sqrt(evidence.variance[others] + evidence.variance[best])
     close = others[behind - DEVIATIONS * deviation < -math.log1p(tolerance)]

@@ -342,11 +342,10 @@ class ThompsonSampler(BaseSampler):
         return self._log.evidence(trials)
 
     def population(self, evidence: Evidence) -> Population:
-        """Return M joint draws of all step times and the fastest candidate of each; computed once per state of the
-        study.
+        """Return M joint draws of all step times and the fastest candidate of each.
 
-        With MANY ended trials the latest draws serve until RENEWED_BY asks for new ones, or until they exceed the
-        confidence: only draws that know every trial end a study.
+        They are computed once per state of the study. With MANY ended trials the latest draws serve until RENEWED_BY
+        asks for new ones, or until they exceed the confidence: only draws that know every trial end a study.
         """
         if self._now is None or self._now[0] is not evidence:
             self._now = evidence, self._population(evidence)
@@ -369,9 +368,11 @@ class ThompsonSampler(BaseSampler):
             evidence.proxies,
         )
         if latest is None or latest.key != key:
+            # the stream depends on what is known alone, so that a resumed study draws the same
             rng = np.random.default_rng([self._seed, 0, evidence.num_ended, len(evidence.measured)])
             drawn, fastest = self._drawn(evidence, self._draws, rng)
             if _p_star(fastest, evidence.explored) > self._stop_rule.confidence:
+                # confidence by chance is unlikely to survive as many further draws
                 fastest = np.append(fastest, self._drawn(evidence, CONFIRMATIONS * self._draws, rng)[1])
             p_star = _p_star(fastest, evidence.explored)
             self._latest = latest = _Drawn(
@@ -395,6 +396,7 @@ class ThompsonSampler(BaseSampler):
     ) -> tuple[NDArray[np.float32], IntArray]:
         """Draw joint log step times [num_draws, n], and name the fastest candidate of each draw in which one runs."""
         drawn = self._belief.draw(evidence, num_draws, rng)
+        # the head start keeps draws from naming a candidate that is faster by less than the tolerance
         drawn[:, sorted(evidence.explored)] -= np.float32(np.log1p(self._tolerance))
         fastest = np.argmin(drawn, axis=1).astype(np.int64)
         return drawn, fastest[np.isfinite(drawn[np.arange(len(drawn)), fastest])]
@@ -474,6 +476,7 @@ class ThompsonSampler(BaseSampler):
         if not evidence.num_decisions:
             if self._first is not None and plan.of(self._first):
                 return self._first
+            # the candidate that most draws name, of those whose proxy could tell something
             return int(np.argmax(np.bincount(fastest[~plan.is_settled(evidence, fastest)])))
         closed = set(evidence.closed)
         closed.update(fastest[plan.is_settled(evidence, fastest)].tolist())
@@ -486,11 +489,10 @@ class ThompsonSampler(BaseSampler):
         return self._explored(evidence, evidence.closed)
 
     def _shortest(self, evidence: Evidence, but: Collection[int]) -> int | None:
-        """Return the candidate, none of `but`, with the shortest step in the median of the draws; None if none runs in
-        half.
+        """Return the candidate, none of `but`, with the shortest step in the median of the draws; None if none runs.
 
-        Few trials are left at full size, so these exploit: a candidate that many draws name may be one that varies
-        most.
+        A candidate must run in half of the draws. Few trials are left at full size, so these exploit: a candidate that
+        many draws name may be one that varies most.
         """
         median = np.median(self.population(evidence).log_step_s, axis=0)
         median[sorted(but)] = np.inf
@@ -498,8 +500,9 @@ class ThompsonSampler(BaseSampler):
         return position if np.isfinite(median[position]) else None
 
     def _extrapolated(self, evidence: Evidence) -> Extrapolated | None:
-        """Return the candidate that full size would try first after the proxies; None where no proxy measured a
-        step."""
+        """Return the candidate that full size would try first after the proxies; None before a proxy measured a
+        step.
+        """
         timed = [seen.proxy for seen in evidence.proxies if seen.log_step_s is not None]
         position = self._shortest(evidence, ()) if timed else None
         if position is None:

@@ -38,7 +38,7 @@ def most_telling(evidence: Evidence, features: FloatArray) -> Evidence:
         return evidence
     at = _told(evidence, features)
     kept = set(evidence.measured[at].tolist())
-    limited = _some(evidence.limits_s, features)
+    limited = _some(evidence.limits_s, features)  # failures have no time, so they are spread alone
     return replace(
         evidence,
         measured=evidence.measured[at],
@@ -57,6 +57,7 @@ def _told(evidence: Evidence, features: FloatArray) -> IntArray:
     count = len(evidence.measured)
     if count <= MOST_TOLD:
         return np.arange(count)
+    # half exploits: the best is told apart among the fastest; the other half covers the space
     fastest = np.argsort(evidence.log_step_s, kind="stable")[: MOST_TOLD // 2]
     return np.sort(_spread(features[evidence.measured], fastest, MOST_TOLD))
 
@@ -73,6 +74,7 @@ def _spread(features: FloatArray, first: IntArray, count: int) -> IntArray:
     """Return `first` and further rows of `features` [t, d], each the farthest from those before it [count]."""
     chosen = first.tolist()
     nearest = np.min([_squared(features, features[at]) for at in chosen], axis=0)
+    # Gonzalez 1985: the next row is the farthest from its nearest chosen one
     while len(chosen) < count:
         chosen.append(int(np.argmax(nearest)))
         np.minimum(nearest, _squared(features, features[chosen[-1]]), out=nearest)

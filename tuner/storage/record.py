@@ -144,8 +144,10 @@ def record_of(trial: FrozenTrial, p_star: float | None = None) -> TrialRecord:
 
 
 def best_record(records: Sequence[TrialRecord]) -> TrialRecord | None:
-    """Return the fastest candidate's first completed trial, with the step time of all its trials; the earliest of
-    equals."""
+    """Return the first completed trial of the fastest candidate, with the step time of all its trials.
+
+    Of equals the earliest is returned; None without a completed trial.
+    """
     return min(_candidates(records), key=lambda record: (record.step_time_s, record.number), default=None)
 
 

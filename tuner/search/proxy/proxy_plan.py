@@ -65,6 +65,7 @@ class ProxyPlan:
         """Return whether a proxy of each of those candidates could tell nothing new [m]."""
         known = evidence.proxied | evidence.explored | evidence.impossible
         tried = {seen.proxy for seen in evidence.proxies}
+        # many draws name the same candidate, and finding its proxy takes long
         distinct, row = np.unique(positions, return_inverse=True)
         settled = [at in known or (proxy := self.of(at)) is None or proxy in tried for at in distinct.tolist()]
         return np.array(settled, dtype=np.bool_)[row]

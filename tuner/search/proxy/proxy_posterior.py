@@ -64,8 +64,7 @@ class ProxyBelief:
 
 
 def evidence_with_proxies(evidence: Evidence, num_candidates: int) -> Evidence:
-    """Return the observations with each proxy as one more candidate: the k-th proxy is candidate `num_candidates` +
-    k."""
+    """Return the observations with the k-th proxy as one more candidate, `num_candidates` + k."""
     seen = list(enumerate(evidence.proxies, start=num_candidates))
     timed = [(at, one.log_step_s, one.variance) for at, one in seen if one.log_step_s is not None]
     return replace(
